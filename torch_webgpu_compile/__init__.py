@@ -1,0 +1,1 @@
+"""A PyTorch backend for every GPU that WebGPU reaches."""

@@ -1,0 +1,89 @@
+"""The dtype table: how each element type is stored and computed.
+
+A tensor's bytes on the GPU are its bytes in PyTorch. Types that WGSL cannot store are packed into
+32-bit words (``packing`` elements a word); a kernel loads and stores whole words.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    """What arithmetic an element type follows."""
+
+    BOOL = "bool"
+    SIGNED = "signed"
+    UNSIGNED = "unsigned"
+    FLOAT = "float"
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One element type.
+
+    Attributes:
+        name: PyTorch's name without ``torch.``.
+        short: the name in IR text and kernel names.
+        kind: the arithmetic it follows.
+        itemsize: bytes per element, in PyTorch and in a GPU buffer.
+        compute: the WGSL type of a value in a register. 16-bit floats compute in f32 (PyTorch's
+            opmath) and narrow integers in 32 bits.
+        storage: the WGSL element type of a buffer; ``u32`` when packed.
+        packing: elements per stored word (1: not packed).
+        feature: the WebGPU feature without which the type has no kernels, or "".
+    """
+
+    name: str
+    short: str
+    kind: Kind
+    itemsize: int
+    compute: str
+    storage: str
+    packing: int = 1
+    feature: str = ""
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind is Kind.FLOAT
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in (Kind.SIGNED, Kind.UNSIGNED)
+
+    @property
+    def bits(self) -> int:
+        return self.itemsize * 8
+
+    def __repr__(self) -> str:
+        return self.short
+
+
+float32 = DType("float32", "f32", Kind.FLOAT, 4, "f32", "f32")
+float16 = DType("float16", "f16", Kind.FLOAT, 2, "f32", "f16", feature="shader-f16")
+bfloat16 = DType("bfloat16", "bf16", Kind.FLOAT, 2, "f32", "u32", packing=2)
+float64 = DType("float64", "f64", Kind.FLOAT, 8, "f64", "f64", feature="shader-f64")
+int64 = DType("int64", "i64", Kind.SIGNED, 8, "i64", "i64", feature="shader-int64")
+int32 = DType("int32", "i32", Kind.SIGNED, 4, "i32", "i32")
+int16 = DType("int16", "i16", Kind.SIGNED, 2, "i32", "u32", packing=2)
+int8 = DType("int8", "i8", Kind.SIGNED, 1, "i32", "u32", packing=4)
+uint8 = DType("uint8", "u8", Kind.UNSIGNED, 1, "u32", "u32", packing=4)
+uint32 = DType("uint32", "u32", Kind.UNSIGNED, 4, "u32", "u32")
+bool_ = DType("bool", "bool", Kind.BOOL, 1, "bool", "u32", packing=4)
+
+DTYPES: tuple[DType, ...] = (
+    float32,
+    float16,
+    bfloat16,
+    float64,
+    int64,
+    int32,
+    int16,
+    int8,
+    uint8,
+    uint32,
+    bool_,
+)
+BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in DTYPES}
+BY_SHORT: dict[str, DType] = {dtype.short: dtype for dtype in DTYPES}

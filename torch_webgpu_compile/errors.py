@@ -1,0 +1,67 @@
+"""Every exception that this package raises on purpose.
+
+    WebGPUCompileError
+    ├── OptionError            a wrong option or environment value
+    ├── UnsupportedOp          an ATen operator (or a dtype of it) that cannot run on the GPU
+    ├── VerificationError      a compiler stage produced an inconsistent state (a bug here)
+    ├── AdapterError           no adapter, or one without a needed limit or feature
+    └── DeviceError            raised while a plan runs
+        ├── ShaderError        a kernel was rejected by the WGSL compiler
+        ├── OutOfMemoryError   an allocation failed
+        └── DeviceLostError    the GPU went away
+
+A message names what failed, why, and the next step.
+"""
+
+from __future__ import annotations
+
+
+class WebGPUCompileError(RuntimeError):
+    """Base of all errors of this package."""
+
+
+class OptionError(WebGPUCompileError, ValueError):
+    """An option or environment variable has an unknown name or value."""
+
+
+class UnsupportedOp(WebGPUCompileError, NotImplementedError):
+    """An operator cannot be compiled.
+
+    Args:
+        op: the ATen overload, e.g. ``aten.sort.stable``.
+        cause: why, e.g. ``f64 has no WGSL type on this adapter``.
+        next_step: what the user can do.
+        source: the user's line of code, if known.
+    """
+
+    def __init__(self, op: str, cause: str, next_step: str, source: str = "") -> None:
+        self.op = op
+        self.cause = cause
+        self.next_step = next_step
+        self.source = source
+        at = f"\n  at {source}" if source else ""
+        super().__init__(f"{op}: {cause}; {next_step}{at}")
+
+
+class VerificationError(WebGPUCompileError):
+    """The state after a compiler pass breaks a rule of the IR: a bug in this package."""
+
+
+class AdapterError(WebGPUCompileError):
+    """No usable WebGPU adapter, or one that lacks a needed feature or limit."""
+
+
+class DeviceError(WebGPUCompileError):
+    """A failure while a plan was prepared or run on the GPU."""
+
+
+class ShaderError(DeviceError):
+    """The WGSL compiler rejected a kernel."""
+
+
+class OutOfMemoryError(DeviceError):
+    """The GPU could not allocate a buffer."""
+
+
+class DeviceLostError(DeviceError):
+    """The GPU device was lost; the process must recreate it."""

@@ -1,0 +1,1 @@
+"""The loop IR: frozen data from lowering to code generation."""

@@ -1,0 +1,176 @@
+"""`LoopGraph`: what lowering gives, and `Schedule`: what the scheduler makes of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..dtypes import DType
+from ..sizes import Expr, product
+from .nodes import Node, Origin
+from .scalar import Scalar
+
+
+class BufferOrigin(enum.Enum):
+    """Where a buffer's contents come from."""
+
+    INPUT = "input"
+    CONSTANT = "constant"
+    INTERMEDIATE = "intermediate"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Typed memory with a layout.
+
+    Attributes:
+        sizes: logical sizes, in elements.
+        strides: per dimension, in elements, ≥ 0; the first element is at ``offset``.
+        offset: in elements, from the start of the memory.
+    """
+
+    name: str
+    dtype: DType
+    sizes: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    offset: Expr
+    origin: BufferOrigin
+
+    @property
+    def numel(self) -> Expr:
+        return product(self.sizes)
+
+    @property
+    def span(self) -> Expr:
+        """Elements from the start of the memory to the last one used; 0 when empty."""
+        if any(size.is_constant and size.constant == 0 for size in self.sizes):
+            return self.offset * 0
+        last = self.offset
+        for size, stride in zip(self.sizes, self.strides, strict=True):
+            last = last + (size - 1) * stride
+        return last + 1
+
+    @property
+    def nbytes(self) -> Expr:
+        return self.span * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOutput:
+    """What a graph returns, or writes back into an input, at one position.
+
+    Exactly one of ``buffer`` (a tensor seen through sizes, strides and offset, in elements), ``size``
+    (a symbolic integer) and ``constant`` (None or a Python number) is set.
+
+    ``mutates``: position of the graph input that takes the value after the call, or None.
+    """
+
+    buffer: str | None = None
+    sizes: tuple[Expr, ...] = ()
+    strides: tuple[Expr, ...] = ()
+    offset: Expr | None = None
+    size: Expr | None = None
+    constant: Any = None
+    mutates: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """A graph argument: a buffer's name, or the size expression that an integer argument binds."""
+
+    buffer: str | None = None
+    size: Expr | None = None
+
+
+@dataclass(frozen=True)
+class LoopGraph:
+    """Buffers, and nodes in an order in which every node follows the writers of what it reads.
+
+    ``constants`` maps buffers of origin CONSTANT to tensors' bytes (a NumPy array in the buffer's layout).
+    """
+
+    name: str
+    buffers: dict[str, Buffer]
+    nodes: tuple[Node, ...]
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    def with_nodes(self, nodes: tuple[Node, ...], buffers: dict[str, Buffer]) -> LoopGraph:
+        """The same graph with other nodes and buffers."""
+        return replace(self, nodes=nodes, buffers=buffers)
+
+    @property
+    def returned(self) -> frozenset[str]:
+        """Buffers that outlive the nodes because an output shows them."""
+        return frozenset(o.buffer for o in self.outputs if o.buffer is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One result of a kernel group, in the group's iteration space.
+
+    ``body`` loads other members' buffers at exactly the index where they are computed. ``index`` is the
+    logical index in the output's buffer that one point of the space produces; ``store`` says whether
+    the buffer is needed outside of the group. ``reduction`` is a kind of `nodes.REDUCTIONS` for a
+    member that reduces the space's inner symbols, else None.
+    """
+
+    output: str
+    body: Scalar
+    index: tuple[Expr, ...]
+    store: bool
+    reduction: str | None = None
+    origins: tuple[Origin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MapGroup:
+    """Pointwise members over ``ranges`` (symbols ``i0…``): every point is independent."""
+
+    ranges: tuple[Expr, ...]
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Reductions and pointwise members over rows (symbols ``i0…``) and elements of a row (``r0…``).
+
+    A member without ``r`` symbols in its index is computed once per row.
+    """
+
+    rows: tuple[Expr, ...]
+    elements: tuple[Expr, ...]
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorGroup:
+    """A `Contraction` or `Attention` with pointwise members computed from its result.
+
+    Members are in the anchor's symbols (b, m, n; for attention b0, b1, m0, d0). The anchor's own result
+    is the first member's load of ``anchor.output``; ``store_anchor`` keeps it as a buffer as well.
+    """
+
+    anchor: Any
+    epilogue: tuple[Member, ...]
+    store_anchor: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SingleGroup:
+    """A node that is never fused: `Scatter` or `HostCall`."""
+
+    node: Any
+
+
+KernelGroup = MapGroup | RowGroup | AnchorGroup | SingleGroup
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Kernel groups in execution order over the buffers of ``graph``."""
+
+    graph: LoopGraph
+    groups: tuple[KernelGroup, ...]

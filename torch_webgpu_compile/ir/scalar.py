@@ -1,0 +1,267 @@
+"""Scalar expressions: what one element of a buffer is computed from.
+
+The nodes form a DAG and are interned: structurally equal expressions are the same object, so a dictionary
+keyed by node is common-subexpression elimination. They are immutable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+from weakref import WeakValueDictionary
+
+from .. import dtypes
+from ..dtypes import DType, Kind
+from ..sizes import Expr, IntLike, Symbol, as_expr, substitute, symbols_of
+
+_TABLE: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
+
+
+class _Interned(type):
+    def __call__(cls, *args: Any) -> Any:
+        key = (cls, *(_distinct(a) for a in args))
+        found = _TABLE.get(key)
+        if found is None:
+            found = _TABLE.setdefault(key, super().__call__(*args))
+        return found
+
+
+def _distinct(value: Any) -> Any:
+    # 1, True, 1.0 and 0.0, -0.0 are equal keys in Python but different constants; nan != nan.
+    return (type(value), repr(value)) if isinstance(value, (bool, int, float)) else value
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Const(metaclass=_Interned):
+    """A literal of the given dtype; infinities and NaN included."""
+
+    value: bool | int | float
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Index(metaclass=_Interned):
+    """The value of an index expression as an int64."""
+
+    expr: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return dtypes.int64
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Load(metaclass=_Interned):
+    """An element of a buffer at a logical index, one scalar per dimension.
+
+    An `Index` entry is affine-like index arithmetic; any other entry is a value computed from data
+    (a gather), which must lie in [0, size).
+    """
+
+    buffer: str
+    index: tuple[Scalar, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Op(metaclass=_Interned):
+    """A row of `OPS` applied to arguments."""
+
+    name: str
+    args: tuple[Scalar, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Masked(metaclass=_Interned):
+    """``body`` where ``condition`` holds, else ``other``; loads in ``body`` are not made elsewhere."""
+
+    condition: Scalar
+    body: Scalar
+    other: Scalar
+
+    @property
+    def dtype(self) -> DType:
+        return self.body.dtype
+
+
+Scalar = Union[Const, Index, Load, Op, Masked]
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    """A scalar op: its arity and how its result dtype follows from the arguments'.
+
+    ``result`` is "same" (the arguments', which must agree), "bool" or "given" (chosen by the caller).
+    """
+
+    arity: int
+    result: str
+    meaning: str
+
+
+OPS: dict[str, OpInfo] = {
+    **{
+        name: OpInfo(2, "same", meaning)
+        for name, meaning in {
+            "add": "a + b, integers wrap",
+            "sub": "a - b, integers wrap",
+            "mul": "a * b, integers wrap",
+            "div": "a / b of floats",
+            "floor_divide": "floor(a / b)",
+            "trunc_divide": "trunc(a / b)",
+            "remainder": "a - b*floor(a/b): the divisor's sign",
+            "fmod": "a - b*trunc(a/b): the dividend's sign",
+            "minimum": "the smaller, NaN if either is NaN",
+            "maximum": "the larger, NaN if either is NaN",
+            "pow": "a to the b",
+            "atan2": "the angle of (b, a)",
+            "bitwise_and": "bits, or logical and of bools",
+            "bitwise_or": "bits, or logical or of bools",
+            "bitwise_xor": "bits, or logical xor of bools",
+            "shift_left": "a << b",
+            "shift_right": "a >> b, arithmetic for signed",
+            "copysign": "|a| with b's sign",
+            "nextafter": "the float after a towards b",
+        }.items()
+    },
+    **{
+        name: OpInfo(1, "same", name)
+        for name in (
+            "neg abs sign square reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p "
+            "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc sigmoid "
+            "floor ceil trunc round bitwise_not"
+        ).split()
+    },
+    **{name: OpInfo(2, "bool", name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{name: OpInfo(1, "bool", name) for name in ("isnan", "isinf")},
+    "where": OpInfo(3, "same", "b where the bool a holds, else c; both are evaluated"),
+    "cast": OpInfo(1, "given", "PyTorch's conversion between dtypes"),
+    "bitcast": OpInfo(1, "given", "the same bits as another dtype of the same size"),
+}
+
+
+def const(value: bool | int | float, dtype: DType) -> Const:
+    """A constant, converted to the Python type of its dtype."""
+    if dtype.kind is Kind.BOOL:
+        return Const(bool(value), dtype)
+    if dtype.is_float:
+        return Const(float(value), dtype)
+    bits = dtype.bits
+    wrapped = int(value) & ((1 << bits) - 1)
+    if dtype.kind is Kind.SIGNED and wrapped >> (bits - 1):
+        wrapped -= 1 << bits
+    return Const(wrapped, dtype)
+
+
+def index(expr: IntLike) -> Index:
+    """An index expression as a scalar."""
+    return Index(as_expr(expr))
+
+
+def apply(name: str, *args: Scalar, dtype: DType | None = None) -> Scalar:
+    """The scalar op ``name``; raises ValueError when arity or dtypes do not fit its row."""
+    info = OPS[name]
+    if len(args) != info.arity:
+        raise ValueError(f"{name} takes {info.arity} arguments, got {len(args)}")
+    if info.result == "given":
+        if dtype is None:
+            raise ValueError(f"{name} needs a dtype")
+        if args[0].dtype is dtype:
+            return args[0]
+        if name == "cast" and isinstance(args[0], Const):
+            return _cast_const(args[0], dtype)
+        return Op(name, args, dtype)
+    compared = args[1:] if name == "where" else args
+    if any(a.dtype is not compared[0].dtype for a in compared):
+        raise ValueError(f"{name} of different dtypes: {[a.dtype for a in args]}")
+    if name == "where" and args[0].dtype.kind is not Kind.BOOL:
+        raise ValueError(f"where needs a bool condition, got {args[0].dtype}")
+    if name == "where" and args[1] is args[2]:
+        return args[1]
+    return Op(name, args, dtypes.bool_ if info.result == "bool" else compared[0].dtype)
+
+
+def _cast_const(value: Const, dtype: DType) -> Scalar:
+    number = value.value
+    if isinstance(number, float) and not dtype.is_float and not math.isfinite(number):
+        return Op("cast", (value,), dtype)  # not a number in Python: leave it to the kernel
+    if dtype.kind is Kind.BOOL:
+        return const(number != 0, dtype)
+    return const(number if dtype.is_float else int(number), dtype)
+
+
+def cast(value: Scalar, dtype: DType) -> Scalar:
+    """``value`` converted as PyTorch converts."""
+    return apply("cast", value, dtype=dtype)
+
+
+def children(node: Scalar) -> tuple[Scalar, ...]:
+    """Direct operands."""
+    match node:
+        case Load():
+            return node.index
+        case Op():
+            return node.args
+        case Masked():
+            return (node.condition, node.body, node.other)
+        case _:
+            return ()
+
+
+def walk(root: Scalar) -> Iterator[Scalar]:
+    """Every distinct node under ``root``, operands first."""
+    seen: set[Scalar] = set()
+    stack: list[tuple[Scalar, bool]] = [(root, False)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(children(node)))
+
+
+def rewrite(root: Scalar, change: Callable[[Scalar], Scalar | None]) -> Scalar:
+    """Rebuilds bottom-up; ``change`` gets each node with new operands and may return another node."""
+    done: dict[Scalar, Scalar] = {}
+    for node in walk(root):
+        built: Scalar
+        match node:
+            case Load(buffer, idx, dtype):
+                built = Load(buffer, tuple(done[i] for i in idx), dtype)
+            case Op(name, args, dtype):
+                built = Op(name, tuple(done[a] for a in args), dtype)
+            case Masked(condition, body, other):
+                built = Masked(done[condition], done[body], done[other])
+            case _:
+                built = node
+        changed = change(built)
+        done[node] = built if changed is None else changed
+    return done[root]
+
+
+def substitute_symbols(root: Scalar, values: Mapping[Symbol, Expr]) -> Scalar:
+    """``root`` with index symbols replaced."""
+
+    def change(node: Scalar) -> Scalar | None:
+        return Index(substitute(node.expr, values)) if isinstance(node, Index) else None
+
+    return rewrite(root, change)
+
+
+def loads_of(root: Scalar) -> list[Load]:
+    """Every distinct load under ``root``."""
+    return [node for node in walk(root) if isinstance(node, Load)]
+
+
+def scalar_symbols(root: Scalar) -> frozenset[Symbol]:
+    """Every index symbol under ``root``."""
+    found: frozenset[Symbol] = frozenset()
+    for node in walk(root):
+        if isinstance(node, Index):
+            found |= symbols_of(node.expr)
+    return found

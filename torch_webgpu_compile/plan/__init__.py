@@ -1,0 +1,1 @@
+"""The execution plan: plain, versioned data that every executor replays."""

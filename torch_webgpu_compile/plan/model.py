@@ -1,0 +1,190 @@
+"""`Plan`: kernels, buffers and steps, independent of any runtime.
+
+The Python executor replays it, the disk cache stores it (`serialize`), a browser can run it. Sizes
+that are not known at compile time are `Expr`s over the plan's size symbols, evaluated once per set of
+sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..dtypes import DType
+from ..sizes import Expr
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBinding:
+    """One storage-buffer binding of a kernel. ``writable`` is ``var<storage, read_write>``."""
+
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A compute kernel.
+
+    Bindings 0 … n−1 of group 0 are the storage buffers; when ``parameter_count`` > 0, binding n is a
+    uniform buffer of ``ceil(parameter_count / 4)`` ``vec4<i32>`` that holds the step's parameters.
+
+    Attributes:
+        name: readable and unique in a plan, e.g. ``matmul_add_gelu_3``.
+        kind: the template: ``pointwise``, ``reduction``, ``matmul``, …
+        wgsl: the whole module; the entry point is ``main``.
+        workgroup_size: invocations per dimension.
+        workgroup_nbytes: workgroup memory, bytes.
+        ops: the ATen overloads it computes, in order.
+        sources: the user's lines of code, distinct, in order.
+    """
+
+    name: str
+    kind: str
+    wgsl: str
+    bindings: tuple[KernelBinding, ...]
+    workgroup_size: tuple[int, int, int]
+    parameter_count: int = 0
+    workgroup_nbytes: int = 0
+    ops: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBuffer:
+    """Typed memory of a plan.
+
+    Attributes:
+        role: ``input`` (given by the caller), ``constant`` (data in the plan), ``intermediate`` or
+            ``output`` (owned by the plan until the caller takes it).
+        slot: intermediates and outputs with the same slot share memory at different times.
+        nbytes: bytes that kernels may touch, a multiple of 4 not required.
+    """
+
+    name: str
+    role: str
+    dtype: DType
+    sizes: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    offset: Expr
+    nbytes: Expr
+    slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A range of a plan buffer bound to a kernel; ``nbytes`` None means to the end.
+
+    Several bindings of one buffer are the windows through which a kernel sees a buffer that is larger
+    than the adapter's binding limit. ``offset_nbytes`` is a multiple of 256.
+    """
+
+    buffer: str
+    offset_nbytes: int = 0
+    nbytes: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Run a kernel. A grid dimension of 0 skips the step.
+
+    Attributes:
+        kernel: index into `Plan.kernels`.
+        bindings: one per kernel binding.
+        grid: workgroups per dimension, each ≤ 65,535 once evaluated.
+        parameters: i32 values of the kernel's uniform parameters, in order.
+        bytes_read, bytes_written, flops: least traffic and arithmetic, for reports.
+    """
+
+    kernel: int
+    bindings: tuple[Binding, ...]
+    grid: tuple[Expr, Expr, Expr]
+    parameters: tuple[Expr, ...]
+    bytes_read: Expr
+    bytes_written: Expr
+    flops: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBuffer:
+    """Copy a whole buffer to another of the same nbytes."""
+
+    source: str
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """Run an ATen overload on the host between dispatches.
+
+    ``arguments`` and ``keywords`` are nested tuples of None, bool, int, float, str, `HostBuffer`, `Expr`,
+    `HostConstant`.
+    """
+
+    target: str
+    outputs: tuple[str, ...]
+    arguments: tuple[Any, ...]
+    keywords: tuple[tuple[str, Any], ...]
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostBuffer:
+    """A tensor argument of a `HostStep`: the contents of a plan buffer."""
+
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostConstant:
+    """A non-numeric argument of a `HostStep`: ``kind`` is dtype, device, layout or memory_format."""
+
+    kind: str
+    name: str
+
+
+Step = Dispatch | CopyBuffer | HostStep
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """A caller's argument: a tensor for ``buffer``, or the integer that ``size`` evaluates to."""
+
+    buffer: str | None = None
+    size: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOutput:
+    """A result: ``buffer`` seen through sizes, strides and offset in elements; or an integer; or a constant.
+
+    ``mutates``: the value is written into that argument instead of being returned.
+    """
+
+    buffer: str | None = None
+    sizes: tuple[Expr, ...] = ()
+    strides: tuple[Expr, ...] = ()
+    offset: Expr | None = None
+    size: Expr | None = None
+    constant: Any = None
+    mutates: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything an executor needs. ``constants`` maps constant buffers to their bytes."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    buffers: dict[str, PlanBuffer]
+    steps: tuple[Step, ...]
+    inputs: tuple[PlanInput, ...]
+    outputs: tuple[PlanOutput, ...]
+    constants: dict[str, bytes] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def dispatch_count(self) -> int:
+        """Dispatches per call."""
+        return sum(isinstance(step, Dispatch) for step in self.steps)

@@ -1,0 +1,49 @@
+"""What a GPU can do, as plain data: the argument of every stage that depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .dtypes import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Limits, features and identity of an adapter.
+
+    Attributes:
+        name: the adapter's own description.
+        vendor: lower-case vendor name, "" when unknown.
+        backend: ``Vulkan``, ``Metal``, ``D3D12`` or ``OpenGL``.
+        features: WebGPU feature names that a device is created with.
+        max_binding_nbytes: largest storage-buffer binding, bytes.
+        max_buffer_nbytes: largest buffer, bytes.
+        max_storage_buffers: storage-buffer bindings per kernel.
+        max_workgroup_invocations: invocations per workgroup.
+        max_workgroup_nbytes: workgroup memory, bytes.
+        max_grid: workgroups per grid dimension.
+        offset_alignment: alignment of a storage binding's offset, bytes.
+        subgroup_sizes: smallest and largest subgroup size, (0, 0) without subgroups.
+    """
+
+    name: str = "default"
+    vendor: str = ""
+    backend: str = "Vulkan"
+    features: frozenset[str] = frozenset({"shader-f16", "shader-int64"})
+    max_binding_nbytes: int = 128 << 20
+    max_buffer_nbytes: int = 256 << 20
+    max_storage_buffers: int = 8
+    max_workgroup_invocations: int = 256
+    max_workgroup_nbytes: int = 16 << 10
+    max_grid: int = 65535
+    offset_alignment: int = 256
+    subgroup_sizes: tuple[int, int] = (0, 0)
+
+    def supports(self, dtype: DType) -> bool:
+        """Whether kernels can load, compute and store ``dtype``."""
+        return not dtype.feature or dtype.feature in self.features
+
+    @property
+    def is_discrete_class(self) -> bool:
+        """Whether workgroups of 1024 invocations and 32 KiB of workgroup memory are available."""
+        return self.max_workgroup_invocations >= 1024 and self.max_workgroup_nbytes >= 32 << 10
