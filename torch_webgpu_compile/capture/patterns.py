@@ -199,8 +199,13 @@ def transformer_encoder_layer(
 
 def lstm(*arguments: Any) -> Any:
     """``torch.lstm`` traced without oneDNN, whose fused layer has no decomposition."""
-    with torch.backends.mkldnn.flags(enabled=False):
+    # `torch.backends.mkldnn.flags` also sets unrelated TF32 flags, which warns on CPUs without them.
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
         return torch._VF.lstm(*arguments)
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 REWRITES: dict[Any, Callable[..., Any]] = {
