@@ -46,7 +46,10 @@ class Recorder:
         def run(arguments):
             values = list(arguments)
             arguments.clear()
-            return captured.module(*values)
+            results = list(captured.module(*values))
+            for output, argument in phase.forwarded:
+                results[output] = values[argument]
+            return results
 
         return run
 

@@ -35,10 +35,13 @@ class Phase:
     Attributes:
         name: ``inference``, ``forward`` or ``backward``.
         saved: positions of a forward graph's outputs that only its backward graph will see.
+        forwarded: (output, input) positions of outputs that are just an argument. The captured graph
+            has None in their place.
     """
 
     name: str
     saved: frozenset[int] = frozenset()
+    forwarded: tuple[tuple[int, int], ...] = ()
 
 
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
@@ -66,22 +69,27 @@ def capture(
     static: frozenset[int] = frozenset()
 
     def compile_inference(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        return compile_phase(graph, Phase("inference"), _static_inputs())
+        return compile_phase(graph, "inference", _static_inputs())
 
     def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         nonlocal static
         static = _static_inputs()
-        return compile_phase(graph, Phase("forward", _saved_outputs(graph)), static)
+        return compile_phase(graph, "forward", static, _saved_outputs(graph))
 
     def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        return compile_phase(graph, Phase("backward"), _static_in_backward(graph, static))
+        return compile_phase(graph, "backward", _static_in_backward(graph, static))
 
     def compile_phase(
-        graph: torch.fx.GraphModule, phase: Phase, static_inputs: frozenset[int]
+        graph: torch.fx.GraphModule,
+        name: str,
+        static_inputs: frozenset[int],
+        saved: frozenset[int] = frozenset(),
     ) -> BoxedFunction:
         _check_sizes(graph)
-        name = f"graph{number}_{phase.name}"
-        compiled = compile_graph(CapturedGraph(name, graph, static_inputs), phase)
+        forwarded = _take_forwarded(graph)
+        phase = Phase(name, saved - {output for output, _ in forwarded}, forwarded)
+        captured = CapturedGraph(f"graph{number}_{name}", graph, static_inputs)
+        compiled = compile_graph(captured, phase)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 
@@ -123,15 +131,25 @@ def _saved_outputs(graph: torch.fx.GraphModule) -> frozenset[int]:
     if visible is None:
         return frozenset()
     (returned,) = graph.graph.find_nodes(op="output")[0].args
-    arguments = set(graph.graph.find_nodes(op="placeholder"))
     return frozenset(
         position
         for position, node in enumerate(returned)
         if position >= visible
         and isinstance(node, torch.fx.Node)
-        and node not in arguments
         and isinstance(node.meta.get("val"), torch.Tensor)
     )
+
+
+def _take_forwarded(graph: torch.fx.GraphModule) -> tuple[tuple[int, int], ...]:
+    """Replaces arguments among a graph's outputs by None; (output, input) positions of each."""
+    output = graph.graph.find_nodes(op="output")[0]
+    positions = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    (returned,) = output.args
+    found = tuple((k, positions[node]) for k, node in enumerate(returned) if node in positions)
+    if found:
+        output.args = (tuple(None if node in positions else node for node in returned),)
+        graph.recompile()
+    return found
 
 
 def _check_sizes(graph: torch.fx.GraphModule) -> None:
