@@ -85,9 +85,13 @@ class Backend(Protocol):
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
         """Copies host memory into a buffer before the next submit; multiples of 4 bytes."""
 
-    def map(self, handle: Handle, mode: int, nbytes: int, submission: int | None = None) -> int:
-        """Maps a staging buffer, waiting for ``submission`` (its last use), and returns the host
-        address."""
+    def fill_staging(
+        self, handle: Handle, address: int, nbytes: int, submission: int | None
+    ) -> None:
+        """Copies host memory into a MAP_WRITE buffer after ``submission``, which last read it."""
+
+    def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
+        """Maps a MAP_READ buffer after ``submission``, which filled it; the host address."""
 
     def unmap(self, handle: Handle) -> None:
         """Ends the mapping; required before the buffer is used in a submit."""

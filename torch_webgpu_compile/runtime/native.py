@@ -10,6 +10,7 @@ after a successful mapping.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import threading
 from collections import deque
@@ -21,7 +22,7 @@ from typing import Any
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
 from .failures import device_error, shader_error
-from .interface import Command, DispatchRun, Handle
+from .interface import MAP_READ, MAP_WRITE, Command, DispatchRun, Handle
 from .timestamps import time_run
 
 _MODULE = "wgpu.backends.wgpu_native"
@@ -135,7 +136,16 @@ class NativeBackend:
         with self.guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
             self.lib.wgpuQueueWriteBuffer(self.queue, handle, offset, source, nbytes)
 
-    def map(self, handle: Handle, mode: int, nbytes: int, submission: int | None = None) -> int:
+    def fill_staging(
+        self, handle: Handle, address: int, nbytes: int, submission: int | None
+    ) -> None:
+        ctypes.memmove(self._map(handle, MAP_WRITE, nbytes, submission), address, nbytes)
+        self.unmap(handle)
+
+    def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
+        return self._map(handle, MAP_READ, nbytes, submission)
+
+    def _map(self, handle: Handle, mode: int, nbytes: int, submission: int | None) -> int:
         key = int(self.ffi.cast("intptr_t", handle))
         mapping = self._mappings.get(key)
         if mapping is None:

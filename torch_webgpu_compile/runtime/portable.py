@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
 from .failures import device_error, shader_error
-from .interface import COPY_DST, MAP_READ, Command, DispatchRun, Handle
+from .interface import COPY_DST, MAP_READ, MAP_WRITE, Command, DispatchRun, Handle
 
 _COMPUTE = 0x4  # WebGPU spec, GPUShaderStage
 
@@ -56,9 +56,18 @@ class PortableBackend:
         with self._guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
             self._device.queue.write_buffer(handle, offset, source)
 
-    def map(self, handle: Handle, mode: int, nbytes: int, submission: int | None = None) -> int:
+    def fill_staging(
+        self, handle: Handle, address: int, nbytes: int, submission: int | None
+    ) -> None:
+        source = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
         with self._guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
-            handle.map_sync(mode, 0, nbytes)
+            handle.map_sync(MAP_WRITE, 0, nbytes)
+            handle.write_mapped(source)
+            handle.unmap()
+
+    def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
+        with self._guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
+            handle.map_sync(MAP_READ, 0, nbytes)
             view = handle.read_mapped(0, nbytes, copy=False)
             return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 

@@ -51,7 +51,7 @@ def _time(backend: NativeBackend, run: DispatchRun, name: str) -> list[float]:
 
     try:
         submission = backend.submit_encoded(encode, name)
-        address = backend.map(staging, MAP_READ, 8 * count, submission)
+        address = backend.map(staging, 8 * count, submission)
         ticks = ffi.unpack(ffi.cast("uint64_t *", address), count)
         backend.unmap(staging)
     finally:

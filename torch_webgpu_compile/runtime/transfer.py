@@ -103,9 +103,7 @@ class Transfers:
             part = min(_CHUNK, nbytes - done)
             staging = self._writable_staging()
             try:
-                target = self._backend.map(staging.handle, MAP_WRITE, _CHUNK, staging.submission)
-                ctypes.memmove(target, address + done, part)
-                self._backend.unmap(staging.handle)
+                self._backend.fill_staging(staging.handle, address + done, part, staging.submission)
                 copy = Copy(staging.handle, 0, buffer.handle, offset + done, part)
                 staging.submission = self._backend.submit([copy], "an upload")
             except BaseException:
@@ -179,7 +177,7 @@ class Transfers:
         return _Round(staging, nbytes, total, pieces, submission)
 
     def _finish(self, current: _Round) -> None:
-        address = self._backend.map(current.staging, MAP_READ, current.total, current.submission)
+        address = self._backend.map(current.staging, current.total, current.submission)
         for piece in current.pieces:
             source = address + piece.position + piece.skip
             ctypes.memmove(piece.address, source, piece.wanted)
