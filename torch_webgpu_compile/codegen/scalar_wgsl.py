@@ -11,10 +11,19 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .. import dtypes
 from ..dtypes import DType, Kind
 from ..errors import UnsupportedOp
 from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar
-from ..sizes import Expr, Symbol, as_expr, linearize, substitute
+from ..sizes import (
+    Expr,
+    Symbol,
+    as_expr,
+    is_less,
+    is_nonnegative,
+    linearize,
+    substitute,
+)
 from .index_wgsl import is_multiple_of, render_index
 from .op_table import WRAPPING, op_row
 from .storage import VECTOR, Bindings
@@ -201,6 +210,8 @@ class Renderer:
 
     def _masked(self, node: Masked) -> Text:
         condition = self.render(node.condition)
+        if condition.code in ("true", "false"):
+            return self.render(node.body if condition.code == "true" else node.other)
         outer = self.predicates
         self.predicates = (*outer, condition)
         self.masked += 1
@@ -217,14 +228,27 @@ class Renderer:
     # -- operators -----------------------------------------------------------------------------
 
     def _op(self, node: Op) -> Text:
+        if node.name in _COMPARISONS:
+            exprs = [_as_index(a) for a in node.args]
+            if exprs[0] is not None and exprs[1] is not None:
+                return self._compare(node, exprs[0], exprs[1])
+            narrow = [self._narrow(a) for a in node.args]
+            if narrow[0] is not None and narrow[1] is not None:
+                return self._apply_row(node, dtypes.int32, [narrow[0], narrow[1]])
+        if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.compute != "i64":
+            narrow = self._index(node.args[0].expr, dtypes.int32)
+            return self._cast(narrow, node.dtype)
         args = [self.render(a) for a in node.args]
-        lanes = max(a.lanes for a in args)
         if node.name == "cast":
             return self._cast(args[0], node.dtype)
         if node.name == "bitcast":
+            lanes = args[0].lanes
             target = node.dtype.compute if lanes == 1 else f"vec4<{node.dtype.compute}>"
             return self.let(f"bitcast<{target}>({args[0].code})", lanes, node.dtype)
-        operand = node.args[-1].dtype
+        return self._apply_row(node, node.args[-1].dtype, args)
+
+    def _apply_row(self, node: Op, operand: DType, args: Sequence[Text]) -> Text:
+        lanes = max(a.lanes for a in args)
         row = op_row(node.name, operand)
         if row is None:
             raise UnsupportedOp(
@@ -243,6 +267,43 @@ class Renderer:
         if node.name in WRAPPING and node.dtype.is_integer and node.dtype.bits < 32:
             return self._wrap(value)
         return value
+
+    def _narrow(self, node: Scalar) -> Text | None:
+        """An int64 that is known to fit 32 bits, as an i32; None when it is not known to.
+
+        Besides being cheaper, this avoids comparing a widened i32 with a constant, which Mesa 22.3's
+        lavapipe compiles to false.
+        """
+        expr = _as_index(node)
+        if expr is not None:
+            return self._index(expr, dtypes.int32)
+        if isinstance(node, Op) and node.name == "cast" and node.dtype is dtypes.int64:
+            (inner,) = node.args
+            if inner.dtype.is_integer and inner.dtype.bits <= 32 and inner.dtype is not dtypes.uint32:
+                return self._cast(self.render(inner), dtypes.int32)
+        return None
+
+    def _compare(self, node: Op, left: Expr, right: Expr) -> Text:
+        """A comparison of index expressions: 32 bits suffice, and often no lanes or no test at all."""
+        known = _decide(node.name, left, right)
+        if known is not None:
+            return Text("true" if known else "false", 1, node.dtype)
+        lefts, rights = self.per_lane(left), self.per_lane(right)
+        differences = [a - b for a, b in zip(lefts, rights, strict=True)]
+        sign = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}[node.name]
+        codes = [
+            f"{render_index(a, self.name_of)} {sign} {render_index(b, self.name_of)}"
+            for a, b in zip(lefts, rights, strict=True)
+        ]
+        # a < b for multiples of four decides for a + 1, a + 2 and a + 3 as well.
+        grouped = (
+            node.name in ("lt", "ge")
+            and is_multiple_of(differences[0], VECTOR)
+            and all(d - differences[0] is as_expr(k) for k, d in enumerate(differences))
+        )
+        if grouped or all(d is differences[0] for d in differences):
+            return self.let(codes[0], 1, node.dtype)
+        return self.let(f"vec4<bool>({', '.join(codes)})", VECTOR, node.dtype)
 
     def _wrap(self, value: Text) -> Text:
         dtype = value.dtype
@@ -278,6 +339,35 @@ class Renderer:
             code = f"{vector.format('i32')}({code})"
         converted = self.let(f"{target}({code})", lanes, dtype)
         return self._wrap(converted) if dtype.is_integer and dtype.bits < 32 else converted
+
+
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+
+
+def _as_index(node: Scalar) -> Expr | None:
+    """A scalar that is plain index arithmetic, as an expression."""
+    if isinstance(node, Index):
+        return node.expr
+    if isinstance(node, Const) and node.dtype is dtypes.int64 and abs(int(node.value)) < 1 << 31:
+        return as_expr(int(node.value))
+    return None
+
+
+def _decide(name: str, left: Expr, right: Expr) -> bool | None:
+    """The result of a comparison that holds, or fails, for all values of the symbols."""
+    if name in ("ge", "le"):
+        flipped = _decide("lt", left, right) if name == "ge" else _decide("lt", right, left)
+        return None if flipped is None else not flipped
+    if name == "gt":
+        return _decide("lt", right, left)
+    if name == "lt":
+        if is_less(left, right):
+            return True
+        return False if is_nonnegative(left - right) else None
+    if left is right:
+        return name == "eq"
+    apart = is_less(left, right) or is_less(right, left)
+    return (name == "ne") if apart else None
 
 
 def zero_of(dtype: DType) -> str:

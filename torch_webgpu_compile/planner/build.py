@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..ir.graph import Buffer, BufferOrigin, LoopGraph
+from ..ir.graph import Buffer, BufferOrigin, LoopGraph, Schedule
 from ..ir.nodes import BufferArgument, HostCall
 from ..plan.model import (
     Dispatch,
@@ -23,8 +23,9 @@ from ..plan.model import (
 from .liveness import Interval, assign_slots
 
 
-def build_plan(graph: LoopGraph, calls: Sequence[KernelCall | HostCall]) -> Plan:
+def build_plan(schedule: Schedule, calls: Sequence[KernelCall | HostCall]) -> Plan:
     """The plan that runs ``calls`` in order; kernels with equal WGSL and bindings are one."""
+    graph = schedule.graph
     kernels: dict[tuple[Any, ...], int] = {}
     table: list[Kernel] = []
     steps: list[Step] = []
