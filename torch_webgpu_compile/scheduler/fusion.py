@@ -24,6 +24,8 @@ from ..ir.nodes import (
     Node,
     Pointwise,
     Reduction,
+    anchor_index,
+    anchor_symbols,
     inputs_of,
     iteration_symbols,
     outputs_of,
@@ -286,27 +288,6 @@ def _moved(member: Member, mapping: dict[Symbol, Expr]) -> Member:
         body=substitute_symbols(member.body, mapping),
         index=tuple(substitute(i, mapping) for i in member.index),
     )
-
-
-def anchor_symbols(node: Contraction | Attention) -> tuple[Expr, ...]:
-    """The iteration symbols of an anchor's result."""
-    if isinstance(node, Contraction):
-        return (
-            *iteration_symbols("b", node.batch),
-            *iteration_symbols("m", node.rows),
-            *iteration_symbols("n", node.columns),
-        )
-    batch, heads, queries, _, _, size = node.sizes
-    return (
-        *iteration_symbols("b", (batch, heads)),
-        *iteration_symbols("m", (queries,)),
-        *iteration_symbols("d", (size,)),
-    )
-
-
-def anchor_index(node: Contraction | Attention) -> tuple[Expr, ...]:
-    """The logical index that one point of an anchor's space computes."""
-    return node.index if isinstance(node, Contraction) else anchor_symbols(node)
 
 
 def fuse(graph: LoopGraph, target: Target) -> list[Group]:
