@@ -23,7 +23,6 @@ from ..sizes import (
     delinearize,
     linearize,
     product,
-    substitute,
 )
 
 Mapping_ = dict[Symbol, Expr]
