@@ -155,6 +155,11 @@ class Device:
         """Whether `close` was called."""
         return self._closed
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a call raised DeviceLostError. `open_device` gives a new device then."""
+        return self.backend.is_lost
+
     def close(self) -> None:
         """Waits for the GPU and frees what is not in use. `open_device` gives a new device then."""
         if not self._closed:
@@ -188,7 +193,7 @@ def open_device(
     key = provider, info.index, checked
     with _lock:
         device = _devices.get(key)
-        if device is None or device.is_closed:
+        if device is None or device.is_closed or device.is_lost:
             device = _devices[key] = create_device(provider, info, found, checked)
         return device
 

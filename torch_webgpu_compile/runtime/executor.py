@@ -201,7 +201,7 @@ class BoundPlan:
         self, executor: Executor, program: Program, externals: Mapping[str, GpuBuffer]
     ) -> None:
         self._executor = executor
-        self._externals = externals
+        self._externals = dict(externals)
         self.program = program
 
     @property
