@@ -32,7 +32,7 @@ from ..ir.nodes import (
     symbol_keys,
 )
 from ..ir.scalar import loads_of, substitute_symbols
-from ..sizes import ONE, Expr, Symbol, atom_expr, product, substitute
+from ..sizes import ONE, ZERO, Expr, Symbol, product, substitute
 from ..target import Target
 from .mapping import (
     extent_of,
@@ -40,6 +40,7 @@ from .mapping import (
     invert_partially,
     load_index,
     map_into,
+    point_of,
     reads_agree,
 )
 
@@ -173,22 +174,25 @@ class Fuser:
         at = len(self.groups)
         match node:
             case Pointwise():
-                symbols = iteration_symbols("i", node.ranges)
-                group = Group("map", symbol_keys(symbols))
+                keys = symbol_keys(iteration_symbols("i", node.ranges))
+                symbols = point_of(keys)
+                group = Group("map", keys)
                 group.add(
                     Member(node.output, node.body, symbols, True, None, node.origins),
                     inputs_of(node),
                 )
             case Reduction():
-                rows = iteration_symbols("i", node.ranges)
-                elements = iteration_symbols("r", node.reduce_ranges)
-                group = Group("row", symbol_keys(rows), symbol_keys(elements))
-                member = Member(node.output, node.body, rows, True, node.kind, node.origins)
+                rows = symbol_keys(iteration_symbols("i", node.ranges))
+                elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+                group = Group("row", rows, elements)
+                member = Member(node.output, node.body, point_of(rows), True, node.kind, node.origins)
                 group.add(member, inputs_of(node))
             case Contraction() | Attention():
                 group = Group("anchor", symbol_keys(anchor_symbols(node)), anchor=node)
                 group.reads = set(inputs_of(node))
-                group.computed[node.output] = anchor_index(node)
+                units = {s: ZERO for s in group.rows if s.extent is ONE}
+                index = tuple(substitute(i, units) for i in anchor_index(node))
+                group.computed[node.output] = index
             case _:
                 group = Group("single", (), anchor=node)
         self.groups.append(group)
@@ -265,7 +269,7 @@ def _as_rows(group: Group, node: Reduction) -> Group | None:
     index = None if load is None else load_index(load)
     if load is None or index is None:
         return None
-    own = tuple(atom_expr(s) for s in group.rows)
+    own = point_of(group.rows)
     if group.computed[load.buffer] != own:
         return None
     if product(map(extent_of, group.rows)) is not product(map(extent_of, rows + elements)):
