@@ -22,7 +22,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        autoescape=False,  # noqa: S701  (WGSL, not HTML)
+        autoescape=False,
     )
 
 

@@ -48,6 +48,7 @@ class Device:
         self.dispatches = 0
         self.backend = backend
         self._closed = False
+        self._count_lock = threading.Lock()
         self._reclaimable: weakref.WeakSet[Reclaimable] = weakref.WeakSet()
         self._pool = BufferPool(backend, self.target.max_buffer_nbytes, self._make_room)
         self._transfers = Transfers(backend)
@@ -145,6 +146,11 @@ class Device:
         return self._pipelines.compile_seconds
 
     # ---- life
+
+    def count_dispatches(self, count: int) -> None:
+        """Adds to ``dispatches``."""
+        with self._count_lock:
+            self.dispatches += count
 
     def synchronize(self) -> None:
         """Waits for everything that was submitted."""

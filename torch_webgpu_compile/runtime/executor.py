@@ -234,4 +234,4 @@ class BoundPlan:
                     executor.run_host_step(segment, self)
                 else:
                     backend.submit(segment, name)
-            executor.device.dispatches += self.program.dispatch_count
+            executor.device.count_dispatches(self.program.dispatch_count)

@@ -13,7 +13,6 @@ import atexit
 import ctypes
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -26,7 +25,7 @@ from .interface import MAP_READ, MAP_WRITE, Command, DispatchRun, Handle
 from .timestamps import time_run
 
 _MODULE = "wgpu.backends.wgpu_native"
-_MAX_IN_FLIGHT = 64  # submissions; beyond it the host waits, so that queued work stays bounded
+_THROTTLE = 64  # submissions after which the host waits for those before them: bounds queued work
 
 _exiting = False
 
@@ -70,7 +69,9 @@ class NativeBackend:
         self._lock = threading.Lock()
         self._layouts: dict[tuple[tuple[bool, ...], bool], tuple[Handle, Handle]] = {}
         self._layout_lock = threading.Lock()
-        self._in_flight: deque[int] = deque()
+        self._submissions = 0
+        self._throttled = 0
+        self._finished_index = 0  # this submission and all before it are done
         self._mappings: dict[int, _Mapping] = {}
         self._timestamps = "timestamp-query" in device.features
         self.is_lost = False
@@ -303,14 +304,16 @@ class NativeBackend:
     def submit_encoded(self, encode: Callable[[Handle], None], name: str) -> int:
         """Submits what ``encode`` records into a command encoder. Raises DeviceError."""
         with self._lock:
-            index = self._submit(self._finished(encode, name))
-            self._in_flight.append(index)
-            oldest = self._in_flight.popleft() if len(self._in_flight) > _MAX_IN_FLIGHT else None
-        if oldest is not None:
-            self.wait(oldest)
+            index = self._submit(self._record(encode, name))
+            self._submissions += 1
+            must_finish = 0
+            if self._submissions % _THROTTLE == 0:
+                must_finish, self._throttled = self._throttled, index
+        if must_finish > self._finished_index:
+            self.wait(must_finish)
         return index
 
-    def _finished(self, encode: Callable[[Handle], None], name: str) -> Handle:
+    def _record(self, encode: Callable[[Handle], None], name: str) -> Handle:
         """A command buffer that finished without an error."""
         lib = self.lib
         encoder = finished = None
@@ -350,6 +353,7 @@ class NativeBackend:
         if submission is not None:
             index = self.ffi.new("WGPUSubmissionIndex *", submission)
         self.lib.wgpuDevicePoll(self.device, True, index)
+        self._finished_index = max(self._finished_index, submission or 0)
 
     def submit_timed(self, run: DispatchRun, name: str) -> list[float] | None:
         return time_run(self, run, name) if self._timestamps else None

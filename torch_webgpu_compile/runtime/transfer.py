@@ -79,7 +79,8 @@ class Transfers:
         _check(buffer, offset, nbytes, "an upload")
         if not nbytes:
             return
-        self.bytes_uploaded += nbytes
+        with self._lock:
+            self.bytes_uploaded += nbytes
         end = offset + nbytes
         first, last = round_up(offset, 4), end & ~3
         if offset % 4 or first > last:
@@ -141,7 +142,8 @@ class Transfers:
         """`download` of many ranges with one submit and one wait (per 16 MiB)."""
         for buffer, offset, nbytes, _ in ranges:
             _check(buffer, offset, nbytes, "a download")
-            self.bytes_downloaded += nbytes
+        with self._lock:
+            self.bytes_downloaded += sum(entry[2] for entry in ranges)
         self._download([entry for entry in ranges if entry[2]])
 
     def _download(self, ranges: Sequence[Range]) -> None:
