@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -208,7 +209,21 @@ def lstm(*arguments: Any) -> Any:
         torch._C._set_mkldnn_enabled(enabled)
 
 
+def _with_globals(function: Any, **replaced: Any) -> FunctionType:
+    """A copy of a Python function that finds other objects under some global names."""
+    scope = {**function.__globals__, **replaced}
+    copy = FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+# Dynamo keeps calls of this Python function whole; the attention that it calls is inside.
+multi_head_attention_forward = _with_globals(
+    F.multi_head_attention_forward, scaled_dot_product_attention=attention
+)
+
 REWRITES: dict[Any, Callable[..., Any]] = {
+    F.multi_head_attention_forward: multi_head_attention_forward,
     F.scaled_dot_product_attention: attention,
     torch._C._nn.scaled_dot_product_attention: attention,
     torch.ops.aten.scaled_dot_product_attention.default: attention,
