@@ -214,6 +214,7 @@ def _with_globals(function: Any, **replaced: Any) -> FunctionType:
     scope = {**function.__globals__, **replaced}
     copy = FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
     copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__module__ = __name__  # FX writes calls of torch's own functions by name, not by object
     return copy
 
 
