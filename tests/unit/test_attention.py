@@ -190,26 +190,3 @@ def test_multi_head_attention_is_eagers(need_weights):
         wanted = run(x)
         got = torch.compile(run, backend=backend, fullgraph=True)(x)
     torch.testing.assert_close(got, wanted)
-
-
-def test_multi_head_attention_in_training_uses_the_operator():
-    torch.manual_seed(0)
-    module = torch.nn.MultiheadAttention(16, 4)
-    x = torch.randn(6, 2, 16)
-    operators = []
-
-    def backend(gm, _):
-        patterns.rewrite(gm)
-
-        def run(*arguments):
-            with torch.profiler.profile() as profile:
-                result = gm(*arguments)
-            operators.extend(event.name for event in profile.events())
-            return result
-
-        return run
-
-    torch._dynamo.reset()
-    got = torch.compile(lambda x: module(x, x, x, need_weights=False)[0], backend=backend)(x)
-    torch.testing.assert_close(got, module(x, x, x)[0])
-    assert "webgpu::attention" in operators

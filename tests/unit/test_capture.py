@@ -215,6 +215,16 @@ def test_attention_in_training_keeps_its_operator():
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_attention_inside_multi_head_attention_keeps_its_operator(train):
+    module = nn.MultiheadAttention(16, 4).train(train)
+    x = torch.randn(6, 2, 16)
+    recorder = Recorder()
+    run = torch.compile(lambda x: module(x, x, x, need_weights=False)[0], backend=recorder)
+    torch.testing.assert_close(run(x), module(x, x, x, need_weights=False)[0])
+    assert recorder.ops("forward")["webgpu.attention.default"] == 1
+
+
 def test_a_backward_graph_knows_its_parameters_and_saved_values():
     model, inputs = convnet()
     recorder = Recorder()

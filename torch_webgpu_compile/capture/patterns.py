@@ -218,9 +218,12 @@ def _with_globals(function: Any, **replaced: Any) -> FunctionType:
     return copy
 
 
-# Dynamo keeps calls of this Python function whole; the attention that it calls is inside.
+# Dynamo keeps calls of this Python function whole; the attention that it calls is inside. AOTAutograd traces
+# under a torch-function mode, which would hand the call back to the original.
 multi_head_attention_forward = _with_globals(
-    F.multi_head_attention_forward, scaled_dot_product_attention=attention
+    F.multi_head_attention_forward,
+    scaled_dot_product_attention=attention,
+    has_torch_function=lambda _: False,
 )
 
 REWRITES: dict[Any, Callable[..., Any]] = {
