@@ -48,6 +48,11 @@ class Compilation:
     fallbacks: list[str] = field(default_factory=list)
 
     @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes that ran."""
+        return tuple(step for step in PASSES if step.name in self.results)
+
+    @property
     def graph(self) -> LoopGraph:
         found = self.results["ir"]
         assert isinstance(found, LoopGraph)

@@ -34,7 +34,7 @@ from .ir.nodes import (
 from .ir.scalar import Const, Index, Load, Masked, Op, Scalar, children, walk
 from .options import CompileOptions
 from .plan import serialize
-from .plan.model import CopyBuffer, Dispatch, HostStep, Kernel, KernelCall, Plan
+from .plan.model import CopyBuffer, Dispatch, HostBuffer, HostStep, Kernel, KernelCall, Plan
 
 
 def fx_text(captured: CapturedGraph) -> str:
@@ -219,6 +219,17 @@ def step_text(plan: Plan, step: Any) -> str:
             return f"host {step.target}{step.arguments} → {', '.join(step.outputs)}"
         case _:
             raise TypeError(f"not a step: {step!r}")
+
+
+def host_step_buffers(step: HostStep) -> list[str]:
+    """Names of the plan buffers that a host step reads."""
+
+    def visit(value: Any) -> list[str]:
+        if isinstance(value, tuple):
+            return [name for item in value for name in visit(item)]
+        return [value.buffer] if isinstance(value, HostBuffer) else []
+
+    return visit((step.arguments, step.keywords))
 
 
 def verify_plan(plan: Plan) -> None:

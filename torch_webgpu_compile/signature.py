@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .debug import host_step_buffers
 from .errors import UnsupportedOp
 from .host_calls import torch_dtype
 from .plan.model import Dispatch, HostStep, Plan, PlanBuffer, PlanOutput
@@ -168,6 +169,12 @@ class Signature:
             self._variants[key] = found
         return found
 
+    def some_sizes(self) -> dict[str, int] | None:
+        """The sizes of the first call; None before any call of a plan with symbolic sizes."""
+        for variant in self._variants.values():
+            return variant.sizes
+        return None if self._sources else {}
+
     def _resolve(self, sizes: dict[str, int]) -> Variant:
         buffers = self.plan.buffers
         static, uploads = [], []
@@ -297,15 +304,13 @@ def _with_nbytes(
 
 def _buffers_read(plan: Plan) -> set[str]:
     """Buffers that a step touches or an output shows: an input outside of these is not uploaded."""
-    from .runtime.program import host_buffers
-
     used = {output.buffer for output in plan.outputs if output.buffer is not None}
     for step in plan.steps:
         match step:
             case Dispatch():
                 used.update(binding.buffer for binding in step.bindings)
             case HostStep():
-                used.update(argument.buffer for argument in host_buffers(step))
+                used.update(host_step_buffers(step))
             case _:
                 used.update((step.source, step.destination))
     return used
