@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node as FxNode
 
 from .. import dtypes
@@ -143,10 +144,11 @@ class _GraphLowering:
         if not isinstance(value, torch.Tensor):
             return value
         signature = self._signature(value, node)
-        tensor = value.detach().cpu()
-        if tensor.dim() == 0:
-            return Value(signature.dtype, (), const(tensor.item(), signature.dtype))
-        array = _bytes_of(tensor)
+        with unset_fake_temporarily():  # a constant is a real tensor, also while compiling
+            tensor = value.detach().cpu()
+            if tensor.dim() == 0:
+                return Value(signature.dtype, (), const(tensor.item(), signature.dtype))
+            array = _bytes_of(tensor)
         return self.builder.constant(array, signature.dtype, signature.sizes, "const")
 
     def _call(self, node: FxNode) -> None:

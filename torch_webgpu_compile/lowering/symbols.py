@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import sympy
 import torch
 from torch.utils._sympy import functions as torch_sympy
@@ -38,9 +39,20 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 def literal(value: Number, dtype: DType) -> Const:
     """A constant rounded to ``dtype``, so that a later cast cannot show digits it never had."""
-    if dtype.is_float and isinstance(value, (bool, int, float)):
-        return const(float(torch.tensor(value, dtype=torch.float64).to(_TO_TORCH[dtype])), dtype)
-    return const(value, dtype)
+    return const(_rounded(float(value), dtype) if dtype.is_float else value, dtype)
+
+
+def _rounded(value: float, dtype: DType) -> float:
+    # NumPy, because PyTorch's own tensors are fake while a graph is compiled.
+    with np.errstate(over="ignore"):
+        if dtype is dtypes.bfloat16:
+            single = np.float32(value)
+            if not np.isfinite(single):
+                return float(single)
+            bits = int(single.view(np.uint32))
+            bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+            return float(np.uint32(bits).view(np.float32))
+        return float(np.dtype(dtype.name).type(value))
 
 
 def _symbol_lower(node: Any, name: str) -> int:
