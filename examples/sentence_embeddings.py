@@ -71,7 +71,8 @@ def load_encoder(folder: Path) -> SentenceEncoder:
     """The model with its real weights, in eval mode."""
     bert = BertModel(BertConfig.from_json_file(folder / "config.json"), add_pooling_layer=False)
     weights = load_file(folder / "model.safetensors")
-    bert.load_state_dict({k: v for k, v in weights.items() if not k.startswith("pooler.")})
+    # The file also holds what mean pooling does not use.
+    bert.load_state_dict({name: weights[name] for name in bert.state_dict()})
     return SentenceEncoder(bert).eval()
 
 
