@@ -12,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["TORCH_WEBGPU_FALLBACK"] = "error"
 
 import torch
+from model_checks import BACKEND
 
 
 @pytest.fixture(autouse=True)
@@ -19,5 +20,7 @@ def isolated_compilation() -> Iterator[None]:
     """Each test compiles from scratch and with its own random numbers."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    yield
+    settings = {} if BACKEND == "webgpu" else {"allow_rnn": True}  # webgpu sets it itself
+    with torch._dynamo.config.patch(settings):
+        yield
     torch._dynamo.reset()

@@ -78,8 +78,8 @@ def assert_as_accurate(actual: Tensor, eager: Tensor, reference: Tensor, what: s
 
     Two correct implementations of a deep model differ by more than the tolerances of one operator,
     because they round at different places. PyTorch's own compiler tests therefore compare both with
-    f64 (`torch._dynamo.utils.same`): the error may be at most 3 times eager's (10 times in the worst
-    element, where eager's own error may be small by luck).
+    f64 (`torch._dynamo.utils.same`): the error may be at most 3 times eager's (10 times in the
+    worst element, where eager's own error may be small by luck).
     """
     assert actual.dtype == eager.dtype, f"{what}: {actual.dtype}, eager {eager.dtype}"
     assert actual.shape == eager.shape, f"{what}: {actual.shape}, eager {eager.shape}"

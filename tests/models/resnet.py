@@ -1,4 +1,4 @@
-"""ResNet (He et al. 2015, the v1.5 variant with the stride in the 3×3 convolution), as in torchvision.
+"""ResNet v1.5 (He et al. 2015; the stride is in the 3×3 convolution), as in torchvision.
 
 torchvision is not a dependency of the tests: its wheels need the very torch build they were made
 for, and next to another one they break every import of transformers.

@@ -21,7 +21,9 @@ def test_gpt2(dtype: torch.dtype) -> None:
 
 def test_gpt2_loss() -> None:
     tokens = torch.randint(0, 1000, (2, 33))
-    check_forward(gpt2(), tokens, labels=tokens)
+    model = gpt2()
+    model.loss_type = "ForCausalLM"  # the default, but then transformers logs, a graph break
+    check_forward(model, tokens, labels=tokens)
 
 
 def test_real_embedding_table() -> None:
