@@ -188,3 +188,19 @@ class Plan:
     def dispatch_count(self) -> int:
         """Dispatches per call."""
         return sum(isinstance(step, Dispatch) for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A kernel and how one step runs it: what code generation gives the planner.
+
+    The fields after ``kernel`` are those of `Dispatch`.
+    """
+
+    kernel: Kernel
+    bindings: tuple[Binding, ...]
+    grid: tuple[Expr, Expr, Expr]
+    parameters: tuple[Expr, ...]
+    bytes_read: Expr
+    bytes_written: Expr
+    flops: Expr

@@ -1,1 +1,10 @@
+"""Runs plans on a GPU. The only package that knows a WebGPU provider.
 
+    device = device.open_device()
+    executor = executor.Executor(plan, device)
+
+``adapters`` lists GPUs; ``device`` opens one and holds its ``buffers`` (memory), ``transfer``
+(copies) and ``pipelines`` (compiled kernels); ``executor`` runs plans, resolved by ``program``;
+``profiler`` times them. ``interface`` is what is needed of a provider: ``native`` (fast) and
+``portable`` are it.
+"""

@@ -1,1 +1,19 @@
+"""Loop graphs to kernel groups: legality first, then profit."""
 
+from __future__ import annotations
+
+from ..ir.graph import LoopGraph, Schedule
+from ..target import Target
+from .fusion import fuse
+from .inline import inline_producers
+from .order import order_groups
+from .split import split_reductions
+
+__all__ = ["schedule"]
+
+
+def schedule(graph: LoopGraph, target: Target) -> Schedule:
+    """Kernel groups in execution order."""
+    divided = split_reductions(graph)
+    inlined = inline_producers(divided, target)
+    return order_groups(inlined, fuse(inlined, target))

@@ -1,0 +1,330 @@
+"""The executor on hand-written plans."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_plans import (
+    ADD,
+    ADD_KERNEL,
+    SCALE_KERNEL,
+    add_plan,
+    buffer,
+    chain_plan,
+    dispatch,
+    kernel,
+    plan,
+    portable_device,
+)
+
+from torch_webgpu_compile import errors
+from torch_webgpu_compile.plan.model import Binding, CopyBuffer, HostBuffer, HostStep
+from torch_webgpu_compile.runtime.device import Device, open_device
+from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
+from torch_webgpu_compile.runtime.profiler import time_steps
+from torch_webgpu_compile.sizes import as_expr, symbol
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(params=["native", "portable"])
+def device(request: pytest.FixtureRequest) -> Device:
+    return open_device() if request.param == "native" else portable_device()
+
+
+def floats(numel: int) -> np.ndarray:
+    return RNG.random(numel, dtype=np.float32)
+
+
+def read(device: Device, bound: BoundPlan, name: str, numel: int) -> np.ndarray:
+    result = np.empty(numel, np.float32)
+    device.download(bound.buffer(name), result)
+    return result
+
+
+def on_gpu(device: Device, array: np.ndarray) -> Any:
+    gpu = device.allocate(array.nbytes)
+    device.upload(gpu, array)
+    return gpu
+
+
+@pytest.mark.parametrize("numel", [1, 63, 1000, 100_003])
+def test_vector_add(device: Device, numel: int) -> None:
+    executor = Executor(add_plan(numel), device)
+    a, b = floats(numel), floats(numel)
+    bound = executor.bind()
+    device.upload(bound.buffer("a"), a)
+    device.upload(bound.buffer("b"), b)
+    bound.replay()
+    np.testing.assert_array_equal(read(device, bound, "c", numel), a + b)
+    assert bound.dispatch_count == 1
+
+
+def test_external_buffers_are_used_and_programs_reused(device: Device) -> None:
+    executor = Executor(add_plan(100), device)
+    a, b = floats(100), floats(100)
+    externals = {"a": on_gpu(device, a), "b": on_gpu(device, b), "c": device.allocate(400)}
+    first = executor.bind({}, externals)
+    first.replay()
+    assert first.buffer("c") is externals["c"]
+    np.testing.assert_array_equal(read(device, first, "c", 100), a + b)
+    assert executor.bind({}, externals).program is first.program
+    externals["a"].release()
+    with pytest.raises(errors.DeviceError, match="after it was released"):
+        executor.bind({}, externals)
+    externals["a"] = on_gpu(device, b)
+    again = executor.bind({}, externals)
+    again.replay()
+    np.testing.assert_array_equal(read(device, again, "c", 100), b + b)
+
+
+def test_new_memory_is_never_mistaken_for_old(device: Device) -> None:
+    executor = Executor(add_plan(256), device)
+    for _ in range(40):
+        a = floats(256)
+        gpu = on_gpu(device, a)
+        other = device.allocate(int(RNG.integers(1, 4000)))
+        bound = executor.bind({}, {"a": gpu, "b": gpu})
+        bound.replay()
+        np.testing.assert_array_equal(read(device, bound, "c", 256), a + a)
+        del other
+
+
+def test_dynamic_sizes_and_parameters(device: Device) -> None:
+    n = symbol("s0")
+    steps = [
+        dispatch(0, ["x", "t"], n, [n, 3]),
+        dispatch(0, ["t", "y"], n, [n, n + 1]),
+    ]
+    buffers = [buffer("x", "input", n), buffer("t", "intermediate", n, 0), buffer("y", "output", n)]
+    executor = Executor(plan([SCALE_KERNEL], buffers, steps), device)
+    for numel in (5, 1000, 64, 5, 4096, 1):
+        x = floats(numel)
+        bound = executor.bind({"s0": numel})
+        device.upload(bound.buffer("x"), x)
+        bound.replay()
+        expected = x * np.float32(3) * np.float32(numel + 1)
+        np.testing.assert_allclose(read(device, bound, "y", numel), expected, rtol=1e-6)
+
+
+def test_grid_of_zero_skips_the_dispatch(device: Device) -> None:
+    n = symbol("s0")
+    buffers = [buffer("x", "input", n), buffer("y", "output", n)]
+    executor = Executor(plan([SCALE_KERNEL], buffers, [dispatch(0, ["x", "y"], n, [n, 2])]), device)
+    bound = executor.bind({"s0": 0})
+    assert bound.dispatch_count == 0
+    bound.replay()
+    assert time_steps(bound) == [0.0]
+
+
+def test_windows_of_a_buffer(device: Device) -> None:
+    steps = [
+        dispatch(0, [Binding("x", 256, as_expr(64)), Binding("y", 512, as_expr(64))], 16, [16, 2]),
+        dispatch(0, [Binding("x", 512), Binding("y", 0, as_expr(256))], 64, [64, 5]),
+    ]
+    executor = Executor(
+        plan([SCALE_KERNEL], [buffer("x", "input", 192), buffer("y", "output", 192)], steps), device
+    )
+    x = floats(192)
+    bound = executor.bind()
+    device.upload(bound.buffer("x"), x)
+    device.upload(bound.buffer("y"), np.zeros(192, np.float32))
+    bound.replay()
+    expected = np.zeros(192, np.float32)
+    expected[128:144] = x[64:80] * 2
+    expected[:64] = x[128:] * 5
+    np.testing.assert_array_equal(read(device, bound, "y", 192), expected)
+
+
+def test_constants_and_copies(device: Device) -> None:
+    one = np.ones(10, np.float32)
+    buffers = [
+        buffer("x", "input", 10),
+        buffer("k", "constant", 10),
+        buffer("t", "intermediate", 10, 0),
+        buffer("y", "output", 10, 1),
+        buffer("z", "output", 10, 2),
+    ]
+    steps = [
+        dispatch(0, ["x", "k", "t"], 10),
+        CopyBuffer("t", "y"),
+        dispatch(0, ["t", "k", "z"], 10),
+    ]
+    executor = Executor(plan([ADD_KERNEL], buffers, steps, {"k": one.tobytes()}), device)
+    x = floats(10)
+    bound = executor.bind()
+    device.upload(bound.buffer("x"), x)
+    bound.replay()
+    np.testing.assert_array_equal(read(device, bound, "y", 10), x + 1)
+    np.testing.assert_array_equal(read(device, bound, "z", 10), x + 1 + 1)
+
+
+def test_host_step(device: Device) -> None:
+    step = HostStep(
+        "aten.sort.default", ("s",), ((HostBuffer("t"), True),), (("other", HostBuffer("x")),)
+    )
+    buffers = [buffer(name, "intermediate", 7) for name in "ts"]
+    buffers += [buffer("x", "input", 7), buffer("y", "output", 7)]
+    steps = [dispatch(0, ["x", "x", "t"], 7), step, dispatch(0, ["s", "x", "y"], 7)]
+    seen: list[Any] = []
+
+    def host_call(step: HostStep, arrays: list[Any], sizes: dict[str, int]) -> Sequence[Any]:
+        seen.append((step.target, sizes))
+        t, x = (array.view(np.float32) for array in arrays)
+        return [np.sort(t) + x]
+
+    executor = Executor(plan([ADD_KERNEL], buffers, steps), device, host_call)
+    for _ in range(3):
+        x = floats(7)
+        bound = executor.bind({}, {"x": on_gpu(device, x)})
+        bound.replay()
+        np.testing.assert_array_equal(read(device, bound, "y", 7), np.sort(x + x) + x + x)
+    assert seen == [("aten.sort.default", {})] * 3
+    assert len(time_steps(bound)) == 2
+    with pytest.raises(errors.DeviceError, match="host_call"):
+        Executor(plan([ADD_KERNEL], buffers, steps), device)
+
+
+def test_failing_host_step_leaves_the_executor_usable(device: Device) -> None:
+    fail = [True]
+
+    def host_call(step: HostStep, arrays: list[Any], sizes: dict[str, int]) -> Sequence[Any]:
+        if fail[0]:
+            raise KeyError("boom")
+        return arrays
+
+    step = HostStep("aten.clone.default", ("y",), (HostBuffer("x"),), ())
+    buffers = [buffer("x", "input", 3), buffer("y", "output", 3)]
+    executor = Executor(plan([], buffers, [step]), device, host_call)
+    x = floats(3)
+    bound = executor.bind({}, {"x": on_gpu(device, x)})
+    with pytest.raises(KeyError):
+        bound.replay()
+    fail[0] = False
+    bound.replay()
+    np.testing.assert_array_equal(read(device, bound, "y", 3), x)
+
+
+def test_shader_error_names_kernel_and_line(device: Device) -> None:
+    wgsl = ADD.replace("a[id.x] + b[id.x]", "a[id.x] + nonsense")
+    bad = replace(ADD_KERNEL, name="bad_7", wgsl=wgsl, ops=("aten.add.Tensor",))
+    for _ in range(2):
+        with pytest.raises(errors.ShaderError) as info:
+            device.compile(bad)
+        message = str(info.value)
+        assert "bad_7" in message
+        assert "aten.add.Tensor" in message
+        assert "nonsense" in message
+        assert "c[id.x] = a[id.x]" in message
+    test_vector_add(device, 8)
+
+
+def test_shader_error_of_the_pipeline(device: Device) -> None:
+    """A valid module whose bindings do not fit the layout."""
+    bad = kernel("misbound_1", ADD, (False, False))
+    with pytest.raises(errors.ShaderError, match="misbound_1"):
+        device.compile_many([ADD_KERNEL, bad])
+
+
+def test_reading_and_writing_one_buffer_is_refused(device: Device) -> None:
+    executor = Executor(add_plan(4), device)
+    gpu = device.allocate(16)
+    with pytest.raises(errors.DeviceError, match="add_0 reads and writes"):
+        executor.bind({}, {"a": gpu, "c": gpu})
+    test_vector_add(device, 8)
+
+
+def test_too_small_or_unknown_buffers_are_refused(device: Device) -> None:
+    executor = Executor(add_plan(400), device)
+    with pytest.raises(errors.DeviceError, match="needs 1600 bytes"):
+        executor.bind({}, {"a": device.allocate(16)})
+    with pytest.raises(errors.DeviceError, match="no buffers"):
+        executor.bind({}, {"q": device.allocate(16)})
+
+
+def test_device_refusing_a_replay_leaves_the_executor_usable() -> None:
+    device = open_device()
+    executor = Executor(add_plan(64), device)
+    bound = executor.bind()
+    segment = bound.program.segments[0]
+    assert isinstance(segment, list)
+    run: Any = segment[0]
+    good = list(run.items)
+    run.items[0] = (*good[0][:2], 70_000, 1, 1)
+    with pytest.raises(errors.DeviceError, match="running test"):
+        bound.replay()
+    run.items[:] = [(good[0][0], good[0][1], None, 1, 1)]
+    with pytest.raises(TypeError):
+        bound.replay()
+    run.items[:] = good
+    bound.replay()
+    device.synchronize()
+
+
+def test_equal_kernels_are_compiled_once(device: Device) -> None:
+    fresh = replace(ADD_KERNEL, wgsl=ADD + f"// {RNG.integers(1 << 40)}")
+    before = device.kernels_compiled
+    pipelines = device.compile_many([fresh, replace(fresh, name="other"), fresh])
+    assert device.kernels_compiled == before + 1
+    assert len({id(pipeline) for pipeline in pipelines}) == 1
+    assert device.compile_seconds > 0
+
+
+def test_checked_device() -> None:
+    checked = open_device(checked=True)
+    assert checked is not open_device()
+    assert checked.checked
+    test_vector_add(checked, 100)
+
+
+def test_long_chain_and_times(device: Device) -> None:
+    executor = Executor(chain_plan(50, 11), device)
+    x = floats(50)
+    bound = executor.bind()
+    device.upload(bound.buffer("x"), x)
+    bound.replay()
+    np.testing.assert_array_equal(read(device, bound, "y", 50), x * 2**6)
+    times = time_steps(bound)
+    assert len(times) == bound.dispatch_count == 11
+    assert all(0 <= seconds < 1 for seconds in times)
+
+
+def test_programs_are_bounded_and_memory_is_flat(device: Device) -> None:
+    n = symbol("s0")
+    executor = Executor(chain_plan(n, 6), device)
+    device.empty_cache()
+    for numel in (3000, 100):
+        executor.bind({"s0": numel}).replay()
+    start = device.memory_stats()
+    for i in range(1000 if device is open_device() else 50):
+        bound = executor.bind({"s0": 100 + i % 40}, {"x": device.allocate(12000)})
+        bound.replay()
+    device.synchronize()
+    del bound
+    stats = device.memory_stats()
+    # 16 cached programs keep their uniform buffers
+    assert stats["allocated"] - start["allocated"] <= 17 * 2048
+    assert stats["reserved"] - start["reserved"] <= 12288 + 17 * 4096
+    assert len(executor._programs) <= 16
+    del executor
+    gc.collect()
+    device.empty_cache()
+    assert device.memory_stats()["reserved"] <= start["reserved"]
+
+
+def test_replay_after_empty_cache(device: Device) -> None:
+    executor = Executor(add_plan(64), device)
+    a = floats(64)
+    gpu = on_gpu(device, a)
+    bound = executor.bind({}, {"a": gpu, "b": gpu})
+    device.empty_cache()
+    bound.replay()
+    np.testing.assert_array_equal(read(device, bound, "c", 64), a + a)
+    again = executor.bind({}, {"a": gpu, "b": gpu})
+    again.replay()
+    np.testing.assert_array_equal(read(device, again, "c", 64), a + a)

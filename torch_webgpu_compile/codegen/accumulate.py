@@ -1,0 +1,149 @@
+"""Accumulators of reductions: identity, update by an element, merge of two, in WGSL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import dtypes
+from ..dtypes import DType
+from ..ir.scalar import Const, const
+from .op_table import op_row
+from .scalar_wgsl import Text, literal, one_of, zero_of
+
+_COMBINE = {
+    "sum": "add",
+    "prod": "mul",
+    "minimum": "minimum",
+    "maximum": "maximum",
+    "any": "bitwise_or",
+    "all": "bitwise_and",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One variable of an accumulator. ``wide`` is the suffix of its four-lane form, or ""."""
+
+    name: str
+    type: str
+    identity: str
+    nbytes: int
+    wide: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """A running reduction; ``merges`` fold the partner's parts (suffix ``_b``) into its own."""
+
+    kind: str
+    dtype: DType
+    lanes: int
+    parts: tuple[Part, ...]
+    merges: tuple[str, ...]
+
+    @property
+    def is_position(self) -> bool:
+        return self.kind in ("argmin", "argmax")
+
+    def update(self, value: Text, predicate: str | None, position: str) -> list[str]:
+        """Statements that take in an element (or four); ``position`` is that of the first."""
+        if self.is_position:
+            return self._update_position(value, predicate, position)
+        (part,) = self.parts
+        name = part.name + part.wide
+        code = value.widen(self.lanes)
+        if predicate is not None:
+            code = f"select({part.identity}, {code}, {predicate})"
+        return [f"{name} = {combine(self.kind, self.dtype, name, code, self.lanes)};"]
+
+    def _update_position(self, value: Text, predicate: str | None, position: str) -> list[str]:
+        best, at = self.parts
+        lines = []
+        for lane in range(self.lanes):
+            v, p = value.lane(lane), f"({position} + {lane})"
+            better = _better(self.kind, self.dtype, v, p, best.name, at.name)
+            guard = f"{predicate} && " if predicate else ""
+            lines.append(f"if ({guard}({better})) {{ {best.name} = {v}; {at.name} = {p}; }}")
+        return lines
+
+    def close(self) -> list[str]:
+        """Statements that reduce four lanes to one."""
+        if self.is_position or self.lanes == 1:
+            return []
+        (part,) = self.parts
+        wide = part.name + part.wide
+        halves = [
+            combine(self.kind, self.dtype, f"{wide}.x", f"{wide}.y", 1),
+            combine(self.kind, self.dtype, f"{wide}.z", f"{wide}.w", 1),
+        ]
+        return [f"var {part.name} = {combine(self.kind, self.dtype, *halves, 1)};"]
+
+    def result(self, dtype: DType) -> str:
+        """The reduced value as an expression of ``dtype``'s compute type."""
+        name = self.parts[-1].name
+        if self.is_position:
+            return f"{dtype.compute}({name})"
+        if dtype.compute == self.dtype.compute:
+            return name
+        return f"{dtype.compute}({name})"
+
+
+def combine(kind: str, dtype: DType, a: str, b: str, lanes: int) -> str:
+    """The WGSL expression that merges two partial results."""
+    row = op_row(_COMBINE[kind], dtype)
+    assert row is not None, (kind, dtype)
+    result = dtype.compute if lanes == 1 else f"vec4<{dtype.compute}>"
+    return row.format(a, b, T=result, v="4" if lanes > 1 else "", s=dtype.compute)
+
+
+def _better(kind: str, dtype: DType, v: str, p: str, best: str, at: str) -> str:
+    """Whether (v, p) replaces (best, at): NaN first, then the extreme, then the lower position."""
+    beats = f"{v} > {best}" if kind == "argmax" else f"{v} < {best}"
+    if dtype is dtypes.bool_:
+        beats = f"{v} && !{best}" if kind == "argmax" else f"!{v} && {best}"
+    tie = f"({v} == {best} && {p} < {at})"
+    if not dtype.is_float:
+        return f"({beats}) || {tie}"
+    nan, other = f"tw_isnan({v})", f"tw_isnan({best})"
+    return (
+        f"({nan} && (!{other} || {p} < {at})) || (!{other} && !{nan} && (({beats}) || {tie}))"
+    )
+
+
+def identity(kind: str, dtype: DType) -> str:
+    """The neutral element of a reduction as a WGSL expression."""
+    match kind:
+        case "sum" | "any":
+            return zero_of(dtype)
+        case "prod" | "all":
+            return one_of(dtype)
+    lowest = kind in ("maximum", "argmax")
+    if dtype.is_float:
+        return literal(const(float("-inf") if lowest else float("inf"), dtype))
+    if dtype is dtypes.bool_:
+        return "false" if lowest else "true"
+    bits = 64 if dtype.compute == "i64" else 32
+    if dtype.compute == "u32":
+        return "0u" if lowest else "4294967295u"
+    value = -(1 << (bits - 1)) if lowest else (1 << (bits - 1)) - 1
+    return literal(Const(value, dtypes.int64 if bits == 64 else dtypes.int32))
+
+
+def accumulator(name: str, kind: str, dtype: DType, lanes: int) -> Accumulator:
+    """The accumulator of a reduction over values of ``dtype``."""
+    neutral = identity(kind, dtype)
+    nbytes = {"i64": 8, "f64": 8}.get(dtype.compute, 4)
+    if kind in ("argmin", "argmax"):
+        best = Part(f"{name}_best", dtype.compute, neutral, nbytes)
+        at = Part(f"{name}_at", "i32", "2147483647i", 4)
+        better = _better(
+            kind, dtype, f"{best.name}_b", f"{at.name}_b", best.name, at.name
+        )
+        move = f"{{ {best.name} = {best.name}_b; {at.name} = {at.name}_b; }}"
+        return Accumulator(kind, dtype, lanes, (best, at), (f"if ({better}) {move}",))
+    if lanes > 1:
+        part = Part(name, dtype.compute, f"vec4<{dtype.compute}>({neutral})", nbytes, "_4")
+    else:
+        part = Part(name, dtype.compute, neutral, nbytes)
+    merge = f"{name} = {combine(kind, dtype, name, f'{name}_b', 1)};"
+    return Accumulator(kind, dtype, lanes, (part,), (merge,))

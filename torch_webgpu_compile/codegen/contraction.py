@@ -1,0 +1,263 @@
+"""Contractions: matrix multiplication and convolution as one tiled kernel with fused ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ir.graph import AnchorGroup, Buffer, Member
+from ..ir.nodes import Contraction, iteration_symbols, symbol_keys
+from ..ir.scalar import Index, Load, Scalar, loads_of
+from ..plan.model import KernelCall
+from ..sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    Symbol,
+    as_expr,
+    ceildiv,
+    delinearize,
+    iteration,
+    linearize,
+    product,
+    substitute,
+)
+from ..target import Target
+from .index_wgsl import is_multiple_of
+from .kernel import KernelBuilder, fold_grid
+from .pointwise import Lanes, group_origins, render_members
+from .scalar_wgsl import Scope, Text
+from .storage import VECTOR
+from .tiling import choose_matmul_tiling
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """How a tile of an operand is loaded; see ``templates/matmul.wgsl.jinja``."""
+
+    axis: str
+    lines: list[str]
+    result: str
+    guard: str
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What happens to an element, or four neighbouring columns, of the result."""
+
+    lanes: int
+    lines: list[str]
+    guard: str
+
+
+def generate_contraction(
+    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+) -> KernelCall:
+    """The kernel of a contraction and its epilogue."""
+    node = group.anchor
+    assert isinstance(node, Contraction)
+    builder = KernelBuilder(target, buffers)
+    batch, rows, columns, inner = (
+        product(sizes) for sizes in (node.batch, node.rows, node.columns, node.inner)
+    )
+    tiling = choose_matmul_tiling(batch, rows, columns, target)
+    tiles_m, tiles_n = ceildiv(rows, tiling.rows), ceildiv(columns, tiling.columns)
+    lhs = _operand(builder, node, node.lhs, ("m", node.rows), tiling.rows, tiling.inner)
+    rhs = _operand(builder, node, node.rhs, ("n", node.columns), tiling.columns, tiling.inner)
+    store = _store(builder, group, node, tiling.rows, tiling.columns)
+    total = batch * tiles_m * tiles_n
+    return builder.finish(
+        "matmul",
+        "matmul.wgsl.jinja",
+        {
+            "tiling": tiling,
+            "lhs": lhs,
+            "rhs": rhs,
+            "store": store,
+            "total": builder.index(total),
+            "tiles_m": builder.index(tiles_m),
+            "tiles_n": builder.index(tiles_n),
+            "inner_count": builder.index(inner),
+        },
+        workgroup_size=tiling.workgroup,
+        grid=fold_grid(total, target),
+        origins=[*node.origins, *group_origins(group.epilogue)],
+        flops=batch * rows * columns * inner * 2,
+        workgroup_nbytes=tiling.workgroup_nbytes,
+    )
+
+
+def flat_values(prefix: str, sizes: Sequence[Expr], flat: Expr) -> dict[Symbol, Expr]:
+    """The values of ``prefix0, prefix1, …`` at flat position ``flat``."""
+    symbols = symbol_keys(iteration_symbols(prefix, sizes))
+    return dict(zip(symbols, delinearize(flat, sizes), strict=True))
+
+
+def _operand(
+    builder: KernelBuilder,
+    node: Contraction,
+    body: Scalar,
+    outer: tuple[str, Sequence[Expr]],
+    tile: int,
+    inner_tile: int,
+) -> Operand:
+    prefix, outer_sizes = outer
+    outer_count, inner_count = product(outer_sizes), product(node.inner)
+    batch = flat_values("b", node.batch, iteration("b", product(node.batch)))
+    axis = _choose_axis(builder, node, body, prefix, outer_sizes)
+
+    def environment(o: Expr, i: Expr) -> dict[Symbol, Expr]:
+        return {
+            **batch,
+            **flat_values(prefix, outer_sizes, o),
+            **flat_values("k", node.inner, i),
+        }
+
+    lanes: Lanes
+    if axis == "inner":
+        o = iteration(prefix, outer_count)
+        i = iteration("k", ceildiv(inner_count, VECTOR))
+        lanes = [environment(o, i * VECTOR + x) for x in range(VECTOR)]
+        limits = (outer_count, inner_count // VECTOR)
+    elif axis == "outer":
+        o = iteration(prefix, ceildiv(outer_count, VECTOR))
+        i = iteration("k", inner_count)
+        lanes = [environment(o * VECTOR + x, i) for x in range(VECTOR)]
+        limits = (outer_count // VECTOR, inner_count)
+    else:
+        lanes = [environment(iteration(prefix, outer_count), iteration("k", inner_count))]
+        limits = (outer_count, inner_count)
+    scope = Scope()
+    value = builder.renderer(lanes, scope).render(body)
+    guards = []
+    if not is_multiple_of(outer_count, tile):
+        guards.append(f"{prefix} < {builder.index(limits[0])}")
+    if not is_multiple_of(inner_count, inner_tile):
+        guards.append(f"k < {builder.index(limits[1])}")
+    return Operand(axis, scope.lines, value.widen(len(lanes)), " && ".join(guards))
+
+
+def _choose_axis(
+    builder: KernelBuilder,
+    node: Contraction,
+    body: Scalar,
+    prefix: str,
+    outer_sizes: Sequence[Expr],
+) -> str:
+    """Which neighbours an invocation loads at once: along the inner or the outer dimension."""
+    outer_count, inner_count = product(outer_sizes), product(node.inner)
+    steps = {}
+    for axis, name, sizes, count in (
+        ("inner", "k", node.inner, inner_count),
+        ("outer", prefix, outer_sizes, outer_count),
+    ):
+        if is_multiple_of(count, VECTOR):
+            flat = iteration("flat", count // VECTOR)
+            lanes = [flat_values(name, sizes, flat * VECTOR + x) for x in range(VECTOR)]
+            if _contiguous(builder, body, lanes):
+                return axis
+        first = flat_values(name, sizes, iteration("flat", count))
+        steps[axis] = _smallest_step(builder, body, first)
+    return "scalar_inner" if steps["inner"] <= steps["outer"] else "scalar_outer"
+
+
+def _addresses(builder: KernelBuilder, body: Scalar) -> list[Expr]:
+    """Addresses of the loads with the largest buffer: the operand itself, not masks or scales."""
+    loads = [o for o in loads_of(body) if all(isinstance(i, Index) for i in o.index)]
+    rank = max((len(o.index) for o in loads), default=0)
+    found = []
+    for load in loads:
+        if len(load.index) == rank:
+            buffer = builder.buffers[load.buffer]
+            exprs = [i.expr for i in load.index if isinstance(i, Index)]
+            found.append(linearize(exprs, buffer.strides) + buffer.offset)
+    return found
+
+
+def _contiguous(builder: KernelBuilder, body: Scalar, lanes: Lanes) -> bool:
+    addresses = _addresses(builder, body)
+    for address in addresses:
+        at = [substitute(address, env) for env in lanes]
+        if not is_multiple_of(at[0], VECTOR):
+            return False
+        if any(a - at[0] is not as_expr(x) for x, a in enumerate(at)):
+            return False
+    return bool(addresses)
+
+
+def _smallest_step(builder: KernelBuilder, body: Scalar, env: dict[Symbol, Expr]) -> int:
+    """The distance in memory between two neighbours, 2³⁰ when unknown."""
+    smallest = 1 << 30
+    flat = next((s for e in env.values() for s in _flat_symbols(e)), None)
+    if flat is None:
+        return smallest
+    for address in _addresses(builder, body):
+        at = substitute(address, env)
+        step = substitute(at, {flat: ONE}) - substitute(at, {flat: ZERO})
+        if step.is_constant and step.constant:
+            smallest = min(smallest, abs(step.constant))
+    return smallest
+
+
+def _flat_symbols(expr: Expr) -> list[Symbol]:
+    from ..sizes import symbols_of
+
+    return [s for s in symbols_of(expr) if s.name == "flat"]
+
+
+def _store(
+    builder: KernelBuilder, group: AnchorGroup, node: Contraction, tile_m: int, tile_n: int
+) -> Store:
+    rows, columns = product(node.rows), product(node.columns)
+    members = anchor_members(group, node.output, node.index, builder)
+
+    def environment(n: Expr) -> dict[Symbol, Expr]:
+        return {
+            **flat_values("b", node.batch, iteration("b", product(node.batch))),
+            **flat_values("m", node.rows, iteration("m", rows)),
+            **flat_values("n", node.columns, n),
+        }
+
+    lanes: Lanes = []
+    if is_multiple_of(columns, VECTOR):
+        quad = iteration("n", columns // VECTOR)
+        lanes = [environment(quad * VECTOR + x) for x in range(VECTOR)]
+        if not all(_store_is_vector(builder, m, lanes) for m in members if m.store):
+            lanes = []
+    limit = columns // VECTOR if lanes else columns
+    if not lanes:
+        lanes = [environment(iteration("n", columns))]
+    lines = render_epilogue(builder, members, node.output, lanes)
+    guards = []
+    if not is_multiple_of(rows, tile_m):
+        guards.append(f"m < {builder.index(rows)}")
+    if not is_multiple_of(columns, tile_n):
+        guards.append(f"n < {builder.index(limit)}")
+    return Store(len(lanes), lines, " && ".join(guards))
+
+
+def anchor_members(
+    group: AnchorGroup, output: str, index: tuple[Expr, ...], builder: KernelBuilder
+) -> list[Member]:
+    """The epilogue, led by the anchor's own result when that is stored."""
+    if not group.store_anchor:
+        return list(group.epilogue)
+    load: Scalar = Load(output, tuple(Index(i) for i in index), builder.buffers[output].dtype)
+    return [Member(output, load, index, True), *group.epilogue]
+
+
+def render_epilogue(
+    builder: KernelBuilder, members: Sequence[Member], output: str, lanes: Lanes
+) -> list[str]:
+    """Statements that turn ``value`` (the anchor's result) into all stored members."""
+    result = Text("value", len(lanes), builder.buffers[output].dtype)
+    return render_members(builder, members, lanes, known={output: result})
+
+
+def _store_is_vector(builder: KernelBuilder, member: Member, lanes: Lanes) -> bool:
+    buffer = builder.buffers[member.output]
+    address = linearize(member.index, buffer.strides) + buffer.offset
+    at = [substitute(address, env) for env in lanes]
+    return is_multiple_of(at[0], VECTOR) and all(
+        a - at[0] is as_expr(x) for x, a in enumerate(at)
+    )

@@ -1,0 +1,49 @@
+"""Index expressions as WGSL ``i32`` arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..sizes import Atom, Expr, FloorDiv, Symbol, is_nonnegative
+
+
+def render_index(expr: Expr, name_of: Callable[[Symbol], str]) -> str:
+    """``expr`` as a WGSL expression of type i32; symbols are named by ``name_of``.
+
+    Values stay below 2³¹ (the planner checks buffer sizes), so 32 bits are exact. A division whose
+    operands are proven non-negative is done unsigned: for a constant divisor that is a multiplication
+    and a shift without sign correction.
+    """
+    parts: list[str] = []
+    for monomial, coefficient in expr.terms:
+        factors = [_render_atom(atom, name_of) for atom in monomial]
+        if coefficient != 1:
+            factors.append(str(abs(coefficient)))
+        text = " * ".join(factors)
+        if coefficient == -1:
+            text = " * ".join(factors[:-1])
+        parts.append(f"- {text}" if coefficient < 0 else f"+ {text}")
+    if expr.constant or not parts:
+        parts.append(f"+ {expr.constant}" if expr.constant >= 0 else f"- {-expr.constant}")
+    text = " ".join(parts)
+    return text.removeprefix("+ ") if text.startswith("+") else "0 " + text
+
+
+def _render_atom(atom: Atom, name_of: Callable[[Symbol], str]) -> str:
+    if isinstance(atom, Symbol):
+        return name_of(atom)
+    numerator = render_index(atom.numerator, name_of)
+    denominator = render_index(atom.denominator, name_of)
+    sign = "/" if isinstance(atom, FloorDiv) else "%"
+    if is_nonnegative(atom.numerator):
+        unsigned = (
+            f"{denominator}u" if atom.denominator.is_constant else f"u32({denominator})"
+        )
+        return f"i32(u32({numerator}) {sign} {unsigned})"
+    function = "floor_div" if isinstance(atom, FloorDiv) else "floor_mod"
+    return f"{function}_index({numerator}, {denominator})"
+
+
+def is_multiple_of(expr: Expr, factor: int) -> bool:
+    """Whether ``factor`` divides ``expr`` for all values of its symbols."""
+    return expr.constant % factor == 0 and all(c % factor == 0 for _, c in expr.terms)

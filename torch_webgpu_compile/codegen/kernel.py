@@ -1,0 +1,152 @@
+"""Shared state of one kernel's generation, and its assembly into a `KernelCall`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..ir.graph import Buffer, Member
+from ..ir.nodes import Origin
+from ..plan.model import Kernel, KernelCall
+from ..sizes import (
+    ONE,
+    Expr,
+    Symbol,
+    as_expr,
+    atom_expr,
+    ceildiv,
+    delinearize,
+    linearize,
+    upper_bound,
+)
+from ..target import Target
+from .index_wgsl import render_index
+from .render import parameter_names, render_module
+from .scalar_wgsl import Names, Renderer, Scope, Text
+from .storage import VECTOR, Bindings, check_index_range
+
+
+@dataclass
+class KernelBuilder:
+    """Collects bindings, parameters and names while a kernel is rendered."""
+
+    target: Target
+    buffers: dict[str, Buffer]
+    bindings: Bindings = field(init=False)
+    names: Names = field(default_factory=Names)
+    parameters: dict[Symbol, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bindings = Bindings(self.target, self.buffers)
+
+    def name_of(self, symbol: Symbol) -> str:
+        """Iteration symbols are local variables; size symbols become uniform parameters."""
+        if symbol.extent is not None:
+            return symbol.name
+        if symbol not in self.parameters:
+            order = [*self.parameters, symbol]
+            self.parameters = parameter_names(order)
+        return self.parameters[symbol]
+
+    def index(self, expr: Expr) -> str:
+        """An index or size expression in WGSL."""
+        return render_index(expr, self.name_of)
+
+    def renderer(
+        self, lanes: Sequence[Mapping[Symbol, Expr]], scope: Scope, **options: Any
+    ) -> Renderer:
+        """A `Renderer` that writes into this kernel."""
+        return Renderer(self.bindings, self.names, self.name_of, lanes, scope, **options)
+
+    def store(self, member: Member, value: Text, lanes: Sequence[Mapping[Symbol, Expr]]) -> list[str]:
+        """Statements that store a member's value at its index, one element or four."""
+        from ..sizes import substitute
+        from .index_wgsl import is_multiple_of
+
+        buffer = self.buffers[member.output]
+        check_index_range(buffer)
+        address = linearize(member.index, buffer.strides) + buffer.offset
+        addresses = [substitute(address, env) for env in lanes]
+        step = [a - addresses[0] for a in addresses]
+        if len(lanes) == 1:
+            function = self.bindings.function(member.output, "store")
+            return [f"{function}({self.index(addresses[0])}, {value.code});"]
+        if (
+            all(s.is_constant and s.constant == k for k, s in enumerate(step))
+            and is_multiple_of(addresses[0], VECTOR)
+            and self.bindings.can_vectorize(buffer.dtype)
+        ):
+            function = self.bindings.function(member.output, "store4")
+            return [f"{function}({self.index(addresses[0] // VECTOR)}, {value.widen(VECTOR)});"]
+        function = self.bindings.function(member.output, "store")
+        return [
+            f"{function}({self.index(a)}, {value.lane(k)});" for k, a in enumerate(addresses)
+        ]
+
+    def finish(
+        self,
+        kind: str,
+        template: str,
+        inputs: dict[str, Any],
+        *,
+        workgroup_size: int,
+        grid: tuple[Expr, Expr, Expr],
+        origins: Sequence[Origin],
+        flops: Expr | None = None,
+        workgroup_nbytes: int = 0,
+    ) -> KernelCall:
+        """Renders the module and describes how it is run."""
+        symbols = tuple(self.parameters)
+        wgsl = render_module(template, self.bindings, symbols, inputs)
+        bindings, kernel_bindings = self.bindings.plan_bindings()
+        read, written = self.bindings.traffic()
+        ops = tuple(dict.fromkeys(origin.op for origin in origins))
+        kernel = Kernel(
+            name=kernel_name(kind, ops),
+            kind=kind,
+            wgsl=wgsl,
+            bindings=kernel_bindings,
+            workgroup_size=(workgroup_size, 1, 1),
+            parameter_count=len(symbols),
+            workgroup_nbytes=workgroup_nbytes,
+            ops=ops,
+            sources=tuple(dict.fromkeys(o.source for o in origins if o.source)),
+        )
+        parameters = tuple(atom_expr(symbol) for symbol in symbols)
+        return KernelCall(
+            kernel, bindings, grid, parameters, read, written, flops or as_expr(0)
+        )
+
+
+def kernel_name(kind: str, ops: Sequence[str]) -> str:
+    """``kind`` and the names of at most four of its ATen ops."""
+    short = [op.removeprefix("aten.").split(".")[0].strip("_") for op in ops]
+    distinct = list(dict.fromkeys(name for name in short if name and name != kind))
+    return "_".join([kind, *distinct[-4:]])
+
+
+def fold_grid(workgroups: Expr, target: Target, z: Expr = ONE) -> tuple[Expr, Expr, Expr]:
+    """A grid of at least ``workgroups`` in x and y, each within the target's limit.
+
+    Kernels compute ``y · grid.x + x`` and check it against the true count.
+    """
+    high = upper_bound(workgroups)
+    if high is not None and high <= target.max_grid:
+        return workgroups, ONE, z
+    rows = ceildiv(workgroups, target.max_grid)
+    return ceildiv(workgroups, rows), rows, z
+
+
+def flat_environment(
+    symbols: Sequence[Symbol], flat: Expr, order: Sequence[int] | None = None
+) -> dict[Symbol, Expr]:
+    """The value of iteration symbols at element number ``flat``, the last of ``order`` fastest."""
+    order = range(len(symbols)) if order is None else order
+    sizes = []
+    for k in order:
+        extent = symbols[k].extent
+        assert extent is not None
+        sizes.append(extent)
+    index = delinearize(flat, sizes)
+    return {symbols[k]: value for k, value in zip(order, index, strict=True)}

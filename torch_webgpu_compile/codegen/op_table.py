@@ -1,0 +1,159 @@
+"""How each scalar op is written in WGSL: one row per op, per kind of arithmetic.
+
+A row is a format string over the argument texts ``{0}``, ``{1}``, ``{2}``; ``{T}`` is the WGSL type of
+the result and ``{v}`` the suffix of vector helpers ("4" or ""). Helpers named ``tw_…`` are defined in
+``templates/math.wgsl.jinja`` and included when used.
+"""
+
+from __future__ import annotations
+
+from ..dtypes import DType, Kind
+
+_FLOAT = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "floor_divide": "tw_floor_divide{v}({0}, {1})",
+    "trunc_divide": "trunc({0} / {1})",
+    "remainder": "tw_remainder{v}({0}, {1})",
+    "fmod": "tw_fmod{v}({0}, {1})",
+    "minimum": "tw_minimum{v}({0}, {1})",
+    "maximum": "tw_maximum{v}({0}, {1})",
+    "pow": "tw_pow{v}({0}, {1})",
+    "atan2": "tw_atan2{v}({0}, {1})",
+    "copysign": "tw_copysign{v}({0}, {1})",
+    "nextafter": "tw_nextafter{v}({0}, {1})",
+    "neg": "(-{0})",
+    "abs": "abs({0})",
+    "sign": "tw_sign{v}({0})",
+    "square": "({0} * {0})",
+    "reciprocal": "({T}(1.0) / {0})",
+    "sqrt": "sqrt({0})",
+    "rsqrt": "({T}(1.0) / sqrt({0}))",
+    "exp": "exp({0})",
+    "exp2": "exp2({0})",
+    "expm1": "tw_expm1{v}({0})",
+    "log": "log({0})",
+    "log2": "log2({0})",
+    "log10": "(log({0}) * {T}(0.4342944819032518))",
+    "log1p": "tw_log1p{v}({0})",
+    "sin": "tw_sin{v}({0})",
+    "cos": "tw_cos{v}({0})",
+    "tan": "tw_tan{v}({0})",
+    "asin": "tw_asin{v}({0})",
+    "acos": "tw_acos{v}({0})",
+    "atan": "tw_atan{v}({0})",
+    "sinh": "tw_sinh{v}({0})",
+    "cosh": "tw_cosh{v}({0})",
+    "tanh": "tw_tanh{v}({0})",
+    "asinh": "tw_asinh{v}({0})",
+    "acosh": "tw_acosh{v}({0})",
+    "atanh": "tw_atanh{v}({0})",
+    "erf": "tw_erf{v}({0})",
+    "erfc": "tw_erfc{v}({0})",
+    "sigmoid": "({T}(1.0) / ({T}(1.0) + exp(-{0})))",
+    "floor": "floor({0})",
+    "ceil": "ceil({0})",
+    "trunc": "trunc({0})",
+    "round": "round({0})",  # WGSL rounds half to even, as PyTorch does
+    "eq": "({0} == {1})",
+    "ne": "tw_ne{v}({0}, {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "isnan": "tw_isnan{v}({0})",
+    "isinf": "tw_isinf{v}({0})",
+    "where": "select({2}, {1}, {0})",
+}
+
+_INTEGER = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "trunc_divide": "({0} / {1})",
+    "fmod": "({0} % {1})",
+    "minimum": "min({0}, {1})",
+    "maximum": "max({0}, {1})",
+    "bitwise_and": "({0} & {1})",
+    "bitwise_or": "({0} | {1})",
+    "bitwise_xor": "({0} ^ {1})",
+    "bitwise_not": "(~{0})",
+    "abs": "abs({0})",
+    "sign": "sign({0})",
+    "square": "({0} * {0})",
+    "floor": "{0}",
+    "ceil": "{0}",
+    "trunc": "{0}",
+    "round": "{0}",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "where": "select({2}, {1}, {0})",
+}
+
+_SIGNED = {
+    **_INTEGER,
+    "neg": "(-{0})",
+    "floor_divide": "tw_floor_divide_{s}{v}({0}, {1})",
+    "remainder": "tw_remainder_{s}{v}({0}, {1})",
+    "pow": "tw_pow_{s}{v}({0}, {1})",
+}
+
+_UNSIGNED = {
+    **_INTEGER,
+    "neg": "({T}(0u) - {0})",
+    "abs": "{0}",
+    "sign": "min({0}, {T}(1u))",
+    "floor_divide": "({0} / {1})",
+    "remainder": "({0} % {1})",
+    "pow": "tw_pow_{s}{v}({0}, {1})",
+}
+
+_SHIFTS = {
+    "shift_left": "tw_shift_left_{s}{v}({0}, {1})",
+    "shift_right": "tw_shift_right_{s}{v}({0}, {1})",
+}
+
+_BOOL = {
+    "bitwise_and": "tw_and{v}({0}, {1})",
+    "bitwise_or": "tw_or{v}({0}, {1})",
+    "bitwise_xor": "({0} != {1})",
+    "bitwise_not": "(!{0})",
+    "minimum": "tw_and{v}({0}, {1})",
+    "maximum": "tw_or{v}({0}, {1})",
+    "add": "tw_or{v}({0}, {1})",
+    "mul": "tw_and{v}({0}, {1})",
+    "sub": "({0} != {1})",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "lt": "tw_and{v}(!{0}, {1})",
+    "gt": "tw_and{v}({0}, !{1})",
+    "le": "tw_or{v}(!{0}, {1})",
+    "ge": "tw_or{v}({0}, !{1})",
+    "where": "select({2}, {1}, {0})",
+}
+
+_TABLES = {
+    Kind.FLOAT: _FLOAT,
+    Kind.SIGNED: {**_SIGNED, **_SHIFTS},
+    Kind.UNSIGNED: {**_UNSIGNED, **_SHIFTS},
+    Kind.BOOL: _BOOL,
+}
+
+# Narrow integers compute in 32 bits; these ops can leave their range and are wrapped back.
+WRAPPING = frozenset({"add", "sub", "mul", "neg", "square", "shift_left", "pow", "bitwise_not", "abs"})
+
+
+def op_row(name: str, dtype: DType) -> str | None:
+    """The format string for an op on arguments of ``dtype``, or None when there is none."""
+    return _TABLES[dtype.kind].get(name)
+
+
+def unsupported_ops(dtype: DType, names: list[str]) -> list[str]:
+    """Which of ``names`` have no WGSL row for ``dtype``."""
+    return [name for name in names if op_row(name, dtype) is None]

@@ -1,0 +1,88 @@
+"""Jinja templates to whole WGSL modules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ..sizes import Symbol
+from .storage import Bindings
+
+_WORD = re.compile(r"\b(?:tw_\w+|bf16_bits|floor_(?:div|mod)_index)\b")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("torch_webgpu_compile", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # noqa: S701  (WGSL, not HTML)
+    )
+
+
+def parameter_names(symbols: Sequence[Symbol]) -> dict[Symbol, str]:
+    """The WGSL expression of each size symbol that reaches a kernel as a parameter."""
+    return {s: f"parameters[{k // 4}].{'xyzw'[k % 4]}" for k, s in enumerate(symbols)}
+
+
+def render_module(
+    template: str, bindings: Bindings, parameters: Sequence[Symbol], inputs: dict[str, Any]
+) -> str:
+    """A WGSL module: bindings, the helpers that are used, and the template's text.
+
+    Args:
+        template: file name in ``templates/``.
+        bindings: after all code that uses buffers has been rendered into ``inputs``.
+        parameters: the size symbols of the uniform buffer, in order.
+        inputs: exactly what the template names at its top.
+    """
+    body = _environment().get_template(template).render(inputs)
+    declared, functions = bindings.declarations()
+    if parameters:
+        rows = (len(parameters) + 3) // 4
+        declared.append(
+            f"@group(0) @binding({bindings.count}) var<uniform> parameters: "
+            f"array<vec4<i32>, {rows}>;  // {', '.join(s.name for s in parameters)}"
+        )
+    text = "\n".join([*functions, body])
+    parts = [*declared, *_helpers(text), text]
+    module = "\n".join(line for line in "\n".join(parts).splitlines() if line.strip())
+    enables = "enable f16;\n" if re.search(r"\bf16\b", _without_comments(module)) else ""
+    if re.search(r"\bsubgroup(?:Add|Max|Min|Mul|Any|All|Broadcast|Shuffle\w*)\b", module):
+        enables += "enable subgroups;\n"
+    return enables + module + "\n"
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*", "", text)
+
+
+@lru_cache(maxsize=1)
+def _library() -> dict[str, str]:
+    """Every definition of ``math.wgsl.jinja`` by name."""
+    text = _environment().get_template("math.wgsl.jinja").render()
+    found: dict[str, str] = {}
+    for part in re.split(r"(?m)^(?=fn |var<private>)", text):
+        match = re.match(r"(?:fn|var<private>) (\w+)", part)
+        if match:
+            found[match.group(1)] = part.rstrip()
+    return found
+
+
+def _helpers(text: str) -> Iterable[str]:
+    """The library definitions that ``text`` needs, in the library's order."""
+    library = _library()
+    needed: set[str] = set()
+    pending = set(_WORD.findall(text))
+    while pending:
+        name = pending.pop()
+        if name in library and name not in needed:
+            needed.add(name)
+            pending |= set(_WORD.findall(library[name])) - needed
+    return [definition for name, definition in library.items() if name in needed]

@@ -1,0 +1,411 @@
+"""Scalar expressions as WGSL statements, one or four lanes wide.
+
+`Renderer` walks a `Scalar` DAG, appends ``let`` statements to the open scope and returns `Text`s. A value
+that is equal in all four lanes is computed once as a scalar.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .. import dtypes
+from ..dtypes import DType, Kind
+from ..errors import UnsupportedOp
+from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar
+from ..sizes import (
+    Expr,
+    Symbol,
+    as_expr,
+    is_less,
+    is_nonnegative,
+    linearize,
+    substitute,
+)
+from .index_wgsl import is_multiple_of, render_index
+from .op_table import WRAPPING, op_row
+from .storage import VECTOR, Bindings
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A WGSL expression: a name or literal, ``lanes`` wide (1 or 4)."""
+
+    code: str
+    lanes: int
+    dtype: DType
+
+    def lane(self, k: int) -> str:
+        """One lane as a scalar expression."""
+        return f"{self.code}.{'xyzw'[k]}" if self.lanes > 1 else self.code
+
+    def widen(self, lanes: int) -> str:
+        """The value as an expression of ``lanes`` lanes."""
+        if lanes == self.lanes:
+            return self.code
+        return f"vec4<{self.dtype.compute}>({self.code})"
+
+
+@dataclass
+class Scope:
+    """An open list of statements and what is already computed in it (or in a parent)."""
+
+    parent: Scope | None = None
+    lines: list[str] = field(default_factory=list)
+    known: dict[object, Text] = field(default_factory=dict)
+
+    def find(self, key: object) -> Text | None:
+        scope: Scope | None = self
+        while scope is not None:
+            found = scope.known.get(key)
+            if found is not None:
+                return found
+            scope = scope.parent
+        return None
+
+
+@dataclass
+class Names:
+    """Unique names within a kernel."""
+
+    count: int = 0
+
+    def fresh(self, prefix: str) -> str:
+        self.count += 1
+        return f"{prefix}{self.count - 1}"
+
+
+class Renderer:
+    """Renders scalars at one point (or four neighbouring points) of an iteration space.
+
+    Args:
+        bindings: records buffer accesses.
+        names: gives unique names within the kernel.
+        name_of: the WGSL name of a kernel-level index symbol or of a size symbol.
+        lanes: for each lane, the value of every iteration symbol as an expression of kernel-level symbols.
+        member: gives the value of a buffer computed in this kernel, or None to load it from memory.
+        predicate: a scalar bool expression guarding every load (tail of a row), or None.
+        outer: a renderer of an enclosing scope (a row around its elements), or None.
+        belongs_outside: whether a node has one value in the whole enclosing scope.
+    """
+
+    def __init__(
+        self,
+        bindings: Bindings,
+        names: Names,
+        name_of: Callable[[Symbol], str],
+        lanes: Sequence[Mapping[Symbol, Expr]],
+        scope: Scope,
+        member: Callable[[Load], Text | None] = lambda load: None,
+        predicate: str | None = None,
+        outer: Renderer | None = None,
+        belongs_outside: Callable[[Scalar], bool] = lambda node: False,
+    ) -> None:
+        self.bindings = bindings
+        self.names = names
+        self.name_of = name_of
+        self.lanes = lanes
+        self.scope = scope
+        self.member = member
+        self.outer = outer
+        self.belongs_outside = belongs_outside
+        self.predicates: tuple[Text | str, ...] = () if predicate is None else (predicate,)
+        self.masked = 0
+
+    def render(self, root: Scalar) -> Text:
+        """The value of ``root``; statements go to the open scope."""
+        if self.outer is not None and not self.masked and self.belongs_outside(root):
+            return self.outer.render(root)
+        found = self.scope.find((root, self.predicates))
+        if found is None:
+            found = self._compute(root)
+            self.scope.known[(root, self.predicates)] = found
+        return found
+
+    def let(self, code: str, lanes: int, dtype: DType) -> Text:
+        """Names an expression in the open scope."""
+        name = self.names.fresh("t")
+        self.scope.lines.append(f"let {name} = {code};")
+        return Text(name, lanes, dtype)
+
+    def _compute(self, node: Scalar) -> Text:
+        match node:
+            case Const():
+                return Text(literal(node), 1, node.dtype)
+            case Index(expr):
+                return self._index(expr, node.dtype)
+            case Load():
+                known = self.member(node)
+                return known if known is not None else self._load(node)
+            case Op():
+                return self._op(node)
+            case Masked():
+                return self._masked(node)
+
+    def per_lane(self, expr: Expr) -> list[Expr]:
+        """An index expression in kernel-level symbols, for each lane."""
+        return [substitute(expr, env) for env in self.lanes]
+
+    def _index(self, expr: Expr, dtype: DType) -> Text:
+        values = self.per_lane(expr)
+        codes = [f"{dtype.compute}({render_index(v, self.name_of)})" for v in values]
+        if all(v is values[0] for v in values):
+            return self.let(codes[0], 1, dtype)
+        return self.let(f"vec4<{dtype.compute}>({', '.join(codes)})", VECTOR, dtype)
+
+    # -- loads ---------------------------------------------------------------------------------
+
+    def _load(self, node: Load) -> Text:
+        buffer = self.bindings.buffers[node.buffer]
+        affine = [i.expr if isinstance(i, Index) else as_expr(0) for i in node.index]
+        address = linearize(affine, buffer.strides) + buffer.offset
+        gathers = [
+            (self.render(i), stride)
+            for i, stride in zip(node.index, buffer.strides, strict=True)
+            if not isinstance(i, Index)
+        ]
+        addresses = self.per_lane(address)
+        masks = [m for m in self.predicates if isinstance(m, Text)]
+        uniform = all(m.lanes == 1 for m in masks) and all(g.lanes == 1 for g, _ in gathers)
+        if uniform and all(a is addresses[0] for a in addresses):
+            return self._scalar_load(node, addresses[0], gathers, 0)
+        step = [a - addresses[0] for a in addresses]
+        contiguous = [s.is_constant and s.constant == k for k, s in enumerate(step)]
+        if (
+            uniform
+            and all(contiguous)
+            and is_multiple_of(addresses[0], VECTOR)
+            and all(is_multiple_of(stride, VECTOR) for _, stride in gathers)
+            and self.bindings.can_vectorize(node.dtype)
+        ):
+            function = self.bindings.function(node.buffer, "load4")
+            at = self._address(as_expr(0) + addresses[0] // VECTOR, gathers, 0, VECTOR)
+            return self.let(f"{function}({at})", VECTOR, node.dtype)
+        parts = [self._scalar_load(node, a, gathers, k).code for k, a in enumerate(addresses)]
+        code = f"vec4<{node.dtype.compute}>({', '.join(parts)})"
+        return self.let(code, VECTOR, node.dtype)
+
+    def _scalar_load(
+        self, node: Load, address: Expr, gathers: list[tuple[Text, Expr]], lane: int
+    ) -> Text:
+        function = self.bindings.function(node.buffer, "load")
+        at = self._address(address, gathers, lane, 1)
+        return self.let(f"{function}({at})", 1, node.dtype)
+
+    def _address(
+        self, affine: Expr, gathers: list[tuple[Text, Expr]], lane: int, unit: int
+    ) -> str:
+        code = render_index(affine, self.name_of)
+        for value, stride in gathers:
+            step = render_index(stride // unit, self.name_of)
+            code += f" + i32({value.lane(lane)}) * ({step})"
+        if self.predicates:
+            condition = " && ".join(
+                p if isinstance(p, str) else p.lane(lane) for p in self.predicates
+            )
+            code = f"select(0, {code}, {condition})"
+        return code
+
+    def _masked(self, node: Masked) -> Text:
+        condition = self.render(node.condition)
+        if condition.code in ("true", "false"):
+            return self.render(node.body if condition.code == "true" else node.other)
+        outer = self.predicates
+        self.predicates = (*outer, condition)
+        self.masked += 1
+        body = self.render(node.body)
+        self.masked -= 1
+        self.predicates = outer
+        other = self.render(node.other)
+        lanes = max(condition.lanes, body.lanes, other.lanes)
+        mask = condition.code if condition.lanes in (1, lanes) else condition.widen(lanes)
+        return self.let(
+            f"select({other.widen(lanes)}, {body.widen(lanes)}, {mask})", lanes, node.dtype
+        )
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def _op(self, node: Op) -> Text:
+        if node.name in _COMPARISONS:
+            exprs = [_as_index(a) for a in node.args]
+            if exprs[0] is not None and exprs[1] is not None:
+                return self._compare(node, exprs[0], exprs[1])
+            narrow = [self._narrow(a) for a in node.args]
+            if narrow[0] is not None and narrow[1] is not None:
+                return self._apply_row(node, dtypes.int32, [narrow[0], narrow[1]])
+        if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.compute != "i64":
+            narrow = self._index(node.args[0].expr, dtypes.int32)
+            return self._cast(narrow, node.dtype)
+        args = [self.render(a) for a in node.args]
+        if node.name == "cast":
+            return self._cast(args[0], node.dtype)
+        if node.name == "bitcast":
+            lanes = args[0].lanes
+            target = node.dtype.compute if lanes == 1 else f"vec4<{node.dtype.compute}>"
+            return self.let(f"bitcast<{target}>({args[0].code})", lanes, node.dtype)
+        return self._apply_row(node, node.args[-1].dtype, args)
+
+    def _apply_row(self, node: Op, operand: DType, args: Sequence[Text]) -> Text:
+        lanes = max(a.lanes for a in args)
+        row = op_row(node.name, operand)
+        if row is None:
+            raise UnsupportedOp(
+                node.name,
+                f"no WGSL for this scalar operation on {operand.name}",
+                "please report the model that needs it",
+            )
+        result = node.dtype.compute if lanes == 1 else f"vec4<{node.dtype.compute}>"
+        code = row.format(
+            *(a.widen(lanes) for a in args),
+            T=result,
+            v="4" if lanes > 1 else "",
+            s=operand.compute,
+        )
+        value = self.let(code, lanes, node.dtype)
+        if node.name in WRAPPING and node.dtype.is_integer and node.dtype.bits < 32:
+            return self._wrap(value)
+        return value
+
+    def _narrow(self, node: Scalar) -> Text | None:
+        """An int64 that is known to fit 32 bits, as an i32; None when it is not known to.
+
+        Besides being cheaper, this avoids comparing a widened i32 with a constant, which Mesa 22.3's
+        lavapipe compiles to false.
+        """
+        expr = _as_index(node)
+        if expr is not None:
+            return self._index(expr, dtypes.int32)
+        if isinstance(node, Op) and node.name == "cast" and node.dtype is dtypes.int64:
+            (inner,) = node.args
+            if inner.dtype.is_integer and inner.dtype.bits <= 32 and inner.dtype is not dtypes.uint32:
+                return self._cast(self.render(inner), dtypes.int32)
+        return None
+
+    def _compare(self, node: Op, left: Expr, right: Expr) -> Text:
+        """A comparison of index expressions: 32 bits suffice, and often no lanes or no test at all."""
+        known = _decide(node.name, left, right)
+        if known is not None:
+            return Text("true" if known else "false", 1, node.dtype)
+        lefts, rights = self.per_lane(left), self.per_lane(right)
+        differences = [a - b for a, b in zip(lefts, rights, strict=True)]
+        sign = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}[node.name]
+        codes = [
+            f"{render_index(a, self.name_of)} {sign} {render_index(b, self.name_of)}"
+            for a, b in zip(lefts, rights, strict=True)
+        ]
+        # a < b for multiples of four decides for a + 1, a + 2 and a + 3 as well.
+        grouped = (
+            node.name in ("lt", "ge")
+            and is_multiple_of(differences[0], VECTOR)
+            and all(d - differences[0] is as_expr(k) for k, d in enumerate(differences))
+        )
+        if grouped or all(d is differences[0] for d in differences):
+            return self.let(codes[0], 1, node.dtype)
+        return self.let(f"vec4<bool>({', '.join(codes)})", VECTOR, node.dtype)
+
+    def _wrap(self, value: Text) -> Text:
+        dtype = value.dtype
+        if dtype.kind is Kind.UNSIGNED:
+            mask = f"({(1 << dtype.bits) - 1}u)"
+            code = f"({value.code} & {'vec4<u32>' if value.lanes > 1 else ''}{mask})"
+        else:
+            code = f"extractBits({value.code}, 0u, {dtype.bits}u)"
+        return self.let(code, value.lanes, dtype)
+
+    def _cast(self, value: Text, dtype: DType) -> Text:
+        source = value.dtype
+        lanes = value.lanes
+        vector = "vec4<{}>" if lanes > 1 else "{}"
+        target = vector.format(dtype.compute)
+        if source.compute == dtype.compute and not (
+            dtype.is_integer and dtype.bits < min(source.bits, 32)
+        ):
+            if not (dtype.is_integer and source.is_integer and source is not dtype):
+                return Text(value.code, lanes, dtype)
+        if dtype.kind is Kind.BOOL:
+            zero = f"{vector.format(source.compute)}({zero_of(source)})"
+            test = f"tw_ne{'4' if lanes > 1 else ''}" if source.is_float else None
+            code = f"{test}({value.code}, {zero})" if test else f"({value.code} != {zero})"
+            return self.let(code, lanes, dtype)
+        if source.kind is Kind.BOOL:
+            one = f"{target}({one_of(dtype)})"
+            zero = f"{target}({zero_of(dtype)})"
+            return self.let(f"select({zero}, {one}, {value.code})", lanes, dtype)
+        code = value.code
+        if dtype.kind is Kind.UNSIGNED and source.is_float:
+            # PyTorch converts through a signed integer, so that -1.0 wraps to 255.
+            code = f"{vector.format('i32')}({code})"
+        converted = self.let(f"{target}({code})", lanes, dtype)
+        return self._wrap(converted) if dtype.is_integer and dtype.bits < 32 else converted
+
+
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+
+
+def _as_index(node: Scalar) -> Expr | None:
+    """A scalar that is plain index arithmetic, as an expression."""
+    if isinstance(node, Index):
+        return node.expr
+    if isinstance(node, Const) and node.dtype is dtypes.int64 and abs(int(node.value)) < 1 << 31:
+        return as_expr(int(node.value))
+    return None
+
+
+def _decide(name: str, left: Expr, right: Expr) -> bool | None:
+    """The result of a comparison that holds, or fails, for all values of the symbols."""
+    if name in ("ge", "le"):
+        flipped = _decide("lt", left, right) if name == "ge" else _decide("lt", right, left)
+        return None if flipped is None else not flipped
+    if name == "gt":
+        return _decide("lt", right, left)
+    if name == "lt":
+        if is_less(left, right):
+            return True
+        return False if is_nonnegative(left - right) else None
+    if left is right:
+        return name == "eq"
+    apart = is_less(left, right) or is_less(right, left)
+    return (name == "ne") if apart else None
+
+
+def zero_of(dtype: DType) -> str:
+    """The literal 0 of a dtype's compute type."""
+    return {"f32": "0.0f", "i32": "0i", "u32": "0u", "i64": "0li", "f64": "0.0lf", "bool": "false"}[
+        dtype.compute
+    ]
+
+
+def one_of(dtype: DType) -> str:
+    """The literal 1 of a dtype's compute type."""
+    return {"f32": "1.0f", "i32": "1i", "u32": "1u", "i64": "1li", "f64": "1.0lf", "bool": "true"}[
+        dtype.compute
+    ]
+
+
+def literal(node: Const) -> str:
+    """A constant in WGSL. Infinities and NaN are not literals there: they come from private variables."""
+    value, dtype = node.value, node.dtype
+    if dtype.kind is Kind.BOOL:
+        return "true" if value else "false"
+    if dtype.is_float:
+        return _float_literal(float(value), dtype)
+    suffix = {"i32": "i", "u32": "u", "i64": "li"}[dtype.compute]
+    if value == -(1 << 31) and suffix == "i":
+        return "(-2147483647i - 1i)"
+    if value == -(1 << 63):
+        return "(-9223372036854775807li - 1li)"
+    return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"
+
+
+def _float_literal(value: float, dtype: DType) -> str:
+    if math.isnan(value):
+        return "bitcast<f32>(tw_nan_bits)"
+    if dtype.compute == "f64":
+        return f"({value!r}lf)"
+    if math.isfinite(value) and abs(value) <= 3.4028235677973366e38:
+        single = struct.unpack("f", struct.pack("f", value))[0]
+        return f"({single!r}f)" if single < 0 or str(single)[0] == "-" else f"{single!r}f"
+    bits = "tw_inf_bits" if value > 0 else "tw_ninf_bits"
+    return f"bitcast<f32>({bits})"

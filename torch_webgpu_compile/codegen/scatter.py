@@ -1,0 +1,72 @@
+"""Scatter: a copy of the initial contents, then one update per point of the iteration space."""
+
+from __future__ import annotations
+
+from .. import dtypes
+from ..errors import UnsupportedOp
+from ..ir.graph import Buffer, MapGroup, Member
+from ..ir.nodes import Scatter, iteration_symbols, symbol_keys
+from ..ir.scalar import Index, Load, index
+from ..plan.model import KernelCall
+from ..sizes import ZERO, ceildiv, iteration, linearize, product
+from ..target import Target
+from .kernel import KernelBuilder, flat_environment, fold_grid
+from .pointwise import WORKGROUP, generate_map
+from .scalar_wgsl import Scope
+
+_ATOMIC_ADD = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32})
+
+
+def generate_scatter(
+    node: Scatter, buffers: dict[str, Buffer], target: Target
+) -> list[KernelCall]:
+    """The copy and the update; empty ranges leave just the copy.
+
+    Raises:
+        UnsupportedOp: accumulation in a dtype without 32-bit atomics.
+    """
+    output = buffers[node.output]
+    if node.accumulate and output.dtype not in _ATOMIC_ADD:
+        raise UnsupportedOp(
+            node.origins[0].op if node.origins else "scatter",
+            f"accumulation in {output.dtype.name} has no 32-bit atomic",
+            "accumulate in float32 or int32 and convert",
+        )
+    if output.numel is ZERO:
+        return []
+    points = iteration_symbols("i", output.sizes)
+    load = Load(node.initial, tuple(index(p) for p in points), output.dtype)
+    copy = MapGroup(output.sizes, (Member(node.output, load, points, True, None, node.origins),))
+    calls = [generate_map(copy, buffers, target)]
+    if product(node.ranges) is not ZERO:
+        calls.append(_update(node, buffers, target))
+    return calls
+
+
+def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> KernelCall:
+    builder = KernelBuilder(target, buffers)
+    count = product(node.ranges)
+    symbols = symbol_keys(iteration_symbols("i", node.ranges))
+    environment = flat_environment(symbols, iteration("q", count))
+    scope = Scope()
+    renderer = builder.renderer([environment], scope)
+    output = buffers[node.output]
+    affine = [i.expr if isinstance(i, Index) else ZERO for i in node.index]
+    (address,) = renderer.per_lane(linearize(affine, output.strides) + output.offset)
+    code = builder.index(address)
+    for position, stride in zip(node.index, output.strides, strict=True):
+        if not isinstance(position, Index):
+            code += f" + i32({renderer.render(position).code}) * ({builder.index(stride)})"
+    value = renderer.render(node.body)
+    verb = builder.bindings.function(node.output, "add" if node.accumulate else "store")
+    scope.lines.append(f"{verb}({code}, {value.code});")
+    workgroup = min(WORKGROUP, target.max_workgroup_invocations)
+    return builder.finish(
+        "scatter",
+        "pointwise.wgsl.jinja",
+        {"workgroup_size": workgroup, "count": builder.index(count), "lines": scope.lines},
+        workgroup_size=workgroup,
+        grid=fold_grid(ceildiv(count, workgroup), target),
+        origins=node.origins,
+        flops=count,
+    )

@@ -1,0 +1,299 @@
+"""How elements are loaded from and stored to bindings: packing, vectors, windows.
+
+A kernel names each buffer access by a function call (``load_x``, ``load4_x``, ``store_x``, ``store4_x``);
+`Bindings` remembers which were used and declares bindings and functions that fit all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..dtypes import DType, Kind
+from ..errors import AdapterError
+from ..ir.graph import Buffer
+from ..plan.model import Binding, KernelBinding
+from ..sizes import Expr, as_expr, upper_bound
+from ..target import Target
+
+VECTOR = 4
+
+
+@dataclass
+class _Use:
+    """What a kernel does with one buffer."""
+
+    buffer: Buffer
+    alias: str
+    functions: set[str] = field(default_factory=set)
+
+    @property
+    def writes(self) -> bool:
+        return any(f.startswith(("store", "add")) for f in self.functions)
+
+
+@dataclass
+class Bindings:
+    """The storage bindings of one kernel, in order of first use."""
+
+    target: Target
+    buffers: dict[str, Buffer]
+    _uses: dict[str, _Use] = field(default_factory=dict)
+
+    def function(self, buffer: str, verb: str) -> str:
+        """The WGSL name of ``load``, ``load4``, ``store``, ``store4`` or ``add`` on a buffer."""
+        use = self._uses.get(buffer)
+        if use is None:
+            use = _Use(self.buffers[buffer], f"x{len(self._uses)}")
+            self._uses[buffer] = use
+        use.functions.add(verb)
+        return f"{verb}_{use.alias}"
+
+    def can_vectorize(self, dtype: DType) -> bool:
+        """Whether four elements of a dtype are one access (a vec4, or whole words when packed)."""
+        return dtype.itemsize <= 4
+
+    def windows(self, buffer: Buffer) -> int:
+        """Bindings through which the whole buffer is reached."""
+        if not buffer.nbytes.is_constant:
+            return 1
+        nbytes = int(buffer.nbytes)
+        if nbytes > self.target.max_buffer_nbytes:
+            raise AdapterError(
+                f"buffer {buffer.name} needs {nbytes} bytes, the adapter's largest buffer has "
+                f"{self.target.max_buffer_nbytes}; use smaller batches or a narrower dtype"
+            )
+        return max(1, -(-nbytes // self.window_nbytes))
+
+    @property
+    def window_nbytes(self) -> int:
+        """Bytes per window: the binding limit, rounded down to offsets that every adapter allows."""
+        return self.target.max_binding_nbytes // 256 * 256
+
+    def declarations(self) -> tuple[list[str], list[str]]:
+        """WGSL lines: binding declarations, then access functions."""
+        declared: list[str] = []
+        functions: list[str] = []
+        slot = 0
+        for use in self._uses.values():
+            element = _element_type(use)
+            access = "read_write" if use.writes else "read"
+            count = self.windows(use.buffer)
+            for window in range(count):
+                name = use.alias if count == 1 else f"{use.alias}_w{window}"
+                sizes = "×".join(map(repr, use.buffer.sizes)) or "scalar"
+                declared.append(
+                    f"@group(0) @binding({slot}) var<storage, {access}> {name}: "
+                    f"array<{element}>;  // {use.buffer.dtype} {sizes}"
+                )
+                slot += 1
+            for verb in sorted(use.functions):
+                functions += _access_function(use, verb, element, count, self.window_nbytes)
+        return declared, functions
+
+    @property
+    def count(self) -> int:
+        """Storage bindings used."""
+        return sum(self.windows(use.buffer) for use in self._uses.values())
+
+    def plan_bindings(self) -> tuple[tuple[Binding, ...], tuple[KernelBinding, ...]]:
+        """The same bindings for the plan."""
+        bindings: list[Binding] = []
+        kernel: list[KernelBinding] = []
+        for name, use in self._uses.items():
+            count = self.windows(use.buffer)
+            for window in range(count):
+                offset = window * self.window_nbytes
+                nbytes: Expr | None = None
+                if count > 1:
+                    total = int(use.buffer.nbytes)
+                    nbytes = as_expr(min(self.window_nbytes, (total - offset + 15) // 16 * 16))
+                bindings.append(Binding(name, offset, nbytes))
+                kernel.append(KernelBinding(use.writes))
+        return tuple(bindings), tuple(kernel)
+
+    def traffic(self) -> tuple[Expr, Expr]:
+        """(bytes read, bytes written) when every bound element moves once."""
+        read = written = as_expr(0)
+        for use in self._uses.values():
+            nbytes = use.buffer.numel * use.buffer.dtype.itemsize
+            if use.writes:
+                written = written + nbytes
+            else:
+                read = read + nbytes
+        return read, written
+
+
+def _vector_storage(use: _Use) -> bool:
+    dtype = use.buffer.dtype
+    return dtype.packing == 1 and bool({"load4", "store4"} & use.functions) and dtype.itemsize <= 4
+
+
+def _element_type(use: _Use) -> str:
+    dtype = use.buffer.dtype
+    if "add" in use.functions or (dtype.packing > 1 and "store" in use.functions):
+        return "atomic<u32>"
+    return f"vec4<{dtype.storage}>" if _vector_storage(use) else dtype.storage
+
+
+def _access_function(
+    use: _Use, verb: str, element: str, windows: int, window_nbytes: int
+) -> list[str]:
+    """One access function; ``i`` counts elements for scalar verbs and groups of four for vector verbs."""
+    lines = _BODIES[verb](use, element)
+    if windows == 1:
+        return [_signature(use, verb, use.alias, verb) + " {", *lines, "}"]
+    per_window = window_nbytes // use.buffer.dtype.itemsize
+    if verb.endswith("4"):
+        per_window //= VECTOR
+    text: list[str] = []
+    for w in range(windows):
+        name = f"{use.alias}_w{w}"
+        own = [line.replace(f"{use.alias}[", f"{name}[") for line in lines]
+        text += [_signature(use, verb, name, verb) + " {", *own, "}"]
+    value = ", v" if verb.startswith(("store", "add")) else ""
+    back = "" if value else "return "
+    text.append(_signature(use, verb, use.alias, verb) + " {")
+    for w in range(windows - 1):
+        end = (w + 1) * per_window
+        call = f"{verb}_{use.alias}_w{w}(i - {w * per_window}{value});"
+        text.append(f"  if (i < {end}) {{ {back}{call}{' return;' if value else ''} }}")
+    last = windows - 1
+    text.append(f"  {back}{verb}_{use.alias}_w{last}(i - {last * per_window}{value});")
+    return [*text, "}"]
+
+
+def _signature(use: _Use, verb: str, name: str, _: str) -> str:
+    compute = use.buffer.dtype.compute
+    value = f"vec4<{compute}>" if verb.endswith("4") else compute
+    if verb.startswith("load"):
+        return f"fn {verb}_{name}(i: i32) -> {value}"
+    return f"fn {verb}_{name}(i: i32, v: {value})"
+
+
+def _load(use: _Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if dtype.packing == 1:
+        at = f"{x}[i >> 2u][i & 3]" if element.startswith("vec4") else f"{x}[i]"
+        return [f"  return {_widen(dtype, at, '')};"]
+    shift = {2: 1, 4: 2}[dtype.packing]
+    word = f"{x}[i >> {shift}u]"
+    if element.startswith("atomic"):
+        word = f"atomicLoad(&{word})"
+    bit = f"u32(i & {dtype.packing - 1}) * {dtype.bits}u"
+    return [f"  return {_unpack(dtype, f'({word} >> ({bit}))')};"]
+
+
+def _load4(use: _Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if dtype.packing == 1:
+        return [f"  return {_widen(dtype, f'{x}[i]', 'vec4')};"]
+    if dtype.packing == 4:
+        lanes = [_unpack(dtype, f"(w >> {8 * k}u)") for k in range(4)]
+        head = f"  let w = {x}[i];"
+    else:
+        halves = ("w0", "(w0 >> 16u)", "w1", "(w1 >> 16u)")
+        lanes = [_unpack(dtype, half) for half in halves]
+        head = f"  let w0 = {x}[2 * i];\n  let w1 = {x}[2 * i + 1];"
+    return [head, f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
+
+
+def _store(use: _Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if dtype.packing == 1:
+        return [f"  {x}[i] = {_narrow(dtype, 'v', '')};"]
+    # Neighbours in the word belong to other invocations: clear own bits, then set them.
+    shift = {2: 1, 4: 2}[dtype.packing]
+    mask = (1 << dtype.bits) - 1
+    return [
+        f"  let bit = u32(i & {dtype.packing - 1}) * {dtype.bits}u;",
+        f"  atomicAnd(&{x}[i >> {shift}u], ~({mask}u << bit));",
+        f"  atomicOr(&{x}[i >> {shift}u], {_pack(dtype, 'v')} << bit);",
+    ]
+
+
+def _store4(use: _Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if dtype.packing == 1:
+        return [f"  {x}[i] = {_narrow(dtype, 'v', 'vec4')};"]
+    lane = [_pack(dtype, f"v.{c}") for c in "xyzw"]
+
+    def put(at: str, word: str) -> str:
+        return (
+            f"  atomicStore(&{at}, {word});"
+            if element.startswith("atomic")
+            else f"  {at} = {word};"
+        )
+
+    if dtype.packing == 4:
+        word = f"{lane[0]} | ({lane[1]} << 8u) | ({lane[2]} << 16u) | ({lane[3]} << 24u)"
+        return [put(f"{x}[i]", word)]
+    return [
+        put(f"{x}[2 * i]", f"{lane[0]} | ({lane[1]} << 16u)"),
+        put(f"{x}[2 * i + 1]", f"{lane[2]} | ({lane[3]} << 16u)"),
+    ]
+
+
+def _add(use: _Use, element: str) -> list[str]:
+    """Atomic accumulation: integers natively, f32 by compare-exchange (portable, order undefined)."""
+    dtype, x = use.buffer.dtype, use.alias
+    if dtype.kind is not Kind.FLOAT:
+        return [f"  atomicAdd(&{x}[i], bitcast<u32>(v));"]
+    return [
+        f"  var old = atomicLoad(&{x}[i]);",
+        "  loop {",
+        "    let sum = bitcast<u32>(bitcast<f32>(old) + v);",
+        f"    let result = atomicCompareExchangeWeak(&{x}[i], old, sum);",
+        "    if (result.exchanged) { break; }",
+        "    old = result.old_value;",
+        "  }",
+    ]
+
+
+_BODIES = {"load": _load, "load4": _load4, "store": _store, "store4": _store4, "add": _add}
+
+
+def _widen(dtype: DType, text: str, vector: str) -> str:
+    if dtype.storage == dtype.compute:
+        return text
+    return f"{f'vec4<{dtype.compute}>' if vector else dtype.compute}({text})"
+
+
+def _narrow(dtype: DType, text: str, vector: str) -> str:
+    if dtype.storage == dtype.compute:
+        return text
+    return f"{f'vec4<{dtype.storage}>' if vector else dtype.storage}({text})"
+
+
+def _unpack(dtype: DType, word: str) -> str:
+    """The lowest ``dtype.bits`` of a u32 expression as the compute type."""
+    match dtype.short:
+        case "bool":
+            return f"(({word} & 0xffu) != 0u)"
+        case "u8":
+            return f"({word} & 0xffu)"
+        case "bf16":
+            return f"bitcast<f32>({word} << 16u)"
+        case _:
+            return f"extractBits(bitcast<i32>({word}), 0u, {dtype.bits}u)"
+
+
+def _pack(dtype: DType, value: str) -> str:
+    """A value of the compute type as its bits, in the low end of a u32."""
+    match dtype.short:
+        case "bool":
+            return f"select(0u, 1u, {value})"
+        case "u8":
+            return f"({value} & 0xffu)"
+        case "bf16":
+            return f"bf16_bits({value})"
+        case _:
+            return f"(bitcast<u32>({value}) & {(1 << dtype.bits) - 1}u)"
+
+
+def check_index_range(buffer: Buffer) -> None:
+    """Raises AdapterError when a buffer has more elements than 32-bit index arithmetic reaches."""
+    high = upper_bound(buffer.span)
+    if high is not None and high >= 1 << 31:
+        raise AdapterError(
+            f"buffer {buffer.name} spans {high} elements; kernels address less than 2**31: split it"
+        )

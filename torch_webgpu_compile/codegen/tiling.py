@@ -1,0 +1,150 @@
+"""Work distribution as data: how many invocations share what, per kernel template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..sizes import Expr
+from ..target import Target
+from .index_wgsl import is_multiple_of
+from .storage import VECTOR
+
+
+def power_of_two_at_least(n: int) -> int:
+    """The smallest power of two ≥ n."""
+    return 1 << max(0, (n - 1).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiling:
+    """How a workgroup covers rows of a reduction.
+
+    Attributes:
+        threads: invocations that share a row (a power of two).
+        rows: rows per workgroup.
+        elements_fast: neighbouring invocations take neighbouring elements of a row (else neighbouring
+            rows: for reductions over columns).
+        lanes: neighbouring elements that an invocation loads at once (1 or 4).
+        chunks: times that an invocation's share covers the row when it is kept in registers; None for
+            a loop that reads memory again in every phase.
+    """
+
+    threads: int
+    rows: int
+    elements_fast: bool
+    lanes: int
+    chunks: int | None
+
+    @property
+    def workgroup(self) -> int:
+        return self.threads * self.rows
+
+
+# Registers per invocation that a row may occupy: 32 f32 values still leave 4 workgroups of 256 resident
+# per multiprocessor on an H200 (65,536 registers).
+_ROW_REGISTERS = 32
+
+
+def choose_row_tiling(
+    rows: Expr, length: Expr, elements_fast: bool, target: Target, several_phases: bool
+) -> RowTiling:
+    """The tiling for ``rows`` rows of ``length`` elements.
+
+    A single reduction reads its row once, so long rows loop; with several phases the row is kept in
+    registers when it fits.
+    """
+    limit = min(target.max_workgroup_invocations, 256)
+    if not elements_fast:
+        return _column_tiling(rows, length, limit)
+    lanes = VECTOR if is_multiple_of(length, VECTOR) else 1
+    if not length.is_constant:
+        return RowTiling(min(128, limit), 1, True, lanes, None)
+    vectors = -(-int(length) // lanes)
+    threads = min(limit, power_of_two_at_least(-(-vectors // 4)))
+    if vectors > 16 * limit and target.max_workgroup_invocations >= 1024:
+        threads = 1024
+    share = max(1, limit // threads)
+    if rows.is_constant:
+        share = min(share, power_of_two_at_least(int(rows)))
+    chunks: int | None = -(-vectors // threads)
+    assert chunks is not None
+    if chunks * lanes > _ROW_REGISTERS or (not several_phases and chunks > 8):
+        chunks = None
+    return RowTiling(threads, share, True, lanes, chunks)
+
+
+def _column_tiling(rows: Expr, length: Expr, limit: int) -> RowTiling:
+    count = int(rows) if rows.is_constant else 1 << 16
+    n = int(length) if length.is_constant else 256
+    threads = 1
+    while threads < 16 and threads * 8 <= n and count * threads < (1 << 17):
+        threads *= 2
+    share = max(1, min(limit // threads, power_of_two_at_least(count)))
+    chunks = -(-n // threads)
+    keep = length.is_constant and chunks <= 16
+    return RowTiling(threads, share, False, 1, chunks if keep else None)
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTiling:
+    """A tile of a contraction's result per workgroup, a register tile per invocation.
+
+    Attributes:
+        rows, columns, inner: the workgroup's tile, elements.
+        thread_rows, thread_columns: the invocation's tile, elements (multiples of 4).
+        double_buffer: load the next tile into registers and the other half of workgroup memory while
+            computing on this one.
+        unroll: steps of ``inner`` per loop iteration in the multiply loop; neither naga nor drivers unroll.
+        swizzle: row tiles that consecutive workgroups share before moving to the next column tile.
+    """
+
+    rows: int
+    columns: int
+    inner: int
+    thread_rows: int
+    thread_columns: int
+    double_buffer: bool
+    unroll: int
+    swizzle: int = 8
+
+    @property
+    def workgroup(self) -> int:
+        return (self.rows // self.thread_rows) * (self.columns // self.thread_columns)
+
+    @property
+    def workgroup_nbytes(self) -> int:
+        """Workgroup memory of both operands' tiles in f32."""
+        buffers = 2 if self.double_buffer else 1
+        return 4 * buffers * self.inner * (self.rows + self.columns)
+
+
+# The best of a small search on an H200 for 4096³ (f32) first, then tiles for smaller results: they are
+# tried in this order until the grid has enough workgroups.
+MATMUL_TILINGS = (
+    MatmulTiling(128, 128, 8, 8, 8, True, 8),
+    MatmulTiling(64, 64, 16, 4, 4, True, 8),
+    MatmulTiling(32, 32, 16, 4, 4, True, 8),
+)
+MATMUL_FEW_ROWS = MatmulTiling(16, 64, 16, 4, 4, True, 8)
+MATMUL_FEW_COLUMNS = MatmulTiling(64, 16, 16, 4, 4, True, 8)
+
+# Workgroups wanted in flight: about one per multiprocessor of a large GPU.
+_WORKGROUPS = 120
+
+
+def choose_matmul_tiling(batch: Expr, rows: Expr, columns: Expr, target: Target) -> MatmulTiling:
+    """The tiling for ``batch`` products of ``rows`` × ``columns`` results; symbolic sizes count as large."""
+    b, m, n = (int(e) if e.is_constant else 512 for e in (batch, rows, columns))
+    if m <= 16:
+        return MATMUL_FEW_ROWS
+    if n <= 16:
+        return MATMUL_FEW_COLUMNS
+    for tiling in MATMUL_TILINGS:
+        tiles = b * -(-m // tiling.rows) * -(-n // tiling.columns)
+        fits = (
+            tiling.workgroup <= target.max_workgroup_invocations
+            and tiling.workgroup_nbytes <= target.max_workgroup_nbytes
+        )
+        if fits and tiles >= _WORKGROUPS:
+            return tiling
+    return MATMUL_TILINGS[-1]

@@ -1,0 +1,231 @@
+"""Adapters: listing them, describing them as data, choosing one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from ..errors import AdapterError, OptionError
+from ..target import Target
+
+PROVIDERS = {"wgpu": "wgpu", "wgpudawn": "wgpudawn"}
+
+WANTED_FEATURES = (
+    "shader-f16",
+    "shader-int64",
+    "shader-f64",
+    "shader-float32-atomic",
+    "subgroup",
+    "subgroups",  # the standard's name, which Dawn uses
+    "subgroup-barrier",
+    "immediates",
+    "timestamp-query",
+    "timestamp-query-inside-passes",
+    "timestamp-query-inside-encoders",
+)
+
+_VENDORS = {
+    0x1002: "amd",
+    0x1010: "imagination",
+    0x106B: "apple",
+    0x10DE: "nvidia",
+    0x13B5: "arm",
+    0x1414: "microsoft",
+    0x5143: "qualcomm",
+    0x8086: "intel",
+    0x10005: "mesa",
+}
+_BACKEND_ORDER = {"Vulkan": 0, "Metal": 0, "D3D12": 0, "OpenGL": 2, "OpenGLES": 2}
+_TYPE_ORDER = {"discrete": 0, "integrated": 1, "unknown": 2, "cpu": 3}
+
+INSTALL_HINT = (
+    "install a Vulkan driver: on Debian or Ubuntu `apt-get install mesa-vulkan-drivers` (software "
+    "and Intel/AMD GPUs), otherwise the Vulkan package of the GPU's driver; "
+    "`python -m torch_webgpu_compile doctor` shows what is found"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """An adapter as data.
+
+    Attributes:
+        index: position in `list_adapters`, best first.
+        name: the GPU's name.
+        vendor: lower-case vendor name, "" when unknown.
+        backend: ``Vulkan``, ``Metal``, ``D3D12`` or ``OpenGL``.
+        type: ``discrete``, ``integrated``, ``cpu`` or ``unknown``.
+        driver: the driver's description.
+        features: WebGPU feature names.
+        limits: WebGPU limits by name with dashes, e.g. ``max-buffer-size``.
+        subgroup_sizes: smallest and largest subgroup size, (0, 0) without subgroups.
+    """
+
+    index: int
+    name: str
+    vendor: str
+    backend: str
+    type: str
+    driver: str
+    features: frozenset[str]
+    limits: Mapping[str, int] = field(repr=False)
+    subgroup_sizes: tuple[int, int] = (0, 0)
+
+    @property
+    def requested_features(self) -> tuple[str, ...]:
+        """The features that a device is created with."""
+        return tuple(name for name in WANTED_FEATURES if name in self.features)
+
+    def target(self) -> Target:
+        """The limits and features that the compiler sees."""
+        limits = self.limits
+        features = set(self.requested_features)
+        if "subgroups" in features:
+            features.add("subgroup")
+        return Target(
+            name=self.name,
+            vendor=self.vendor,
+            backend=self.backend,
+            features=frozenset(features),
+            max_binding_nbytes=limits["max-storage-buffer-binding-size"] & ~3,
+            max_buffer_nbytes=limits["max-buffer-size"] & ~15,
+            max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
+            max_workgroup_invocations=limits["max-compute-invocations-per-workgroup"],
+            max_workgroup_nbytes=limits["max-compute-workgroup-storage-size"],
+            max_grid=limits["max-compute-workgroups-per-dimension"],
+            offset_alignment=limits["min-storage-buffer-offset-alignment"],
+            subgroup_sizes=self.subgroup_sizes if "subgroup" in features else (0, 0),
+        )
+
+
+_lock = threading.RLock()
+_found: dict[str, list[tuple[AdapterInfo, Any]]] = {}
+
+
+def provider_module(provider: str) -> Any:
+    """The module with wgpu-py's API. Raises OptionError or AdapterError (not installed)."""
+    if provider not in PROVIDERS:
+        raise OptionError(f"provider {provider!r} is unknown; use one of {', '.join(PROVIDERS)}")
+    try:
+        return import_module(PROVIDERS[provider])
+    except ImportError as error:
+        raise AdapterError(
+            f"provider {provider!r} cannot be imported ({error}); run `pip install {provider}`"
+        ) from error
+
+
+def list_adapters(provider: str = "wgpu") -> list[AdapterInfo]:
+    """All adapters, best first: Vulkan, Metal and D3D12 before OpenGL; discrete before integrated
+    before software.
+
+    Raises:
+        OptionError: the provider has an unknown name.
+        AdapterError: the provider is not installed.
+    """
+    return [info for info, _ in _adapters(provider)]
+
+
+def find_adapter(provider: str, wanted: int | str | None) -> tuple[AdapterInfo, Any]:
+    """The adapter for an index, a part of a name, or None (the best), with the provider's object.
+
+    Raises:
+        AdapterError: there is none; the message says what to install, or what there is.
+    """
+    found = _adapters(provider)
+    if not found:
+        raise AdapterError(f"no WebGPU adapter was found by {provider}: {INSTALL_HINT}")
+    if wanted is None or wanted == "":
+        return found[0]
+    if isinstance(wanted, str) and not wanted.isdigit():
+        for entry in found:
+            if wanted.lower() in entry[0].name.lower():
+                return entry
+    elif 0 <= int(wanted) < len(found):
+        return found[int(wanted)]
+    names = "; ".join(f"{info.index}: {info.name} ({info.backend})" for info, _ in found)
+    raise AdapterError(f"no adapter matches {wanted!r}; there are {names}")
+
+
+def _adapters(provider: str) -> list[tuple[AdapterInfo, Any]]:
+    with _lock:
+        if provider not in _found:
+            module = provider_module(provider)
+            with _quiet_display():
+                objects = module.gpu.enumerate_adapters_sync()
+            described = sorted(
+                ((_describe(provider, adapter), adapter) for adapter in objects),
+                key=lambda pair: _rank(pair[0]),
+            )
+            listed = [(_with_index(info, i), a) for i, (info, a) in enumerate(described)]
+            if not listed:
+                return []  # look again next time: a driver may be installed meanwhile
+            _found[provider] = listed
+        return _found[provider]
+
+
+def _rank(info: AdapterInfo) -> tuple[int, int]:
+    return _BACKEND_ORDER.get(info.backend, 1), _TYPE_ORDER.get(info.type, 2)
+
+
+def _with_index(info: AdapterInfo, index: int) -> AdapterInfo:
+    return AdapterInfo(
+        index,
+        info.name,
+        info.vendor,
+        info.backend,
+        info.type,
+        info.driver,
+        info.features,
+        info.limits,
+        info.subgroup_sizes,
+    )
+
+
+def _describe(provider: str, adapter: Any) -> AdapterInfo:
+    info = adapter.info
+    kind = str(info["adapter_type"]).lower()
+    vendor = _VENDORS.get(int(info["vendor_id"]), str(info["vendor"]).lower())
+    features = frozenset(adapter.features)
+    sizes = (0, 0)
+    if features & {"subgroup", "subgroups"}:
+        sizes = _subgroup_sizes(provider, adapter)
+    return AdapterInfo(
+        index=-1,
+        name=str(info["device"]),
+        vendor=vendor,
+        backend=str(info["backend_type"]),
+        type=next((name for name in _TYPE_ORDER if name in kind), "unknown"),
+        driver=str(info["description"]),
+        features=features,
+        limits=dict(adapter.limits),
+        subgroup_sizes=sizes,
+    )
+
+
+def _subgroup_sizes(provider: str, adapter: Any) -> tuple[int, int]:
+    if provider == "wgpu":  # wgpu-py 0.32 reads a misspelt field and always gives (4, 128)
+        from .native import subgroup_sizes
+
+        return subgroup_sizes(adapter)
+    info = adapter.info
+    return int(info.get("subgroup_min_size", 4)), int(info.get("subgroup_max_size", 128))
+
+
+@contextlib.contextmanager
+def _quiet_display() -> Iterator[None]:
+    """Stops the OpenGL driver from printing that XDG_RUNTIME_DIR is not set."""
+    if not sys.platform.startswith("linux") or "XDG_RUNTIME_DIR" in os.environ:
+        yield
+        return
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
+    try:
+        yield
+    finally:
+        os.environ.pop("XDG_RUNTIME_DIR", None)

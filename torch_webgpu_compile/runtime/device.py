@@ -1,0 +1,213 @@
+"""`Device`: memory, transfers and pipelines of one GPU.
+
+Nothing outside this package knows the provider.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..errors import AdapterError
+from ..plan.model import Kernel
+from ..target import Target
+from .adapters import AdapterInfo, find_adapter, list_adapters
+from .buffers import STORAGE_USAGE, BufferPool, GpuBuffer
+from .interface import Backend
+from .native import NativeBackend
+from .pipelines import Pipeline, PipelineCache
+from .portable import PortableBackend
+from .transfer import Range, Transfers
+
+__all__ = ["AdapterInfo", "Device", "GpuBuffer", "list_adapters", "open_device"]
+
+
+class Reclaimable(Protocol):
+    """Holds memory that it can do without."""
+
+    def reclaim(self) -> None:
+        """Drops what is not in use."""
+
+
+class Device:
+    """An open GPU. Use `open_device`.
+
+    Attributes:
+        info: the adapter.
+        target: limits and features, as the compiler sees them.
+        checked: whether kernels are compiled with the provider's runtime checks.
+        dispatches: dispatches submitted so far.
+    """
+
+    def __init__(self, info: AdapterInfo, backend: Backend, checked: bool) -> None:
+        self.info = info
+        self.target: Target = info.target()
+        self.checked = checked
+        self.dispatches = 0
+        self.backend = backend
+        self._closed = False
+        self._reclaimable: weakref.WeakSet[Reclaimable] = weakref.WeakSet()
+        self._pool = BufferPool(backend, self.target.max_buffer_nbytes, self._make_room)
+        self._transfers = Transfers(backend)
+        self._pipelines = PipelineCache(backend, checked)
+
+    # ---- memory
+
+    def allocate(self, nbytes: int) -> GpuBuffer:
+        """A storage buffer with undefined contents. Raises OutOfMemoryError."""
+        return self._pool.allocate(nbytes)
+
+    def allocate_for(self, nbytes: int, usage: int = STORAGE_USAGE) -> GpuBuffer:
+        """`allocate` with another usage (see `interface`)."""
+        return self._pool.allocate(nbytes, usage)
+
+    def memory_stats(self) -> dict[str, int]:
+        """Bytes: ``allocated``, ``reserved`` (allocated and kept for reuse), ``peak_allocated``."""
+        return self._pool.stats()
+
+    def reset_peak_memory_stats(self) -> None:
+        """Starts ``peak_allocated`` again from what is allocated now."""
+        self._pool.reset_peak()
+
+    def empty_cache(self) -> None:
+        """Frees all GPU memory that no tensor and no running call needs."""
+        for holder in list(self._reclaimable):
+            holder.reclaim()
+        self._transfers.empty()
+        self._pool.empty()
+
+    def _make_room(self) -> None:
+        self.empty_cache()
+        self.backend.wait()  # memory that the GPU still uses is freed when its work is done
+
+    def add_reclaimable(self, holder: Reclaimable) -> None:
+        """`empty_cache` will ask ``holder`` (kept by a weak reference) to drop what it can."""
+        self._reclaimable.add(holder)
+
+    # ---- transfers
+
+    def upload(self, buffer: GpuBuffer, source: Any, offset: int = 0) -> None:
+        """Copies host memory into a buffer, in order with submitted work.
+
+        Args:
+            source: an object with the buffer protocol, or (address, nbytes). It may be changed as
+                soon as this returns.
+            offset: bytes into the buffer, any value.
+
+        Raises:
+            DeviceError: the range is outside the buffer, or the device failed.
+        """
+        self._transfers.upload(buffer, source, offset)
+
+    def download(self, buffer: GpuBuffer, destination: Any, offset: int = 0) -> None:
+        """Waits for the work submitted so far and fills host memory from a buffer.
+
+        Args:
+            destination: a writable object with the buffer protocol, or (address, nbytes).
+            offset: bytes into the buffer, any value.
+        """
+        self._transfers.download(buffer, destination, offset)
+
+    def download_many(self, ranges: Sequence[Range]) -> None:
+        """`download` of (buffer, offset, nbytes, address) ranges with one submit and one wait."""
+        self._transfers.download_many(ranges)
+
+    @property
+    def bytes_uploaded(self) -> int:
+        """Bytes copied to the GPU so far."""
+        return self._transfers.bytes_uploaded
+
+    @property
+    def bytes_downloaded(self) -> int:
+        """Bytes copied from the GPU so far."""
+        return self._transfers.bytes_downloaded
+
+    # ---- kernels
+
+    def compile(self, kernel: Kernel) -> Pipeline:
+        """The kernel's pipeline, from the cache if there. Raises ShaderError."""
+        return self._pipelines.compile(kernel)
+
+    def compile_many(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
+        """Pipelines of all kernels, compiled in parallel. Raises ShaderError."""
+        return self._pipelines.compile_many(kernels)
+
+    @property
+    def kernels_compiled(self) -> int:
+        """Kernels compiled so far, without those found in the cache."""
+        return self._pipelines.kernels_compiled
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time spent in the WGSL compiler and the driver, summed over threads."""
+        return self._pipelines.compile_seconds
+
+    # ---- life
+
+    def synchronize(self) -> None:
+        """Waits for everything that was submitted."""
+        self.backend.wait()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Waits for the GPU and frees what is not in use. `open_device` gives a new device then."""
+        if not self._closed:
+            self._closed = True
+            self.synchronize()
+            self.empty_cache()
+
+    def __repr__(self) -> str:
+        return f"Device({self.info.name!r}, {self.info.backend})"
+
+
+_lock = threading.Lock()
+_devices: dict[tuple[str, int, bool], Device] = {}
+
+
+def open_device(
+    provider: str = "wgpu", adapter: int | str | None = None, checked: bool = False
+) -> Device:
+    """The device of an adapter; the same object for the same adapter and ``checked``.
+
+    Args:
+        provider: ``wgpu`` or ``wgpudawn``.
+        adapter: an index into `list_adapters`, a part of a name in any case, or None for the best.
+        checked: compile kernels with bounds checks and loop bounding (debugging).
+
+    Raises:
+        AdapterError: no such adapter; the message says what to install, or what there is.
+        OptionError: the provider has an unknown name.
+    """
+    info, found = find_adapter(provider, adapter)
+    key = provider, info.index, checked
+    with _lock:
+        device = _devices.get(key)
+        if device is None or device.is_closed:
+            device = _devices[key] = create_device(provider, info, found, checked)
+        return device
+
+
+def create_device(
+    provider: str, info: AdapterInfo, adapter: Any, checked: bool, portable: bool = False
+) -> Device:
+    """A new device; ``portable`` forces the path through wgpu-py's objects."""
+    try:
+        opened = adapter.request_device_sync(
+            required_features=list(info.requested_features), required_limits=dict(info.limits)
+        )
+    except Exception as error:
+        raise AdapterError(
+            f"{info.name} ({info.backend}) does not give a device: {error}; choose another adapter "
+            "with TORCH_WEBGPU_ADAPTER or update its driver"
+        ) from error
+    backend: Backend
+    backend = (
+        NativeBackend(opened) if provider == "wgpu" and not portable else PortableBackend(opened)
+    )
+    return Device(info, backend, checked)

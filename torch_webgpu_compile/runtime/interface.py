@@ -1,0 +1,93 @@
+"""What the runtime needs from a WebGPU provider: `Backend`, and the commands that it submits.
+
+Two implementations: `native.NativeBackend` (cffi on wgpu-native's handles, fast) and
+`portable.PortableBackend` (wgpu-py's objects, any provider with its API). Handles are opaque.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..plan.model import Kernel
+
+# WebGPU spec, GPUBufferUsage and GPUMapMode.
+MAP_READ = 0x1
+MAP_WRITE = 0x2
+COPY_SRC = 0x4
+COPY_DST = 0x8
+UNIFORM = 0x40
+STORAGE = 0x80
+QUERY_RESOLVE = 0x200
+
+Handle = Any
+
+
+@dataclass(slots=True)
+class DispatchRun:
+    """Consecutive dispatches: one compute pass.
+
+    ``items`` are (pipeline or None when it is the previous one, bind group, x, y, z).
+    """
+
+    items: list[tuple[Handle | None, Handle, int, int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy between buffers; offsets and nbytes are multiples of 4 bytes."""
+
+    source: Handle
+    source_offset: int
+    destination: Handle
+    destination_offset: int
+    nbytes: int
+
+
+Command = DispatchRun | Copy
+
+
+class Backend(Protocol):
+    """A device of a provider. All failures are raised as exceptions of `errors`.
+
+    Everything is safe to call from several threads, except that `submit` orders itself by a lock.
+    """
+
+    def create_buffer(self, nbytes: int, usage: int) -> Handle:
+        """A buffer of nbytes, a multiple of 4. Raises OutOfMemoryError."""
+
+    def release_buffer(self, handle: Handle) -> None:
+        """Frees the memory as soon as the GPU no longer uses it."""
+
+    def create_pipeline(self, kernel: Kernel, checked: bool) -> tuple[Handle, Handle]:
+        """(pipeline, bind group layout). Raises ShaderError."""
+
+    def create_bind_group(
+        self, layout: Handle, entries: Sequence[tuple[Handle, int, int]], name: str
+    ) -> Handle:
+        """Entry i is (buffer, offset in bytes, nbytes) for binding i. ``name`` is for errors."""
+
+    def release_bind_group(self, handle: Handle) -> None:
+        """Frees the bind group."""
+
+    def submit(self, commands: Sequence[Command], name: str) -> int:
+        """Encodes and submits in order, without waiting; a number for `wait`."""
+
+    def wait(self, submission: int | None = None) -> None:
+        """Until the submission (None: everything submitted) is done."""
+
+    def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
+        """Copies host memory into a buffer before the next submit; multiples of 4 bytes."""
+
+    def map(self, handle: Handle, mode: int, nbytes: int) -> int:
+        """Maps a staging buffer (waiting for the GPU) and returns the host address."""
+
+    def unmap(self, handle: Handle) -> None:
+        """Ends the mapping; required before the buffer is used in a submit."""
+
+    def submit_timed(self, run: DispatchRun, name: str) -> list[float] | None:
+        """Runs the dispatches one by one; seconds of each, or None without timestamp queries."""
+
+    def release(self) -> None:
+        """Drops the device."""

@@ -1,0 +1,134 @@
+"""`interface.Backend` through wgpu-py's public API: slower, for any provider that has this API."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import DeviceError
+from ..plan.model import Kernel
+from .failures import device_error, shader_error
+from .interface import COPY_DST, MAP_READ, Command, DispatchRun, Handle
+
+_COMPUTE = 0x4  # WebGPU spec, GPUShaderStage
+
+
+@contextmanager
+def _guard(make_error: Callable[[str, str], DeviceError]) -> Iterator[None]:
+    """wgpu-py raises GPUValidationError, GPUOutOfMemoryError, … or RuntimeError."""
+    try:
+        yield
+    except DeviceError:
+        raise
+    except Exception as error:
+        kind = type(error).__name__.removeprefix("GPU").removesuffix("Error")
+        raise make_error(kind, str(error)) from error
+
+
+class PortableBackend:
+    """A device of any provider with wgpu-py's API."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._submissions = itertools.count(1)
+        self._fence: Any = None
+
+    def create_buffer(self, nbytes: int, usage: int) -> Handle:
+        with _guard(lambda kind, text: device_error(kind, text, f"a buffer of {nbytes} bytes")):
+            return self._device.create_buffer(size=nbytes, usage=usage)
+
+    def release_buffer(self, handle: Handle) -> None:
+        """Dropping the object frees the memory."""
+
+    def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
+        source = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
+        with _guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
+            self._device.queue.write_buffer(handle, offset, source)
+
+    def map(self, handle: Handle, mode: int, nbytes: int) -> int:
+        with _guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
+            handle.map_sync(mode, 0, nbytes)
+            view = handle.read_mapped(0, nbytes, copy=False)
+            import numpy as np
+
+            return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+    def unmap(self, handle: Handle) -> None:
+        handle.unmap()
+
+    def create_pipeline(self, kernel: Kernel, checked: bool) -> tuple[Handle, Handle]:
+        types = ["storage" if b.writable else "read-only-storage" for b in kernel.bindings]
+        if kernel.parameter_count:
+            types.append("uniform")
+        entries = [
+            {"binding": i, "visibility": _COMPUTE, "buffer": {"type": binding_type}}
+            for i, binding_type in enumerate(types)
+        ]
+        device = self._device
+        with _guard(lambda kind, text: shader_error(kind, text, kernel)):
+            layout = device.create_bind_group_layout(entries=entries)
+            module = device.create_shader_module(label=kernel.name, code=kernel.wgsl)
+            pipeline = device.create_compute_pipeline(
+                label=kernel.name,
+                layout=device.create_pipeline_layout(bind_group_layouts=[layout]),
+                compute={"module": module, "entry_point": "main"},
+            )
+        return pipeline, layout
+
+    def create_bind_group(
+        self, layout: Handle, entries: Sequence[tuple[Handle, int, int]], name: str
+    ) -> Handle:
+        described = [
+            {"binding": i, "resource": {"buffer": buffer, "offset": offset, "size": nbytes}}
+            for i, (buffer, offset, nbytes) in enumerate(entries)
+        ]
+        with _guard(lambda kind, text: device_error(kind, text, f"binding {name}")):
+            return self._device.create_bind_group(layout=layout, entries=described)
+
+    def release_bind_group(self, handle: Handle) -> None:
+        """Dropping the object frees it."""
+
+    def submit(self, commands: Sequence[Command], name: str) -> int:
+        with self._lock, _guard(lambda kind, text: device_error(kind, text, f"running {name}")):
+            encoder = self._device.create_command_encoder()
+            for command in commands:
+                if isinstance(command, DispatchRun):
+                    encoder_pass = encoder.begin_compute_pass()
+                    for pipeline, group, x, y, z in command.items:
+                        if pipeline is not None:
+                            encoder_pass.set_pipeline(pipeline)
+                        encoder_pass.set_bind_group(0, group)
+                        encoder_pass.dispatch_workgroups(x, y, z)
+                    encoder_pass.end()
+                else:
+                    encoder.copy_buffer_to_buffer(
+                        command.source,
+                        command.source_offset,
+                        command.destination,
+                        command.destination_offset,
+                        command.nbytes,
+                    )
+            self._device.queue.submit([encoder.finish()])
+            return next(self._submissions)
+
+    def wait(self, submission: int | None = None) -> None:
+        with self._lock, _guard(lambda kind, text: device_error(kind, text, "synchronize")):
+            if self._fence is None:
+                self._fence = self._device.create_buffer(size=4, usage=MAP_READ | COPY_DST)
+            # on_submitted_work_done_sync fails in wgpu-py 0.32; a mapping waits for the queue too
+            self._device.queue.write_buffer(self._fence, 0, b"done")
+            self._device.queue.submit([])
+            self._fence.map_sync(MAP_READ)
+            self._fence.unmap()
+
+    def submit_timed(self, run: DispatchRun, name: str) -> list[float] | None:
+        """None: not worth a second implementation, the profiler then measures on the host."""
+        return None
+
+    def release(self) -> None:
+        self._device = None

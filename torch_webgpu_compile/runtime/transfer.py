@@ -1,0 +1,226 @@
+"""Copies between host memory and GPU buffers through reused staging buffers.
+
+WebGPU copies need offsets and sizes that are multiples of 4 (spec, GPUCommandEncoder
+copyBufferToBuffer and GPUQueue writeBuffer). Other ranges are widened: on download the surplus is
+not copied out, on upload the words at the ends keep their other bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DeviceError
+from .buffers import GpuBuffer, round_up
+from .interface import COPY_DST, MAP_READ, Backend, Copy, Handle
+
+Memory = tuple[int, int]
+"""Host memory as (address, nbytes)."""
+
+Range = tuple[GpuBuffer, int, int, int]
+"""(buffer, offset in bytes, nbytes, host address)."""
+
+_CHUNK = 32 << 20  # bytes per staging buffer at most: two of them overlap copying and reading
+_SMALLEST = 64 << 10
+
+
+def host_memory(source: Any, writable: bool = False) -> tuple[int, int, Any]:
+    """(address, nbytes, the object to keep alive) of a buffer-protocol object or (address, nbytes).
+
+    Raises:
+        ValueError: the object is not contiguous, or not writable when it must be.
+    """
+    if isinstance(source, tuple):
+        return int(source[0]), int(source[1]), None
+    view = memoryview(source)
+    if not view.c_contiguous:
+        raise ValueError("host memory must be contiguous")
+    if writable and view.readonly:
+        raise ValueError("host memory to download into must be writable")
+    if not view.nbytes:
+        return 0, 0, view
+    array = np.frombuffer(view, dtype=np.uint8)
+    return int(array.__array_interface__["data"][0]), view.nbytes, array
+
+
+def _check(buffer: GpuBuffer, offset: int, nbytes: int, what: str) -> None:
+    if offset < 0 or nbytes < 0 or offset + nbytes > buffer.capacity:
+        raise DeviceError(
+            f"{what} of {nbytes} bytes at offset {offset} is outside a buffer of "
+            f"{buffer.nbytes} bytes; check the tensor's sizes and strides"
+        )
+
+
+class Transfers:
+    """Uploads and downloads of one device. Safe to call from several threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._staging: dict[int, list[Handle]] = {}
+        self.bytes_uploaded = 0
+        self.bytes_downloaded = 0
+
+    def upload(self, buffer: GpuBuffer, source: Any, offset: int = 0) -> None:
+        """Copies host memory into a buffer; the memory may be reused when this returns.
+
+        Raises:
+            DeviceError: the range is outside the buffer, or the device failed.
+        """
+        address, nbytes, keep = host_memory(source)
+        _check(buffer, offset, nbytes, "an upload")
+        if not nbytes:
+            return
+        self.bytes_uploaded += nbytes
+        end = offset + nbytes
+        first, last = round_up(offset, 4), end & ~3
+        if offset % 4 or first > last:
+            self._patch(buffer, offset, address, min(first, end) - offset)
+        position = first
+        while position < last:
+            part = min(_CHUNK, last - position)
+            self._backend.write_buffer(buffer.handle, position, address + position - offset, part)
+            position += part
+            if position < last:
+                self._backend.submit([], "an upload")  # bounds the provider's own staging memory
+        if last >= first and end % 4:
+            if end >= buffer.nbytes:  # nothing of value follows: no need to read the last word
+                word = np.zeros(4, np.uint8)
+                ctypes.memmove(word.ctypes.data, address + last - offset, end - last)
+                self._backend.write_buffer(buffer.handle, last, word.ctypes.data, 4)
+            else:
+                self._patch(buffer, last, address + last - offset, end - last)
+        del keep
+
+    def _patch(self, buffer: GpuBuffer, offset: int, address: int, nbytes: int) -> None:
+        """Writes a few bytes within one word of a buffer, keeping the others."""
+        start = offset & ~3
+        word = np.empty(4, np.uint8)
+        self._download([(buffer, start, 4, word.ctypes.data)])
+        ctypes.memmove(word.ctypes.data + offset - start, address, nbytes)
+        self._backend.write_buffer(buffer.handle, start, word.ctypes.data, 4)
+
+    def download(self, buffer: GpuBuffer, destination: Any, offset: int = 0) -> None:
+        """Fills host memory from a buffer, after all work submitted before.
+
+        Raises:
+            DeviceError: the range is outside the buffer, or the device failed.
+        """
+        address, nbytes, keep = host_memory(destination, writable=True)
+        self.download_many([(buffer, offset, nbytes, address)])
+        del keep
+
+    def download_many(self, ranges: Sequence[Range]) -> None:
+        """`download` of many ranges with one submit and one wait (per 32 MiB)."""
+        for buffer, offset, nbytes, _ in ranges:
+            _check(buffer, offset, nbytes, "a download")
+            self.bytes_downloaded += nbytes
+        self._download([entry for entry in ranges if entry[2]])
+
+    def _download(self, ranges: Sequence[Range]) -> None:
+        waiting: _Round | None = None
+        try:
+            for pieces, total in _rounds(ranges):
+                current = self._start(pieces, total)
+                waiting, previous = current, waiting
+                if previous is not None:
+                    self._finish(previous)
+        except BaseException:
+            waiting = None  # its staging buffer may be in use: let it go
+            raise
+        if waiting is not None:
+            self._finish(waiting)
+
+    def _start(self, pieces: list[_Piece], total: int) -> _Round:
+        nbytes = max(_SMALLEST, 1 << (total - 1).bit_length())
+        with self._lock:
+            free = self._staging.get(nbytes)
+            staging = free.pop() if free else None
+        if staging is None:
+            staging = self._backend.create_buffer(nbytes, MAP_READ | COPY_DST)
+        copies = [
+            Copy(piece.buffer.handle, piece.start, staging, piece.position, piece.nbytes)
+            for piece in pieces
+        ]
+        try:
+            self._backend.submit(copies, "a download")
+        except BaseException:
+            self._backend.release_buffer(staging)
+            raise
+        return _Round(staging, nbytes, total, pieces)
+
+    def _finish(self, current: _Round) -> None:
+        address = self._backend.map(current.staging, MAP_READ, current.total)
+        for piece in current.pieces:
+            source = address + piece.position + piece.skip
+            ctypes.memmove(piece.address, source, piece.wanted)
+        self._backend.unmap(current.staging)
+        with self._lock:
+            self._staging.setdefault(current.nbytes, []).append(current.staging)
+
+    def empty(self) -> None:
+        """Frees the staging buffers that are not in use."""
+        with self._lock:
+            staging, self._staging = self._staging, {}
+        for handles in staging.values():
+            for handle in handles:
+                self._backend.release_buffer(handle)
+
+
+class _Piece:
+    """A part of a range.
+
+    ``nbytes`` from ``start`` of a buffer land at ``position`` of the staging buffer, and ``wanted``
+    of them, after ``skip``, go to the host address.
+    """
+
+    __slots__ = ("address", "buffer", "nbytes", "position", "skip", "start", "wanted")
+
+    def __init__(
+        self, buffer: GpuBuffer, offset: int, wanted: int, address: int, position: int
+    ) -> None:
+        self.buffer = buffer
+        self.start = offset & ~3
+        self.skip = offset - self.start
+        self.nbytes = round_up(self.skip + wanted, 4)
+        self.wanted = wanted
+        self.address = address
+        self.position = position
+
+
+class _Round:
+    """One filled staging buffer."""
+
+    __slots__ = ("nbytes", "pieces", "staging", "total")
+
+    def __init__(self, staging: Handle, nbytes: int, total: int, pieces: list[_Piece]) -> None:
+        self.staging = staging
+        self.nbytes = nbytes
+        self.total = total
+        self.pieces = pieces
+
+
+def _rounds(ranges: Sequence[Range]) -> list[tuple[list[_Piece], int]]:
+    """Packs ranges into staging buffers of at most _CHUNK bytes."""
+    rounds: list[tuple[list[_Piece], int]] = []
+    pieces: list[_Piece] = []
+    position = 0
+    for buffer, offset, nbytes, address in ranges:
+        while nbytes:
+            room = _CHUNK - position
+            if room < 16:
+                rounds.append((pieces, position))
+                pieces, position = [], 0
+                continue
+            part = min(nbytes, room - 8)
+            piece = _Piece(buffer, offset, part, address, position)
+            pieces.append(piece)
+            position += round_up(piece.nbytes, 8)
+            offset, nbytes, address = offset + part, nbytes - part, address + part
+    if pieces:
+        rounds.append((pieces, position))
+    return rounds

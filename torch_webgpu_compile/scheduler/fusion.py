@@ -1,0 +1,331 @@
+"""Which nodes share a kernel.
+
+`fuse` walks the nodes in order and lets each one join a group that computes what it reads (or, for a
+reduction, reads the same rows), when legality and the target's limits allow; else it opens a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..ir.graph import (
+    AnchorGroup,
+    KernelGroup,
+    LoopGraph,
+    MapGroup,
+    Member,
+    RowGroup,
+    SingleGroup,
+)
+from ..ir.nodes import (
+    Attention,
+    Contraction,
+    Node,
+    Pointwise,
+    Reduction,
+    inputs_of,
+    iteration_symbols,
+    outputs_of,
+    symbol_keys,
+)
+from ..ir.scalar import loads_of, substitute_symbols
+from ..sizes import ONE, Expr, Symbol, atom_expr, product, substitute
+from ..target import Target
+from .mapping import (
+    extent_of,
+    flat_mapping,
+    invert_partially,
+    load_index,
+    map_into,
+    reads_agree,
+)
+
+# An epilogue that reads more than this many other buffers costs registers in the anchor's inner loop.
+_MAX_MEMBERS = 24
+
+
+@dataclass
+class Group:
+    """A kernel group while it grows.
+
+    ``rows`` and ``elements`` are the symbols of the iteration space; only row groups have elements.
+    ``computed`` gives each member buffer's index in those symbols.
+    """
+
+    kind: str
+    rows: tuple[Symbol, ...]
+    elements: tuple[Symbol, ...] = ()
+    anchor: Node | None = None
+    members: list[Member] = field(default_factory=list)
+    computed: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
+    reads: set[str] = field(default_factory=set)
+    needs: set[int] = field(default_factory=set)
+
+    @property
+    def space(self) -> tuple[Symbol, ...]:
+        return self.rows + self.elements
+
+    def add(self, member: Member, reads: Sequence[str]) -> None:
+        """Appends a member whose body is already in the group's symbols."""
+        self.members.append(member)
+        self.computed[member.output] = member.index
+        self.reads |= {r for r in reads if r not in self.computed}
+
+
+class Fuser:
+    """The state of one `fuse` call."""
+
+    def __init__(self, graph: LoopGraph, target: Target) -> None:
+        self.graph = graph
+        self.target = target
+        self.groups: list[Group] = []
+        self.writer: dict[str, int] = {}
+        self.readers: dict[str, set[str]] = {}
+        for node in graph.nodes:
+            for name in inputs_of(node):
+                self.readers.setdefault(name, set()).add(outputs_of(node)[0])
+
+    def run(self) -> list[Group]:
+        """Groups in creation order."""
+        for node in self.graph.nodes:
+            match node:
+                case Pointwise():
+                    placed = self._join_pointwise(node)
+                case Reduction():
+                    placed = self._join_reduction(node)
+                case _:
+                    placed = False
+            if not placed:
+                self._open(node)
+        return self.groups
+
+    # -- bookkeeping -----------------------------------------------------------------------------
+
+    def _producers(self, node: Node) -> list[int]:
+        """Groups that write what a node reads, the largest buffer first."""
+        found: dict[int, int] = {}
+        for name in inputs_of(node):
+            if name in self.writer:
+                rank = len(self.graph.buffers[name].sizes)
+                at = self.writer[name]
+                found[at] = max(found.get(at, 0), rank)
+        return sorted(found, key=lambda g: (-found[g], -g))
+
+    def _depends(self, group: int, on: int) -> bool:
+        """Whether a group (transitively) needs another one to have run."""
+        stack, seen = [group], set()
+        while stack:
+            current = stack.pop()
+            if current == on:
+                return True
+            if current not in seen:
+                seen.add(current)
+                stack.extend(self.groups[current].needs)
+        return False
+
+    def _may_join(self, node: Node, at: int) -> bool:
+        """No cycle, and the bindings fit."""
+        group = self.groups[at]
+        others = {self.writer[n] for n in inputs_of(node) if n in self.writer} - {at}
+        if any(self._depends(other, at) for other in others):
+            return False
+        reads = (group.reads | set(inputs_of(node))) - set(group.computed)
+        written = self._stored(group, extra=outputs_of(node)[0])
+        limit = self.target.max_storage_buffers
+        return (
+            len(group.members) < _MAX_MEMBERS
+            and sum(self._windows(n) for n in reads | written) <= limit
+        )
+
+    def _windows(self, name: str) -> int:
+        nbytes = self.graph.buffers[name].nbytes
+        if not nbytes.is_constant:
+            return 1
+        return max(1, -(-int(nbytes) // self.target.max_binding_nbytes))
+
+    def _stored(self, group: Group, extra: str) -> set[str]:
+        """Buffers that the group writes, if it also computed ``extra``."""
+        inside = {*group.computed, extra}
+        return {
+            name
+            for name in inside
+            if name in self.graph.returned or not self.readers.get(name, set()) <= inside
+        }
+
+    def _join(self, node: Node, at: int, member: Member) -> bool:
+        group = self.groups[at]
+        group.add(member, inputs_of(node))
+        self._link(node, at)
+        return True
+
+    def _link(self, node: Node, at: int) -> None:
+        needs = {self.writer[n] for n in inputs_of(node) if n in self.writer}
+        self.groups[at].needs |= needs - {at}
+        for name in outputs_of(node):
+            self.writer[name] = at
+
+    # -- opening ---------------------------------------------------------------------------------
+
+    def _open(self, node: Node) -> None:
+        at = len(self.groups)
+        match node:
+            case Pointwise():
+                symbols = iteration_symbols("i", node.ranges)
+                group = Group("map", symbol_keys(symbols))
+                group.add(Member(node.output, node.body, symbols, True, None, node.origins), inputs_of(node))
+            case Reduction():
+                rows = iteration_symbols("i", node.ranges)
+                elements = iteration_symbols("r", node.reduce_ranges)
+                group = Group("row", symbol_keys(rows), symbol_keys(elements))
+                member = Member(node.output, node.body, rows, True, node.kind, node.origins)
+                group.add(member, inputs_of(node))
+            case Contraction() | Attention():
+                group = Group("anchor", symbol_keys(anchor_symbols(node)), anchor=node)
+                group.reads = set(inputs_of(node))
+                group.computed[node.output] = anchor_index(node)
+            case _:
+                group = Group("single", (), anchor=node)
+        self.groups.append(group)
+        self._link(node, at)
+
+    # -- joining ---------------------------------------------------------------------------------
+
+    def _join_pointwise(self, node: Pointwise) -> bool:
+        symbols = symbol_keys(iteration_symbols("i", node.ranges))
+        for at in self._producers(node):
+            group = self.groups[at]
+            if group.kind == "single" or not self._may_join(node, at):
+                continue
+            spaces = [(group.space, group.elements)]
+            if group.kind == "row":
+                spaces.append((group.rows, ()))
+            for space, elements in spaces:
+                found = map_into(node.body, symbols, group.computed, space, elements)
+                if found is not None:
+                    mapping, body = found
+                    index = tuple(mapping[s] for s in symbols)
+                    member = Member(node.output, body, index, True, None, node.origins)
+                    return self._join(node, at, member)
+        return False
+
+    def _join_reduction(self, node: Reduction) -> bool:
+        reads = set(inputs_of(node))
+        siblings = [
+            g for g, group in enumerate(self.groups) if group.kind == "row" and reads & group.reads
+        ]
+        for at in dict.fromkeys([*self._producers(node), *reversed(siblings)]):
+            group: Group | None = self.groups[at]
+            if not self._may_join(node, at):
+                continue
+            if group is not None and group.kind == "map":
+                group = _as_rows(group, node)
+            if group is None or group.kind != "row":
+                continue
+            member = self._row_member(group, node)
+            if member is not None:
+                self.groups[at] = group
+                return self._join(node, at, member)
+        return False
+
+    def _row_member(self, group: Group, node: Reduction) -> Member | None:
+        rows = symbol_keys(iteration_symbols("i", node.ranges))
+        elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+        outer = flat_mapping(rows, group.rows)
+        inner = flat_mapping(elements, group.elements)
+        if outer is None or inner is None:
+            return None
+        mapping = {**outer, **inner}
+        body = substitute_symbols(node.body, mapping)
+        if not reads_agree(body, group.computed):
+            return None
+        same = [
+            load
+            for member in group.members
+            for load in loads_of(member.body)
+            if load.buffer not in group.computed
+        ]
+        own = [load for load in loads_of(body)]
+        if not any(load in same or load.buffer in group.computed for load in own):
+            return None  # the same numbers of rows, but not the same rows
+        index = tuple(mapping[s] for s in rows)
+        return Member(node.output, body, index, True, node.kind, node.origins)
+
+
+def _as_rows(group: Group, node: Reduction) -> Group | None:
+    """A map group as a row group over the rows that ``node`` reduces, or None."""
+    rows = symbol_keys(iteration_symbols("i", node.ranges))
+    elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+    load = next((o for o in loads_of(node.body) if o.buffer in group.computed), None)
+    index = None if load is None else load_index(load)
+    if load is None or index is None:
+        return None
+    own = tuple(atom_expr(s) for s in group.rows)
+    if group.computed[load.buffer] != own:
+        return None
+    if product(map(extent_of, group.rows)) is not product(map(extent_of, rows + elements)):
+        return None
+    back = invert_partially(index, own)
+    if back is None or any(s not in back for s in rows + elements if extent_of(s) is not ONE):
+        return None
+    mapping = dict(zip(group.rows, index, strict=True))
+    members = [_moved(m, mapping) for m in group.members]
+    return replace(
+        group,
+        kind="row",
+        rows=rows,
+        elements=elements,
+        members=members,
+        computed={m.output: m.index for m in members},
+    )
+
+
+def _moved(member: Member, mapping: dict[Symbol, Expr]) -> Member:
+    return replace(
+        member,
+        body=substitute_symbols(member.body, mapping),
+        index=tuple(substitute(i, mapping) for i in member.index),
+    )
+
+
+def anchor_symbols(node: Contraction | Attention) -> tuple[Expr, ...]:
+    """The iteration symbols of an anchor's result."""
+    if isinstance(node, Contraction):
+        return (
+            *iteration_symbols("b", node.batch),
+            *iteration_symbols("m", node.rows),
+            *iteration_symbols("n", node.columns),
+        )
+    batch, heads, queries, _, _, size = node.sizes
+    return (
+        *iteration_symbols("b", (batch, heads)),
+        *iteration_symbols("m", (queries,)),
+        *iteration_symbols("d", (size,)),
+    )
+
+
+def anchor_index(node: Contraction | Attention) -> tuple[Expr, ...]:
+    """The logical index that one point of an anchor's space computes."""
+    return node.index if isinstance(node, Contraction) else anchor_symbols(node)
+
+
+def fuse(graph: LoopGraph, target: Target) -> list[Group]:
+    """Kernel groups of a graph, not yet ordered."""
+    return Fuser(graph, target).run()
+
+
+def finish(group: Group, stored: set[str]) -> KernelGroup:
+    """The frozen form of a group; ``stored`` are the buffers that other groups or outputs need."""
+    members = tuple(replace(m, store=m.output in stored) for m in group.members)
+    extents = tuple(extent_of(s) for s in group.rows)
+    match group.kind:
+        case "map":
+            return MapGroup(extents, members)
+        case "row":
+            return RowGroup(extents, tuple(extent_of(s) for s in group.elements), members)
+        case "anchor":
+            assert group.anchor is not None
+            keep = outputs_of(group.anchor)[0] in stored
+            return AnchorGroup(group.anchor, members, keep)
+        case _:
+            return SingleGroup(group.anchor)

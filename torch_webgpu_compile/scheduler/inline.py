@@ -1,0 +1,179 @@
+"""Inlining: a pointwise producer is recomputed where it is read, and its buffer disappears."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from ..ir.graph import LoopGraph
+from ..ir.nodes import (
+    Attention,
+    Contraction,
+    Node,
+    Pointwise,
+    Reduction,
+    Scatter,
+    bodies_of,
+    inputs_of,
+    iteration_symbols,
+    outputs_of,
+    symbol_keys,
+)
+from ..ir.scalar import Load, Op, Scalar, loads_of, rewrite, substitute_symbols, walk
+from ..sizes import Expr, product, upper_bound
+from ..target import Target
+from .mapping import load_index
+
+# One transcendental costs about as much as this many multiplications on a GPU.
+_EXPENSIVE = 8
+_EXPENSIVE_OPS = frozenset(
+    "pow exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh "
+    "acosh atanh erf erfc sigmoid remainder fmod floor_divide".split()
+)
+_MAX_BODY = 400
+_CHEAP = 6
+
+
+def body_cost(body: Scalar) -> int:
+    """Arithmetic of one element, in multiplications."""
+    return sum(
+        _EXPENSIVE if node.name in _EXPENSIVE_OPS else 1
+        for node in walk(body)
+        if isinstance(node, Op)
+    )
+
+
+def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:
+    """Inlines every pointwise node for which recomputing costs less than storing and loading."""
+    nodes: dict[str, Node] = {outputs_of(n)[0]: n for n in graph.nodes}
+    order = [outputs_of(n)[0] for n in graph.nodes]
+    readers: dict[str, set[str]] = defaultdict(set)
+    for name, node in nodes.items():
+        for buffer in inputs_of(node):
+            readers[buffer].add(name)
+    for name in order:
+        node = nodes[name]
+        if not isinstance(node, Pointwise) or name in graph.returned or not readers[name]:
+            continue
+        users = [nodes[r] for r in sorted(readers[name])]
+        merged = [inline_into(user, node) for user in users]
+        if any(m is None for m in merged) or not _pays(node, users, graph, target):
+            continue
+        if any(not _fits(m, target) for m in merged if m is not None):
+            continue
+        for user, new in zip(users, merged, strict=True):
+            assert new is not None
+            key = outputs_of(user)[0]
+            nodes[key] = new
+            for buffer in inputs_of(node):
+                readers[buffer].add(key)
+        for buffer in inputs_of(node):
+            readers[buffer].discard(name)
+        del nodes[name]
+    kept = tuple(nodes[name] for name in order if name in nodes)
+    dropped = set(order) - set(nodes)
+    buffers = {k: b for k, b in graph.buffers.items() if k not in dropped}
+    return graph.with_nodes(kept, buffers)
+
+
+def _fits(node: Node, target: Target) -> bool:
+    return len(inputs_of(node)) + 1 <= target.max_storage_buffers and all(
+        sum(1 for _ in walk(body)) <= _MAX_BODY for body in bodies_of(node)
+    )
+
+
+def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) -> bool:
+    """Whether recomputing ``node`` in its readers beats writing it once and reading it back."""
+    cost = body_cost(node.body)
+    loads = loads_of(node.body)
+    if any(isinstance(u, (Contraction, Attention)) for u in users):
+        # Tiles are loaded many times; and a producer's epilogue would compute this for free.
+        reads_anchor = any(
+            isinstance(producer, (Contraction, Attention, Reduction))
+            for producer in graph.nodes
+            if outputs_of(producer)[0] in {load.buffer for load in loads}
+        )
+        return not loads or (cost <= 4 and len(loads) <= 2 and not reads_anchor)
+    if not loads:
+        return cost <= 4 * _CHEAP or len(users) == 1
+    repeats = sum(_repeats(node, user) for user in users)
+    if len(users) == 1 and repeats <= 1:
+        return True
+    numel = _size(product(node.ranges))
+    own = numel * graph.buffers[node.output].dtype.itemsize
+    read = sum(
+        min(_size(graph.buffers[b].numel), numel) * graph.buffers[b].dtype.itemsize
+        for b in {load.buffer for load in loads}
+    )
+    extra_reads = max(0, (len(users) - 1) * read - len(users) * own)
+    extra_work = cost * (repeats - 1)
+    return extra_reads <= own and extra_work <= _CHEAP * max(1, len(users))
+
+
+def _size(expr: Expr) -> int:
+    """A number for a size; symbolic sizes count as 64."""
+    from ..sizes import evaluate, symbols_of
+
+    high = upper_bound(expr) if expr.is_constant else None
+    return high if high is not None else evaluate(expr, {s.name: 64 for s in symbols_of(expr)})
+
+
+def _repeats(node: Pointwise, user: Node) -> float:
+    """How often a reader computes each element of ``node`` when it is inlined."""
+    points = _size(product(_ranges(user)))
+    sites = sum(
+        len({load for load in loads_of(b) if load.buffer == node.output}) for b in bodies_of(user)
+    )
+    return sites * max(1.0, points / max(1, _size(product(node.ranges))))
+
+
+def _ranges(node: Node) -> tuple[Expr, ...]:
+    match node:
+        case Pointwise() | Scatter():
+            return node.ranges
+        case Reduction():
+            return node.ranges + node.reduce_ranges
+        case _:
+            return ()
+
+
+def inline_into(user: Node, producer: Pointwise) -> Node | None:
+    """``user`` with the producer's body in place of its loads, or None when it gathers from it."""
+    symbols = symbol_keys(iteration_symbols("i", producer.ranges))
+
+    def change(node: Scalar) -> Scalar | None:
+        if not isinstance(node, Load) or node.buffer != producer.output:
+            return None
+        index = load_index(node)
+        assert index is not None
+        return substitute_symbols(producer.body, dict(zip(symbols, index, strict=True)))
+
+    for body in bodies_of(user):
+        for load in loads_of(body):
+            if load.buffer == producer.output and load_index(load) is None:
+                return None
+    origins = tuple(dict.fromkeys(producer.origins + user.origins))
+    match user:
+        case Pointwise() | Reduction():
+            return replace(user, body=rewrite(user.body, change), origins=origins)
+        case Contraction():
+            return replace(
+                user, lhs=rewrite(user.lhs, change), rhs=rewrite(user.rhs, change), origins=origins
+            )
+        case Attention():
+            bias = None if user.bias is None else rewrite(user.bias, change)
+            return replace(
+                user,
+                query=rewrite(user.query, change),
+                key=rewrite(user.key, change),
+                value=rewrite(user.value, change),
+                bias=bias,
+                origins=origins,
+            )
+        case Scatter():
+            if user.initial == producer.output:
+                return None
+            index = tuple(rewrite(i, change) for i in user.index)
+            return replace(user, index=index, body=rewrite(user.body, change), origins=origins)
+        case _:
+            return None

@@ -1,0 +1,188 @@
+"""Expressing one node's iteration space in another's.
+
+A consumer reads its producer's element ``index(s)`` at its own point ``s``. To compute both in one kernel,
+the consumer's symbols ``s`` must be functions of the producer's: the inverse of that index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..ir.scalar import Index, Load, Scalar, loads_of, substitute_symbols
+from ..sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    FloorDiv,
+    Mod,
+    Symbol,
+    as_expr,
+    as_symbol,
+    atom_expr,
+    contiguous_strides,
+    delinearize,
+    linearize,
+    product,
+    substitute,
+)
+
+Mapping_ = dict[Symbol, Expr]
+
+
+def extent_of(symbol: Symbol) -> Expr:
+    """The exclusive upper bound of an iteration symbol."""
+    assert symbol.extent is not None, symbol
+    return symbol.extent
+
+
+def load_index(load: Load) -> tuple[Expr, ...] | None:
+    """The index expressions of a load, or None when it gathers."""
+    exprs = tuple(i.expr for i in load.index if isinstance(i, Index))
+    return exprs if len(exprs) == len(load.index) else None
+
+
+def invert_partially(index: Sequence[Expr], targets: Sequence[Expr]) -> Mapping_ | None:
+    """Symbols s such that index(s) = targets, as far as the index determines them.
+
+    Understands symbols, mixed-radix sums of symbols and quotients or remainders of one symbol by constants:
+    what views and permutations of contiguous tensors give. The caller verifies.
+    """
+    found: Mapping_ = {}
+    for expr, target in zip(index, targets, strict=True):
+        pieces = _pieces(expr)
+        if pieces is None:
+            return None
+        for symbol, quotient, modulus, weight in pieces:
+            part = target // quotient
+            if modulus is not None:
+                part = part % modulus
+            found[symbol] = found.get(symbol, ZERO) + part * weight
+    return found
+
+
+def _pieces(expr: Expr) -> list[tuple[Symbol, Expr, Expr | None, Expr]] | None:
+    """(symbol, q, m, w): the symbol receives ((target // q) % m) · w."""
+    if expr.is_constant:
+        return []
+    terms = sorted(expr.terms, key=lambda term: -term[1])
+    if expr.constant or any(len(m) != 1 for m, _ in terms):
+        return None
+    if len(terms) == 1 and terms[0][1] == 1:
+        atom = terms[0][0][0]
+        single = _digit(atom_expr(atom))
+        return None if single is None else [(single[0], ONE, None, single[1])]
+    result: list[tuple[Symbol, Expr, Expr | None, Expr]] = []
+    stride = 1
+    for monomial, coefficient in reversed(terms):
+        atom = monomial[0]
+        if not isinstance(atom, Symbol) or coefficient != stride or atom.extent is None:
+            return None
+        top = coefficient == terms[0][1]
+        result.append((atom, as_expr(coefficient), None if top else atom.extent, ONE))
+        if not atom.extent.is_constant:
+            return result if top else None
+        stride *= int(atom.extent)
+    return result
+
+
+def _digit(expr: Expr) -> tuple[Symbol, Expr] | None:
+    """(symbol, weight) when ``expr`` is the symbol's digit of that weight in a mixed radix."""
+    symbol = as_symbol(expr)
+    if symbol is not None:
+        return (symbol, ONE) if symbol.extent is not None else None
+    atom = expr.terms[0][0][0]
+    if isinstance(atom, Mod):
+        inner = atom.numerator
+        if inner.constant == 0 and len(inner.terms) == 1 and len(inner.terms[0][0]) == 1:
+            return _digit(inner) if inner.terms[0][1] == 1 else None
+        return None
+    if isinstance(atom, FloorDiv):
+        symbol = as_symbol(atom.numerator)
+        return None if symbol is None else (symbol, atom.denominator)
+    return None
+
+
+def flat_mapping(symbols: Sequence[Symbol], space: Sequence[Symbol]) -> Mapping_ | None:
+    """Both spaces in row-major order, element by element; None when their sizes differ."""
+    sizes = [extent_of(s) for s in symbols]
+    extents = [extent_of(s) for s in space]
+    if product(sizes) is not product(extents):
+        return None
+    if sizes == extents:
+        return {s: atom_expr(t) for s, t in zip(symbols, space, strict=True)}
+    flat = linearize([atom_expr(t) for t in space], contiguous_strides(extents))
+    return dict(zip(symbols, delinearize(flat, sizes), strict=True))
+
+
+def mappings(
+    body: Scalar,
+    symbols: Sequence[Symbol],
+    computed: Mapping[str, Sequence[Expr]],
+    space: Sequence[Symbol],
+    elements: Sequence[Symbol],
+) -> Iterator[Mapping_]:
+    """Candidate mappings of ``symbols`` into ``space``, most specific first; none is verified.
+
+    Args:
+        body: what the consumer computes.
+        computed: per buffer that the group computes, its index in the group's symbols.
+        space: the group's symbols that the consumer must cover.
+        elements: the trailing part of ``space`` that reductions run over.
+    """
+    for load in loads_of(body):
+        index = load_index(load)
+        if load.buffer not in computed or index is None:
+            continue
+        partial = invert_partially(index, computed[load.buffer])
+        if partial is None:
+            continue
+        rest = [s for s in symbols if s not in partial]
+        full = dict(partial)
+        for symbol in rest:
+            if extent_of(symbol) is ONE:
+                full[symbol] = ZERO
+        rest = [s for s in rest if s not in full]
+        if not rest:
+            yield full
+            continue
+        remaining = flat_mapping(rest, elements)
+        if remaining is not None:
+            yield {**full, **remaining}
+    flat = flat_mapping(symbols, space)
+    if flat is not None:
+        yield flat
+
+
+def reads_agree(body: Scalar, computed: Mapping[str, Sequence[Expr]]) -> bool:
+    """Whether every load of a computed buffer is at exactly the point that computes it."""
+    for load in loads_of(body):
+        if load.buffer in computed:
+            index = load_index(load)
+            if index is None or index != tuple(computed[load.buffer]):
+                return False
+    return True
+
+
+def map_into(
+    body: Scalar,
+    symbols: Sequence[Symbol],
+    computed: Mapping[str, Sequence[Expr]],
+    space: Sequence[Symbol],
+    elements: Sequence[Symbol] = (),
+) -> tuple[Mapping_, Scalar] | None:
+    """The mapping that lets the group compute ``body`` at each of its points, and the mapped body.
+
+    None when the sizes differ or when the body needs elements that other points compute. A mapping found
+    through a read is one-to-one because the read composed with it is the identity; a flat one is by
+    construction.
+    """
+    sizes = product(extent_of(s) for s in symbols)
+    if sizes is not product(extent_of(s) for s in space):
+        return None
+    for mapping in mappings(body, symbols, computed, space, elements):
+        if any(s not in mapping for s in symbols):
+            continue
+        mapped = substitute_symbols(body, mapping)
+        if reads_agree(mapped, computed):
+            return mapping, mapped
+    return None

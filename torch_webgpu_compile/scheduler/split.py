@@ -1,0 +1,148 @@
+"""Splitting reductions whose rows are too few to fill a GPU: partial results, then their reduction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.graph import Buffer, BufferOrigin, LoopGraph
+from ..ir.nodes import Node, Reduction, iteration_symbols, symbol_keys
+from ..ir.scalar import (
+    Load,
+    Masked,
+    Scalar,
+    apply,
+    const,
+    index,
+    loads_of,
+    substitute_symbols,
+)
+from ..sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    as_expr,
+    ceildiv,
+    contiguous_strides,
+    delinearize,
+    iteration,
+    linearize,
+    product,
+    substitute,
+)
+from .mapping import load_index
+
+SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
+
+# Rows of at least this many elements are worth a second kernel when there are few of them.
+_LONG_ROW = 1 << 17
+_FEW_ROWS = 64
+_PART = 1 << 14
+# Columns: threads wanted in flight, and the shortest column part.
+_THREADS = 1 << 18
+_COLUMN_PART = 256
+
+
+def identity_of(kind: str, like: Scalar) -> Scalar:
+    """The neutral element of a reduction, in the dtype of ``like``."""
+    dtype = like.dtype
+    if kind in ("sum", "any"):
+        return const(0, dtype)
+    if kind in ("prod", "all"):
+        return const(1, dtype)
+    if dtype.is_float:
+        return const(float("inf") if kind == "minimum" else float("-inf"), dtype)
+    bits = dtype.bits
+    low, high = (0, (1 << bits) - 1)
+    if dtype.kind.value == "signed":
+        low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    if dtype.kind.value == "bool":
+        low, high = 0, 1
+    return const(high if kind == "minimum" else low, dtype)
+
+
+def split_reductions(graph: LoopGraph) -> LoopGraph:
+    """Replaces long, few-rowed reductions by two."""
+    buffers = dict(graph.buffers)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        parts = _parts(node, graph) if isinstance(node, Reduction) else 1
+        if isinstance(node, Reduction) and parts > 1:
+            nodes += _split(node, parts, buffers)
+        else:
+            nodes.append(node)
+    return graph.with_nodes(tuple(nodes), buffers)
+
+
+def _parts(node: Reduction, graph: LoopGraph) -> int:
+    rows, length = product(node.ranges), product(node.reduce_ranges)
+    if node.kind not in SPLITTABLE or not (rows.is_constant and length.is_constant):
+        return 1
+    r, n = int(rows), int(length)
+    if r == 0:
+        return 1
+    if _columns(node, graph):
+        wanted = _THREADS // max(1, r)
+        return min(wanted, n // _COLUMN_PART) if n >= 4 * _COLUMN_PART and wanted >= 16 else 1
+    if r >= _FEW_ROWS or n < _LONG_ROW:
+        return 1
+    return min(max(1, 2048 // r), n // _PART)
+
+
+def _columns(node: Reduction, graph: LoopGraph) -> bool:
+    """Whether neighbouring rows, not neighbouring elements of a row, are neighbours in memory."""
+    inner = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+    outer = symbol_keys(iteration_symbols("i", node.ranges))
+    votes = 0
+    for load in loads_of(node.body):
+        at = load_index(load)
+        if at is None:
+            continue
+        address = linearize(at, graph.buffers[load.buffer].strides)
+        votes += _unit_step(address, outer) - _unit_step(address, inner)
+    return votes > 0
+
+
+def _unit_step(address: Expr, symbols: tuple[object, ...]) -> int:
+    for symbol in symbols:
+        zero = substitute(address, {symbol: ZERO})  # type: ignore[dict-item]
+        if substitute(address, {symbol: ONE}) - zero is ONE:  # type: ignore[dict-item]
+            return 1
+    return 0
+
+
+def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node]:
+    length = product(node.reduce_ranges)
+    chunk = ceildiv(ceildiv(length, parts), 4) * 4
+    parts = int(ceildiv(length, chunk))
+    name = f"{node.output}_parts"
+    result = buffers[node.output]
+    sizes = (as_expr(parts), *node.ranges)
+    buffers[name] = Buffer(
+        name, node.body.dtype, sizes, contiguous_strides(sizes), ZERO, BufferOrigin.INTERMEDIATE
+    )
+    new = iteration_symbols("i", sizes)
+    old = symbol_keys(iteration_symbols("i", node.ranges))
+    (r,) = iteration_symbols("r", (chunk,))
+    position = new[0] * chunk + r
+    within = iteration("position", length)
+    inner = dict(
+        zip(
+            symbol_keys(iteration_symbols("r", node.reduce_ranges)),
+            delinearize(within, node.reduce_ranges),
+            strict=True,
+        )
+    )
+    moved = substitute_symbols(node.body, {**dict(zip(old, new[1:], strict=True)), **inner})
+    body = substitute_symbols(moved, {symbol_keys((within,))[0]: position})
+    if length % chunk is not ZERO:
+        inside = apply("lt", index(position), index(length))
+        body = Masked(inside, body, identity_of(node.kind, node.body))
+    first = replace(node, output=name, ranges=sizes, reduce_ranges=(chunk,), body=body)
+    (part,) = iteration_symbols("r", (parts,))
+    rows = iteration_symbols("i", node.ranges)
+    again: Scalar = Load(
+        name, (index(part), *(index(i) for i in rows)), node.body.dtype
+    )
+    second = replace(node, reduce_ranges=(as_expr(parts),), body=again)
+    assert result.dtype is node.body.dtype or node.kind in SPLITTABLE
+    return [first, second]
