@@ -105,9 +105,7 @@ def _better(kind: str, dtype: DType, v: str, p: str, best: str, at: str) -> str:
     if not dtype.is_float:
         return f"({beats}) || {tie}"
     nan, other = f"tw_isnan({v})", f"tw_isnan({best})"
-    return (
-        f"({nan} && (!{other} || {p} < {at})) || (!{other} && !{nan} && (({beats}) || {tie}))"
-    )
+    return f"({nan} && (!{other} || {p} < {at})) || (!{other} && !{nan} && (({beats}) || {tie}))"
 
 
 def identity(kind: str, dtype: DType) -> str:
@@ -136,9 +134,7 @@ def accumulator(name: str, kind: str, dtype: DType, lanes: int) -> Accumulator:
     if kind in ("argmin", "argmax"):
         best = Part(f"{name}_best", dtype.compute, neutral, nbytes)
         at = Part(f"{name}_at", "i32", "2147483647i", 4)
-        better = _better(
-            kind, dtype, f"{best.name}_b", f"{at.name}_b", best.name, at.name
-        )
+        better = _better(kind, dtype, f"{best.name}_b", f"{at.name}_b", best.name, at.name)
         move = f"{{ {best.name} = {best.name}_b; {at.name} = {at.name}_b; }}"
         return Accumulator(kind, dtype, lanes, (best, at), (f"if ({better}) {move}",))
     if lanes > 1:

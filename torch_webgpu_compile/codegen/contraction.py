@@ -258,6 +258,4 @@ def _store_is_vector(builder: KernelBuilder, member: Member, lanes: Lanes) -> bo
     buffer = builder.buffers[member.output]
     address = linearize(member.index, buffer.strides) + buffer.offset
     at = [substitute(address, env) for env in lanes]
-    return is_multiple_of(at[0], VECTOR) and all(
-        a - at[0] is as_expr(x) for x, a in enumerate(at)
-    )
+    return is_multiple_of(at[0], VECTOR) and all(a - at[0] is as_expr(x) for x, a in enumerate(at))

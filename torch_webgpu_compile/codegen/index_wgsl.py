@@ -36,9 +36,7 @@ def _render_atom(atom: Atom, name_of: Callable[[Symbol], str]) -> str:
     denominator = render_index(atom.denominator, name_of)
     sign = "/" if isinstance(atom, FloorDiv) else "%"
     if is_nonnegative(atom.numerator):
-        unsigned = (
-            f"{denominator}u" if atom.denominator.is_constant else f"u32({denominator})"
-        )
+        unsigned = f"{denominator}u" if atom.denominator.is_constant else f"u32({denominator})"
         return f"i32(u32({numerator}) {sign} {unsigned})"
     function = "floor_div" if isinstance(atom, FloorDiv) else "floor_mod"
     return f"{function}_index({numerator}, {denominator})"

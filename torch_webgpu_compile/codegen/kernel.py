@@ -59,7 +59,9 @@ class KernelBuilder:
         """A `Renderer` that writes into this kernel."""
         return Renderer(self.bindings, self.names, self.name_of, lanes, scope, **options)
 
-    def store(self, member: Member, value: Text, lanes: Sequence[Mapping[Symbol, Expr]]) -> list[str]:
+    def store(
+        self, member: Member, value: Text, lanes: Sequence[Mapping[Symbol, Expr]]
+    ) -> list[str]:
         """Statements that store a member's value at its index, one element or four."""
         from ..sizes import substitute
         from .index_wgsl import is_multiple_of
@@ -80,9 +82,7 @@ class KernelBuilder:
             function = self.bindings.function(member.output, "store4")
             return [f"{function}({self.index(addresses[0] // VECTOR)}, {value.widen(VECTOR)});"]
         function = self.bindings.function(member.output, "store")
-        return [
-            f"{function}({self.index(a)}, {value.lane(k)});" for k, a in enumerate(addresses)
-        ]
+        return [f"{function}({self.index(a)}, {value.lane(k)});" for k, a in enumerate(addresses)]
 
     def finish(
         self,
@@ -114,9 +114,7 @@ class KernelBuilder:
             sources=tuple(dict.fromkeys(o.source for o in origins if o.source)),
         )
         parameters = tuple(atom_expr(symbol) for symbol in symbols)
-        return KernelCall(
-            kernel, bindings, grid, parameters, read, written, flops or as_expr(0)
-        )
+        return KernelCall(kernel, bindings, grid, parameters, read, written, flops or as_expr(0))
 
 
 def kernel_name(kind: str, ops: Sequence[str]) -> str:

@@ -146,7 +146,9 @@ _TABLES = {
 }
 
 # Narrow integers compute in 32 bits; these ops can leave their range and are wrapped back.
-WRAPPING = frozenset({"add", "sub", "mul", "neg", "square", "shift_left", "pow", "bitwise_not", "abs"})
+WRAPPING = frozenset(
+    {"add", "sub", "mul", "neg", "square", "shift_left", "pow", "bitwise_not", "abs"}
+)
 
 
 def op_row(name: str, dtype: DType) -> str | None:

@@ -41,9 +41,7 @@ def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) ->
     lines: list[str] = []
     if mode == "vector":
         q = iteration("q", count)
-        lanes: Lanes = [
-            flat_environment(symbols, q * VECTOR + k, order) for k in range(VECTOR)
-        ]
+        lanes: Lanes = [flat_environment(symbols, q * VECTOR + k, order) for k in range(VECTOR)]
         lines += render_members(builder, group.members, lanes)
     elif mode == "scalar":
         lines += render_members(

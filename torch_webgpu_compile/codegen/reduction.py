@@ -62,9 +62,7 @@ class _RowKernel:
         self.varying = self._varying_members()
         self.depth = self._depths()
         self.phases_count = max(self.depth[m.output] for m in group.members if m.reduction)
-        final_pass = any(
-            m.store and m.output in self.varying for m in group.members
-        )
+        final_pass = any(m.store and m.output in self.varying for m in group.members)
         self.tiling = choose_row_tiling(
             self.rows,
             self.length,
@@ -74,9 +72,7 @@ class _RowKernel:
         )
         self.values: dict[str, Text] = {}
         self.row_scope = Scope()
-        row_env = dict(
-            zip(self.row_symbols, delinearize(self._row(), group.rows), strict=True)
-        )
+        row_env = dict(zip(self.row_symbols, delinearize(self._row(), group.rows), strict=True))
         row_env.update({s: ZERO for s in self.element_symbols if s.extent is ONE})
         self.row_env = row_env
         self.row_renderer = self.builder.renderer(
@@ -157,7 +153,10 @@ class _RowKernel:
             origins=group_origins(self.group.members),
             flops=self.rows * self.length * len(self.group.members),
             workgroup_nbytes=sum(
-                part.nbytes * t.workgroup for p in phases for a in p.accumulators for part in a.parts
+                part.nbytes * t.workgroup
+                for p in phases
+                for a in p.accumulators
+                for part in a.parts
             )
             if t.threads > 1
             else 0,
@@ -222,7 +221,11 @@ class _RowKernel:
     def _row_members(self, depth: int) -> None:
         """Values per row that are known after ``depth`` passes."""
         for m in self.group.members:
-            if m.reduction is None and m.output not in self.varying and self.depth[m.output] == depth:
+            if (
+                m.reduction is None
+                and m.output not in self.varying
+                and self.depth[m.output] == depth
+            ):
                 self.values[m.output] = self.row_renderer.render(m.body)
 
     def _row_stores(self) -> list[str]:

@@ -194,9 +194,7 @@ class Renderer:
         at = self._address(address, gathers, lane, 1)
         return self.let(f"{function}({at})", 1, node.dtype)
 
-    def _address(
-        self, affine: Expr, gathers: list[tuple[Text, Expr]], lane: int, unit: int
-    ) -> str:
+    def _address(self, affine: Expr, gathers: list[tuple[Text, Expr]], lane: int, unit: int) -> str:
         code = render_index(affine, self.name_of)
         for value, stride in gathers:
             step = render_index(stride // unit, self.name_of)
@@ -279,7 +277,11 @@ class Renderer:
             return self._index(expr, dtypes.int32)
         if isinstance(node, Op) and node.name == "cast" and node.dtype is dtypes.int64:
             (inner,) = node.args
-            if inner.dtype.is_integer and inner.dtype.bits <= 32 and inner.dtype is not dtypes.uint32:
+            if (
+                inner.dtype.is_integer
+                and inner.dtype.bits <= 32
+                and inner.dtype is not dtypes.uint32
+            ):
                 return self._cast(self.render(inner), dtypes.int32)
         return None
 

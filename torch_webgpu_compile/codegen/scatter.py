@@ -17,9 +17,7 @@ from .scalar_wgsl import Scope
 _ATOMIC_ADD = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32})
 
 
-def generate_scatter(
-    node: Scatter, buffers: dict[str, Buffer], target: Target
-) -> list[KernelCall]:
+def generate_scatter(node: Scatter, buffers: dict[str, Buffer], target: Target) -> list[KernelCall]:
     """The copy and the update; empty ranges leave just the copy.
 
     Raises:

@@ -173,7 +173,10 @@ class Fuser:
             case Pointwise():
                 symbols = iteration_symbols("i", node.ranges)
                 group = Group("map", symbol_keys(symbols))
-                group.add(Member(node.output, node.body, symbols, True, None, node.origins), inputs_of(node))
+                group.add(
+                    Member(node.output, node.body, symbols, True, None, node.origins),
+                    inputs_of(node),
+                )
             case Reduction():
                 rows = iteration_symbols("i", node.ranges)
                 elements = iteration_symbols("r", node.reduce_ranges)

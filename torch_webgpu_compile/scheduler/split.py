@@ -140,9 +140,7 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
     first = replace(node, output=name, ranges=sizes, reduce_ranges=(chunk,), body=body)
     (part,) = iteration_symbols("r", (parts,))
     rows = iteration_symbols("i", node.ranges)
-    again: Scalar = Load(
-        name, (index(part), *(index(i) for i in rows)), node.body.dtype
-    )
+    again: Scalar = Load(name, (index(part), *(index(i) for i in rows)), node.body.dtype)
     second = replace(node, reduce_ranges=(as_expr(parts),), body=again)
     assert result.dtype is node.body.dtype or node.kind in SPLITTABLE
     return [first, second]
