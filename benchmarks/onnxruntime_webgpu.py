@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -29,19 +30,19 @@ class _Module(nn.Module):
         return self.function(*inputs)
 
 
-def _diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None) -> Tensor:
-    """``torch.diff`` from operators that the exporter knows; transformers' masks use it."""
-    assert n == 1
-    x = x if prepend is None else torch.cat([prepend, x], dim)
-    length = x.shape[dim] - 1
-    return x.narrow(dim, 1, length) - x.narrow(dim, 0, length)
+def _without_packed_sequences() -> contextlib.AbstractContextManager[Any]:
+    """transformers looks for several texts in one row, with operators that ONNX does not have."""
+    name = "transformers.masking_utils"
+    if name not in sys.modules:
+        return contextlib.nullcontext()
+    return mock.patch(f"{name}.find_packed_sequence_indices", return_value=None)
 
 
 def export(function: Callable[..., Any], inputs: tuple[Tensor, ...], path: Path) -> None:
     """Writes the ONNX file; tracing exporter, as it needs nothing but ``onnx``."""
     module = function if isinstance(function, nn.Module) else _Module(function)
     quiet = contextlib.redirect_stdout(io.StringIO())
-    with warnings.catch_warnings(), torch.no_grad(), mock.patch("torch.diff", _diff), quiet:
+    with warnings.catch_warnings(), torch.no_grad(), _without_packed_sequences(), quiet:
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module.eval(),
