@@ -27,12 +27,12 @@ TARGET = Target()
 def capture(
     fn: Callable[..., Any], *args: Any, dynamic: bool = False, decompose: bool = True
 ) -> CapturedGraph:
-    """Traces ``fn`` on fake tensors like ``args``; with ``dynamic``, every size of 2 or more is symbolic."""
+    """Traces ``fn`` on fake tensors; with ``dynamic``, every size of 2 or more is symbolic."""
     mode = "symbolic" if dynamic else "fake"
     table = core_aten_decompositions() if decompose else {}
 
     def functional(*inner: Any) -> Any:
-        result = torch.func.functionalize(fn, remove="mutations_and_views")(*inner)
+        result = torch.func.functionalize(fn, remove="mutations")(*inner)
         return torch.utils._pytree.tree_leaves(result)
 
     with torch.no_grad():
@@ -63,7 +63,7 @@ def host_callback(graph: LoopGraph) -> Callable[..., Any]:
     """Runs host calls with PyTorch on CPU."""
 
     def run(call: HostCall, arrays: Any, sizes: Any) -> Any:
-        names = [a for a in arrays]
+        names = list(arrays)
         tensors = {
             name: to_tensor(arrays[name].copy(), getattr(torch, graph.buffers[name].dtype.name))
             for name in names
@@ -110,7 +110,7 @@ def check(
     """Compares eager with lowered and interpreted, strides included; returns the graph."""
     captured = capture(fn, *args, dynamic=dynamic, decompose=decompose)
     graph = lower_checked(captured, allow_host=allow_host)
-    flat_args = [a for a in torch.utils._pytree.tree_leaves(args)]
+    flat_args = torch.utils._pytree.tree_leaves(args)
     actual = run_graph(graph, flat_args)
     if not dynamic:
         check_strides(captured, actual)
@@ -121,7 +121,7 @@ def check(
 
 
 def check_strides(captured: CapturedGraph, actual: Sequence[Any]) -> None:
-    """Outputs have the strides that tracing promised, where a dimension has more than one element."""
+    """Outputs have the strides that tracing promised, except of dimensions of size 1."""
     (output,) = (n for n in captured.module.graph.nodes if n.op == "output")
     for got, node in zip(actual, output.args[0], strict=False):
         if isinstance(got, torch.Tensor) and got.numel():
@@ -138,5 +138,3 @@ def compare(actual: Sequence[Any], expected: Sequence[Any], **tolerance: Any) ->
             torch.testing.assert_close(got, wanted.detach(), equal_nan=True, **tolerance)
         else:
             assert got == wanted, (got, wanted)
-
-

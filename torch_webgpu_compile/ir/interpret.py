@@ -41,8 +41,8 @@ def interpret(
 ) -> list[Any]:
     """The graph's outputs, in order, those that mutate an input included.
 
-    An argument is an integer for a size, else an array of the buffer's sizes (with any NumPy strides)
-    or a flat array of its memory. Outputs have the strides of their `GraphOutput`.
+    An argument is an integer for a size, else an array of the buffer's sizes (of any strides) or a
+    flat array of its memory. Outputs have the strides of their `GraphOutput`.
     ``run_host_call(call, arrays by buffer name, sizes by name)`` runs what has no kernel.
     """
     with np.errstate(all="ignore"):
@@ -156,12 +156,10 @@ class _Run:
         space = Space(self, [("i", node.ranges), ("r", node.reduce_ranges)])
         outer = self.shape(node.ranges)
         values = space.full(node.body).reshape((*outer, -1))
-        self._store(node.output, reduce_last(node.kind, values))
+        self._store(node.output, _REDUCE[node.kind](values))
 
     def _contraction(self, node: Contraction) -> None:
-        b, m, n, k = (
-            self.shape(r) for r in (node.batch, node.rows, node.columns, node.inner)
-        )
+        b, m, n, k = (self.shape(r) for r in (node.batch, node.rows, node.columns, node.inner))
         lhs = Space(self, [("b", node.batch), ("m", node.rows), ("k", node.inner)])
         rhs = Space(self, [("b", node.batch), ("k", node.inner), ("n", node.columns)])
         count = [int(np.prod(s)) for s in (b, m, n, k)]
@@ -213,32 +211,22 @@ class _Run:
             space = Space(self, [outer, ("m", (queries,)), ("n", (keys,))])
             scores = scores + space.full(node.bias)
         if node.causal:
-            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+            scores = np.where(np.tri(*scores.shape[-2:]) != 0, scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out = np.matmul(weights, v) / weights.sum(-1, keepdims=True)
         self._store(node.output, out)
 
 
-def reduce_last(kind: str, values: Array) -> Array:
-    """One of `nodes.REDUCTIONS` over the last axis."""
-    match kind:
-        case "sum":
-            return np.sum(values, -1, dtype=values.dtype)
-        case "prod":
-            return np.prod(values, -1, dtype=values.dtype)
-        case "minimum":
-            return np.min(values, -1)
-        case "maximum":
-            return np.max(values, -1)
-        case "argmin":
-            return np.argmin(values, -1).astype(np.int64)
-        case "argmax":
-            return np.argmax(values, -1).astype(np.int64)
-        case "any":
-            return np.any(values, -1)
-        case "all":
-            return np.all(values, -1)
-    raise VerificationError(f"unknown reduction {kind}")
+_REDUCE: dict[str, Callable[[Array], Any]] = {
+    "sum": lambda values: np.sum(values, -1, dtype=values.dtype),
+    "prod": lambda values: np.prod(values, -1, dtype=values.dtype),
+    "minimum": lambda values: np.min(values, -1),
+    "maximum": lambda values: np.max(values, -1),
+    "argmin": lambda values: np.argmin(values, -1).astype(np.int64),
+    "argmax": lambda values: np.argmax(values, -1).astype(np.int64),
+    "any": lambda values: np.any(values, -1),
+    "all": lambda values: np.all(values, -1),
+}
 
 
 class Space:
@@ -333,9 +321,7 @@ class Space:
             if mask is not None:
                 position = np.where(mask, position, 0)
             if position.size and (position.min() < 0 or position.max() >= max(size, 1)):
-                raise VerificationError(
-                    f"{buffer.name} is read at {entry}, outside of [0, {size})"
-                )
+                raise VerificationError(f"{buffer.name} is read at {entry}, outside of [0, {size})")
             where.append(position)
         if 0 in array.shape:
             return np.zeros((), array.dtype)

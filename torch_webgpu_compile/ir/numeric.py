@@ -33,9 +33,10 @@ def round_bfloat16(array: Array) -> Array:
     """float32 rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(array).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    return np.where(np.isnan(array), np.float32(np.nan), rounded.view(np.float32)).reshape(
-        np.shape(array)
-    )
+    floats: Array = rounded.view(np.float32)
+    result: Array = np.where(np.isnan(array), np.float32(np.nan), floats)
+    shaped: Array = result.reshape(np.shape(array))
+    return shaped
 
 
 def convert(name: str, array: Array, source: DType, dtype: DType) -> Array:
@@ -81,9 +82,10 @@ def _sigmoid(x: Array) -> Array:
 def _trunc_divide(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return np.trunc(a / b)
-    quotient = np.floor_divide(a, b)
+    quotient: Array = np.floor_divide(a, b)
     inexact = (quotient * b != a) & ((a < 0) != (b < 0))
-    return quotient + inexact.astype(a.dtype)
+    result: Array = quotient + inexact.astype(a.dtype)
+    return result
 
 
 def _floor_divide(a: Array, b: Array) -> Array:

@@ -18,6 +18,7 @@ from .graph import (
     GraphOutput,
     LoopGraph,
     MapGroup,
+    Member,
     RowGroup,
     Schedule,
     SingleGroup,
@@ -36,15 +37,13 @@ from .nodes import (
     outputs_of,
     symbol_keys,
 )
-from .scalar import OPS, Index, Load, Masked, Op, Scalar, scalar_symbols, walk
+from .scalar import OPS, Load, Masked, Op, Scalar, scalar_symbols, walk
 
 
 def verify_loop_graph(graph: LoopGraph) -> None:
     """Raises VerificationError unless every rule of the loop IR holds."""
     for buffer in graph.buffers.values():
-        _require(
-            len(buffer.sizes) == len(buffer.strides), buffer.name, "as many strides as sizes"
-        )
+        _require(len(buffer.sizes) == len(buffer.strides), buffer.name, "as many strides as sizes")
     written = {i.buffer for i in graph.inputs if i.buffer is not None} | set(graph.constants)
     for name in written:
         _require(name in graph.buffers, name, "a declared buffer")
@@ -60,9 +59,7 @@ def verify_loop_graph(graph: LoopGraph) -> None:
             _require(name in graph.buffers, _title(node), f"a declaration of {name}")
             _require(name not in written, _title(node), f"{name} written once only")
             origin = graph.buffers[name].origin
-            _require(
-                origin is BufferOrigin.INTERMEDIATE, _title(node), f"{name} an intermediate"
-            )
+            _require(origin is BufferOrigin.INTERMEDIATE, _title(node), f"{name} an intermediate")
             written.add(name)
         verify_node(node, graph)
     for position, output in enumerate(graph.outputs):
@@ -116,9 +113,7 @@ def _reduction(title: str, node: Reduction, buffer: Buffer) -> None:
     _require(is_test == (node.body.dtype.kind is Kind.BOOL), title, "bool for any and all alone")
 
 
-def _contraction(
-    title: str, node: Contraction, graph: LoopGraph, sizes: frozenset[Symbol]
-) -> None:
+def _contraction(title: str, node: Contraction, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
     batch, rows = ("b", node.batch), ("m", node.rows)
     columns, inner = ("n", node.columns), ("k", node.inner)
     _body(title, node.lhs, [batch, rows, inner], graph, sizes)
@@ -177,7 +172,7 @@ def _group_buffers(
     reads: set[str] = set()
     inside: set[str] = set()
     stores: set[str] = set()
-    members: Sequence[object] = ()
+    members: Sequence[Member] = ()
     match group:
         case SingleGroup(node):
             return set(inputs_of(node)), set(), set(outputs_of(node))
@@ -190,12 +185,10 @@ def _group_buffers(
         case MapGroup() | RowGroup():
             members = group.members
     for member in members:
-        body: Scalar = member.body  # type: ignore[attr-defined]
-        output: str = member.output  # type: ignore[attr-defined]
-        reads |= {node.buffer for node in walk(body) if isinstance(node, Load)}
-        inside.add(output)
-        if member.store:  # type: ignore[attr-defined]
-            stores.add(output)
+        reads |= {node.buffer for node in walk(member.body) if isinstance(node, Load)}
+        inside.add(member.output)
+        if member.store:
+            stores.add(member.output)
     return reads, inside, stores
 
 
@@ -267,6 +260,3 @@ def _title(node: Node) -> str:
 def _require(condition: bool, title: str, wanted: str) -> None:
     if not condition:
         raise VerificationError(f"{title} needs {wanted}")
-
-
-__all__ = ["Index", "verify_loop_graph", "verify_node", "verify_schedule"]

@@ -27,32 +27,15 @@ from .promotion import Operand, compute_dtype, result_dtype
 from .symbols import SizeReader
 from .value import IndexLike, Value, broadcast_index, expand, positions
 
-# A body without loads is recomputed where it is used instead of stored when it is this small. A mask
-# of a causal attention is 5 nodes; storing it costs a kernel and its bytes.
+# A body without loads is recomputed where it is used instead of stored when it is this small. A
+# mask of a causal attention is 5 nodes; storing it costs a kernel and its bytes.
 FREE_NODES = 24
 _FREE_OPS = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "neg",
-        "abs",
-        "minimum",
-        "maximum",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-        "bitwise_not",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "where",
-        "cast",
-    ]
+    {"add", "sub", "mul", "neg", "abs", "minimum", "maximum", "where", "cast"}
+    | {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"}
+    | {"eq", "ne", "lt", "le", "gt", "ge"}
 )
+_NO_ORIGIN = Origin("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +44,6 @@ class Signature:
 
     dtype: DType
     sizes: tuple[Expr, ...]
-    strides: tuple[Expr, ...]
 
 
 @dataclass
@@ -84,7 +66,7 @@ class Builder:
     constants: dict[str, Any] = field(default_factory=dict)
     results: tuple[Signature | None, ...] = ()
     used: frozenset[int] | None = None
-    origin: Origin = Origin("")
+    origin: Origin = _NO_ORIGIN
     hint: str = "value"
 
     @property
@@ -167,7 +149,7 @@ class Builder:
         *,
         name: str = "",
     ) -> Value:
-        """Adds a `Contraction` (given without output and origins) that writes a buffer of ``sizes``."""
+        """Adds a `Contraction`, given without output and origins, that writes ``sizes``."""
         buffer = self.new_buffer(dtype, sizes, self._named(name))
         self.nodes.append(replace(ranges, output=buffer.name, origins=(self.origin,)))
         return self.load(buffer)
@@ -194,7 +176,7 @@ class Builder:
     def host(
         self, target: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
     ) -> tuple[Value | None, ...]:
-        """A `HostCall` whose outputs are the tensors among the current operator's results, in order."""
+        """A `HostCall`; its outputs are the tensors among the operator's results, in order."""
         made = []
         for k, signature in enumerate(self.results):
             name = self.hint if len(self.results) == 1 else f"{self.hint}_{k}"
@@ -281,10 +263,8 @@ def masked(condition: Scalar, body: Scalar, other: Scalar) -> Scalar:
 
 
 def _is_free(body: Scalar) -> bool:
-    count = 0
-    for node in walk(body):
-        count += 1
-        if isinstance(node, (Load, Masked)) or count > FREE_NODES:
+    for count, node in enumerate(walk(body)):
+        if isinstance(node, (Load, Masked)) or count >= FREE_NODES:
             return False
         if isinstance(node, Op) and node.name not in _FREE_OPS:
             return False

@@ -134,7 +134,6 @@ def lower_heaviside(builder: Builder, self: Value, values: Value) -> Value:
     def body(x: Scalar, at_zero: Scalar) -> Scalar:
         zero = const(0, x.dtype)
         step = cast(apply("gt", x, zero), x.dtype)
-        step = apply("where", apply("eq", x, zero), at_zero, step)
-        return step
+        return apply("where", apply("eq", x, zero), at_zero, step)
 
     return elementwise(builder, body, self, values)

@@ -1,6 +1,7 @@
 """Convolutions and their gradients as contractions. Source: ATen ``convolution(_backward)``.
 
-Shapes: input [N, C, *space], weight [O, C/groups, *kernel], transposed weight [C, O/groups, *kernel].
+Shapes: input [N, C, *space], weight [O, C/groups, *kernel]; of a transposed convolution the weight
+is [C, O/groups, *kernel].
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from .value import Value, positions
 
 aten = torch.ops.aten
 
-# From this many output positions per image on, an image is a batch of the contraction: its columns are then
-# contiguous in memory. Below it, images share the columns so that tiles are full.
+# From this many output positions per image on, an image is a batch of the contraction: its columns
+# are then contiguous in memory. Below it, images share the columns so that tiles are full.
 BATCHED_POSITIONS = 256
 
 

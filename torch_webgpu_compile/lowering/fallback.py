@@ -1,7 +1,8 @@
 """Operators that run on the host: encoding of their calls, and the call itself.
 
-A `HostCall`'s arguments are nested tuples of Python constants, sizes (`Expr`) and `BufferArgument`s.
-dtypes, layouts and memory formats are strings such as ``torch.float32``; a device is ``cpu``.
+A `HostCall`'s arguments are nested tuples of Python constants, sizes (`Expr`) and
+`BufferArgument`s. A dtype, layout or memory format is a string such as ``torch.float32``; a device
+is ``cpu``.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def find_overload(target: str) -> torch._ops.OpOverload:
 def run_host_call(
     call: HostCall, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
 ) -> list[torch.Tensor]:
-    """Runs a call on CPU tensors given by buffer name; the results are in the order of its outputs."""
+    """Runs a call on CPU tensors, by buffer name; gives the tensors for its outputs, in order."""
 
     def decode(value: Any) -> Any:
         match value:

@@ -31,7 +31,7 @@ from .value import Value
 
 aten = torch.ops.aten
 
-# Checks of sizes and metadata, which have no results and have been decided when the graph was traced.
+# Checks of sizes and metadata without results, decided when the graph was traced.
 _NO_EFFECT = frozenset(
     {
         aten._assert_scalar.default,
@@ -49,7 +49,7 @@ def lower(
 ) -> LoopGraph:
     """Lowers a graph for a GPU.
 
-    ``on_fallback(op, dtype, source, cause)`` is called for every operator that will run on the host.
+    ``on_fallback(op, dtype, source, cause)`` is called for every operator that goes to the host.
     Raises UnsupportedOp for what the host cannot run either, or whatever ``on_fallback`` raises.
     """
     register_all()
@@ -112,7 +112,7 @@ class _GraphLowering:
                 signature.sizes,
                 f"in{position}",
                 BufferOrigin.INPUT,
-                signature.strides,
+                self.builder.reader.strides(value.stride()),
             )
             self.inputs.append(GraphInput(buffer=buffer.name))
             self.values[node] = self.builder.load(buffer)
@@ -134,8 +134,7 @@ class _GraphLowering:
                 _NO_FALLBACK_STEP,
                 _source(node),
             )
-        reader = self.builder.reader
-        return Signature(dtype, reader.sizes(tensor.shape), reader.sizes(tensor.stride()))
+        return Signature(dtype, self.builder.reader.sizes(tensor.shape))
 
     def _attribute(self, node: FxNode) -> Any:
         value: Any = self.captured.module
@@ -200,7 +199,7 @@ class _GraphLowering:
         builder.hint = _identifier(node.name)
         result = node.meta.get("val")
         many = isinstance(result, (tuple, list))
-        results = list(result) if many else [result]
+        results: list[Any] = list(result) if isinstance(result, (tuple, list)) else [result]
         builder.used = _used_results(node) if many else None
         builder.results = tuple(
             self._signature(r, node) if isinstance(r, torch.Tensor) else None for r in results
@@ -286,7 +285,7 @@ class _GraphLowering:
         value = self.values[item]
         if isinstance(value, Value) and not value.number:
             fake = item.meta["val"]
-            strides = self.builder.reader.sizes(fake.stride())
+            strides = self.builder.reader.strides(fake.stride())
             return layouts.output(value, strides, fake.untyped_storage()._cdata)
         if isinstance(value, Expr):
             return GraphOutput(size=value)

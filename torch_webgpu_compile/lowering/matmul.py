@@ -1,7 +1,7 @@
-"""Matrix products as contractions. Source: ATen ``mm``, ``bmm``, ``addmm``, ``baddbmm``, ``mv``, ``dot``.
+"""Matrix products as contractions. Source: ATen ``mm``, ``bmm``, ``addmm``, ``mv``, ``dot``, ….
 
-A product with a single row or column is a reduction (matrix–vector); integers reduce as well, because a
-contraction accumulates in float32.
+A product with a single row or column is a reduction (matrix–vector); integers reduce as well,
+because a contraction accumulates in float32.
 """
 
 from __future__ import annotations

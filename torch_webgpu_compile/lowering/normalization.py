@@ -1,7 +1,7 @@
 """Softmax and normalisation layers, in few nodes. Source: ATen schemas of the same names.
 
-All compute in float32 for 16-bit floats. Batch norm in evaluation is one affine node of its input, so that
-it can be the epilogue of the convolution before it.
+All compute in float32 for 16-bit floats. Batch norm in evaluation is one affine node of its input,
+so that it can be the epilogue of the convolution before it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ..dtypes import DType
 from ..ir.scalar import Scalar, apply, cast, const
 from ..sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder, Signature
@@ -24,7 +23,7 @@ aten = torch.ops.aten
 
 @lowers(aten._softmax.default)
 def lower_softmax(builder: Builder, self: Value, dim: int, half_to_float: bool) -> Value:
-    split, shifted, dtype = _shifted(builder, self, dim)
+    split, shifted = _shifted(builder, self, dim)
     grown = builder.pointwise(apply("exp", shifted), self.sizes, name="exp")
     total = split.reduce(builder, "sum", split.body(grown), keepdim=True, name="sum")
     body = apply("div", grown.body, expand(total, self.sizes).body)
@@ -33,7 +32,7 @@ def lower_softmax(builder: Builder, self: Value, dim: int, half_to_float: bool) 
 
 @lowers(aten._log_softmax.default)
 def lower_log_softmax(builder: Builder, self: Value, dim: int, half_to_float: bool) -> Value:
-    split, shifted, dtype = _shifted(builder, self, dim)
+    split, shifted = _shifted(builder, self, dim)
     moved = builder.pointwise(shifted, self.sizes, name="shifted")
     total = split.reduce(builder, "sum", apply("exp", split.body(moved)), keepdim=True, name="sum")
     logarithm = builder.pointwise(apply("log", total.body), total.sizes, name="log")
@@ -41,7 +40,7 @@ def lower_log_softmax(builder: Builder, self: Value, dim: int, half_to_float: bo
     return builder.pointwise(cast(body, builder.out.dtype), self.sizes)
 
 
-def _shifted(builder: Builder, value: Value, dim: int) -> tuple[Reducing, Scalar, DType]:
+def _shifted(builder: Builder, value: Value, dim: int) -> tuple[Reducing, Scalar]:
     """x minus the maximum along ``dim``."""
     dtype = compute_dtype(value.dtype)
     split = Reducing(value, dims_of(value, dim))
@@ -49,7 +48,7 @@ def _shifted(builder: Builder, value: Value, dim: int) -> tuple[Reducing, Scalar
     if not split.dims:
         largest = value.cast(dtype)
     shifted = apply("sub", cast(value.body, dtype), expand(largest, value.sizes).body)
-    return split, shifted, dtype
+    return split, shifted
 
 
 @lowers(aten._softmax_backward_data.default)

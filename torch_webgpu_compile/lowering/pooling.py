@@ -118,7 +118,7 @@ def _window_indices(builder: Builder, windows: Windows, body: Scalar) -> Value:
         tap = apply("floor_divide", best.body, cast(Index(strides[k]), i64))
         tap = apply("remainder", tap, cast(Index(windows.kernel[k]), i64))
         offset = apply("mul", tap, cast(Index(windows.dilation[k]), i64))
-        # A window of lowest values has its first tap, perhaps in the padding: PyTorch starts inside.
+        # A window of lowest values gives its first tap, maybe in the padding: PyTorch's is inside.
         position = apply("maximum", apply("add", Index(start), offset), const(0, i64))
         total = apply("add", total, apply("mul", position, cast(Index(space_strides[k]), i64)))
     return builder.pointwise(total, windows.sizes, name="indices")
@@ -171,7 +171,7 @@ def lower_max_pool2d_backward(
     )
     out = positions(self.sizes)
     lead, space = list(out[:-2]), out[-2:]
-    # Output windows over position p are those with 0 ≤ p + padding − o·stride ≤ (kernel − 1)·dilation.
+    # Windows o over position p have 0 ≤ p + padding − o·stride ≤ (kernel − 1)·dilation.
     reach = tuple(
         ceildiv((k - 1) * d + 1, s) for k, s, d in zip(kernel, steps, dilations, strict=True)
     )

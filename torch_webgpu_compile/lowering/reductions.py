@@ -1,7 +1,7 @@
 """Reductions over dimensions. Source: ATen schemas of the same names.
 
-16-bit floats reduce in float32, bool and narrow integers sum in int64. A result with keepdim is a view of
-the one without.
+16-bit floats reduce in float32, bool and narrow integers sum in int64. A result with keepdim is a
+view of the one without.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils._sympy import functions as torch_sympy
 
@@ -67,7 +67,7 @@ def _symbol_lower(node: Any, name: str) -> int:
 
 
 class SizeReader:
-    """Converts sizes to `Expr`; one per graph, so that a symbol keeps its lower bound throughout."""
+    """Converts sizes to `Expr`; one per graph, so that a symbol keeps its lower bound."""
 
     def __init__(self) -> None:
         self._symbols: dict[str, Expr] = {}
@@ -83,6 +83,24 @@ class SizeReader:
     def sizes(self, values: Iterable[int | torch.SymInt]) -> tuple[Expr, ...]:
         """Several sizes."""
         return tuple(self.size(value) for value in values)
+
+    def strides(self, values: Iterable[int | torch.SymInt]) -> tuple[Expr, ...]:
+        """Several strides; PyTorch writes max(1, size) where only an empty tensor has size 0."""
+        one = sympy.Integer(1)
+
+        def inner(expr: sympy.Expr) -> sympy.Expr:
+            def of_max(*arguments: sympy.Expr) -> sympy.Expr:
+                rest = [a for a in arguments if a != one]
+                return rest[0] if len(rest) == 1 else torch_sympy.Max(*arguments)  # type: ignore[no-untyped-call]
+
+            return expr.replace(torch_sympy.Max, of_max)
+
+        return tuple(
+            self._integer(inner(value.node.expr), value.node)
+            if isinstance(value, torch.SymInt)
+            else as_expr(value)
+            for value in values
+        )
 
     def symbolic_scalar(self, value: torch.SymFloat | torch.SymBool) -> Scalar:
         """A symbolic number computed in the kernel, as float32 or bool."""

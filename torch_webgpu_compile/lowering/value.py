@@ -1,7 +1,7 @@
 """`Value`: what a tensor is during lowering, and the views of it.
 
-A value has sizes and dtype but no layout. Its body computes one element from index symbols; a view is
-a substitution of those symbols.
+A value has sizes and dtype but no layout. Its body computes one element from index symbols; a view
+is a substitution of those symbols.
 """
 
 from __future__ import annotations

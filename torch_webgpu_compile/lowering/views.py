@@ -1,7 +1,7 @@
 """Views: substitutions of index symbols, without nodes.
 
-Values have no layout, so copies that only change memory are views too. Sizes are taken from the fake
-result, which has resolved -1 and negative dimensions. Source: ATen schemas of the same names.
+Values have no layout, so copies that only change memory are views too. Sizes are taken from the
+fake result, which has resolved -1 and negative dimensions. Source: ATen schemas of the same names.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ aten = torch.ops.aten
     aten.clone.default,
     aten.contiguous.default,
     aten.alias_copy.default,
+    aten.detach_copy.default,
     aten.positive.default,
     view=True,
 )

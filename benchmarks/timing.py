@@ -1,0 +1,56 @@
+"""Time of a call, when calls overlap with the device's work."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+_BATCHES = 5
+
+
+def seconds_per_call(
+    call: Callable[[], object], synchronize: Callable[[], None], budget_s: float = 1.0
+) -> float:
+    """Median over batches of (calls, then one synchronize) / calls.
+
+    The time of a steady stream of calls: the host works ahead of the device, as in real use. Takes
+    about ``budget_s`` seconds, at least one batch per `_BATCHES` of one call.
+    """
+    for _ in range(3):
+        call()
+    synchronize()
+    start = time.perf_counter()
+    call()
+    synchronize()
+    once = max(time.perf_counter() - start, 1e-7)
+    calls = max(1, min(2000, int(budget_s / _BATCHES / once)))
+    batches = []
+    for _ in range(_BATCHES):
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        synchronize()
+        batches.append((time.perf_counter() - start) / calls)
+    return statistics.median(batches)
+
+
+def host_seconds_per_call(
+    call: Callable[[], object], synchronize: Callable[[], None], calls: int = 20
+) -> float:
+    """Median time that the host spends in a call that only submits work."""
+    times = []
+    for _ in range(_BATCHES):
+        for _ in range(calls):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        synchronize()
+    return statistics.median(times)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -1,0 +1,32 @@
+"""GPT-2."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_checks import DTYPES, check_forward
+from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def gpt2(**changes: int) -> GPT2LMHeadModel:
+    settings = {"vocab_size": 1000, "n_positions": 128, "n_embd": 128, "n_layer": 3, "n_head": 4}
+    config = GPT2Config(**(settings | changes), use_cache=False)
+    return GPT2LMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gpt2(dtype: torch.dtype) -> None:
+    check_forward(gpt2().to(dtype), torch.randint(0, 1000, (2, 33)))
+
+
+def test_gpt2_loss() -> None:
+    tokens = torch.randint(0, 1000, (2, 33))
+    model = gpt2()
+    model.loss_type = "ForCausalLM"  # the default, but then transformers logs, a graph break
+    check_forward(model, tokens, labels=tokens)
+
+
+def test_real_embedding_table() -> None:
+    """154 MB: more than the 128 MiB that a small adapter binds at once, and tied to the output."""
+    model = gpt2(vocab_size=50257, n_embd=768, n_head=12, n_layer=1)
+    check_forward(model, torch.tensor([[0, 50256, 25000, 45000, 43690]]))
