@@ -8,7 +8,7 @@ from .. import custom_ops as custom_ops  # defines the operator
 from .. import dtypes
 from ..ir.nodes import Attention
 from ..ir.scalar import cast, const
-from ..sizes import ZERO, Expr, floordiv
+from ..sizes import ZERO, contiguous_strides, floordiv
 from .builder import Builder
 from .registry import NotLowered, lowers
 from .value import Value, broadcast_index, positions
@@ -39,7 +39,12 @@ def lower_attention(
         for extent, prefix in ((queries, "m"), (keys, "n"), (size, "k"), (value_size, "d"))
     )
     shared = h if heads is key_heads else floordiv(h, floordiv(heads, key_heads))
-    buffer = builder.new_buffer(query.dtype, out, strides=_strides(builder, out))
+    # Heads inside of queries: what follows nearly always joins the heads of a query, which is then a view
+    # of contiguous memory.
+    strides = contiguous_strides((batch, queries, heads, value_size))
+    buffer = builder.new_buffer(
+        query.dtype, out, strides=(strides[0], strides[2], strides[1], strides[3])
+    )
     node = Attention(
         output=buffer.name,
         sizes=(batch, heads, queries, keys, size, value_size),
@@ -53,8 +58,3 @@ def lower_attention(
     )
     builder.nodes.append(node)
     return builder.load(buffer)
-
-
-def _strides(builder: Builder, sizes: tuple[Expr, ...]) -> tuple[Expr, ...] | None:
-    """The layout that PyTorch's result has, which the following transpose usually undoes."""
-    return builder.out.strides if builder.out.sizes == sizes else None
