@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -24,12 +25,17 @@ _NAMES = count()
 TARGET = Target()
 
 
+@cache
+def _decompositions() -> Any:
+    return core_aten_decompositions()
+
+
 def capture(
     fn: Callable[..., Any], *args: Any, dynamic: bool = False, decompose: bool = True
 ) -> CapturedGraph:
     """Traces ``fn`` on fake tensors; with ``dynamic``, every size of 2 or more is symbolic."""
     mode = "symbolic" if dynamic else "fake"
-    table = core_aten_decompositions() if decompose else {}
+    table = _decompositions() if decompose else {}
 
     def functional(*inner: Any) -> Any:
         result = torch.func.functionalize(fn, remove="mutations")(*inner)
@@ -37,7 +43,16 @@ def capture(
 
     with torch.no_grad():
         module = make_fx(functional, decomposition_table=table, tracing_mode=mode)(*args)
+    if any(is_mutation(node) for node in module.graph.nodes):  # from a decomposition
+        with torch.no_grad():
+            again = torch.func.functionalize(module, remove="mutations")
+            module = make_fx(again, tracing_mode=mode)(*args)
     return CapturedGraph(f"graph{next(_NAMES)}", module, frozenset())
+
+
+def is_mutation(node: torch.fx.Node) -> bool:
+    """Whether a node writes one of its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def to_array(value: Any) -> Any:

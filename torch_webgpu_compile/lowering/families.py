@@ -13,6 +13,7 @@ FAMILIES = (
     "reductions",
     "normalization",
     "matmul",
+    "flash_attention",
     "convolution",
     "pooling",
     "joining",

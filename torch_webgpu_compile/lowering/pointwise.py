@@ -332,8 +332,9 @@ def lower_hypot(builder: Builder, self: Value, other: Value) -> Value:
         ratio = apply("div", low, high)
         grown = apply("add", const(1, a.dtype), apply("square", ratio))
         plain = apply("mul", high, apply("sqrt", grown))
-        trivial = apply("bitwise_or", apply("eq", low, const(0, a.dtype)), apply("isinf", high))
-        return apply("where", trivial, high, plain)
+        finite = apply("where", apply("eq", low, const(0, a.dtype)), high, plain)
+        finite = apply("where", apply("isinf", b), b, finite)  # also when a is NaN
+        return apply("where", apply("isinf", a), a, finite)
 
     return elementwise(builder, body, self, other)
 
