@@ -18,6 +18,8 @@ FAMILIES = (
     "pooling",
     "joining",
     "indexing",
+    "scans",
+    "sorting",
 )
 
 
