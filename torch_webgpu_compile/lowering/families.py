@@ -16,6 +16,7 @@ FAMILIES = (
     "flash_attention",
     "convolution",
     "pooling",
+    "pooling_backward",
     "joining",
     "indexing",
     "scans",

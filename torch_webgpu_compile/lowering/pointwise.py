@@ -124,6 +124,14 @@ def lower_div_mode(
 ) -> Value:
     if rounding_mode is None:
         return lower_div(builder, self, other)
+    common = result_dtype((self, other))
+    if rounding_mode == "trunc" and compute_dtype(common) is not common:
+
+        def truncated(a: Scalar, b: Scalar) -> Scalar:
+            quotient = cast(apply("div", a, b), common)  # PyTorch rounds before it truncates
+            return apply("trunc", cast(quotient, a.dtype))
+
+        return elementwise(builder, truncated, self, other)
     name = "floor_divide" if rounding_mode == "floor" else "trunc_divide"
     return elementwise(builder, lambda a, b: apply(name, a, b), self, other)
 
