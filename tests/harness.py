@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -24,20 +25,38 @@ _NAMES = count()
 TARGET = Target()
 
 
+@cache
+def _decompositions() -> Any:
+    return core_aten_decompositions()
+
+
 def capture(
     fn: Callable[..., Any], *args: Any, dynamic: bool = False, decompose: bool = True
 ) -> CapturedGraph:
     """Traces ``fn`` on fake tensors; with ``dynamic``, every size of 2 or more is symbolic."""
     mode = "symbolic" if dynamic else "fake"
-    table = core_aten_decompositions() if decompose else {}
+    table = _decompositions() if decompose else {}
 
     def functional(*inner: Any) -> Any:
         result = torch.func.functionalize(fn, remove="mutations")(*inner)
         return torch.utils._pytree.tree_leaves(result)
 
-    with torch.no_grad():
+    with torch.set_grad_enabled(any(_wants_grad(a) for a in args)):
         module = make_fx(functional, decomposition_table=table, tracing_mode=mode)(*args)
+    if any(is_mutation(node) for node in module.graph.nodes):  # from a decomposition
+        with torch.no_grad():
+            again = torch.func.functionalize(module, remove="mutations")
+            module = make_fx(again, tracing_mode=mode)(*args)
     return CapturedGraph(f"graph{next(_NAMES)}", module, frozenset())
+
+
+def _wants_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def is_mutation(node: torch.fx.Node) -> bool:
+    """Whether a node writes one of its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def to_array(value: Any) -> Any:
@@ -55,8 +74,11 @@ def to_tensor(array: Any, like: torch.dtype) -> Any:
     tensor = torch.from_numpy(np.array(array, copy=False))
     if tensor.dtype is like:
         return tensor
-    out = torch.empty_strided(tensor.shape, tensor.stride(), dtype=like)
-    return out.copy_(tensor)
+    memory = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    out = torch.zeros(max(memory, 0) if tensor.numel() else 0, dtype=like)
+    flat = torch.as_strided(tensor, out.shape, (1,)) if tensor.numel() else tensor.reshape(-1)
+    out.copy_(flat)
+    return out.as_strided(tensor.shape, tensor.stride())
 
 
 def host_callback(graph: LoopGraph) -> Callable[..., Any]:
@@ -87,10 +109,15 @@ def lower_checked(captured: CapturedGraph, *, allow_host: bool = False) -> LoopG
 
 
 def run_graph(graph: LoopGraph, args: Sequence[Any]) -> list[Any]:
-    """Interprets a graph on tensors; outputs are tensors with the promised strides."""
+    """Interprets a graph on tensors; gives the results that do not mutate an input.
+
+    They have the promised strides.
+    """
     arrays = interpret(graph, [to_array(a) for a in args], host_callback(graph))
     results = []
     for array, output in zip(arrays, graph.outputs, strict=True):
+        if output.mutates is not None:
+            continue
         if output.buffer is None:
             results.append(array)
         else:

@@ -44,7 +44,7 @@ def convert(name: str, array: Array, source: DType, dtype: DType) -> Array:
     if name == "bitcast":
         return _bitcast(array, source, dtype)
     if dtype.kind is Kind.BOOL:
-        return array != 0
+        return np.not_equal(array, 0)
     if dtype.is_integer and source.is_float:
         # Through int64, as C++ compilers and c10::convert do for narrow types.
         return np.trunc(array).astype(np.int64).astype(numpy_dtype(dtype))

@@ -23,6 +23,7 @@ from ..ir.nodes import (
 from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, cast, const, walk
 from ..sizes import ZERO, Expr, contiguous_strides
 from ..target import Target
+from .folding import fold
 from .promotion import Operand, compute_dtype, result_dtype
 from .symbols import SizeReader
 from .value import IndexLike, Value, broadcast_index, expand, positions
@@ -111,7 +112,7 @@ class Builder:
         self, body: Scalar, sizes: Sequence[Expr], *, name: str = "", strides: Any = None
     ) -> Value:
         """body over ``sizes``: a `Pointwise` node, or no node where recomputing is free."""
-        sizes = tuple(sizes)
+        sizes, body = tuple(sizes), fold(body)
         if any(size is ZERO for size in sizes) and strides is None:
             return Value(body.dtype, sizes, const(0, body.dtype))
         if strides is None and _is_free(body):

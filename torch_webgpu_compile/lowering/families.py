@@ -13,10 +13,14 @@ FAMILIES = (
     "reductions",
     "normalization",
     "matmul",
+    "flash_attention",
     "convolution",
     "pooling",
+    "pooling_backward",
     "joining",
     "indexing",
+    "scans",
+    "sorting",
 )
 
 

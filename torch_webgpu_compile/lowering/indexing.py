@@ -12,8 +12,9 @@ import torch
 from .. import dtypes
 from ..dtypes import Kind
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, ZERO, Expr, IntLike
+from ..sizes import ONE, ZERO, Expr, IntLike, is_nonnegative
 from .builder import Builder, as_value, masked
+from .folding import fold
 from .pointwise import plus
 from .promotion import Operand
 from .registry import NotLowered, lowers
@@ -24,12 +25,23 @@ aten = torch.ops.aten
 
 def data_index(scalar: Scalar, size: Expr, *, wrap: bool) -> Scalar:
     """An index from data as int64; with ``wrap`` a negative one counts from the end."""
-    position = cast(scalar, dtypes.int64)
-    if not wrap or isinstance(position, Index):
+    position = fold(cast(scalar, dtypes.int64))
+    known = isinstance(position, Index) and is_nonnegative(position.expr)
+    if not wrap or known:
         return position
     zero = const(0, dtypes.int64)
     moved = apply("add", position, Index(size))
-    return apply("where", apply("lt", position, zero), moved, position)
+    return fold(apply("where", apply("lt", position, zero), moved, position))
+
+
+def gathered(
+    builder: Builder, value: Value, index: Sequence[IndexLike], sizes: Sequence[Expr]
+) -> Value:
+    """value[index] as a node, or as a view when no index comes from data."""
+    body = value.at(index)
+    if all(isinstance(entry, (Expr, Index)) for entry in index):
+        return Value(value.dtype, tuple(sizes), body)
+    return builder.pointwise(body, sizes)
 
 
 @lowers(aten.embedding.default)
@@ -47,7 +59,7 @@ def lower_embedding(
     if weight.is_empty or indices.is_empty:
         return Value(out.dtype, out.sizes, const(0, out.dtype))
     row = data_index(indices.at(rows), weight.sizes[0], wrap=False)
-    return builder.pointwise(weight.at([row, column]), out.sizes)
+    return gathered(builder, weight, [row, column], out.sizes)
 
 
 @lowers(aten.index_select.default)
@@ -62,7 +74,7 @@ def lower_index_select(builder: Builder, self: Value, dim: int, index: Value) ->
     entry = at[dim]
     position = index.at([entry] if index.rank else [])
     at[dim] = data_index(position, self.sizes[dim], wrap=False)
-    return builder.pointwise(self.at(at), out.sizes)
+    return gathered(builder, self, at, out.sizes)
 
 
 @lowers(aten.gather.default)
@@ -79,7 +91,7 @@ def lower_gather(
         return builder.pointwise(self.at([data_index(index.body, self.sizes[0], wrap=False)]), ())
     at: list[IndexLike] = list(positions(out.sizes))
     at[dim] = data_index(index.body, self.sizes[dim], wrap=False)
-    return builder.pointwise(self.at(at), out.sizes)
+    return gathered(builder, self, at, out.sizes)
 
 
 class Indexed:
@@ -134,7 +146,7 @@ def lower_index(builder: Builder, self: Value, indices: Sequence[Value | None]) 
     found = Indexed(self, indices)
     if found.is_empty:
         return Value(self.dtype, found.sizes, const(0, self.dtype))
-    return builder.pointwise(self.at(found.index), found.sizes)
+    return gathered(builder, self, found.index, found.sizes)
 
 
 @lowers(aten._unsafe_masked_index.default)

@@ -235,7 +235,7 @@ def _blend(builder: Builder, old: Value, new: Value, momentum: float, unbias: Sc
     kept = apply("mul", cast(old.body, dtype), const(1 - momentum, dtype))
     fresh = apply("mul", cast(reshape(new, old.sizes).body, dtype), cast(unbias, dtype))
     body = apply("add", kept, apply("mul", fresh, const(momentum, dtype)))
-    return builder.pointwise(cast(body, old.dtype), old.sizes, name="running")
+    return builder.pointwise(cast(body, dtype), old.sizes, name="running")
 
 
 @lowers(aten._native_batch_norm_legit_functional.default)
@@ -254,7 +254,8 @@ def lower_batch_norm_functional(
     if not training:
         out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
         empty = _empty(builder.results[1]), _empty(builder.results[2])
-        return out, *empty, running_mean, running_var
+        mean, var = _statistic(builder, running_mean, 3), _statistic(builder, running_var, 4)
+        return out, *empty, mean, var
     out, mean, rstd, var = _batch_norm_training(builder, input, weight, bias, eps)
     count = count_scalar(input.numel // input.sizes[1], mean.dtype)
     unbias = apply("div", count, apply("sub", count, const(1, mean.dtype)))
@@ -264,8 +265,8 @@ def lower_batch_norm_functional(
         out,
         _statistic(builder, mean, 1),
         _statistic(builder, rstd, 2),
-        new_mean,
-        new_var,
+        _statistic(builder, new_mean, 3),
+        _statistic(builder, new_var, 4),
     )
 
 

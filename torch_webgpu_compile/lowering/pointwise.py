@@ -124,6 +124,14 @@ def lower_div_mode(
 ) -> Value:
     if rounding_mode is None:
         return lower_div(builder, self, other)
+    common = result_dtype((self, other))
+    if rounding_mode == "trunc" and compute_dtype(common) is not common:
+
+        def truncated(a: Scalar, b: Scalar) -> Scalar:
+            quotient = cast(apply("div", a, b), common)  # PyTorch rounds before it truncates
+            return apply("trunc", cast(quotient, a.dtype))
+
+        return elementwise(builder, truncated, self, other)
     name = "floor_divide" if rounding_mode == "floor" else "trunc_divide"
     return elementwise(builder, lambda a, b: apply(name, a, b), self, other)
 
@@ -332,8 +340,9 @@ def lower_hypot(builder: Builder, self: Value, other: Value) -> Value:
         ratio = apply("div", low, high)
         grown = apply("add", const(1, a.dtype), apply("square", ratio))
         plain = apply("mul", high, apply("sqrt", grown))
-        trivial = apply("bitwise_or", apply("eq", low, const(0, a.dtype)), apply("isinf", high))
-        return apply("where", trivial, high, plain)
+        finite = apply("where", apply("eq", low, const(0, a.dtype)), high, plain)
+        finite = apply("where", apply("isinf", b), b, finite)  # also when a is NaN
+        return apply("where", apply("isinf", a), a, finite)
 
     return elementwise(builder, body, self, other)
 

@@ -14,6 +14,7 @@ from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ZERO, Expr, IntLike, as_expr, ceildiv, contiguous_strides
 from .builder import Builder, extreme, masked
 from .convolution import all_of, in_range
+from .folding import fold
 from .promotion import compute_dtype
 from .reductions import converted
 from .registry import NotLowered, lowers
@@ -106,22 +107,36 @@ def _lower_max_pool(
     return values, indices
 
 
+def _unravel(flat: Scalar, sizes: Sequence[Expr]) -> list[Scalar]:
+    """The index of a row-major position computed from data."""
+    i64 = dtypes.int64
+    strides = contiguous_strides(tuple(sizes))
+    entries = []
+    for size, stride in zip(sizes, strides, strict=True):
+        quotient = apply("floor_divide", flat, cast(Index(stride), i64))
+        entries.append(apply("remainder", quotient, cast(Index(size), i64)))
+    return entries
+
+
+def _ravel(index: Sequence[Scalar], sizes: Sequence[Expr]) -> Scalar:
+    """The row-major position of an index computed from data."""
+    total: Scalar = const(0, dtypes.int64)
+    for entry, stride in zip(index, contiguous_strides(tuple(sizes)), strict=True):
+        total = apply("add", total, apply("mul", entry, Index(stride)))
+    return total
+
+
 def _window_indices(builder: Builder, windows: Windows, body: Scalar) -> Value:
     """The row-major position in the input's space of each window's maximum."""
     best = builder.reduce("argmax", body, windows.sizes, windows.kernel, name="tap")
-    i64 = dtypes.int64
-    total: Scalar = const(0, i64)
-    strides = contiguous_strides(windows.kernel)
-    space_strides = contiguous_strides(windows.space)
+    taps = _unravel(best.body, windows.kernel)
     starts = windows.positions_of([ZERO] * len(windows.kernel))
-    for k, start in enumerate(starts):
-        tap = apply("floor_divide", best.body, cast(Index(strides[k]), i64))
-        tap = apply("remainder", tap, cast(Index(windows.kernel[k]), i64))
-        offset = apply("mul", tap, cast(Index(windows.dilation[k]), i64))
+    where = []
+    for start, tap, dilation in zip(starts, taps, windows.dilation, strict=True):
+        position = apply("add", Index(start), apply("mul", tap, Index(dilation)))
         # A window of lowest values gives its first tap, maybe in the padding: PyTorch's is inside.
-        position = apply("maximum", apply("add", Index(start), offset), const(0, i64))
-        total = apply("add", total, apply("mul", position, cast(Index(space_strides[k]), i64)))
-    return builder.pointwise(total, windows.sizes, name="indices")
+        where.append(apply("maximum", position, const(0, dtypes.int64)))
+    return builder.pointwise(_ravel(where, windows.space), windows.sizes, name="indices")
 
 
 @lowers(aten.max_pool2d_with_indices.default)
@@ -150,47 +165,6 @@ def lower_max_pool3d(
     return _lower_max_pool(builder, 3, self, kernel_size, stride, padding, dilation)
 
 
-@lowers(aten.max_pool2d_with_indices_backward.default)
-def lower_max_pool2d_backward(
-    builder: Builder,
-    grad_output: Value,
-    self: Value,
-    kernel_size: Sequence[IntLike],
-    stride: Sequence[IntLike],
-    padding: Sequence[IntLike],
-    dilation: Sequence[IntLike],
-    ceil_mode: bool,
-    indices: Value,
-) -> Value:
-    """Σ of the gradients of those windows over an element whose maximum it is (a gather)."""
-    kernel = spread(kernel_size, 2)
-    steps, pads, dilations = (
-        spread(stride, 2, kernel),
-        spread(padding, 2),
-        spread(dilation, 2),
-    )
-    out = positions(self.sizes)
-    lead, space = list(out[:-2]), out[-2:]
-    # Windows o over position p have 0 ≤ p + padding − o·stride ≤ (kernel − 1)·dilation.
-    reach = tuple(
-        ceildiv((k - 1) * d + 1, s) for k, s, d in zip(kernel, steps, dilations, strict=True)
-    )
-    taps = positions(reach, "r")
-    index: list[Expr] = lead
-    conditions: list[Scalar] = []
-    for k in range(2):
-        window = (space[k] + pads[k]) // steps[k] - taps[k]
-        conditions += in_range(window, grad_output.sizes[len(out) - 2 + k])
-        index = [*index, window]
-    flat = space[0] * self.sizes[-1] + space[1]
-    dtype = compute_dtype(grad_output.dtype)
-    zero = const(0, dtype)
-    chosen = apply("eq", indices.at(index), Index(flat))
-    grad = apply("where", chosen, cast(grad_output.at(index), dtype), zero)
-    body = masked(all_of(conditions), grad, zero)
-    return converted(builder, builder.reduce("sum", body, self.sizes, reach))
-
-
 def _lower_avg_pool(
     builder: Builder,
     rank: int,
@@ -211,24 +185,24 @@ def _lower_avg_pool(
     if not dtype.is_float:
         raise NotLowered(f"average pooling of {dtype.name}")
     total = builder.reduce("sum", windows.read(const(0, dtype)), sizes, kernel, name="sum")
-    divisor = _divisor(windows, count_include_pad)
+    divisor = window_divisor(windows, count_include_pad, positions(sizes)[windows.lead :])
     if divisor_override is not None:
         divisor = const(divisor_override, dtypes.int64)
     body = apply("div", total.body, cast(divisor, dtype))
     return builder.pointwise(cast(body, builder.out.dtype), sizes)
 
 
-def _divisor(windows: Windows, count_include_pad: bool) -> Scalar:
-    """Elements of each window: inside the padded input, or inside the input."""
+def window_divisor(windows: Windows, count_include_pad: bool, window: Sequence[Expr]) -> Scalar:
+    """Elements of a window: inside the padded input, or inside the input."""
     i64 = dtypes.int64
     count: Scalar = const(1, i64)
-    starts = windows.positions_of([ZERO] * len(windows.kernel))
-    for k, start in enumerate(starts):
+    for k, position in enumerate(window):
+        start = position * windows.stride[k] - windows.padding[k]
         pad = windows.padding[k] if count_include_pad else ZERO
         high = apply("minimum", Index(start + windows.kernel[k]), Index(windows.space[k] + pad))
         low = Index(start) if count_include_pad else apply("maximum", Index(start), const(0, i64))
         count = apply("mul", count, apply("sub", high, low))
-    return count
+    return fold(count)
 
 
 @lowers(aten.avg_pool2d.default)
@@ -241,34 +215,56 @@ def lower_avg_pool3d(builder: Builder, self: Value, *arguments: object) -> Value
     return _lower_avg_pool(builder, 3, self, *arguments)  # type: ignore[arg-type]
 
 
+class AdaptiveWindows:
+    """Window i covers ⌊i·in/out⌋ to ⌈(i+1)·in/out⌉; masked to the longest window.
+
+    Attributes:
+        reach: sizes of the longest window, symbols r….
+        lengths: sizes of each window.
+        index: the element of the input at tap r of window i.
+    """
+
+    def __init__(self, value: Value, sizes: tuple[Expr, ...], rank: int) -> None:
+        lead = value.rank - rank
+        at = positions(sizes)[lead:]
+        self.value, self.sizes, self.lead = value, sizes, lead
+        self.starts: list[Expr] = []
+        self.lengths: list[Expr] = []
+        self.reach: list[Expr] = []
+        for o, size_in, size_out in zip(at, value.sizes[lead:], sizes[lead:], strict=True):
+            if (size_in % size_out) is ZERO:
+                step = size_in // size_out
+                self.starts.append(o * step)
+                self.lengths.append(step)
+                self.reach.append(step)
+            else:
+                start = (o * size_in) // size_out
+                self.starts.append(start)
+                self.lengths.append(ceildiv((o + 1) * size_in, size_out) - start)
+                self.reach.append(ceildiv(size_in, size_out) + 1)
+
+    def read(self, other: Scalar) -> Scalar:
+        """An element of the window, ``other`` past its end."""
+        taps = positions(self.reach, "r")
+        conditions: list[Scalar] = []
+        index = list(positions(self.sizes)[: self.lead])
+        for k, (start, tap) in enumerate(zip(self.starts, taps, strict=True)):
+            if self.lengths[k] is not self.reach[k]:
+                conditions.append(apply("lt", Index(tap), Index(self.lengths[k])))
+            index.append(start + tap)
+        return masked(all_of(conditions), cast(self.value.at(index), other.dtype), other)
+
+
 def _lower_adaptive(builder: Builder, value: Value, rank: int) -> Value:
-    """Window i covers ⌊i·in/out⌋ to ⌈(i+1)·in/out⌉; masked to the longest window."""
     sizes = builder.out.sizes
-    lead = value.rank - rank
-    at = positions(sizes)[lead:]
     dtype = compute_dtype(value.dtype)
-    starts, lengths, reach = [], [], []
-    for o, size_in, size_out in zip(at, value.sizes[lead:], sizes[lead:], strict=True):
-        if (size_in % size_out) is ZERO:
-            step = size_in // size_out
-            starts.append(o * step)
-            lengths.append(step)
-            reach.append(step)
-        else:
-            start = (o * size_in) // size_out
-            starts.append(start)
-            lengths.append(ceildiv((o + 1) * size_in, size_out) - start)
-            reach.append(ceildiv(size_in, size_out) + 1)
-    taps = positions(reach, "r")
-    conditions: list[Scalar] = []
-    for tap, length, longest in zip(taps, lengths, reach, strict=True):
-        if length is not longest:
-            conditions.append(apply("lt", Index(tap), Index(length)))
-    index = [*positions(sizes)[:lead], *(s + t for s, t in zip(starts, taps, strict=True))]
-    body = masked(all_of(conditions), cast(value.at(index), dtype), const(0, dtype))
-    total = builder.reduce("sum", body, sizes, reach, name="sum")
+    windows = AdaptiveWindows(value, sizes, rank)
+    if value.is_empty or any(size is ZERO for size in sizes):
+        return Value(value.dtype, sizes, const(0, value.dtype))
+    body = windows.read(const(0, dtype))
+    total = builder.reduce("sum", body, sizes, windows.reach, name="sum")
     count: Scalar = const(1, dtypes.int64)
-    for length in lengths:
+    for length in windows.lengths:
         count = apply("mul", count, Index(length))
     average = apply("div", total.body, cast(count, dtype))
     return builder.pointwise(cast(average, builder.out.dtype), sizes)
@@ -286,3 +282,33 @@ def lower_adaptive_avg_pool3d(
     builder: Builder, self: Value, output_size: Sequence[IntLike]
 ) -> Value:
     return _lower_adaptive(builder, self, 3)
+
+
+def _lower_adaptive_max(
+    builder: Builder, value: Value, rank: int
+) -> tuple[Value | None, Value | None]:
+    sizes = builder.out.sizes
+    dtype = compute_dtype(value.dtype)
+    windows = AdaptiveWindows(value, sizes, rank)
+    body = windows.read(const(extreme(dtype, lowest=True), dtype))
+    values = converted(builder, builder.reduce("maximum", body, sizes, windows.reach))
+    if not builder.is_used(1):
+        return values, None
+    best = builder.reduce("argmax", body, sizes, windows.reach, name="tap")
+    taps = _unravel(best.body, windows.reach)
+    where = [apply("add", Index(s), t) for s, t in zip(windows.starts, taps, strict=True)]
+    return values, builder.pointwise(_ravel(where, windows.value.sizes[windows.lead :]), sizes)
+
+
+@lowers(aten.adaptive_max_pool2d.default)
+def lower_adaptive_max_pool2d(
+    builder: Builder, self: Value, output_size: Sequence[IntLike]
+) -> tuple[Value | None, Value | None]:
+    return _lower_adaptive_max(builder, self, 2)
+
+
+@lowers(aten.adaptive_max_pool3d.default)
+def lower_adaptive_max_pool3d(
+    builder: Builder, self: Value, output_size: Sequence[IntLike]
+) -> tuple[Value | None, Value | None]:
+    return _lower_adaptive_max(builder, self, 3)

@@ -61,7 +61,7 @@ def _symbol_lower(node: Any, name: str) -> int:
     ranges = getattr(env, "var_to_range", None)
     if ranges is not None:
         for key, bounds in ranges.items():
-            if str(key) == name and bounds.lower.is_number:
+            if str(key) == name and bounds.lower.is_Integer:
                 return max(0, int(bounds.lower))
     return 2 if name.startswith("s") else 0
 
