@@ -54,8 +54,6 @@ def render_module(
     parts = [*declared, *_helpers(text), text]
     module = "\n".join(line for line in "\n".join(parts).splitlines() if line.strip())
     enables = "enable f16;\n" if re.search(r"\bf16\b", _without_comments(module)) else ""
-    if re.search(r"\bsubgroup(?:Add|Max|Min|Mul|Any|All|Broadcast|Shuffle\w*)\b", module):
-        enables += "enable subgroups;\n"
     return enables + module + "\n"
 
 

@@ -27,6 +27,7 @@ class RowTiling:
         lanes: neighbouring elements that an invocation loads at once (1 or 4).
         chunks: times that an invocation's share covers the row when it is kept in registers; None for
             a loop that reads memory again in every phase.
+        unroll: shares per iteration of that loop, so that their loads are in flight together.
     """
 
     threads: int
@@ -34,6 +35,7 @@ class RowTiling:
     elements_fast: bool
     lanes: int
     chunks: int | None
+    unroll: int = 4
 
     @property
     def workgroup(self) -> int:
