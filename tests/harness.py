@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_webgpu_compile.captured import CapturedGraph
@@ -22,12 +22,26 @@ from torch_webgpu_compile.lowering.graph import lower
 from torch_webgpu_compile.target import Target
 
 _NAMES = count()
+_ATEN = torch.ops.aten
+EXTRA_DECOMPOSITIONS = [
+    _ATEN.grid_sampler_2d,
+    _ATEN.ldexp,
+    _ATEN.tril_indices,
+    _ATEN.triu_indices,
+    _ATEN.native_batch_norm,
+    _ATEN._batch_norm_with_update_functional,
+    _ATEN.batch_norm_backward,
+]
 TARGET = Target()
 
 
 @cache
 def _decompositions() -> Any:
-    return core_aten_decompositions()
+    table = core_aten_decompositions()
+    # Its decomposition gives attention weights where the backward expects the logsumexp.
+    table.pop(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, None)
+    table.update(get_decompositions(EXTRA_DECOMPOSITIONS))
+    return table
 
 
 def capture(
@@ -37,12 +51,13 @@ def capture(
     mode = "symbolic" if dynamic else "fake"
     table = _decompositions() if decompose else {}
 
-    def functional(*inner: Any) -> Any:
-        result = torch.func.functionalize(fn, remove="mutations")(*inner)
-        return torch.utils._pytree.tree_leaves(result)
+    def flat(*inner: Any) -> Any:
+        return torch.utils._pytree.tree_leaves(fn(*inner))
 
-    with torch.set_grad_enabled(any(_wants_grad(a) for a in args)):
-        module = make_fx(functional, decomposition_table=table, tracing_mode=mode)(*args)
+    with_grad = any(_wants_grad(a) for a in args)
+    traced = flat if with_grad else torch.func.functionalize(flat, remove="mutations")
+    with torch.set_grad_enabled(with_grad):
+        module = make_fx(traced, decomposition_table=table, tracing_mode=mode)(*args)
     if any(is_mutation(node) for node in module.graph.nodes):  # from a decomposition
         with torch.no_grad():
             again = torch.func.functionalize(module, remove="mutations")

@@ -58,6 +58,9 @@ class _Run:
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         self._bind_sizes(arguments)
+        for name, buffer in self.graph.buffers.items():
+            if 0 in self.shape(buffer.sizes):  # has no writer
+                self.arrays[name] = np.zeros(self.shape(buffer.sizes), numpy_dtype(buffer.dtype))
         for spec, argument in zip(self.graph.inputs, arguments, strict=True):
             if spec.buffer is not None:
                 self.arrays[spec.buffer] = self._input(self.graph.buffers[spec.buffer], argument)

@@ -204,6 +204,17 @@ def lower_threshold_backward(
     return elementwise(builder, body, grad_output, self)
 
 
+@lowers(aten.hardshrink_backward.default, aten.softshrink_backward.default)
+def lower_shrink_backward(builder: Builder, grad_out: Value, self: Value, lambd: float) -> Value:
+    """The gradient outside of [-lambd, lambd], 0 inside."""
+
+    def body(grad: Scalar, x: Scalar) -> Scalar:
+        inside = apply("le", apply("abs", x), _number(lambd, x))
+        return _choose(inside, _number(0, grad), grad)
+
+    return elementwise(builder, body, grad_out, self)
+
+
 @lowers(aten.sigmoid_backward.default)
 def lower_sigmoid_backward(builder: Builder, grad_output: Value, output: Value) -> Value:
     def body(grad: Scalar, y: Scalar) -> Scalar:

@@ -56,6 +56,7 @@ class Builder:
         reader: converts symbolic sizes.
         results: signatures of the current operator's results; None where it is not a tensor.
         used: for an operator with several results, which of them are read.
+        arguments: the fake tensors of its tensor arguments.
         origin: the current operator and the user's line.
         hint: name for the next buffer.
     """
@@ -67,6 +68,7 @@ class Builder:
     constants: dict[str, Any] = field(default_factory=dict)
     results: tuple[Signature | None, ...] = ()
     used: frozenset[int] | None = None
+    arguments: tuple[Any, ...] = ()
     origin: Origin = _NO_ORIGIN
     hint: str = "value"
 

@@ -49,6 +49,8 @@ def lower_fill(builder: Builder, self: Value, value: Number) -> Value:
     aten.empty.memory_format,
     aten.empty_like.default,
     aten.empty_strided.default,
+    aten.empty_permuted.default,
+    aten._efficientzerotensor.default,
     aten.new_empty.default,
     aten.new_empty_strided.default,
     torch.ops.prims.empty_strided.default,

@@ -21,6 +21,9 @@ FAMILIES = (
     "indexing",
     "scans",
     "sorting",
+    "resampling",
+    "products",
+    "scatter_reductions",
 )
 
 

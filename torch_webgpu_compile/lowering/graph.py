@@ -160,7 +160,7 @@ class _GraphLowering:
         elif target in _NO_EFFECT:
             self.values[node] = None
         elif not _has_tensor(node.meta.get("val")) and node.meta.get("val") is not None:
-            self.values[node] = self._symbolic(node.meta["val"])
+            self.values[node] = self._number(node)
         elif isinstance(target, torch._ops.OpOverload):
             self.values[node] = self._operator(node, target)
         else:
@@ -175,6 +175,13 @@ class _GraphLowering:
         new = as_value(self._argument(node.args[1]), old.sizes, old.dtype)
         self.mutations[placeholder] = new
         self.values[node] = new
+
+    def _number(self, node: FxNode) -> Any:
+        if node.target in (aten._local_scalar_dense.default, aten.item.default):
+            cause = "it reads a number from the GPU while the graph runs"
+            step = "use the tensor itself, or move .item() out of the compiled function"
+            raise UnsupportedOp(str(node.target), cause, step, _source(node))
+        return self._symbolic(node.meta["val"])
 
     def _symbolic(self, value: Any) -> Any:
         if isinstance(value, torch.SymInt):
@@ -204,6 +211,7 @@ class _GraphLowering:
         builder.results = tuple(
             self._signature(r, node) if isinstance(r, torch.Tensor) else None for r in results
         )
+        builder.arguments = tuple(n.meta.get("val") for n in node.all_input_nodes)
         arguments, keywords = self._bind(node, overload)
         values = self._lower_operator(overload, arguments, keywords)
         for value, signature in zip(values, builder.results, strict=True):

@@ -14,6 +14,7 @@ from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder
 from .promotion import compute_dtype
+from .reductions import Reducing
 from .registry import NotLowered, lowers
 from .value import IndexLike, Value, permute, positions, reshape, slice_dim
 
@@ -152,6 +153,76 @@ def lower_kthvalue(
         _pick(values, dim, keepdim, at),
         None if indices is None else _pick(indices, dim, keepdim, at),
     )
+
+
+def _median(
+    builder: Builder, value: Value, dim: int, keepdim: bool, ignore_nan: bool
+) -> tuple[Value, Value | None]:
+    """The lower median; NaN if there is one, or of the numbers alone with ``ignore_nan``."""
+    if not value.rank:
+        return _sort(builder, value, dim, False)
+    dim %= value.rank
+    values, indices = _sort(builder, value, dim, False)
+    size = value.sizes[dim]
+    at: Scalar = Index((size - 1) // 2)
+    if value.dtype.is_float:
+        i64 = dtypes.int64
+        split = Reducing(value, [dim])
+        is_nan = cast(apply("isnan", cast(split.body(), compute_dtype(value.dtype))), i64)
+        count = split.reduce(builder, "sum", is_nan, keepdim=False, name="nans").body
+        numbers = apply("sub", Index(size), count)
+        if ignore_nan:
+            last = apply("maximum", apply("sub", numbers, const(1, i64)), const(0, i64))
+            at = apply("floor_divide", last, const(2, i64))
+        else:
+            any_nan = apply("gt", count, const(0, i64))
+            at = apply("where", any_nan, numbers, at)
+    sizes = tuple(s for k, s in enumerate(value.sizes) if k != dim)
+    shape = tuple(ONE if k == dim else s for k, s in enumerate(value.sizes))
+    results: list[Value | None] = []
+    for found in (values, indices):
+        if found is None:
+            results.append(None)
+            continue
+        where: list[IndexLike] = list(positions(sizes))
+        where.insert(dim, at)
+        picked = builder.pointwise(found.at(where), sizes, name="median")
+        results.append(reshape(picked, shape) if keepdim else picked)
+    first = results[0]
+    assert first is not None
+    return first, results[1]
+
+
+@lowers(aten.median.dim)
+def lower_median(
+    builder: Builder, self: Value, dim: int, keepdim: bool = False
+) -> tuple[Value, Value | None]:
+    return _median(builder, self, dim, keepdim, ignore_nan=False)
+
+
+@lowers(aten.nanmedian.dim)
+def lower_nanmedian(
+    builder: Builder, self: Value, dim: int, keepdim: bool = False
+) -> tuple[Value, Value | None]:
+    return _median(builder, self, dim, keepdim, ignore_nan=True)
+
+
+@lowers(aten.median.default)
+def lower_median_all(builder: Builder, self: Value) -> Value:
+    return _median_all(builder, self, ignore_nan=False)
+
+
+@lowers(aten.nanmedian.default)
+def lower_nanmedian_all(builder: Builder, self: Value) -> Value:
+    return _median_all(builder, self, ignore_nan=True)
+
+
+def _median_all(builder: Builder, value: Value, ignore_nan: bool) -> Value:
+    if value.is_empty:
+        raise NotLowered("the median of nothing")
+    flat = reshape(value, [value.numel])
+    builder.used = frozenset({0})
+    return _median(builder, flat, 0, False, ignore_nan)[0]
 
 
 @lowers(aten.searchsorted.Tensor)

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from ..dtypes import Kind
+from ..errors import UnsupportedOp
 from ..ir.scalar import apply, cast
 from ..sizes import ONE, ZERO, Expr, IntLike, as_expr, linearize
-from .builder import Builder, whole_buffer
+from .builder import Builder
 from .registry import NotLowered, lowers
 from .value import (
     IndexLike,
@@ -126,6 +127,12 @@ def lower_slice(
     return slice_dim(self, dim, first, builder.out.sizes[dim], int(step))
 
 
+@lowers(aten.narrow_copy.default, view=True)
+def lower_narrow(builder: Builder, self: Value, dim: int, start: IntLike, length: IntLike) -> Value:
+    dim %= self.rank
+    return slice_dim(self, dim, slice_start(start, self.sizes[dim]), as_expr(length))
+
+
 @lowers(aten.select.int, aten.select_copy.int, view=True)
 def lower_select(builder: Builder, self: Value, dim: int, index: IntLike) -> Value:
     return select(self, dim, wrapped(index, self.sizes[dim % self.rank]))
@@ -157,7 +164,7 @@ def lower_split(
     return lower_split_with_sizes(builder, self, sizes, dim)
 
 
-@lowers(aten.unbind.int, view=True)
+@lowers(aten.unbind.int, aten.unbind_copy.int, view=True)
 def lower_unbind(builder: Builder, self: Value, dim: int = 0) -> tuple[Value, ...]:
     return tuple(select(self, dim, as_expr(k)) for k in range(len(builder.results)))
 
@@ -233,11 +240,8 @@ def lower_as_strided(
     stride: Sequence[IntLike],
     storage_offset: IntLike | None = None,
 ) -> Value:
-    """Only of a tensor that is contiguous in its own storage: a value has no memory otherwise."""
-    buffer = whole_buffer(self, builder.buffers)
-    contiguous = buffer is None or _is_contiguous(buffer.sizes, buffer.strides)
-    if not contiguous:
-        raise NotLowered("as_strided of a tensor that is not contiguous")
+    """Only of a tensor that is its whole storage, row-major: a value has no other memory."""
+    require_whole_storage(builder)
     sizes = builder.out.sizes
     flat = linearize(positions(sizes), [as_expr(s) for s in stride])
     flat = flat + (0 if storage_offset is None else storage_offset)
@@ -246,13 +250,21 @@ def lower_as_strided(
     return Value(self.dtype, sizes, element(self, flat))
 
 
-def _is_contiguous(sizes: Sequence[Expr], strides: Sequence[Expr]) -> bool:
-    expected = ONE
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        if size is not ONE and stride is not expected:
-            return False
-        expected = expected * size
-    return True
+def require_whole_storage(builder: Builder) -> None:
+    """Raises UnsupportedOp unless the first argument is contiguous and covers its storage."""
+    tensor = builder.arguments[0]
+    whole = (
+        tensor.is_contiguous()
+        and tensor.storage_offset() == 0
+        and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    )
+    if not whole:
+        raise UnsupportedOp(
+            builder.origin.op,
+            "its tensor is a view of larger memory, which a compiled graph does not have",
+            "call .contiguous() before it",
+            builder.origin.source,
+        )
 
 
 @lowers(aten._to_copy.default)
