@@ -293,7 +293,10 @@ def index(d: Drawing) -> object:
         return None
     x, dim = value.name, d.integer(0, value.rank - 1)
     size = value.shape[dim]
-    source = d.value(lambda v: v.dtype is torch.int64 and 0 < v.tensor.numel() < 200)
+    # A 0-d index would become a size that depends on data.
+    source = d.value(
+        lambda v: v.dtype is torch.int64 and v.rank > 0 and 0 < v.tensor.numel() < 200
+    )
     if source is None:
         source = d.add_input((d.choose((3, 1, 5, 8)),), torch.int64)
     where = f"({source.name} % {size})"
