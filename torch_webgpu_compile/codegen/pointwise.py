@@ -122,6 +122,12 @@ def _packed_lines(
         if member.store:
             dtype = builder.buffers[member.output].dtype
             parts = ", ".join(v[member.output].code for v in values)
+            if not builder.bindings.can_vectorize(dtype):
+                # Four wide elements may pass the end by more than buffers are padded.
+                function = builder.bindings.function(member.output, "store")
+                codes = [v[member.output].code for v in values]
+                lines += [f"{function}(e{k}, {code});" for k, code in enumerate(codes)]
+                continue
             function = builder.bindings.function(member.output, "store4")
             lines.append(f"{function}(q, vec4<{dtype.compute}>({parts}));")
     return lines

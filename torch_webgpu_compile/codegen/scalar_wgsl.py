@@ -24,6 +24,7 @@ from ..sizes import (
     linearize,
     substitute,
 )
+from .constants import simplify
 from .index_wgsl import is_multiple_of, render_index
 from .op_table import WRAPPING, op_row
 from .storage import VECTOR, Bindings
@@ -113,6 +114,7 @@ class Renderer:
         self.belongs_outside = belongs_outside
         self.predicates: tuple[Text | str, ...] = () if predicate is None else (predicate,)
         self.masked = 0
+        self.simplified: dict[Scalar, Scalar] = {}
 
     def render(self, root: Scalar) -> Text:
         """The value of ``root``; statements go to the open scope."""
@@ -140,9 +142,25 @@ class Renderer:
                 known = self.member(node)
                 return known if known is not None else self._load(node)
             case Op():
-                return self._op(node)
+                simple = self._simplified(node)
+                return self._op(simple) if isinstance(simple, Op) else self.render(simple)
             case Masked():
                 return self._masked(node)
+
+    def _simplified(self, node: Scalar) -> Scalar:
+        """``node`` with operations on constants carried out."""
+        if not isinstance(node, Op):
+            return node
+        found = self.simplified.get(node)
+        if found is None:
+            args = tuple(self._simplified(a) for a in node.args)
+            found = simplify(node if args == node.args else Op(node.name, args, node.dtype))
+            self.simplified[node] = self.simplified[found] = found
+        return found
+
+    def index_of(self, entry: Scalar) -> Expr | None:
+        """An entry of an index as an expression; None when it is computed from data."""
+        return _as_index(self._simplified(entry))
 
     def per_lane(self, expr: Expr) -> list[Expr]:
         """An index expression in kernel-level symbols, for each lane."""
@@ -159,12 +177,13 @@ class Renderer:
 
     def _load(self, node: Load) -> Text:
         buffer = self.bindings.buffers[node.buffer]
-        affine = [i.expr if isinstance(i, Index) else as_expr(0) for i in node.index]
+        entries = [self.index_of(i) for i in node.index]
+        affine = [as_expr(0) if entry is None else entry for entry in entries]
         address = linearize(affine, buffer.strides) + buffer.offset
         gathers = [
             (self.render(i), stride)
-            for i, stride in zip(node.index, buffer.strides, strict=True)
-            if not isinstance(i, Index)
+            for i, entry, stride in zip(node.index, entries, buffer.strides, strict=True)
+            if entry is None
         ]
         addresses = self.per_lane(address)
         masks = [m for m in self.predicates if isinstance(m, Text)]

@@ -125,6 +125,8 @@ class Bindings:
 
 def _vector_storage(use: _Use) -> bool:
     dtype = use.buffer.dtype
+    if "store" in use.functions:
+        return False  # WGSL may write a whole vector where one component is stored (a race)
     return dtype.packing == 1 and bool({"load4", "store4"} & use.functions) and dtype.itemsize <= 4
 
 
@@ -185,8 +187,11 @@ def _load(use: _Use, element: str) -> list[str]:
 
 def _load4(use: _Use, element: str) -> list[str]:
     dtype, x = use.buffer.dtype, use.alias
-    if dtype.packing == 1:
+    if dtype.packing == 1 and element.startswith("vec4"):
         return [f"  return {_widen(dtype, f'{x}[i]', 'vec4')};"]
+    if dtype.packing == 1:
+        lanes = [_widen(dtype, f"{x}[4 * i + {k}]", "") for k in range(VECTOR)]
+        return [f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
     if dtype.packing == 4:
         lanes = [_unpack(dtype, f"(w >> {8 * k}u)") for k in range(4)]
         head = f"  let w = {x}[i];"
@@ -213,8 +218,12 @@ def _store(use: _Use, element: str) -> list[str]:
 
 def _store4(use: _Use, element: str) -> list[str]:
     dtype, x = use.buffer.dtype, use.alias
-    if dtype.packing == 1:
+    if dtype.packing == 1 and element.startswith("vec4"):
         return [f"  {x}[i] = {_narrow(dtype, 'v', 'vec4')};"]
+    if dtype.packing == 1:
+        return [
+            f"  {x}[4 * i + {k}] = {_narrow(dtype, f'v.{c}', '')};" for k, c in enumerate("xyzw")
+        ]
     lane = [_pack(dtype, f"v.{c}") for c in "xyzw"]
 
     def put(at: str, word: str) -> str:
