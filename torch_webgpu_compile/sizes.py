@@ -405,7 +405,9 @@ def _size_nonnegative(expr: Expr) -> bool:
         for atom in monomial:
             if isinstance(atom, Symbol):
                 low *= atom.lower
-            elif (isinstance(atom, FloorDiv) and is_nonnegative(atom.numerator)) or isinstance(atom, Mod):
+            elif (isinstance(atom, FloorDiv) and is_nonnegative(atom.numerator)) or isinstance(
+                atom, Mod
+            ):
                 low = 0
             else:
                 return False

@@ -10,23 +10,64 @@ import torch
 
 from tests.compilations import TARGET, compile_function
 from torch_webgpu_compile import dtypes
+from torch_webgpu_compile.codegen.kernel import fold_grid
 from torch_webgpu_compile.codegen.op_table import op_row
 from torch_webgpu_compile.dtypes import DType, Kind
 from torch_webgpu_compile.ir import numeric
 from torch_webgpu_compile.ir.scalar import OPS
 from torch_webgpu_compile.sizes import as_expr, evaluate, symbol
-from torch_webgpu_compile.codegen.kernel import fold_grid
 
 randn = torch.randn
 
-_OF_FLOATS = (
-    "div atan2 copysign nextafter reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin "
-    "cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc sigmoid isnan isinf"
-).split()
-_OF_BITS = "bitwise_and bitwise_or bitwise_xor bitwise_not shift_left shift_right".split()
-_OF_NUMBERS = (
-    "floor_divide trunc_divide remainder fmod pow neg abs sign square floor ceil trunc round"
-).split()
+_OF_FLOATS = [
+    "div",
+    "atan2",
+    "copysign",
+    "nextafter",
+    "reciprocal",
+    "sqrt",
+    "rsqrt",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "sigmoid",
+    "isnan",
+    "isinf",
+]
+_OF_BITS = ["bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right"]
+_OF_NUMBERS = [
+    "floor_divide",
+    "trunc_divide",
+    "remainder",
+    "fmod",
+    "pow",
+    "neg",
+    "abs",
+    "sign",
+    "square",
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+]
 
 # Combinations without a WGSL row, and why none is needed.
 UNSUPPORTED: dict[tuple[str, Kind], str] = {
@@ -78,7 +119,14 @@ def wgsl(function, *arguments, **options):
 
 # ---- vector widths
 
-VECTORS = [dtypes.float32, dtypes.float16, dtypes.bfloat16, dtypes.int32, dtypes.uint8, dtypes.bool_]
+VECTORS = [
+    dtypes.float32,
+    dtypes.float16,
+    dtypes.bfloat16,
+    dtypes.int32,
+    dtypes.uint8,
+    dtypes.bool_,
+]
 
 
 def tensor(shape, dtype: DType):

@@ -27,7 +27,6 @@ from torch_webgpu_compile.sizes import (
     upper_bound,
 )
 
-
 # Two size symbols (≥ 0 and ≥ 2) and iteration symbols with constant and symbolic extents.
 S, T = symbol("s", 0), symbol("t", 2)
 ATOMS = {"s": S, "t": T, "i": iteration("i", 6), "j": iteration("j", 35), "k": iteration("k", T)}

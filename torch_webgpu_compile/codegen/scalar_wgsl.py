@@ -302,6 +302,15 @@ class Renderer:
                 and inner.dtype is not dtypes.uint32
             ):
                 return self._cast(self.render(inner), dtypes.int32)
+        if isinstance(node, Op) and node.name in _BOUNDED and node.dtype is dtypes.int64:
+            # A driver may see through these: i | i is the widened i again.
+            given = node.args[1:] if node.name == "where" else node.args
+            args = [self._narrow(a) for a in given]
+            if all(a is not None for a in args):
+                condition = [self.render(node.args[0])] if node.name == "where" else []
+                operands = [*condition, *(a for a in args if a is not None)]
+                result = Op(node.name, node.args, dtypes.int32)
+                return self._apply_row(result, dtypes.int32, operands)
         return None
 
     def _compare(self, node: Op, left: Expr, right: Expr) -> Text:
@@ -362,6 +371,10 @@ class Renderer:
         return self._wrap(converted) if dtype.is_integer and dtype.bits < 32 else converted
 
 
+# Results are among, or no wider than, the operands.
+_BOUNDED = frozenset(
+    {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "minimum", "maximum", "where"}
+)
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 

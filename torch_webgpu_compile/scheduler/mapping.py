@@ -16,7 +16,6 @@ from ..sizes import (
     FloorDiv,
     Mod,
     Symbol,
-    as_expr,
     as_symbol,
     atom_expr,
     contiguous_strides,
