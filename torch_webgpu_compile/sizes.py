@@ -213,7 +213,7 @@ def _mul(a: Expr, b: Expr) -> Expr:
     constant = a.constant * b.constant
     for ma, ca in (*a.terms, ((), a.constant)):
         for mb, cb in (*b.terms, ((), b.constant)):
-            if not ma and not mb or not ca * cb:
+            if (not ma and not mb) or not ca * cb:
                 continue
             monomial = tuple(sorted(ma + mb, key=lambda atom: atom.key))
             terms[monomial] = terms.get(monomial, 0) + ca * cb
@@ -399,9 +399,7 @@ def _size_nonnegative(expr: Expr) -> bool:
         for atom in monomial:
             if isinstance(atom, Symbol):
                 low *= atom.lower
-            elif isinstance(atom, FloorDiv) and is_nonnegative(atom.numerator):
-                low = 0
-            elif isinstance(atom, Mod):
+            elif (isinstance(atom, FloorDiv) and is_nonnegative(atom.numerator)) or isinstance(atom, Mod):
                 low = 0
             else:
                 return False

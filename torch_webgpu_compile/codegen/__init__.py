@@ -7,9 +7,11 @@ from ..ir.nodes import Attention, Contraction, HostCall
 from ..plan.model import KernelCall
 from ..sizes import ZERO, product
 from ..target import Target
+from .attention import generate_attention
 from .contraction import generate_contraction
 from .pointwise import generate_map
 from .reduction import generate_rows
+from .scatter import generate_scatter
 
 __all__ = ["generate"]
 
@@ -39,12 +41,10 @@ def _generate_group(
                 return []
             return [generate_contraction(group, buffers, target)]
         case AnchorGroup(anchor=Attention()):
-            from .attention import generate_attention
-
+            if buffers[group.anchor.output].numel is ZERO:
+                return []
             return [generate_attention(group, buffers, target)]
         case _:
             if isinstance(group.node, HostCall):
                 return [group.node]
-            from .scatter import generate_scatter
-
             return generate_scatter(group.node, buffers, target)

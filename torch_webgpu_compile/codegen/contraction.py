@@ -222,7 +222,7 @@ def _store(
     if is_multiple_of(columns, VECTOR):
         quad = iteration("n", columns // VECTOR)
         lanes = [environment(quad * VECTOR + x) for x in range(VECTOR)]
-        if not all(_store_is_vector(builder, m, lanes) for m in members if m.store):
+        if not all(store_is_vector(builder, m, lanes) for m in members if m.store):
             lanes = []
     limit = columns // VECTOR if lanes else columns
     if not lanes:
@@ -254,7 +254,8 @@ def render_epilogue(
     return render_members(builder, members, lanes, known={output: result})
 
 
-def _store_is_vector(builder: KernelBuilder, member: Member, lanes: Lanes) -> bool:
+def store_is_vector(builder: KernelBuilder, member: Member, lanes: Lanes) -> bool:
+    """Whether the lanes of a store are four aligned neighbours in memory."""
     buffer = builder.buffers[member.output]
     address = linearize(member.index, buffer.strides) + buffer.offset
     at = [substitute(address, env) for env in lanes]

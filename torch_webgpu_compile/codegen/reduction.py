@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from .. import dtypes
+from ..ir.access import neighbours_in_rows
 from ..ir.graph import Buffer, Member, RowGroup
 from ..ir.nodes import iteration_symbols, symbol_keys
 from ..ir.scalar import Index, Load, Scalar, children, loads_of
@@ -15,14 +15,11 @@ from ..sizes import (
     ONE,
     ZERO,
     Expr,
-    Symbol,
     as_expr,
     ceildiv,
     delinearize,
     iteration,
-    linearize,
     product,
-    substitute,
     symbols_of,
 )
 from ..target import Target
@@ -30,7 +27,7 @@ from .accumulate import Accumulator, accumulator
 from .kernel import KernelBuilder, fold_grid
 from .pointwise import Lanes, group_origins
 from .scalar_wgsl import Renderer, Scope, Text
-from .tiling import RowTiling, choose_row_tiling
+from .tiling import choose_row_tiling
 
 
 @dataclass
@@ -66,7 +63,12 @@ class _RowKernel:
         self.tiling = choose_row_tiling(
             self.rows,
             self.length,
-            self._elements_fast(buffers),
+            neighbours_in_rows(
+                [m.body for m in group.members],
+                {k: b for k, b in buffers.items() if k not in self.by_name},
+                self.row_symbols,
+                self.element_symbols,
+            ),
             target,
             self.phases_count > 1 or final_pass,
         )
@@ -103,18 +105,6 @@ class _RowKernel:
             depth[m.output] = max(needs, default=0) + (1 if m.reduction else 0)
         return depth
 
-    def _elements_fast(self, buffers: dict[str, Buffer]) -> bool:
-        """Whether neighbouring elements of a row, rather than neighbouring rows, share cache lines."""
-        votes = 0
-        for m in self.group.members:
-            for load in loads_of(m.body):
-                if load.buffer in self.by_name:
-                    continue
-                exprs = [i.expr if isinstance(i, Index) else ZERO for i in load.index]
-                address = linearize(exprs, buffers[load.buffer].strides)
-                votes += _unit(address, self.element_symbols) - _unit(address, self.row_symbols)
-        return votes >= 0
-
     def _belongs_to_row(self, node: Scalar) -> bool:
         if isinstance(node, Index):
             return symbols_of(node.expr).isdisjoint(self.element_symbols)
@@ -143,6 +133,7 @@ class _RowKernel:
                 "rows": t.rows,
                 "stride": 1 if t.elements_fast else t.rows,
                 "elements_fast": t.elements_fast,
+                "subgroup": self._subgroup(),
                 "row_count": row_count,
                 "checked": not exact,
                 "phases": phases,
@@ -161,6 +152,17 @@ class _RowKernel:
             if t.threads > 1
             else 0,
         )
+
+    def _subgroup(self) -> int:
+        """Invocations that exchange accumulators by shuffles; 0 where that is not certain to work.
+
+        It needs one known subgroup size, and rows that are runs of invocations. 64-bit and bool values are
+        not shuffled everywhere.
+        """
+        low, high = self.target.subgroup_sizes
+        types = {m.body.dtype.compute for m in self.group.members if m.reduction}
+        known = low == high and low > 1 and "subgroup" in self.target.features
+        return low if known and self.tiling.elements_fast and types <= {"f32", "i32", "u32"} else 0
 
     def _phase(self, d: int) -> Phase:
         """Pass d: reductions of depth d, and stores of elements known before it."""
@@ -258,9 +260,12 @@ class _RowKernel:
         t = self.tiling
         step = t.threads * t.lanes
         if t.chunks is None:
-            trips = ceildiv(self.length, step)
+            trips = ceildiv(self.length, step * t.unroll)
             phase.loop = self.builder.index(trips)
-            return [self._chunk(iteration("c", trips), Scope(parent=self.row_scope))]
+            first = iteration("c", trips) * t.unroll
+            return [
+                self._chunk(first + u, Scope(parent=self.row_scope)) for u in range(t.unroll)
+            ]
         result = []
         for k in range(t.chunks):
             scope = self.kept.setdefault(k, Scope(parent=self.row_scope))
@@ -282,7 +287,7 @@ class _RowKernel:
         for lane in range(t.lanes):
             index = delinearize(self._element(chunk, lane), self.group.elements)
             lanes.append({**self.row_env, **dict(zip(self.element_symbols, index, strict=True))})
-        whole = (self.length % step) is ZERO
+        whole = (self.length % (step if t.chunks else step * t.unroll)) is ZERO
         if chunk.is_constant and self.length.is_constant:
             whole = whole or (chunk.constant + 1) * step <= int(self.length)
         predicate = None
@@ -313,13 +318,3 @@ class _RowKernel:
             belongs_outside=self.outside,
         )
         return chunk, predicate, renderer
-
-
-def _unit(address: Expr, symbols: Sequence[Symbol]) -> int:
-    """1 when a step of one of the symbols moves an address by one element."""
-    for symbol in symbols:
-        if symbol.extent is ONE:
-            continue
-        if substitute(address, {symbol: ONE}) - substitute(address, {symbol: ZERO}) is ONE:
-            return 1
-    return 0

@@ -22,7 +22,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        autoescape=False,  # noqa: S701  (WGSL, not HTML)
+        autoescape=False,
     )
 
 
@@ -54,8 +54,6 @@ def render_module(
     parts = [*declared, *_helpers(text), text]
     module = "\n".join(line for line in "\n".join(parts).splitlines() if line.strip())
     enables = "enable f16;\n" if re.search(r"\bf16\b", _without_comments(module)) else ""
-    if re.search(r"\bsubgroup(?:Add|Max|Min|Mul|Any|All|Broadcast|Shuffle\w*)\b", module):
-        enables += "enable subgroups;\n"
     return enables + module + "\n"
 
 

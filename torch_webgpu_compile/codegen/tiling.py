@@ -27,6 +27,7 @@ class RowTiling:
         lanes: neighbouring elements that an invocation loads at once (1 or 4).
         chunks: times that an invocation's share covers the row when it is kept in registers; None for
             a loop that reads memory again in every phase.
+        unroll: shares per iteration of that loop, so that their loads are in flight together.
     """
 
     threads: int
@@ -34,6 +35,7 @@ class RowTiling:
     elements_fast: bool
     lanes: int
     chunks: int | None
+    unroll: int = 4
 
     @property
     def workgroup(self) -> int:
@@ -148,3 +150,41 @@ def choose_matmul_tiling(batch: Expr, rows: Expr, columns: Expr, target: Target)
         if fits and tiles >= _WORKGROUPS:
             return tiling
     return MATMUL_TILINGS[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiling:
+    """Queries per workgroup, keys per step; an invocation computes 4 × 4 scores.
+
+    The query tile stays in workgroup memory; keys and values take turns in a second tile.
+    """
+
+    queries: int
+    keys: int
+
+    @property
+    def workgroup(self) -> int:
+        return self.queries * self.keys // 16
+
+    def workgroup_nbytes(self, head: int, value_head: int) -> int:
+        """Workgroup memory in bytes for these head sizes (rounded up to 4)."""
+        wide = max(head, value_head)
+        floats = head * self.queries + wide * self.keys + self.queries * (self.keys + 3)
+        return 4 * floats
+
+
+_ATTENTION_TILINGS = tuple(
+    AttentionTiling(q, k) for q, k in ((64, 32), (32, 32), (32, 16), (16, 16), (8, 8), (4, 4))
+)
+
+
+def choose_attention_tiling(
+    queries: Expr, head: int, value_head: int, target: Target
+) -> AttentionTiling | None:
+    """The largest tiling that fits workgroup memory and does not waste most of its queries."""
+    few = int(queries) if queries.is_constant else 64
+    for tiling in _ATTENTION_TILINGS:
+        fits = tiling.workgroup_nbytes(head, value_head) <= target.max_workgroup_nbytes
+        if fits and (tiling.queries < 2 * few or tiling.queries <= 16):
+            return tiling
+    return None

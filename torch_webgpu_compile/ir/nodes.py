@@ -93,7 +93,7 @@ class Attention:
     ``sizes`` is (batch, heads, queries, keys, head size, value head size). ``query`` is a scalar over
     (b0, b1, m0, k0), ``key`` over (b0, b1, n0, k0), ``value`` over (b0, b1, n0, d0) and ``bias`` over
     (b0, b1, m0, n0), all float32; the bias is added to the scaled score and may be -inf. ``causal``
-    keeps keys s ≤ q. A row without any key gives NaN, as PyTorch's math path does.
+    keeps keys s ≤ q. A row whose keys are all masked gives 0, as PyTorch's kernels do.
     """
 
     output: str
@@ -192,3 +192,24 @@ def _collect_buffers(value: Any, names: dict[str, None]) -> None:
     elif isinstance(value, tuple):
         for item in value:
             _collect_buffers(item, names)
+
+
+def anchor_symbols(node: Contraction | Attention) -> tuple[Expr, ...]:
+    """The iteration symbols of an anchor's result."""
+    if isinstance(node, Contraction):
+        return (
+            *iteration_symbols("b", node.batch),
+            *iteration_symbols("m", node.rows),
+            *iteration_symbols("n", node.columns),
+        )
+    batch, heads, queries, _, _, size = node.sizes
+    return (
+        *iteration_symbols("b", (batch, heads)),
+        *iteration_symbols("m", (queries,)),
+        *iteration_symbols("d", (size,)),
+    )
+
+
+def anchor_index(node: Contraction | Attention) -> tuple[Expr, ...]:
+    """The logical index that one point of an anchor's space computes."""
+    return node.index if isinstance(node, Contraction) else anchor_symbols(node)

@@ -42,6 +42,7 @@ _VENDORS = {
     0x8086: "intel",
     0x10005: "mesa",
 }
+_SUBGROUP_SIZES = {0x10DE: (32, 32), 0x106B: (32, 32)}  # NVIDIA, Apple: the same on all GPUs
 _BACKEND_ORDER = {"Vulkan": 0, "Metal": 0, "D3D12": 0, "OpenGL": 2, "OpenGLES": 2}
 _TYPE_ORDER = {"discrete": 0, "integrated": 1, "unknown": 2, "cpu": 3}
 
@@ -213,9 +214,13 @@ def _subgroup_sizes(provider: str, adapter: Any) -> tuple[int, int]:
     if provider == "wgpu":  # wgpu-py 0.32 reads a misspelt field and always gives (4, 128)
         from .native import subgroup_sizes
 
-        return subgroup_sizes(adapter)
-    info = adapter.info
-    return int(info.get("subgroup_min_size", 4)), int(info.get("subgroup_max_size", 128))
+        smallest, largest = subgroup_sizes(adapter)
+    else:
+        smallest = int(adapter.info.get("subgroup_min_size", 0))
+        largest = int(adapter.info.get("subgroup_max_size", 0))
+    # wgpu-native 29 leaves both 0. The WebGPU spec (GPUAdapterInfo) then says 4 and 128.
+    known = _SUBGROUP_SIZES.get(int(adapter.info["vendor_id"]), (4, 128))
+    return smallest or known[0], largest or known[1]
 
 
 @contextlib.contextmanager

@@ -125,6 +125,9 @@ class BufferPool:
         # A garbage collection may drop a buffer in the middle of any method here: returned memory
         # is only queued, and sorted in by the next call.
         self._returned: deque[Allocation] = deque()
+        # Keeps lent allocations reachable: else a collected cycle would finalise a wgpu-py object
+        # together with the `GpuBuffer` that returns it here.
+        self._lent: dict[int, Allocation] = {}
         self._allocated = 0
         self._reserved = 0
         self._peak = 0
@@ -150,6 +153,7 @@ class BufferPool:
             self._sort_in()
             free = self._free.get((usage, capacity))
             allocation = free.pop() if free else self._create(capacity, usage)
+            self._lent[allocation.serial] = allocation
             self._allocated += capacity
             self._peak = max(self._peak, self._allocated)
         return GpuBuffer(self, allocation, nbytes)
@@ -185,6 +189,7 @@ class BufferPool:
                 allocation = self._returned.popleft()
             except IndexError:
                 return
+            del self._lent[allocation.serial]
             self._allocated -= allocation.capacity
             key = allocation.usage, allocation.capacity
             self._free.setdefault(key, []).append(allocation)

@@ -48,6 +48,7 @@ class Device:
         self.dispatches = 0
         self.backend = backend
         self._closed = False
+        self._count_lock = threading.Lock()
         self._reclaimable: weakref.WeakSet[Reclaimable] = weakref.WeakSet()
         self._pool = BufferPool(backend, self.target.max_buffer_nbytes, self._make_room)
         self._transfers = Transfers(backend)
@@ -146,6 +147,11 @@ class Device:
 
     # ---- life
 
+    def count_dispatches(self, count: int) -> None:
+        """Adds to ``dispatches``."""
+        with self._count_lock:
+            self.dispatches += count
+
     def synchronize(self) -> None:
         """Waits for everything that was submitted."""
         self.backend.wait()
@@ -154,6 +160,11 @@ class Device:
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a call raised DeviceLostError. `open_device` gives a new device then."""
+        return self.backend.is_lost
 
     def close(self) -> None:
         """Waits for the GPU and frees what is not in use. `open_device` gives a new device then."""
@@ -188,7 +199,7 @@ def open_device(
     key = provider, info.index, checked
     with _lock:
         device = _devices.get(key)
-        if device is None or device.is_closed:
+        if device is None or device.is_closed or device.is_lost:
             device = _devices[key] = create_device(provider, info, found, checked)
         return device
 

@@ -201,7 +201,7 @@ class BoundPlan:
         self, executor: Executor, program: Program, externals: Mapping[str, GpuBuffer]
     ) -> None:
         self._executor = executor
-        self._externals = externals
+        self._externals = dict(externals)
         self.program = program
 
     @property
@@ -234,4 +234,4 @@ class BoundPlan:
                     executor.run_host_step(segment, self)
                 else:
                     backend.submit(segment, name)
-            executor.device.dispatches += self.program.dispatch_count
+            executor.device.count_dispatches(self.program.dispatch_count)

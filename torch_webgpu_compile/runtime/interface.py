@@ -51,8 +51,13 @@ Command = DispatchRun | Copy
 class Backend(Protocol):
     """A device of a provider. All failures are raised as exceptions of `errors`.
 
-    Everything is safe to call from several threads, except that `submit` orders itself by a lock.
+    Safe to call from several threads: `submit` orders itself by a lock.
+
+    Attributes:
+        is_lost: whether the device was found lost.
     """
+
+    is_lost: bool
 
     def create_buffer(self, nbytes: int, usage: int) -> Handle:
         """A buffer of nbytes, a multiple of 4. Raises OutOfMemoryError."""
@@ -80,14 +85,16 @@ class Backend(Protocol):
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
         """Copies host memory into a buffer before the next submit; multiples of 4 bytes."""
 
-    def map(self, handle: Handle, mode: int, nbytes: int) -> int:
-        """Maps a staging buffer (waiting for the GPU) and returns the host address."""
+    def fill_staging(
+        self, handle: Handle, address: int, nbytes: int, submission: int | None
+    ) -> None:
+        """Copies host memory into a MAP_WRITE buffer after ``submission``, which last read it."""
+
+    def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
+        """Maps a MAP_READ buffer after ``submission``, which filled it; the host address."""
 
     def unmap(self, handle: Handle) -> None:
         """Ends the mapping; required before the buffer is used in a submit."""
 
     def submit_timed(self, run: DispatchRun, name: str) -> list[float] | None:
         """Runs the dispatches one by one; seconds of each, or None without timestamp queries."""
-
-    def release(self) -> None:
-        """Drops the device."""

@@ -10,29 +10,36 @@ after a successful mapping.
 from __future__ import annotations
 
 import atexit
+import ctypes
+import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from ..errors import DeviceError
+from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
 from .failures import device_error, shader_error
-from .interface import COPY_DST, COPY_SRC, MAP_READ, QUERY_RESOLVE, Command, DispatchRun, Handle
+from .interface import MAP_READ, MAP_WRITE, Command, DispatchRun, Handle
+from .timestamps import time_run
 
 _MODULE = "wgpu.backends.wgpu_native"
-_MAX_IN_FLIGHT = 64  # submissions; beyond it the host waits, so that queued work stays bounded
-_MAX_QUERIES = 4096  # WebGPU spec, the largest query set
+_THROTTLE = 64  # submissions after which the host waits for those before them: bounds queued work
 
 _exiting = False
 
 
 @atexit.register
 def _mark_exit() -> None:
+    """After this the library is not called: at interpreter exit, and in a forked child, where the
+    driver's threads do not exist."""
     global _exiting
     _exiting = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mark_exit)
 
 
 def _ffi() -> tuple[Any, Any, Any]:
@@ -55,25 +62,33 @@ class NativeBackend:
     """`interface.Backend` on wgpu-native's handles."""
 
     def __init__(self, device: Any) -> None:
-        self._ffi, self._lib, self._errors = _ffi()
+        self.ffi, self.lib, self._errors = _ffi()
         self._owner = device  # keeps the handles below alive
-        self._device: Any = device._internal
-        self._queue: Any = device.queue._internal
+        self.device: Any = device._internal
+        self.queue: Any = device.queue._internal
         self._lock = threading.Lock()
         self._layouts: dict[tuple[tuple[bool, ...], bool], tuple[Handle, Handle]] = {}
         self._layout_lock = threading.Lock()
-        self._in_flight: deque[int] = deque()
+        self._submissions = 0
+        self._throttled = 0
+        self._finished_index = 0  # this submission and all before it are done
         self._mappings: dict[int, _Mapping] = {}
         self._timestamps = "timestamp-query" in device.features
-        self._encoder_desc = self._ffi.new("WGPUCommandEncoderDescriptor *")
-        self._finish_desc = self._ffi.new("WGPUCommandBufferDescriptor *")
-        self._pass_desc = self._ffi.new("WGPUComputePassDescriptor *")
+        self.is_lost = False
+        self._encoder_desc = self.ffi.new("WGPUCommandEncoderDescriptor *")
+        self._finish_desc = self.ffi.new("WGPUCommandBufferDescriptor *")
+        self._pass_desc = self.ffi.new("WGPUComputePassDescriptor *")
 
     # ---- errors
 
     @contextmanager
-    def _guard(self, make_error: Callable[[str, str], DeviceError]) -> Iterator[None]:
+    def guard(self, make_error: Callable[[str, str], DeviceError]) -> Iterator[None]:
         """Raises ``make_error(kind, message)`` when a call inside reports an error."""
+        if _exiting:
+            raise DeviceError(
+                "the GPU cannot be used at interpreter exit or in a forked child process; start "
+                "child processes with the 'spawn' method"
+            )
         self._errors.capture("torch_webgpu_compile")
         failure = None
         try:
@@ -81,13 +96,15 @@ class NativeBackend:
         finally:
             failure = self._errors.release("torch_webgpu_compile")
         if failure is not None:
-            raise make_error(*failure)
+            error = make_error(*failure)
+            self.is_lost = self.is_lost or isinstance(error, DeviceLostError)
+            raise error
 
     def _string(self, text: str) -> tuple[Any, Any]:
         """(WGPUStringView, its memory, to be kept until the call returns)."""
         data = text.encode()
-        memory = self._ffi.new("char []", data)
-        view = self._ffi.new("WGPUStringView *")
+        memory = self.ffi.new("char []", data)
+        view = self.ffi.new("WGPUStringView *")
         view.data = memory
         view.length = len(data)
         return view[0], memory
@@ -95,55 +112,64 @@ class NativeBackend:
     # ---- buffers
 
     def create_buffer(self, nbytes: int, usage: int) -> Handle:
-        desc = self._ffi.new("WGPUBufferDescriptor *")
+        desc = self.ffi.new("WGPUBufferDescriptor *")
         desc.size = nbytes
         desc.usage = usage
         handle = None
         try:
-            with self._guard(
+            with self.guard(
                 lambda kind, text: device_error(kind, text, f"a buffer of {nbytes} bytes")
             ):
-                handle = self._lib.wgpuDeviceCreateBuffer(self._device, desc)
+                handle = self.lib.wgpuDeviceCreateBuffer(self.device, desc)
         except DeviceError:
             if handle:
-                self._lib.wgpuBufferRelease(handle)
+                self.lib.wgpuBufferRelease(handle)
             raise
         return handle
 
     def release_buffer(self, handle: Handle) -> None:
-        self._mappings.pop(int(self._ffi.cast("intptr_t", handle)), None)
+        self._mappings.pop(int(self.ffi.cast("intptr_t", handle)), None)
         if not _exiting:
-            self._lib.wgpuBufferRelease(handle)
+            self.lib.wgpuBufferRelease(handle)
 
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
-        source = self._ffi.cast("void *", address)
-        with self._guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
-            self._lib.wgpuQueueWriteBuffer(self._queue, handle, offset, source, nbytes)
+        source = self.ffi.cast("void *", address)
+        with self.guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
+            self.lib.wgpuQueueWriteBuffer(self.queue, handle, offset, source, nbytes)
 
-    def map(self, handle: Handle, mode: int, nbytes: int) -> int:
-        key = int(self._ffi.cast("intptr_t", handle))
+    def fill_staging(
+        self, handle: Handle, address: int, nbytes: int, submission: int | None
+    ) -> None:
+        ctypes.memmove(self._map(handle, MAP_WRITE, nbytes, submission), address, nbytes)
+        self.unmap(handle)
+
+    def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
+        return self._map(handle, MAP_READ, nbytes, submission)
+
+    def _map(self, handle: Handle, mode: int, nbytes: int, submission: int | None) -> int:
+        key = int(self.ffi.cast("intptr_t", handle))
         mapping = self._mappings.get(key)
         if mapping is None:
-            mapping = self._mappings[key] = _Mapping(self._ffi, self._lib)
+            mapping = self._mappings[key] = _Mapping(self.ffi, self.lib)
         mapping.done.clear()
-        with self._guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
-            self._lib.wgpuBufferMapAsync(handle, mode, 0, nbytes, mapping.info[0])
+        with self.guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
+            self.lib.wgpuBufferMapAsync(handle, mode, 0, nbytes, mapping.info[0])
+        self.wait(submission)
         # Another thread that polls may run the callback, a moment after this thread's poll returns.
-        while not mapping.done.is_set():
-            self._lib.wgpuDevicePoll(self._device, True, self._ffi.NULL)
-            mapping.done.wait(0.0005)
+        while not mapping.done.wait(0.0005):
+            self.wait()
         if mapping.failure:
             raise device_error("Mapping", mapping.failure, f"mapping {nbytes} bytes")
-        pointer = self._lib.wgpuBufferGetMappedRange(handle, 0, nbytes)
-        return int(self._ffi.cast("intptr_t", pointer))
+        pointer = self.lib.wgpuBufferGetMappedRange(handle, 0, nbytes)
+        return int(self.ffi.cast("intptr_t", pointer))
 
     def unmap(self, handle: Handle) -> None:
-        self._lib.wgpuBufferUnmap(handle)
+        self.lib.wgpuBufferUnmap(handle)
 
     # ---- pipelines
 
     def create_pipeline(self, kernel: Kernel, checked: bool) -> tuple[Handle, Handle]:
-        ffi, lib = self._ffi, self._lib
+        ffi, lib = self.ffi, self.lib
         writable = tuple(binding.writable for binding in kernel.bindings)
         group_layout, pipeline_layout = self._layout(writable, kernel.parameter_count > 0)
         label, keep_label = self._string(kernel.name)
@@ -154,11 +180,11 @@ class NativeBackend:
         desc.compute.entryPoint = entry_point
         module = pipeline = None
         try:
-            with self._guard(lambda kind, text: shader_error(kind, text, kernel)):
+            with self.guard(lambda kind, text: shader_error(kind, text, kernel)):
                 module = self._create_module(kernel, label, checked)
             desc.compute.module = module
-            with self._guard(lambda kind, text: shader_error(kind, text, kernel)):
-                pipeline = lib.wgpuDeviceCreateComputePipeline(self._device, desc)
+            with self.guard(lambda kind, text: shader_error(kind, text, kernel)):
+                pipeline = lib.wgpuDeviceCreateComputePipeline(self.device, desc)
         except DeviceError:
             if pipeline:
                 lib.wgpuComputePipelineRelease(pipeline)
@@ -170,7 +196,7 @@ class NativeBackend:
         return pipeline, group_layout
 
     def _create_module(self, kernel: Kernel, label: Any, checked: bool) -> Handle:
-        ffi, lib = self._ffi, self._lib
+        ffi, lib = self.ffi, self.lib
         code, keep_code = self._string(kernel.wgsl)
         source = ffi.new("WGPUShaderSourceWGSL *")
         source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
@@ -179,9 +205,9 @@ class NativeBackend:
         desc.nextInChain = ffi.cast("WGPUChainedStruct *", source)
         desc.label = label
         if checked:
-            module = lib.wgpuDeviceCreateShaderModule(self._device, desc)
+            module = lib.wgpuDeviceCreateShaderModule(self.device, desc)
         else:
-            module = lib.wgpuDeviceCreateShaderModuleTrusted(self._device, desc, 0)
+            module = lib.wgpuDeviceCreateShaderModuleTrusted(self.device, desc, 0)
         del keep_code
         return module
 
@@ -194,7 +220,7 @@ class NativeBackend:
             return found
 
     def _create_layout(self, writable: tuple[bool, ...], uniform: bool) -> tuple[Handle, Handle]:
-        ffi, lib = self._ffi, self._lib
+        ffi, lib = self.ffi, self.lib
         types = [
             lib.WGPUBufferBindingType_Storage if w else lib.WGPUBufferBindingType_ReadOnlyStorage
             for w in writable
@@ -210,20 +236,20 @@ class NativeBackend:
         desc.entryCount = len(types)
         desc.entries = entries
         subject = f"a kernel with {len(types)} buffer bindings"
-        with self._guard(lambda kind, text: device_error(kind, text, subject)):
-            group = lib.wgpuDeviceCreateBindGroupLayout(self._device, desc)
+        with self.guard(lambda kind, text: device_error(kind, text, subject)):
+            group = lib.wgpuDeviceCreateBindGroupLayout(self.device, desc)
         groups = ffi.new("WGPUBindGroupLayout []", [group])
         pipeline_desc = ffi.new("WGPUPipelineLayoutDescriptor *")
         pipeline_desc.bindGroupLayoutCount = 1
         pipeline_desc.bindGroupLayouts = groups
-        with self._guard(lambda kind, text: device_error(kind, text, subject)):
-            layout = lib.wgpuDeviceCreatePipelineLayout(self._device, pipeline_desc)
+        with self.guard(lambda kind, text: device_error(kind, text, subject)):
+            layout = lib.wgpuDeviceCreatePipelineLayout(self.device, pipeline_desc)
         return group, layout
 
     def create_bind_group(
         self, layout: Handle, entries: Sequence[tuple[Handle, int, int]], name: str
     ) -> Handle:
-        ffi, lib = self._ffi, self._lib
+        ffi, lib = self.ffi, self.lib
         array = ffi.new("WGPUBindGroupEntry []", max(len(entries), 1))
         for i, (buffer, offset, nbytes) in enumerate(entries):
             entry = array[i]
@@ -237,8 +263,8 @@ class NativeBackend:
         desc.entries = array
         group = None
         try:
-            with self._guard(lambda kind, text: device_error(kind, text, f"binding {name}")):
-                group = lib.wgpuDeviceCreateBindGroup(self._device, desc)
+            with self.guard(lambda kind, text: device_error(kind, text, f"binding {name}")):
+                group = lib.wgpuDeviceCreateBindGroup(self.device, desc)
         except DeviceError:
             if group:
                 lib.wgpuBindGroupRelease(group)
@@ -247,48 +273,54 @@ class NativeBackend:
 
     def release_bind_group(self, handle: Handle) -> None:
         if not _exiting:
-            self._lib.wgpuBindGroupRelease(handle)
+            self.lib.wgpuBindGroupRelease(handle)
 
     # ---- submitting
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
-        with self._lock:
-            index = self._submit(self._encode(commands, name))
-            self._in_flight.append(index)
-            oldest = self._in_flight.popleft() if len(self._in_flight) > _MAX_IN_FLIGHT else None
-        if oldest is not None:
-            self.wait(oldest)
-        return index
+        def encode(encoder: Handle) -> None:
+            for command in commands:
+                if isinstance(command, DispatchRun):
+                    self.encode_run(encoder, command, self._pass_desc)
+                else:
+                    self.lib.wgpuCommandEncoderCopyBufferToBuffer(
+                        encoder,
+                        command.source,
+                        command.source_offset,
+                        command.destination,
+                        command.destination_offset,
+                        command.nbytes,
+                    )
+
+        return self.submit_encoded(encode, name)
 
     def _submit(self, command_buffer: Handle) -> int:
         """Submits a command buffer that finished without an error, and releases it."""
-        buffers = self._ffi.new("WGPUCommandBuffer []", [command_buffer])
-        index = self._lib.wgpuQueueSubmitForIndex(self._queue, 1, buffers)
-        self._lib.wgpuCommandBufferRelease(command_buffer)
+        buffers = self.ffi.new("WGPUCommandBuffer []", [command_buffer])
+        index = self.lib.wgpuQueueSubmitForIndex(self.queue, 1, buffers)
+        self.lib.wgpuCommandBufferRelease(command_buffer)
         return int(index)
 
-    def _encode(self, commands: Sequence[Command], name: str, queries: Any = None) -> Handle:
-        """A finished command buffer. With ``queries``, every dispatch is a pass with two timestamps
-        and (query set, buffer for their values) is resolved at the end."""
-        lib = self._lib
+    def submit_encoded(self, encode: Callable[[Handle], None], name: str) -> int:
+        """Submits what ``encode`` records into a command encoder. Raises DeviceError."""
+        with self._lock:
+            index = self._submit(self._record(encode, name))
+            self._submissions += 1
+            must_finish = 0
+            if self._submissions % _THROTTLE == 0:
+                must_finish, self._throttled = self._throttled, index
+        if must_finish > self._finished_index:
+            self.wait(must_finish)
+        return index
+
+    def _record(self, encode: Callable[[Handle], None], name: str) -> Handle:
+        """A command buffer that finished without an error."""
+        lib = self.lib
         encoder = finished = None
         try:
-            with self._guard(lambda kind, text: device_error(kind, text, f"running {name}")):
-                encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, self._encoder_desc)
-                for command in commands:
-                    if not isinstance(command, DispatchRun):
-                        lib.wgpuCommandEncoderCopyBufferToBuffer(
-                            encoder,
-                            command.source,
-                            command.source_offset,
-                            command.destination,
-                            command.destination_offset,
-                            command.nbytes,
-                        )
-                    elif queries is None:
-                        self._encode_run(encoder, command, self._pass_desc)
-                    else:
-                        self._encode_timed(encoder, command, queries)
+            with self.guard(lambda kind, text: device_error(kind, text, f"running {name}")):
+                encoder = lib.wgpuDeviceCreateCommandEncoder(self.device, self._encoder_desc)
+                encode(encoder)
                 finished = lib.wgpuCommandEncoderFinish(encoder, self._finish_desc)
         except BaseException:
             if finished:
@@ -299,8 +331,9 @@ class NativeBackend:
                 lib.wgpuCommandEncoderRelease(encoder)
         return finished
 
-    def _encode_run(self, encoder: Handle, run: DispatchRun, pass_desc: Any) -> None:
-        lib, null = self._lib, self._ffi.NULL
+    def encode_run(self, encoder: Handle, run: DispatchRun, pass_desc: Any) -> None:
+        """Records a compute pass."""
+        lib, null = self.lib, self.ffi.NULL
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline
         set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
         dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
@@ -316,73 +349,14 @@ class NativeBackend:
             lib.wgpuComputePassEncoderRelease(encoder_pass)
 
     def wait(self, submission: int | None = None) -> None:
-        if submission is None:
-            self._lib.wgpuDevicePoll(self._device, True, self._ffi.NULL)
-            return
-        index = self._ffi.new("WGPUSubmissionIndex *", submission)
-        self._lib.wgpuDevicePoll(self._device, True, index)
-
-    # ---- timing
+        index = self.ffi.NULL
+        if submission is not None:
+            index = self.ffi.new("WGPUSubmissionIndex *", submission)
+        self.lib.wgpuDevicePoll(self.device, True, index)
+        self._finished_index = max(self._finished_index, submission or 0)
 
     def submit_timed(self, run: DispatchRun, name: str) -> list[float] | None:
-        if not self._timestamps:
-            return None
-        seconds: list[float] = []
-        current: Handle | None = None
-        for first in range(0, len(run.items), _MAX_QUERIES // 2):
-            items = []
-            for pipeline, *rest in run.items[first : first + _MAX_QUERIES // 2]:
-                current = pipeline if pipeline is not None else current
-                items.append((current, *rest))
-            seconds += self._time(DispatchRun(items), name)
-        return seconds
-
-    def _time(self, run: DispatchRun, name: str) -> list[float]:
-        ffi, lib = self._ffi, self._lib
-        count = 2 * len(run.items)
-        desc = ffi.new("WGPUQuerySetDescriptor *")
-        desc.type = lib.WGPUQueryType_Timestamp
-        desc.count = count
-        with self._guard(lambda kind, text: device_error(kind, text, "timestamp queries")):
-            query_set = lib.wgpuDeviceCreateQuerySet(self._device, desc)
-        values = self.create_buffer(8 * count, QUERY_RESOLVE | COPY_SRC)
-        staging = self.create_buffer(8 * count, MAP_READ | COPY_DST)
-        try:
-            with self._lock:
-                self._submit(self._encode([run], name, (query_set, values, staging)))
-            address = self.map(staging, MAP_READ, 8 * count)
-            ticks = ffi.unpack(ffi.cast("uint64_t *", address), count)
-            self.unmap(staging)
-        finally:
-            lib.wgpuQuerySetRelease(query_set)
-            self.release_buffer(values)
-            self.release_buffer(staging)
-        period = lib.wgpuQueueGetTimestampPeriod(self._queue) * 1e-9
-        return [max(0, ticks[i + 1] - ticks[i]) * period for i in range(0, count, 2)]
-
-    def _encode_timed(self, encoder: Handle, run: DispatchRun, queries: Any) -> None:
-        query_set, values, staging = queries
-        writes = self._ffi.new("WGPUPassTimestampWrites *")
-        writes.querySet = query_set
-        desc = self._ffi.new("WGPUComputePassDescriptor *")
-        desc.timestampWrites = writes
-        for i, item in enumerate(run.items):
-            writes.beginningOfPassWriteIndex = 2 * i
-            writes.endOfPassWriteIndex = 2 * i + 1
-            self._encode_run(encoder, DispatchRun([item]), desc)
-        count = 2 * len(run.items)
-        self._lib.wgpuCommandEncoderResolveQuerySet(encoder, query_set, 0, count, values, 0)
-        self._lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, values, 0, staging, 0, 8 * count)
-
-    def release(self) -> None:
-        if _exiting or self._device is None:
-            return
-        self.wait()
-        for group, layout in self._layouts.values():
-            self._lib.wgpuBindGroupLayoutRelease(group)
-            self._lib.wgpuPipelineLayoutRelease(layout)
-        self._layouts.clear()
-        self._owner = None
+        return time_run(self, run, name) if self._timestamps else None
 
 
 class _Mapping:

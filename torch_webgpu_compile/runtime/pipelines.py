@@ -38,11 +38,7 @@ class PipelineCache:
 
     def compile(self, kernel: Kernel) -> Pipeline:
         """The pipeline of a kernel. Raises ShaderError, also again for the same kernel."""
-        key = (
-            kernel.wgsl,
-            tuple(binding.writable for binding in kernel.bindings),
-            kernel.parameter_count > 0,
-        )
+        key = _key(kernel)
         with self._lock:
             future = self._pipelines.get(key)
             mine = future is None
@@ -66,7 +62,15 @@ class PipelineCache:
 
     def compile_many(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
         """`compile` for each kernel, in parallel: the compiler runs without the GIL."""
-        if self._threads < 2 or len(kernels) < 2:
-            return [self.compile(kernel) for kernel in kernels]
-        with ThreadPoolExecutor(min(self._threads, len(kernels))) as executor:
-            return list(executor.map(self.compile, kernels))
+        with self._lock:
+            missing = {key: k for k in kernels if (key := _key(k)) not in self._pipelines}
+        threads = min(self._threads, len(missing))
+        if threads > 1:
+            with ThreadPoolExecutor(threads) as executor:
+                list(executor.map(self.compile, missing.values()))
+        return [self.compile(kernel) for kernel in kernels]
+
+
+def _key(kernel: Kernel) -> Key:
+    writable = tuple(binding.writable for binding in kernel.bindings)
+    return kernel.wgsl, writable, kernel.parameter_count > 0

@@ -9,24 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import DeviceError
+import numpy as np
+
+from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
 from .failures import device_error, shader_error
-from .interface import COPY_DST, MAP_READ, Command, DispatchRun, Handle
+from .interface import COPY_DST, MAP_READ, MAP_WRITE, Command, DispatchRun, Handle
 
 _COMPUTE = 0x4  # WebGPU spec, GPUShaderStage
 
 
-@contextmanager
-def _guard(make_error: Callable[[str, str], DeviceError]) -> Iterator[None]:
-    """wgpu-py raises GPUValidationError, GPUOutOfMemoryError, … or RuntimeError."""
-    try:
-        yield
-    except DeviceError:
-        raise
-    except Exception as error:
-        kind = type(error).__name__.removeprefix("GPU").removesuffix("Error")
-        raise make_error(kind, str(error)) from error
+def _with_extensions(wgsl: str) -> str:
+    """Declares the extensions that Tint wants declared and naga does not know by name."""
+    return f"enable subgroups;\n{wgsl}" if "subgroupShuffle" in wgsl else wgsl
 
 
 class PortableBackend:
@@ -37,9 +32,25 @@ class PortableBackend:
         self._lock = threading.Lock()
         self._submissions = itertools.count(1)
         self._fence: Any = None
+        self.is_lost = False
+
+    @contextmanager
+    def _guard(self, make_error: Callable[[str, str], DeviceError]) -> Iterator[None]:
+        """wgpu-py raises GPUValidationError, GPUOutOfMemoryError, … or RuntimeError."""
+        try:
+            yield
+        except DeviceError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__.removeprefix("GPU").removesuffix("Error")
+            made = make_error(kind, str(error))
+            self.is_lost = self.is_lost or isinstance(made, DeviceLostError)
+            raise made from error
 
     def create_buffer(self, nbytes: int, usage: int) -> Handle:
-        with _guard(lambda kind, text: device_error(kind, text, f"a buffer of {nbytes} bytes")):
+        with self._guard(
+            lambda kind, text: device_error(kind, text, f"a buffer of {nbytes} bytes")
+        ):
             return self._device.create_buffer(size=nbytes, usage=usage)
 
     def release_buffer(self, handle: Handle) -> None:
@@ -47,15 +58,22 @@ class PortableBackend:
 
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
         source = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
-        with _guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
+        with self._guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
             self._device.queue.write_buffer(handle, offset, source)
 
-    def map(self, handle: Handle, mode: int, nbytes: int) -> int:
-        with _guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
-            handle.map_sync(mode, 0, nbytes)
-            view = handle.read_mapped(0, nbytes, copy=False)
-            import numpy as np
+    def fill_staging(
+        self, handle: Handle, address: int, nbytes: int, submission: int | None
+    ) -> None:
+        source = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
+        with self._guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
+            handle.map_sync(MAP_WRITE, 0, nbytes)
+            handle.write_mapped(source)
+            handle.unmap()
 
+    def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
+        with self._guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
+            handle.map_sync(MAP_READ, 0, nbytes)
+            view = handle.read_mapped(0, nbytes, copy=False)
             return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
     def unmap(self, handle: Handle) -> None:
@@ -70,9 +88,9 @@ class PortableBackend:
             for i, binding_type in enumerate(types)
         ]
         device = self._device
-        with _guard(lambda kind, text: shader_error(kind, text, kernel)):
+        with self._guard(lambda kind, text: shader_error(kind, text, kernel)):
             layout = device.create_bind_group_layout(entries=entries)
-            module = device.create_shader_module(label=kernel.name, code=kernel.wgsl)
+            module = device.create_shader_module(label=kernel.name, code=_with_extensions(kernel.wgsl))
             pipeline = device.create_compute_pipeline(
                 label=kernel.name,
                 layout=device.create_pipeline_layout(bind_group_layouts=[layout]),
@@ -87,14 +105,17 @@ class PortableBackend:
             {"binding": i, "resource": {"buffer": buffer, "offset": offset, "size": nbytes}}
             for i, (buffer, offset, nbytes) in enumerate(entries)
         ]
-        with _guard(lambda kind, text: device_error(kind, text, f"binding {name}")):
+        with self._guard(lambda kind, text: device_error(kind, text, f"binding {name}")):
             return self._device.create_bind_group(layout=layout, entries=described)
 
     def release_bind_group(self, handle: Handle) -> None:
         """Dropping the object frees it."""
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
-        with self._lock, _guard(lambda kind, text: device_error(kind, text, f"running {name}")):
+        with (
+            self._lock,
+            self._guard(lambda kind, text: device_error(kind, text, f"running {name}")),
+        ):
             encoder = self._device.create_command_encoder()
             for command in commands:
                 if isinstance(command, DispatchRun):
@@ -117,7 +138,7 @@ class PortableBackend:
             return next(self._submissions)
 
     def wait(self, submission: int | None = None) -> None:
-        with self._lock, _guard(lambda kind, text: device_error(kind, text, "synchronize")):
+        with self._lock, self._guard(lambda kind, text: device_error(kind, text, "synchronize")):
             if self._fence is None:
                 self._fence = self._device.create_buffer(size=4, usage=MAP_READ | COPY_DST)
             # on_submitted_work_done_sync fails in wgpu-py 0.32; a mapping waits for the queue too
@@ -129,6 +150,3 @@ class PortableBackend:
     def submit_timed(self, run: DispatchRun, name: str) -> list[float] | None:
         """None: not worth a second implementation, the profiler then measures on the host."""
         return None
-
-    def release(self) -> None:
-        self._device = None

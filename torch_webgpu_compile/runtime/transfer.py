@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..errors import DeviceError
 from .buffers import GpuBuffer, round_up
-from .interface import COPY_DST, MAP_READ, Backend, Copy, Handle
+from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
 
 Memory = tuple[int, int]
 """Host memory as (address, nbytes)."""
@@ -24,7 +25,9 @@ Memory = tuple[int, int]
 Range = tuple[GpuBuffer, int, int, int]
 """(buffer, offset in bytes, nbytes, host address)."""
 
-_CHUNK = 32 << 20  # bytes per staging buffer at most: two of them overlap copying and reading
+_CHUNK = 16 << 20  # bytes per staging buffer at most: two of them overlap copying and reading
+_STAGED = 1 << 20  # uploads from this many bytes on go through staging buffers of our own
+_UPLOADS_IN_FLIGHT = 2
 _SMALLEST = 64 << 10
 
 
@@ -62,6 +65,7 @@ class Transfers:
         self._backend = backend
         self._lock = threading.Lock()
         self._staging: dict[int, list[Handle]] = {}
+        self._uploads: deque[_UploadStaging] = deque()
         self.bytes_uploaded = 0
         self.bytes_downloaded = 0
 
@@ -75,18 +79,14 @@ class Transfers:
         _check(buffer, offset, nbytes, "an upload")
         if not nbytes:
             return
-        self.bytes_uploaded += nbytes
+        with self._lock:
+            self.bytes_uploaded += nbytes
         end = offset + nbytes
         first, last = round_up(offset, 4), end & ~3
         if offset % 4 or first > last:
             self._patch(buffer, offset, address, min(first, end) - offset)
-        position = first
-        while position < last:
-            part = min(_CHUNK, last - position)
-            self._backend.write_buffer(buffer.handle, position, address + position - offset, part)
-            position += part
-            if position < last:
-                self._backend.submit([], "an upload")  # bounds the provider's own staging memory
+        if last > first:
+            self._upload_words(buffer, first, address + first - offset, last - first)
         if last >= first and end % 4:
             if end >= buffer.nbytes:  # nothing of value follows: no need to read the last word
                 word = np.zeros(4, np.uint8)
@@ -95,6 +95,30 @@ class Transfers:
             else:
                 self._patch(buffer, last, address + last - offset, end - last)
         del keep
+
+    def _upload_words(self, buffer: GpuBuffer, offset: int, address: int, nbytes: int) -> None:
+        if nbytes < _STAGED:
+            self._backend.write_buffer(buffer.handle, offset, address, nbytes)
+            return
+        for done in range(0, nbytes, _CHUNK):
+            part = min(_CHUNK, nbytes - done)
+            staging = self._writable_staging()
+            try:
+                self._backend.fill_staging(staging.handle, address + done, part, staging.submission)
+                copy = Copy(staging.handle, 0, buffer.handle, offset + done, part)
+                staging.submission = self._backend.submit([copy], "an upload")
+            except BaseException:
+                self._backend.release_buffer(staging.handle)
+                raise
+            with self._lock:
+                self._uploads.append(staging)
+
+    def _writable_staging(self) -> _UploadStaging:
+        """The staging buffer whose last copy is oldest, or another one while there are few."""
+        with self._lock:
+            if len(self._uploads) >= _UPLOADS_IN_FLIGHT:
+                return self._uploads.popleft()
+        return _UploadStaging(self._backend.create_buffer(_CHUNK, MAP_WRITE | COPY_SRC))
 
     def _patch(self, buffer: GpuBuffer, offset: int, address: int, nbytes: int) -> None:
         """Writes a few bytes within one word of a buffer, keeping the others."""
@@ -115,10 +139,11 @@ class Transfers:
         del keep
 
     def download_many(self, ranges: Sequence[Range]) -> None:
-        """`download` of many ranges with one submit and one wait (per 32 MiB)."""
+        """`download` of many ranges with one submit and one wait (per 16 MiB)."""
         for buffer, offset, nbytes, _ in ranges:
             _check(buffer, offset, nbytes, "a download")
-            self.bytes_downloaded += nbytes
+        with self._lock:
+            self.bytes_downloaded += sum(entry[2] for entry in ranges)
         self._download([entry for entry in ranges if entry[2]])
 
     def _download(self, ranges: Sequence[Range]) -> None:
@@ -147,14 +172,14 @@ class Transfers:
             for piece in pieces
         ]
         try:
-            self._backend.submit(copies, "a download")
+            submission = self._backend.submit(copies, "a download")
         except BaseException:
             self._backend.release_buffer(staging)
             raise
-        return _Round(staging, nbytes, total, pieces)
+        return _Round(staging, nbytes, total, pieces, submission)
 
     def _finish(self, current: _Round) -> None:
-        address = self._backend.map(current.staging, MAP_READ, current.total)
+        address = self._backend.map(current.staging, current.total, current.submission)
         for piece in current.pieces:
             source = address + piece.position + piece.skip
             ctypes.memmove(piece.address, source, piece.wanted)
@@ -166,6 +191,9 @@ class Transfers:
         """Frees the staging buffers that are not in use."""
         with self._lock:
             staging, self._staging = self._staging, {}
+            uploads, self._uploads = self._uploads, deque()
+        for upload in uploads:
+            self._backend.release_buffer(upload.handle)
         for handles in staging.values():
             for handle in handles:
                 self._backend.release_buffer(handle)
@@ -195,13 +223,26 @@ class _Piece:
 class _Round:
     """One filled staging buffer."""
 
-    __slots__ = ("nbytes", "pieces", "staging", "total")
+    __slots__ = ("nbytes", "pieces", "staging", "submission", "total")
 
-    def __init__(self, staging: Handle, nbytes: int, total: int, pieces: list[_Piece]) -> None:
+    def __init__(
+        self, staging: Handle, nbytes: int, total: int, pieces: list[_Piece], submission: int
+    ) -> None:
         self.staging = staging
         self.nbytes = nbytes
         self.total = total
         self.pieces = pieces
+        self.submission = submission
+
+
+class _UploadStaging:
+    """A mappable buffer of _CHUNK bytes and the submission that last read it."""
+
+    __slots__ = ("handle", "submission")
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.submission: int | None = None
 
 
 def _rounds(ranges: Sequence[Range]) -> list[tuple[list[_Piece], int]]:

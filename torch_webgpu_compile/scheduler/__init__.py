@@ -8,12 +8,13 @@ from .fusion import fuse
 from .inline import inline_producers
 from .order import order_groups
 from .split import split_reductions
+from .units import drop_unit_symbols
 
 __all__ = ["schedule"]
 
 
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
-    divided = split_reductions(graph)
+    divided = split_reductions(drop_unit_symbols(graph))
     inlined = inline_producers(divided, target)
     return order_groups(inlined, fuse(inlined, target))

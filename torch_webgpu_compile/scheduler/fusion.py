@@ -24,13 +24,15 @@ from ..ir.nodes import (
     Node,
     Pointwise,
     Reduction,
+    anchor_index,
+    anchor_symbols,
     inputs_of,
     iteration_symbols,
     outputs_of,
     symbol_keys,
 )
 from ..ir.scalar import loads_of, substitute_symbols
-from ..sizes import ONE, Expr, Symbol, atom_expr, product, substitute
+from ..sizes import ONE, ZERO, Expr, Symbol, product, substitute
 from ..target import Target
 from .mapping import (
     extent_of,
@@ -38,6 +40,7 @@ from .mapping import (
     invert_partially,
     load_index,
     map_into,
+    point_of,
     reads_agree,
 )
 
@@ -171,22 +174,25 @@ class Fuser:
         at = len(self.groups)
         match node:
             case Pointwise():
-                symbols = iteration_symbols("i", node.ranges)
-                group = Group("map", symbol_keys(symbols))
+                keys = symbol_keys(iteration_symbols("i", node.ranges))
+                symbols = point_of(keys)
+                group = Group("map", keys)
                 group.add(
                     Member(node.output, node.body, symbols, True, None, node.origins),
                     inputs_of(node),
                 )
             case Reduction():
-                rows = iteration_symbols("i", node.ranges)
-                elements = iteration_symbols("r", node.reduce_ranges)
-                group = Group("row", symbol_keys(rows), symbol_keys(elements))
-                member = Member(node.output, node.body, rows, True, node.kind, node.origins)
+                rows = symbol_keys(iteration_symbols("i", node.ranges))
+                elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+                group = Group("row", rows, elements)
+                member = Member(node.output, node.body, point_of(rows), True, node.kind, node.origins)
                 group.add(member, inputs_of(node))
             case Contraction() | Attention():
                 group = Group("anchor", symbol_keys(anchor_symbols(node)), anchor=node)
                 group.reads = set(inputs_of(node))
-                group.computed[node.output] = anchor_index(node)
+                units = {s: ZERO for s in group.rows if s.extent is ONE}
+                index = tuple(substitute(i, units) for i in anchor_index(node))
+                group.computed[node.output] = index
             case _:
                 group = Group("single", (), anchor=node)
         self.groups.append(group)
@@ -263,7 +269,7 @@ def _as_rows(group: Group, node: Reduction) -> Group | None:
     index = None if load is None else load_index(load)
     if load is None or index is None:
         return None
-    own = tuple(atom_expr(s) for s in group.rows)
+    own = point_of(group.rows)
     if group.computed[load.buffer] != own:
         return None
     if product(map(extent_of, group.rows)) is not product(map(extent_of, rows + elements)):
@@ -289,27 +295,6 @@ def _moved(member: Member, mapping: dict[Symbol, Expr]) -> Member:
         body=substitute_symbols(member.body, mapping),
         index=tuple(substitute(i, mapping) for i in member.index),
     )
-
-
-def anchor_symbols(node: Contraction | Attention) -> tuple[Expr, ...]:
-    """The iteration symbols of an anchor's result."""
-    if isinstance(node, Contraction):
-        return (
-            *iteration_symbols("b", node.batch),
-            *iteration_symbols("m", node.rows),
-            *iteration_symbols("n", node.columns),
-        )
-    batch, heads, queries, _, _, size = node.sizes
-    return (
-        *iteration_symbols("b", (batch, heads)),
-        *iteration_symbols("m", (queries,)),
-        *iteration_symbols("d", (size,)),
-    )
-
-
-def anchor_index(node: Contraction | Attention) -> tuple[Expr, ...]:
-    """The logical index that one point of an anchor's space computes."""
-    return node.index if isinstance(node, Contraction) else anchor_symbols(node)
 
 
 def fuse(graph: LoopGraph, target: Target) -> list[Group]:

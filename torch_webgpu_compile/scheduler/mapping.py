@@ -23,7 +23,6 @@ from ..sizes import (
     delinearize,
     linearize,
     product,
-    substitute,
 )
 
 Mapping_ = dict[Symbol, Expr]
@@ -33,6 +32,11 @@ def extent_of(symbol: Symbol) -> Expr:
     """The exclusive upper bound of an iteration symbol."""
     assert symbol.extent is not None, symbol
     return symbol.extent
+
+
+def point_of(symbols: Sequence[Symbol]) -> tuple[Expr, ...]:
+    """The index expressions that are just these symbols; 0 for a symbol of extent 1."""
+    return tuple(ZERO if s.extent is ONE else atom_expr(s) for s in symbols)
 
 
 def load_index(load: Load) -> tuple[Expr, ...] | None:
@@ -109,8 +113,8 @@ def flat_mapping(symbols: Sequence[Symbol], space: Sequence[Symbol]) -> Mapping_
     if product(sizes) is not product(extents):
         return None
     if sizes == extents:
-        return {s: atom_expr(t) for s, t in zip(symbols, space, strict=True)}
-    flat = linearize([atom_expr(t) for t in space], contiguous_strides(extents))
+        return dict(zip(symbols, point_of(space), strict=True))
+    flat = linearize(point_of(space), contiguous_strides(extents))
     return dict(zip(symbols, delinearize(flat, sizes), strict=True))
 
 

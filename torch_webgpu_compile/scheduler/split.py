@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.access import neighbours_in_rows
 from ..ir.graph import Buffer, BufferOrigin, LoopGraph
 from ..ir.nodes import Node, Reduction, iteration_symbols, symbol_keys
 from ..ir.scalar import (
@@ -13,11 +14,9 @@ from ..ir.scalar import (
     apply,
     const,
     index,
-    loads_of,
     substitute_symbols,
 )
 from ..sizes import (
-    ONE,
     ZERO,
     Expr,
     as_expr,
@@ -25,11 +24,8 @@ from ..sizes import (
     contiguous_strides,
     delinearize,
     iteration,
-    linearize,
     product,
-    substitute,
 )
-from .mapping import load_index
 
 SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
 
@@ -90,24 +86,9 @@ def _parts(node: Reduction, graph: LoopGraph) -> int:
 
 def _columns(node: Reduction, graph: LoopGraph) -> bool:
     """Whether neighbouring rows, not neighbouring elements of a row, are neighbours in memory."""
-    inner = symbol_keys(iteration_symbols("r", node.reduce_ranges))
-    outer = symbol_keys(iteration_symbols("i", node.ranges))
-    votes = 0
-    for load in loads_of(node.body):
-        at = load_index(load)
-        if at is None:
-            continue
-        address = linearize(at, graph.buffers[load.buffer].strides)
-        votes += _unit_step(address, outer) - _unit_step(address, inner)
-    return votes > 0
-
-
-def _unit_step(address: Expr, symbols: tuple[object, ...]) -> int:
-    for symbol in symbols:
-        zero = substitute(address, {symbol: ZERO})  # type: ignore[dict-item]
-        if substitute(address, {symbol: ONE}) - zero is ONE:  # type: ignore[dict-item]
-            return 1
-    return 0
+    rows = symbol_keys(iteration_symbols("i", node.ranges))
+    elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+    return not neighbours_in_rows([node.body], graph.buffers, rows, elements)
 
 
 def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node]:

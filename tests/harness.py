@@ -1,0 +1,182 @@
+"""Captures functions as `CapturedGraph`s and runs them through lowering and the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_webgpu_compile.captured import CapturedGraph
+from torch_webgpu_compile.ir.graph import LoopGraph
+from torch_webgpu_compile.ir.interpret import interpret
+from torch_webgpu_compile.ir.nodes import HostCall
+from torch_webgpu_compile.ir.verify import verify_loop_graph
+from torch_webgpu_compile.lowering.fallback import run_host_call
+from torch_webgpu_compile.lowering.graph import lower
+from torch_webgpu_compile.target import Target
+
+_NAMES = count()
+_ATEN = torch.ops.aten
+EXTRA_DECOMPOSITIONS = [
+    _ATEN.grid_sampler_2d,
+    _ATEN.ldexp,
+    _ATEN.tril_indices,
+    _ATEN.triu_indices,
+    _ATEN.native_batch_norm,
+    _ATEN._batch_norm_with_update_functional,
+    _ATEN.batch_norm_backward,
+]
+TARGET = Target()
+
+
+@cache
+def _decompositions() -> Any:
+    table = core_aten_decompositions()
+    # Its decomposition gives attention weights where the backward expects the logsumexp.
+    table.pop(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, None)
+    table.update(get_decompositions(EXTRA_DECOMPOSITIONS))
+    return table
+
+
+def capture(
+    fn: Callable[..., Any], *args: Any, dynamic: bool = False, decompose: bool = True
+) -> CapturedGraph:
+    """Traces ``fn`` on fake tensors; with ``dynamic``, every size of 2 or more is symbolic."""
+    mode = "symbolic" if dynamic else "fake"
+    table = _decompositions() if decompose else {}
+
+    def flat(*inner: Any) -> Any:
+        return torch.utils._pytree.tree_leaves(fn(*inner))
+
+    with_grad = any(_wants_grad(a) for a in args)
+    traced = flat if with_grad else torch.func.functionalize(flat, remove="mutations")
+    with torch.set_grad_enabled(with_grad):
+        module = make_fx(traced, decomposition_table=table, tracing_mode=mode)(*args)
+    if any(is_mutation(node) for node in module.graph.nodes):  # from a decomposition
+        with torch.no_grad():
+            again = torch.func.functionalize(module, remove="mutations")
+            module = make_fx(again, tracing_mode=mode)(*args)
+    return CapturedGraph(f"graph{next(_NAMES)}", module, frozenset())
+
+
+def _wants_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def is_mutation(node: torch.fx.Node) -> bool:
+    """Whether a node writes one of its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def to_array(value: Any) -> Any:
+    """A NumPy array with the tensor's strides; bfloat16 as float32."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+
+
+def to_tensor(array: Any, like: torch.dtype) -> Any:
+    """A tensor of the array's values and strides."""
+    if not isinstance(array, np.ndarray):
+        return array
+    tensor = torch.from_numpy(np.array(array, copy=False))
+    if tensor.dtype is like:
+        return tensor
+    memory = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    out = torch.zeros(max(memory, 0) if tensor.numel() else 0, dtype=like)
+    flat = torch.as_strided(tensor, out.shape, (1,)) if tensor.numel() else tensor.reshape(-1)
+    out.copy_(flat)
+    return out.as_strided(tensor.shape, tensor.stride())
+
+
+def host_callback(graph: LoopGraph) -> Callable[..., Any]:
+    """Runs host calls with PyTorch on CPU."""
+
+    def run(call: HostCall, arrays: Any, sizes: Any) -> Any:
+        names = list(arrays)
+        tensors = {
+            name: to_tensor(arrays[name].copy(), getattr(torch, graph.buffers[name].dtype.name))
+            for name in names
+        }
+        return [to_array(result) for result in run_host_call(call, tensors, sizes)]
+
+    return run
+
+
+def lower_checked(captured: CapturedGraph, *, allow_host: bool = False) -> LoopGraph:
+    """Lowers and verifies; a host call fails unless it is expected."""
+    fallbacks: list[str] = []
+
+    def on_fallback(op: str, dtype: str, source: str, cause: str) -> None:
+        fallbacks.append(f"{op} ({dtype}): {cause}")
+
+    graph = lower(captured, TARGET, on_fallback)
+    verify_loop_graph(graph)
+    assert allow_host or not fallbacks, fallbacks
+    return graph
+
+
+def run_graph(graph: LoopGraph, args: Sequence[Any]) -> list[Any]:
+    """Interprets a graph on tensors; gives the results that do not mutate an input.
+
+    They have the promised strides.
+    """
+    arrays = interpret(graph, [to_array(a) for a in args], host_callback(graph))
+    results = []
+    for array, output in zip(arrays, graph.outputs, strict=True):
+        if output.mutates is not None:
+            continue
+        if output.buffer is None:
+            results.append(array)
+        else:
+            dtype = graph.buffers[output.buffer].dtype
+            results.append(to_tensor(array, getattr(torch, dtype.name)))
+    return results
+
+
+def check(
+    fn: Callable[..., Any],
+    *args: Any,
+    dynamic: bool = False,
+    decompose: bool = True,
+    allow_host: bool = False,
+    **tolerance: Any,
+) -> LoopGraph:
+    """Compares eager with lowered and interpreted, strides included; returns the graph."""
+    captured = capture(fn, *args, dynamic=dynamic, decompose=decompose)
+    graph = lower_checked(captured, allow_host=allow_host)
+    flat_args = torch.utils._pytree.tree_leaves(args)
+    actual = run_graph(graph, flat_args)
+    if not dynamic:
+        check_strides(captured, actual)
+    with torch.no_grad():
+        expected = torch.utils._pytree.tree_leaves(fn(*args))
+    compare(actual, expected, **tolerance)
+    return graph
+
+
+def check_strides(captured: CapturedGraph, actual: Sequence[Any]) -> None:
+    """Outputs have the strides that tracing promised, except of dimensions of size 1."""
+    (output,) = (n for n in captured.module.graph.nodes if n.op == "output")
+    for got, node in zip(actual, output.args[0], strict=False):
+        if isinstance(got, torch.Tensor) and got.numel():
+            fake = node.meta["val"]
+            for size, stride, wanted in zip(got.shape, got.stride(), fake.stride(), strict=True):
+                assert size == 1 or stride == wanted, (got.stride(), fake.stride())
+
+
+def compare(actual: Sequence[Any], expected: Sequence[Any], **tolerance: Any) -> None:
+    """Values at PyTorch's tolerances, dtypes, sizes."""
+    assert len(actual) == len(expected), (len(actual), len(expected))
+    for got, wanted in zip(actual, expected, strict=True):
+        if isinstance(wanted, torch.Tensor):
+            torch.testing.assert_close(got, wanted.detach(), equal_nan=True, **tolerance)
+        else:
+            assert got == wanted, (got, wanted)

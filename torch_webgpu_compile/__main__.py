@@ -1,0 +1,22 @@
+"""``python -m torch_webgpu_compile doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m torch_webgpu_compile")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("doctor", help="list GPUs and check that compiled models work")
+    parser.parse_args(arguments)
+    from .doctor import doctor
+
+    return doctor()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""The compiler: one ordered list of passes from a captured graph to a plan, and Dynamo's entry point.
+
+    fx        capture gives it: a functional ATen graph
+    ir        lowering: a `LoopGraph`
+    schedule  fusion: a `Schedule` of kernel groups
+    wgsl      code generation: kernel calls
+    plan      planning: a `Plan`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import debug, fallbacks
+from .capture import aot, dynamo
+from .captured import CapturedGraph
+from .codegen import generate
+from .compiled import CompiledGraph, check_devices
+from .counters import counters
+from .ir.graph import LoopGraph, Schedule
+from .ir.verify import verify_loop_graph, verify_schedule
+from .lowering import attention as _attention  # noqa: F401  registers its lowering
+from .lowering.families import register_all
+from .lowering.graph import lower
+from .lowering.registry import LOWERINGS
+from .options import CompileOptions, resolve
+from .plan.model import Plan
+from .planner import build_plan
+from .runtime.device import Device, open_device
+from .scheduler import schedule
+from .signature import Signature
+from .target import Target
+
+
+@dataclass
+class Compilation:
+    """The state of one graph's compilation: what the passes so far gave, by name."""
+
+    captured: CapturedGraph
+    phase: aot.Phase
+    target: Target
+    options: CompileOptions
+    results: dict[str, Any] = field(default_factory=dict)
+    fallbacks: list[str] = field(default_factory=list)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes that ran."""
+        return tuple(step for step in PASSES if step.name in self.results)
+
+    @property
+    def graph(self) -> LoopGraph:
+        found = self.results["ir"]
+        assert isinstance(found, LoopGraph)
+        return found
+
+    @property
+    def schedule(self) -> Schedule:
+        found = self.results["schedule"]
+        assert isinstance(found, Schedule)
+        return found
+
+    @property
+    def plan(self) -> Plan:
+        found = self.results["plan"]
+        assert isinstance(found, Plan)
+        return found
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A step of compilation.
+
+    Attributes:
+        name: also the stage's name in ``TORCH_WEBGPU_DEBUG``.
+        run: makes the result from the state.
+        verify: raises VerificationError when the result breaks a rule.
+        text: the result for a person to read.
+    """
+
+    name: str
+    run: Callable[[Compilation], Any]
+    verify: Callable[[Any], None]
+    text: Callable[[Any], str]
+
+
+def _lower(state: Compilation) -> LoopGraph:
+    report = fallbacks.on_fallback(state.options.fallback)
+
+    def on_fallback(op: str, dtype: str, source: str, cause: str) -> None:
+        report(op, dtype, source, cause)
+        state.fallbacks.append(op)
+
+    return lower(state.captured, state.target, on_fallback)
+
+
+def _schedule(state: Compilation) -> Schedule:
+    return schedule(state.graph, state.target)
+
+
+def _generate(state: Compilation) -> tuple[Any, ...]:
+    return generate(state.schedule, state.target)
+
+
+def _plan(state: Compilation) -> Plan:
+    return build_plan(state.schedule, state.results["wgsl"])
+
+
+def _nothing_to_verify(_: Any) -> None:
+    """Kernels are verified by the WGSL compiler."""
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("ir", _lower, verify_loop_graph, debug.graph_text),
+    Pass("schedule", _schedule, verify_schedule, debug.schedule_text),
+    Pass("wgsl", _generate, _nothing_to_verify, debug.calls_text),
+    Pass("plan", _plan, debug.verify_plan, debug.plan_text),
+)
+
+
+def compile_graph(
+    captured: CapturedGraph, phase: aot.Phase, target: Target, options: CompileOptions
+) -> Compilation:
+    """Runs every pass; needs no GPU.
+
+    Raises:
+        UnsupportedOp: an operator can run neither on the GPU nor on the host, or not at all under
+            ``fallback="error"``.
+        VerificationError: a pass gave an inconsistent result.
+    """
+    state = Compilation(captured, phase, target, options)
+    show = debug.Shower(captured.name, options)
+    show("fx", lambda: debug.fx_text(captured))
+    for step in PASSES:
+        result = step.run(state)
+        step.verify(result)
+        state.results[step.name] = result
+        show(step.name, lambda step=step, result=result: step.text(result))
+    show.write_kernels(state.plan)
+    counters.add(plans_compiled=1)
+    return state
+
+
+def signature_of(state: Compilation) -> Signature:
+    """What the plan's inputs and outputs are to PyTorch."""
+    return Signature(
+        state.plan,
+        state.captured.static_inputs,
+        state.phase.saved,
+        state.phase.forwarded,
+        backward=state.phase.name == "backward",
+    )
+
+
+def native_operators() -> frozenset[torch._ops.OpOverload]:
+    """The ATen overloads that have a lowering."""
+    register_all()
+    return frozenset(LOWERINGS)
+
+
+def device_for(options: CompileOptions) -> Device:
+    """The GPU that the options choose. Raises AdapterError when there is none."""
+    adapter: int | str | None = options.adapter or None
+    if options.adapter.isdecimal():
+        adapter = int(options.adapter)
+    return open_device(options.provider or "wgpu", adapter, options.checked)
+
+
+Observer = Callable[[Compilation, CompiledGraph], None]
+
+
+def compile_module(
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: CompileOptions,
+    observer: Observer | None = None,
+) -> Callable[..., Any]:
+    """Compiles a Dynamo graph; ``observer`` is told of every graph that comes of it."""
+    check_devices(example_inputs)
+    device = device_for(options)
+
+    def compile_captured(captured: CapturedGraph, phase: aot.Phase) -> aot.BoxedFunction:
+        state = compile_graph(captured, phase, device.target, options)
+        before = device.kernels_compiled
+        compiled = CompiledGraph(state.plan, device, signature_of(state))
+        counters.add(kernels_compiled=device.kernels_compiled - before)
+        if observer is not None:
+            observer(state, compiled)
+        return compiled
+
+    return aot.capture(module, example_inputs, compile_captured, native_operators())
+
+
+def webgpu(
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The backend of ``torch.compile(..., backend="webgpu")``.
+
+    Args:
+        module: Dynamo's graph.
+        example_inputs: its arguments, as fake tensors and sizes.
+        mode, options: as given to ``torch.compile``; see `options`.
+
+    Raises:
+        OptionError: an unknown mode or option, or an invalid value.
+        AdapterError: there is no usable GPU.
+        UnsupportedOp: see `compile_graph`.
+    """
+    return compile_module(module, example_inputs, resolve(mode, options))
+
+
+dynamo.prepare()

@@ -1,0 +1,175 @@
+"""From Dynamo's graph to `CapturedGraph`s: AOTAutograd with our partitioner and decompositions.
+
+Dynamo calls the backend once per graph. AOTAutograd then makes one functional graph for inference, or a
+forward graph and, when the first gradient is asked for, a backward graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ..captured import CapturedGraph
+from ..errors import UnsupportedOp
+from . import decompositions, patterns
+
+BoxedFunction = Callable[[list[Any]], Sequence[Any]]
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a captured graph is for.
+
+    Attributes:
+        name: ``inference``, ``forward`` or ``backward``.
+        saved: positions of a forward graph's outputs that only its backward graph will see.
+        forwarded: (output, input) positions of outputs that are just an argument. The captured graph
+            has None in their place.
+    """
+
+    name: str
+    saved: frozenset[int] = frozenset()
+    forwarded: tuple[tuple[int, int], ...] = ()
+
+
+GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
+
+
+def capture(
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_graph: GraphCompiler,
+    native: Collection[OpOverload],
+) -> Callable[..., Any]:
+    """Traces a Dynamo graph and compiles each resulting graph with ``compile_graph``.
+
+    Args:
+        module: Dynamo's graph; changed in place.
+        example_inputs: fake tensors and sizes, in the order of the graph's arguments.
+        compile_graph: makes a function of a list of arguments, which it empties, from a graph.
+        native: the operators that lowering knows.
+
+    Raises:
+        UnsupportedOp: a size in the graph depends on the values of a tensor.
+    """
+    patterns.rewrite(module)
+    number = next(_numbers)
+    static: frozenset[int] = frozenset()
+
+    def compile_inference(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        return compile_phase(graph, "inference", _static_inputs())
+
+    def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        nonlocal static
+        static = _static_inputs()
+        return compile_phase(graph, "forward", static, _saved_outputs(graph))
+
+    def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        return compile_phase(graph, "backward", _static_in_backward(graph, static))
+
+    def compile_phase(
+        graph: torch.fx.GraphModule,
+        name: str,
+        static_inputs: frozenset[int],
+        saved: frozenset[int] = frozenset(),
+    ) -> BoxedFunction:
+        _check_sizes(graph)
+        forwarded = _take_forwarded(graph)
+        phase = Phase(name, saved - {output for output, _ in forwarded}, forwarded)
+        captured = CapturedGraph(f"graph{number}_{name}", graph, static_inputs)
+        compiled = compile_graph(captured, phase)
+        compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
+        return compiled
+
+    traced: Callable[..., Any] = aot_autograd(
+        fw_compiler=compile_forward,
+        bw_compiler=compile_backward,
+        inference_compiler=compile_inference,
+        decompositions=decompositions.table(native),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )(module, example_inputs)
+    return traced
+
+
+def _static_inputs() -> frozenset[int]:
+    """Positions of parameters and buffers, for graphs whose arguments are the user's."""
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    return frozenset(getattr(metadata, "static_input_indices", None) or ())
+
+
+def _static_in_backward(
+    graph: torch.fx.GraphModule, static: frozenset[int]
+) -> frozenset[int]:
+    """Positions of parameters among the saved values: AOTAutograd names argument i ``primals_{i+1}``."""
+    found = set()
+    for position, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        match = re.fullmatch(r"primals_(\d+)", str(node.target))
+        if match is not None and int(match[1]) - 1 in static:
+            found.add(position)
+    return frozenset(found)
+
+
+def _saved_outputs(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Positions of the outputs that follow everything that the user gets to see."""
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    visible = getattr(metadata, "num_forward", None)
+    if visible is None:
+        return frozenset()
+    (returned,) = graph.graph.find_nodes(op="output")[0].args
+    return frozenset(
+        position
+        for position, node in enumerate(returned)
+        if position >= visible
+        and isinstance(node, torch.fx.Node)
+        and isinstance(node.meta.get("val"), torch.Tensor)
+    )
+
+
+def _take_forwarded(graph: torch.fx.GraphModule) -> tuple[tuple[int, int], ...]:
+    """Replaces arguments among a graph's outputs by None; (output, input) positions of each."""
+    output = graph.graph.find_nodes(op="output")[0]
+    positions = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    (returned,) = output.args
+    found = tuple((k, positions[node]) for k, node in enumerate(returned) if node in positions)
+    if found:
+        output.args = (tuple(None if node in positions else node for node in returned),)
+        graph.recompile()
+    return found
+
+
+def _check_sizes(graph: torch.fx.GraphModule) -> None:
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and value is not None and free_unbacked_symbols(value):
+            raise UnsupportedOp(
+                str(node.target),
+                "the size or value of its result depends on the contents of a tensor",
+                "compile without fullgraph=True, so that this operator runs outside of the graph",
+                user_source(node),
+            )
+
+
+def user_source(node: torch.fx.Node) -> str:
+    """The last line of user code that led to a node, as ``file:line: code``, or ""."""
+    frames = re.findall(
+        r'File "([^"]+)", line (\d+)[^\n]*\n\s+([^\n]*)', node.meta.get("stack_trace") or ""
+    )
+    if not frames:
+        return ""
+    path, line, code = frames[-1]
+    return f"{path}:{line}: {code.strip()}"

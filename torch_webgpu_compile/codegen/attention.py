@@ -1,0 +1,139 @@
+"""Attention: scores, softmax and weighted values in one kernel that never stores the scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import UnsupportedOp
+from ..ir.graph import AnchorGroup, Buffer
+from ..ir.nodes import Attention, anchor_symbols
+from ..ir.scalar import Scalar
+from ..plan.model import KernelCall
+from ..sizes import Expr, Symbol, ceildiv, iteration, product
+from ..target import Target
+from .contraction import (
+    Store,
+    anchor_members,
+    flat_values,
+    render_epilogue,
+    store_is_vector,
+)
+from .index_wgsl import is_multiple_of
+from .kernel import KernelBuilder, fold_grid
+from .pointwise import Lanes, group_origins
+from .scalar_wgsl import Scope
+from .storage import VECTOR
+from .tiling import choose_attention_tiling
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A load function of the kernel: four neighbours of the last coordinate at once, or one."""
+
+    lanes: int
+    lines: list[str]
+    result: str
+    guard: str
+
+
+def generate_attention(
+    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+) -> KernelCall:
+    """The kernel of an attention node and its epilogue.
+
+    Raises:
+        UnsupportedOp: the head sizes are symbolic or too large for workgroup memory.
+    """
+    node = group.anchor
+    assert isinstance(node, Attention)
+    batch, heads, queries, keys, head, value_head = node.sizes
+    if not (head.is_constant and value_head.is_constant):
+        raise UnsupportedOp("attention", "the head size is symbolic", "mark it static")
+    wide, value_wide = (4 * int(ceildiv(s, 4)) for s in (head, value_head))
+    tiling = choose_attention_tiling(queries, wide, value_wide, target)
+    if tiling is None:
+        raise UnsupportedOp(
+            "attention",
+            f"a head size of {int(head)} does not fit {target.max_workgroup_nbytes} bytes of "
+            "workgroup memory",
+            "use smaller heads",
+        )
+    builder = KernelBuilder(target, buffers)
+    b = flat_values("b", (batch, heads), iteration("b", batch * heads))
+    make = _OperandMaker(builder, b)
+    query = make(node.query, ("m", queries), ("k", head))
+    key = make(node.key, ("n", keys), ("k", head))
+    value = make(node.value, ("n", keys), ("d", value_head))
+    bias = None if node.bias is None else make(node.bias, ("m", queries), ("n", keys))
+    tiles = ceildiv(queries, tiling.queries)
+    total = batch * heads * tiles
+    return builder.finish(
+        "attention",
+        "attention.wgsl.jinja",
+        {
+            "tiling": tiling,
+            "head": wide,
+            "value_head": value_wide,
+            "query": query,
+            "key": key,
+            "value": value,
+            "bias": bias,
+            "causal": node.causal,
+            "scale": f"{node.scale!r}f",
+            "queries": builder.index(queries),
+            "keys": builder.index(keys),
+            "total": builder.index(total),
+            "tiles": builder.index(tiles),
+            "store": _store(builder, group, node, b),
+        },
+        workgroup_size=tiling.workgroup,
+        grid=fold_grid(total, target),
+        origins=[*node.origins, *group_origins(group.epilogue)],
+        flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
+        workgroup_nbytes=tiling.workgroup_nbytes(wide, value_wide),
+    )
+
+
+@dataclass
+class _OperandMaker:
+    """Renders load functions; ``batch`` are the values of b0 and b1 at flat position ``b``."""
+
+    builder: KernelBuilder
+    batch: dict[Symbol, Expr]
+
+    def __call__(self, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]) -> Operand:
+        """``outer`` and ``inner``: prefix of the symbol (and name of the parameter), and its extent."""
+        name, count = outer
+        prefix, size = inner
+        fixed = {**self.batch, **flat_values(name, (count,), iteration(name, count))}
+        vector = is_multiple_of(size, VECTOR)
+        limit = size // VECTOR if vector else size
+        at = iteration(prefix, limit)
+        positions = [at * VECTOR + x for x in range(VECTOR)] if vector else [at]
+        lanes: Lanes = [{**fixed, **flat_values(prefix, (size,), p)} for p in positions]
+        scope = Scope()
+        result = self.builder.renderer(lanes, scope).render(body)
+        bounds = ((name, count), (prefix, limit))
+        guard = " && ".join(f"{n} < {self.builder.index(e)}" for n, e in bounds)
+        return Operand(len(lanes), scope.lines, result.widen(len(lanes)), guard)
+
+
+def _store(
+    builder: KernelBuilder, group: AnchorGroup, node: Attention, batch: dict[Symbol, Expr]
+) -> Store:
+    """Stores of four neighbouring elements of a head where memory allows, else of one."""
+    _, _, queries, _, _, size = node.sizes
+    members = anchor_members(group, node.output, anchor_symbols(node), builder)
+    fixed = {**batch, **flat_values("m", (queries,), iteration("m", queries))}
+    lanes: Lanes = []
+    limit = size
+    if is_multiple_of(size, VECTOR):
+        quad = iteration("d", size // VECTOR)
+        lanes = [{**fixed, **flat_values("d", (size,), quad * VECTOR + x)} for x in range(VECTOR)]
+        limit = size // VECTOR
+    if not lanes or not all(store_is_vector(builder, m, lanes) for m in members if m.store):
+        lanes = [{**fixed, **flat_values("d", (size,), iteration("d", size))}]
+        limit = size
+    lines = render_epilogue(builder, members, node.output, lanes)
+    guard = f"m < {builder.index(queries)} && d < {builder.index(limit)}"
+    return Store(len(lanes), lines, guard)

@@ -1,0 +1,256 @@
+"""`CompiledGraph`: torch tensors in and out around an `Executor`.
+
+CPU tensors are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_buffers`), and so do
+the values that a forward graph saves for its backward graph: AOTAutograd gets tensors of the right shape
+whose contents are never written; `Resident` on such a tensor is the value.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import static_buffers
+from .counters import counters
+from .errors import DeviceError
+from .host_calls import HostCalls
+from .plan.model import Plan
+from .runtime.device import Device, GpuBuffer
+from .runtime.executor import BoundPlan, Executor
+from .signature import MutationRecipe, Signature, TensorRecipe, Variant
+
+_RESIDENT = "_webgpu_resident"
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """The contents, on a GPU, of a tensor that AOTAutograd keeps from forward to backward."""
+
+    device: Device
+    buffer: GpuBuffer
+    strides: tuple[int, ...]
+
+
+class CompiledGraph:
+    """A function of a list of arguments, which it empties, to a list of results.
+
+    It may be called from several threads; calls of one graph take turns. A failed call leaves it usable.
+
+    Args:
+        plan: what to run.
+        device: where.
+        signature: what the plan's inputs and outputs are to PyTorch.
+
+    Raises (when called):
+        DeviceError: the GPU refused; the subclass and the message say what.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, plan: Plan, device: Device, signature: Signature) -> None:
+        self.plan = plan
+        self.device = device
+        self.signature = signature
+        self.executor = Executor(plan, device, HostCalls(plan))
+        self._static = static_buffers.static_buffers(device)
+        static = [entry.position for entry in signature.inputs if entry.static]
+        self._take_static = _getter(static)
+        self._static_state: Any = None
+        self._static_externals: dict[str, GpuBuffer] = {}
+        self._bound: tuple[Variant, BoundPlan] | None = None
+        self._lock = self.executor.lock
+        self._static.add_user(self)
+        device.add_reclaimable(self)
+
+    def forget(self) -> None:
+        """Lets go of parameters; the next call takes them again."""
+        self._static_state = None
+        self._static_externals = {}
+        self._bound = None
+
+    def reclaim(self) -> None:
+        """Lets go of memory between calls (`Device.empty_cache`)."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.forget()
+            finally:
+                self._lock.release()
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        values = arguments[:]
+        arguments.clear()
+        with self._lock:
+            variant = self.signature.variant(values)
+            keep_saved = variant.saved and not _has_saved_tensor_hooks()
+            bound, fresh = self._bind(values, variant, keep_saved)
+            uploaded = self._upload(values, variant, bound)
+            bound.replay()
+            results = self._results(values, variant, bound, fresh)
+        counters.add(dispatches=bound.dispatch_count, bytes_uploaded=uploaded)
+        return results
+
+    # ---- in
+
+    def _bind(
+        self, values: list[Any], variant: Variant, keep_saved: bool
+    ) -> tuple[BoundPlan, dict[str, GpuBuffer]]:
+        """Memory for this call; also the buffers of outputs that outlive it."""
+        static = self._take_static(values)
+        state = static_buffers.state_of(static)
+        known = self._bound
+        unchanged = state is not None and state == self._static_state
+        if not unchanged:
+            externals = {
+                entry.buffer: self._static.get(values[entry.position], strides)
+                for entry, strides in variant.static
+            }
+            if externals != self._static_externals:
+                self._static_externals = externals
+                known = self._bound = None
+            self._static_state = state
+        fresh: dict[str, GpuBuffer] = {}
+        if keep_saved:
+            for name, nbytes in variant.saved_buffers:
+                fresh[name] = self.device.allocate(nbytes)
+        for name, nbytes in variant.updated_buffers:
+            fresh[name] = self.device.allocate(nbytes)
+        residents = self._residents(values, variant) if variant.may_be_resident else {}
+        if not fresh and not residents:
+            if known is not None and known[0] is variant:
+                return known[1], fresh
+            bound = self.executor.bind(variant.sizes, self._static_externals)
+            self._bound = (variant, bound)
+            return bound, fresh
+        return self.executor.bind(
+            variant.sizes, {**self._static_externals, **residents, **fresh}
+        ), fresh
+
+    def _residents(self, values: list[Any], variant: Variant) -> dict[str, GpuBuffer]:
+        found: dict[str, GpuBuffer] = {}
+        for recipe in variant.uploads:
+            resident = getattr(values[recipe.position], _RESIDENT, None)
+            if resident is None:
+                continue
+            if resident.device is self.device and resident.strides == recipe.strides:
+                found[recipe.buffer] = resident.buffer
+            else:
+                self._materialize(values[recipe.position], resident)
+        return found
+
+    def _materialize(self, tensor: Tensor, resident: Resident) -> None:
+        """Gives a kept tensor its contents on the CPU after all."""
+        nbytes = static_buffers.span(tensor.shape, tensor.stride()) * tensor.element_size()
+        resident.device.download_many([(resident.buffer, 0, nbytes, tensor.data_ptr())])
+        delattr(tensor, _RESIDENT)
+
+    def _upload(self, values: list[Any], variant: Variant, bound: BoundPlan) -> int:
+        device, total = self.device, 0
+        for recipe in variant.uploads:
+            tensor = values[recipe.position]
+            if variant.may_be_resident and hasattr(tensor, _RESIDENT):
+                continue
+            if tensor.stride() != recipe.strides:
+                tensor = static_buffers.with_layout(tensor, recipe.strides)
+            if recipe.nbytes:
+                device.upload(bound.buffer(recipe.buffer), (tensor.data_ptr(), recipe.nbytes))
+                total += recipe.nbytes
+        return total
+
+    # ---- out
+
+    def _results(
+        self,
+        values: list[Any],
+        variant: Variant,
+        bound: BoundPlan,
+        fresh: dict[str, GpuBuffer],
+    ) -> list[Any]:
+        results = list(variant.constants)
+        ranges: list[tuple[GpuBuffer, int, int, int]] = []
+        for recipe in variant.tensors:
+            tensor = torch.empty_strided(recipe.sizes, recipe.strides, dtype=recipe.dtype)
+            kept = fresh.get(recipe.buffer)
+            if kept is not None:
+                setattr(tensor, _RESIDENT, Resident(self.device, kept, recipe.strides))
+            elif recipe.nbytes:
+                source = bound.buffer(recipe.buffer)
+                ranges.append((source, recipe.offset_nbytes, recipe.nbytes, tensor.data_ptr()))
+            for position, view in recipe.results:
+                results[position] = tensor if view is None else tensor.as_strided(*view)
+        staged = [self._stage(values, recipe, bound, ranges) for recipe in variant.mutations]
+        if ranges:
+            self.device.download_many(ranges)
+            counters.add(bytes_downloaded=sum(entry[2] for entry in ranges))
+        for recipe, temporary in zip(variant.mutations, staged, strict=True):
+            self._write_back(values[recipe.position], recipe, temporary, fresh)
+        for output, position in self.signature.forwarded:
+            results[output] = values[position]
+        return results
+
+    def _stage(
+        self,
+        values: list[Any],
+        recipe: MutationRecipe,
+        bound: BoundPlan,
+        ranges: list[tuple[GpuBuffer, int, int, int]],
+    ) -> Tensor | None:
+        """Downloads a changed argument: in place, or to a temporary where its layout needs that."""
+        target, temporary = values[recipe.position], None
+        if not recipe.dense or target.stride() != recipe.strides:
+            temporary = target = torch.empty_strided(
+                recipe.sizes, recipe.strides, dtype=recipe.dtype
+            )
+        if recipe.nbytes:
+            source = bound.buffer(recipe.buffer)
+            ranges.append((source, recipe.offset_nbytes, recipe.nbytes, target.data_ptr()))
+        return temporary
+
+    def _write_back(
+        self,
+        tensor: Tensor,
+        recipe: MutationRecipe,
+        temporary: Tensor | None,
+        fresh: dict[str, GpuBuffer],
+    ) -> None:
+        if temporary is not None:
+            with torch.no_grad():
+                tensor.copy_(temporary)
+        elif not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+        kept = fresh.get(recipe.buffer) if recipe.keep else None
+        if kept is not None:
+            # The GPU already has the value: the next call need not copy it back.
+            self._static.replace(tensor, recipe.strides, kept)
+            self._static_state = None
+
+
+def _getter(positions: Sequence[int]) -> Any:
+    """A function that takes the items at ``positions`` from a list, as a tuple."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda values: tuple([values[position] for position in positions])
+
+
+def _has_saved_tensor_hooks() -> bool:
+    """Whether autograd hands saved tensors to hooks (checkpointing, offloading), which read them."""
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return hooks is None or hooks(True) is not None
+
+
+_compile_lock = threading.RLock()
+
+
+def check_devices(inputs: Sequence[Any]) -> None:
+    """Raises DeviceError when an example input is on a device that this backend does not serve."""
+    for value in inputs:
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            raise DeviceError(
+                f"a tensor on {value.device} was given to backend='webgpu', which takes CPU tensors; "
+                "move the model and its inputs with .cpu()"
+            )

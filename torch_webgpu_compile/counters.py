@@ -1,0 +1,75 @@
+"""Counts of what this package did in the process: ``torch_webgpu_compile.counters``."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+
+class Counters:
+    """Process-wide counts; read the attributes, `reset` sets all to zero.
+
+    Attributes:
+        kernels_compiled: compute pipelines built.
+        plans_compiled: graphs compiled into plans.
+        plan_cache_hits: graphs whose plan was found in a cache.
+        dispatches: compute dispatches submitted.
+        fallbacks: calls of each ATen overload that ran on the host.
+        bytes_uploaded: bytes copied from CPU tensors to GPU buffers.
+        bytes_downloaded: bytes copied from GPU buffers to CPU tensors.
+    """
+
+    _NUMBERS = (
+        "kernels_compiled",
+        "plans_compiled",
+        "plan_cache_hits",
+        "dispatches",
+        "bytes_uploaded",
+        "bytes_downloaded",
+    )
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Sets every count to zero."""
+        with self._lock:
+            self.kernels_compiled = 0
+            self.plans_compiled = 0
+            self.plan_cache_hits = 0
+            self.dispatches = 0
+            self.bytes_uploaded = 0
+            self.bytes_downloaded = 0
+            self.fallbacks: Counter[str] = Counter()
+
+    def add(
+        self,
+        *,
+        kernels_compiled: int = 0,
+        plans_compiled: int = 0,
+        plan_cache_hits: int = 0,
+        dispatches: int = 0,
+        bytes_uploaded: int = 0,
+        bytes_downloaded: int = 0,
+    ) -> None:
+        """Adds to several counts at once, safely from any thread."""
+        with self._lock:
+            self.kernels_compiled += kernels_compiled
+            self.plans_compiled += plans_compiled
+            self.plan_cache_hits += plan_cache_hits
+            self.dispatches += dispatches
+            self.bytes_uploaded += bytes_uploaded
+            self.bytes_downloaded += bytes_downloaded
+
+    def add_fallback(self, op: str, calls: int = 1) -> None:
+        """Counts calls of an ATen overload that ran on the host."""
+        with self._lock:
+            self.fallbacks[op] += calls
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name}={getattr(self, name)}" for name in self._NUMBERS)
+        return f"Counters({numbers}, fallbacks={dict(self.fallbacks)})"
+
+
+counters = Counters()

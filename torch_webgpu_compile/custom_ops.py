@@ -1,0 +1,122 @@
+"""Operators that this package adds to PyTorch, so that capture can keep them whole.
+
+``webgpu::attention`` is scaled dot-product attention. PyTorch's own operator decomposes into a dozen
+others while a graph is traced; this one does not, and its gradient is written in plain ATen operators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, Tensor? bias, bool causal, float scale) -> Tensor"
+)
+
+
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Scaled and biased scores, (batch, key heads, group, queries, keys)."""
+    batch, heads, queries, size = query.shape
+    grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], queries, size)
+    scores = torch.matmul(grouped, key.unsqueeze(2).transpose(-2, -1)) * scale
+    if bias is not None:
+        full = bias.expand(batch, heads, queries, key.shape[2])
+        scores = scores + full.reshape(scores.shape)
+    if causal:
+        q = torch.arange(queries, device=query.device).unsqueeze(1)
+        k = torch.arange(key.shape[2], device=query.device)
+        scores = torch.where(k <= q, scores, float("-inf"))
+    return scores
+
+
+def _safe_softmax(scores: Tensor) -> Tensor:
+    """softmax of the last dimension; 0 in a row of nothing but -inf, as PyTorch's attention gives."""
+    if scores.shape[-1] == 0:
+        return scores
+    empty = (scores == float("-inf")).all(-1, keepdim=True)
+    return torch.where(empty, 0.0, scores.softmax(-1))
+
+
+def _opmath(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+@torch.library.custom_op("webgpu::attention", mutates_args=(), schema=SCHEMA)
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    """softmax(scale · query·keyᵀ + bias) · value, as plain ATen operators.
+
+    Args:
+        query: (batch, heads, queries, size), floating.
+        key: (batch, key heads, keys, size); key heads divide heads.
+        value: (batch, key heads, keys, value size).
+        bias: None, or broadcastable to (batch, heads, queries, keys); -inf removes a key.
+        causal: keep keys k ≤ q only.
+        scale: factor of the scores.
+
+    Returns:
+        (batch, heads, queries, value size) in query's dtype, with heads and queries in the order that
+        they have in query's memory, as PyTorch's fused attention does. A row without any key is 0.
+    """
+    q, k, v = _opmath(query), _opmath(key), _opmath(value)
+    weights = _safe_softmax(_scores(q, k, None if bias is None else _opmath(bias), causal, scale))
+    result = _empty_result(query, value)
+    result.copy_(torch.matmul(weights, v.unsqueeze(2)).flatten(1, 2))
+    return result
+
+
+def _empty_result(query: Tensor, value: Tensor) -> Tensor:
+    batch, heads, queries, _ = query.shape
+    if query.stride(1) < query.stride(2):
+        return query.new_empty((batch, queries, heads, value.shape[3])).transpose(1, 2)
+    return query.new_empty((batch, heads, queries, value.shape[3]))
+
+
+@attention.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    torch._check(query.shape[1] % key.shape[1] == 0)
+    return _empty_result(query, value)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    query, key, value, bias, ctx.causal, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, bias, output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """With P = softmax(S): dV = PᵀdO, dS = P ⊙ (dO·Vᵀ − Σ dO ⊙ O), dQ = scale·dS·K, dK = scale·dSᵀQ."""
+    query, key, value, bias, output = ctx.saved_tensors
+    q, k, v, o, do = (_opmath(t) for t in (query, key, value, output, grad))
+    wide_bias = None if bias is None else _opmath(bias)
+    weights = _safe_softmax(_scores(q, k, wide_bias, ctx.causal, ctx.scale))
+    groups = (weights.shape[1], weights.shape[2])
+    do_grouped = do.unflatten(1, groups)
+    grad_query = grad_key = grad_value = grad_bias = None
+    if ctx.needs_input_grad[2]:
+        grad_value = _sum_group(torch.matmul(weights.transpose(-2, -1), do_grouped))
+        grad_value = grad_value.to(value.dtype)
+    grad_weights = torch.matmul(do_grouped, v.unsqueeze(2).transpose(-2, -1))
+    delta = (do * o).sum(-1, keepdim=True).unflatten(1, groups)
+    grad_scores = weights * (grad_weights - delta)
+    if ctx.needs_input_grad[0]:
+        grad_query = torch.matmul(grad_scores, k.unsqueeze(2)).flatten(1, 2) * ctx.scale
+        grad_query = grad_query.to(query.dtype)
+    if ctx.needs_input_grad[1]:
+        grad_key = _sum_group(torch.matmul(grad_scores.transpose(-2, -1), q.unflatten(1, groups)))
+        grad_key = (grad_key * ctx.scale).to(key.dtype)
+    if bias is not None and ctx.needs_input_grad[3]:
+        grad_bias = grad_scores.flatten(1, 2).sum_to_size(bias.shape).to(bias.dtype)
+    return grad_query, grad_key, grad_value, grad_bias, None, None
+
+
+def _sum_group(grad: Tensor) -> Tensor:
+    """(batch, key heads, group, …) summed over the queries' heads that share a key head."""
+    return grad.squeeze(2) if grad.shape[2] == 1 else grad.sum(2)
+
+
+attention.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,50 @@
+"""How a body walks through memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..sizes import ONE, ZERO, Expr, Symbol, linearize, substitute
+from .graph import Buffer
+from .scalar import Index, Scalar, loads_of
+
+# What a symbolic size counts as when buffers are compared.
+_TYPICAL = 64
+
+
+def neighbours_in_rows(
+    bodies: Sequence[Scalar],
+    buffers: Mapping[str, Buffer],
+    rows: Sequence[Symbol],
+    elements: Sequence[Symbol],
+) -> bool:
+    """Whether the memory that is read has neighbouring elements of a row side by side.
+
+    False when neighbouring rows are: a reduction over columns. Larger buffers decide.
+    """
+    votes = 0
+    for body in bodies:
+        for load in loads_of(body):
+            if load.buffer not in buffers:
+                continue
+            buffer = buffers[load.buffer]
+            exprs = [i.expr if isinstance(i, Index) else ZERO for i in load.index]
+            address = linearize(exprs, buffer.strides)
+            weight = typical_numel(buffer.numel)
+            votes += weight * (_steps_by_one(address, elements) - _steps_by_one(address, rows))
+    return votes >= 0
+
+
+def typical_numel(numel: Expr) -> int:
+    """A number for a size: itself, or with every symbol at a typical value."""
+    from ..sizes import evaluate, symbols_of
+
+    return evaluate(numel, {s.name: _TYPICAL for s in symbols_of(numel)})
+
+
+def _steps_by_one(address: Expr, symbols: Sequence[Symbol]) -> bool:
+    return any(
+        symbol.extent is not ONE
+        and substitute(address, {symbol: ONE}) - substitute(address, {symbol: ZERO}) is ONE
+        for symbol in symbols
+    )

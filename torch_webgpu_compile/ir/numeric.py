@@ -1,0 +1,191 @@
+"""The scalar ops on NumPy arrays, with PyTorch's rules. Used by the interpreter only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from ..dtypes import DType, Kind
+
+Array = npt.NDArray[Any]
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """How the interpreter represents a dtype; bfloat16 as (rounded) float32."""
+    return np.dtype("float32" if dtype is dtypes.bfloat16 else dtype.name)
+
+
+def round_to(array: Array, dtype: DType) -> Array:
+    """``array`` in the representation of ``dtype``."""
+    if dtype is dtypes.bfloat16:
+        return round_bfloat16(array.astype(np.float32))
+    if dtype.is_integer and array.dtype.kind in "iu":
+        return array.astype(numpy_dtype(dtype))
+    return array.astype(numpy_dtype(dtype), copy=False)
+
+
+def round_bfloat16(array: Array) -> Array:
+    """float32 rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    floats: Array = rounded.view(np.float32)
+    result: Array = np.where(np.isnan(array), np.float32(np.nan), floats)
+    shaped: Array = result.reshape(np.shape(array))
+    return shaped
+
+
+def convert(name: str, array: Array, source: DType, dtype: DType) -> Array:
+    """``cast`` or ``bitcast`` of an array."""
+    if name == "bitcast":
+        return _bitcast(array, source, dtype)
+    if dtype.kind is Kind.BOOL:
+        return np.not_equal(array, 0)
+    if dtype.is_integer and source.is_float:
+        # Through int64, as C++ compilers and c10::convert do for narrow types.
+        return np.trunc(array).astype(np.int64).astype(numpy_dtype(dtype))
+    return round_to(array, dtype)
+
+
+def _bitcast(array: Array, source: DType, dtype: DType) -> Array:
+    if source is dtypes.bfloat16:
+        array = (np.ascontiguousarray(array).view(np.uint32) >> 16).astype(np.uint16)
+    if dtype is dtypes.bfloat16:
+        words = np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << 16
+        return words.view(np.float32)
+    return np.ascontiguousarray(array).view(numpy_dtype(dtype)).reshape(np.shape(array))
+
+
+def scalar_op(name: str, operands: Sequence[Array], dtype: DType) -> Array:
+    """A row of `scalar.OPS` other than the conversions."""
+    result = _OPS[name](*operands)
+    return round_to(np.asarray(result), dtype)
+
+
+def _vectorized(function: Callable[[float], float]) -> Callable[[Array], Array]:
+    def apply(x: Array) -> Array:
+        flat = [function(float(v)) for v in np.ravel(x)]
+        return np.asarray(flat, np.float64).reshape(np.shape(x))
+
+    return apply
+
+
+def _sigmoid(x: Array) -> Array:
+    wide = x.astype(np.float64)
+    return 1 / (1 + np.exp(-wide))
+
+
+def _trunc_divide(a: Array, b: Array) -> Array:
+    if a.dtype.kind == "f":
+        return np.trunc(a / b)
+    quotient: Array = np.floor_divide(a, b)
+    inexact = (quotient * b != a) & ((a < 0) != (b < 0))
+    result: Array = quotient + inexact.astype(a.dtype)
+    return result
+
+
+def _floor_divide(a: Array, b: Array) -> Array:
+    if a.dtype.kind != "f":
+        return np.floor_divide(a, b)
+    # c10::div_floor_floating: exact where a/b rounds to an integer from below; a/0 is ±inf or NaN.
+    remainder = np.fmod(a, b)
+    quotient = (a - remainder) / b
+    quotient = np.where((remainder != 0) & ((b < 0) != (remainder < 0)), quotient - 1, quotient)
+    floor = np.floor(quotient)
+    floor = np.where(quotient - floor > 0.5, floor + 1, floor)
+    floor = np.where(quotient == 0, np.copysign(0, a / b), floor)
+    return np.where(b == 0, a / b, floor).astype(a.dtype)
+
+
+def _sign(x: Array) -> Array:
+    return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype) if x.dtype.kind != "u" else np.sign(x)
+
+
+def _pow(a: Array, b: Array) -> Array:
+    if a.dtype.kind == "f":
+        return np.power(a, b)
+    # Exponents below zero give 0, except for bases 1 and -1 (c10's powi).
+    positive = np.power(a, np.where(b < 0, 0, b))
+    odd = np.where(b % 2 == 0, 1, -1).astype(a.dtype) if a.dtype.kind == "i" else positive
+    negative = np.where(a == 1, 1, np.where(a == -1, odd, 0)) if a.dtype.kind == "i" else positive
+    return np.where(b < 0, negative, positive)
+
+
+def _bits(kind: str) -> Callable[[Array, Array], Array]:
+    functions: dict[str, Any] = {
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }
+    function: Callable[[Array, Array], Array] = functions[kind]
+    return function
+
+
+_OPS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.true_divide,
+    "floor_divide": _floor_divide,
+    "trunc_divide": _trunc_divide,
+    "remainder": np.remainder,
+    "fmod": np.fmod,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "pow": _pow,
+    "atan2": np.arctan2,
+    "bitwise_and": _bits("and"),
+    "bitwise_or": _bits("or"),
+    "bitwise_xor": _bits("xor"),
+    "shift_left": np.left_shift,
+    "shift_right": np.right_shift,
+    "copysign": np.copysign,
+    "nextafter": np.nextafter,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sign": _sign,
+    "square": np.square,
+    "reciprocal": lambda x: 1 / x,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log2": np.log2,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "erf": _vectorized(math.erf),
+    "erfc": _vectorized(math.erfc),
+    "sigmoid": _sigmoid,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round": np.rint,
+    "bitwise_not": np.invert,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+    "where": np.where,
+}

@@ -1,0 +1,353 @@
+"""Reads the text of the IR back: the inverse of `text`."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..dtypes import BY_SHORT, DType
+from ..sizes import Expr, IntLike, as_expr, contiguous_strides, symbol
+from .graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
+from .nodes import (
+    Attention,
+    BufferArgument,
+    Contraction,
+    HostCall,
+    Node,
+    Origin,
+    Pointwise,
+    Reduction,
+    Scatter,
+    iteration_symbols,
+)
+from .scalar import Const, Index, Load, Masked, Op, Scalar, apply
+
+_FLOATS = {"inf": float("inf"), "nan": float("nan")}
+_ORIGINS = {"input": BufferOrigin.INPUT, "constant": BufferOrigin.CONSTANT}
+
+
+class ParseError(ValueError):
+    """The text is not what `text` writes."""
+
+
+class Names:
+    """What names mean: index symbols, buffers (by dtype) and shared subexpressions."""
+
+    def __init__(self, symbols: Mapping[str, Expr], buffers: Mapping[str, DType]) -> None:
+        self.symbols = dict(symbols)
+        self.buffers = buffers
+        self.shared: dict[str, Scalar] = {}
+
+    def expr(self, tree: ast.expr) -> Expr:
+        """An index expression."""
+        match tree:
+            case ast.Constant(value=int() as number):
+                return as_expr(number)
+            case ast.Name(id=name) if name in self.symbols:
+                return self.symbols[name]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.expr(operand)
+            case ast.BinOp(left=left, op=operator, right=right):
+                a, b = self.expr(left), self.expr(right)
+                match operator:
+                    case ast.Add():
+                        return a + b
+                    case ast.Sub():
+                        return a - b
+                    case ast.Mult():
+                        return a * b
+                    case ast.FloorDiv():
+                        return a // b
+                    case ast.Mod():
+                        return a % b
+        raise ParseError(f"not an index expression: {ast.unparse(tree)}")
+
+    def exprs(self, tree: ast.expr) -> tuple[Expr, ...]:
+        """A list of index expressions."""
+        assert isinstance(tree, (ast.List, ast.Tuple)), ast.unparse(tree)
+        return tuple(self.expr(item) for item in tree.elts)
+
+    def scalar(self, tree: ast.expr) -> Scalar:
+        """A scalar expression."""
+        match tree:
+            case ast.Name(id=name) if name in self.shared:
+                return self.shared[name]
+            case ast.Subscript(value=ast.Name(id=name), slice=index):
+                entries = index.elts if isinstance(index, ast.Tuple) else [index]
+                return Load(name, tuple(map(self._entry, entries)), self.buffers[name])
+            case ast.Call(func=ast.Name(id="let"), args=[body], keywords=keywords):
+                self.define(keywords)
+                return self.scalar(body)
+            case ast.Call(func=ast.Name(id="index"), args=[expr]):
+                return Index(self.expr(expr))
+            case ast.Call(func=ast.Name(id=name), args=[number]) if name in BY_SHORT:
+                return Const(self._number(number), BY_SHORT[name])
+            case ast.Call(func=ast.Name(id=name), args=args):
+                return self._operation(name, [self.scalar(arg) for arg in args])
+        raise ParseError(f"not a scalar: {ast.unparse(tree)}")
+
+    def define(self, keywords: Sequence[ast.keyword]) -> None:
+        """Shared subexpressions, each of which may use those before."""
+        for keyword in keywords:
+            assert keyword.arg is not None
+            self.shared[keyword.arg] = self.scalar(keyword.value)
+
+    def _operation(self, name: str, args: list[Scalar]) -> Scalar:
+        if name == "masked":
+            condition, body, other = args
+            return Masked(condition, body, other)
+        prefix, _, short = name.partition("_")
+        if prefix in ("cast", "bitcast") and short in BY_SHORT:
+            return Op(prefix, tuple(args), BY_SHORT[short])
+        return apply(name, *args)
+
+    def _entry(self, tree: ast.expr) -> Scalar:
+        is_data = isinstance(tree, (ast.Call, ast.Subscript)) or (
+            isinstance(tree, ast.Name) and tree.id in self.shared
+        )
+        return self.scalar(tree) if is_data else Index(self.expr(tree))
+
+    def _number(self, tree: ast.expr) -> bool | int | float:
+        match tree:
+            case ast.Constant(value=bool() | int() | float() as number):
+                return number
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self._number(operand)
+            case ast.Name(id=name) if name in _FLOATS:
+                return _FLOATS[name]
+        raise ParseError(f"not a number: {ast.unparse(tree)}")
+
+
+def parse_expr(text: str, symbols: Mapping[str, Expr]) -> Expr:
+    """An index expression, e.g. ``4*i0 + i1//2``; ``symbols`` gives the meaning of names."""
+    return Names(symbols, {}).expr(_expression(text))
+
+
+def parse_scalar(text: str, symbols: Mapping[str, Expr], buffers: Mapping[str, DType]) -> Scalar:
+    """A scalar as `text.format_scalar` writes it."""
+    return Names(symbols, buffers).scalar(_expression(text))
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def parse_graph(text: str, constants: Mapping[str, Any] | None = None) -> LoopGraph:
+    """A graph as `text.format_graph` writes it; the contents of constants are given apart."""
+    return _GraphParser(constants or {}).parse(text)
+
+
+class _GraphParser:
+    def __init__(self, constants: Mapping[str, Any]) -> None:
+        self.constants = constants
+        self.name = ""
+        self.sizes: dict[str, Expr] = {}
+        self.buffers: dict[str, Buffer] = {}
+        self.inputs: list[GraphInput] = []
+        self.nodes: list[Node] = []
+        self.outputs: list[GraphOutput] = []
+
+    def parse(self, text: str) -> LoopGraph:
+        for line in text.splitlines():
+            code, _, comment = line.partition("  # ")
+            for statement in ast.parse(code).body:
+                self._statement(statement, parse_origins(comment))
+        return LoopGraph(
+            self.name,
+            self.buffers,
+            tuple(self.nodes),
+            tuple(self.inputs),
+            tuple(self.outputs),
+            dict(self.constants),
+        )
+
+    def _statement(self, tree: ast.stmt, origins: tuple[Origin, ...]) -> None:
+        match tree:
+            case ast.AnnAssign(
+                target=ast.Name(id=name), annotation=shape, value=ast.Call() as call
+            ):
+                self._buffer(name, shape, call)
+            case ast.Assign(targets=[target], value=ast.Call(func=ast.Name(id=kind)) as call):
+                if kind == "size" and isinstance(target, ast.Name):
+                    (lower,) = call.args
+                    self.sizes[target.id] = symbol(target.id, int(ast.literal_eval(lower)))
+                else:
+                    self.nodes.append(self._node(kind, _targets(target), call, origins))
+            case ast.Expr(value=ast.Call(func=ast.Name(id=kind)) as call):
+                self._interface(kind, call)
+            case _:
+                raise ParseError(ast.unparse(tree))
+
+    def _buffer(self, name: str, shape: ast.expr, call: ast.Call) -> None:
+        assert isinstance(shape, ast.Subscript)
+        assert isinstance(shape.value, ast.Name)
+        assert isinstance(call.func, ast.Name)
+        names = Names(self.sizes, {})
+        is_list = isinstance(shape.slice, ast.Tuple)
+        sizes = names.exprs(shape.slice) if is_list else (names.expr(shape.slice),)
+        keywords = {k.arg: k.value for k in call.keywords}
+        strides = contiguous_strides(sizes)
+        if "strides" in keywords:
+            strides = names.exprs(keywords["strides"])
+        offset = names.expr(keywords["offset"]) if "offset" in keywords else as_expr(0)
+        origin = _ORIGINS.get(call.func.id, BufferOrigin.INTERMEDIATE)
+        dtype = BY_SHORT[shape.value.id]
+        self.buffers[name] = Buffer(name, dtype, sizes, strides, offset, origin)
+
+    def _interface(self, kind: str, call: ast.Call) -> None:
+        names = Names(self.sizes, {})
+        keywords = {k.arg: k.value for k in call.keywords}
+        first = call.args[0] if call.args else None
+        if kind == "graph":
+            assert first is not None
+            self.name = ast.literal_eval(first)
+        elif kind == "argument":
+            size = keywords.get("size")
+            is_size = size is not None and not _is_none(size)
+            self.inputs.append(
+                GraphInput(
+                    buffer=first.id if isinstance(first, ast.Name) else None,
+                    size=names.expr(size) if is_size and size is not None else None,
+                )
+            )
+        elif isinstance(first, ast.Name) and first.id in self.buffers:
+            mutates = keywords.get("mutates")
+            self.outputs.append(
+                GraphOutput(
+                    first.id,
+                    names.exprs(keywords["sizes"]),
+                    names.exprs(keywords["strides"]),
+                    names.expr(keywords["offset"]),
+                    mutates=None if mutates is None else int(ast.literal_eval(mutates)),
+                )
+            )
+        elif "size" in keywords:
+            self.outputs.append(GraphOutput(size=names.expr(keywords["size"])))
+        else:
+            assert first is not None
+            self.outputs.append(GraphOutput(constant=_constant(first)))
+
+    def _node(
+        self, kind: str, targets: tuple[str, ...], call: ast.Call, origins: tuple[Origin, ...]
+    ) -> Node:
+        names = Names(self.sizes, {name: b.dtype for name, b in self.buffers.items()})
+        args = call.args
+        if kind == "host":
+            target, arguments, keywords = args
+            call_arguments = self._argument(arguments)
+            return HostCall(
+                targets,
+                ast.literal_eval(target),
+                call_arguments,
+                self._argument(keywords),
+                origins,
+            )
+        (output,) = targets
+        match kind:
+            case "pointwise":
+                ranges = self._space(names, call, [("i", args[0])])
+                return Pointwise(output, ranges[0], names.scalar(args[1]), origins)
+            case "reduction":
+                kept, reduced = self._space(names, call, [("i", args[1]), ("r", args[2])])
+                reduction = ast.literal_eval(args[0])
+                body = names.scalar(args[3])
+                return Reduction(output, kept, reduced, reduction, body, origins)
+            case "contraction":
+                prefixes = zip("bmnk", args[:4], strict=True)
+                batch, rows, columns, inner = self._space(names, call, list(prefixes))
+                lhs, rhs = map(names.scalar, args[5:7])
+                index = names.exprs(args[4])
+                return Contraction(output, batch, rows, columns, inner, lhs, rhs, index, origins)
+            case "scatter":
+                ranges = self._space(names, call, [("i", args[1])])
+                assert isinstance(args[0], ast.Name)
+                assert isinstance(args[2], ast.List)
+                at = tuple(map(names.scalar, args[2].elts))
+                accumulate = bool(ast.literal_eval(args[4]))
+                body = names.scalar(args[3])
+                return Scatter(output, args[0].id, ranges[0], at, body, accumulate, origins)
+            case "attention":
+                return self._attention(names, output, call, origins)
+        raise ParseError(f"unknown node {kind}")
+
+    def _attention(
+        self, names: Names, output: str, call: ast.Call, origins: tuple[Origin, ...]
+    ) -> Attention:
+        sizes = names.exprs(call.args[0])
+        batch, heads, queries, keys, size, value_size = sizes
+        spaces = (
+            ("b", (batch, heads)),
+            ("m", (queries,)),
+            ("n", (keys,)),
+            ("k", (size,)),
+            ("d", (value_size,)),
+        )
+        for prefix, ranges in spaces:
+            _add_symbols(names, prefix, ranges)
+        names.define(call.keywords)
+        causal, scale = (ast.literal_eval(arg) for arg in call.args[1:3])
+        query, key, value, *bias = map(names.scalar, call.args[3:])
+        six = (batch, heads, queries, keys, size, value_size)
+        return Attention(
+            output, six, query, key, value, bias[0] if bias else None, causal, scale, origins
+        )
+
+    def _space(
+        self, names: Names, call: ast.Call, groups: Sequence[tuple[str, ast.expr]]
+    ) -> list[tuple[Expr, ...]]:
+        """The ranges of each group; their symbols and the shared definitions become known."""
+        spaces = []
+        for prefix, tree in groups:
+            ranges = names.exprs(tree)
+            _add_symbols(names, prefix, ranges)
+            spaces.append(ranges)
+        names.define(call.keywords)
+        return spaces
+
+    def _argument(self, tree: ast.expr) -> Any:
+        match tree:
+            case ast.Tuple(elts=items):
+                return tuple(self._argument(item) for item in items)
+            case ast.Call(func=ast.Name(id="argument"), args=[ast.Name(id=name)]):
+                return BufferArgument(name)
+            case ast.Call(func=ast.Name(id="index"), args=[expr]):
+                return Names(self.sizes, {}).expr(expr)
+            case _:
+                return _constant(tree)
+
+
+def _add_symbols(names: Names, prefix: str, ranges: Sequence[IntLike]) -> None:
+    for position, expr in enumerate(iteration_symbols(prefix, ranges)):
+        names.symbols[f"{prefix}{position}"] = expr
+
+
+def _targets(tree: ast.expr) -> tuple[str, ...]:
+    items = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+    return tuple(item.id for item in items if isinstance(item, ast.Name))
+
+
+def _is_none(tree: ast.expr) -> bool:
+    return isinstance(tree, ast.Constant) and tree.value is None
+
+
+def _constant(tree: ast.expr) -> Any:
+    match tree:
+        case ast.Name(id=name) if name in _FLOATS:
+            return _FLOATS[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
+            return -_FLOATS["inf"]
+        case _:
+            return ast.literal_eval(tree)
+
+
+def parse_origins(comment: str) -> tuple[Origin, ...]:
+    """``op "source", op "source"`` of a node's comment."""
+    origins, decoder = [], json.JSONDecoder()
+    while comment:
+        op, _, rest = comment.partition(" ")
+        source, end = decoder.raw_decode(rest)
+        origins.append(Origin(op, source))
+        comment = rest[end:].removeprefix(", ")
+    return tuple(origins)

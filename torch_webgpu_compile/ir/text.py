@@ -1,0 +1,250 @@
+"""The text of the IR: one line per buffer and node, the same in every run.
+
+It is the key under which kernels are cached and what ``TORCH_WEBGPU_DEBUG=ir`` prints;
+`parse.parse_graph` reads it back. The syntax is Python's:
+
+    s0 = size(2)
+    in0: f32[s0, 4] = input()
+    add: f32[s0, 4] = buffer()
+    add = pointwise([s0, 4], add(in0[i0, i1], f32(1.0)))  # aten.add.Tensor "model.py:3: x + 1"
+
+A subexpression that is used more than once is named ``t0``, ``t1``, … in keyword arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ..sizes import Expr, Symbol, contiguous_strides, symbols_of
+from .graph import (
+    AnchorGroup,
+    Buffer,
+    BufferOrigin,
+    GraphOutput,
+    KernelGroup,
+    LoopGraph,
+    MapGroup,
+    Member,
+    RowGroup,
+    Schedule,
+    SingleGroup,
+)
+from .nodes import (
+    Attention,
+    BufferArgument,
+    Contraction,
+    HostCall,
+    Node,
+    Origin,
+    Pointwise,
+    Reduction,
+    Scatter,
+    bodies_of,
+)
+from .scalar import Const, Index, Load, Masked, Op, Scalar, children, scalar_symbols, walk
+
+
+class ScalarText:
+    """Text of several scalars that share subexpressions."""
+
+    def __init__(self, roots: Sequence[Scalar]) -> None:
+        uses: Counter[Scalar] = Counter(roots)
+        order: dict[Scalar, None] = {}
+        for root in roots:
+            for node in walk(root):
+                if node not in order:
+                    order[node] = None
+                    uses.update(children(node))
+        self._done: dict[Scalar, str] = {}
+        self.shared: list[tuple[str, str]] = []
+        for node in order:
+            text = self._plain(node)
+            if uses[node] > 1 and isinstance(node, (Op, Masked, Load)):
+                name = f"t{len(self.shared)}"
+                self.shared.append((name, text))
+                text = name
+            self._done[node] = text
+
+    def text(self, root: Scalar) -> str:
+        """The text of one of the roots."""
+        return self._done[root]
+
+    @property
+    def definitions(self) -> str:
+        """``, t0=…, t1=…`` in order of definition."""
+        return "".join(f", {name}={text}" for name, text in self.shared)
+
+    def _plain(self, node: Scalar) -> str:
+        match node:
+            case Const(value, dtype):
+                return f"{dtype.short}({value!r})"
+            case Index(expr):
+                return f"index({expr!r})"
+            case Load(buffer, index, _):
+                entries = [repr(e.expr) if isinstance(e, Index) else self._done[e] for e in index]
+                return f"{buffer}[{', '.join(entries) or '()'}]"
+            case Op(name, args, dtype):
+                prefix = f"{name}_{dtype.short}" if name in ("cast", "bitcast") else name
+                return f"{prefix}({', '.join(self._done[a] for a in args)})"
+            case Masked():
+                return f"masked({', '.join(self._done[c] for c in children(node))})"
+
+
+def format_scalar(root: Scalar) -> str:
+    """A scalar on one line: ``body`` or ``let(body, t0=…)``."""
+    text = ScalarText([root])
+    body = text.text(root)
+    return f"let({body}{text.definitions})" if text.shared else body
+
+
+def format_graph(graph: LoopGraph) -> str:
+    """The whole graph."""
+    lines = [f"graph({graph.name!r})"]
+    lines += [f"{s.name} = size({s.lower})" for s in size_symbols(graph)]
+    lines += [_format_buffer(buffer) for buffer in graph.buffers.values()]
+    for spec in graph.inputs:
+        if spec.buffer is not None:
+            lines.append(f"argument({spec.buffer})")
+        else:
+            lines.append(f"argument(size={'None' if spec.size is None else repr(spec.size)})")
+    lines += [format_node(node) for node in graph.nodes]
+    lines += [_format_output(output) for output in graph.outputs]
+    return "\n".join(lines) + "\n"
+
+
+def size_symbols(graph: LoopGraph) -> list[Symbol]:
+    """Every size symbol of a graph, by name."""
+    found: set[Symbol] = set()
+    for buffer in graph.buffers.values():
+        for expr in (*buffer.sizes, *buffer.strides):
+            found |= symbols_of(expr)
+    for spec in graph.inputs:
+        if spec.size is not None:
+            found |= symbols_of(spec.size)
+    for node in graph.nodes:
+        for body in bodies_of(node):
+            found |= scalar_symbols(body)
+    for output in graph.outputs:
+        for expr in (*output.sizes, *output.strides, *([output.size] if output.size else [])):
+            found |= symbols_of(expr)
+    return sorted((s for s in found if s.extent is None), key=lambda s: s.name)
+
+
+def _format_buffer(buffer: Buffer) -> str:
+    contiguous = buffer.strides == contiguous_strides(buffer.sizes)
+    layout = "" if contiguous else f"strides={list(buffer.strides)!r}"
+    if buffer.offset.terms or buffer.offset.constant:
+        layout += f"{', ' if layout else ''}offset={buffer.offset!r}"
+    kind = "buffer" if buffer.origin is BufferOrigin.INTERMEDIATE else buffer.origin.value
+    sizes = ", ".join(map(repr, buffer.sizes)) or "()"
+    return f"{buffer.name}: {buffer.dtype.short}[{sizes}] = {kind}({layout})"
+
+
+def format_node(node: Node) -> str:
+    """One node on one line, with its origins as a comment."""
+    match node:
+        case Pointwise():
+            text = ScalarText([node.body])
+            code = f"{node.output} = pointwise({_sizes(node.ranges)}, {text.text(node.body)}"
+        case Reduction():
+            text = ScalarText([node.body])
+            code = (
+                f"{node.output} = reduction({node.kind!r}, {_sizes(node.ranges)}, "
+                f"{_sizes(node.reduce_ranges)}, {text.text(node.body)}"
+            )
+        case Contraction():
+            text = ScalarText([node.lhs, node.rhs])
+            ranges = (node.batch, node.rows, node.columns, node.inner, node.index)
+            code = (
+                f"{node.output} = contraction({', '.join(map(_sizes, ranges))}, "
+                f"{text.text(node.lhs)}, {text.text(node.rhs)}"
+            )
+        case Attention():
+            text = ScalarText(bodies_of(node))
+            bodies = ", ".join(text.text(body) for body in bodies_of(node))
+            code = (
+                f"{node.output} = attention({_sizes(node.sizes)}, {node.causal}, "
+                f"{node.scale!r}, {bodies}"
+            )
+        case Scatter():
+            text = ScalarText([*node.index, node.body])
+            index = ", ".join(text.text(entry) for entry in node.index)
+            code = (
+                f"{node.output} = scatter({node.initial}, {_sizes(node.ranges)}, [{index}], "
+                f"{text.text(node.body)}, {node.accumulate}"
+            )
+        case HostCall():
+            text = ScalarText([])
+            keywords = ", ".join(f"({name!r}, {_argument(v)})" for name, v in node.keywords)
+            keywords = f"({keywords},)" if keywords else "()"
+            code = (
+                f"({', '.join(node.outputs)},) = host({node.target!r}, "
+                f"{_argument(node.arguments)}, {keywords}"
+            )
+    return f"{code}{text.definitions}){_format_origins(node.origins)}"
+
+
+def _sizes(sizes: Sequence[Expr]) -> str:
+    return f"[{', '.join(map(repr, sizes))}]"
+
+
+def _argument(value: Any) -> str:
+    match value:
+        case BufferArgument(buffer):
+            return f"argument({buffer})"
+        case Expr():
+            return f"index({value!r})"
+        case tuple():
+            return f"({''.join(_argument(item) + ', ' for item in value)})"
+        case _:
+            return repr(value)
+
+
+def _format_origins(origins: Sequence[Origin]) -> str:
+    if not origins:
+        return ""
+    return "  # " + ", ".join(f"{o.op} {json.dumps(o.source)}" for o in origins)
+
+
+def _format_output(output: GraphOutput) -> str:
+    if output.buffer is None:
+        shown = f"size={output.size!r}" if output.size is not None else f"{output.constant!r}"
+        return f"result({shown})"
+    mutates = "" if output.mutates is None else f", mutates={output.mutates}"
+    return (
+        f"result({output.buffer}, sizes={_sizes(output.sizes)}, "
+        f"strides={_sizes(output.strides)}, offset={output.offset!r}{mutates})"
+    )
+
+
+def format_schedule(schedule: Schedule) -> str:
+    """Kernel groups in order, one line per member."""
+    lines = [f"schedule({schedule.graph.name!r})"]
+    for number, group in enumerate(schedule.groups):
+        lines += _format_group(number, group)
+    return "\n".join(lines) + "\n"
+
+
+def _format_group(number: int, group: KernelGroup) -> list[str]:
+    match group:
+        case SingleGroup(node):
+            return [f"group {number}:", f"  {format_node(node)}"]
+        case MapGroup(ranges, members):
+            head = f"group {number}: map over {_sizes(ranges)}"
+        case RowGroup(rows, elements, members):
+            head = f"group {number}: rows {_sizes(rows)} of elements {_sizes(elements)}"
+        case AnchorGroup(anchor, members, store_anchor):
+            stored = "stored" if store_anchor else "kept in registers"
+            head = f"group {number}: anchor {stored}: {format_node(anchor)}"
+    return [head, *(f"  {_format_member(member)}" for member in members)]
+
+
+def _format_member(member: Member) -> str:
+    reduction = f"{member.reduction} of " if member.reduction else ""
+    arrow = "=>" if member.store else "->"
+    body = format_scalar(member.body)
+    target = f"{member.output}[{', '.join(map(repr, member.index)) or '()'}]"
+    return f"{reduction}{body} {arrow} {target}{_format_origins(member.origins)}"

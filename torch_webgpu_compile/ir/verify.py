@@ -1,0 +1,262 @@
+"""Checks of the IR between passes. A failure is a bug of the pass before.
+
+`verify_loop_graph` and `verify_schedule` raise `VerificationError`, naming the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .. import dtypes
+from ..dtypes import Kind
+from ..errors import VerificationError
+from ..sizes import Expr, Symbol, symbols_of
+from .graph import (
+    AnchorGroup,
+    Buffer,
+    BufferOrigin,
+    GraphOutput,
+    LoopGraph,
+    MapGroup,
+    Member,
+    RowGroup,
+    Schedule,
+    SingleGroup,
+)
+from .nodes import (
+    REDUCTIONS,
+    Attention,
+    Contraction,
+    HostCall,
+    Node,
+    Pointwise,
+    Reduction,
+    Scatter,
+    inputs_of,
+    iteration_symbols,
+    outputs_of,
+    symbol_keys,
+)
+from .scalar import OPS, Load, Masked, Op, Scalar, scalar_symbols, walk
+
+
+def verify_loop_graph(graph: LoopGraph) -> None:
+    """Raises VerificationError unless every rule of the loop IR holds."""
+    for buffer in graph.buffers.values():
+        _require(len(buffer.sizes) == len(buffer.strides), buffer.name, "as many strides as sizes")
+    written = {i.buffer for i in graph.inputs if i.buffer is not None} | set(graph.constants)
+    for name in written:
+        _require(name in graph.buffers, name, "a declared buffer")
+    for node in graph.nodes:
+        for name in inputs_of(node):
+            _require(name in graph.buffers, _title(node), f"a declaration of {name}")
+            _require(
+                name in written or _is_empty(graph.buffers[name]),
+                _title(node),
+                f"{name} written before it is read",
+            )
+        for name in outputs_of(node):
+            _require(name in graph.buffers, _title(node), f"a declaration of {name}")
+            _require(name not in written, _title(node), f"{name} written once only")
+            origin = graph.buffers[name].origin
+            _require(origin is BufferOrigin.INTERMEDIATE, _title(node), f"{name} an intermediate")
+            written.add(name)
+        verify_node(node, graph)
+    for position, output in enumerate(graph.outputs):
+        _verify_output(position, output, graph, written)
+
+
+def verify_node(node: Node, graph: LoopGraph) -> None:
+    """One node's ranges, bodies and output against the declared buffers."""
+    title = _title(node)
+    sizes = _size_symbols(graph)
+    match node:
+        case Pointwise():
+            _body(title, node.body, [("i", node.ranges)], graph, sizes)
+            _shape(title, graph.buffers[node.output], node.ranges)
+            _same_dtype(title, node.body, graph.buffers[node.output])
+        case Reduction():
+            groups = [("i", node.ranges), ("r", node.reduce_ranges)]
+            _body(title, node.body, groups, graph, sizes)
+            _shape(title, graph.buffers[node.output], node.ranges)
+            _reduction(title, node, graph.buffers[node.output])
+        case Contraction():
+            _contraction(title, node, graph, sizes)
+        case Attention():
+            batch, heads, queries, keys, size, value_size = node.sizes
+            outer = ("b", (batch, heads))
+            rows, columns = ("m", (queries,)), ("n", (keys,))
+            _body(title, node.query, [outer, rows, ("k", (size,))], graph, sizes)
+            _body(title, node.key, [outer, columns, ("k", (size,))], graph, sizes)
+            _body(title, node.value, [outer, columns, ("d", (value_size,))], graph, sizes)
+            if node.bias is not None:
+                _body(title, node.bias, [outer, rows, columns], graph, sizes)
+        case Scatter():
+            output, initial = graph.buffers[node.output], graph.buffers[node.initial]
+            _require(output.sizes == initial.sizes, title, "the sizes of its initial buffer")
+            _require(output.dtype is initial.dtype, title, "the dtype of its initial buffer")
+            _require(len(node.index) == len(output.sizes), title, "an index per dimension")
+            for entry in node.index:
+                _body(title, entry, [("i", node.ranges)], graph, sizes)
+                _require(entry.dtype is dtypes.int64, title, "int64 indices")
+            _body(title, node.body, [("i", node.ranges)], graph, sizes)
+            _same_dtype(title, node.body, output)
+        case HostCall():
+            _require(node.target.count(".") == 2, title, "a target namespace.name.overload")
+
+
+def _reduction(title: str, node: Reduction, buffer: Buffer) -> None:
+    _require(node.kind in REDUCTIONS, title, f"one of the reductions {REDUCTIONS}")
+    wanted = dtypes.int64 if node.kind in ("argmin", "argmax") else node.body.dtype
+    _require(buffer.dtype is wanted, title, f"an output of {wanted}, not {buffer.dtype}")
+    is_test = node.kind in ("any", "all")
+    _require(is_test == (node.body.dtype.kind is Kind.BOOL), title, "bool for any and all alone")
+
+
+def _contraction(title: str, node: Contraction, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
+    batch, rows = ("b", node.batch), ("m", node.rows)
+    columns, inner = ("n", node.columns), ("k", node.inner)
+    _body(title, node.lhs, [batch, rows, inner], graph, sizes)
+    _body(title, node.rhs, [batch, columns, inner], graph, sizes)
+    f32 = dtypes.float32
+    _require(node.lhs.dtype is f32 and node.rhs.dtype is f32, title, "float32 operands")
+    buffer = graph.buffers[node.output]
+    _require(len(node.index) == len(buffer.sizes), title, "an index per dimension")
+    allowed = _symbols([batch, rows, columns]) | sizes
+    used: set[Symbol] = set()
+    for entry in node.index:
+        _known(title, symbols_of(entry), allowed)
+        used |= symbols_of(entry)
+    for symbol in _symbols([batch, rows, columns]):
+        extent = symbol.extent
+        one = extent is not None and extent.is_constant and extent.constant == 1
+        _require(one or symbol in used, title, f"{symbol} in its output index")
+
+
+def _verify_output(
+    position: int, output: GraphOutput, graph: LoopGraph, written: Iterable[str | None]
+) -> None:
+    title = f"output {position}"
+    if output.buffer is None:
+        return
+    _require(output.buffer in graph.buffers, title, f"a declaration of {output.buffer}")
+    buffer = graph.buffers[output.buffer]
+    known = output.buffer in set(written) or _is_empty(buffer)
+    _require(known, title, f"a node that writes {output.buffer}")
+    _require(len(output.sizes) == len(output.strides), title, "as many strides as sizes")
+    _require(output.offset is not None, title, "an offset")
+
+
+def verify_schedule(schedule: Schedule) -> None:
+    """Every buffer that a group reads is an input, a constant or stored by an earlier group."""
+    graph = schedule.graph
+    written = {i.buffer for i in graph.inputs if i.buffer is not None} | set(graph.constants)
+    for number, group in enumerate(schedule.groups):
+        title = f"group {number}"
+        reads, inside, stores = _group_buffers(group)
+        for name in sorted(reads - inside):
+            known = name in written or _is_empty(graph.buffers[name])
+            _require(known, title, f"{name} stored by an earlier group")
+        for name in stores:
+            _require(name in graph.buffers, title, f"a declaration of {name}")
+            _require(name not in written, title, f"{name} stored once only")
+        written |= stores
+    for position, output in enumerate(graph.outputs):
+        _verify_output(position, output, graph, written)
+
+
+def _group_buffers(
+    group: MapGroup | RowGroup | AnchorGroup | SingleGroup,
+) -> tuple[set[str], set[str], set[str]]:
+    """(loaded, computed inside, stored) buffer names of a group."""
+    reads: set[str] = set()
+    inside: set[str] = set()
+    stores: set[str] = set()
+    members: Sequence[Member] = ()
+    match group:
+        case SingleGroup(node):
+            return set(inputs_of(node)), set(), set(outputs_of(node))
+        case AnchorGroup(anchor, epilogue, store_anchor):
+            reads |= set(inputs_of(anchor))
+            inside.add(anchor.output)
+            if store_anchor:
+                stores.add(anchor.output)
+            members = epilogue
+        case MapGroup() | RowGroup():
+            members = group.members
+    for member in members:
+        reads |= {node.buffer for node in walk(member.body) if isinstance(node, Load)}
+        inside.add(member.output)
+        if member.store:
+            stores.add(member.output)
+    return reads, inside, stores
+
+
+def _body(
+    title: str,
+    body: Scalar,
+    groups: Sequence[tuple[str, Sequence[Expr]]],
+    graph: LoopGraph,
+    sizes: frozenset[Symbol],
+) -> None:
+    _known(title, scalar_symbols(body), _symbols(groups) | sizes)
+    for node in walk(body):
+        match node:
+            case Load(name, index, dtype):
+                _require(name in graph.buffers, title, f"a declaration of {name}")
+                buffer = graph.buffers[name]
+                _require(len(index) == len(buffer.sizes), title, f"{buffer.sizes} to index {name}")
+                _require(dtype is buffer.dtype, title, f"{name} loaded as {buffer.dtype}")
+                for entry in index:
+                    _require(entry.dtype is dtypes.int64, title, f"int64 indices into {name}")
+            case Masked(condition, inner, other):
+                _require(condition.dtype is dtypes.bool_, title, "a bool condition in masked")
+                _require(inner.dtype is other.dtype, title, "one dtype in masked")
+            case Op(name, args, _):
+                _require(name in OPS, title, f"a known scalar op instead of {name}")
+                _require(len(args) == OPS[name].arity, title, f"{OPS[name].arity} args of {name}")
+
+
+def _known(title: str, used: Iterable[Symbol], allowed: Iterable[Symbol]) -> None:
+    unknown = sorted(s.name for s in set(used) - set(allowed))
+    _require(not unknown, title, f"symbols of its ranges, not {unknown}")
+
+
+def _symbols(groups: Sequence[tuple[str, Sequence[Expr]]]) -> frozenset[Symbol]:
+    return frozenset(
+        key for prefix, ranges in groups for key in symbol_keys(iteration_symbols(prefix, ranges))
+    )
+
+
+def _size_symbols(graph: LoopGraph) -> frozenset[Symbol]:
+    """Size symbols that inputs bind."""
+    found: frozenset[Symbol] = frozenset()
+    for spec in graph.inputs:
+        if spec.size is not None:
+            found |= symbols_of(spec.size)
+        if spec.buffer is not None:
+            for size in graph.buffers[spec.buffer].sizes:
+                found |= symbols_of(size)
+    return found
+
+
+def _shape(title: str, buffer: Buffer, ranges: Sequence[Expr]) -> None:
+    _require(buffer.sizes == tuple(ranges), title, f"ranges {buffer.sizes} of its output")
+
+
+def _same_dtype(title: str, body: Scalar, buffer: Buffer) -> None:
+    _require(body.dtype is buffer.dtype, title, f"a body of {buffer.dtype}, not {body.dtype}")
+
+
+def _is_empty(buffer: Buffer) -> bool:
+    return any(size.is_constant and size.constant == 0 for size in buffer.sizes)
+
+
+def _title(node: Node) -> str:
+    ops = ", ".join(origin.op for origin in node.origins)
+    return f"{type(node).__name__} {', '.join(outputs_of(node))} ({ops})"
+
+
+def _require(condition: bool, title: str, wanted: str) -> None:
+    if not condition:
+        raise VerificationError(f"{title} needs {wanted}")

@@ -1,0 +1,258 @@
+"""Activation functions and their gradients. Source: ATen's ``Activation.cpp`` kernels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..ir.scalar import Scalar, apply, const
+from ..sizes import ONE
+from .builder import Builder
+from .pointwise import elementwise
+from .promotion import compute_dtype
+from .registry import lowers
+from .value import Value, reshape
+
+aten = torch.ops.aten
+
+
+def _number(value: float, like: Scalar) -> Scalar:
+    return const(value, like.dtype)
+
+
+def _mul(*factors: Scalar) -> Scalar:
+    total = factors[0]
+    for factor in factors[1:]:
+        total = apply("mul", total, factor)
+    return total
+
+
+def _choose(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
+    return apply("where", condition, yes, no)
+
+
+def _above(x: Scalar, bound: float) -> Scalar:
+    return apply("gt", x, _number(bound, x))
+
+
+@lowers(aten.relu.default)
+def lower_relu(builder: Builder, self: Value) -> Value:
+    return elementwise(builder, lambda x: apply("maximum", x, _number(0, x)), self)
+
+
+@lowers(aten.relu6.default)
+def lower_relu6(builder: Builder, self: Value) -> Value:
+    return lower_hardtanh(builder, self, 0.0, 6.0)
+
+
+@lowers(aten.hardtanh.default)
+def lower_hardtanh(
+    builder: Builder, self: Value, min_val: float = -1.0, max_val: float = 1.0
+) -> Value:
+    def body(x: Scalar) -> Scalar:
+        return apply("minimum", apply("maximum", x, _number(min_val, x)), _number(max_val, x))
+
+    return elementwise(builder, body, self)
+
+
+@lowers(aten.gelu.default)
+def lower_gelu(builder: Builder, self: Value, *, approximate: str = "none") -> Value:
+    """x·Φ(x), with erf or the tanh approximation."""
+
+    def body(x: Scalar) -> Scalar:
+        if approximate == "tanh":
+            inner = apply("add", x, _mul(_number(0.044715, x), x, apply("square", x)))
+            curve = apply("tanh", _mul(_number(math.sqrt(2 / math.pi), x), inner))
+        else:
+            curve = apply("erf", _mul(x, _number(math.sqrt(0.5), x)))
+        return _mul(_number(0.5, x), x, apply("add", _number(1, x), curve))
+
+    return elementwise(builder, body, self)
+
+
+@lowers(aten.gelu_backward.default)
+def lower_gelu_backward(
+    builder: Builder, grad_output: Value, self: Value, *, approximate: str = "none"
+) -> Value:
+    def exact(grad: Scalar, x: Scalar) -> Scalar:
+        erf = apply("erf", _mul(x, _number(math.sqrt(0.5), x)))
+        cdf = _mul(_number(0.5, x), apply("add", _number(1, x), erf))
+        density = apply("exp", _mul(_number(-0.5, x), apply("square", x)))
+        pdf = _mul(density, _number(1 / math.sqrt(2 * math.pi), x))
+        return _mul(grad, apply("add", cdf, _mul(x, pdf)))
+
+    def tanh(grad: Scalar, x: Scalar) -> Scalar:
+        one, half = _number(1, x), _number(0.5, x)
+        beta, kappa = _number(math.sqrt(2 / math.pi), x), 0.044715
+        square = apply("square", x)
+        inner = _mul(beta, apply("add", x, _mul(_number(kappa, x), x, square)))
+        curve = apply("tanh", inner)
+        left = _mul(half, apply("add", one, curve))
+        slope = apply("sub", one, apply("square", curve))
+        grow = _mul(beta, apply("add", one, _mul(_number(3 * kappa, x), square)))
+        return _mul(grad, apply("add", left, _mul(half, x, slope, grow)))
+
+    return elementwise(builder, tanh if approximate == "tanh" else exact, grad_output, self)
+
+
+@lowers(aten.silu.default)
+def lower_silu(builder: Builder, self: Value) -> Value:
+    return elementwise(builder, lambda x: _mul(x, apply("sigmoid", x)), self)
+
+
+@lowers(aten.silu_backward.default)
+def lower_silu_backward(builder: Builder, grad_output: Value, self: Value) -> Value:
+    def body(grad: Scalar, x: Scalar) -> Scalar:
+        one, sigmoid = _number(1, x), apply("sigmoid", x)
+        slope = apply("add", one, _mul(x, apply("sub", one, sigmoid)))
+        return _mul(grad, sigmoid, slope)
+
+    return elementwise(builder, body, grad_output, self)
+
+
+@lowers(aten.elu.default)
+def lower_elu(
+    builder: Builder,
+    self: Value,
+    alpha: float = 1.0,
+    scale: float = 1.0,
+    input_scale: float = 1.0,
+) -> Value:
+    def body(x: Scalar) -> Scalar:
+        negative = apply("expm1", _mul(x, _number(input_scale, x)))
+        negative = _mul(negative, _number(alpha * scale, x))
+        return _choose(_above(x, 0), _mul(x, _number(scale, x)), negative)
+
+    return elementwise(builder, body, self)
+
+
+@lowers(aten.leaky_relu.default)
+def lower_leaky_relu(builder: Builder, self: Value, negative_slope: float = 0.01) -> Value:
+    def body(x: Scalar) -> Scalar:
+        return _choose(_above(x, 0), x, _mul(x, _number(negative_slope, x)))
+
+    return elementwise(builder, body, self)
+
+
+@lowers(aten.leaky_relu_backward.default)
+def lower_leaky_relu_backward(
+    builder: Builder,
+    grad_output: Value,
+    self: Value,
+    negative_slope: float,
+    self_is_result: bool,
+) -> Value:
+    def body(grad: Scalar, x: Scalar) -> Scalar:
+        return _choose(_above(x, 0), grad, _mul(grad, _number(negative_slope, x)))
+
+    return elementwise(builder, body, grad_output, self)
+
+
+@lowers(aten.softplus.default)
+def lower_softplus(
+    builder: Builder, self: Value, beta: float = 1.0, threshold: float = 20.0
+) -> Value:
+    """log(1 + exp(βx)) / β, linear above the threshold."""
+
+    def body(x: Scalar) -> Scalar:
+        grown = _mul(x, _number(beta, x))
+        soft = apply("div", apply("log1p", apply("exp", grown)), _number(beta, x))
+        return _choose(_above(grown, threshold), x, soft)
+
+    return elementwise(builder, body, self)
+
+
+def _relu6_gate(x: Scalar) -> Scalar:
+    shifted = apply("maximum", apply("add", x, _number(3, x)), _number(0, x))
+    return apply("div", apply("minimum", shifted, _number(6, x)), _number(6, x))
+
+
+@lowers(aten.hardsigmoid.default)
+def lower_hardsigmoid(builder: Builder, self: Value) -> Value:
+    return elementwise(builder, _relu6_gate, self)
+
+
+@lowers(aten.hardswish.default)
+def lower_hardswish(builder: Builder, self: Value) -> Value:
+    return elementwise(builder, lambda x: _mul(x, _relu6_gate(x)), self)
+
+
+@lowers(aten.mish.default)
+def lower_mish(builder: Builder, self: Value) -> Value:
+    def body(x: Scalar) -> Scalar:
+        return _mul(x, apply("tanh", apply("log1p", apply("exp", x))))
+
+    return elementwise(builder, body, self)
+
+
+@lowers(aten.threshold.default)
+def lower_threshold(builder: Builder, self: Value, threshold: float, value: float) -> Value:
+    def body(x: Scalar) -> Scalar:
+        return _choose(apply("le", x, _number(threshold, x)), _number(value, x), x)
+
+    return elementwise(builder, body, self)
+
+
+@lowers(aten.threshold_backward.default)
+def lower_threshold_backward(
+    builder: Builder, grad_output: Value, self: Value, threshold: float
+) -> Value:
+    def body(grad: Scalar, x: Scalar) -> Scalar:
+        return _choose(apply("le", x, _number(threshold, x)), _number(0, grad), grad)
+
+    return elementwise(builder, body, grad_output, self)
+
+
+@lowers(aten.hardshrink_backward.default, aten.softshrink_backward.default)
+def lower_shrink_backward(builder: Builder, grad_out: Value, self: Value, lambd: float) -> Value:
+    """The gradient outside of [-lambd, lambd], 0 inside."""
+
+    def body(grad: Scalar, x: Scalar) -> Scalar:
+        inside = apply("le", apply("abs", x), _number(lambd, x))
+        return _choose(inside, _number(0, grad), grad)
+
+    return elementwise(builder, body, grad_out, self)
+
+
+@lowers(aten.sigmoid_backward.default)
+def lower_sigmoid_backward(builder: Builder, grad_output: Value, output: Value) -> Value:
+    def body(grad: Scalar, y: Scalar) -> Scalar:
+        return _mul(grad, y, apply("sub", _number(1, y), y))
+
+    return elementwise(builder, body, grad_output, output)
+
+
+@lowers(aten.tanh_backward.default)
+def lower_tanh_backward(builder: Builder, grad_output: Value, output: Value) -> Value:
+    def body(grad: Scalar, y: Scalar) -> Scalar:
+        return _mul(grad, apply("sub", _number(1, y), apply("square", y)))
+
+    return elementwise(builder, body, grad_output, output)
+
+
+@lowers(aten.logit.default)
+def lower_logit(builder: Builder, self: Value, eps: float | None = None) -> Value:
+    compute = compute_dtype(self.dtype)
+
+    def body(x: Scalar) -> Scalar:
+        one = _number(1, x)
+        if eps is not None:
+            x = apply("maximum", x, const(eps, compute))
+            x = apply("minimum", x, const(1 - eps, compute))
+        return apply("log", apply("div", x, apply("sub", one, x)))
+
+    return elementwise(builder, body, self)
+
+
+@lowers(aten.prelu.default, aten._prelu_kernel.default)
+def lower_prelu(builder: Builder, self: Value, weight: Value) -> Value:
+    """x, or weight·x where x ≤ 0; a weight vector belongs to dimension 1."""
+    if weight.rank == 1 and self.rank > 1:
+        sizes = [weight.sizes[0] if k == 1 else ONE for k in range(self.rank)]
+        weight = reshape(weight, sizes)
+
+    def body(x: Scalar, w: Scalar) -> Scalar:
+        return _choose(_above(x, 0), x, _mul(x, w))
+
+    return elementwise(builder, body, self, weight)

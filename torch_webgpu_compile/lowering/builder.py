@@ -1,0 +1,302 @@
+"""`Builder`: makes nodes and buffers while a graph is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .. import dtypes
+from ..dtypes import DType
+from ..ir.graph import Buffer, BufferOrigin
+from ..ir.nodes import (
+    Contraction,
+    HostCall,
+    Node,
+    Origin,
+    Pointwise,
+    Reduction,
+    Scatter,
+    inputs_of,
+    outputs_of,
+)
+from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, cast, const, walk
+from ..sizes import ZERO, Expr, contiguous_strides
+from ..target import Target
+from .folding import fold
+from .promotion import Operand, compute_dtype, result_dtype
+from .symbols import SizeReader
+from .value import IndexLike, Value, broadcast_index, expand, positions
+
+# A body without loads is recomputed where it is used instead of stored when it is this small. A
+# mask of a causal attention is 5 nodes; storing it costs a kernel and its bytes.
+FREE_NODES = 24
+_FREE_OPS = frozenset(
+    {"add", "sub", "mul", "neg", "abs", "minimum", "maximum", "where", "cast"}
+    | {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"}
+    | {"eq", "ne", "lt", "le", "gt", "ge"}
+)
+_NO_ORIGIN = Origin("")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One result of the ATen operator being lowered, from its fake tensor."""
+
+    dtype: DType
+    sizes: tuple[Expr, ...]
+
+
+@dataclass
+class Builder:
+    """The state of one lowering.
+
+    Attributes:
+        target: the GPU that kernels are for.
+        reader: converts symbolic sizes.
+        results: signatures of the current operator's results; None where it is not a tensor.
+        used: for an operator with several results, which of them are read.
+        arguments: the fake tensors of its tensor arguments.
+        origin: the current operator and the user's line.
+        hint: name for the next buffer.
+    """
+
+    target: Target
+    reader: SizeReader = field(default_factory=SizeReader)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, Any] = field(default_factory=dict)
+    results: tuple[Signature | None, ...] = ()
+    used: frozenset[int] | None = None
+    arguments: tuple[Any, ...] = ()
+    origin: Origin = _NO_ORIGIN
+    hint: str = "value"
+
+    @property
+    def out(self) -> Signature:
+        """The signature of the operator's only (or first) result."""
+        first = self.results[0]
+        assert first is not None
+        return first
+
+    def is_used(self, result: int) -> bool:
+        """Whether result number ``result`` of the current operator is read."""
+        return self.used is None or result in self.used
+
+    def new_buffer(
+        self,
+        dtype: DType,
+        sizes: Sequence[Expr],
+        name: str = "",
+        origin: BufferOrigin = BufferOrigin.INTERMEDIATE,
+        strides: Sequence[Expr] | None = None,
+    ) -> Buffer:
+        """Declares memory; contiguous unless ``strides`` are given."""
+        stem = name or self.hint
+        unique, count = stem, 0
+        while unique in self.buffers:
+            count += 1
+            unique = f"{stem}_{count}"
+        layout = contiguous_strides(tuple(sizes)) if strides is None else tuple(strides)
+        buffer = Buffer(unique, dtype, tuple(sizes), layout, ZERO, origin)
+        self.buffers[unique] = buffer
+        return buffer
+
+    def load(self, buffer: Buffer) -> Value:
+        """The value of a whole buffer."""
+        index = tuple(Index(i) for i in positions(buffer.sizes))
+        body: Scalar = Load(buffer.name, index, buffer.dtype)
+        if any(size is ZERO for size in buffer.sizes):
+            body = const(0, buffer.dtype)
+        return Value(buffer.dtype, buffer.sizes, body)
+
+    def pointwise(
+        self, body: Scalar, sizes: Sequence[Expr], *, name: str = "", strides: Any = None
+    ) -> Value:
+        """body over ``sizes``: a `Pointwise` node, or no node where recomputing is free."""
+        sizes, body = tuple(sizes), fold(body)
+        if any(size is ZERO for size in sizes) and strides is None:
+            return Value(body.dtype, sizes, const(0, body.dtype))
+        if strides is None and _is_free(body):
+            return Value(body.dtype, sizes, body)
+        buffer = self.new_buffer(body.dtype, sizes, self._named(name), strides=strides)
+        self.nodes.append(Pointwise(buffer.name, sizes, body, (self.origin,)))
+        return self.load(buffer)
+
+    def reduce(
+        self,
+        kind: str,
+        body: Scalar,
+        sizes: Sequence[Expr],
+        reduce_sizes: Sequence[Expr],
+        *,
+        name: str = "",
+    ) -> Value:
+        """``kind`` over r… of a body over i… and r…; the result has ``sizes``."""
+        dtype = dtypes.int64 if kind in ("argmin", "argmax") else body.dtype
+        sizes, reduce_sizes = tuple(sizes), tuple(reduce_sizes)
+        if any(size is ZERO for size in sizes):
+            return Value(dtype, sizes, const(0, dtype))
+        if any(size is ZERO for size in reduce_sizes):
+            return Value(dtype, sizes, const(_identity(kind, dtype), dtype))
+        buffer = self.new_buffer(dtype, sizes, self._named(name))
+        node = Reduction(buffer.name, sizes, reduce_sizes, kind, body, (self.origin,))
+        self.nodes.append(node)
+        return self.load(buffer)
+
+    def contract(
+        self,
+        dtype: DType,
+        sizes: Sequence[Expr],
+        ranges: Contraction,
+        *,
+        name: str = "",
+    ) -> Value:
+        """Adds a `Contraction`, given without output and origins, that writes ``sizes``."""
+        buffer = self.new_buffer(dtype, sizes, self._named(name))
+        self.nodes.append(replace(ranges, output=buffer.name, origins=(self.origin,)))
+        return self.load(buffer)
+
+    def scatter(
+        self,
+        initial: Value,
+        ranges: Sequence[Expr],
+        index: Sequence[IndexLike],
+        body: Scalar,
+        accumulate: bool,
+    ) -> Value:
+        """A copy of ``initial`` with elements set, or added to."""
+        if initial.is_empty or any(size is ZERO for size in ranges):
+            return initial
+        start = self.materialize(initial, name=f"{self.hint}_initial")
+        buffer = self.new_buffer(initial.dtype, initial.sizes)
+        where = tuple(Index(i) if isinstance(i, Expr) else i for i in index)
+        self.nodes.append(
+            Scatter(buffer.name, start.name, tuple(ranges), where, body, accumulate, (self.origin,))
+        )
+        return self.load(buffer)
+
+    def host(
+        self, target: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
+    ) -> tuple[Value | None, ...]:
+        """A `HostCall`; its outputs are the tensors among the operator's results, in order."""
+        made = []
+        for k, signature in enumerate(self.results):
+            name = self.hint if len(self.results) == 1 else f"{self.hint}_{k}"
+            made.append(
+                None
+                if signature is None
+                else self.new_buffer(signature.dtype, signature.sizes, name)
+            )
+        names = tuple(buffer.name for buffer in made if buffer is not None)
+        self.nodes.append(HostCall(names, target, arguments, keywords, (self.origin,)))
+        return tuple(None if buffer is None else self.load(buffer) for buffer in made)
+
+    def materialize(self, value: Value, name: str = "") -> Buffer:
+        """A buffer that holds exactly ``value``, made by a copy if there is none."""
+        buffer = whole_buffer(value, self.buffers)
+        if buffer is not None:
+            return buffer
+        made = self.new_buffer(value.dtype, value.sizes, name or f"{self.hint}_copy")
+        if not self.target.supports(value.dtype):
+            self.nodes.append(self._host_full(made, value))
+        elif not value.is_empty:
+            self.nodes.append(Pointwise(made.name, value.sizes, value.body, (self.origin,)))
+        return made
+
+    def _host_full(self, buffer: Buffer, value: Value) -> HostCall:
+        # A value of a dtype without kernels is a whole buffer or a constant.
+        assert isinstance(value.body, Const), value
+        dtype = f"torch.{value.dtype.name}"
+        arguments = (value.sizes, value.body.value)
+        return HostCall(
+            (buffer.name,), "aten.full.default", arguments, (("dtype", dtype),), (self.origin,)
+        )
+
+    def constant(self, array: Any, dtype: DType, sizes: Sequence[Expr], name: str) -> Value:
+        """A buffer with contents known when compiling."""
+        buffer = self.new_buffer(dtype, sizes, name, BufferOrigin.CONSTANT)
+        self.constants[buffer.name] = array
+        return self.load(buffer)
+
+    def elementwise_dtype(self, *operands: Operand) -> DType:
+        """The dtype in which an elementwise operator on ``operands`` computes."""
+        return compute_dtype(result_dtype(operands))
+
+    def _named(self, name: str) -> str:
+        return f"{self.hint}_{name}" if name else self.hint
+
+
+def operand(arg: Operand, sizes: Sequence[Expr], dtype: DType) -> Scalar:
+    """One element of a tensor or number broadcast to ``sizes``, converted to ``dtype``."""
+    if isinstance(arg, Value):
+        return cast(arg.at(broadcast_index(arg, positions(sizes))), dtype)
+    if isinstance(arg, Expr):
+        if arg.is_constant:
+            return const(arg.constant, dtype)
+        return cast(Index(arg), dtype)
+    return const(arg, dtype)
+
+
+def as_value(arg: Operand, sizes: Sequence[Expr], dtype: DType) -> Value:
+    """``arg`` as a tensor of ``sizes`` and ``dtype``, without a node."""
+    if isinstance(arg, Value):
+        return expand(arg.cast(dtype), sizes)
+    return Value(dtype, tuple(sizes), operand(arg, sizes, dtype))
+
+
+def whole_buffer(value: Value, buffers: dict[str, Buffer]) -> Buffer | None:
+    """The buffer that ``value`` is, element by element, if it is one."""
+    if not isinstance(value.body, Load):
+        return None
+    buffer = buffers[value.body.buffer]
+    wanted = tuple(Index(i) for i in positions(value.sizes))
+    if buffer.sizes == value.sizes and value.body.index == wanted:
+        return buffer
+    return None
+
+
+def masked(condition: Scalar, body: Scalar, other: Scalar) -> Scalar:
+    """``body`` where ``condition`` holds; nothing when the condition is a constant."""
+    if isinstance(condition, Const):
+        return body if condition.value else other
+    if isinstance(body, Const) and body is other:
+        return body
+    return Masked(condition, body, other)
+
+
+def _is_free(body: Scalar) -> bool:
+    for count, node in enumerate(walk(body)):
+        if isinstance(node, (Load, Masked)) or count >= FREE_NODES:
+            return False
+        if isinstance(node, Op) and node.name not in _FREE_OPS:
+            return False
+    return True
+
+
+def _identity(kind: str, dtype: DType) -> bool | int | float:
+    if kind in ("prod", "all"):
+        return 1
+    if kind in ("minimum", "maximum"):
+        return extreme(dtype, lowest=kind == "maximum")
+    return 0
+
+
+def extreme(dtype: DType, *, lowest: bool) -> bool | int | float:
+    """The lowest or highest value of a dtype: the identity of maximum or minimum."""
+    if dtype.is_float:
+        return float("-inf") if lowest else float("inf")
+    if dtype.is_integer and dtype.kind.value == "signed":
+        return -(1 << (dtype.bits - 1)) if lowest else (1 << (dtype.bits - 1)) - 1
+    return 0 if lowest else (1 << dtype.bits) - 1 if dtype.is_integer else 1
+
+
+def live_nodes(nodes: Sequence[Node], needed: set[str]) -> tuple[Node, ...]:
+    """The nodes that ``needed`` buffers depend on, in order."""
+    kept: list[Node] = []
+    needed = set(needed)
+    for node in reversed(nodes):
+        if needed.intersection(outputs_of(node)):
+            kept.append(node)
+            needed.update(inputs_of(node))
+    return tuple(reversed(kept))

@@ -1,0 +1,139 @@
+"""Comparisons, logic and selection. Source: ATen schemas of the same names."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import dtypes
+from ..dtypes import Kind
+from ..ir.scalar import Scalar, apply, cast, const
+from .builder import Builder, operand
+from .pointwise import elementwise, rounded_operand
+from .promotion import Operand, compute_dtype, result_dtype
+from .registry import lowers
+from .value import Value
+
+aten = torch.ops.aten
+
+
+def _register_comparison(name: str) -> None:
+    packet = getattr(aten, name)
+
+    @lowers(packet.Tensor, packet.Scalar)
+    def lower(builder: Builder, self: Value, other: Operand) -> Value:
+        """A number is first rounded to the common dtype: comparisons do not widen."""
+        common = result_dtype((self, other))
+        return elementwise(
+            builder,
+            lambda a, b: apply(name, a, b),
+            self,
+            rounded_operand(other, common),
+            dtype=common,
+        )
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _register_comparison(_name)
+
+
+def _register_logical(name: str, scalar_op: str) -> None:
+    @lowers(getattr(aten, name).default)
+    def lower(builder: Builder, self: Value, other: Value) -> Value:
+        return elementwise(
+            builder, lambda a, b: apply(scalar_op, a, b), self, other, dtype=dtypes.bool_
+        )
+
+
+_register_logical("logical_and", "bitwise_and")
+_register_logical("logical_or", "bitwise_or")
+_register_logical("logical_xor", "bitwise_xor")
+
+
+@lowers(aten.logical_not.default)
+def lower_logical_not(builder: Builder, self: Value) -> Value:
+    return elementwise(builder, lambda x: apply("bitwise_not", x), self, dtype=dtypes.bool_)
+
+
+def _register_float_test(name: str) -> None:
+    @lowers(getattr(aten, name).default)
+    def lower(builder: Builder, self: Value) -> Value:
+        if not self.dtype.is_float:
+            return Value(dtypes.bool_, self.sizes, const(False, dtypes.bool_))
+        return elementwise(builder, lambda x: apply(name, x), self)
+
+
+_register_float_test("isnan")
+_register_float_test("isinf")
+
+
+@lowers(aten.isfinite.default)
+def lower_isfinite(builder: Builder, self: Value) -> Value:
+    if not self.dtype.is_float:
+        return Value(dtypes.bool_, self.sizes, const(True, dtypes.bool_))
+    return elementwise(builder, lambda x: apply("bitwise_not", _not_finite(x)), self)
+
+
+def _not_finite(x: Scalar) -> Scalar:
+    return apply("bitwise_or", apply("isnan", x), apply("isinf", x))
+
+
+@lowers(aten.signbit.default)
+def lower_signbit(builder: Builder, self: Value) -> Value:
+    if self.dtype.kind is Kind.BOOL:
+        return Value(dtypes.bool_, self.sizes, const(False, dtypes.bool_))
+
+    def body(x: Scalar) -> Scalar:
+        sign = apply("copysign", const(1, x.dtype), x) if x.dtype.is_float else x
+        return apply("lt", sign, const(0, x.dtype))
+
+    return elementwise(builder, body, self)
+
+
+@lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def lower_where(builder: Builder, condition: Value, self: Operand, other: Operand) -> Value:
+    out = builder.out
+    test = operand(condition, out.sizes, dtypes.bool_)
+    yes, no = (
+        operand(rounded_operand(branch, out.dtype), out.sizes, out.dtype)
+        for branch in (self, other)
+    )
+    return builder.pointwise(apply("where", test, yes, no), out.sizes)
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def lower_masked_fill(builder: Builder, self: Value, mask: Value, value: Operand) -> Value:
+    return lower_where(builder, mask, value, self)
+
+
+@lowers(aten.nan_to_num.default)
+def lower_nan_to_num(
+    builder: Builder,
+    self: Value,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Value:
+    if not self.dtype.is_float:
+        return self
+    limits = torch.finfo(getattr(torch, self.dtype.name))
+    compute = compute_dtype(self.dtype)
+    zero = const(0.0, compute)
+    above = const(limits.max if posinf is None else posinf, compute)
+    below = const(limits.min if neginf is None else neginf, compute)
+
+    def body(x: Scalar) -> Scalar:
+        infinite = apply("where", apply("gt", x, zero), above, below)
+        finite = apply("where", apply("isinf", x), infinite, x)
+        return apply("where", apply("isnan", x), const(nan or 0.0, compute), finite)
+
+    return elementwise(builder, body, self)
+
+
+@lowers(aten.heaviside.default)
+def lower_heaviside(builder: Builder, self: Value, values: Value) -> Value:
+    def body(x: Scalar, at_zero: Scalar) -> Scalar:
+        zero = const(0, x.dtype)
+        step = cast(apply("gt", x, zero), x.dtype)
+        return apply("where", apply("eq", x, zero), at_zero, step)
+
+    return elementwise(builder, body, self, values)

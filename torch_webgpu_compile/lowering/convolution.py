@@ -1,0 +1,272 @@
+"""Convolutions and their gradients as contractions. Source: ATen ``convolution(_backward)``.
+
+Shapes: input [N, C, *space], weight [O, C/groups, *kernel]; of a transposed convolution the weight
+is [C, O/groups, *kernel].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .. import dtypes
+from ..dtypes import DType
+from ..ir.nodes import Contraction
+from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..sizes import ONE, ZERO, Expr, IntLike, as_expr, is_less, is_nonnegative, product
+from .builder import Builder, masked
+from .matmul import add_scaled, is_contractible, wide_dtype
+from .normalization import channelwise
+from .reductions import summed
+from .registry import NotLowered, lowers
+from .value import Value, positions
+
+aten = torch.ops.aten
+
+# From this many output positions per image on, an image is a batch of the contraction: its columns
+# are then contiguous in memory. Below it, images share the columns so that tiles are full.
+BATCHED_POSITIONS = 256
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The hyperparameters of a convolution, one entry per space dimension."""
+
+    stride: tuple[Expr, ...]
+    padding: tuple[Expr, ...]
+    dilation: tuple[Expr, ...]
+    groups: int
+
+    @staticmethod
+    def of(
+        rank: int,
+        stride: Sequence[IntLike],
+        padding: Sequence[IntLike],
+        dilation: Sequence[IntLike],
+        groups: int,
+    ) -> Geometry:
+        """ATen's arguments, where a list of one entry is for all dimensions."""
+
+        def full(values: Sequence[IntLike]) -> tuple[Expr, ...]:
+            entries = [as_expr(v) for v in values]
+            return tuple(entries * rank if len(entries) == 1 else entries)
+
+        return Geometry(full(stride), full(padding), full(dilation), int(groups))
+
+    def read(
+        self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
+    ) -> Scalar:
+        """value[lead, at·stride − padding + kernel·dilation], 0 outside of it."""
+        index, conditions = list(lead), []
+        for k, (o, t) in enumerate(zip(at, kernel, strict=True)):
+            position = o * self.stride[k] - self.padding[k] + t * self.dilation[k]
+            conditions += in_range(position, value.sizes[len(lead) + k])
+            index.append(position)
+        return masked(all_of(conditions), value.at(index), const(0, value.dtype))
+
+    def read_transposed(
+        self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
+    ) -> Scalar:
+        """value[lead, (at + padding − kernel·dilation) / stride] where that is whole, else 0."""
+        index, conditions = list(lead), []
+        for k, (o, t) in enumerate(zip(at, kernel, strict=True)):
+            shifted = o + self.padding[k] - t * self.dilation[k]
+            position = shifted // self.stride[k]
+            if self.stride[k] is not ONE:
+                remainder = Index(shifted % self.stride[k])
+                conditions.append(apply("eq", remainder, const(0, dtypes.int64)))
+            conditions += in_range(position, value.sizes[len(lead) + k])
+            index.append(position)
+        return masked(all_of(conditions), value.at(index), const(0, value.dtype))
+
+
+def in_range(position: Expr, size: Expr) -> list[Scalar]:
+    """Conditions for 0 ≤ position < size that are not always true."""
+    conditions = []
+    if not is_nonnegative(position):
+        conditions.append(apply("ge", Index(position), const(0, dtypes.int64)))
+    if not is_less(position, size):
+        conditions.append(apply("lt", Index(position), Index(size)))
+    return conditions
+
+
+def all_of(conditions: Sequence[Scalar]) -> Scalar:
+    """The conjunction; True of none."""
+    total: Scalar = const(True, dtypes.bool_)
+    for k, condition in enumerate(conditions):
+        total = condition if k == 0 else apply("bitwise_and", total, condition)
+    return total
+
+
+def _is_batched(positions_per_image: Expr) -> bool:
+    return is_nonnegative(positions_per_image - BATCHED_POSITIONS) or not (
+        positions_per_image.is_constant
+    )
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """How (image, group, row channel, column space) map to a contraction's symbols."""
+
+    batch: tuple[Expr, ...]
+    columns: tuple[Expr, ...]
+    image: Expr
+    group: Expr
+    space: tuple[Expr, ...]
+
+
+def _axes(images: Expr, groups: int, space: Sequence[Expr]) -> _Axes:
+    in_batch = images is not ONE and _is_batched(product(space))
+    group_size = as_expr(groups)
+    batch = [size for size, keep in ((images, in_batch), (group_size, groups > 1)) if keep]
+    symbols = list(positions(batch, "b"))
+    image = symbols.pop(0) if in_batch else ZERO
+    group = symbols.pop(0) if groups > 1 else ZERO
+    lead = [] if in_batch or images is ONE else [images]
+    columns = (*lead, *space)
+    column_symbols = list(positions(columns, "n"))
+    if lead:
+        image = column_symbols.pop(0)
+    return _Axes(tuple(batch), columns, image, group, tuple(column_symbols))
+
+
+def convolve(
+    builder: Builder,
+    input: Value,
+    weight: Value,
+    geometry: Geometry,
+    transposed: bool,
+    sizes: tuple[Expr, ...],
+    dtype: DType,
+    name: str = "",
+) -> Value:
+    """The convolution without bias, of output ``sizes``, in ``dtype``."""
+    images, _, *space = sizes
+    kernel = weight.sizes[2:]
+    in_channels = input.sizes[1] // geometry.groups
+    out_channels = sizes[1] // geometry.groups
+    inner = (in_channels, *kernel)
+    if any(size is ZERO for size in (*sizes, *inner)):
+        return Value(dtype, sizes, const(0, dtype))
+    if not is_contractible(dtype):
+        raise NotLowered(f"convolution of {dtype.name}")
+    axes = _axes(images, geometry.groups, space)
+    (row,) = positions((out_channels,), "m")
+    channel, *taps = positions(inner, "k")
+    in_channel = axes.group * in_channels + channel
+    out_channel = axes.group * out_channels + row
+    if transposed:
+        lhs = weight.at([in_channel, row, *taps])
+        rhs = geometry.read_transposed(input, [axes.image, in_channel], axes.space, taps)
+    else:
+        lhs = weight.at([out_channel, channel, *taps])
+        rhs = geometry.read(input, [axes.image, in_channel], axes.space, taps)
+    node = Contraction(
+        output="",
+        batch=axes.batch,
+        rows=(out_channels,),
+        columns=axes.columns,
+        inner=inner,
+        lhs=cast(lhs, dtypes.float32),
+        rhs=cast(rhs, dtypes.float32),
+        index=(axes.image, out_channel, *axes.space),
+    )
+    return builder.contract(dtype, sizes, node, name=name)
+
+
+@lowers(aten.convolution.default)
+def lower_convolution(
+    builder: Builder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[IntLike],
+    padding: Sequence[IntLike],
+    dilation: Sequence[IntLike],
+    transposed: bool,
+    output_padding: Sequence[IntLike],
+    groups: int,
+) -> Value:
+    geometry = Geometry.of(input.rank - 2, stride, padding, dilation, groups)
+    out = builder.out
+    dtype = out.dtype if bias is None else wide_dtype(out.dtype)
+    result = convolve(builder, input, weight, geometry, transposed, out.sizes, dtype)
+    if bias is None:
+        return result
+    shaped = channelwise(bias, input)
+    assert shaped is not None
+    return add_scaled(builder, shaped, result, 1, 1)
+
+
+@lowers(aten.convolution_backward.default)
+def lower_convolution_backward(
+    builder: Builder,
+    grad_output: Value,
+    input: Value,
+    weight: Value,
+    bias_sizes: Sequence[IntLike] | None,
+    stride: Sequence[IntLike],
+    padding: Sequence[IntLike],
+    dilation: Sequence[IntLike],
+    transposed: bool,
+    output_padding: Sequence[IntLike],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, Value | None, Value | None]:
+    """(gradient of the input, of the weight, of the bias), each where ``output_mask`` asks."""
+    geometry = Geometry.of(input.rank - 2, stride, padding, dilation, groups)
+    dtype = input.dtype
+    grad_input = grad_weight = grad_bias = None
+    if output_mask[0] and builder.is_used(0):
+        grad_input = convolve(
+            builder, grad_output, weight, geometry, not transposed, input.sizes, dtype, "input"
+        )
+    if output_mask[1] and builder.is_used(1):
+        grad_weight = _weight_gradient(builder, grad_output, input, weight, geometry, transposed)
+    if output_mask[2] and builder.is_used(2):
+        dims = [k for k in range(grad_output.rank) if k != 1]
+        grad_bias = summed(builder, grad_output, dims, grad_output.dtype)
+    return grad_input, grad_weight, grad_bias
+
+
+def _weight_gradient(
+    builder: Builder,
+    grad: Value,
+    input: Value,
+    weight: Value,
+    geometry: Geometry,
+    transposed: bool,
+) -> Value:
+    """Σ over images and positions of the strided side's gradient and the other side's window.
+
+    Rows are the channels that index the weight first, columns its other dimensions.
+    """
+    slow, fast = (input, grad) if transposed else (grad, input)
+    groups = geometry.groups
+    rows, channels = weight.sizes[0] // groups, weight.sizes[1]
+    kernel = weight.sizes[2:]
+    inner = (slow.sizes[0], *slow.sizes[2:])
+    if any(size is ZERO for size in (*weight.sizes, *inner)):
+        return Value(weight.dtype, weight.sizes, const(0, weight.dtype))
+    batch = (as_expr(groups),) if groups > 1 else ()
+    group = positions(batch, "b")[0] if batch else ZERO
+    (row,) = positions((rows,), "m")
+    channel, *taps = positions((channels, *kernel), "n")
+    image, *at = positions(inner, "k")
+    lhs = slow.at([image, group * rows + row, *at])
+    rhs = geometry.read(fast, [image, group * channels + channel], at, taps)
+    if not is_contractible(weight.dtype):
+        raise NotLowered(f"convolution of {weight.dtype.name}")
+    node = Contraction(
+        output="",
+        batch=batch,
+        rows=(rows,),
+        columns=(channels, *kernel),
+        inner=inner,
+        lhs=cast(lhs, dtypes.float32),
+        rhs=cast(rhs, dtypes.float32),
+        index=(group * rows + row, channel, *taps),
+    )
+    return builder.contract(weight.dtype, weight.sizes, node, name="weight")

@@ -1,0 +1,132 @@
+"""Tensors made from nothing: virtual values that cost no buffer. Source: ATen factory schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import dtypes
+from ..dtypes import DType
+from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..sizes import Expr, IntLike, as_expr
+from .builder import Builder, operand
+from .registry import lowers
+from .symbols import literal
+from .value import Value, positions
+
+aten = torch.ops.aten
+Number = bool | int | float | Expr | Value
+
+
+def filled(value: Number, sizes: Sequence[Expr], dtype: DType) -> Value:
+    """A value that is the same everywhere."""
+    if isinstance(value, (Value, Expr)):
+        return Value(dtype, tuple(sizes), operand(value, sizes, dtype))
+    return Value(dtype, tuple(sizes), literal(value, dtype))
+
+
+@lowers(aten.full.default, aten.new_full.default, aten.full_like.default)
+def lower_full(builder: Builder, *arguments: Any, **options: Any) -> Value:
+    return filled(arguments[-1], builder.out.sizes, builder.out.dtype)
+
+
+@lowers(aten.scalar_tensor.default)
+def lower_scalar_tensor(builder: Builder, s: Number, **options: Any) -> Value:
+    return filled(s, (), builder.out.dtype)
+
+
+@lowers(aten.fill.Scalar, aten.fill.Tensor)
+def lower_fill(builder: Builder, self: Value, value: Number) -> Value:
+    return filled(value, builder.out.sizes, builder.out.dtype)
+
+
+@lowers(
+    aten.zeros.default,
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.empty_permuted.default,
+    aten._efficientzerotensor.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+    torch.ops.prims.empty_strided.default,
+)
+def lower_zeros(builder: Builder, *arguments: Any, **options: Any) -> Value:
+    """Zeros; an empty tensor may hold anything, so it is zeros too."""
+    return filled(0, builder.out.sizes, builder.out.dtype)
+
+
+@lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def lower_ones(builder: Builder, *arguments: Any, **options: Any) -> Value:
+    return filled(1, builder.out.sizes, builder.out.dtype)
+
+
+@lowers(aten.arange.start_step)
+def lower_arange(
+    builder: Builder, start: Number, end: Number, step: Number = 1, **options: Any
+) -> Value:
+    return _arange(builder, start, step)
+
+
+@lowers(aten.arange.start)
+def lower_arange_start(builder: Builder, start: Number, end: Number, **options: Any) -> Value:
+    return _arange(builder, start, 1)
+
+
+@lowers(aten.arange.default)
+def lower_arange_end(builder: Builder, end: Number, **options: Any) -> Value:
+    return _arange(builder, 0, 1)
+
+
+def _arange(builder: Builder, start: Number, step: Number) -> Value:
+    """start + i · step, in int64 or in float32 (PyTorch's accumulation type)."""
+    out = builder.out
+    (position,) = positions(out.sizes)
+    integral = out.dtype.is_integer
+    if integral and not any(isinstance(a, (float, Value)) for a in (start, step)):
+        expr = as_expr(_integer(start)) + position * as_expr(_integer(step))
+        return Value(out.dtype, out.sizes, cast(Index(expr), out.dtype))
+    wide = dtypes.int64 if integral else dtypes.float32
+    body: Scalar = cast(Index(position), wide)
+    body = apply("mul", body, operand(step, (), wide))
+    body = apply("add", body, operand(start, (), wide))
+    return builder.pointwise(cast(body, out.dtype), out.sizes)
+
+
+def _integer(value: Number) -> IntLike:
+    assert isinstance(value, (int, Expr)), value
+    return value
+
+
+@lowers(torch.ops.prims.iota.default)
+def lower_iota(builder: Builder, length: IntLike, **options: Any) -> Value:
+    return _arange(builder, options.get("start", 0), options.get("step", 1))
+
+
+@lowers(aten.eye.default, aten.eye.m)
+def lower_eye(builder: Builder, *arguments: Any, **options: Any) -> Value:
+    out = builder.out
+    row, column = positions(out.sizes)
+    equal = apply("eq", Index(row), Index(column))
+    return Value(out.dtype, out.sizes, cast(equal, out.dtype))
+
+
+@lowers(aten.tril.default)
+def lower_tril(builder: Builder, self: Value, diagonal: IntLike = 0) -> Value:
+    return _triangle(builder, self, "le", diagonal)
+
+
+@lowers(aten.triu.default)
+def lower_triu(builder: Builder, self: Value, diagonal: IntLike = 0) -> Value:
+    return _triangle(builder, self, "ge", diagonal)
+
+
+def _triangle(builder: Builder, value: Value, comparison: str, diagonal: IntLike) -> Value:
+    row, column = positions(value.sizes)[-2:]
+    keep = apply(comparison, Index(column), Index(row + diagonal))
+    body = apply("where", keep, value.body, const(0, value.dtype))
+    return builder.pointwise(body, value.sizes)

@@ -1,0 +1,110 @@
+"""Operators that run on the host: encoding of their calls, and the call itself.
+
+A `HostCall`'s arguments are nested tuples of Python constants, sizes (`Expr`) and
+`BufferArgument`s. A dtype, layout or memory format is a string such as ``torch.float32``; a device
+is ``cpu``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedOp
+from ..ir.nodes import BufferArgument, HostCall
+from ..sizes import Expr, evaluate
+from .builder import Builder
+from .value import Value
+
+OnFallback = Callable[[str, str, str, str], None]
+"""Called with (op, dtype, source, cause) for each operator that goes to the host; it may raise."""
+
+
+def host_call(
+    builder: Builder,
+    overload: torch._ops.OpOverload,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+) -> tuple[Value | None, ...]:
+    """Lowers a call to a `HostCall`; raises UnsupportedOp when the host cannot run it either."""
+    for signature in builder.results:
+        if signature is not None:
+            _check_sizes(builder, str(overload), signature.sizes)
+    encoded = tuple(_encode(builder, value) for value in arguments)
+    named = tuple((name, _encode(builder, value)) for name, value in keywords.items())
+    return builder.host(str(overload), encoded, named)
+
+
+def _check_sizes(builder: Builder, op: str, sizes: Sequence[Expr]) -> None:
+    for size in sizes:
+        text = repr(size)
+        if text.startswith("u") and text[1:].isdigit():
+            raise UnsupportedOp(
+                op,
+                f"its result's size {text} depends on data",
+                "move the call out of the compiled function",
+                builder.origin.source,
+            )
+
+
+def _encode(builder: Builder, value: Any) -> Any:
+    match value:
+        case Value(number=True):
+            raise UnsupportedOp(
+                builder.origin.op,
+                "a symbolic float cannot be passed to the host",
+                "compile with dynamic=False",
+                builder.origin.source,
+            )
+        case Value():
+            return BufferArgument(builder.materialize(value).name)
+        case torch.device():
+            return "cpu"
+        case torch.dtype() | torch.layout() | torch.memory_format():
+            return str(value)
+        case tuple() | list():
+            return tuple(_encode(builder, item) for item in value)
+        case None | bool() | int() | float() | str() | Expr():
+            return value
+        case _:
+            raise UnsupportedOp(
+                builder.origin.op,
+                f"an argument of type {type(value).__name__} cannot be passed to the host",
+                "move the call out of the compiled function",
+                builder.origin.source,
+            )
+
+
+def find_overload(target: str) -> torch._ops.OpOverload:
+    """The overload with this name, e.g. ``aten.sort.stable``."""
+    namespace, name, overload = target.split(".")
+    found: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return found
+
+
+def run_host_call(
+    call: HostCall, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+) -> list[torch.Tensor]:
+    """Runs a call on CPU tensors, by buffer name; gives the tensors for its outputs, in order."""
+
+    def decode(value: Any) -> Any:
+        match value:
+            case BufferArgument(buffer):
+                return tensors[buffer]
+            case Expr():
+                return evaluate(value, sizes)
+            case tuple():
+                return [decode(item) for item in value]
+            case str() if value.startswith("torch."):
+                return getattr(torch, value.removeprefix("torch."))
+            case _:
+                return value
+
+    arguments = [decode(value) for value in call.arguments]
+    keywords = {name: decode(value) for name, value in call.keywords}
+    with torch.no_grad():
+        results = find_overload(call.target)(*arguments, **keywords)
+    flat = results if isinstance(results, (tuple, list)) else [results]
+    return [result for result in flat if isinstance(result, torch.Tensor)]

@@ -1,0 +1,33 @@
+"""The modules whose import fills the table of lowerings."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+FAMILIES = (
+    "views",
+    "creation",
+    "pointwise",
+    "comparison",
+    "activations",
+    "reductions",
+    "normalization",
+    "matmul",
+    "flash_attention",
+    "convolution",
+    "pooling",
+    "pooling_backward",
+    "joining",
+    "indexing",
+    "scans",
+    "sorting",
+    "resampling",
+    "products",
+    "scatter_reductions",
+)
+
+
+def register_all() -> None:
+    """Imports every op family; a second call does nothing."""
+    for family in FAMILIES:
+        import_module(f"{__package__}.{family}")

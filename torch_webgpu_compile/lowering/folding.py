@@ -1,0 +1,112 @@
+"""Index arithmetic that a graph writes as tensor operators becomes index expressions again.
+
+PyTorch computes positions with tensors (``arange``, ``%``, ``where``); as `Index` expressions their
+ranges are known, comparisons of them can be decided, and gathers by them are views.
+"""
+
+from __future__ import annotations
+
+from .. import dtypes
+from ..ir.scalar import Const, Index, Masked, Op, Scalar, const, rewrite
+from ..sizes import Expr, as_expr, is_less, is_nonnegative, upper_bound
+
+_INT32_MAX = (1 << 31) - 1
+
+
+def fold(body: Scalar) -> Scalar:
+    """``body`` with int64 arithmetic on index values folded and decided conditions resolved."""
+    return rewrite(body, _fold)
+
+
+def _fold(node: Scalar) -> Scalar | None:
+    match node:
+        case Masked(Const(value), body, other):
+            return body if value else other
+        case Op("where", (Const(value), yes, no)):
+            return yes if value else no
+        case Op("cast", (inner,), dtype):
+            return _fold_cast(inner, dtype)
+        case Op("bitwise_and" | "bitwise_or", (a, b), dtypes.bool_):
+            return _fold_logic(node.name, a, b)
+        case Op("bitwise_not", (Const(value),), dtypes.bool_):
+            return const(not value, dtypes.bool_)
+        case Op(name, (a, b)):
+            left, right = _expr(a), _expr(b)
+            if left is None or right is None:
+                return None
+            return _fold_pair(name, left, right)
+        case Op("neg", (a,)):
+            inner_expr = _expr(a)
+            return None if inner_expr is None else Index(-inner_expr)
+    return None
+
+
+def _expr(value: Scalar) -> Expr | None:
+    """The index expression that an int64 scalar is."""
+    if isinstance(value, Index):
+        return value.expr
+    if isinstance(value, Const) and value.dtype is dtypes.int64:
+        return as_expr(int(value.value))
+    return None
+
+
+def _fold_cast(inner: Scalar, dtype: object) -> Scalar | None:
+    """int64 → int32 → int64 of values that fit is nothing."""
+    if dtype is not dtypes.int64 or not isinstance(inner, Op) or inner.name != "cast":
+        return None
+    source = _expr(inner.args[0])
+    if source is None or inner.dtype is not dtypes.int32 or not is_nonnegative(source):
+        return None
+    bound = upper_bound(source)
+    return Index(source) if bound is not None and bound <= _INT32_MAX else None
+
+
+def _fold_logic(name: str, a: Scalar, b: Scalar) -> Scalar | None:
+    for known, other in ((a, b), (b, a)):
+        if isinstance(known, Const):
+            keeps = bool(known.value) == (name == "bitwise_and")
+            return other if keeps else known
+    return None
+
+
+def _fold_pair(name: str, a: Expr, b: Expr) -> Scalar | None:
+    positive = is_nonnegative(b - 1)
+    match name:
+        case "add":
+            return Index(a + b)
+        case "sub":
+            return Index(a - b)
+        case "mul":
+            return Index(a * b)
+        case "floor_divide" if positive:
+            return Index(a // b)
+        case "remainder" if positive:
+            return Index(a % b)
+        case "trunc_divide" if positive and is_nonnegative(a):
+            return Index(a // b)
+        case "fmod" if positive and is_nonnegative(a):
+            return Index(a % b)
+        case "minimum" | "maximum":
+            smaller = a if not is_less(b, a + 1) else b
+            known = is_less(a, b + 1) or is_less(b, a + 1)
+            larger = b if smaller is a else a
+            return Index(smaller if name == "minimum" else larger) if known else None
+        case "lt" | "ge":
+            return _decided(is_less(a, b), not_less(a, b), name == "lt")
+        case "gt" | "le":
+            return _decided(is_less(b, a), not_less(b, a), name == "gt")
+        case "eq" | "ne":
+            equal, unequal = a is b, is_less(a, b) or is_less(b, a)
+            return _decided(equal, unequal, name == "eq")
+    return None
+
+
+def not_less(a: Expr, b: Expr) -> bool:
+    """Whether a ≥ b is proven."""
+    return is_nonnegative(a - b)
+
+
+def _decided(holds: bool, fails: bool, positive: bool) -> Scalar | None:
+    if holds or fails:
+        return const(holds == positive, dtypes.bool_)
+    return None

@@ -1,0 +1,374 @@
+"""`lower`: a captured FX graph becomes a `LoopGraph`."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import Node as FxNode
+
+from .. import dtypes
+from ..captured import CapturedGraph
+from ..dtypes import DType
+from ..errors import UnsupportedOp, VerificationError
+from ..ir.graph import BufferOrigin, GraphInput, GraphOutput, LoopGraph
+from ..ir.nodes import Origin
+from ..ir.scalar import Const, const
+from ..sizes import Expr
+from ..target import Target
+from .builder import Builder, Signature, as_value, live_nodes
+from .fallback import OnFallback, host_call
+from .families import register_all
+from .outputs import OutputLayouts
+from .registry import LOWERINGS, NotLowered
+from .symbols import dtype_of
+from .value import Value
+
+aten = torch.ops.aten
+
+# Checks of sizes and metadata without results, decided when the graph was traced.
+_NO_EFFECT = frozenset(
+    {
+        aten._assert_scalar.default,
+        aten._assert_async.msg,
+        aten._assert_tensor_metadata.default,
+        aten.sym_constrain_range.default,
+        aten.sym_constrain_range_for_size.default,
+    }
+)
+_NO_FALLBACK_STEP = "write it with operators that PyTorch decomposes, or leave it out of the graph"
+
+
+def lower(
+    captured: CapturedGraph, target: Target, on_fallback: OnFallback | None = None
+) -> LoopGraph:
+    """Lowers a graph for a GPU.
+
+    ``on_fallback(op, dtype, source, cause)`` is called for every operator that goes to the host.
+    Raises UnsupportedOp for what the host cannot run either, or whatever ``on_fallback`` raises.
+    """
+    register_all()
+    return _GraphLowering(captured, target, on_fallback).run()
+
+
+class _GraphLowering:
+    def __init__(
+        self, captured: CapturedGraph, target: Target, on_fallback: OnFallback | None
+    ) -> None:
+        self.captured = captured
+        self.on_fallback = on_fallback
+        self.builder = Builder(target)
+        self.values: dict[FxNode, Any] = {}
+        self.inputs: list[GraphInput] = []
+        self.positions: dict[FxNode, int] = {}
+        self.mutations: dict[FxNode, Value] = {}
+
+    def run(self) -> LoopGraph:
+        graph = self.captured.module.graph
+        live = _live(graph)
+        outputs: tuple[GraphOutput, ...] = ()
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+            elif node.op == "get_attr" and node in live:
+                self.values[node] = self._attribute(node)
+            elif node.op == "call_function" and node in live:
+                self._call(node)
+            elif node.op == "output":
+                outputs = self._outputs(node)
+        return self._finish(outputs)
+
+    def _finish(self, outputs: tuple[GraphOutput, ...]) -> LoopGraph:
+        returned = {output.buffer for output in outputs if output.buffer is not None}
+        nodes = live_nodes(self.builder.nodes, returned)
+        from ..ir.nodes import inputs_of, outputs_of
+
+        used = returned | {i.buffer for i in self.inputs if i.buffer is not None}
+        for node in nodes:
+            used.update(inputs_of(node))
+            used.update(outputs_of(node))
+        return LoopGraph(
+            self.captured.name,
+            {name: b for name, b in self.builder.buffers.items() if name in used},
+            nodes,
+            tuple(self.inputs),
+            outputs,
+            {name: a for name, a in self.builder.constants.items() if name in used},
+        )
+
+    def _placeholder(self, node: FxNode) -> None:
+        value = node.meta.get("val")
+        position = len(self.inputs)
+        self.positions[node] = position
+        if isinstance(value, torch.Tensor):
+            signature = self._signature(value, node)
+            buffer = self.builder.new_buffer(
+                signature.dtype,
+                signature.sizes,
+                f"in{position}",
+                BufferOrigin.INPUT,
+                self.builder.reader.strides(value.stride()),
+            )
+            self.inputs.append(GraphInput(buffer=buffer.name))
+            self.values[node] = self.builder.load(buffer)
+        elif isinstance(value, torch.SymInt) or type(value) is int:
+            size = self.builder.reader.size(value)
+            self.inputs.append(GraphInput(size=size))
+            self.values[node] = size
+        else:
+            self.inputs.append(GraphInput())
+            self.values[node] = value
+
+    def _signature(self, tensor: torch.Tensor, node: FxNode) -> Signature:
+        dtype = dtype_of(tensor.dtype)
+        if dtype is None or tensor.layout is not torch.strided:
+            what = tensor.dtype if dtype is None else tensor.layout
+            raise UnsupportedOp(
+                str(node.target),
+                f"{what} tensors cannot be stored",
+                _NO_FALLBACK_STEP,
+                _source(node),
+            )
+        return Signature(dtype, self.builder.reader.sizes(tensor.shape))
+
+    def _attribute(self, node: FxNode) -> Any:
+        value: Any = self.captured.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            return value
+        signature = self._signature(value, node)
+        with unset_fake_temporarily():  # a constant is a real tensor, also while compiling
+            tensor = value.detach().cpu()
+            if tensor.dim() == 0:
+                return Value(signature.dtype, (), const(tensor.item(), signature.dtype))
+            array = _bytes_of(tensor)
+        return self.builder.constant(array, signature.dtype, signature.sizes, "const")
+
+    def _call(self, node: FxNode) -> None:
+        target = node.target
+        if target is operator.getitem:
+            container, index = node.args
+            self.values[node] = self._argument(container)[index]
+        elif target is aten.copy_.default and node.args[0] in self.positions:
+            self._mutation(node)
+        elif target in _NO_EFFECT:
+            self.values[node] = None
+        elif not _has_tensor(node.meta.get("val")) and node.meta.get("val") is not None:
+            self.values[node] = self._number(node)
+        elif isinstance(target, torch._ops.OpOverload):
+            self.values[node] = self._operator(node, target)
+        else:
+            name = getattr(target, "__name__", str(target))
+            cause = "not an ATen operator that can be lowered"
+            raise UnsupportedOp(name, cause, _NO_FALLBACK_STEP, _source(node))
+
+    def _mutation(self, node: FxNode) -> None:
+        placeholder = node.args[0]
+        assert isinstance(placeholder, FxNode)
+        old = self.values[placeholder]
+        new = as_value(self._argument(node.args[1]), old.sizes, old.dtype)
+        self.mutations[placeholder] = new
+        self.values[node] = new
+
+    def _number(self, node: FxNode) -> Any:
+        if node.target in (aten._local_scalar_dense.default, aten.item.default):
+            cause = "it reads a number from the GPU while the graph runs"
+            step = "use the tensor itself, or move .item() out of the compiled function"
+            raise UnsupportedOp(str(node.target), cause, step, _source(node))
+        return self._symbolic(node.meta["val"])
+
+    def _symbolic(self, value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return self.builder.reader.size(value)
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            body = self.builder.reader.symbolic_scalar(value)
+            return Value(body.dtype, (), body, number=True)
+        return value
+
+    def _argument(self, argument: Any) -> Any:
+        if isinstance(argument, FxNode):
+            return self.values[argument]
+        if isinstance(argument, (tuple, list)):
+            return type(argument)(self._argument(item) for item in argument)
+        if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._symbolic(argument)
+        return argument
+
+    def _operator(self, node: FxNode, overload: torch._ops.OpOverload) -> Any:
+        builder = self.builder
+        builder.origin = Origin(str(overload), _source(node))
+        builder.hint = _identifier(node.name)
+        result = node.meta.get("val")
+        many = isinstance(result, (tuple, list))
+        results: list[Any] = list(result) if isinstance(result, (tuple, list)) else [result]
+        builder.used = _used_results(node) if many else None
+        builder.results = tuple(
+            self._signature(r, node) if isinstance(r, torch.Tensor) else None for r in results
+        )
+        builder.arguments = tuple(n.meta.get("val") for n in node.all_input_nodes)
+        arguments, keywords = self._bind(node, overload)
+        values = self._lower_operator(overload, arguments, keywords)
+        for value, signature in zip(values, builder.results, strict=True):
+            _check_result(str(overload), value, signature)
+        return values if many else values[0]
+
+    def _bind(
+        self, node: FxNode, overload: torch._ops.OpOverload
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Positional arguments by position, keyword-only ones by name, as values."""
+        arguments = [self._argument(argument) for argument in node.args]
+        keywords = {name: self._argument(argument) for name, argument in node.kwargs.items()}
+        positional = [a for a in overload._schema.arguments if not a.kwarg_only]
+        for schema in positional[len(arguments) :]:
+            if schema.name not in keywords:
+                break
+            arguments.append(keywords.pop(schema.name))
+        return arguments, keywords
+
+    def _lower_operator(
+        self,
+        overload: torch._ops.OpOverload,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+    ) -> tuple[Value | None, ...]:
+        builder = self.builder
+        dtype = self._unsupported_dtype(arguments, keywords)
+        function = LOWERINGS.get(overload)
+        if dtype is not None:
+            cause = f"{dtype.name} has no kernels on this GPU (it needs {dtype.feature})"
+        elif function is None:
+            cause = "no GPU kernel for this operator yet"
+        else:
+            try:
+                lowered = function(builder, *arguments, **keywords)
+                return lowered if isinstance(lowered, tuple) else (lowered,)
+            except NotLowered as error:
+                cause = str(error)
+        shown = dtype or next((s.dtype for s in builder.results if s is not None), dtypes.float32)
+        if self.on_fallback is not None:
+            self.on_fallback(str(overload), shown.name, builder.origin.source, cause)
+        return host_call(builder, overload, arguments, keywords)
+
+    def _unsupported_dtype(
+        self, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> DType | None:
+        """A dtype among tensors in and out that has no kernels; constants are always usable."""
+        supports = self.builder.target.supports
+        for value in _flatten((arguments, tuple(keywords.values()))):
+            is_tensor = isinstance(value, Value) and not isinstance(value.body, Const)
+            if is_tensor and not supports(value.dtype):
+                dtype: DType = value.dtype
+                return dtype
+        for signature in self.builder.results:
+            if signature is not None and not supports(signature.dtype) and signature.sizes:
+                return signature.dtype
+        return None
+
+    def _outputs(self, node: FxNode) -> tuple[GraphOutput, ...]:
+        layouts = OutputLayouts(self.builder)
+        self.builder.origin = Origin("output")
+        returned: list[GraphOutput] = []
+        done: dict[FxNode, GraphOutput] = {}
+        (items,) = node.args
+        for item in items if isinstance(items, (tuple, list)) else (items,):
+            if isinstance(item, FxNode):
+                if item not in done:
+                    done[item] = self._output(item, layouts)
+                returned.append(done[item])
+            else:
+                returned.append(GraphOutput(constant=item))
+        for placeholder, value in self.mutations.items():
+            position = self.positions[placeholder]
+            buffer = self.builder.buffers[self.inputs[position].buffer or ""]
+            returned.append(layouts.output(value, buffer.strides, -1 - position, position))
+        return tuple(returned)
+
+    def _output(self, item: FxNode, layouts: OutputLayouts) -> GraphOutput:
+        value = self.values[item]
+        if isinstance(value, Value) and not value.number:
+            fake = item.meta["val"]
+            strides = self.builder.reader.strides(fake.stride())
+            return layouts.output(value, strides, fake.untyped_storage()._cdata)
+        if isinstance(value, Expr):
+            return GraphOutput(size=value)
+        if value is None or isinstance(value, (bool, int, float)):
+            return GraphOutput(constant=value)
+        raise UnsupportedOp(
+            str(item.target), "a graph cannot return this value", _NO_FALLBACK_STEP, _source(item)
+        )
+
+
+def _live(graph: torch.fx.Graph) -> set[FxNode]:
+    """Nodes that outputs and mutations depend on."""
+    live: set[FxNode] = set()
+    stack = [n for n in graph.nodes if n.op == "output" or n.target is aten.copy_.default]
+    while stack:
+        node = stack.pop()
+        if node not in live:
+            live.add(node)
+            stack.extend(node.all_input_nodes)
+    return live
+
+
+def _used_results(node: FxNode) -> frozenset[int] | None:
+    used = set()
+    for user in node.users:
+        if user.target is not operator.getitem or not isinstance(user.args[1], int):
+            return None
+        if user.users:
+            used.add(user.args[1])
+    return frozenset(used)
+
+
+def _check_result(op: str, value: Value | None, signature: Signature | None) -> None:
+    if value is None or signature is None:
+        return
+    same_sizes = len(value.sizes) == len(signature.sizes) and all(
+        a is b or not (a.is_constant and b.is_constant)
+        for a, b in zip(value.sizes, signature.sizes, strict=True)
+    )
+    if value.dtype is not signature.dtype or not same_sizes:
+        raise VerificationError(
+            f"the lowering of {op} gives {value.dtype}{list(value.sizes)}, "
+            f"PyTorch {signature.dtype}{list(signature.sizes)}"
+        )
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_has_tensor(item) for item in value)
+    return isinstance(value, torch.Tensor)
+
+
+def _flatten(value: Any) -> list[Any]:
+    if isinstance(value, (tuple, list)):
+        return [leaf for item in value for leaf in _flatten(item)]
+    return [value]
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+def _source(node: FxNode) -> str:
+    """``file:line: code`` of the innermost user frame, or ""."""
+    trace = node.meta.get("stack_trace") or ""
+    found = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s*(?!File )([^\n]*))?', trace)
+    if not found:
+        return ""
+    file, line, code = found[-1]
+    return f"{file}:{line}: {code.strip()}" if code else f"{file}:{line}"
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A contiguous NumPy array of the same bits; bfloat16 as uint16."""
+    tensor = tensor.contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16).copy()
+    return tensor.numpy().copy()

@@ -1,0 +1,312 @@
+"""Gathers and scatters by index tensors. Source: ATen schemas of the same names.
+
+Index values are used as PyTorch requires them: in range, negative ones only for ``index``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import dtypes
+from ..dtypes import Kind
+from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..sizes import ONE, ZERO, Expr, IntLike, is_nonnegative
+from .builder import Builder, as_value, masked
+from .folding import fold
+from .pointwise import plus
+from .promotion import Operand
+from .registry import NotLowered, lowers
+from .value import IndexLike, Value, broadcast_index, expand, positions, view
+
+aten = torch.ops.aten
+
+
+def data_index(scalar: Scalar, size: Expr, *, wrap: bool) -> Scalar:
+    """An index from data as int64; with ``wrap`` a negative one counts from the end."""
+    position = fold(cast(scalar, dtypes.int64))
+    known = isinstance(position, Index) and is_nonnegative(position.expr)
+    if not wrap or known:
+        return position
+    zero = const(0, dtypes.int64)
+    moved = apply("add", position, Index(size))
+    return fold(apply("where", apply("lt", position, zero), moved, position))
+
+
+def gathered(
+    builder: Builder, value: Value, index: Sequence[IndexLike], sizes: Sequence[Expr]
+) -> Value:
+    """value[index] as a node, or as a view when no index comes from data."""
+    body = value.at(index)
+    if all(isinstance(entry, (Expr, Index)) for entry in index):
+        return Value(value.dtype, tuple(sizes), body)
+    return builder.pointwise(body, sizes)
+
+
+@lowers(aten.embedding.default)
+def lower_embedding(
+    builder: Builder,
+    weight: Value,
+    indices: Value,
+    padding_idx: IntLike = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Value:
+    """weight[indices, :]"""
+    out = builder.out
+    *rows, column = positions(out.sizes)
+    if weight.is_empty or indices.is_empty:
+        return Value(out.dtype, out.sizes, const(0, out.dtype))
+    row = data_index(indices.at(rows), weight.sizes[0], wrap=False)
+    return gathered(builder, weight, [row, column], out.sizes)
+
+
+@lowers(aten.index_select.default)
+def lower_index_select(builder: Builder, self: Value, dim: int, index: Value) -> Value:
+    out = builder.out
+    if self.is_empty or index.is_empty:
+        return Value(out.dtype, out.sizes, const(0, out.dtype))
+    if not self.rank:
+        return self
+    dim %= self.rank
+    at: list[IndexLike] = list(positions(out.sizes))
+    entry = at[dim]
+    position = index.at([entry] if index.rank else [])
+    at[dim] = data_index(position, self.sizes[dim], wrap=False)
+    return gathered(builder, self, at, out.sizes)
+
+
+@lowers(aten.gather.default)
+def lower_gather(
+    builder: Builder, self: Value, dim: int, index: Value, *, sparse_grad: bool = False
+) -> Value:
+    out = builder.out
+    if index.is_empty or self.is_empty:
+        return Value(out.dtype, out.sizes, const(0, out.dtype))
+    if not self.rank:
+        return expand(self, out.sizes)
+    dim %= self.rank
+    if not index.rank:
+        return builder.pointwise(self.at([data_index(index.body, self.sizes[0], wrap=False)]), ())
+    at: list[IndexLike] = list(positions(out.sizes))
+    at[dim] = data_index(index.body, self.sizes[dim], wrap=False)
+    return gathered(builder, self, at, out.sizes)
+
+
+class Indexed:
+    """Which elements of a tensor ``index`` and ``index_put`` address.
+
+    ``sizes`` are the sizes of the result; ``index`` is the element of the tensor for each position.
+    """
+
+    def __init__(self, value: Value, indices: Sequence[Value | None]) -> None:
+        tensors = {k: t for k, t in enumerate(indices) if t is not None}
+        if any(t.dtype.kind is Kind.BOOL or t.dtype is dtypes.uint8 for t in tensors.values()):
+            raise NotLowered("a mask as index selects a number of elements that depends on data")
+        shared = broadcast_sizes([t.sizes for t in tensors.values()])
+        dims = sorted(tensors)
+        adjacent = dims == list(range(dims[0], dims[0] + len(dims))) if dims else True
+        first = dims[0] if dims and adjacent else 0
+        rest = [k for k in range(value.rank) if k not in tensors]
+        before = [k for k in rest if k < first]
+        after = [k for k in rest if k >= first]
+        rest_sizes = [value.sizes[k] for k in before]
+        self.sizes = (*rest_sizes, *shared, *(value.sizes[k] for k in after))
+        self.is_empty = any(size is ZERO for size in self.sizes) or value.is_empty
+        self.index: list[IndexLike] = []
+        if self.is_empty:
+            return
+        symbols = positions(self.sizes)
+        at_shared = symbols[len(before) : len(before) + len(shared)]
+        plain = dict(zip(before, symbols, strict=False))
+        plain.update(zip(after, symbols[len(before) + len(shared) :], strict=True))
+        for k in range(value.rank):
+            if k in tensors:
+                tensor = tensors[k]
+                element = tensor.at(broadcast_index(tensor, at_shared))
+                self.index.append(data_index(element, value.sizes[k], wrap=True))
+            else:
+                self.index.append(plain[k])
+
+
+def broadcast_sizes(shapes: Sequence[Sequence[Expr]]) -> tuple[Expr, ...]:
+    """The common sizes of shapes that broadcast."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    sizes = [ONE] * rank
+    for shape in shapes:
+        for k, size in enumerate(shape, rank - len(shape)):
+            if size is not ONE:
+                sizes[k] = size
+    return tuple(sizes)
+
+
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+def lower_index(builder: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
+    found = Indexed(self, indices)
+    if found.is_empty:
+        return Value(self.dtype, found.sizes, const(0, self.dtype))
+    return gathered(builder, self, found.index, found.sizes)
+
+
+@lowers(aten._unsafe_masked_index.default)
+def lower_masked_index(
+    builder: Builder, self: Value, mask: Value, indices: Sequence[Value | None], fill: Operand
+) -> Value:
+    """self[indices] where the mask holds, else ``fill``."""
+    found = Indexed(self, indices)
+    if found.is_empty:
+        return as_value(fill, builder.out.sizes, self.dtype)
+    condition = expand(mask, found.sizes).body
+    other = as_value(fill, found.sizes, self.dtype).body
+    return builder.pointwise(masked(condition, self.at(found.index), other), found.sizes)
+
+
+@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+def lower_index_put(
+    builder: Builder,
+    self: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> Value:
+    """self with self[indices] set to, or increased by, the values."""
+    masks = [t for t in indices if t is not None]
+    if len(masks) == 1 and masks[0].dtype is dtypes.bool_ and values.numel is ONE:
+        return _masked_put(builder, self, indices, values, accumulate)
+    found = Indexed(self, indices)
+    if found.is_empty:
+        return self
+    body = cast(expand(values, found.sizes).body, self.dtype)
+    return scatter(builder, self, found.sizes, found.index, body, accumulate)
+
+
+def _masked_put(
+    builder: Builder,
+    value: Value,
+    indices: Sequence[Value | None],
+    new: Value,
+    accumulate: bool,
+) -> Value:
+    """One value at every element of a mask, which covers consecutive dimensions."""
+    first = next(k for k, t in enumerate(indices) if t is not None)
+    mask = indices[first]
+    assert mask is not None
+    index = positions(value.sizes)[first : first + mask.rank]
+    condition = mask.at(list(index))
+    element = cast(new.at([ZERO] * new.rank), value.dtype)
+    if accumulate:
+        element = plus(value.body, element)
+    return builder.pointwise(apply("where", condition, element, value.body), value.sizes)
+
+
+def scatter(
+    builder: Builder,
+    initial: Value,
+    ranges: Sequence[Expr],
+    index: Sequence[IndexLike],
+    body: Scalar,
+    accumulate: bool,
+) -> Value:
+    """A `Scatter`; 16-bit floats accumulate in float32 and are rounded once."""
+    if accumulate and initial.dtype is dtypes.bool_:
+        raise NotLowered("accumulating into bool")
+    wide = accumulate and initial.dtype.is_float and initial.dtype.itemsize == 2
+    if not wide:
+        return builder.scatter(initial, ranges, index, body, accumulate)
+    f32 = dtypes.float32
+    total = builder.scatter(initial.cast(f32), ranges, index, cast(body, f32), accumulate)
+    return builder.pointwise(cast(total.body, initial.dtype), initial.sizes)
+
+
+def _along(value: Value, dim: int, index: Value) -> list[IndexLike]:
+    """The element that position p of ``index`` addresses: p, with dim replaced by index[p]."""
+    at: list[IndexLike] = list(positions(index.sizes))
+    at[dim] = data_index(index.body, value.sizes[dim], wrap=False)
+    return at
+
+
+def _at_least_1d(value: Value) -> Value:
+    return value if value.rank else view(value, [ONE], [])
+
+
+def _scatter_along(
+    builder: Builder, self: Value, dim: int, index: Value, src: Operand, accumulate: bool
+) -> Value:
+    sizes = self.sizes
+    if index.is_empty or self.is_empty:
+        return self
+    target, index = _at_least_1d(self), _at_least_1d(index)
+    dim %= target.rank
+    if isinstance(src, Value) and src.rank:
+        element = src.at(positions(index.sizes))
+    else:
+        element = as_value(src, index.sizes, self.dtype).body
+    body = cast(element, self.dtype)
+    where = _along(target, dim, index)
+    result = scatter(builder, target, index.sizes, where, body, accumulate)
+    return result if sizes else view(result, (), [ZERO])
+
+
+@lowers(aten.scatter.src, aten.scatter.value)
+def lower_scatter(builder: Builder, self: Value, dim: int, index: Value, src: Operand) -> Value:
+    return _scatter_along(builder, self, dim, index, src, accumulate=False)
+
+
+@lowers(aten.scatter_add.default)
+def lower_scatter_add(builder: Builder, self: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scatter_along(builder, self, dim, index, src, accumulate=True)
+
+
+def _rows(
+    builder: Builder, self: Value, dim: int, index: Value, source: Value, accumulate: bool
+) -> Value:
+    """Whole slices along ``dim`` at the positions in a vector."""
+    if not self.rank or index.is_empty or self.is_empty:
+        raise NotLowered("index_add or index_copy of a scalar or nothing")
+    dim %= self.rank
+    index = _at_least_1d(index)
+    at: list[IndexLike] = list(positions(source.sizes))
+    at[dim] = data_index(index.at([positions(source.sizes)[dim]]), self.sizes[dim], wrap=False)
+    return scatter(builder, self, source.sizes, at, cast(source.body, self.dtype), accumulate)
+
+
+@lowers(aten.index_add.default)
+def lower_index_add(
+    builder: Builder, self: Value, dim: int, index: Value, source: Value, *, alpha: Operand = 1
+) -> Value:
+    from .pointwise import scaled
+
+    source = Value(source.dtype, source.sizes, scaled(source.body, alpha))
+    return _rows(builder, self, dim, index, source, accumulate=True)
+
+
+@lowers(aten.index_copy.default)
+def lower_index_copy(builder: Builder, self: Value, dim: int, index: Value, source: Value) -> Value:
+    return _rows(builder, self, dim, index, source, accumulate=False)
+
+
+@lowers(aten.embedding_dense_backward.default)
+def lower_embedding_backward(
+    builder: Builder,
+    grad_output: Value,
+    indices: Value,
+    num_weights: IntLike,
+    padding_idx: IntLike,
+    scale_grad_by_freq: bool,
+) -> Value:
+    """Rows of the gradient added where the embedding was read, except the padding row."""
+    out = builder.out
+    if scale_grad_by_freq:
+        raise NotLowered("scale_grad_by_freq")
+    zeros = Value(out.dtype, out.sizes, const(0, out.dtype))
+    if grad_output.is_empty:
+        return zeros
+    *rows, column = positions(grad_output.sizes)
+    row = data_index(indices.at(rows), out.sizes[0], wrap=False)
+    body = grad_output.body
+    padded = not isinstance(padding_idx, Expr) and padding_idx >= 0
+    if padded and isinstance(padding_idx, int):
+        is_padding = apply("eq", row, const(padding_idx, dtypes.int64))
+        body = apply("where", is_padding, const(0, body.dtype), body)
+    return scatter(builder, zeros, grad_output.sizes, [row, column], body, accumulate=True)

@@ -1,0 +1,131 @@
+"""Tensors put together: masked loads instead of copies. Source: ATen schemas of the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import dtypes
+from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..sizes import ONE, ZERO, IntLike, is_nonnegative
+from .builder import Builder, masked
+from .convolution import all_of, in_range
+from .registry import lowers
+from .symbols import literal
+from .value import Value, positions, unsqueeze
+from .views import slice_start, wrapped
+
+aten = torch.ops.aten
+
+
+@lowers(aten.cat.default)
+def lower_cat(builder: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    """Along ``dim``; ATen skips empty one-dimensional tensors."""
+    out = builder.out
+    parts = [t for t in tensors if not (t.rank == 1 and t.is_empty and len(out.sizes) != 1)]
+    dim %= len(out.sizes)
+    parts = [t for t in parts if t.sizes[dim] is not ZERO]
+    if not parts:
+        return Value(out.dtype, out.sizes, const(0, out.dtype))
+    index = positions(out.sizes)
+    along = index[dim]
+    body: Scalar = const(0, out.dtype)
+    start = ZERO
+    pieces = []
+    for part in parts:
+        position = along - start
+        at = [*index[:dim], ZERO if part.sizes[dim] is ONE else position, *index[dim + 1 :]]
+        # Each piece is masked on both sides: the other branch of a mask may be evaluated anyway.
+        condition = all_of(in_range(position, part.sizes[dim]))
+        pieces.append((condition, cast(part.at(at), out.dtype)))
+        start = start + part.sizes[dim]
+    for condition, piece in reversed(pieces):
+        body = masked(condition, piece, body)
+    return builder.pointwise(body, out.sizes)
+
+
+@lowers(aten.stack.default)
+def lower_stack(builder: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    return lower_cat(builder, [unsqueeze(t, dim) for t in tensors], dim)
+
+
+@lowers(aten.constant_pad_nd.default)
+def lower_constant_pad(
+    builder: Builder, self: Value, pad: Sequence[IntLike], value: bool | int | float = 0
+) -> Value:
+    """Pairs (before, after) from the last dimension on; negative ones crop."""
+    out = builder.out
+    index = list(positions(out.sizes))
+    conditions: list[Scalar] = []
+    for k in range(len(pad) // 2):
+        dim = self.rank - 1 - k
+        position = index[dim] - pad[2 * k]
+        conditions += in_range(position, self.sizes[dim])
+        index[dim] = position
+    fill = literal(value, out.dtype)
+    if self.is_empty:
+        return Value(out.dtype, out.sizes, fill)
+    body = masked(all_of(conditions), self.at(index), fill)
+    return builder.pointwise(body, out.sizes)
+
+
+@lowers(aten.slice_scatter.default)
+def lower_slice_scatter(
+    builder: Builder,
+    self: Value,
+    src: Value,
+    dim: int = 0,
+    start: IntLike | None = None,
+    end: IntLike | None = None,
+    step: int = 1,
+) -> Value:
+    """``self`` with a slice replaced by ``src``."""
+    dim %= self.rank
+    if src.is_empty:
+        return self
+    first = slice_start(start, self.sizes[dim])
+    index = positions(self.sizes)
+    offset = index[dim] - first
+    inside = offset // int(step)
+    conditions = []
+    if not is_nonnegative(offset):
+        conditions.append(apply("ge", Index(offset), const(0, dtypes.int64)))
+    if int(step) != 1:
+        conditions.append(apply("eq", Index(offset % int(step)), const(0, dtypes.int64)))
+    conditions += [c for c in in_range(inside, src.sizes[dim]) if c not in conditions]
+    at = [*index[:dim], inside, *index[dim + 1 :]]
+    at = [ZERO if size is ONE else entry for size, entry in zip(src.sizes, at, strict=True)]
+    body = masked(all_of(conditions), cast(src.at(at), self.dtype), self.body)
+    return builder.pointwise(body, self.sizes)
+
+
+@lowers(aten.select_scatter.default)
+def lower_select_scatter(
+    builder: Builder, self: Value, src: Value, dim: int, index: IntLike
+) -> Value:
+    """``self`` with one element of a dimension replaced by ``src``."""
+    dim %= self.rank
+    chosen = wrapped(index, self.sizes[dim])
+    at = positions(self.sizes)
+    rest = [*at[:dim], *at[dim + 1 :]]
+    condition = apply("eq", Index(at[dim]), Index(chosen))
+    body = masked(condition, cast(src.at(rest), self.dtype), self.body)
+    return builder.pointwise(body, self.sizes)
+
+
+@lowers(aten.diagonal_scatter.default)
+def lower_diagonal_scatter(
+    builder: Builder, self: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    """``self`` with a diagonal replaced by ``src``, whose last dimension runs along it."""
+    dim1, dim2 = dim1 % self.rank, dim2 % self.rank
+    index = positions(self.sizes)
+    rest = [entry for k, entry in enumerate(index) if k not in (dim1, dim2)]
+    along = index[dim1] - max(-offset, 0)
+    on_diagonal = apply("eq", Index(index[dim2]), Index(index[dim1] + offset))
+    conditions = [on_diagonal, *in_range(along, src.sizes[-1])]
+    if src.is_empty:
+        return self
+    body = masked(all_of(conditions), cast(src.at([*rest, along]), self.dtype), self.body)
+    return builder.pointwise(body, self.sizes)

@@ -1,0 +1,177 @@
+"""Matrix products as contractions. Source: ATen ``mm``, ``bmm``, ``addmm``, ``mv``, ``dot``, ….
+
+A product with a single row or column is a reduction (matrix–vector); integers reduce as well,
+because a contraction accumulates in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import dtypes
+from ..dtypes import DType
+from ..ir.nodes import Contraction
+from ..ir.scalar import Scalar, cast, const
+from ..sizes import ONE, ZERO, Expr
+from .builder import Builder
+from .pointwise import elementwise, plus, scaled, times
+from .promotion import Operand, compute_dtype
+from .registry import lowers
+from .value import Value, positions, reshape
+
+aten = torch.ops.aten
+
+
+def is_contractible(dtype: DType) -> bool:
+    """Whether float32 accumulation is what PyTorch computes in."""
+    return dtype.is_float and dtype.itemsize <= 4
+
+
+def product_sum(
+    builder: Builder,
+    out_sizes: Sequence[Expr],
+    inner: Sequence[Expr],
+    lhs: Scalar,
+    rhs: Scalar,
+    dtype: DType,
+) -> Value:
+    """Σ over r… of lhs · rhs (both over i… and r…) as a `Reduction`, returned in ``dtype``."""
+    wide = compute_dtype(dtype)
+    body = times(cast(lhs, wide), cast(rhs, wide))
+    if dtype is dtypes.bool_:
+        total = builder.reduce("any", body, out_sizes, inner)
+    else:
+        total = builder.reduce("sum", body, out_sizes, inner, name="wide" if wide != dtype else "")
+    if total.dtype is dtype:
+        return total
+    return builder.pointwise(cast(total.body, dtype), total.sizes)
+
+
+def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
+    """lhs[…, m, k] · rhs[…, k, n] with equal leading dimensions, returned in ``dtype``."""
+    *batch, m, k = lhs.sizes
+    n = rhs.sizes[-1]
+    sizes = (*batch, m, n)
+    if any(size is ZERO for size in (*sizes, k)):
+        return Value(dtype, sizes, const(0, dtype))
+    if not is_contractible(dtype) or m is ONE or n is ONE:
+        index = positions(sizes)
+        (r,) = positions((k,), "r")
+        left = lhs.at([*index[:-1], r])
+        right = rhs.at([*index[:-2], r, index[-1]])
+        return product_sum(builder, sizes, (k,), left, right, dtype)
+    kept = [size for size in batch if size is not ONE]
+    symbols = iter(positions(kept, "b"))
+    b = [ZERO if size is ONE else next(symbols) for size in batch]
+    (row,), (column,), (inner,) = (positions((s,), p) for s, p in ((m, "m"), (n, "n"), (k, "k")))
+    f32 = dtypes.float32
+    node = Contraction(
+        output="",
+        batch=tuple(kept),
+        rows=(m,),
+        columns=(n,),
+        inner=(k,),
+        lhs=cast(lhs.at([*b, row, inner]), f32),
+        rhs=cast(rhs.at([*b, inner, column]), f32),
+        index=(*b, row, column),
+    )
+    return builder.contract(dtype, sizes, node)
+
+
+@lowers(aten.mm.default, aten.bmm.default)
+def lower_mm(builder: Builder, self: Value, mat2: Value) -> Value:
+    return matmul(builder, self, mat2, builder.out.dtype)
+
+
+@lowers(aten.mm.dtype, aten.bmm.dtype)
+def lower_mm_dtype(builder: Builder, self: Value, mat2: Value, out_dtype: torch.dtype) -> Value:
+    return matmul(builder, self, mat2, builder.out.dtype)
+
+
+@lowers(aten.addmm.default, aten.baddbmm.default)
+def lower_addmm(
+    builder: Builder,
+    self: Value,
+    mat1: Value,
+    mat2: Value,
+    *,
+    beta: Operand = 1,
+    alpha: Operand = 1,
+) -> Value:
+    """beta · self + alpha · (mat1 · mat2); beta = 0 ignores ``self``, NaN included."""
+    product = matmul(builder, mat1, mat2, wide_dtype(builder.out.dtype))
+    return add_scaled(builder, self, product, beta, alpha)
+
+
+def wide_dtype(dtype: DType) -> DType:
+    """The dtype of a product that more is added to.
+
+    PyTorch rounds once, after the bias; the intermediate is therefore not rounded to 16 bits. It
+    costs nothing once the addition is the contraction's epilogue.
+    """
+    return compute_dtype(dtype)
+
+
+def add_scaled(
+    builder: Builder, bias: Value, product: Value, beta: Operand, alpha: Operand
+) -> Value:
+    """beta · bias + alpha · product."""
+    if not isinstance(beta, Value) and beta == 0:
+        return elementwise(builder, lambda p: scaled(p, alpha), product)
+    return elementwise(
+        builder,
+        lambda b, p: plus(scaled(b, beta), scaled(p, alpha)),
+        bias,
+        product,
+        dtype=product.dtype,
+    )
+
+
+@lowers(aten._addmm_activation.default)
+def lower_addmm_activation(
+    builder: Builder,
+    self: Value,
+    mat1: Value,
+    mat2: Value,
+    *,
+    beta: Operand = 1,
+    alpha: Operand = 1,
+    use_gelu: bool = False,
+) -> Value:
+    """relu (or tanh-gelu) of addmm."""
+    from .activations import lower_gelu, lower_relu
+
+    total = lower_addmm(builder, self, mat1, mat2, beta=beta, alpha=alpha)
+    if use_gelu:
+        return lower_gelu(builder, total, approximate="tanh")
+    return lower_relu(builder, total)
+
+
+@lowers(aten.mv.default)
+def lower_mv(builder: Builder, self: Value, vec: Value) -> Value:
+    column = reshape(vec, [vec.sizes[0], ONE])
+    return reshape(matmul(builder, self, column, builder.out.dtype), builder.out.sizes)
+
+
+@lowers(aten.dot.default, aten.vdot.default)
+def lower_dot(builder: Builder, self: Value, tensor: Value) -> Value:
+    (size,) = self.sizes
+    row, column = reshape(self, [ONE, size]), reshape(tensor, [size, ONE])
+    return reshape(matmul(builder, row, column, builder.out.dtype), ())
+
+
+@lowers(aten.addmv.default)
+def lower_addmv(
+    builder: Builder,
+    self: Value,
+    mat: Value,
+    vec: Value,
+    *,
+    beta: Operand = 1,
+    alpha: Operand = 1,
+) -> Value:
+    column = reshape(vec, [vec.sizes[0], ONE])
+    product = matmul(builder, mat, column, wide_dtype(builder.out.dtype))
+    return add_scaled(builder, self, reshape(product, builder.out.sizes), beta, alpha)

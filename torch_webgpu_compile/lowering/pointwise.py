@@ -1,0 +1,359 @@
+"""Arithmetic, elementwise. Source: ATen schemas and TensorIterator's type promotion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .. import dtypes
+from ..dtypes import DType, Kind
+from ..ir.scalar import Scalar, apply, cast, const
+from .builder import Builder, operand
+from .promotion import Operand, compute_dtype, float_dtype, result_dtype
+from .registry import lowers
+from .symbols import literal
+from .value import Value
+
+aten = torch.ops.aten
+Body = Callable[..., Scalar]
+
+
+def elementwise(
+    builder: Builder, body: Body, *operands: Operand, dtype: DType | None = None
+) -> Value:
+    """One node: ``body`` of the operands in their promoted (or the given) compute dtype."""
+    out = builder.out
+    compute = compute_dtype(dtype or result_dtype(operands))
+    scalars = [operand(arg, out.sizes, compute) for arg in operands]
+    return builder.pointwise(cast(body(*scalars), out.dtype), out.sizes)
+
+
+_FLOAT_UNARY = (
+    "reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan "
+    "sinh cosh tanh asinh acosh atanh erf erfc sigmoid"
+)
+_SAME_UNARY = "neg abs floor ceil trunc round sign"
+
+
+def _register_unary(name: str, to_float: bool) -> None:
+    overload = getattr(aten, name).default
+
+    @lowers(overload)
+    def lower(builder: Builder, self: Value) -> Value:
+        if to_float:
+            return elementwise(
+                builder, lambda x: apply(name, x), self, dtype=float_dtype(self.dtype)
+            )
+        unchanged = not self.dtype.is_float and name in ("floor", "ceil", "trunc", "round")
+        positive = name in ("abs", "sign") and self.dtype.kind is Kind.BOOL
+        if unchanged or positive:
+            return self
+        return elementwise(builder, lambda x: apply(name, x), self)
+
+
+for _name in _FLOAT_UNARY.split():
+    _register_unary(_name, to_float=True)
+for _name in _SAME_UNARY.split():
+    _register_unary(_name, to_float=False)
+
+
+@lowers(aten.square.default)
+def lower_square(builder: Builder, self: Value) -> Value:
+    return elementwise(builder, lambda x: apply("square", x), self)
+
+
+@lowers(aten.round.decimals)
+def lower_round_decimals(builder: Builder, self: Value, *, decimals: int) -> Value:
+    if not self.dtype.is_float:
+        return self
+    scale = const(10.0 ** abs(decimals), compute_dtype(self.dtype))
+    before, after = ("mul", "div") if decimals >= 0 else ("div", "mul")
+    return elementwise(
+        builder, lambda x: apply(after, apply("round", apply(before, x, scale)), scale), self
+    )
+
+
+def scaled(value: Scalar, alpha: Operand) -> Scalar:
+    """alpha · value, in the value's dtype."""
+    if not isinstance(alpha, Value) and alpha == 1:
+        return value
+    factor = operand(alpha, (), value.dtype)
+    return apply("bitwise_and" if value.dtype.kind is Kind.BOOL else "mul", value, factor)
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def lower_add(builder: Builder, self: Operand, other: Operand, alpha: Operand = 1) -> Value:
+    return elementwise(builder, lambda a, b: plus(a, scaled(b, alpha)), self, other)
+
+
+def plus(a: Scalar, b: Scalar) -> Scalar:
+    """a + b, logical or of bools."""
+    return apply("bitwise_or" if a.dtype.kind is Kind.BOOL else "add", a, b)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def lower_sub(builder: Builder, self: Operand, other: Operand, alpha: Operand = 1) -> Value:
+    return elementwise(builder, lambda a, b: apply("sub", a, scaled(b, alpha)), self, other)
+
+
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def lower_rsub(builder: Builder, self: Operand, other: Operand, alpha: Operand = 1) -> Value:
+    return elementwise(builder, lambda a, b: apply("sub", b, scaled(a, alpha)), self, other)
+
+
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+def lower_mul(builder: Builder, self: Operand, other: Operand) -> Value:
+    return elementwise(builder, times, self, other)
+
+
+def times(a: Scalar, b: Scalar) -> Scalar:
+    """a · b, logical and of bools."""
+    return apply("bitwise_and" if a.dtype.kind is Kind.BOOL else "mul", a, b)
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar)
+def lower_div(builder: Builder, self: Operand, other: Operand) -> Value:
+    dtype = float_dtype(result_dtype((self, other)))
+    return elementwise(builder, lambda a, b: apply("div", a, b), self, other, dtype=dtype)
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def lower_div_mode(
+    builder: Builder, self: Operand, other: Operand, *, rounding_mode: str | None = None
+) -> Value:
+    if rounding_mode is None:
+        return lower_div(builder, self, other)
+    common = result_dtype((self, other))
+    if rounding_mode == "trunc" and compute_dtype(common) is not common:
+
+        def truncated(a: Scalar, b: Scalar) -> Scalar:
+            quotient = cast(apply("div", a, b), common)  # PyTorch rounds before it truncates
+            return apply("trunc", cast(quotient, a.dtype))
+
+        return elementwise(builder, truncated, self, other)
+    name = "floor_divide" if rounding_mode == "floor" else "trunc_divide"
+    return elementwise(builder, lambda a, b: apply(name, a, b), self, other)
+
+
+@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
+def lower_floor_divide(builder: Builder, self: Operand, other: Operand) -> Value:
+    return elementwise(builder, lambda a, b: apply("floor_divide", a, b), self, other)
+
+
+def _register_binary(name: str, overloads: str, to_float: bool = False) -> None:
+    packet = getattr(aten, name)
+
+    @lowers(*(getattr(packet, overload) for overload in overloads.split()))
+    def lower(builder: Builder, self: Operand, other: Operand) -> Value:
+        dtype = result_dtype((self, other))
+        dtype = float_dtype(dtype) if to_float else dtype
+        return elementwise(builder, lambda a, b: apply(name, a, b), self, other, dtype=dtype)
+
+
+_register_binary("remainder", "Tensor Scalar Scalar_Tensor")
+_register_binary("fmod", "Tensor Scalar")
+_register_binary("atan2", "default", to_float=True)
+_register_binary("nextafter", "default")
+_register_binary("bitwise_and", "Tensor Scalar Scalar_Tensor")
+_register_binary("bitwise_or", "Tensor Scalar Scalar_Tensor")
+_register_binary("bitwise_xor", "Tensor Scalar Scalar_Tensor")
+
+
+@lowers(aten.copysign.Tensor, aten.copysign.Scalar)
+def lower_copysign(builder: Builder, self: Operand, other: Operand) -> Value:
+    dtype = float_dtype(result_dtype((self, other)))
+    return elementwise(builder, lambda a, b: apply("copysign", a, b), self, other, dtype=dtype)
+
+
+@lowers(aten.bitwise_not.default)
+def lower_bitwise_not(builder: Builder, self: Value) -> Value:
+    return elementwise(builder, lambda x: apply("bitwise_not", x), self)
+
+
+@lowers(
+    aten.bitwise_left_shift.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar,
+    aten.__lshift__.Scalar,
+    aten.__lshift__.Tensor,
+)
+def lower_shift_left(builder: Builder, self: Operand, other: Operand) -> Value:
+    return elementwise(builder, lambda a, b: apply("shift_left", a, b), self, other)
+
+
+@lowers(
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.__rshift__.Scalar,
+    aten.__rshift__.Tensor,
+)
+def lower_shift_right(builder: Builder, self: Operand, other: Operand) -> Value:
+    return elementwise(builder, lambda a, b: apply("shift_right", a, b), self, other)
+
+
+def smaller(a: Scalar, b: Scalar) -> Scalar:
+    """The minimum, NaN if either is NaN; logical and of bools."""
+    return apply("bitwise_and" if a.dtype.kind is Kind.BOOL else "minimum", a, b)
+
+
+def larger(a: Scalar, b: Scalar) -> Scalar:
+    """The maximum, NaN if either is NaN; logical or of bools."""
+    return apply("bitwise_or" if a.dtype.kind is Kind.BOOL else "maximum", a, b)
+
+
+@lowers(aten.minimum.default)
+def lower_minimum(builder: Builder, self: Value, other: Value) -> Value:
+    return elementwise(builder, smaller, self, other)
+
+
+@lowers(aten.maximum.default)
+def lower_maximum(builder: Builder, self: Value, other: Value) -> Value:
+    return elementwise(builder, larger, self, other)
+
+
+@lowers(aten.fmin.default)
+def lower_fmin(builder: Builder, self: Value, other: Value) -> Value:
+    return elementwise(builder, lambda a, b: _ignoring_nan(smaller, a, b), self, other)
+
+
+@lowers(aten.fmax.default)
+def lower_fmax(builder: Builder, self: Value, other: Value) -> Value:
+    return elementwise(builder, lambda a, b: _ignoring_nan(larger, a, b), self, other)
+
+
+def _ignoring_nan(choose: Body, a: Scalar, b: Scalar) -> Scalar:
+    if not a.dtype.is_float:
+        return choose(a, b)
+    chosen = apply("where", apply("isnan", b), a, choose(a, b))
+    return apply("where", apply("isnan", a), b, chosen)
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def lower_clamp(
+    builder: Builder, self: Value, min: Operand | None = None, max: Operand | None = None
+) -> Value:
+    bounds = [bound for bound in (min, max) if bound is not None]
+
+    def body(x: Scalar, *limits: Scalar) -> Scalar:
+        rest = list(limits)
+        if min is not None:
+            x = larger(x, rest.pop(0))
+        return smaller(x, rest.pop(0)) if max is not None else x
+
+    return elementwise(builder, body, self, *bounds)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+def lower_clamp_min(builder: Builder, self: Value, min: Operand) -> Value:
+    return elementwise(builder, larger, self, min)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def lower_clamp_max(builder: Builder, self: Value, max: Operand) -> Value:
+    return elementwise(builder, smaller, self, max)
+
+
+def power(base: Scalar, exponent: int | float) -> Scalar:
+    """base to a constant, by cheap exact operations where there are."""
+    is_float = base.dtype.is_float
+    simple = {1: base, 2: apply("square", base)}
+    if exponent in simple:
+        return simple[int(exponent)]
+    if exponent == 0:
+        return const(1, base.dtype)
+    if exponent == 3:
+        return apply("mul", apply("square", base), base)
+    if is_float and exponent in (0.5, -0.5, -1):
+        return apply({0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[exponent], base)
+    if is_float and exponent == -2:
+        return apply("reciprocal", apply("square", base))
+    return apply("pow", base, const(exponent, base.dtype))
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def lower_pow_scalar(builder: Builder, self: Value, exponent: Operand) -> Value:
+    if isinstance(exponent, (bool, int, float)) and self.dtype.kind is not Kind.BOOL:
+        constant = exponent
+        dtype = result_dtype((self, exponent))
+        return elementwise(builder, lambda x: power(x, constant), self, dtype=dtype)
+    return lower_pow(builder, self, exponent)
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def lower_pow(builder: Builder, self: Operand, exponent: Operand) -> Value:
+    return elementwise(builder, _pow, self, exponent)
+
+
+def _pow(a: Scalar, b: Scalar) -> Scalar:
+    if a.dtype.kind is Kind.BOOL:  # False only for 0 to the 1
+        return apply("bitwise_or", a, apply("bitwise_not", b))
+    return apply("pow", a, b)
+
+
+@lowers(aten.addcmul.default)
+def lower_addcmul(
+    builder: Builder, self: Value, tensor1: Value, tensor2: Value, *, value: Operand = 1
+) -> Value:
+    return elementwise(
+        builder,
+        lambda a, b, c: plus(a, times(scaled(b, value), c)),
+        self,
+        tensor1,
+        tensor2,
+    )
+
+
+@lowers(aten.addcdiv.default)
+def lower_addcdiv(
+    builder: Builder, self: Value, tensor1: Value, tensor2: Value, *, value: Operand = 1
+) -> Value:
+    return elementwise(
+        builder,
+        lambda a, b, c: plus(a, apply("div", scaled(b, value), c)),
+        self,
+        tensor1,
+        tensor2,
+    )
+
+
+@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+def lower_lerp(builder: Builder, self: Value, end: Value, weight: Operand) -> Value:
+    """self + weight·(end − self), from the nearer end (ATen's ``lerp``)."""
+
+    def body(a: Scalar, b: Scalar, w: Scalar) -> Scalar:
+        difference = apply("sub", b, a)
+        near = apply("lt", apply("abs", w), const(0.5, w.dtype))
+        from_start = apply("add", a, apply("mul", w, difference))
+        left = apply("sub", const(1, w.dtype), w)
+        return apply("where", near, from_start, apply("sub", b, apply("mul", difference, left)))
+
+    return elementwise(builder, body, self, end, weight)
+
+
+@lowers(aten.hypot.default)
+def lower_hypot(builder: Builder, self: Value, other: Value) -> Value:
+    """sqrt(a² + b²), scaled by the larger so that squares do not overflow."""
+
+    def body(a: Scalar, b: Scalar) -> Scalar:
+        a, b = apply("abs", a), apply("abs", b)
+        high, low = apply("maximum", a, b), apply("minimum", a, b)
+        ratio = apply("div", low, high)
+        grown = apply("add", const(1, a.dtype), apply("square", ratio))
+        plain = apply("mul", high, apply("sqrt", grown))
+        finite = apply("where", apply("eq", low, const(0, a.dtype)), high, plain)
+        finite = apply("where", apply("isinf", b), b, finite)  # also when a is NaN
+        return apply("where", apply("isinf", a), a, finite)
+
+    return elementwise(builder, body, self, other)
+
+
+@lowers(aten.frac.default)
+def lower_frac(builder: Builder, self: Value) -> Value:
+    return elementwise(builder, lambda x: apply("sub", x, apply("trunc", x)), self)
+
+
+def rounded_operand(arg: Operand, dtype: DType) -> Operand:
+    """A Python number rounded to ``dtype`` (for operators that do not compute in a wider type)."""
+    if isinstance(arg, float) and dtype.is_float and dtype is not dtypes.float64:
+        return float(literal(arg, dtype).value)
+    return arg

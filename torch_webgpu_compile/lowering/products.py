@@ -1,0 +1,123 @@
+"""Sums of products and distances other than plain matrix products. Source: ATen schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..ir.scalar import Scalar, apply, cast, const
+from ..sizes import ONE
+from .builder import Builder
+from .indexing import broadcast_sizes
+from .matmul import add_scaled, matmul, wide_dtype
+from .pointwise import times
+from .promotion import Operand, compute_dtype
+from .reductions import Reducing, converted, lower_vector_norm
+from .registry import lowers
+from .value import Value, broadcast_index, permute, positions, reshape, unsqueeze
+
+aten = torch.ops.aten
+
+
+@lowers(aten.addbmm.default)
+def lower_addbmm(
+    builder: Builder,
+    self: Value,
+    batch1: Value,
+    batch2: Value,
+    *,
+    beta: Operand = 1,
+    alpha: Operand = 1,
+) -> Value:
+    """beta · self + alpha · Σ over the batch of batch1 · batch2, as one product over (batch, k)."""
+    batch, rows, inner = batch1.sizes
+    columns = batch2.sizes[2]
+    left = reshape(permute(batch1, [1, 0, 2]), [rows, batch * inner])
+    right = reshape(batch2, [batch * inner, columns])
+    total = matmul(builder, left, right, wide_dtype(builder.out.dtype))
+    return add_scaled(builder, self, total, beta, alpha)
+
+
+@lowers(aten._trilinear.default)
+def lower_trilinear(
+    builder: Builder,
+    i1: Value,
+    i2: Value,
+    i3: Value,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Value:
+    """Σ over ``sumdim`` of the product of three tensors with dimensions inserted."""
+    values = []
+    for value, dims in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        for dim in sorted(dims):
+            value = unsqueeze(value, dim)
+        values.append(value)
+    sizes = []
+    for k in range(values[0].rank):
+        sizes.append(next((v.sizes[k] for v in values if v.sizes[k] is not ONE), ONE))
+    dtype = compute_dtype(builder.out.dtype)
+    index = positions(sizes)
+    body: Scalar | None = None
+    for value in values:
+        factor = cast(value.at(broadcast_index(value, index)), dtype)
+        body = factor if body is None else times(body, factor)
+    assert body is not None
+    split = Reducing(Value(dtype, tuple(sizes), body), sorted(sumdim))
+    return converted(builder, split.reduce(builder, "sum", split.body(), keepdim=False))
+
+
+def _norm_terms(difference: Scalar, p: float) -> tuple[str, Scalar]:
+    """How a p-norm reduces differences: the kind of reduction and its body."""
+    zero = const(0, difference.dtype)
+    magnitude = apply("abs", difference)
+    if p == 0:
+        return "sum", cast(apply("ne", difference, zero), difference.dtype)
+    if p == 1:
+        return "sum", magnitude
+    if p == 2:
+        return "sum", apply("square", difference)
+    if p == float("inf"):
+        return "maximum", magnitude
+    return "sum", apply("pow", magnitude, const(p, difference.dtype))
+
+
+def _root(total: Scalar, p: float) -> Scalar:
+    if p in (0, 1, float("inf")):
+        return total
+    return apply("sqrt", total) if p == 2 else apply("pow", total, const(1 / p, total.dtype))
+
+
+@lowers(aten._cdist_forward.default)
+def lower_cdist(
+    builder: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None
+) -> Value:
+    """The p-norm distance of every row of x1 to every row of x2."""
+    sizes = builder.out.sizes
+    *batch, row, column = positions(sizes)
+    depth = x1.sizes[-1]
+    if x1.is_empty or x2.is_empty:
+        return Value(x1.dtype, sizes, const(0, x1.dtype))
+    (r,) = positions((depth,), "r")
+    dtype = compute_dtype(x1.dtype)
+    left = cast(x1.at(broadcast_index(x1, [*batch, row, r])), dtype)
+    right = cast(x2.at(broadcast_index(x2, [*batch, column, r])), dtype)
+    kind, body = _norm_terms(apply("sub", left, right), p)
+    total = builder.reduce(kind, body, sizes, (depth,), name="terms")
+    return builder.pointwise(cast(_root(total.body, p), x1.dtype), sizes)
+
+
+@lowers(aten.dist.default)
+def lower_dist(builder: Builder, self: Value, other: Value, p: float = 2) -> Value:
+    """The p-norm of self − other."""
+    dtype = compute_dtype(builder.out.dtype)
+    index_sizes = broadcast_sizes([self.sizes, other.sizes])
+    index = positions(index_sizes)
+    left = cast(self.at(broadcast_index(self, index)), dtype)
+    right = cast(other.at(broadcast_index(other, index)), dtype)
+    difference = Value(dtype, index_sizes, apply("sub", left, right))
+    return lower_vector_norm(builder, difference, p)

@@ -1,0 +1,365 @@
+"""Reductions over dimensions. Source: ATen schemas of the same names.
+
+16-bit floats reduce in float32, bool and narrow integers sum in int64. A result with keepdim is a
+view of the one without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import dtypes
+from ..dtypes import DType
+from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..sizes import ONE, Expr, product
+from .builder import Builder, as_value
+from .promotion import compute_dtype
+from .registry import lowers
+from .value import Value, broadcast_index, positions, reshape
+
+aten = torch.ops.aten
+Dims = Sequence[int] | int | None
+
+
+def dims_of(value: Value, dim: Dims) -> list[int]:
+    """Non-negative reduced dimensions, in order; all for None or none given."""
+    if dim is None or (isinstance(dim, (tuple, list)) and not dim):
+        return list(range(value.rank))
+    given = [dim] if isinstance(dim, int) else dim
+    return sorted({d % max(value.rank, 1) for d in given}) if value.rank else []
+
+
+class Reducing:
+    """A value split into kept and reduced dimensions."""
+
+    def __init__(self, value: Value, dims: Sequence[int]) -> None:
+        self.value = value
+        self.dims = list(dims)
+        self.kept = [k for k in range(value.rank) if k not in self.dims]
+        self.sizes = tuple(value.sizes[k] for k in self.kept)
+        self.reduce_sizes = tuple(value.sizes[k] for k in self.dims)
+
+    @property
+    def count(self) -> Expr:
+        """Elements that each result reduces."""
+        return product(self.reduce_sizes)
+
+    @property
+    def keepdim_sizes(self) -> tuple[Expr, ...]:
+        return tuple(ONE if k in self.dims else s for k, s in enumerate(self.value.sizes))
+
+    def index(self) -> list[Expr]:
+        """The index into the value: i symbols in kept dimensions, r symbols in reduced ones."""
+        entries: dict[int, Expr] = dict(zip(self.kept, positions(self.sizes), strict=True))
+        reduced = positions(self.reduce_sizes, "r")
+        entries.update(zip(self.dims, reduced, strict=True))
+        return [entries[k] for k in range(self.value.rank)]
+
+    def body(self, value: Value | None = None) -> Scalar:
+        """An element of the value, or of another of the same sizes up to broadcasting."""
+        other = self.value if value is None else value
+        if other.is_empty:
+            return const(0, other.dtype)
+        return other.at(broadcast_index(other, self.index()))
+
+    def reduce(
+        self, builder: Builder, kind: str, body: Scalar, *, keepdim: bool, name: str = ""
+    ) -> Value:
+        """The reduction of ``body``; with ``keepdim`` it broadcasts against the value."""
+        result = builder.reduce(kind, body, self.sizes, self.reduce_sizes, name=name)
+        return reshape(result, self.keepdim_sizes) if keepdim else result
+
+
+def _reduce(
+    builder: Builder, kind: str, value: Value, dim: Dims, keepdim: bool, dtype: DType
+) -> Value:
+    """One reduction in ``dtype``, then a conversion to the result's dtype."""
+    split = Reducing(value, dims_of(value, dim))
+    body = cast(split.body(), dtype)
+    if not split.dims:
+        final = _single(kind, body)
+        return builder.pointwise(cast(final, builder.out.dtype), value.sizes)
+    wide = dtype is not builder.out.dtype and kind not in ("argmin", "argmax")
+    result = split.reduce(builder, kind, body, keepdim=keepdim, name="wide" if wide else "")
+    return converted(builder, result)
+
+
+def _single(kind: str, body: Scalar) -> Scalar:
+    return const(0, dtypes.int64) if kind in ("argmin", "argmax") else body
+
+
+def converted(builder: Builder, value: Value, dtype: DType | None = None) -> Value:
+    """``value`` in the result's dtype."""
+    dtype = dtype or builder.out.dtype
+    if value.dtype is dtype:
+        return value
+    return builder.pointwise(cast(value.body, dtype), value.sizes)
+
+
+@lowers(aten.sum.dim_IntList)
+def lower_sum(
+    builder: Builder, self: Value, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    return _reduce(builder, "sum", self, dim, keepdim, compute_dtype(builder.out.dtype))
+
+
+@lowers(aten.sum.default)
+def lower_sum_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value:
+    return lower_sum(builder, self)
+
+
+@lowers(aten.prod.dim_int)
+def lower_prod(
+    builder: Builder, self: Value, dim: int, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    return _reduce(builder, "prod", self, dim, keepdim, compute_dtype(builder.out.dtype))
+
+
+@lowers(aten.prod.default)
+def lower_prod_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value:
+    return _reduce(builder, "prod", self, None, False, compute_dtype(builder.out.dtype))
+
+
+@lowers(aten.mean.dim)
+def lower_mean(
+    builder: Builder, self: Value, dim: Dims, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    split = Reducing(self, dims_of(self, dim))
+    mean = mean_of(builder, split, compute_dtype(builder.out.dtype), keepdim=keepdim)
+    return builder.pointwise(cast(mean, builder.out.dtype), builder.out.sizes)
+
+
+@lowers(aten.mean.default)
+def lower_mean_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value:
+    return lower_mean(builder, self, None)
+
+
+def mean_of(builder: Builder, split: Reducing, dtype: DType, *, keepdim: bool) -> Scalar:
+    """Sum over count, as a body over the reduced sizes; the sum is a node."""
+    total = split.reduce(builder, "sum", cast(split.body(), dtype), keepdim=keepdim, name="sum")
+    return apply("div", total.body, count_scalar(split.count, dtype))
+
+
+def count_scalar(count: Expr, dtype: DType) -> Scalar:
+    """A size as a number."""
+    return const(count.constant, dtype) if count.is_constant else cast(Index(count), dtype)
+
+
+@lowers(aten.amax.default)
+def lower_amax(builder: Builder, self: Value, dim: Dims = (), keepdim: bool = False) -> Value:
+    return _extreme(builder, "maximum", self, dim, keepdim)
+
+
+@lowers(aten.amin.default)
+def lower_amin(builder: Builder, self: Value, dim: Dims = (), keepdim: bool = False) -> Value:
+    return _extreme(builder, "minimum", self, dim, keepdim)
+
+
+def _extreme(builder: Builder, kind: str, value: Value, dim: Dims, keepdim: bool) -> Value:
+    if value.dtype is dtypes.bool_:
+        kind = "any" if kind == "maximum" else "all"
+    # min and max are exact in any dtype: 16-bit floats widen only for the kernel's sake
+    return _reduce(builder, kind, value, dim, keepdim, compute_dtype(value.dtype))
+
+
+@lowers(aten.max.default)
+def lower_max_all(builder: Builder, self: Value) -> Value:
+    return _extreme(builder, "maximum", self, None, False)
+
+
+@lowers(aten.min.default)
+def lower_min_all(builder: Builder, self: Value) -> Value:
+    return _extreme(builder, "minimum", self, None, False)
+
+
+def _register_extreme_dim(name: str, kind: str, position: str) -> None:
+    @lowers(getattr(aten, name).dim)
+    def lower(
+        builder: Builder, self: Value, dim: int, keepdim: bool = False
+    ) -> tuple[Value | None, Value | None]:
+        values = indices = None
+        if builder.is_used(0):
+            values = _extreme(builder, kind, self, dim, keepdim)
+        if builder.is_used(1):
+            indices = _position(builder, position, self, dim, keepdim)
+        return values, indices
+
+
+_register_extreme_dim("max", "maximum", "argmax")
+_register_extreme_dim("min", "minimum", "argmin")
+
+
+def _position(builder: Builder, kind: str, value: Value, dim: Dims, keepdim: bool) -> Value:
+    if value.dtype is dtypes.bool_:
+        value = value.cast(dtypes.int32)
+    split = Reducing(value, dims_of(value, dim))
+    if not split.dims:
+        return Value(dtypes.int64, value.sizes, const(0, dtypes.int64))
+    body = cast(split.body(), compute_dtype(value.dtype))
+    return split.reduce(builder, kind, body, keepdim=keepdim, name="index")
+
+
+@lowers(aten.argmax.default)
+def lower_argmax(
+    builder: Builder, self: Value, dim: int | None = None, keepdim: bool = False
+) -> Value:
+    return _position(builder, "argmax", self, dim, keepdim)
+
+
+@lowers(aten.argmin.default)
+def lower_argmin(
+    builder: Builder, self: Value, dim: int | None = None, keepdim: bool = False
+) -> Value:
+    return _position(builder, "argmin", self, dim, keepdim)
+
+
+def _register_test(name: str) -> None:
+    packet = getattr(aten, name)
+
+    def lower(builder: Builder, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+        """In bool; of uint8 the result is uint8, as ever."""
+        return _reduce(builder, name, self, dim, keepdim, dtypes.bool_)
+
+    lowers(packet.default, packet.dim, packet.dims)(lower)
+
+
+_register_test("any")
+_register_test("all")
+
+
+def squared_deviations(
+    builder: Builder, split: Reducing, mean: Value, dtype: DType, *, keepdim: bool
+) -> Value:
+    """Σ (x − mean)² with a mean that broadcasts against the value."""
+    difference = apply("sub", cast(split.body(), dtype), cast(split.body(mean), dtype))
+    body = apply("square", difference)
+    return split.reduce(builder, "sum", body, keepdim=keepdim, name="deviations")
+
+
+def variance(
+    builder: Builder, split: Reducing, correction: float, dtype: DType, *, keepdim: bool
+) -> tuple[Value, Value]:
+    """(variance, mean) in ``dtype``, in two passes; the mean keeps reduced dimensions."""
+    mean = builder.pointwise(
+        mean_of(builder, split, dtype, keepdim=True), split.keepdim_sizes, name="mean"
+    )
+    deviations = squared_deviations(builder, split, mean, dtype, keepdim=keepdim)
+    count = apply("sub", count_scalar(split.count, dtype), const(correction, dtype))
+    divisor = apply("maximum", count, const(0, dtype))
+    body = apply("div", deviations.body, divisor)
+    return builder.pointwise(body, deviations.sizes, name="var"), mean
+
+
+@lowers(aten.var.correction)
+def lower_var(
+    builder: Builder,
+    self: Value,
+    dim: Dims = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Value:
+    split = Reducing(self, dims_of(self, dim))
+    dtype = compute_dtype(self.dtype)
+    result, _ = variance(builder, split, _correction(correction), dtype, keepdim=keepdim)
+    return converted(builder, result)
+
+
+def _correction(correction: float | None) -> float:
+    return 1 if correction is None else correction
+
+
+@lowers(aten.std.correction)
+def lower_std(
+    builder: Builder,
+    self: Value,
+    dim: Dims = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Value:
+    split = Reducing(self, dims_of(self, dim))
+    dtype = compute_dtype(self.dtype)
+    result, _ = variance(builder, split, _correction(correction), dtype, keepdim=keepdim)
+    return builder.pointwise(cast(apply("sqrt", result.body), self.dtype), result.sizes)
+
+
+@lowers(aten.var_mean.correction)
+def lower_var_mean(
+    builder: Builder,
+    self: Value,
+    dim: Dims = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Value, Value]:
+    split = Reducing(self, dims_of(self, dim))
+    dtype = compute_dtype(self.dtype)
+    result, mean = variance(builder, split, _correction(correction), dtype, keepdim=keepdim)
+    mean = mean if keepdim else reshape(mean, split.sizes)
+    return converted(builder, result), converted(builder, mean)
+
+
+@lowers(aten.logsumexp.default)
+def lower_logsumexp(builder: Builder, self: Value, dim: Dims, keepdim: bool = False) -> Value:
+    """max + log Σ exp(x − max), where an infinite maximum counts as 0."""
+    split = Reducing(self, dims_of(self, dim))
+    dtype = compute_dtype(builder.out.dtype)
+    largest = split.reduce(builder, "maximum", cast(split.body(), dtype), keepdim=True, name="max")
+    infinite = apply("isinf", largest.body)
+    finite = apply("where", infinite, const(0, dtype), largest.body)
+    shift = builder.pointwise(finite, largest.sizes, name="shift")
+    grown = apply("exp", apply("sub", cast(split.body(), dtype), split.body(shift)))
+    total = split.reduce(builder, "sum", grown, keepdim=keepdim, name="sum")
+    shift = shift if keepdim else reshape(shift, split.sizes)
+    body = apply("add", shift.body, apply("log", total.body))
+    return builder.pointwise(cast(body, builder.out.dtype), total.sizes)
+
+
+@lowers(aten.linalg_vector_norm.default)
+def lower_vector_norm(
+    builder: Builder,
+    self: Value,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Value:
+    """(Σ |x|^ord)^(1/ord), its limits at ±inf, and the number of non-zeros for 0."""
+    split = Reducing(self, dims_of(self, dim))
+    compute = compute_dtype(builder.out.dtype)
+    x = cast(split.body(), compute)
+    if ord in (float("inf"), float("-inf")):
+        kind = "maximum" if ord > 0 else "minimum"
+        result = split.reduce(builder, kind, apply("abs", x), keepdim=keepdim, name="wide")
+        return converted(builder, result)
+    one = const(1, compute)
+    powers = {
+        0: cast(apply("ne", x, const(0, compute)), compute),
+        1: apply("abs", x),
+        2: apply("square", x),
+    }
+    term = powers.get(int(ord)) if ord in powers else None
+    if term is None:
+        term = apply("pow", apply("abs", x), const(ord, compute))
+    total = split.reduce(builder, "sum", term, keepdim=keepdim, name="sum")
+    body = total.body
+    if ord == 2:
+        body = apply("sqrt", body)
+    elif ord not in (0, 1):
+        body = apply("pow", body, apply("div", one, const(ord, compute)))
+    return builder.pointwise(cast(body, builder.out.dtype), total.sizes)
+
+
+def summed(builder: Builder, value: Value, dims: Sequence[int], dtype: DType) -> Value:
+    """Σ over dimensions, computed wide and returned in ``dtype``."""
+    split = Reducing(value, dims_of(value, dims))
+    if not split.dims:
+        return as_value(value, value.sizes, dtype)
+    body = cast(split.body(), compute_dtype(dtype))
+    result = split.reduce(builder, "sum", body, keepdim=False, name="sum")
+    return converted(builder, result, dtype)

@@ -1,0 +1,38 @@
+"""The table of lowerings: one function per ATen overload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+LoweringFunction = Callable[..., Any]
+F = TypeVar("F", bound=LoweringFunction)
+
+LOWERINGS: dict[torch._ops.OpOverload, LoweringFunction] = {}
+VIEWS: set[torch._ops.OpOverload] = set()
+
+
+def lowers(*overloads: torch._ops.OpOverload, view: bool = False) -> Callable[[F], F]:
+    """Registers a lowering; raises ValueError when an overload already has one.
+
+    The function takes the `Builder` and the operator's arguments by the names of its schema, with
+    tensors as `Value`s and sizes as ints or `Expr`s, and returns a `Value`, or a tuple with None
+    for results that it does not give. ``view`` says that it makes no node of its own.
+    """
+
+    def register(function: F) -> F:
+        for overload in overloads:
+            if overload in LOWERINGS:
+                raise ValueError(f"{overload} already has a lowering: {LOWERINGS[overload]}")
+            LOWERINGS[overload] = function
+            if view:
+                VIEWS.add(overload)
+        return function
+
+    return register
+
+
+class NotLowered(Exception):
+    """Raised by a lowering for arguments that it has no kernel for: the call goes to the host."""

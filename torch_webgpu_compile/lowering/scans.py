@@ -1,0 +1,145 @@
+"""Cumulative operators as reductions over blocks. Source: ATen ``cumsum``, ``cummax``, ….
+
+A dimension of n elements is cut into blocks; a prefix inside one is a masked reduction of at most
+`BLOCK` elements, and the totals of the blocks are scanned in the same way: n · BLOCK additions in
+log(n) / log(BLOCK) rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import dtypes
+from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..sizes import ONE, Expr, as_expr, ceildiv
+from .builder import Builder, extreme, masked
+from .convolution import in_range
+from .pointwise import larger, plus, smaller, times
+from .promotion import compute_dtype
+from .reductions import converted
+from .registry import lowers
+from .value import Value, expand, positions, reshape
+
+aten = torch.ops.aten
+
+BLOCK = 64  # a power of two, so that divisions of the index are shifts
+
+_COMBINE = {"sum": plus, "prod": times, "maximum": larger, "minimum": smaller}
+
+
+def _identity(kind: str, value: Value) -> Scalar:
+    if kind in ("sum", "prod"):
+        return const(int(kind == "prod"), value.dtype)
+    return const(extreme(value.dtype, lowest=kind == "maximum"), value.dtype)
+
+
+def inclusive_scan(builder: Builder, kind: str, value: Value, dim: int) -> Value:
+    """Along ``dim``, element k of the result reduces elements 0…k."""
+    dim %= value.rank
+    size = value.sizes[dim]
+    if value.is_empty or size is ONE:
+        return value
+    if size.is_constant and size.constant <= BLOCK:
+        return _prefix(builder, kind, value, dim, value.sizes, size)
+    blocks = ceildiv(size, BLOCK)
+    last = _blocked_totals(builder, kind, value, dim, blocks)
+    before = inclusive_scan(builder, kind, last, dim)
+    within = _prefix(builder, kind, value, dim, value.sizes, as_expr(BLOCK))
+    index = list(positions(value.sizes))
+    block = index[dim] // BLOCK
+    previous = [*index[:dim], block - 1, *index[dim + 1 :]]
+    is_first = apply("ge", Index(block - 1), const(0, dtypes.int64))
+    carried = masked(is_first, before.at(previous), _identity(kind, value))
+    body = _COMBINE[kind](carried, within.body)
+    return builder.pointwise(body, value.sizes, name="scan")
+
+
+def _prefix(
+    builder: Builder, kind: str, value: Value, dim: int, sizes: Sequence[Expr], block: Expr
+) -> Value:
+    """Each element's prefix inside of its block."""
+    index = list(positions(sizes))
+    (r,) = positions((block,), "r")
+    at = index[dim]
+    whole = sizes[dim] is block
+    start = as_expr(0) if whole else (at // block) * block
+    index[dim] = start + r
+    inside = apply("le", Index(r), Index(at - start))
+    body = masked(inside, value.at(index), _identity(kind, value))
+    return builder.reduce(kind, body, sizes, (block,), name="prefix")
+
+
+def _blocked_totals(builder: Builder, kind: str, value: Value, dim: int, blocks: Expr) -> Value:
+    """The reduction of every block."""
+    sizes = [*value.sizes[:dim], blocks, *value.sizes[dim + 1 :]]
+    index = list(positions(sizes))
+    (r,) = positions((as_expr(BLOCK),), "r")
+    index[dim] = index[dim] * BLOCK + r
+    body = value.at(index)
+    for condition in in_range(index[dim], value.sizes[dim]):
+        body = masked(condition, body, _identity(kind, value))
+    return builder.reduce(kind, body, sizes, (as_expr(BLOCK),), name="blocks")
+
+
+def _lower_scan(builder: Builder, kind: str, value: Value, dim: int) -> Value:
+    out = builder.out
+    if not value.rank:
+        return converted(builder, value)
+    wide = value.cast(compute_dtype(out.dtype))
+    return converted(builder, inclusive_scan(builder, kind, wide, dim))
+
+
+@lowers(aten.cumsum.default)
+def lower_cumsum(builder: Builder, self: Value, dim: int, *, dtype: Any = None) -> Value:
+    return _lower_scan(builder, "sum", self, dim)
+
+
+@lowers(aten.cumprod.default)
+def lower_cumprod(builder: Builder, self: Value, dim: int, *, dtype: Any = None) -> Value:
+    return _lower_scan(builder, "prod", self, dim)
+
+
+def _register_extreme(name: str, kind: str) -> None:
+    @lowers(getattr(aten, name).default)
+    def lower(builder: Builder, self: Value, dim: int) -> tuple[Value, Value | None]:
+        """(values, indices), where the last of equal elements (or NaNs) wins."""
+        if not self.rank:
+            return self, Value(dtypes.int64, (), const(0, dtypes.int64))
+        values = converted(builder, _lower_scan(builder, kind, self, dim))
+        if not builder.is_used(1):
+            return values, None
+        # Where the running extreme was last seen: the largest such position up to here.
+        position = Index(positions(self.sizes)[dim % self.rank])
+        compute = compute_dtype(self.dtype)
+        mine, best = cast(self.body, compute), cast(values.body, compute)
+        seen = apply("eq", mine, best)
+        if compute.is_float:
+            both = apply("bitwise_and", apply("isnan", mine), apply("isnan", best))
+            seen = apply("bitwise_or", seen, both)
+        found = apply("where", seen, position, const(0, dtypes.int64))
+        marked = builder.pointwise(found, self.sizes, name="seen")
+        return values, inclusive_scan(builder, "maximum", marked, dim)
+
+
+_register_extreme("cummax", "maximum")
+_register_extreme("cummin", "minimum")
+
+
+@lowers(aten.masked_scatter.default)
+def lower_masked_scatter(builder: Builder, self: Value, mask: Value, source: Value) -> Value:
+    """self, where masked the next element of the source in row-major order."""
+    sizes = builder.out.sizes
+    if self.is_empty or source.is_empty:
+        return self
+    chosen = expand(mask, sizes)
+    flat = reshape(chosen, [chosen.numel]).cast(dtypes.int64)
+    count = inclusive_scan(builder, "sum", flat, 0)
+    rank = reshape(count, sizes) if count.rank else count
+    position = apply("sub", rank.body, const(1, dtypes.int64))
+    flat_source = reshape(source, [source.numel])
+    taken = flat_source.at([position])
+    body = masked(chosen.body, taken, expand(self, sizes).body)
+    return builder.pointwise(body, sizes)

@@ -1,0 +1,213 @@
+"""Scatters that combine: by accumulation where that is a sum, else as reductions over the sources.
+
+Source: ATen ``scatter_reduce``, ``scatter.reduce``, ``index_reduce``, ``as_strided_scatter``,
+``put``, ``replication_pad_backward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import dtypes
+from ..dtypes import DType
+from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize
+from .builder import Builder, as_value, extreme, masked
+from .convolution import all_of, in_range
+from .indexing import data_index, scatter
+from .pointwise import larger, plus, smaller, times
+from .promotion import Operand, compute_dtype
+from .registry import NotLowered, lowers
+from .sorting import LONGEST_ROW
+from .value import IndexLike, Value, positions, reshape
+from .views import require_whole_storage
+
+aten = torch.ops.aten
+
+_KINDS = {
+    "sum": "sum",
+    "add": "sum",
+    "mean": "sum",
+    "prod": "prod",
+    "multiply": "prod",
+    "amax": "maximum",
+    "amin": "minimum",
+}
+_COMBINE = {"sum": plus, "prod": times, "maximum": larger, "minimum": smaller}
+
+
+def _identity(kind: str, dtype: DType) -> Scalar:
+    if kind in ("sum", "prod"):
+        return const(int(kind == "prod"), dtype)
+    return const(extreme(dtype, lowest=kind == "maximum"), dtype)
+
+
+def scatter_reduce(
+    builder: Builder,
+    value: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    reduce: str,
+    include_self: bool,
+) -> Value:
+    """Each output element reduces the sources whose index names it, found by comparing a row."""
+    kind = _KINDS[reduce]
+    count = index.sizes[dim]
+    dtype = compute_dtype(value.dtype)
+    if dtype is dtypes.bool_ or not (count.is_constant and count.constant <= LONGEST_ROW):
+        raise NotLowered(f"scatter_reduce over {count} sources or of bool")
+    here = positions(value.sizes)
+    (r,) = positions((count,), "r")
+    at = [*here[:dim], r, *here[dim + 1 :]]
+    conditions: list[Scalar] = []
+    for k, entry in enumerate(at):
+        if k != dim:
+            conditions += in_range(entry, index.sizes[k])
+    inside = all_of(conditions)
+    named = data_index(index.at(at), value.sizes[dim], wrap=False)
+    hits = apply("eq", named, Index(here[dim]))
+    identity = _identity(kind, dtype)
+    element = apply("where", hits, cast(source.at(at), dtype), identity)
+    body = masked(inside, element, identity)
+    total = builder.reduce(kind, body, value.sizes, (count,), name="reduced").body
+    hit_count = masked(inside, cast(hits, dtypes.int32), const(0, dtypes.int32))
+    hits_total = builder.reduce("sum", hit_count, value.sizes, (count,), name="hits").body
+    return _combined(builder, value, total, hits_total, reduce, include_self)
+
+
+def _combined(
+    builder: Builder, value: Value, total: Scalar, hits: Scalar, reduce: str, include_self: bool
+) -> Value:
+    """The reduction together with what was there before."""
+    dtype = total.dtype
+    old = cast(value.body, dtype)
+    touched = apply("gt", hits, const(0, dtypes.int32))
+    result = _COMBINE[_KINDS[reduce]](old, total) if include_self else total
+    if reduce == "mean":
+        count = apply("add", hits, const(int(include_self), dtypes.int32))
+        count = cast(apply("maximum", count, const(1, dtypes.int32)), dtype)
+        result = apply("div" if dtype.is_float else "floor_divide", result, count)
+    body = cast(apply("where", touched, result, old), value.dtype)
+    return builder.pointwise(body, value.sizes)
+
+
+def _along(
+    builder: Builder,
+    self: Value,
+    dim: int,
+    index: Value,
+    src: Operand,
+    reduce: str,
+    include_self: bool,
+) -> Value:
+    if self.is_empty or index.is_empty:
+        return self
+    sizes = self.sizes
+    if not self.rank:
+        self = reshape(self, [ONE])
+    if not index.rank:
+        index = reshape(index, [ONE])
+    source = src if isinstance(src, Value) and src.rank else as_value(src, index.sizes, self.dtype)
+    result = scatter_reduce(builder, self, dim % self.rank, index, source, reduce, include_self)
+    return reshape(result, sizes)
+
+
+@lowers(aten.scatter_reduce.two)
+def lower_scatter_reduce(
+    builder: Builder,
+    self: Value,
+    dim: int,
+    index: Value,
+    src: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Value:
+    return _along(builder, self, dim, index, src, reduce, include_self)
+
+
+@lowers(aten.scatter.reduce, aten.scatter.value_reduce)
+def lower_scatter_with_reduce(
+    builder: Builder, self: Value, dim: int, index: Value, src: Operand, *, reduce: str
+) -> Value:
+    return _along(builder, self, dim, index, src, reduce, include_self=True)
+
+
+@lowers(aten.index_reduce.default)
+def lower_index_reduce(
+    builder: Builder,
+    self: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Value:
+    """Whole slices: the index is a vector along ``dim``."""
+    if not self.rank or self.is_empty or index.is_empty:
+        raise NotLowered("index_reduce of a scalar or nothing")
+    dim %= self.rank
+    vector = index if index.rank else reshape(index, [ONE])
+    along = positions(source.sizes)[dim]
+    spread = Value(index.dtype, source.sizes, vector.at([along]))
+    return _along(builder, self, dim, spread, source, reduce, include_self)
+
+
+@lowers(aten.as_strided_scatter.default)
+def lower_as_strided_scatter(
+    builder: Builder,
+    self: Value,
+    src: Value,
+    size: Sequence[IntLike],
+    stride: Sequence[IntLike],
+    storage_offset: IntLike | None = None,
+) -> Value:
+    """self, taken as contiguous memory, with a strided part of it replaced by ``src``."""
+    require_whole_storage(builder)
+    if src.is_empty:
+        return self
+    flat = linearize(positions(src.sizes), [as_expr(s) for s in stride])
+    flat = flat + (0 if storage_offset is None else storage_offset)
+    index: list[IndexLike] = list(delinearize(flat, self.sizes))
+    body = cast(src.body, self.dtype)
+    return scatter(builder, self, src.sizes, index, body, accumulate=False)
+
+
+@lowers(aten.put.default)
+def lower_put(
+    builder: Builder, self: Value, index: Value, source: Value, accumulate: bool = False
+) -> Value:
+    """self with elements at row-major positions set, or increased."""
+    if self.is_empty or index.is_empty:
+        return self
+    flat = reshape(self, [self.numel])
+    position = data_index(index.body, self.numel, wrap=True)
+    body = cast(reshape(source, index.sizes).body, self.dtype)
+    result = scatter(builder, flat, index.sizes, [position], body, accumulate)
+    return reshape(result, self.sizes)
+
+
+def _register_replication_backward(rank: int) -> None:
+    @lowers(getattr(aten, f"replication_pad{rank}d_backward").default)
+    def lower(
+        builder: Builder, grad_output: Value, self: Value, padding: Sequence[IntLike]
+    ) -> Value:
+        """Every gradient element added to the element that it repeats."""
+        index: list[IndexLike] = list(positions(grad_output.sizes))
+        for k in range(rank):
+            dim = self.rank - 1 - k
+            entry = index[dim]
+            assert isinstance(entry, Expr)
+            position: Scalar = Index(entry - padding[2 * k])
+            position = apply("maximum", position, const(0, dtypes.int64))
+            index[dim] = apply("minimum", position, Index(self.sizes[dim] - 1))
+        zeros = Value(self.dtype, self.sizes, const(0, self.dtype))
+        return scatter(builder, zeros, grad_output.sizes, index, grad_output.body, accumulate=True)
+
+
+for _rank in (1, 2, 3):
+    _register_replication_backward(_rank)

@@ -1,0 +1,176 @@
+"""The border to PyTorch's types: symbolic sizes, dtypes and constants.
+
+PyTorch's symbolic integers are sympy expressions over symbols; lowering works on `sizes.Expr`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.utils._sympy import functions as torch_sympy
+
+from .. import dtypes
+from ..dtypes import DType
+from ..errors import UnsupportedOp
+from ..ir.scalar import Const, Index, Scalar, apply, cast, const
+from ..sizes import ONE, Expr, as_expr, ceildiv, floordiv, mod, symbol
+
+_TO_DTYPE: dict[torch.dtype, DType] = {
+    getattr(torch, dtype.name): dtype for dtype in dtypes.DTYPES if hasattr(torch, dtype.name)
+}
+_TO_TORCH: dict[DType, torch.dtype] = {ours: theirs for theirs, ours in _TO_DTYPE.items()}
+
+Number = bool | int | float
+
+
+def dtype_of(dtype: torch.dtype) -> DType | None:
+    """The row of the dtype table, or None (complex, quantized, …)."""
+    return _TO_DTYPE.get(dtype)
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """PyTorch's name of a row of the dtype table."""
+    return _TO_TORCH[dtype]
+
+
+def literal(value: Number, dtype: DType) -> Const:
+    """A constant rounded to ``dtype``, so that a later cast cannot show digits it never had."""
+    return const(_rounded(float(value), dtype) if dtype.is_float else value, dtype)
+
+
+def _rounded(value: float, dtype: DType) -> float:
+    # NumPy, because PyTorch's own tensors are fake while a graph is compiled.
+    with np.errstate(over="ignore"):
+        if dtype is dtypes.bfloat16:
+            single = np.float32(value)
+            if not np.isfinite(single):
+                return float(single)
+            bits = int(single.view(np.uint32))
+            bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+            return float(np.uint32(bits).view(np.float32))
+        return float(np.dtype(dtype.name).type(value))
+
+
+def _symbol_lower(node: Any, name: str) -> int:
+    """The least value of a size: 2 for a size that ShapeEnv has specialised away from 0 and 1."""
+    env = getattr(node, "shape_env", None)
+    ranges = getattr(env, "var_to_range", None)
+    if ranges is not None:
+        for key, bounds in ranges.items():
+            if str(key) == name and bounds.lower.is_Integer:
+                return max(0, int(bounds.lower))
+    return 2 if name.startswith("s") else 0
+
+
+class SizeReader:
+    """Converts sizes to `Expr`; one per graph, so that a symbol keeps its lower bound."""
+
+    def __init__(self) -> None:
+        self._symbols: dict[str, Expr] = {}
+
+    def size(self, value: int | torch.SymInt) -> Expr:
+        """An integer or SymInt; raises UnsupportedOp when it cannot be expressed."""
+        if isinstance(value, torch.SymInt):
+            if value.node.is_constant():
+                return as_expr(int(value))
+            return self._integer(value.node.expr, value.node)
+        return as_expr(int(value))
+
+    def sizes(self, values: Iterable[int | torch.SymInt]) -> tuple[Expr, ...]:
+        """Several sizes."""
+        return tuple(self.size(value) for value in values)
+
+    def strides(self, values: Iterable[int | torch.SymInt]) -> tuple[Expr, ...]:
+        """Several strides; PyTorch writes max(1, size) where only an empty tensor has size 0."""
+        one = sympy.Integer(1)
+
+        def inner(expr: sympy.Expr) -> sympy.Expr:
+            def of_max(*arguments: sympy.Expr) -> sympy.Expr:
+                rest = [a for a in arguments if a != one]
+                return rest[0] if len(rest) == 1 else torch_sympy.Max(*arguments)  # type: ignore[no-untyped-call]
+
+            return expr.replace(torch_sympy.Max, of_max)
+
+        return tuple(
+            self._integer(inner(value.node.expr), value.node)
+            if isinstance(value, torch.SymInt)
+            else as_expr(value)
+            for value in values
+        )
+
+    def symbolic_scalar(self, value: torch.SymFloat | torch.SymBool) -> Scalar:
+        """A symbolic number computed in the kernel, as float32 or bool."""
+        return self._scalar(value.node.expr, value.node)
+
+    def _symbol(self, expr: sympy.Symbol, node: Any) -> Expr:
+        name = str(expr)
+        if name not in self._symbols:
+            self._symbols[name] = symbol(name, _symbol_lower(node, name))
+        return self._symbols[name]
+
+    def _integer(self, expr: sympy.Expr, node: Any) -> Expr:
+        if expr.is_Integer:
+            return as_expr(int(expr))
+        if isinstance(expr, sympy.Symbol):
+            return self._symbol(expr, node)
+        if isinstance(expr, (sympy.Add, sympy.Mul)):
+            total = self._integer(expr.args[0], node)
+            for arg in expr.args[1:]:
+                term = self._integer(arg, node)
+                total = total + term if isinstance(expr, sympy.Add) else total * term
+            return total
+        if isinstance(expr, (sympy.Pow, torch_sympy.PowByNatural)) and expr.args[1].is_Integer:
+            total = ONE
+            for _ in range(int(expr.args[1])):
+                total = total * self._integer(expr.args[0], node)
+            return total
+        if isinstance(expr, torch_sympy.Identity):
+            return self._integer(expr.args[0], node)
+        if type(expr) in _INTEGER_PAIRS:
+            left, right = (self._integer(arg, node) for arg in expr.args)
+            return _INTEGER_PAIRS[type(expr)](left, right)
+        if isinstance(expr, torch_sympy.ModularIndexing):
+            base, divisor, modulus = (self._integer(arg, node) for arg in expr.args)
+            return mod(floordiv(base, divisor), modulus)
+        raise UnsupportedOp(
+            "symbolic size",
+            f"{expr} ({type(expr).__name__}) is not sums, products, // or % of sizes",
+            "mark that dimension static (torch._dynamo.mark_static) or compile with dynamic=False",
+        )
+
+    def _scalar(self, expr: sympy.Expr, node: Any) -> Scalar:
+        f32 = dtypes.float32
+        if expr.is_number and not expr.is_Integer:
+            return const(float(expr), f32)
+        if isinstance(expr, torch_sympy.ToFloat):
+            return cast(self._scalar(expr.args[0], node), f32)
+        if type(expr) in _FLOAT_PAIRS or (isinstance(expr, sympy.Pow) and expr.is_integer is False):
+            left, right = (cast(self._scalar(arg, node), f32) for arg in expr.args)
+            return apply(_FLOAT_PAIRS.get(type(expr), "pow"), left, right)
+        if isinstance(expr, torch_sympy.OpaqueUnaryFn_sqrt):
+            return apply("sqrt", cast(self._scalar(expr.args[0], node), f32))
+        if isinstance(expr, (sympy.Add, sympy.Mul)) and not expr.is_integer:
+            name = "add" if isinstance(expr, sympy.Add) else "mul"
+            total = cast(self._scalar(expr.args[0], node), f32)
+            for arg in expr.args[1:]:
+                total = apply(name, total, cast(self._scalar(arg, node), f32))
+            return total
+        return Index(self._integer(expr, node))
+
+
+_INTEGER_PAIRS: dict[type, Callable[[Expr, Expr], Expr]] = {
+    torch_sympy.FloorDiv: floordiv,
+    torch_sympy.CleanDiv: floordiv,
+    torch_sympy.CeilDiv: ceildiv,
+    torch_sympy.Mod: mod,
+    torch_sympy.PythonMod: mod,
+}
+_FLOAT_PAIRS: dict[type, str] = {
+    torch_sympy.IntTrueDiv: "div",
+    torch_sympy.FloatTrueDiv: "div",
+    torch_sympy.FloatPow: "pow",
+}

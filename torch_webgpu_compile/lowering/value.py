@@ -1,0 +1,268 @@
+"""`Value`: what a tensor is during lowering, and the views of it.
+
+A value has sizes and dtype but no layout. Its body computes one element from index symbols; a view
+is a substitution of those symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .. import dtypes
+from ..dtypes import DType
+from ..ir.nodes import iteration_symbols, symbol_keys
+from ..ir.scalar import Index, Scalar, apply, cast, const, rewrite
+from ..sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    FloorDiv,
+    IntLike,
+    Mod,
+    Symbol,
+    as_expr,
+    contiguous_strides,
+    delinearize,
+    floordiv,
+    linearize,
+    mod,
+    product,
+    substitute,
+    symbols_of,
+)
+
+IndexLike = Expr | Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor: ``body`` computes the element at ``iteration_symbols("i", sizes)``.
+
+    ``number`` marks a Python number (with sizes ()), which does not take part in dtype promotion as
+    a tensor does.
+    """
+
+    dtype: DType
+    sizes: tuple[Expr, ...]
+    body: Scalar
+    number: bool = False
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def numel(self) -> Expr:
+        return product(self.sizes)
+
+    @property
+    def is_empty(self) -> bool:
+        return any(size is ZERO for size in self.sizes)
+
+    def at(self, index: Sequence[IndexLike]) -> Scalar:
+        """The element at ``index``, whose entries may be computed from data (a gather)."""
+        assert len(index) == self.rank, (index, self.sizes)
+        keys = symbol_keys(iteration_symbols("i", self.sizes))
+        exprs: dict[Symbol, Expr] = {}
+        data: dict[Symbol, Scalar] = {}
+        for key, entry in zip(keys, index, strict=True):
+            if isinstance(entry, Expr):
+                exprs[key] = entry
+            elif isinstance(entry, Index):
+                exprs[key] = entry.expr
+            else:
+                data[key] = cast(entry, dtypes.int64)
+        return substitute_scalars(self.body, exprs, data)
+
+    def cast(self, dtype: DType) -> Value:
+        """The same value converted, without a node."""
+        return Value(dtype, self.sizes, cast(self.body, dtype), self.number)
+
+
+def substitute_scalars(
+    body: Scalar, exprs: Mapping[Symbol, Expr], data: Mapping[Symbol, Scalar]
+) -> Scalar:
+    """``body`` with some symbols replaced by expressions and others by values from data."""
+
+    def change(node: Scalar) -> Scalar | None:
+        if not isinstance(node, Index):
+            return None
+        if symbols_of(node.expr).isdisjoint(data):
+            return Index(substitute(node.expr, exprs))
+        return _arithmetic(node.expr, exprs, data)
+
+    return rewrite(body, change)
+
+
+def _arithmetic(expr: Expr, exprs: Mapping[Symbol, Expr], data: Mapping[Symbol, Scalar]) -> Scalar:
+    """An index expression as int64 scalar ops, where it depends on data."""
+    total: Scalar | None = None
+    plain = as_expr(expr.constant)
+    for monomial, coefficient in expr.terms:
+        factor = as_expr(coefficient)
+        term: Scalar | None = None
+        for atom in monomial:
+            if isinstance(atom, Symbol):
+                replaced = data.get(atom)
+                if replaced is None:
+                    factor = factor * exprs.get(atom, _of_atom(atom))
+                    continue
+            elif symbols_of(_of_atom(atom)).isdisjoint(data):
+                factor = factor * substitute(_of_atom(atom), exprs)
+                continue
+            else:
+                name = "floor_divide" if isinstance(atom, FloorDiv) else "remainder"
+                replaced = apply(
+                    name,
+                    _arithmetic(atom.numerator, exprs, data),
+                    _arithmetic(atom.denominator, exprs, data),
+                )
+            term = replaced if term is None else apply("mul", term, replaced)
+        if term is None:
+            plain = plain + factor
+            continue
+        if factor is not ONE:
+            term = apply("mul", term, _index_scalar(factor))
+        total = term if total is None else apply("add", total, term)
+    if total is None:
+        return Index(plain)
+    return total if plain is ZERO else apply("add", total, _index_scalar(plain))
+
+
+def _of_atom(atom: Symbol | FloorDiv | Mod) -> Expr:
+    return Expr(0, (((atom,), 1),))
+
+
+def _index_scalar(expr: Expr) -> Scalar:
+    return const(expr.constant, dtypes.int64) if expr.is_constant else Index(expr)
+
+
+def positions(sizes: Sequence[Expr], prefix: str = "i") -> tuple[Expr, ...]:
+    """The canonical index: a symbol per dimension, 0 where the size is 1."""
+    symbols = iteration_symbols(prefix, sizes)
+    return tuple(
+        ZERO if size is ONE else symbol for size, symbol in zip(sizes, symbols, strict=True)
+    )
+
+
+def view(value: Value, sizes: Sequence[Expr], index: Sequence[IndexLike]) -> Value:
+    """The value of ``sizes`` whose element at `positions` is ``value.at(index)``."""
+    if any(size is ZERO for size in sizes):
+        return Value(value.dtype, tuple(sizes), const(0, value.dtype))
+    return Value(value.dtype, tuple(sizes), value.at(index))
+
+
+def permute(value: Value, dims: Sequence[int]) -> Value:
+    """Dimension k of the result is dimension ``dims[k]``."""
+    dims = [dim % value.rank for dim in dims]
+    sizes = [value.sizes[dim] for dim in dims]
+    new = positions(sizes)
+    return view(value, sizes, [new[dims.index(k)] for k in range(value.rank)])
+
+
+def expand(value: Value, sizes: Sequence[Expr]) -> Value:
+    """Broadcast to ``sizes``, aligned at the last dimension."""
+    if len(sizes) == value.rank and tuple(sizes) == value.sizes:
+        return value
+    new = positions(sizes)
+    return view(value, sizes, broadcast_index(value, new))
+
+
+def broadcast_index(value: Value, index: Sequence[IndexLike]) -> list[IndexLike]:
+    """The index into ``value`` for an index of what it is broadcast to."""
+    skip = len(index) - value.rank
+    return [ZERO if size is ONE else index[skip + k] for k, size in enumerate(value.sizes)]
+
+
+def reshape(value: Value, sizes: Sequence[Expr]) -> Value:
+    """The same elements in row-major order with other sizes."""
+    if tuple(sizes) == value.sizes:
+        return value
+    new = positions(sizes)
+    index: list[IndexLike] = [ZERO] * value.rank
+    if any(size is ZERO for size in sizes):
+        return view(value, sizes, index)
+    for old_dims, new_dims in _dimension_groups(value.sizes, sizes):
+        new_sizes = [sizes[k] for k in new_dims]
+        old_sizes = [value.sizes[k] for k in old_dims]
+        flat = linearize([new[k] for k in new_dims], contiguous_strides(new_sizes))
+        for k, entry in zip(old_dims, delinearize(flat, old_sizes), strict=True):
+            index[k] = entry
+    return view(value, sizes, index)
+
+
+def _dimension_groups(
+    old: Sequence[Expr], new: Sequence[Expr]
+) -> list[tuple[list[int], list[int]]]:
+    """Splits both shapes into aligned runs of equal numel, so that index arithmetic stays local."""
+    left = [k for k, size in enumerate(old) if size is not ONE]
+    right = [k for k, size in enumerate(new) if size is not ONE]
+    groups = []
+    while left and right:
+        a, b = [left.pop()], [right.pop()]
+        while True:
+            size_a, size_b = product(old[k] for k in a), product(new[k] for k in b)
+            if size_a is size_b:
+                break
+            if left and (not right or _divides(size_a, size_b)):
+                a.insert(0, left.pop())
+            elif right and (not left or _divides(size_b, size_a)):
+                b.insert(0, right.pop())
+            else:
+                a, b = left + a, right + b
+                left, right = [], []
+                break
+        groups.append((a, b))
+    if groups and (left or right):  # sizes whose equality is only known to a guard
+        groups[-1] = (left + groups[-1][0], right + groups[-1][1])
+    return groups
+
+
+def _divides(small: Expr, large: Expr) -> bool:
+    if small.is_constant and large.is_constant:
+        return 0 < small.constant < large.constant
+    return small is not ZERO and mod(large, small) is ZERO
+
+
+def slice_dim(value: Value, dim: int, start: IntLike, size: Expr, step: int = 1) -> Value:
+    """``size`` elements of a dimension: start, start + step, …"""
+    dim %= value.rank
+    sizes = [*value.sizes[:dim], size, *value.sizes[dim + 1 :]]
+    index = list(positions(sizes))
+    index[dim] = index[dim] * step + as_expr(start)
+    return view(value, sizes, index)
+
+
+def select(value: Value, dim: int, index: IndexLike) -> Value:
+    """One element of a dimension, which disappears."""
+    dim %= value.rank
+    sizes = [*value.sizes[:dim], *value.sizes[dim + 1 :]]
+    new: list[IndexLike] = list(positions(sizes))
+    return view(value, sizes, [*new[:dim], index, *new[dim:]])
+
+
+def unsqueeze(value: Value, dim: int) -> Value:
+    """A new dimension of size 1 before ``dim``."""
+    dim %= value.rank + 1
+    return reshape(value, [*value.sizes[:dim], ONE, *value.sizes[dim:]])
+
+
+def squeeze(value: Value, dims: Sequence[int]) -> Value:
+    """Without those of ``dims`` that have size 1."""
+    drop = {dim % max(value.rank, 1) for dim in dims}
+    return reshape(value, [s for k, s in enumerate(value.sizes) if not (k in drop and s is ONE)])
+
+
+def element(value: Value, flat: Expr) -> Scalar:
+    """The element at a row-major position."""
+    strides = contiguous_strides(value.sizes)
+    index = [
+        ZERO
+        if size is ONE
+        else floordiv(flat, stride)
+        if k == 0
+        else mod(floordiv(flat, stride), size)
+        for k, (size, stride) in enumerate(zip(value.sizes, strides, strict=True))
+    ]
+    return value.at(index)

@@ -1,0 +1,303 @@
+"""Views: substitutions of index symbols, without nodes.
+
+Values have no layout, so copies that only change memory are views too. Sizes are taken from the
+fake result, which has resolved -1 and negative dimensions. Source: ATen schemas of the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..dtypes import Kind
+from ..errors import UnsupportedOp
+from ..ir.scalar import apply, cast
+from ..sizes import ONE, ZERO, Expr, IntLike, as_expr, linearize
+from .builder import Builder
+from .registry import NotLowered, lowers
+from .value import (
+    IndexLike,
+    Value,
+    element,
+    expand,
+    permute,
+    positions,
+    reshape,
+    select,
+    slice_dim,
+    view,
+)
+
+aten = torch.ops.aten
+
+
+@lowers(
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh_copy.default,
+    aten.lift_fresh.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.alias_copy.default,
+    aten.detach_copy.default,
+    aten.positive.default,
+    view=True,
+)
+def lower_same(builder: Builder, self: Value, **layout: Any) -> Value:
+    return self
+
+
+@lowers(
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten._reshape_alias.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.view_copy.default,
+    aten.unsqueeze_copy.default,
+    aten.squeeze_copy.default,
+    aten.flatten.using_ints,
+    view=True,
+)
+def lower_reshape(builder: Builder, self: Value, *sizes: Any) -> Value:
+    return reshape(self, builder.out.sizes)
+
+
+@lowers(aten.view.dtype, view=True)
+def lower_view_dtype(builder: Builder, self: Value, dtype: torch.dtype) -> Value:
+    out = builder.out.dtype
+    if out.itemsize != self.dtype.itemsize or Kind.BOOL in (out.kind, self.dtype.kind):
+        raise NotLowered("reinterpreting elements of another size needs the bytes")
+    return Value(out, self.sizes, apply("bitcast", self.body, dtype=out))
+
+
+@lowers(aten.expand.default, aten.expand_copy.default, view=True)
+def lower_expand(builder: Builder, self: Value, size: Any, *, implicit: bool = False) -> Value:
+    return expand(self, builder.out.sizes)
+
+
+@lowers(aten.permute.default, aten.permute_copy.default, view=True)
+def lower_permute(builder: Builder, self: Value, dims: Sequence[int]) -> Value:
+    return permute(self, dims) if self.rank else self
+
+
+@lowers(aten.transpose.int, aten.transpose_copy.int, view=True)
+def lower_transpose(builder: Builder, self: Value, dim0: int, dim1: int) -> Value:
+    if not self.rank:
+        return self
+    dims = list(range(self.rank))
+    dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
+    return permute(self, dims)
+
+
+@lowers(aten.t.default, view=True)
+def lower_t(builder: Builder, self: Value) -> Value:
+    return permute(self, list(range(self.rank))[::-1])
+
+
+def slice_start(start: IntLike | None, size: Expr) -> Expr:
+    """The first index of a slice, wrapped and clamped as Python does, when that is decidable."""
+    if start is None:
+        return ZERO
+    first = as_expr(start)
+    if first.is_constant:
+        if first.constant < 0:
+            first = first + size
+        if first.is_constant and size.is_constant:
+            return as_expr(min(max(first.constant, 0), size.constant))
+    return first
+
+
+@lowers(aten.slice.Tensor, aten.slice_copy.Tensor, view=True)
+def lower_slice(
+    builder: Builder,
+    self: Value,
+    dim: int = 0,
+    start: IntLike | None = None,
+    end: IntLike | None = None,
+    step: int = 1,
+) -> Value:
+    dim %= self.rank
+    first = slice_start(start, self.sizes[dim])
+    return slice_dim(self, dim, first, builder.out.sizes[dim], int(step))
+
+
+@lowers(aten.narrow_copy.default, view=True)
+def lower_narrow(builder: Builder, self: Value, dim: int, start: IntLike, length: IntLike) -> Value:
+    dim %= self.rank
+    return slice_dim(self, dim, slice_start(start, self.sizes[dim]), as_expr(length))
+
+
+@lowers(aten.select.int, aten.select_copy.int, view=True)
+def lower_select(builder: Builder, self: Value, dim: int, index: IntLike) -> Value:
+    return select(self, dim, wrapped(index, self.sizes[dim % self.rank]))
+
+
+def wrapped(index: IntLike, size: Expr) -> Expr:
+    """A Python index; a constant negative one counts from the end."""
+    position = as_expr(index)
+    negative = position.is_constant and position.constant < 0
+    return position + size if negative else position
+
+
+@lowers(aten.split_with_sizes.default, aten.split_with_sizes_copy.default, view=True)
+def lower_split_with_sizes(
+    builder: Builder, self: Value, split_sizes: Sequence[IntLike], dim: int = 0
+) -> tuple[Value, ...]:
+    parts, start = [], ZERO
+    for size in split_sizes:
+        parts.append(slice_dim(self, dim, start, as_expr(size)))
+        start = start + size
+    return tuple(parts)
+
+
+@lowers(aten.split.Tensor, view=True)
+def lower_split(
+    builder: Builder, self: Value, split_size: IntLike, dim: int = 0
+) -> tuple[Value, ...]:
+    sizes = [result.sizes[dim % self.rank] for result in builder.results if result]
+    return lower_split_with_sizes(builder, self, sizes, dim)
+
+
+@lowers(aten.unbind.int, aten.unbind_copy.int, view=True)
+def lower_unbind(builder: Builder, self: Value, dim: int = 0) -> tuple[Value, ...]:
+    return tuple(select(self, dim, as_expr(k)) for k in range(len(builder.results)))
+
+
+@lowers(aten.flip.default, view=True)
+def lower_flip(builder: Builder, self: Value, dims: Sequence[int]) -> Value:
+    index: list[IndexLike] = list(positions(self.sizes))
+    for dim in dims:
+        k = dim % max(self.rank, 1)
+        entry = index[k]
+        assert isinstance(entry, Expr)
+        index[k] = ZERO if self.sizes[k] is ONE else self.sizes[k] - 1 - entry
+    return view(self, self.sizes, index)
+
+
+@lowers(aten.roll.default, view=True)
+def lower_roll(
+    builder: Builder, self: Value, shifts: Sequence[IntLike], dims: Sequence[int] = ()
+) -> Value:
+    if not dims:
+        flat = reshape(self, [self.numel])
+        return reshape(lower_roll(builder, flat, shifts, [0]), self.sizes)
+    index = list(positions(self.sizes))
+    for shift, dim in zip(shifts, dims, strict=True):
+        k = dim % self.rank
+        if self.sizes[k] not in (ONE, ZERO):
+            index[k] = (index[k] + (as_expr(0) - shift) % self.sizes[k]) % self.sizes[k]
+    return view(self, self.sizes, index)
+
+
+@lowers(aten.diagonal.default, aten.diagonal_copy.default, view=True)
+def lower_diagonal(
+    builder: Builder, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    dim1, dim2 = dim1 % self.rank, dim2 % self.rank
+    sizes = builder.out.sizes
+    *rest, along = positions(sizes) if sizes else (ZERO,)
+    index = list(rest)
+    entries = {dim1: along + max(-offset, 0), dim2: along + max(offset, 0)}
+    for dim in sorted(entries):
+        index.insert(dim, entries[dim])
+    return view(self, sizes, index)
+
+
+@lowers(aten.repeat.default, view=True)
+def lower_repeat(builder: Builder, self: Value, repeats: Sequence[IntLike]) -> Value:
+    sizes = builder.out.sizes
+    new = positions(sizes)
+    skip = len(sizes) - self.rank
+    index = [
+        new[skip + k] if sizes[skip + k] is size else new[skip + k] % size if size else ZERO
+        for k, size in enumerate(self.sizes)
+    ]
+    return view(self, sizes, index)
+
+
+@lowers(aten.unfold.default, aten.unfold_copy.default, view=True)
+def lower_unfold(builder: Builder, self: Value, dimension: int, size: int, step: int) -> Value:
+    if not self.rank:
+        return reshape(self, builder.out.sizes)
+    *rest, inside = positions(builder.out.sizes)
+    dim = dimension % self.rank
+    index = list(rest)
+    index[dim] = index[dim] * step + inside
+    return view(self, builder.out.sizes, index)
+
+
+@lowers(aten.as_strided.default, aten.as_strided_copy.default, view=True)
+def lower_as_strided(
+    builder: Builder,
+    self: Value,
+    size: Sequence[IntLike],
+    stride: Sequence[IntLike],
+    storage_offset: IntLike | None = None,
+) -> Value:
+    """Only of a tensor that is its whole storage, row-major: a value has no other memory."""
+    require_whole_storage(builder)
+    sizes = builder.out.sizes
+    flat = linearize(positions(sizes), [as_expr(s) for s in stride])
+    flat = flat + (0 if storage_offset is None else storage_offset)
+    if any(s is ZERO for s in sizes):
+        return view(self, sizes, [ZERO] * self.rank)
+    return Value(self.dtype, sizes, element(self, flat))
+
+
+def require_whole_storage(builder: Builder) -> None:
+    """Raises UnsupportedOp unless the first argument is contiguous and covers its storage."""
+    tensor = builder.arguments[0]
+    whole = (
+        tensor.is_contiguous()
+        and tensor.storage_offset() == 0
+        and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    )
+    if not whole:
+        raise UnsupportedOp(
+            builder.origin.op,
+            "its tensor is a view of larger memory, which a compiled graph does not have",
+            "call .contiguous() before it",
+            builder.origin.source,
+        )
+
+
+@lowers(aten._to_copy.default)
+def lower_to_copy(builder: Builder, self: Value, **options: Any) -> Value:
+    """Conversion; a change of device or layout alone is nothing here."""
+    out = builder.out
+    if out.dtype is self.dtype:
+        return self
+    return builder.pointwise(cast(self.body, out.dtype), out.sizes)
+
+
+@lowers(torch.ops.prims.convert_element_type.default)
+def lower_convert_element_type(builder: Builder, a: Value, dtype: torch.dtype) -> Value:
+    return lower_to_copy(builder, a)
+
+
+@lowers(aten.copy.default)
+def lower_copy(builder: Builder, self: Value, src: Value, non_blocking: bool = False) -> Value:
+    """``src`` with the sizes and dtype of ``self``."""
+    source = expand(src, self.sizes)
+    if src.dtype is self.dtype:
+        return source
+    return builder.pointwise(cast(source.body, self.dtype), self.sizes)
+
+
+@lowers(torch.ops.prims.broadcast_in_dim.default, view=True)
+def lower_broadcast_in_dim(
+    builder: Builder, a: Value, shape: Sequence[IntLike], broadcast_dimensions: Sequence[int]
+) -> Value:
+    sizes = builder.out.sizes
+    new = positions(sizes)
+    index = [
+        ZERO if size is ONE else new[dim]
+        for size, dim in zip(a.sizes, broadcast_dimensions, strict=True)
+    ]
+    return view(a, sizes, index)

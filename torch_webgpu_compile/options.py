@@ -1,0 +1,165 @@
+"""`CompileOptions`: every setting of a compilation, and the only place that reads the environment.
+
+===============================  ====================  ==========================================
+environment                      ``options={...}``     meaning
+===============================  ====================  ==========================================
+``TORCH_WEBGPU_DEBUG``           ``"debug"``           comma-separated stages to print to stderr:
+                                                       fx, ir, schedule, wgsl, plan
+``TORCH_WEBGPU_DUMP``            ``"dump"``            folder that gets a folder per graph
+``TORCH_WEBGPU_FALLBACK``        ``"fallback"``        an operator without a kernel: warn (default),
+                                                       error, silent
+``TORCH_WEBGPU_CHECKED``         ``"checked"``         1: kernels keep the bounds checks
+``TORCH_WEBGPU_CACHE``           ``"cache"``           folder of compiled plans; 0 (default): none
+``TORCH_WEBGPU_ADAPTER``         –                     part of the adapter's name, or its number
+``TORCH_WEBGPU_PROVIDER``        –                     wgpu or wgpudawn
+–                                ``"fusion"``          False: one kernel per node (debugging)
+===============================  ====================  ==========================================
+
+``options`` override the environment. The adapter and the provider belong to the process, not to one
+compilation, so they have no key in ``options``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .errors import OptionError
+
+DEBUG_STAGES = ("fx", "ir", "schedule", "wgsl", "plan")
+FALLBACK_POLICIES = ("warn", "error", "silent")
+PROVIDERS = ("wgpu", "wgpudawn")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """Settings of one compilation; see the module's table.
+
+    Attributes:
+        debug: stages whose results are printed to stderr.
+        dump: folder for dumps, None for none.
+        fallback: policy for operators that have no kernel.
+        checked: keep the checks in kernels that the compiler has proved unnecessary.
+        cache: folder of compiled plans, None for no cache on disk.
+        fusion: fuse nodes into common kernels.
+        mode: ``torch.compile``'s mode, one of `MODES`.
+        adapter: part of the wanted adapter's name or its index, "" for the best one.
+        provider: the WebGPU implementation, "" for the first that is installed.
+    """
+
+    debug: frozenset[str] = frozenset()
+    dump: str | None = None
+    fallback: str = "warn"
+    checked: bool = False
+    cache: str | None = None
+    fusion: bool = True
+    mode: str = "default"
+    adapter: str = ""
+    provider: str = ""
+
+    @property
+    def autotune(self) -> bool:
+        """Whether kernels may be chosen by measurement at compile time."""
+        return self.mode.startswith("max-autotune")
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise OptionError(f"{name}={value!r} is not valid; use one of: {', '.join(choices)}")
+    return value
+
+
+def _stages(name: str, value: Any) -> frozenset[str]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise OptionError(f"{name}={value!r} is not a list of: {', '.join(DEBUG_STAGES)}")
+    return frozenset(_choice(name, stage, DEBUG_STAGES) for stage in value if stage != "")
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in (0, 1, "0", "1"):
+        return bool(int(value))
+    raise OptionError(f"{name}={value!r} is not valid; use 0 or 1")
+
+
+def _folder(name: str, value: Any) -> str | None:
+    if value is None or isinstance(value, (str, os.PathLike)):
+        path = "" if value is None else os.fspath(value)
+        return path or None
+    raise OptionError(f"{name}={value!r} is not the path of a folder")
+
+
+def _cache(name: str, value: Any) -> str | None:
+    return None if value in ("0", 0, False) else _folder(name, value)
+
+
+def _fallback(name: str, value: Any) -> str:
+    return _choice(name, value, FALLBACK_POLICIES)
+
+
+def _provider(name: str, value: Any) -> str:
+    return _choice(name, value, PROVIDERS)
+
+
+Parser = Callable[[str, Any], Any]
+
+_ENVIRONMENT: dict[str, tuple[str, Parser]] = {
+    "TORCH_WEBGPU_DEBUG": ("debug", _stages),
+    "TORCH_WEBGPU_DUMP": ("dump", _folder),
+    "TORCH_WEBGPU_FALLBACK": ("fallback", _fallback),
+    "TORCH_WEBGPU_CHECKED": ("checked", _flag),
+    "TORCH_WEBGPU_CACHE": ("cache", _cache),
+    "TORCH_WEBGPU_ADAPTER": ("adapter", lambda _, value: str(value)),
+    "TORCH_WEBGPU_PROVIDER": ("provider", _provider),
+}
+_OPTIONS: dict[str, Parser] = {
+    "debug": _stages,
+    "dump": _folder,
+    "fallback": _fallback,
+    "checked": _flag,
+    "cache": _cache,
+    "fusion": _flag,
+}
+
+
+def from_environment(environment: Mapping[str, str] | None = None) -> CompileOptions:
+    """The options that environment variables ask for; an empty value counts as unset.
+
+    Raises OptionError for a value that is not valid, or an unknown ``TORCH_WEBGPU_*`` name.
+    """
+    variables = os.environ if environment is None else environment
+    found: dict[str, Any] = {}
+    for name, value in variables.items():
+        if not name.startswith("TORCH_WEBGPU_") or value == "":
+            continue
+        if name not in _ENVIRONMENT:
+            known = ", ".join(sorted(_ENVIRONMENT))
+            raise OptionError(f"unknown environment variable {name}; known: {known}")
+        field, parse = _ENVIRONMENT[name]
+        found[field] = parse(name, value)
+    return CompileOptions(**found)
+
+
+def resolve(
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> CompileOptions:
+    """The options of ``torch.compile(mode=mode, options=options)`` over the environment's.
+
+    Raises OptionError for an unknown mode, key or value.
+    """
+    found: dict[str, Any] = {}
+    if mode is not None:
+        found["mode"] = _choice("mode", mode, MODES)
+    for key, value in (options or {}).items():
+        if key not in _OPTIONS:
+            raise OptionError(f"unknown option {key!r}; known: {', '.join(sorted(_OPTIONS))}")
+        found[key] = _OPTIONS[key](key, value)
+    return replace(from_environment(environment), **found)

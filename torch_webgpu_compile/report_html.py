@@ -1,0 +1,189 @@
+"""A `Report` as one HTML page: the fused graphs as inline SVG, the kernels' WGSL."""
+
+from __future__ import annotations
+
+from html import escape
+
+from .report import (
+    GraphReport,
+    HostReport,
+    KernelReport,
+    Report,
+    human_bytes,
+    human_count,
+    short_source,
+)
+
+Step = KernelReport | HostReport
+
+_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 260, 64, 28, 46
+
+_STYLE = """
+:root { color-scheme: light dark; --box: #eef3fb; --edge: #8a94a6; --line: #c9d2e0; --accent: #1f5fbf;
+  --host: #fbe3e0; --io: #e6f4ea; --matmul: #fdf1d8; }
+@media (prefers-color-scheme: dark) { :root { --box: #223047; --edge: #8a94a6; --line: #3a4a63;
+  --accent: #86b4ff; --host: #5a2a26; --io: #1f4029; --matmul: #4a3c16; } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
+table { border-collapse: collapse; width: 100%; font-size: 13px; display: block; overflow-x: auto; }
+th, td { text-align: left; padding: .3rem .7rem; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+pre { overflow-x: auto; padding: .8rem; border: 1px solid var(--line); border-radius: 6px;
+  font: 12.5px/1.45 ui-monospace, monospace; }
+details { margin: .4rem 0; } summary { cursor: pointer; }
+.drawing { overflow: auto; max-height: 80vh; border: 1px solid var(--line); border-radius: 6px; }
+svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+svg .name { font-weight: 600; } svg .small { font-size: 11px; opacity: .75; }
+svg path { fill: none; stroke: var(--edge); stroke-width: 1.2; }
+svg rect { fill: var(--box); stroke: var(--line); }
+svg .host rect { fill: var(--host); } svg .io rect { fill: var(--io); }
+svg .anchor rect { fill: var(--matmul); }
+svg a:hover rect { stroke: var(--accent); stroke-width: 2; }
+"""
+
+
+def page(report: Report) -> str:
+    """The whole document."""
+    body = [
+        "<h1>torch_webgpu_compile report</h1>",
+        f"<p>{len(report.graphs)} graphs, {report.dispatch_count} dispatches per call. "
+        f"On the host: {escape(', '.join(report.fallbacks) or 'nothing')}. "
+        f"Graph breaks: {len(report.graph_breaks)}.</p>",
+    ]
+    body += [f"<pre>{escape(reason)}</pre>" for reason in report.graph_breaks]
+    body += [_graph(number, graph) for number, graph in enumerate(report.graphs)]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>torch_webgpu_compile report</title><style>{_STYLE}</style></head>\n"
+        f"<body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _graph(number: int, graph: GraphReport) -> str:
+    parts = [
+        f"<h2>{escape(graph.name)}: {len(graph.kernels)} dispatches</h2>",
+        f'<div class="drawing">{drawing(number, graph)}</div>',
+        _table(number, graph),
+    ]
+    for k, step in enumerate(graph.steps):
+        if isinstance(step, KernelReport):
+            parts.append(_kernel(f"k{number}-{k}", step))
+    for stage in ("fx", "ir", "schedule", "plan"):
+        text = escape(graph.texts.get(stage, ""))
+        parts.append(f"<details><summary>{stage}</summary><pre>{text}</pre></details>")
+    return "\n".join(parts)
+
+
+def _kernel(anchor: str, kernel: KernelReport) -> str:
+    sources = "".join(f"<br><code>{escape(source)}</code>" for source in kernel.sources)
+    return (
+        f'<details id="{anchor}"><summary><b>{escape(kernel.name)}</b> '
+        f"{escape(', '.join(kernel.ops))}</summary>{sources}<pre>{escape(kernel.wgsl)}</pre></details>"
+    )
+
+
+def _table(number: int, graph: GraphReport) -> str:
+    rows = []
+    for k, step in enumerate(graph.steps):
+        if isinstance(step, HostReport):
+            cells = ["(host)", "", "", "", "", step.op, short_source(step.source)]
+            rows.append("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>")
+            continue
+        source = short_source(step.sources[-1]) if step.sources else ""
+        numbers = (
+            "×".join(map(str, step.grid)),
+            human_bytes(step.bytes_read),
+            human_bytes(step.bytes_written),
+            human_count(step.flops),
+        )
+        rows.append(
+            f'<tr><td><a href="#k{number}-{k}">{escape(step.name)}</a></td>'
+            + "".join(f'<td class="n">{cell}</td>' for cell in numbers)
+            + f"<td>{escape(' '.join(step.ops))}</td><td>{escape(source)}</td></tr>"
+        )
+    head = "".join(
+        f"<th>{name}</th>"
+        for name in ("kernel", "grid", "read", "written", "flops", "ops", "from")
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def drawing(number: int, graph: GraphReport) -> str:
+    """The graph of dispatches and host calls as SVG; an edge is a buffer that one leaves to another."""
+    steps = graph.steps
+    layers = _layers(steps)
+    columns: dict[int, int] = {}
+    place: list[tuple[float, float]] = []
+    for layer in layers:
+        column = columns.get(layer, 0)
+        columns[layer] = column + 1
+        place.append((column, layer))
+    widest = max(columns.values(), default=1)
+    width = widest * (_BOX_WIDTH + _GAP_X) + _GAP_X
+    height = (max(layers, default=0) + 1) * (_BOX_HEIGHT + _GAP_Y) + _GAP_Y
+    points = []
+    for column, layer in place:
+        indent = (widest - columns[int(layer)]) * (_BOX_WIDTH + _GAP_X) / 2
+        x = _GAP_X + indent + column * (_BOX_WIDTH + _GAP_X)
+        points.append((x, _GAP_Y / 2 + layer * (_BOX_HEIGHT + _GAP_Y)))
+    edges = [_edge(points[a], points[b], label) for a, b, label in _edges(steps)]
+    boxes = [
+        _box(f"k{number}-{k}", step, x, y)
+        for k, (step, (x, y)) in enumerate(zip(steps, points, strict=True))
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'role="img">{"".join(edges)}{"".join(boxes)}</svg>'
+    )
+
+
+def _edges(steps: tuple[Step, ...]) -> list[tuple[int, int, str]]:
+    writer: dict[str, int] = {}
+    edges = []
+    for k, step in enumerate(steps):
+        edges += [(writer[name], k, name) for name in step.reads if writer.get(name, k) != k]
+        writer.update(dict.fromkeys(step.writes, k))
+    return edges
+
+
+def _layers(steps: tuple[Step, ...]) -> list[int]:
+    """The length of the longest path to each step."""
+    layers = [0] * len(steps)
+    for source, destination, _ in _edges(steps):
+        layers[destination] = max(layers[destination], layers[source] + 1)
+    return layers
+
+
+def _edge(start: tuple[float, float], end: tuple[float, float], label: str) -> str:
+    x1, y1 = start[0] + _BOX_WIDTH / 2, start[1] + _BOX_HEIGHT
+    x2, y2 = end[0] + _BOX_WIDTH / 2, end[1]
+    bend = max(20.0, (y2 - y1) / 2)
+    curve = f"M{x1:.0f} {y1:.0f} C{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} {x2:.0f} {y2:.0f}"
+    return f'<path d="{curve}"><title>{escape(label)}</title></path>'
+
+
+def _box(anchor: str, step: Step, x: float, y: float) -> str:
+    if isinstance(step, HostReport):
+        style, name, second, third = "host", "on the host", step.op, ""
+    else:
+        style = "anchor" if step.kind in ("matmul", "contraction", "attention") else ""
+        name = step.name
+        second = " ".join(dict.fromkeys(op.removeprefix("aten.") for op in step.ops))
+        traffic = f"{human_bytes(step.bytes_read)} → {human_bytes(step.bytes_written)}"
+        third = f"{traffic}, {human_count(step.flops)} flop"
+    lines = [
+        f'<text class="{css}" x="{x + 10:.0f}" y="{y + dy:.0f}">{escape(_clip(text))}</text>'
+        for css, dy, text in (("name", 20, name), ("", 38, second), ("small", 54, third))
+    ]
+    title = escape(f"{name}\n{second}")
+    return (
+        f'<a class="{style}" href="#{anchor}"><title>{title}</title>'
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="7"/>'
+        f"{''.join(lines)}</a>"
+    )
+
+
+def _clip(text: str, length: int = 38) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,367 @@
+"""What a plan's inputs and outputs are to PyTorch, resolved per set of sizes.
+
+A `Signature` is made once per compiled graph; a `Variant` once per set of sizes, so that a call only
+follows lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .debug import host_step_buffers
+from .errors import UnsupportedOp
+from .host_calls import torch_dtype
+from .plan.model import Dispatch, HostStep, Plan, PlanBuffer, PlanOutput
+from .sizes import Expr, Symbol, evaluate, symbols_of
+from .static_buffers import span
+
+
+@dataclass(frozen=True, slots=True)
+class InputEntry:
+    """A tensor argument that the plan reads. ``static``: a parameter or buffer of a module."""
+
+    position: int
+    buffer: str
+    static: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRecipe:
+    """An argument that is copied to the GPU at every call: ``nbytes`` laid out with ``strides``."""
+
+    position: int
+    buffer: str
+    strides: tuple[int, ...]
+    nbytes: int
+
+
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Sizes, strides and offset (in elements) of a tensor within another one's storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecipe:
+    """A new tensor, filled with ``nbytes`` from ``offset_nbytes`` of a plan buffer.
+
+    ``results`` are the positions that return it, whole (None) or through a view.
+    """
+
+    buffer: str
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset_nbytes: int
+    nbytes: int
+    results: tuple[tuple[int, View | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MutationRecipe:
+    """An argument that takes a value after the call.
+
+    Attributes:
+        dense: its memory has no gaps, so that it can be written as it is.
+        keep: the plan buffer has exactly the argument's layout, and nothing else returns it.
+    """
+
+    position: int
+    buffer: str
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset_nbytes: int
+    nbytes: int
+    dense: bool
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variant:
+    """A signature with its sizes resolved.
+
+    Attributes:
+        sizes: values of the plan's size symbols.
+        static: the static inputs with their strides.
+        uploads: the other tensor inputs.
+        constants: results that are not tensors; None in place of a tensor.
+        tensors, mutations: tensors to make and to change.
+        saved: whether any result is only for the backward graph.
+        saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
+        may_be_resident: whether an upload may be a tensor kept on the GPU by a forward graph.
+    """
+
+    sizes: dict[str, int]
+    static: tuple[tuple[InputEntry, tuple[int, ...]], ...]
+    uploads: tuple[UploadRecipe, ...]
+    constants: tuple[Any, ...]
+    tensors: tuple[TensorRecipe, ...]
+    mutations: tuple[MutationRecipe, ...]
+    saved: bool
+    saved_buffers: tuple[tuple[str, int], ...]
+    updated_buffers: tuple[tuple[str, int], ...]
+    may_be_resident: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSource:
+    """Where a size symbol's value is read: an integer argument, or a dimension of a tensor.
+
+    What is read there is ``coefficient · symbol + constant``.
+    """
+
+    name: str
+    position: int
+    dim: int | None
+    coefficient: int
+    constant: int
+
+    def read(self, values: Sequence[Any]) -> int:
+        value = values[self.position]
+        found = int(value) if self.dim is None else int(value.shape[self.dim])
+        return (found - self.constant) // self.coefficient
+
+
+@dataclass(eq=False)
+class Signature:
+    """See the module.
+
+    Args:
+        plan: whose inputs and outputs they are.
+        static_inputs: positions of parameters and buffers.
+        saved: positions of results that only the backward graph reads.
+        forwarded: (result, argument) positions of results that are an argument.
+        backward: whether arguments may be tensors that a forward graph kept on the GPU.
+
+    Raises:
+        UnsupportedOp: a size of the plan does not follow from the arguments.
+    """
+
+    plan: Plan
+    static_inputs: frozenset[int] = frozenset()
+    saved: frozenset[int] = frozenset()
+    forwarded: tuple[tuple[int, int], ...] = ()
+    backward: bool = False
+    inputs: tuple[InputEntry, ...] = field(init=False)
+    _sources: tuple[SizeSource, ...] = field(init=False)
+    _variants: dict[tuple[int, ...], Variant] = field(init=False)
+
+    def __post_init__(self) -> None:
+        used = _buffers_read(self.plan)
+        self.inputs = tuple(
+            InputEntry(position, entry.buffer, position in self.static_inputs)
+            for position, entry in enumerate(self.plan.inputs)
+            if entry.buffer is not None and entry.buffer in used
+        )
+        self._sources = _size_sources(self.plan)
+        self._variants = {}
+
+    def variant(self, values: Sequence[Any]) -> Variant:
+        """The signature for these arguments."""
+        key = tuple([source.read(values) for source in self._sources]) if self._sources else ()
+        found = self._variants.get(key)
+        if found is None:
+            names = [source.name for source in self._sources]
+            found = self._resolve(dict(zip(names, key, strict=True)))
+            self._variants[key] = found
+        return found
+
+    def some_sizes(self) -> dict[str, int] | None:
+        """The sizes of the first call; None before any call of a plan with symbolic sizes."""
+        for variant in self._variants.values():
+            return variant.sizes
+        return None if self._sources else {}
+
+    def _resolve(self, sizes: dict[str, int]) -> Variant:
+        buffers = self.plan.buffers
+        static, uploads = [], []
+        for entry in self.inputs:
+            shape, strides = _layout(buffers[entry.buffer], sizes)
+            if entry.static:
+                static.append((entry, strides))
+            else:
+                nbytes = span(shape, strides) * buffers[entry.buffer].dtype.itemsize
+                uploads.append(UploadRecipe(entry.position, entry.buffer, strides, nbytes))
+        returned = [output for output in self.plan.outputs if output.mutates is None]
+        tensors = self._tensors(returned, sizes)
+        mutations = tuple(
+            self._mutation(output, sizes)
+            for output in self.plan.outputs
+            if output.mutates is not None
+        )
+        kept = [tensor for tensor in tensors if self._stays(tensor, sizes)]
+        updated = dict.fromkeys(m.buffer for m in mutations if m.keep)
+        return Variant(
+            sizes=sizes,
+            static=tuple(static),
+            uploads=tuple(uploads),
+            constants=tuple(_constant(output, sizes) for output in returned),
+            tensors=tensors,
+            mutations=mutations,
+            saved=bool(kept),
+            saved_buffers=tuple(_with_nbytes(buffers, [t.buffer for t in kept], sizes)),
+            updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
+            may_be_resident=self.backward,
+        )
+
+    def _tensors(
+        self, returned: Sequence[PlanOutput], sizes: Mapping[str, int]
+    ) -> tuple[TensorRecipe, ...]:
+        by_buffer: dict[str, list[tuple[int, View]]] = {}
+        for position, output in enumerate(returned):
+            if output.buffer is not None:
+                by_buffer.setdefault(output.buffer, []).append((position, _view(output, sizes)))
+        return tuple(self._tensor(name, shown, sizes) for name, shown in by_buffer.items())
+
+    def _tensor(
+        self, name: str, shown: list[tuple[int, View]], sizes: Mapping[str, int]
+    ) -> TensorRecipe:
+        """One tensor per plan buffer, so that results that share memory in PyTorch share it here."""
+        dtype = self.plan.buffers[name].dtype
+        shape, strides, offset = shown[0][1]
+        results: list[tuple[int, View | None]] = [(position, None) for position, _ in shown]
+        if any(view != shown[0][1] for _, view in shown):
+            length = max(view[2] + span(view[0], view[1]) for _, view in shown)
+            shape, strides, offset = (length,), (1,), 0
+            results = list(shown)
+        return TensorRecipe(
+            name,
+            torch_dtype(dtype),
+            shape,
+            strides,
+            offset * dtype.itemsize,
+            span(shape, strides) * dtype.itemsize,
+            tuple(results),
+        )
+
+    def _stays(self, tensor: TensorRecipe, sizes: Mapping[str, int]) -> bool:
+        """Whether only the backward graph reads a tensor, and can read it from the plan's buffer."""
+        return (
+            all(position in self.saved and view is None for position, view in tensor.results)
+            and tensor.offset_nbytes == 0
+            and tensor.nbytes > 0
+            and not any(o.mutates is not None and o.buffer == tensor.buffer for o in self.plan.outputs)
+        )
+
+    def _mutation(self, output: PlanOutput, sizes: Mapping[str, int]) -> MutationRecipe:
+        assert output.buffer is not None
+        assert output.mutates is not None
+        buffer = self.plan.buffers[output.buffer]
+        shape, strides, offset = _view(output, sizes)
+        elements = span(shape, strides)
+        numel = 1
+        for size in shape:
+            numel *= size
+        sharing = sum(other.buffer == output.buffer for other in self.plan.outputs)
+        keep = (
+            output.mutates in self.static_inputs
+            and sharing == 1
+            and offset == 0
+            and elements > 0
+            and buffer.role == "output"
+        )
+        itemsize = buffer.dtype.itemsize
+        return MutationRecipe(
+            output.mutates,
+            output.buffer,
+            torch_dtype(buffer.dtype),
+            shape,
+            strides,
+            offset * itemsize,
+            elements * itemsize,
+            dense=numel == elements,
+            keep=keep,
+        )
+
+
+def _layout(
+    buffer: PlanBuffer, sizes: Mapping[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape = tuple(evaluate(size, sizes) for size in buffer.sizes)
+    return shape, tuple(evaluate(stride, sizes) for stride in buffer.strides)
+
+
+def _view(output: PlanOutput, sizes: Mapping[str, int]) -> View:
+    return (
+        tuple(evaluate(size, sizes) for size in output.sizes),
+        tuple(evaluate(stride, sizes) for stride in output.strides),
+        0 if output.offset is None else evaluate(output.offset, sizes),
+    )
+
+
+def _constant(output: PlanOutput, sizes: Mapping[str, int]) -> Any:
+    return output.constant if output.size is None else evaluate(output.size, sizes)
+
+
+def _with_nbytes(
+    buffers: Mapping[str, PlanBuffer], names: Iterable[str], sizes: Mapping[str, int]
+) -> Iterable[tuple[str, int]]:
+    return [(name, evaluate(buffers[name].nbytes, sizes)) for name in names]
+
+
+def _buffers_read(plan: Plan) -> set[str]:
+    """Buffers that a step touches or an output shows: an input outside of these is not uploaded."""
+    used = {output.buffer for output in plan.outputs if output.buffer is not None}
+    for step in plan.steps:
+        match step:
+            case Dispatch():
+                used.update(binding.buffer for binding in step.bindings)
+            case HostStep():
+                used.update(host_step_buffers(step))
+            case _:
+                used.update((step.source, step.destination))
+    return used
+
+
+def _symbols(plan: Plan) -> dict[str, Symbol]:
+    """Every size symbol that running the plan needs a value of."""
+    exprs: list[Expr] = []
+    for buffer in plan.buffers.values():
+        exprs += (*buffer.sizes, *buffer.strides, buffer.offset, buffer.nbytes)
+    for output in plan.outputs:
+        exprs += (*output.sizes, *output.strides)
+        exprs += [e for e in (output.offset, output.size) if e is not None]
+    for step in plan.steps:
+        if isinstance(step, Dispatch):
+            exprs += (*step.grid, *step.parameters)
+        elif isinstance(step, HostStep):
+            exprs += _exprs((step.arguments, step.keywords))
+    found: dict[str, Symbol] = {}
+    for expr in exprs:
+        found.update((symbol.name, symbol) for symbol in symbols_of(expr))
+    return found
+
+
+def _exprs(value: Any) -> list[Expr]:
+    if isinstance(value, tuple):
+        return [expr for item in value for expr in _exprs(item)]
+    return [value] if isinstance(value, Expr) else []
+
+
+def _size_sources(plan: Plan) -> tuple[SizeSource, ...]:
+    found: dict[str, SizeSource] = {}
+    places: list[tuple[int, int | None, Expr]] = []
+    for position, entry in enumerate(plan.inputs):
+        if entry.size is not None:
+            places.append((position, None, entry.size))
+    for position, entry in enumerate(plan.inputs):
+        if entry.buffer is not None and entry.buffer in plan.buffers:
+            sizes = plan.buffers[entry.buffer].sizes
+            places += [(position, dim, size) for dim, size in enumerate(sizes)]
+    for position, dim, expr in places:
+        if len(expr.terms) == 1 and len(expr.terms[0][0]) == 1:
+            (atom,), coefficient = expr.terms[0]
+            if isinstance(atom, Symbol) and atom.name not in found:
+                source = SizeSource(atom.name, position, dim, coefficient, expr.constant)
+                found[atom.name] = source
+    missing = sorted(set(_symbols(plan)) - set(found))
+    if missing:
+        raise UnsupportedOp(
+            plan.name,
+            f"the sizes {', '.join(missing)} do not follow from the graph's arguments",
+            "compile with dynamic=False",
+        )
+    return tuple(found.values())
