@@ -1,10 +1,10 @@
 """The compiler: one ordered list of passes from a captured graph to a plan, and Dynamo's entry point.
 
-    fx        capture gives it: a functional ATen graph
-    ir        lowering: a `LoopGraph`
-    schedule  fusion: a `Schedule` of kernel groups
-    wgsl      code generation: kernel calls
-    plan      planning: a `Plan`
+fx        capture gives it: a functional ATen graph
+ir        lowering: a `LoopGraph`
+schedule  fusion: a `Schedule` of kernel groups
+wgsl      code generation: kernel calls
+plan      planning: a `Plan`
 """
 
 from __future__ import annotations

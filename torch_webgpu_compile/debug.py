@@ -148,5 +148,3 @@ class Shower:
             path.write_text(kernel_text(kernel) + "\n", encoding="utf-8")
         text = json.dumps(serialize.to_json(plan), indent=1)
         (self._folder / "plan.json").write_text(text, encoding="utf-8")
-
-

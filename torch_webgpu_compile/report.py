@@ -152,7 +152,8 @@ def _table(graph: GraphReport) -> list[str]:
         )
     widths = [min(60, max(len(row[k]) for row in rows)) for k in range(len(rows[0]))]
     return [
-        "  " + "  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  "
+        + "  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
 

@@ -104,8 +104,7 @@ def _table(number: int, graph: GraphReport) -> str:
             + f"<td>{escape(' '.join(step.ops))}</td><td>{escape(source)}</td></tr>"
         )
     head = "".join(
-        f"<th>{name}</th>"
-        for name in ("kernel", "grid", "read", "written", "flops", "ops", "from")
+        f"<th>{name}</th>" for name in ("kernel", "grid", "read", "written", "flops", "ops", "from")
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
@@ -160,7 +159,9 @@ def _edge(start: tuple[float, float], end: tuple[float, float], label: str) -> s
     x1, y1 = start[0] + _BOX_WIDTH / 2, start[1] + _BOX_HEIGHT
     x2, y2 = end[0] + _BOX_WIDTH / 2, end[1]
     bend = max(20.0, (y2 - y1) / 2)
-    curve = f"M{x1:.0f} {y1:.0f} C{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} {x2:.0f} {y2:.0f}"
+    curve = (
+        f"M{x1:.0f} {y1:.0f} C{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} {x2:.0f} {y2:.0f}"
+    )
     return f'<path d="{curve}"><title>{escape(label)}</title></path>'
 
 

@@ -243,7 +243,9 @@ class Signature:
             all(position in self.saved and view is None for position, view in tensor.results)
             and tensor.offset_nbytes == 0
             and tensor.nbytes > 0
-            and not any(o.mutates is not None and o.buffer == tensor.buffer for o in self.plan.outputs)
+            and not any(
+                o.mutates is not None and o.buffer == tensor.buffer for o in self.plan.outputs
+            )
         )
 
     def _mutation(self, output: PlanOutput, sizes: Mapping[str, int]) -> MutationRecipe:

@@ -138,9 +138,7 @@ class StaticBuffers:
                     entry.version = _UNVERSIONED
             self._forget()
 
-    def _store(
-        self, key: Key, tensor: Tensor, buffer: GpuBuffer, address: int, now: int
-    ) -> None:
+    def _store(self, key: Key, tensor: Tensor, buffer: GpuBuffer, address: int, now: int) -> None:
         itself = weakref.ref(self)
 
         def died(reference: weakref.ref[Tensor]) -> None:

@@ -111,9 +111,7 @@ def _static_inputs() -> frozenset[int]:
     return frozenset(getattr(metadata, "static_input_indices", None) or ())
 
 
-def _static_in_backward(
-    graph: torch.fx.GraphModule, static: frozenset[int]
-) -> frozenset[int]:
+def _static_in_backward(graph: torch.fx.GraphModule, static: frozenset[int]) -> frozenset[int]:
     """Positions of parameters among the saved values: AOTAutograd names argument i ``primals_{i+1}``."""
     found = set()
     for position, node in enumerate(graph.graph.find_nodes(op="placeholder")):

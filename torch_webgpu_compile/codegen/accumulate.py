@@ -72,11 +72,9 @@ class Accumulator:
             return []
         (part,) = self.parts
         wide = part.name + part.wide
-        halves = [
-            combine(self.kind, self.dtype, f"{wide}.x", f"{wide}.y", 1),
-            combine(self.kind, self.dtype, f"{wide}.z", f"{wide}.w", 1),
-        ]
-        return [f"var {part.name} = {combine(self.kind, self.dtype, *halves, 1)};"]
+        low = combine(self.kind, self.dtype, f"{wide}.x", f"{wide}.y", 1)
+        high = combine(self.kind, self.dtype, f"{wide}.z", f"{wide}.w", 1)
+        return [f"var {part.name} = {combine(self.kind, self.dtype, low, high, 1)};"]
 
     def result(self, dtype: DType) -> str:
         """The reduced value as an expression of ``dtype``'s compute type."""

@@ -263,9 +263,7 @@ class _RowKernel:
             trips = ceildiv(self.length, step * t.unroll)
             phase.loop = self.builder.index(trips)
             first = iteration("c", trips) * t.unroll
-            return [
-                self._chunk(first + u, Scope(parent=self.row_scope)) for u in range(t.unroll)
-            ]
+            return [self._chunk(first + u, Scope(parent=self.row_scope)) for u in range(t.unroll)]
         result = []
         for k in range(t.chunks):
             scope = self.kept.setdefault(k, Scope(parent=self.row_scope))

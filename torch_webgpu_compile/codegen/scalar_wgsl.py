@@ -230,9 +230,9 @@ class Renderer:
             exprs = [_as_index(a) for a in node.args]
             if exprs[0] is not None and exprs[1] is not None:
                 return self._compare(node, exprs[0], exprs[1])
-            narrow = [self._narrow(a) for a in node.args]
-            if narrow[0] is not None and narrow[1] is not None:
-                return self._apply_row(node, dtypes.int32, [narrow[0], narrow[1]])
+            left, right = (self._narrow(a) for a in node.args)
+            if left is not None and right is not None:
+                return self._apply_row(node, dtypes.int32, [left, right])
         if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.compute != "i64":
             narrow = self._index(node.args[0].expr, dtypes.int32)
             return self._cast(narrow, node.dtype)

@@ -29,10 +29,9 @@ def assign_slots(intervals: Sequence[Interval]) -> dict[str, int]:
     alive: list[tuple[int, int]] = []
     slots: dict[str, int] = {}
     for interval in sorted(intervals, key=lambda i: (i.first, i.last, i.name)):
-        for last, slot in list(alive):
-            if last < interval.first:
-                alive.remove((last, slot))
-                free.append(slot)
+        for ended in [entry for entry in alive if entry[0] < interval.first]:
+            alive.remove(ended)
+            free.append(ended[1])
         slot = _choose(interval.nbytes, free, sizes)
         if slot is None:
             slot = len(sizes)

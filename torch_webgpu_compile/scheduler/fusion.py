@@ -21,9 +21,11 @@ from ..ir.graph import (
 from ..ir.nodes import (
     Attention,
     Contraction,
+    HostCall,
     Node,
     Pointwise,
     Reduction,
+    Scatter,
     anchor_index,
     anchor_symbols,
     inputs_of,
@@ -59,7 +61,7 @@ class Group:
     kind: str
     rows: tuple[Symbol, ...]
     elements: tuple[Symbol, ...] = ()
-    anchor: Node | None = None
+    anchor: Contraction | Attention | Scatter | HostCall | None = None
     members: list[Member] = field(default_factory=list)
     computed: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
@@ -185,7 +187,9 @@ class Fuser:
                 rows = symbol_keys(iteration_symbols("i", node.ranges))
                 elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
                 group = Group("row", rows, elements)
-                member = Member(node.output, node.body, point_of(rows), True, node.kind, node.origins)
+                member = Member(
+                    node.output, node.body, point_of(rows), True, node.kind, node.origins
+                )
                 group.add(member, inputs_of(node))
             case Contraction() | Attention():
                 group = Group("anchor", symbol_keys(anchor_symbols(node)), anchor=node)
@@ -312,8 +316,9 @@ def finish(group: Group, stored: set[str]) -> KernelGroup:
         case "row":
             return RowGroup(extents, tuple(extent_of(s) for s in group.elements), members)
         case "anchor":
-            assert group.anchor is not None
+            assert isinstance(group.anchor, Contraction | Attention)
             keep = outputs_of(group.anchor)[0] in stored
             return AnchorGroup(group.anchor, members, keep)
         case _:
+            assert isinstance(group.anchor, Scatter | HostCall)
             return SingleGroup(group.anchor)
