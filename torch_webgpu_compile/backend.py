@@ -189,6 +189,7 @@ def signature_of(state: Compilation) -> Signature:
         state.captured.static_inputs,
         state.phase.saved,
         state.phase.forwarded,
+        state.phase.counted,
         backward=state.phase.name == "backward",
     )
 

@@ -7,7 +7,6 @@ whose contents are never written; `Resident` on such a tensor is the value.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -23,7 +22,7 @@ from .host_calls import HostCalls
 from .plan.model import Plan
 from .runtime.device import Device, GpuBuffer
 from .runtime.executor import BoundPlan, Executor
-from .signature import MutationRecipe, Signature, TensorRecipe, Variant
+from .signature import MutationRecipe, Signature, Variant
 
 _RESIDENT = "_webgpu_resident"
 
@@ -59,8 +58,7 @@ class CompiledGraph:
         self.signature = signature
         self.executor = Executor(plan, device, HostCalls(plan))
         self._static = static_buffers.static_buffers(device)
-        static = [entry.position for entry in signature.inputs if entry.static]
-        self._take_static = _getter(static)
+        self._take_static = _getter([entry.position for entry in signature.constant])
         self._static_state: Any = None
         self._static_externals: dict[str, GpuBuffer] = {}
         self._bound: tuple[Variant, BoundPlan] | None = None
@@ -120,16 +118,17 @@ class CompiledGraph:
                 fresh[name] = self.device.allocate(nbytes)
         for name, nbytes in variant.updated_buffers:
             fresh[name] = self.device.allocate(nbytes)
-        residents = self._residents(values, variant) if variant.may_be_resident else {}
-        if not fresh and not residents:
+        passed = self._residents(values, variant) if variant.may_be_resident else {}
+        for entry, strides, counted in variant.states:
+            passed[entry.buffer] = self._static.get(values[entry.position], strides, counted)
+        if not fresh and not passed:
             if known is not None and known[0] is variant:
                 return known[1], fresh
             bound = self.executor.bind(variant.sizes, self._static_externals)
             self._bound = (variant, bound)
             return bound, fresh
-        return self.executor.bind(
-            variant.sizes, {**self._static_externals, **residents, **fresh}
-        ), fresh
+        externals = {**self._static_externals, **passed, **fresh}
+        return self.executor.bind(variant.sizes, externals), fresh
 
     def _residents(self, values: list[Any], variant: Variant) -> dict[str, GpuBuffer]:
         found: dict[str, GpuBuffer] = {}
@@ -221,13 +220,12 @@ class CompiledGraph:
         if temporary is not None:
             with torch.no_grad():
                 tensor.copy_(temporary)
-        elif not tensor.is_inference():
+        elif not recipe.counted and not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
         kept = fresh.get(recipe.buffer) if recipe.keep else None
         if kept is not None:
             # The GPU already has the value: the next call need not copy it back.
             self._static.replace(tensor, recipe.strides, kept)
-            self._static_state = None
 
 
 def _getter(positions: Sequence[int]) -> Any:
@@ -241,9 +239,6 @@ def _has_saved_tensor_hooks() -> bool:
     """Whether autograd hands saved tensors to hooks (checkpointing, offloading), which read them."""
     hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return hooks is None or hooks(True) is not None
-
-
-_compile_lock = threading.RLock()
 
 
 def check_devices(inputs: Sequence[Any]) -> None:

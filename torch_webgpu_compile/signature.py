@@ -65,7 +65,8 @@ class MutationRecipe:
 
     Attributes:
         dense: its memory has no gaps, so that it can be written as it is.
-        keep: the plan buffer has exactly the argument's layout, and nothing else returns it.
+        keep: the argument is static, the plan buffer has exactly its layout, and nothing else returns it.
+        counted: its version counter has been incremented for this change before the call.
     """
 
     position: int
@@ -77,6 +78,7 @@ class MutationRecipe:
     nbytes: int
     dense: bool
     keep: bool
+    counted: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +87,8 @@ class Variant:
 
     Attributes:
         sizes: values of the plan's size symbols.
-        static: the static inputs with their strides.
+        static: the static inputs with their strides, without the next ones.
+        states: static inputs that the graph changes, with the version increments before each call.
         uploads: the other tensor inputs.
         constants: results that are not tensors; None in place of a tensor.
         tensors, mutations: tensors to make and to change.
@@ -96,6 +99,7 @@ class Variant:
 
     sizes: dict[str, int]
     static: tuple[tuple[InputEntry, tuple[int, ...]], ...]
+    states: tuple[tuple[InputEntry, tuple[int, ...], int], ...]
     uploads: tuple[UploadRecipe, ...]
     constants: tuple[Any, ...]
     tensors: tuple[TensorRecipe, ...]
@@ -134,6 +138,7 @@ class Signature:
         static_inputs: positions of parameters and buffers.
         saved: positions of results that only the backward graph reads.
         forwarded: (result, argument) positions of results that are an argument.
+        counted: positions of changed arguments whose version counter is incremented before each call.
         backward: whether arguments may be tensors that a forward graph kept on the GPU.
 
     Raises:
@@ -144,8 +149,10 @@ class Signature:
     static_inputs: frozenset[int] = frozenset()
     saved: frozenset[int] = frozenset()
     forwarded: tuple[tuple[int, int], ...] = ()
+    counted: frozenset[int] = frozenset()
     backward: bool = False
     inputs: tuple[InputEntry, ...] = field(init=False)
+    constant: tuple[InputEntry, ...] = field(init=False)
     _sources: tuple[SizeSource, ...] = field(init=False)
     _variants: dict[tuple[int, ...], Variant] = field(init=False)
 
@@ -156,6 +163,8 @@ class Signature:
             for position, entry in enumerate(self.plan.inputs)
             if entry.buffer is not None and entry.buffer in used
         )
+        changed = {output.mutates for output in self.plan.outputs}
+        self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
         self._sources = _size_sources(self.plan)
         self._variants = {}
 
@@ -177,11 +186,13 @@ class Signature:
 
     def _resolve(self, sizes: dict[str, int]) -> Variant:
         buffers = self.plan.buffers
-        static, uploads = [], []
+        static, states, uploads = [], [], []
         for entry in self.inputs:
             shape, strides = _layout(buffers[entry.buffer], sizes)
-            if entry.static:
+            if entry in self.constant:
                 static.append((entry, strides))
+            elif entry.static:
+                states.append((entry, strides, int(entry.position in self.counted)))
             else:
                 nbytes = span(shape, strides) * buffers[entry.buffer].dtype.itemsize
                 uploads.append(UploadRecipe(entry.position, entry.buffer, strides, nbytes))
@@ -197,6 +208,7 @@ class Signature:
         return Variant(
             sizes=sizes,
             static=tuple(static),
+            states=tuple(states),
             uploads=tuple(uploads),
             constants=tuple(_constant(output, sizes) for output in returned),
             tensors=tensors,
@@ -274,6 +286,7 @@ class Signature:
             elements * itemsize,
             dense=numel == elements,
             keep=keep,
+            counted=output.mutates in self.counted,
         )
 
 

@@ -37,11 +37,14 @@ class Phase:
         saved: positions of a forward graph's outputs that only its backward graph will see.
         forwarded: (output, input) positions of outputs that are just an argument. The captured graph
             has None in their place.
+        counted: positions of changed arguments whose version counters AOTAutograd increments, by one
+            before each call.
     """
 
     name: str
     saved: frozenset[int] = frozenset()
     forwarded: tuple[tuple[int, int], ...] = ()
+    counted: frozenset[int] = frozenset()
 
 
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
@@ -69,12 +72,12 @@ def capture(
     static: frozenset[int] = frozenset()
 
     def compile_inference(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        return compile_phase(graph, "inference", _static_inputs())
+        return compile_phase(graph, "inference", _static_inputs(), counted=_counted())
 
     def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         nonlocal static
         static = _static_inputs()
-        return compile_phase(graph, "forward", static, _saved_outputs(graph))
+        return compile_phase(graph, "forward", static, _saved_outputs(graph), _counted())
 
     def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         return compile_phase(graph, "backward", _static_in_backward(graph, static))
@@ -84,10 +87,11 @@ def capture(
         name: str,
         static_inputs: frozenset[int],
         saved: frozenset[int] = frozenset(),
+        counted: frozenset[int] = frozenset(),
     ) -> BoxedFunction:
         _check_sizes(graph)
         forwarded = _take_forwarded(graph)
-        phase = Phase(name, saved - {output for output, _ in forwarded}, forwarded)
+        phase = Phase(name, saved - {output for output, _ in forwarded}, forwarded, counted)
         captured = CapturedGraph(f"graph{number}_{name}", graph, static_inputs)
         compiled = compile_graph(captured, phase)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
@@ -104,11 +108,20 @@ def capture(
     return traced
 
 
+def _metadata() -> Any:
+    """What AOTAutograd knows about the graph that it is compiling."""
+    context = TracingContext.try_get()
+    return None if context is None else context.fw_metadata
+
+
 def _static_inputs() -> frozenset[int]:
     """Positions of parameters and buffers, for graphs whose arguments are the user's."""
-    context = TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    return frozenset(getattr(metadata, "static_input_indices", None) or ())
+    return frozenset(getattr(_metadata(), "static_input_indices", None) or ())
+
+
+def _counted() -> frozenset[int]:
+    name = "mutated_graph_handled_indices_seen_by_autograd"
+    return frozenset(getattr(_metadata(), name, None) or ())
 
 
 def _static_in_backward(
@@ -125,9 +138,7 @@ def _static_in_backward(
 
 def _saved_outputs(graph: torch.fx.GraphModule) -> frozenset[int]:
     """Positions of the outputs that follow everything that the user gets to see."""
-    context = TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    visible = getattr(metadata, "num_forward", None)
+    visible = getattr(_metadata(), "num_forward", None)
     if visible is None:
         return frozenset()
     (returned,) = graph.graph.find_nodes(op="output")[0].args
