@@ -28,7 +28,6 @@ EXTRA_DECOMPOSITIONS = [
     _ATEN.ldexp,
     _ATEN.tril_indices,
     _ATEN.triu_indices,
-    _ATEN.native_batch_norm,
     _ATEN._batch_norm_with_update_functional,
     _ATEN.batch_norm_backward,
 ]
@@ -57,11 +56,13 @@ def capture(
     with_grad = any(_wants_grad(a) for a in args)
     traced = flat if with_grad else torch.func.functionalize(flat, remove="mutations")
     with torch.set_grad_enabled(with_grad):
-        module = make_fx(traced, decomposition_table=table, tracing_mode=mode)(*args)
+        module = make_fx(
+            traced, decomposition_table=table, tracing_mode=mode, _allow_non_fake_inputs=True
+        )(*args)
     if any(is_mutation(node) for node in module.graph.nodes):  # from a decomposition
         with torch.no_grad():
             again = torch.func.functionalize(module, remove="mutations")
-            module = make_fx(again, tracing_mode=mode)(*args)
+            module = make_fx(again, tracing_mode=mode, _allow_non_fake_inputs=True)(*args)
     return CapturedGraph(f"graph{next(_NAMES)}", module, frozenset())
 
 
@@ -156,7 +157,7 @@ def check(
     actual = run_graph(graph, flat_args)
     if not dynamic:
         check_strides(captured, actual)
-    with torch.no_grad():
+    with torch.set_grad_enabled(any(_wants_grad(a) for a in args)):
         expected = torch.utils._pytree.tree_leaves(fn(*args))
     compare(actual, expected, **tolerance)
     return graph

@@ -247,13 +247,21 @@ class _GraphLowering:
         else:
             try:
                 lowered = function(builder, *arguments, **keywords)
-                return lowered if isinstance(lowered, tuple) else (lowered,)
+                values = lowered if isinstance(lowered, tuple) else (lowered,)
+                if all(self._is_usable(value) for value in values):
+                    return values
+                cause = "a dtype without kernels on this GPU"
             except NotLowered as error:
                 cause = str(error)
         shown = dtype or next((s.dtype for s in builder.results if s is not None), dtypes.float32)
         if self.on_fallback is not None:
             self.on_fallback(str(overload), shown.name, builder.origin.source, cause)
         return host_call(builder, overload, arguments, keywords)
+
+    def _is_usable(self, value: Value | None) -> bool:
+        if value is None or isinstance(value.body, Const):
+            return True
+        return self.builder.target.supports(value.dtype)
 
     def _unsupported_dtype(
         self, arguments: Sequence[Any], keywords: Mapping[str, Any]

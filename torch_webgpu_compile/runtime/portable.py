@@ -19,6 +19,11 @@ from .interface import COPY_DST, MAP_READ, MAP_WRITE, Command, DispatchRun, Hand
 _COMPUTE = 0x4  # WebGPU spec, GPUShaderStage
 
 
+def _with_extensions(wgsl: str) -> str:
+    """Declares the extensions that Tint wants declared and naga does not know by name."""
+    return f"enable subgroups;\n{wgsl}" if "subgroupShuffle" in wgsl else wgsl
+
+
 class PortableBackend:
     """A device of any provider with wgpu-py's API."""
 
@@ -85,7 +90,7 @@ class PortableBackend:
         device = self._device
         with self._guard(lambda kind, text: shader_error(kind, text, kernel)):
             layout = device.create_bind_group_layout(entries=entries)
-            module = device.create_shader_module(label=kernel.name, code=kernel.wgsl)
+            module = device.create_shader_module(label=kernel.name, code=_with_extensions(kernel.wgsl))
             pipeline = device.create_compute_pipeline(
                 label=kernel.name,
                 layout=device.create_pipeline_layout(bind_group_layouts=[layout]),
