@@ -1,8 +1,8 @@
 """`CompiledGraph`: torch tensors in and out around an `Executor`.
 
-CPU tensors are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_buffers`), and so do
-the values that a forward graph saves for its backward graph: AOTAutograd gets tensors of the right shape
-whose contents are never written; `Resident` on such a tensor is the value.
+CPU tensors are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_buffers`),
+and so do the values that a forward graph saves for its backward graph: AOTAutograd gets tensors of
+the right shape whose contents are never written; `Resident` on such a tensor is the value.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Resident:
 class CompiledGraph:
     """A function of a list of arguments, which it empties, to a list of results.
 
-    It may be called from several threads; calls of one graph take turns. A failed call leaves it usable.
+    It may be called from several threads; calls of one graph take turns. A failed call leaves it
+    usable.
 
     Args:
         plan: what to run.
@@ -182,12 +183,12 @@ class CompiledGraph:
                 ranges.append((source, recipe.offset_nbytes, recipe.nbytes, tensor.data_ptr()))
             for position, view in recipe.results:
                 results[position] = tensor if view is None else tensor.as_strided(*view)
-        staged = [self._stage(values, recipe, bound, ranges) for recipe in variant.mutations]
+        staged = [self._stage(values, changed, bound, ranges) for changed in variant.mutations]
         if ranges:
             self.device.download_many(ranges)
             counters.add(bytes_downloaded=sum(entry[2] for entry in ranges))
-        for recipe, temporary in zip(variant.mutations, staged, strict=True):
-            self._write_back(values[recipe.position], recipe, temporary, fresh)
+        for mutation, temporary in zip(variant.mutations, staged, strict=True):
+            self._write_back(values[mutation.position], mutation, temporary, fresh)
         for output, position in self.signature.forwarded:
             results[output] = values[position]
         return results
@@ -236,7 +237,7 @@ def _getter(positions: Sequence[int]) -> Any:
 
 
 def _has_saved_tensor_hooks() -> bool:
-    """Whether autograd hands saved tensors to hooks (checkpointing, offloading), which read them."""
+    """Whether hooks (checkpointing, offloading) will read the tensors that autograd saves."""
     hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return hooks is None or hooks(True) is not None
 
@@ -246,6 +247,6 @@ def check_devices(inputs: Sequence[Any]) -> None:
     for value in inputs:
         if isinstance(value, Tensor) and value.device.type != "cpu":
             raise DeviceError(
-                f"a tensor on {value.device} was given to backend='webgpu', which takes CPU tensors; "
-                "move the model and its inputs with .cpu()"
+                f"a tensor on {value.device} was given to backend='webgpu', which takes CPU "
+                "tensors; move the model and its inputs with .cpu()"
             )

@@ -108,9 +108,9 @@ def verify_plan(plan: Plan) -> None:
             )
             for binding in step.bindings:
                 require(binding.buffer in plan.buffers, f"no buffer {binding.buffer}")
-    names = [entry.buffer for entry in (*plan.inputs, *plan.outputs) if entry.buffer is not None]
+    names = [entry.buffer for entry in plan.inputs] + [entry.buffer for entry in plan.outputs]
     for name in (*names, *plan.constants):
-        require(name in plan.buffers, f"no buffer {name}")
+        require(name is None or name in plan.buffers, f"no buffer {name}")
 
 
 # ---- showing
@@ -148,5 +148,3 @@ class Shower:
             path.write_text(kernel_text(kernel) + "\n", encoding="utf-8")
         text = json.dumps(serialize.to_json(plan), indent=1)
         (self._folder / "plan.json").write_text(text, encoding="utf-8")
-
-

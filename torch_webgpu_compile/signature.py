@@ -1,7 +1,7 @@
 """What a plan's inputs and outputs are to PyTorch, resolved per set of sizes.
 
-A `Signature` is made once per compiled graph; a `Variant` once per set of sizes, so that a call only
-follows lists.
+A `Signature` is made once per compiled graph; a `Variant` once per set of sizes, so that a call
+only follows lists.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class MutationRecipe:
 
     Attributes:
         dense: its memory has no gaps, so that it can be written as it is.
-        keep: the argument is static, the plan buffer has exactly its layout, and nothing else returns it.
+        keep: the argument is static, the plan buffer has exactly its layout, and nothing else
+            returns it.
         counted: its version counter has been incremented for this change before the call.
     """
 
@@ -138,7 +139,8 @@ class Signature:
         static_inputs: positions of parameters and buffers.
         saved: positions of results that only the backward graph reads.
         forwarded: (result, argument) positions of results that are an argument.
-        counted: positions of changed arguments whose version counter is incremented before each call.
+        counted: positions of changed arguments whose version counter is incremented before each
+            call.
         backward: whether arguments may be tensors that a forward graph kept on the GPU.
 
     Raises:
@@ -231,7 +233,7 @@ class Signature:
     def _tensor(
         self, name: str, shown: list[tuple[int, View]], sizes: Mapping[str, int]
     ) -> TensorRecipe:
-        """One tensor per plan buffer, so that results that share memory in PyTorch share it here."""
+        """One tensor per plan buffer: results that share memory in PyTorch share it here."""
         dtype = self.plan.buffers[name].dtype
         shape, strides, offset = shown[0][1]
         results: list[tuple[int, View | None]] = [(position, None) for position, _ in shown]
@@ -250,12 +252,14 @@ class Signature:
         )
 
     def _stays(self, tensor: TensorRecipe, sizes: Mapping[str, int]) -> bool:
-        """Whether only the backward graph reads a tensor, and can read it from the plan's buffer."""
+        """Whether only the backward graph reads a tensor, and can do so from the plan's buffer."""
         return (
             all(position in self.saved and view is None for position, view in tensor.results)
             and tensor.offset_nbytes == 0
             and tensor.nbytes > 0
-            and not any(o.mutates is not None and o.buffer == tensor.buffer for o in self.plan.outputs)
+            and not any(
+                o.mutates is not None and o.buffer == tensor.buffer for o in self.plan.outputs
+            )
         )
 
     def _mutation(self, output: PlanOutput, sizes: Mapping[str, int]) -> MutationRecipe:

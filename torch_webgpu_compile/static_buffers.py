@@ -1,9 +1,9 @@
 """GPU copies of parameters and buffers that live on the CPU.
 
 A copy is made once and again only after the tensor has changed. A change is noticed by the tensor's
-version counter or its address: in-place operators, optimizers, ``load_state_dict`` and assignments to
-``.data`` are seen. In-place operators on ``.data`` and on NumPy views do not count versions (a property of
-PyTorch); call `invalidate` after those.
+version counter or its address: in-place operators, optimizers, ``load_state_dict`` and assignments
+to ``.data`` are seen. In-place operators on ``.data`` and on NumPy views do not count versions (a
+property of PyTorch); call `invalidate` after those.
 """
 
 from __future__ import annotations
@@ -143,9 +143,7 @@ class StaticBuffers:
                     entry.version = _UNVERSIONED
             self._forget()
 
-    def _store(
-        self, key: Key, tensor: Tensor, buffer: GpuBuffer, address: int, now: int
-    ) -> None:
+    def _store(self, key: Key, tensor: Tensor, buffer: GpuBuffer, address: int, now: int) -> None:
         itself = weakref.ref(self)
 
         def died(reference: weakref.ref[Tensor]) -> None:

@@ -1,7 +1,7 @@
 """From Dynamo's graph to `CapturedGraph`s: AOTAutograd with our partitioner and decompositions.
 
-Dynamo calls the backend once per graph. AOTAutograd then makes one functional graph for inference, or a
-forward graph and, when the first gradient is asked for, a backward graph.
+Dynamo calls the backend once per graph. AOTAutograd then makes one functional graph for inference,
+or a forward graph and, when the first gradient is asked for, a backward graph.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Phase:
     Attributes:
         name: ``inference``, ``forward`` or ``backward``.
         saved: positions of a forward graph's outputs that only its backward graph will see.
-        forwarded: (output, input) positions of outputs that are just an argument. The captured graph
-            has None in their place.
-        counted: positions of changed arguments whose version counters AOTAutograd increments, by one
-            before each call.
+        forwarded: (output, input) positions of outputs that are just an argument. The captured
+            graph has None in their place.
+        counted: positions of changed arguments whose version counters AOTAutograd increments, by
+            one before each call.
     """
 
     name: str
@@ -124,10 +124,8 @@ def _counted() -> frozenset[int]:
     return frozenset(getattr(_metadata(), name, None) or ())
 
 
-def _static_in_backward(
-    graph: torch.fx.GraphModule, static: frozenset[int]
-) -> frozenset[int]:
-    """Positions of parameters among the saved values: AOTAutograd names argument i ``primals_{i+1}``."""
+def _static_in_backward(graph: torch.fx.GraphModule, static: frozenset[int]) -> frozenset[int]:
+    """Positions of parameters among saved values: argument i is named ``primals_{i+1}``."""
     found = set()
     for position, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         match = re.fullmatch(r"primals_(\d+)", str(node.target))
