@@ -1,4 +1,4 @@
-"""The compiler: one ordered list of passes from a captured graph to a plan, and Dynamo's entry point.
+"""The compiler: the ordered list of passes from a graph to a plan, and Dynamo's entry point.
 
 fx        capture gives it: a functional ATen graph
 ir        lowering: a `LoopGraph`
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -160,7 +161,7 @@ def compile_graph(
         result = step.run(state)
         step.verify(result)
         state.results[step.name] = result
-        show(step.name, lambda step=step, result=result: step.text(result))
+        show(step.name, partial(step.text, result))
         if step.name == "ir" and use_cache and not show.needs_every_stage:
             key = plan_cache.key_of(state.graph, target, options)
             if _take_cached(state, key):
@@ -189,6 +190,7 @@ def signature_of(state: Compilation) -> Signature:
         state.captured.static_inputs,
         state.phase.saved,
         state.phase.forwarded,
+        state.phase.counted,
         backward=state.phase.name == "backward",
     )
 

@@ -108,9 +108,9 @@ def verify_plan(plan: Plan) -> None:
             )
             for binding in step.bindings:
                 require(binding.buffer in plan.buffers, f"no buffer {binding.buffer}")
-    names = [entry.buffer for entry in (*plan.inputs, *plan.outputs) if entry.buffer is not None]
+    names = [entry.buffer for entry in plan.inputs] + [entry.buffer for entry in plan.outputs]
     for name in (*names, *plan.constants):
-        require(name in plan.buffers, f"no buffer {name}")
+        require(name is None or name in plan.buffers, f"no buffer {name}")
 
 
 # ---- showing

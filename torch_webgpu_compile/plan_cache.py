@@ -1,7 +1,8 @@
 """Compiled plans by the text of their loop graphs: in memory, and on disk when a folder is given.
 
-The key covers everything that a plan follows from: the graph with its constants, the GPU, the options that
-change code, and the version of this package's sources. Stored plans are JSON (`plan.serialize`).
+The key covers everything that a plan follows from: the graph with its constants, the GPU, the
+options that change code, and the version of this package's sources. Stored plans are JSON
+(`plan.serialize`).
 """
 
 from __future__ import annotations

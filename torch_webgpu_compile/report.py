@@ -227,7 +227,9 @@ def _graph_report(state: Compilation, compiled: CompiledGraph) -> GraphReport:
     sizes = compiled.signature.some_sizes()
 
     def number(expr: Expr) -> int:
-        return evaluate(expr, sizes) if sizes is not None or expr.is_constant else 0
+        if sizes is None and not expr.is_constant:
+            return 0  # never called: the sizes are unknown
+        return evaluate(expr, sizes or {})
 
     steps: list[KernelReport | HostReport] = []
     for step in plan.steps:

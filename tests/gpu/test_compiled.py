@@ -1,4 +1,4 @@
-"""Compiled functions end to end: values, strides, mutations, parameters, devices, threads, errors."""
+"""Compiled functions end to end: values, strides, mutations, parameters, threads, errors."""
 
 from __future__ import annotations
 

@@ -31,12 +31,15 @@ def buffer(name, role, sizes, dtype=dtypes.float32, slot=None):
     nbytes = as_expr(dtype.itemsize)
     for size in sizes:
         nbytes = nbytes * size
-    return PlanBuffer(name, role, dtype, sizes, (as_expr(1),) * len(sizes), as_expr(0), nbytes, slot)
+    return PlanBuffer(
+        name, role, dtype, sizes, (as_expr(1),) * len(sizes), as_expr(0), nbytes, slot
+    )
 
 
 def make_plan():
     kernel = Kernel(
-        "add_0", "pointwise", "@compute fn main() {} // ×", (KernelBinding(False), KernelBinding(True)),
+        "add_0", "pointwise", "@compute fn main() {} // ×",
+        (KernelBinding(False), KernelBinding(True)),
         (64, 1, 1), 2, 128, ("aten.add.Tensor",), ("model.py:3: x + 1",),
     )  # fmt: skip
     one = as_expr(1)

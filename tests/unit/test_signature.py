@@ -17,9 +17,7 @@ S = symbol("s0", 2)
 def buffer(name, role, *sizes, dtype=dtypes.float32):
     sizes = tuple(as_expr(size) for size in sizes)
     nbytes = product(sizes) * dtype.itemsize
-    return PlanBuffer(
-        name, role, dtype, sizes, contiguous_strides(sizes), as_expr(0), nbytes
-    )
+    return PlanBuffer(name, role, dtype, sizes, contiguous_strides(sizes), as_expr(0), nbytes)
 
 
 def output(name, sizes, strides=None, offset=0, mutates=None):
@@ -110,7 +108,9 @@ def test_mutations():
         [PlanInput("x")],
         [output("y", (4, 2), mutates=0)],
     )
-    (mutation,) = Signature(made, static_inputs=frozenset({0})).variant([torch.zeros(4, 2)]).mutations
+    (mutation,) = (
+        Signature(made, static_inputs=frozenset({0})).variant([torch.zeros(4, 2)]).mutations
+    )
     assert mutation.keep
     assert mutation.dense
     (mutation,) = Signature(made).variant([torch.zeros(4, 2)]).mutations
