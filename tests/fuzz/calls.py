@@ -294,9 +294,7 @@ def index(d: Drawing) -> object:
     x, dim = value.name, d.integer(0, value.rank - 1)
     size = value.shape[dim]
     # A 0-d index would become a size that depends on data.
-    source = d.value(
-        lambda v: v.dtype is torch.int64 and v.rank > 0 and 0 < v.tensor.numel() < 200
-    )
+    source = d.value(lambda v: v.dtype is torch.int64 and v.rank > 0 and 0 < v.tensor.numel() < 200)
     if source is None:
         source = d.add_input((d.choose((3, 1, 5, 8)),), torch.int64)
     where = f"({source.name} % {size})"
