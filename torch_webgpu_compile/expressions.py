@@ -212,19 +212,25 @@ def _mul(a: Expr, b: Expr) -> Expr:
 
 
 def _merge_remainders(expr: Expr) -> Expr:
-    """c·(y % b) + c·b·(y // b) is c·y."""
+    """c·(y % b) + c·b·(y // b) is c·y, for an integer c or a product."""
     for monomial, coefficient in expr.terms:
-        if len(monomial) != 1 or not isinstance(monomial[0], Mod):
+        remainder = next((a for a in monomial if isinstance(a, Mod)), None)
+        if remainder is None:
             continue
-        y, b = monomial[0].numerator, monomial[0].denominator
-        quotient = _mul(floordiv(y, b), _mul(b, as_expr(coefficient)))
+        y, b = remainder.numerator, remainder.denominator
+        factor = as_expr(coefficient)
+        if len(monomial) > 1:
+            left = _remove_factor(monomial, (remainder,))
+            assert left is not None
+            factor = Expr(0, ((left, coefficient),))
+        quotient = _mul(floordiv(y, b), _mul(b, factor))
         present = dict(expr.terms)
         if quotient.terms and all(present.get(m) == c for m, c in quotient.terms):
             terms = {m: c for m, c in expr.terms if m != monomial}
             for m, c in quotient.terms:
                 terms[m] -= c
             rest = _from_dict(expr.constant - quotient.constant, terms)
-            return _add(rest, _mul(y, as_expr(coefficient)), 1)
+            return _add(rest, _mul(y, factor), 1)
     return expr
 
 

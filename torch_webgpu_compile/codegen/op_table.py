@@ -100,6 +100,7 @@ _SIGNED = {
     **_INTEGER,
     "neg": "(-{0})",
     "floor_divide": "tw_floor_divide_{s}{v}({0}, {1})",
+    "fmod": "tw_fmod_{s}{v}({0}, {1})",
     "remainder": "tw_remainder_{s}{v}({0}, {1})",
     "pow": "tw_pow_{s}{v}({0}, {1})",
 }

@@ -68,25 +68,38 @@ def _pieces(expr: Expr) -> list[tuple[Symbol, Expr, Expr | None, Expr]] | None:
     """(symbol, q, m, w): the symbol receives ((target // q) % m) · w."""
     if expr.is_constant:
         return []
-    terms = sorted(expr.terms, key=lambda term: -term[1])
-    if expr.constant or any(len(m) != 1 for m, _ in terms):
+    if expr.constant:
         return None
-    if len(terms) == 1 and terms[0][1] == 1:
-        atom = terms[0][0][0]
-        single = _digit(atom_expr(atom))
+    if len(expr.terms) == 1 and expr.terms[0][1] == 1 and len(expr.terms[0][0]) == 1:
+        single = _digit(expr)
         return None if single is None else [(single[0], ONE, None, single[1])]
+    digits = _weighted_symbols(expr)
+    if digits is None:
+        return None
     result: list[tuple[Symbol, Expr, Expr | None, Expr]] = []
-    stride = 1
-    for monomial, coefficient in reversed(terms):
-        atom = monomial[0]
-        if not isinstance(atom, Symbol) or coefficient != stride or atom.extent is None:
+    weight = ONE
+    while digits:
+        symbol = digits.pop(weight, None)
+        if symbol is None:
             return None
-        top = coefficient == terms[0][1]
-        result.append((atom, as_expr(coefficient), None if top else atom.extent, ONE))
-        if not atom.extent.is_constant:
-            return result if top else None
-        stride *= int(atom.extent)
+        extent = extent_of(symbol)
+        result.append((symbol, weight, extent if digits else None, ONE))
+        weight = weight * extent
     return result
+
+
+def _weighted_symbols(expr: Expr) -> dict[Expr, Symbol] | None:
+    """The iteration symbol of each weight in Σ weight · symbol; weights may hold size symbols."""
+    found: dict[Expr, Symbol] = {}
+    for monomial, coefficient in expr.terms:
+        digits = [a for a in monomial if not isinstance(a, Symbol) or a.extent is not None]
+        if len(digits) != 1 or not isinstance(digits[0], Symbol):
+            return None
+        weight = product(atom_expr(a) for a in monomial if a is not digits[0]) * coefficient
+        if weight in found:
+            return None
+        found[weight] = digits[0]
+    return found
 
 
 def _digit(expr: Expr) -> tuple[Symbol, Expr] | None:

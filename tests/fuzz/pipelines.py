@@ -1,0 +1,79 @@
+"""Runs a program through eager PyTorch, the interpreter and the kernels."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from tests import harness
+from torch_webgpu_compile.backend import compile_graph, device_for, signature_of
+from torch_webgpu_compile.capture.aot import Phase
+from torch_webgpu_compile.captured import CapturedGraph
+from torch_webgpu_compile.compiled import CompiledGraph
+from torch_webgpu_compile.options import CompileOptions
+from torch_webgpu_compile.runtime.device import Device
+
+from .programs import Program
+
+OPTIONS = CompileOptions(fallback="error")
+
+
+@cache
+def device() -> Device:
+    """The adapter under test."""
+    return device_for(OPTIONS)
+
+
+def run_interpreted(captured: CapturedGraph, arguments: list[torch.Tensor]) -> list[Any]:
+    """Lowering and the interpreter."""
+    graph = harness.lower_checked(captured)
+    return harness.run_graph(graph, arguments)
+
+
+def run_kernels(captured: CapturedGraph, arguments: list[torch.Tensor]) -> list[Any]:
+    """The whole path, on the adapter."""
+    state = compile_graph(captured, Phase("inference"), device().target, OPTIONS)
+    compiled = CompiledGraph(state.plan, device(), signature_of(state))
+    return compiled(list(arguments))
+
+
+def check_program(program: Program, *, dynamic: bool = False, kernels: bool = True) -> None:
+    """Compares the three; raises AssertionError with the program's text."""
+    function, arguments = program.function, program.arguments
+    with torch.no_grad():
+        expected = [t.clone() for t in function(*arguments)]
+        precise = program.precise()
+    captured = harness.capture(function, *arguments, dynamic=dynamic)
+    compare("interpreter", run_interpreted(captured, arguments), expected, precise, program)
+    if kernels:
+        compare("kernels", run_kernels(captured, arguments), expected, precise, program)
+
+
+def compare(
+    who: str,
+    actual: list[torch.Tensor],
+    expected: list[torch.Tensor],
+    precise: list[torch.Tensor],
+    program: Program,
+) -> None:
+    """PyTorch's tolerances, widened by eager's own distance from float64.
+
+    The distance says how much a program amplifies rounding (a difference of nearly equal numbers, …);
+    a wrong kernel is off by far more.
+    """
+    assert len(actual) == len(expected)
+    for name, got, wanted, ideal in zip(program.results, actual, expected, precise, strict=True):
+        atol = rtol = None
+        if wanted.dtype.is_floating_point and wanted.numel():
+            noise = (wanted.double() - ideal).abs()
+            largest = float(torch.where(noise.isfinite(), noise, 0).max())
+            half = wanted.dtype is not torch.float32
+            rtol = {torch.bfloat16: 1.6e-2, torch.float16: 1e-3}.get(wanted.dtype, 1.3e-6)
+            rtol = 2 * rtol if half else 10 * rtol
+            atol = 1e-5 + 8 * largest
+        try:
+            torch.testing.assert_close(got, wanted, atol=atol, rtol=rtol, equal_nan=True)
+        except AssertionError as error:
+            raise AssertionError(f"{who} of {name}: {error}\n{program!r}") from None
