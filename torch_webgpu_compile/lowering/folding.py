@@ -11,7 +11,17 @@ import numpy as np
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.numeric import numpy_dtype, scalar_op
-from ..ir.scalar import Const, Index, Masked, Op, Scalar, const, rewrite
+from ..ir.scalar import (
+    Const,
+    Index,
+    Masked,
+    Op,
+    Scalar,
+    apply,
+    cast,
+    const,
+    rewrite,
+)
 from ..sizes import Expr, as_expr, is_less, is_nonnegative, upper_bound
 
 _INT32_MAX = (1 << 31) - 1
@@ -20,6 +30,22 @@ _INT32_MAX = (1 << 31) - 1
 def fold(body: Scalar) -> Scalar:
     """``body`` with int64 arithmetic on index values folded and decided conditions resolved."""
     return rewrite(body, _fold)
+
+
+def narrow(body: Scalar, wide: DType, dtype: DType) -> Scalar:
+    """``body`` with all arithmetic in ``wide`` done in ``dtype`` instead."""
+
+    def change(node: Scalar) -> Scalar | None:
+        match node:
+            case Const(value, kind) if kind is wide:
+                return const(value, dtype)
+            case Op("cast", (inner,), kind):
+                return cast(inner, dtype if kind is wide else kind)
+            case Op(name, args, kind) if kind is wide:
+                return apply(name, *args)
+        return None
+
+    return rewrite(body, change)
 
 
 def _fold(node: Scalar) -> Scalar | None:
