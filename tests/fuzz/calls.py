@@ -265,7 +265,7 @@ def join(d: Drawing) -> object:
         pads = [d.integer(-1, 3) for _ in range(2 * d.integer(1, min(2, value.rank)))]
         return d.step(f"F.pad({x}, {pads}, value={fill})", value, keeps_exact=True)
     if value.rank == 0 or d.flag():
-        others = [v for v in self_like(d, value)][:2]
+        others = list(self_like(d, value))[:2]
         names = ", ".join(v.name for v in (value, *others))
         dim = d.integer(0, value.rank)
         return d.step(f"torch.stack([{names}], {dim})", value, *others, keeps_exact=True)
