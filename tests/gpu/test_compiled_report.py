@@ -72,7 +72,7 @@ def test_explain_lists_graph_breaks_and_fallbacks():
     def f(x):
         y = x @ x.t()
         torch._dynamo.graph_break()
-        return torch.linalg.eigvalsh(y)
+        return torch.linalg.eigvalsh(y) + 1
 
     report = torch_webgpu_compile.explain(
         f, torch.randn(4, 4), webgpu_options={"fallback": "silent"}
