@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -88,15 +89,14 @@ def tokenize(folder: Path, sentences: tuple[str, ...]) -> tuple[Tensor, Tensor]:
     )
 
 
-def seconds_per_call(function: Callable[[], object], calls: int) -> float:
-    """Median wall time of a call, after one that is not counted."""
-    function()
-    times = []
-    for _ in range(calls):
+def seconds_per_call(function: Callable[[], object], budget_s: float) -> float:
+    """Median wall time of a call, over about ``budget_s`` seconds and at least two calls."""
+    times: list[float] = []
+    while len(times) < 2 or sum(times) < budget_s:
         start = time.perf_counter()
         function()
         times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2]
+    return statistics.median(times)
 
 
 def print_similarities(sentences: tuple[str, ...], embeddings: Tensor) -> None:
@@ -118,7 +118,7 @@ def print_similarities(sentences: tuple[str, ...], embeddings: Tensor) -> None:
 
 
 def print_work(
-    compiled: Callable[..., Tensor], eager: nn.Module, batch: tuple[Tensor, Tensor], calls: int
+    compiled: Callable[..., Tensor], eager: nn.Module, batch: tuple[Tensor, Tensor], budget_s: float
 ) -> None:
     """What the compiled model did, and the time of a call."""
     # Only for these figures: torch.compile has found the backend without an import.
@@ -132,22 +132,22 @@ def print_work(
         before = counters.dispatches
         compiled(*batch)
         dispatches = counters.dispatches - before
-        webgpu = seconds_per_call(lambda: compiled(*batch), calls)
-        cpu = seconds_per_call(lambda: eager(*batch), calls)
+        webgpu = seconds_per_call(lambda: compiled(*batch), budget_s)
+        cpu = seconds_per_call(lambda: eager(*batch), budget_s)
     print(f"""\
 Adapter                     {device.info.name} ({device.info.backend})
 Graphs                      {counters.plans_compiled}
 Kernels compiled            {counters.kernels_compiled}
 Dispatches per call         {dispatches}
 Ops that ran on the host    {", ".join(counters.fallbacks) or "none"}
-Time per call, WebGPU       {webgpu * 1e3:.2f} ms, transfers included
-Time per call, eager CPU    {cpu * 1e3:.2f} ms, {torch.get_num_threads()} threads""")
+Time per call, WebGPU       {webgpu * 1e3:,.1f} ms, transfers included
+Time per call, eager CPU    {cpu * 1e3:,.1f} ms, {torch.get_num_threads()} threads""")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sentence", nargs="*", help="your own sentences instead of the built-in")
-    parser.add_argument("--calls", type=int, default=20, help="timed calls (default: 20)")
+    parser.add_argument("--seconds", type=float, default=2, help="for each timing (default: 2)")
     parser.add_argument("--report", action="store_true", help="also print every kernel")
     arguments = parser.parse_args()
     sentences = tuple(arguments.sentence) or SENTENCES
@@ -167,7 +167,7 @@ def main() -> None:
     print(f"""
 Largest difference          {float((embeddings - expected).abs().max()):.1e} from eager PyTorch
 First call                  {first_call:.2f} s, with compilation""")
-    print_work(compiled, encoder, (input_ids, attention_mask), arguments.calls)
+    print_work(compiled, encoder, (input_ids, attention_mask), arguments.seconds)
     if arguments.report:
         import torch_webgpu_compile
 

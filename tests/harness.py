@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from functorch.compile import min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_webgpu_compile.captured import CapturedGraph
@@ -28,7 +31,6 @@ EXTRA_DECOMPOSITIONS = [
     _ATEN.ldexp,
     _ATEN.tril_indices,
     _ATEN.triu_indices,
-    _ATEN.native_batch_norm,
     _ATEN._batch_norm_with_update_functional,
     _ATEN.batch_norm_backward,
 ]
@@ -57,12 +59,72 @@ def capture(
     with_grad = any(_wants_grad(a) for a in args)
     traced = flat if with_grad else torch.func.functionalize(flat, remove="mutations")
     with torch.set_grad_enabled(with_grad):
-        module = make_fx(traced, decomposition_table=table, tracing_mode=mode)(*args)
+        module = make_fx(
+            traced, decomposition_table=table, tracing_mode=mode, _allow_non_fake_inputs=True
+        )(*args)
     if any(is_mutation(node) for node in module.graph.nodes):  # from a decomposition
         with torch.no_grad():
             again = torch.func.functionalize(module, remove="mutations")
-            module = make_fx(again, tracing_mode=mode)(*args)
+            module = make_fx(again, tracing_mode=mode, _allow_non_fake_inputs=True)(*args)
     return CapturedGraph(f"graph{next(_NAMES)}", module, frozenset())
+
+
+def aot_capture(
+    fn: Callable[..., Any], *args: Any, dynamo: Callable[..., Any] | None = None
+) -> tuple[CapturedGraph, list[CapturedGraph]]:
+    """Captures as the backend does, through AOTAutograd; with ``dynamo``, that function by Dynamo.
+
+    Returns the first graph and all of them.
+    """
+    graphs: list[CapturedGraph] = []
+
+    def keep(captured: CapturedGraph) -> Callable[..., Any]:
+        graphs.append(captured)
+        return captured.module.forward
+
+    with torch.no_grad():
+        if dynamo is not None:
+            torch._dynamo.reset()
+            torch.compile(dynamo, backend=backend_of(keep), fullgraph=True)(*args)
+        else:
+            aot_function(fn, **_aot_options(keep))(*args)
+    return graphs[0], graphs
+
+
+def _aot_options(make: Callable[[CapturedGraph], Callable[..., Any]]) -> dict[str, Any]:
+    def compiler(module: torch.fx.GraphModule, examples: Any) -> Any:
+        captured = CapturedGraph(f"graph{next(_NAMES)}", module, frozenset())
+        return make_boxed_func(make(captured))
+
+    return {
+        "fw_compiler": compiler,
+        "bw_compiler": compiler,
+        "inference_compiler": compiler,
+        "decompositions": _decompositions(),
+        "keep_inference_input_mutations": True,
+    }
+
+
+def backend_of(make: Callable[[CapturedGraph], Callable[..., Any]]) -> Any:
+    """A Dynamo backend that turns each captured graph into a function with ``make``."""
+    return aot_autograd(partition_fn=min_cut_rematerialization_partition, **_aot_options(make))
+
+
+def interpreting_backend(*, allow_host: bool = False) -> Any:
+    """A Dynamo backend that lowers, verifies and interprets every graph."""
+
+    def make(captured: CapturedGraph) -> Callable[..., Any]:
+        graph = lower_checked(captured, allow_host=allow_host)
+
+        def run(*args: Any) -> list[Any]:
+            results, mutations = run_with_mutations(graph, args)
+            for position, value in mutations.items():
+                args[position].copy_(value)
+            return results
+
+        return run
+
+    return backend_of(make)
 
 
 def _wants_grad(value: Any) -> bool:
@@ -124,21 +186,27 @@ def lower_checked(captured: CapturedGraph, *, allow_host: bool = False) -> LoopG
 
 
 def run_graph(graph: LoopGraph, args: Sequence[Any]) -> list[Any]:
-    """Interprets a graph on tensors; gives the results that do not mutate an input.
+    """Interprets a graph on tensors; gives results with the promised strides."""
+    return run_with_mutations(graph, args)[0]
 
-    They have the promised strides.
-    """
+
+def run_with_mutations(
+    graph: LoopGraph, args: Sequence[Any]
+) -> tuple[list[Any], dict[int, torch.Tensor]]:
+    """Interprets a graph on tensors; gives its results, and new values of inputs by position."""
     arrays = interpret(graph, [to_array(a) for a in args], host_callback(graph))
-    results = []
+    results: list[Any] = []
+    mutations = {}
     for array, output in zip(arrays, graph.outputs, strict=True):
-        if output.mutates is not None:
-            continue
-        if output.buffer is None:
-            results.append(array)
-        else:
+        value = array
+        if output.buffer is not None:
             dtype = graph.buffers[output.buffer].dtype
-            results.append(to_tensor(array, getattr(torch, dtype.name)))
-    return results
+            value = to_tensor(array, getattr(torch, dtype.name))
+        if output.mutates is None:
+            results.append(value)
+        else:
+            mutations[output.mutates] = value
+    return results, mutations
 
 
 def check(
@@ -156,7 +224,7 @@ def check(
     actual = run_graph(graph, flat_args)
     if not dynamic:
         check_strides(captured, actual)
-    with torch.no_grad():
+    with torch.set_grad_enabled(any(_wants_grad(a) for a in args)):
         expected = torch.utils._pytree.tree_leaves(fn(*args))
     compare(actual, expected, **tolerance)
     return graph

@@ -1,27 +1,29 @@
-"""The compiler: one ordered list of passes from a captured graph to a plan, and Dynamo's entry point.
+"""The compiler: the ordered list of passes from a graph to a plan, and Dynamo's entry point.
 
-    fx        capture gives it: a functional ATen graph
-    ir        lowering: a `LoopGraph`
-    schedule  fusion: a `Schedule` of kernel groups
-    wgsl      code generation: kernel calls
-    plan      planning: a `Plan`
+fx        capture gives it: a functional ATen graph
+ir        lowering: a `LoopGraph`
+schedule  fusion: a `Schedule` of kernel groups
+wgsl      code generation: kernel calls
+plan      planning: a `Plan`
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
-from . import debug, fallbacks
+from . import debug, fallbacks, plan_cache
 from .capture import aot, dynamo
 from .captured import CapturedGraph
 from .codegen import generate
 from .compiled import CompiledGraph, check_devices
 from .counters import counters
 from .ir.graph import LoopGraph, Schedule
+from .ir.text import format_graph, format_schedule
 from .ir.verify import verify_loop_graph, verify_schedule
 from .lowering import attention as _attention  # noqa: F401  registers its lowering
 from .lowering.families import register_all
@@ -32,6 +34,10 @@ from .plan.model import Plan
 from .planner import build_plan
 from .runtime.device import Device, open_device
 from .scheduler import schedule
+from .scheduler.fusion import Fuser
+from .scheduler.order import order_groups
+from .scheduler.split import split_reductions
+from .scheduler.units import drop_unit_symbols
 from .signature import Signature
 from .target import Target
 
@@ -99,7 +105,18 @@ def _lower(state: Compilation) -> LoopGraph:
 
 
 def _schedule(state: Compilation) -> Schedule:
-    return schedule(state.graph, state.target)
+    if state.options.fusion:
+        return schedule(state.graph, state.target)
+    return _schedule_unfused(state.graph, state.target)
+
+
+def _schedule_unfused(graph: LoopGraph, target: Target) -> Schedule:
+    """A kernel group per node."""
+    divided = split_reductions(drop_unit_symbols(graph))
+    fuser = Fuser(divided, target)
+    for node in divided.nodes:
+        fuser._open(node)
+    return order_groups(divided, fuser.groups)
 
 
 def _generate(state: Compilation) -> tuple[Any, ...]:
@@ -115,17 +132,21 @@ def _nothing_to_verify(_: Any) -> None:
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass("ir", _lower, verify_loop_graph, debug.graph_text),
-    Pass("schedule", _schedule, verify_schedule, debug.schedule_text),
+    Pass("ir", _lower, verify_loop_graph, format_graph),
+    Pass("schedule", _schedule, verify_schedule, format_schedule),
     Pass("wgsl", _generate, _nothing_to_verify, debug.calls_text),
     Pass("plan", _plan, debug.verify_plan, debug.plan_text),
 )
 
 
 def compile_graph(
-    captured: CapturedGraph, phase: aot.Phase, target: Target, options: CompileOptions
+    captured: CapturedGraph,
+    phase: aot.Phase,
+    target: Target,
+    options: CompileOptions,
+    use_cache: bool = True,
 ) -> Compilation:
-    """Runs every pass; needs no GPU.
+    """Runs every pass, or takes the plan from the cache after lowering; needs no GPU.
 
     Raises:
         UnsupportedOp: an operator can run neither on the GPU nor on the host, or not at all under
@@ -135,14 +156,31 @@ def compile_graph(
     state = Compilation(captured, phase, target, options)
     show = debug.Shower(captured.name, options)
     show("fx", lambda: debug.fx_text(captured))
+    key = ""
     for step in PASSES:
         result = step.run(state)
         step.verify(result)
         state.results[step.name] = result
-        show(step.name, lambda step=step, result=result: step.text(result))
+        show(step.name, partial(step.text, result))
+        if step.name == "ir" and use_cache and not show.needs_every_stage:
+            key = plan_cache.key_of(state.graph, target, options)
+            if _take_cached(state, key):
+                break
     show.write_kernels(state.plan)
+    if key and "schedule" in state.results:
+        plan_cache.store(key, state.plan, options.cache)
     counters.add(plans_compiled=1)
     return state
+
+
+def _take_cached(state: Compilation, key: str) -> bool:
+    """Takes the plan from the cache if it is there: the passes in between are not needed then."""
+    found = plan_cache.load(key, state.graph.name, state.options.cache)
+    if found is None:
+        return False
+    state.results["plan"] = found
+    counters.add(plan_cache_hits=1)
+    return True
 
 
 def signature_of(state: Compilation) -> Signature:
@@ -152,6 +190,7 @@ def signature_of(state: Compilation) -> Signature:
         state.captured.static_inputs,
         state.phase.saved,
         state.phase.forwarded,
+        state.phase.counted,
         backward=state.phase.name == "backward",
     )
 
@@ -184,7 +223,7 @@ def compile_module(
     device = device_for(options)
 
     def compile_captured(captured: CapturedGraph, phase: aot.Phase) -> aot.BoxedFunction:
-        state = compile_graph(captured, phase, device.target, options)
+        state = compile_graph(captured, phase, device.target, options, use_cache=observer is None)
         before = device.kernels_compiled
         compiled = CompiledGraph(state.plan, device, signature_of(state))
         counters.add(kernels_compiled=device.kernels_compiled - before)

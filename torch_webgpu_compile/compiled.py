@@ -1,13 +1,12 @@
 """`CompiledGraph`: torch tensors in and out around an `Executor`.
 
-CPU tensors are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_buffers`), and so do
-the values that a forward graph saves for its backward graph: AOTAutograd gets tensors of the right shape
-whose contents are never written; `Resident` on such a tensor is the value.
+CPU tensors are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_buffers`),
+and so do the values that a forward graph saves for its backward graph: AOTAutograd gets tensors of
+the right shape whose contents are never written; `Resident` on such a tensor is the value.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -23,7 +22,7 @@ from .host_calls import HostCalls
 from .plan.model import Plan
 from .runtime.device import Device, GpuBuffer
 from .runtime.executor import BoundPlan, Executor
-from .signature import MutationRecipe, Signature, TensorRecipe, Variant
+from .signature import MutationRecipe, Signature, Variant
 
 _RESIDENT = "_webgpu_resident"
 
@@ -40,7 +39,8 @@ class Resident:
 class CompiledGraph:
     """A function of a list of arguments, which it empties, to a list of results.
 
-    It may be called from several threads; calls of one graph take turns. A failed call leaves it usable.
+    It may be called from several threads; calls of one graph take turns. A failed call leaves it
+    usable.
 
     Args:
         plan: what to run.
@@ -59,8 +59,7 @@ class CompiledGraph:
         self.signature = signature
         self.executor = Executor(plan, device, HostCalls(plan))
         self._static = static_buffers.static_buffers(device)
-        static = [entry.position for entry in signature.inputs if entry.static]
-        self._take_static = _getter(static)
+        self._take_static = _getter([entry.position for entry in signature.constant])
         self._static_state: Any = None
         self._static_externals: dict[str, GpuBuffer] = {}
         self._bound: tuple[Variant, BoundPlan] | None = None
@@ -120,16 +119,17 @@ class CompiledGraph:
                 fresh[name] = self.device.allocate(nbytes)
         for name, nbytes in variant.updated_buffers:
             fresh[name] = self.device.allocate(nbytes)
-        residents = self._residents(values, variant) if variant.may_be_resident else {}
-        if not fresh and not residents:
+        passed = self._residents(values, variant) if variant.may_be_resident else {}
+        for entry, strides, counted in variant.states:
+            passed[entry.buffer] = self._static.get(values[entry.position], strides, counted)
+        if not fresh and not passed:
             if known is not None and known[0] is variant:
                 return known[1], fresh
             bound = self.executor.bind(variant.sizes, self._static_externals)
             self._bound = (variant, bound)
             return bound, fresh
-        return self.executor.bind(
-            variant.sizes, {**self._static_externals, **residents, **fresh}
-        ), fresh
+        externals = {**self._static_externals, **passed, **fresh}
+        return self.executor.bind(variant.sizes, externals), fresh
 
     def _residents(self, values: list[Any], variant: Variant) -> dict[str, GpuBuffer]:
         found: dict[str, GpuBuffer] = {}
@@ -183,12 +183,12 @@ class CompiledGraph:
                 ranges.append((source, recipe.offset_nbytes, recipe.nbytes, tensor.data_ptr()))
             for position, view in recipe.results:
                 results[position] = tensor if view is None else tensor.as_strided(*view)
-        staged = [self._stage(values, recipe, bound, ranges) for recipe in variant.mutations]
+        staged = [self._stage(values, changed, bound, ranges) for changed in variant.mutations]
         if ranges:
             self.device.download_many(ranges)
             counters.add(bytes_downloaded=sum(entry[2] for entry in ranges))
-        for recipe, temporary in zip(variant.mutations, staged, strict=True):
-            self._write_back(values[recipe.position], recipe, temporary, fresh)
+        for mutation, temporary in zip(variant.mutations, staged, strict=True):
+            self._write_back(values[mutation.position], mutation, temporary, fresh)
         for output, position in self.signature.forwarded:
             results[output] = values[position]
         return results
@@ -221,13 +221,12 @@ class CompiledGraph:
         if temporary is not None:
             with torch.no_grad():
                 tensor.copy_(temporary)
-        elif not tensor.is_inference():
+        elif not recipe.counted and not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
         kept = fresh.get(recipe.buffer) if recipe.keep else None
         if kept is not None:
             # The GPU already has the value: the next call need not copy it back.
             self._static.replace(tensor, recipe.strides, kept)
-            self._static_state = None
 
 
 def _getter(positions: Sequence[int]) -> Any:
@@ -238,12 +237,9 @@ def _getter(positions: Sequence[int]) -> Any:
 
 
 def _has_saved_tensor_hooks() -> bool:
-    """Whether autograd hands saved tensors to hooks (checkpointing, offloading), which read them."""
+    """Whether hooks (checkpointing, offloading) will read the tensors that autograd saves."""
     hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return hooks is None or hooks(True) is not None
-
-
-_compile_lock = threading.RLock()
 
 
 def check_devices(inputs: Sequence[Any]) -> None:
@@ -251,6 +247,6 @@ def check_devices(inputs: Sequence[Any]) -> None:
     for value in inputs:
         if isinstance(value, Tensor) and value.device.type != "cpu":
             raise DeviceError(
-                f"a tensor on {value.device} was given to backend='webgpu', which takes CPU tensors; "
-                "move the model and its inputs with .cpu()"
+                f"a tensor on {value.device} was given to backend='webgpu', which takes CPU "
+                "tensors; move the model and its inputs with .cpu()"
             )

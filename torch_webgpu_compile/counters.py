@@ -12,7 +12,7 @@ class Counters:
     Attributes:
         kernels_compiled: compute pipelines built.
         plans_compiled: graphs compiled into plans.
-        plan_cache_hits: graphs whose plan was found in a cache.
+        plan_cache_hits: those of them whose plan was found in a cache.
         dispatches: compute dispatches submitted.
         fallbacks: calls of each ATen overload that ran on the host.
         bytes_uploaded: bytes copied from CPU tensors to GPU buffers.

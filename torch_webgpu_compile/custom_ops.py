@@ -1,7 +1,8 @@
 """Operators that this package adds to PyTorch, so that capture can keep them whole.
 
-``webgpu::attention`` is scaled dot-product attention. PyTorch's own operator decomposes into a dozen
-others while a graph is traced; this one does not, and its gradient is written in plain ATen operators.
+``webgpu::attention`` is scaled dot-product attention. PyTorch's own operator decomposes into a
+dozen others while a graph is traced; this one does not, and its gradient is written in plain ATen
+operators.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, causal: bool, scale
     return scores
 
 
-def _safe_softmax(scores: Tensor) -> Tensor:
-    """softmax of the last dimension; 0 in a row of nothing but -inf, as PyTorch's attention gives."""
+def safe_softmax(scores: Tensor) -> Tensor:
+    """softmax of the last dimension, but 0 in a row of -inf, as in PyTorch's attention."""
     if scores.shape[-1] == 0:
         return scores
     empty = (scores == float("-inf")).all(-1, keepdim=True)
@@ -58,11 +59,12 @@ def attention(
         scale: factor of the scores.
 
     Returns:
-        (batch, heads, queries, value size) in query's dtype, with heads and queries in the order that
-        they have in query's memory, as PyTorch's fused attention does. A row without any key is 0.
+        (batch, heads, queries, value size) in query's dtype, with heads and queries in the order
+        that they have in query's memory, as PyTorch's fused attention does. A row without any key
+        is 0.
     """
     q, k, v = _opmath(query), _opmath(key), _opmath(value)
-    weights = _safe_softmax(_scores(q, k, None if bias is None else _opmath(bias), causal, scale))
+    weights = safe_softmax(_scores(q, k, None if bias is None else _opmath(bias), causal, scale))
     result = _empty_result(query, value)
     result.copy_(torch.matmul(weights, v.unsqueeze(2)).flatten(1, 2))
     return result
@@ -75,11 +77,19 @@ def _empty_result(query: Tensor, value: Tensor) -> Tensor:
     return query.new_empty((batch, heads, queries, value.shape[3]))
 
 
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    """A call of the operator (`attention` is its definition)."""
+    result: Tensor = torch.ops.webgpu.attention.default(query, key, value, bias, causal, scale)
+    return result
+
+
 @attention.register_fake
 def _(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
-    torch._check(query.shape[1] % key.shape[1] == 0)
+    torch._check(query.shape[1] % key.shape[1] == 0)  # type: ignore[no-untyped-call]
     return _empty_result(query, value)
 
 
@@ -89,29 +99,37 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """With P = softmax(S): dV = PᵀdO, dS = P ⊙ (dO·Vᵀ − Σ dO ⊙ O), dQ = scale·dS·K, dK = scale·dSᵀQ."""
+    """The gradients, with the weights P computed again.
+
+    dV = PᵀdO, dS = P ⊙ (dO·Vᵀ − Σ dO ⊙ O), dQ = scale·dS·K, dK = scale·dSᵀQ; the bias's is dS.
+    """
     query, key, value, bias, output = ctx.saved_tensors
     q, k, v, o, do = (_opmath(t) for t in (query, key, value, output, grad))
     wide_bias = None if bias is None else _opmath(bias)
-    weights = _safe_softmax(_scores(q, k, wide_bias, ctx.causal, ctx.scale))
+    weights = safe_softmax(_scores(q, k, wide_bias, ctx.causal, ctx.scale))
     groups = (weights.shape[1], weights.shape[2])
-    do_grouped = do.unflatten(1, groups)
+    do_grouped = _grouped(do, groups)
     grad_query = grad_key = grad_value = grad_bias = None
     if ctx.needs_input_grad[2]:
         grad_value = _sum_group(torch.matmul(weights.transpose(-2, -1), do_grouped))
         grad_value = grad_value.to(value.dtype)
     grad_weights = torch.matmul(do_grouped, v.unsqueeze(2).transpose(-2, -1))
-    delta = (do * o).sum(-1, keepdim=True).unflatten(1, groups)
+    delta = _grouped((do * o).sum(-1, keepdim=True), groups)
     grad_scores = weights * (grad_weights - delta)
     if ctx.needs_input_grad[0]:
         grad_query = torch.matmul(grad_scores, k.unsqueeze(2)).flatten(1, 2) * ctx.scale
         grad_query = grad_query.to(query.dtype)
     if ctx.needs_input_grad[1]:
-        grad_key = _sum_group(torch.matmul(grad_scores.transpose(-2, -1), q.unflatten(1, groups)))
+        grad_key = _sum_group(torch.matmul(grad_scores.transpose(-2, -1), _grouped(q, groups)))
         grad_key = (grad_key * ctx.scale).to(key.dtype)
     if bias is not None and ctx.needs_input_grad[3]:
         grad_bias = grad_scores.flatten(1, 2).sum_to_size(bias.shape).to(bias.dtype)
     return grad_query, grad_key, grad_value, grad_bias, None, None
+
+
+def _grouped(tensor: Tensor, groups: tuple[int, int]) -> Tensor:
+    """(batch, heads, …) as (batch, key heads, group, …)."""
+    return tensor.reshape(tensor.shape[0], *groups, *tensor.shape[2:])
 
 
 def _sum_group(grad: Tensor) -> Tensor:

@@ -11,27 +11,8 @@ from typing import Any
 
 from .captured import CapturedGraph
 from .errors import VerificationError
-from .ir.graph import (
-    AnchorGroup,
-    Buffer,
-    KernelGroup,
-    LoopGraph,
-    MapGroup,
-    Member,
-    RowGroup,
-    Schedule,
-    SingleGroup,
-)
-from .ir.nodes import (
-    Attention,
-    Contraction,
-    HostCall,
-    Node,
-    Pointwise,
-    Reduction,
-    Scatter,
-)
-from .ir.scalar import Const, Index, Load, Masked, Op, Scalar, children, walk
+from .ir.nodes import HostCall
+from .ir.text import format_node
 from .options import CompileOptions
 from .plan import serialize
 from .plan.model import CopyBuffer, Dispatch, HostBuffer, HostStep, Kernel, KernelCall, Plan
@@ -42,129 +23,6 @@ def fx_text(captured: CapturedGraph) -> str:
     text = captured.module.print_readable(print_output=False)
     static = ", ".join(map(str, sorted(captured.static_inputs)))
     return f"# {captured.name}; parameters and buffers: arguments {static or 'none'}\n{text}"
-
-
-# ---- IR
-
-
-def scalar_text(root: Scalar) -> str:
-    """One expression; sub-expressions used more than once are named first (``v0 = …; …``)."""
-    uses: dict[Scalar, int] = {}
-    for node in walk(root):
-        for child in children(node):
-            uses[child] = uses.get(child, 0) + 1
-    names: dict[Scalar, str] = {}
-    rendered: dict[Scalar, str] = {}
-    lines: list[str] = []
-    for node in walk(root):
-        text = _scalar_text(node, rendered)
-        if uses.get(node, 0) > 1 and isinstance(node, (Op, Masked)):
-            names[node] = f"v{len(names)}"
-            lines.append(f"{names[node]} = {text}")
-            text = names[node]
-        rendered[node] = text
-    return "; ".join([*lines, rendered[root]])
-
-
-def _scalar_text(node: Scalar, known: dict[Scalar, str]) -> str:
-    match node:
-        case Const(value, dtype):
-            return f"{value}:{dtype}"
-        case Index(expr):
-            return f"[{expr}]"
-        case Load(buffer, index, _):
-            inner = ", ".join(known[i].removeprefix("[").removesuffix("]") for i in index)
-            return f"{buffer}[{inner}]"
-        case Op("cast" | "bitcast", (argument,), dtype):
-            return f"{dtype}({known[argument]})"
-        case Op(name, arguments, _):
-            return f"{name}({', '.join(known[a] for a in arguments)})"
-        case Masked(condition, body, other):
-            return f"({known[body]} if {known[condition]} else {known[other]})"
-
-
-def _buffer_text(buffer: Buffer) -> str:
-    sizes, strides = list(buffer.sizes), list(buffer.strides)
-    return f"{buffer.name}: {buffer.dtype}{sizes} strides {strides} ({buffer.origin.value})"
-
-
-def _ranges(sizes: Sequence[Any]) -> str:
-    return "[" + ", ".join(map(str, sizes)) + "]"
-
-
-def node_text(node: Node) -> str:
-    """A node in a few lines."""
-    match node:
-        case Pointwise():
-            return f"{node.output} = pointwise{_ranges(node.ranges)}\n    {scalar_text(node.body)}"
-        case Reduction():
-            space = f"{_ranges(node.ranges)} over {_ranges(node.reduce_ranges)}"
-            return f"{node.output} = {node.kind}{space}\n    {scalar_text(node.body)}"
-        case Contraction():
-            sizes = (node.batch, node.rows, node.columns, node.inner)
-            shape = " ".join(f"{n}{_ranges(s)}" for n, s in zip("bmnk", sizes, strict=True))
-            parts = [f"lhs {scalar_text(node.lhs)}", f"rhs {scalar_text(node.rhs)}"]
-            return "\n    ".join([f"{node.output}{list(node.index)} = contraction {shape}", *parts])
-        case Attention():
-            parts = [
-                f"{name} {scalar_text(body)}"
-                for name in ("query", "key", "value", "bias")
-                if (body := getattr(node, name)) is not None
-            ]
-            head = f"{node.output} = attention{_ranges(node.sizes)}"
-            return "\n    ".join([f"{head} causal={node.causal} scale={node.scale:g}", *parts])
-        case Scatter():
-            verb = "+=" if node.accumulate else "="
-            index = ", ".join(scalar_text(i) for i in node.index)
-            head = f"{node.output} = scatter{_ranges(node.ranges)} into {node.initial}"
-            return f"{head}\n    [{index}] {verb} {scalar_text(node.body)}"
-        case HostCall():
-            outputs = ", ".join(node.outputs)
-            return f"{outputs} = host {node.target}{node.arguments} {dict(node.keywords)}"
-
-
-def graph_text(graph: LoopGraph) -> str:
-    """Buffers, nodes and outputs."""
-    lines = [f"graph {graph.name}", "", "buffers:"]
-    lines += [f"  {_buffer_text(buffer)}" for buffer in graph.buffers.values()]
-    lines += ["", "nodes:"]
-    for node in graph.nodes:
-        origins = ", ".join(dict.fromkeys(o.op for o in node.origins))
-        lines.append(f"  # {origins}" if origins else "  #")
-        lines.append("  " + node_text(node).replace("\n", "\n  "))
-    lines += ["", "outputs:", *(f"  {output}" for output in graph.outputs)]
-    return "\n".join(lines)
-
-
-def _member_text(member: Member) -> str:
-    kind = f"{member.reduction} of " if member.reduction else ""
-    where = f"{member.output}{list(member.index)}"
-    return f"{'store ' if member.store else ''}{where} = {kind}{scalar_text(member.body)}"
-
-
-def group_text(group: KernelGroup) -> str:
-    """A kernel group in a few lines."""
-    match group:
-        case MapGroup():
-            head = f"map {_ranges(group.ranges)}"
-            members = group.members
-        case RowGroup():
-            head = f"rows {_ranges(group.rows)} of {_ranges(group.elements)}"
-            members = group.members
-        case AnchorGroup():
-            head = f"anchor {node_text(group.anchor)}"
-            members = group.epilogue
-        case SingleGroup():
-            return f"single {node_text(group.node)}"
-    return "\n  ".join([head, *map(_member_text, members)])
-
-
-def schedule_text(schedule: Schedule) -> str:
-    """Every kernel group, numbered."""
-    lines = [f"schedule of {schedule.graph.name}: {len(schedule.groups)} groups"]
-    for number, group in enumerate(schedule.groups):
-        lines.append(f"\n{number}: {group_text(group)}")
-    return "\n".join(lines)
 
 
 # ---- kernels and plans
@@ -183,7 +41,7 @@ def kernel_text(kernel: Kernel) -> str:
 def calls_text(calls: Sequence[KernelCall | HostCall]) -> str:
     """All generated kernels in order."""
     return "\n\n".join(
-        kernel_text(call.kernel) if isinstance(call, KernelCall) else f"// {node_text(call)}"
+        kernel_text(call.kernel) if isinstance(call, KernelCall) else f"// {format_node(call)}"
         for call in calls
     )
 
@@ -250,9 +108,9 @@ def verify_plan(plan: Plan) -> None:
             )
             for binding in step.bindings:
                 require(binding.buffer in plan.buffers, f"no buffer {binding.buffer}")
-    names = [entry.buffer for entry in (*plan.inputs, *plan.outputs) if entry.buffer is not None]
+    names = [entry.buffer for entry in plan.inputs] + [entry.buffer for entry in plan.outputs]
     for name in (*names, *plan.constants):
-        require(name in plan.buffers, f"no buffer {name}")
+        require(name is None or name in plan.buffers, f"no buffer {name}")
 
 
 # ---- showing
@@ -267,6 +125,11 @@ class Shower:
         self._folder = None if options.dump is None else Path(options.dump) / name
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def needs_every_stage(self) -> bool:
+        """Whether a plan from the cache would leave something unshown."""
+        return self._folder is not None or not self._stages <= {"fx", "ir"}
 
     def __call__(self, stage: str, text: Callable[[], str]) -> None:
         """Shows a stage; ``text`` is only called when somebody wants it."""
@@ -285,5 +148,3 @@ class Shower:
             path.write_text(kernel_text(kernel) + "\n", encoding="utf-8")
         text = json.dumps(serialize.to_json(plan), indent=1)
         (self._folder / "plan.json").write_text(text, encoding="utf-8")
-
-

@@ -21,8 +21,8 @@ LIMITS = (
 
 INSTALL = """\
 No WebGPU adapter was found. What usually helps:
-  Linux with a GPU     the vendor's driver with Vulkan (NVIDIA: the driver package's Vulkan part; in a
-                       container, NVIDIA_DRIVER_CAPABILITIES=all)
+  Linux with a GPU     the vendor's driver with Vulkan (NVIDIA: the driver package's Vulkan part;
+                       in a container, NVIDIA_DRIVER_CAPABILITIES=all)
   Linux without a GPU  the software driver: apt-get install mesa-vulkan-drivers
   Windows              the vendor's graphics driver (Direct3D 12 or Vulkan)
   macOS                nothing: Metal is built in; a virtual machine may not expose it

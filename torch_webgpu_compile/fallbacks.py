@@ -1,4 +1,4 @@
-"""What happens when an operator has no kernel: it runs on the CPU, with a warning, or it is an error."""
+"""An operator that has no kernel runs on the CPU, with a warning, or is an error."""
 
 from __future__ import annotations
 

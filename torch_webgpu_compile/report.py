@@ -152,7 +152,8 @@ def _table(graph: GraphReport) -> list[str]:
         )
     widths = [min(60, max(len(row[k]) for row in rows)) for k in range(len(rows[0]))]
     return [
-        "  " + "  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  "
+        + "  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
 
@@ -226,7 +227,9 @@ def _graph_report(state: Compilation, compiled: CompiledGraph) -> GraphReport:
     sizes = compiled.signature.some_sizes()
 
     def number(expr: Expr) -> int:
-        return evaluate(expr, sizes) if sizes is not None or expr.is_constant else 0
+        if sizes is None and not expr.is_constant:
+            return 0  # never called: the sizes are unknown
+        return evaluate(expr, sizes or {})
 
     steps: list[KernelReport | HostReport] = []
     for step in plan.steps:

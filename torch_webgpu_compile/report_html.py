@@ -19,11 +19,13 @@ Step = KernelReport | HostReport
 _BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 260, 64, 28, 46
 
 _STYLE = """
-:root { color-scheme: light dark; --box: #eef3fb; --edge: #8a94a6; --line: #c9d2e0; --accent: #1f5fbf;
+:root { color-scheme: light dark; --box: #eef3fb; --edge: #8a94a6; --line: #c9d2e0;
+  --accent: #1f5fbf;
   --host: #fbe3e0; --io: #e6f4ea; --matmul: #fdf1d8; }
 @media (prefers-color-scheme: dark) { :root { --box: #223047; --edge: #8a94a6; --line: #3a4a63;
   --accent: #86b4ff; --host: #5a2a26; --io: #1f4029; --matmul: #4a3c16; } }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2rem auto;
+  padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; display: block; overflow-x: auto; }
 th, td { text-align: left; padding: .3rem .7rem; border-bottom: 1px solid var(--line);
@@ -80,7 +82,8 @@ def _kernel(anchor: str, kernel: KernelReport) -> str:
     sources = "".join(f"<br><code>{escape(source)}</code>" for source in kernel.sources)
     return (
         f'<details id="{anchor}"><summary><b>{escape(kernel.name)}</b> '
-        f"{escape(', '.join(kernel.ops))}</summary>{sources}<pre>{escape(kernel.wgsl)}</pre></details>"
+        f"{escape(', '.join(kernel.ops))}</summary>{sources}"
+        f"<pre>{escape(kernel.wgsl)}</pre></details>"
     )
 
 
@@ -104,18 +107,17 @@ def _table(number: int, graph: GraphReport) -> str:
             + f"<td>{escape(' '.join(step.ops))}</td><td>{escape(source)}</td></tr>"
         )
     head = "".join(
-        f"<th>{name}</th>"
-        for name in ("kernel", "grid", "read", "written", "flops", "ops", "from")
+        f"<th>{name}</th>" for name in ("kernel", "grid", "read", "written", "flops", "ops", "from")
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def drawing(number: int, graph: GraphReport) -> str:
-    """The graph of dispatches and host calls as SVG; an edge is a buffer that one leaves to another."""
+    """The dispatches and host calls as SVG; an edge is a buffer that one leaves to another."""
     steps = graph.steps
     layers = _layers(steps)
     columns: dict[int, int] = {}
-    place: list[tuple[float, float]] = []
+    place: list[tuple[int, int]] = []
     for layer in layers:
         column = columns.get(layer, 0)
         columns[layer] = column + 1
@@ -125,7 +127,7 @@ def drawing(number: int, graph: GraphReport) -> str:
     height = (max(layers, default=0) + 1) * (_BOX_HEIGHT + _GAP_Y) + _GAP_Y
     points = []
     for column, layer in place:
-        indent = (widest - columns[int(layer)]) * (_BOX_WIDTH + _GAP_X) / 2
+        indent = (widest - columns[layer]) * (_BOX_WIDTH + _GAP_X) / 2
         x = _GAP_X + indent + column * (_BOX_WIDTH + _GAP_X)
         points.append((x, _GAP_Y / 2 + layer * (_BOX_HEIGHT + _GAP_Y)))
     edges = [_edge(points[a], points[b], label) for a, b, label in _edges(steps)]
@@ -160,7 +162,9 @@ def _edge(start: tuple[float, float], end: tuple[float, float], label: str) -> s
     x1, y1 = start[0] + _BOX_WIDTH / 2, start[1] + _BOX_HEIGHT
     x2, y2 = end[0] + _BOX_WIDTH / 2, end[1]
     bend = max(20.0, (y2 - y1) / 2)
-    curve = f"M{x1:.0f} {y1:.0f} C{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} {x2:.0f} {y2:.0f}"
+    curve = (
+        f"M{x1:.0f} {y1:.0f} C{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} {x2:.0f} {y2:.0f}"
+    )
     return f'<path d="{curve}"><title>{escape(label)}</title></path>'
 
 

@@ -1,7 +1,7 @@
 """What a plan's inputs and outputs are to PyTorch, resolved per set of sizes.
 
-A `Signature` is made once per compiled graph; a `Variant` once per set of sizes, so that a call only
-follows lists.
+A `Signature` is made once per compiled graph; a `Variant` once per set of sizes, so that a call
+only follows lists.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class MutationRecipe:
 
     Attributes:
         dense: its memory has no gaps, so that it can be written as it is.
-        keep: the plan buffer has exactly the argument's layout, and nothing else returns it.
+        keep: the argument is static, the plan buffer has exactly its layout, and nothing else
+            returns it.
+        counted: its version counter has been incremented for this change before the call.
     """
 
     position: int
@@ -77,6 +79,7 @@ class MutationRecipe:
     nbytes: int
     dense: bool
     keep: bool
+    counted: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +88,8 @@ class Variant:
 
     Attributes:
         sizes: values of the plan's size symbols.
-        static: the static inputs with their strides.
+        static: the static inputs with their strides, without the next ones.
+        states: static inputs that the graph changes, with the version increments before each call.
         uploads: the other tensor inputs.
         constants: results that are not tensors; None in place of a tensor.
         tensors, mutations: tensors to make and to change.
@@ -96,6 +100,7 @@ class Variant:
 
     sizes: dict[str, int]
     static: tuple[tuple[InputEntry, tuple[int, ...]], ...]
+    states: tuple[tuple[InputEntry, tuple[int, ...], int], ...]
     uploads: tuple[UploadRecipe, ...]
     constants: tuple[Any, ...]
     tensors: tuple[TensorRecipe, ...]
@@ -134,6 +139,8 @@ class Signature:
         static_inputs: positions of parameters and buffers.
         saved: positions of results that only the backward graph reads.
         forwarded: (result, argument) positions of results that are an argument.
+        counted: positions of changed arguments whose version counter is incremented before each
+            call.
         backward: whether arguments may be tensors that a forward graph kept on the GPU.
 
     Raises:
@@ -144,8 +151,10 @@ class Signature:
     static_inputs: frozenset[int] = frozenset()
     saved: frozenset[int] = frozenset()
     forwarded: tuple[tuple[int, int], ...] = ()
+    counted: frozenset[int] = frozenset()
     backward: bool = False
     inputs: tuple[InputEntry, ...] = field(init=False)
+    constant: tuple[InputEntry, ...] = field(init=False)
     _sources: tuple[SizeSource, ...] = field(init=False)
     _variants: dict[tuple[int, ...], Variant] = field(init=False)
 
@@ -156,6 +165,8 @@ class Signature:
             for position, entry in enumerate(self.plan.inputs)
             if entry.buffer is not None and entry.buffer in used
         )
+        changed = {output.mutates for output in self.plan.outputs}
+        self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
         self._sources = _size_sources(self.plan)
         self._variants = {}
 
@@ -177,11 +188,13 @@ class Signature:
 
     def _resolve(self, sizes: dict[str, int]) -> Variant:
         buffers = self.plan.buffers
-        static, uploads = [], []
+        static, states, uploads = [], [], []
         for entry in self.inputs:
             shape, strides = _layout(buffers[entry.buffer], sizes)
-            if entry.static:
+            if entry in self.constant:
                 static.append((entry, strides))
+            elif entry.static:
+                states.append((entry, strides, int(entry.position in self.counted)))
             else:
                 nbytes = span(shape, strides) * buffers[entry.buffer].dtype.itemsize
                 uploads.append(UploadRecipe(entry.position, entry.buffer, strides, nbytes))
@@ -197,6 +210,7 @@ class Signature:
         return Variant(
             sizes=sizes,
             static=tuple(static),
+            states=tuple(states),
             uploads=tuple(uploads),
             constants=tuple(_constant(output, sizes) for output in returned),
             tensors=tensors,
@@ -219,7 +233,7 @@ class Signature:
     def _tensor(
         self, name: str, shown: list[tuple[int, View]], sizes: Mapping[str, int]
     ) -> TensorRecipe:
-        """One tensor per plan buffer, so that results that share memory in PyTorch share it here."""
+        """One tensor per plan buffer: results that share memory in PyTorch share it here."""
         dtype = self.plan.buffers[name].dtype
         shape, strides, offset = shown[0][1]
         results: list[tuple[int, View | None]] = [(position, None) for position, _ in shown]
@@ -238,12 +252,14 @@ class Signature:
         )
 
     def _stays(self, tensor: TensorRecipe, sizes: Mapping[str, int]) -> bool:
-        """Whether only the backward graph reads a tensor, and can read it from the plan's buffer."""
+        """Whether only the backward graph reads a tensor, and can do so from the plan's buffer."""
         return (
             all(position in self.saved and view is None for position, view in tensor.results)
             and tensor.offset_nbytes == 0
             and tensor.nbytes > 0
-            and not any(o.mutates is not None and o.buffer == tensor.buffer for o in self.plan.outputs)
+            and not any(
+                o.mutates is not None and o.buffer == tensor.buffer for o in self.plan.outputs
+            )
         )
 
     def _mutation(self, output: PlanOutput, sizes: Mapping[str, int]) -> MutationRecipe:
@@ -274,6 +290,7 @@ class Signature:
             elements * itemsize,
             dense=numel == elements,
             keep=keep,
+            counted=output.mutates in self.counted,
         )
 
 

@@ -1,9 +1,9 @@
 """GPU copies of parameters and buffers that live on the CPU.
 
 A copy is made once and again only after the tensor has changed. A change is noticed by the tensor's
-version counter or its address: in-place operators, optimizers, ``load_state_dict`` and assignments to
-``.data`` are seen. In-place operators on ``.data`` and on NumPy views do not count versions (a property of
-PyTorch); call `invalidate` after those.
+version counter or its address: in-place operators, optimizers, ``load_state_dict`` and assignments
+to ``.data`` are seen. In-place operators on ``.data`` and on NumPy views do not count versions (a
+property of PyTorch); call `invalidate` after those.
 """
 
 from __future__ import annotations
@@ -104,8 +104,11 @@ class StaticBuffers:
             alive = tuple(reference for reference in self._users if reference() is not None)
             self._users = (*alive, weakref.ref(user))
 
-    def get(self, tensor: Tensor, strides: tuple[int, ...]) -> GpuBuffer:
-        """An up-to-date copy, laid out with ``strides`` (in elements)."""
+    def get(self, tensor: Tensor, strides: tuple[int, ...], counted: int = 0) -> GpuBuffer:
+        """An up-to-date copy, laid out with ``strides`` (in elements).
+
+        ``counted`` version increments since the last use are known not to be changes.
+        """
         key = (id(tensor), strides)
         address, now = data_ptr(tensor), version(tensor)
         with self._lock:
@@ -118,10 +121,12 @@ class StaticBuffers:
                 self._upload(tensor, strides, buffer)
                 self._store(key, tensor, buffer, address, now)
                 return buffer
-            if entry.version != now or entry.address != address or now == _UNVERSIONED:
+            expected = entry.version + counted
+            if entry.version == _UNVERSIONED or expected != now or entry.address != address:
                 # The same memory again: commands already submitted were ordered before the upload.
                 self._upload(tensor, strides, entry.buffer)
-                entry.version, entry.address = now, address
+                entry.address = address
+            entry.version = now
             return entry.buffer
 
     def replace(self, tensor: Tensor, strides: tuple[int, ...], buffer: GpuBuffer) -> None:
@@ -138,9 +143,7 @@ class StaticBuffers:
                     entry.version = _UNVERSIONED
             self._forget()
 
-    def _store(
-        self, key: Key, tensor: Tensor, buffer: GpuBuffer, address: int, now: int
-    ) -> None:
+    def _store(self, key: Key, tensor: Tensor, buffer: GpuBuffer, address: int, now: int) -> None:
         itself = weakref.ref(self)
 
         def died(reference: weakref.ref[Tensor]) -> None:

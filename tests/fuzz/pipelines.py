@@ -71,8 +71,8 @@ def compare(
 ) -> None:
     """PyTorch's tolerances, widened by eager's own distance from float64.
 
-    The distance says how much a program amplifies rounding (differences of nearly equal numbers, …);
-    a wrong kernel is off by far more.
+    The distance says how much a program amplifies rounding (a difference of nearly equal numbers,
+    …); a wrong kernel is off by far more.
     """
     assert len(actual) == len(expected)
     for name, got, wanted, ideal in zip(program.results, actual, expected, precise, strict=True):

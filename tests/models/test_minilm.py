@@ -23,7 +23,7 @@ def encoder() -> example.SentenceEncoder:
 def test_minilm(dtype: torch.dtype) -> None:
     folder = example.model_folder()
     encoder = example.load_encoder(folder).to(dtype)
-    check_forward(encoder, *example.tokenize(folder, example.SENTENCES))
+    check_forward(encoder, *example.tokenize(folder, example.SENTENCES[:3]), calls=1)
 
 
 def test_similar_sentences_are_close(encoder: example.SentenceEncoder) -> None:
@@ -38,8 +38,8 @@ def test_one_plan_serves_every_length(encoder: example.SentenceEncoder) -> None:
     function = compiled(encoder, dynamic=True)
     with torch.inference_mode(), no_fallbacks():
         before = plans_compiled()
-        for count in (2, 5, 7):
-            sentences = tuple(" ".join(example.SENTENCES[:count]) for _ in range(count))
+        for rows, words in ((2, 3), (3, 7), (5, 4)):
+            sentences = tuple(" ".join(s.split()[:words]) for s in example.SENTENCES[:rows])
             batch = example.tokenize(example.model_folder(), sentences)
             torch.testing.assert_close(function(*batch), encoder(*batch), rtol=1e-4, atol=1e-5)
         assert plans_compiled() - before <= 1

@@ -27,4 +27,4 @@ def test_whisper_encoder_full_length() -> None:
     config = WhisperConfig(
         d_model=384, encoder_layers=1, encoder_attention_heads=6, encoder_ffn_dim=1536
     )
-    check_forward(WhisperEncoder(config).eval(), torch.randn(1, 80, 3000))
+    check_forward(WhisperEncoder(config).eval(), torch.randn(1, 80, 3000), calls=1)

@@ -73,7 +73,8 @@ def test_half_precision(dtype):
     wanted = F.scaled_dot_product_attention(q, k, v, scale=0.3)
     got = patterns.attention(q, k, v, scale=0.3)
     assert got.dtype == dtype
-    # The reference itself rounds to half precision more than once: allow a few units in the last place.
+    # The reference itself rounds to half precision more than once: allow a few units in the last
+    # place.
     torch.testing.assert_close(got, wanted, atol=4e-3, rtol=2e-2)
     cotangent = torch.randn_like(wanted)
     for g, w in zip(
@@ -129,9 +130,7 @@ def test_dropout_keeps_the_expectation():
     q, k, v = inputs((1, 2, 64, 8), (1, 2, 64, 8), (1, 2, 64, 8))
     torch.manual_seed(0)
     mean = torch.stack([patterns.attention(q, k, v, dropout_p=0.2) for _ in range(400)]).mean(0)
-    torch.testing.assert_close(
-        mean, F.scaled_dot_product_attention(q, k, v), atol=0.08, rtol=0.1
-    )
+    torch.testing.assert_close(mean, F.scaled_dot_product_attention(q, k, v), atol=0.08, rtol=0.1)
 
 
 def test_operator_is_consistent_with_its_fake():

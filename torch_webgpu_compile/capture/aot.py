@@ -1,7 +1,7 @@
 """From Dynamo's graph to `CapturedGraph`s: AOTAutograd with our partitioner and decompositions.
 
-Dynamo calls the backend once per graph. AOTAutograd then makes one functional graph for inference, or a
-forward graph and, when the first gradient is asked for, a backward graph.
+Dynamo calls the backend once per graph. AOTAutograd then makes one functional graph for inference,
+or a forward graph and, when the first gradient is asked for, a backward graph.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ class Phase:
     Attributes:
         name: ``inference``, ``forward`` or ``backward``.
         saved: positions of a forward graph's outputs that only its backward graph will see.
-        forwarded: (output, input) positions of outputs that are just an argument. The captured graph
-            has None in their place.
+        forwarded: (output, input) positions of outputs that are just an argument. The captured
+            graph has None in their place.
+        counted: positions of changed arguments whose version counters AOTAutograd increments, by
+            one before each call.
     """
 
     name: str
     saved: frozenset[int] = frozenset()
     forwarded: tuple[tuple[int, int], ...] = ()
+    counted: frozenset[int] = frozenset()
 
 
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
@@ -69,12 +72,12 @@ def capture(
     static: frozenset[int] = frozenset()
 
     def compile_inference(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        return compile_phase(graph, "inference", _static_inputs())
+        return compile_phase(graph, "inference", _static_inputs(), counted=_counted())
 
     def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         nonlocal static
         static = _static_inputs()
-        return compile_phase(graph, "forward", static, _saved_outputs(graph))
+        return compile_phase(graph, "forward", static, _saved_outputs(graph), _counted())
 
     def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         return compile_phase(graph, "backward", _static_in_backward(graph, static))
@@ -84,10 +87,11 @@ def capture(
         name: str,
         static_inputs: frozenset[int],
         saved: frozenset[int] = frozenset(),
+        counted: frozenset[int] = frozenset(),
     ) -> BoxedFunction:
         _check_sizes(graph)
         forwarded = _take_forwarded(graph)
-        phase = Phase(name, saved - {output for output, _ in forwarded}, forwarded)
+        phase = Phase(name, saved - {output for output, _ in forwarded}, forwarded, counted)
         captured = CapturedGraph(f"graph{number}_{name}", graph, static_inputs)
         compiled = compile_graph(captured, phase)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
@@ -104,17 +108,24 @@ def capture(
     return traced
 
 
+def _metadata() -> Any:
+    """What AOTAutograd knows about the graph that it is compiling."""
+    context = TracingContext.try_get()
+    return None if context is None else context.fw_metadata
+
+
 def _static_inputs() -> frozenset[int]:
     """Positions of parameters and buffers, for graphs whose arguments are the user's."""
-    context = TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    return frozenset(getattr(metadata, "static_input_indices", None) or ())
+    return frozenset(getattr(_metadata(), "static_input_indices", None) or ())
 
 
-def _static_in_backward(
-    graph: torch.fx.GraphModule, static: frozenset[int]
-) -> frozenset[int]:
-    """Positions of parameters among the saved values: AOTAutograd names argument i ``primals_{i+1}``."""
+def _counted() -> frozenset[int]:
+    name = "mutated_graph_handled_indices_seen_by_autograd"
+    return frozenset(getattr(_metadata(), name, None) or ())
+
+
+def _static_in_backward(graph: torch.fx.GraphModule, static: frozenset[int]) -> frozenset[int]:
+    """Positions of parameters among saved values: argument i is named ``primals_{i+1}``."""
     found = set()
     for position, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         match = re.fullmatch(r"primals_(\d+)", str(node.target))
@@ -125,9 +136,7 @@ def _static_in_backward(
 
 def _saved_outputs(graph: torch.fx.GraphModule) -> frozenset[int]:
     """Positions of the outputs that follow everything that the user gets to see."""
-    context = TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    visible = getattr(metadata, "num_forward", None)
+    visible = getattr(_metadata(), "num_forward", None)
     if visible is None:
         return frozenset()
     (returned,) = graph.graph.find_nodes(op="output")[0].args

@@ -19,15 +19,15 @@ aten = torch.ops.aten
 
 Decomposition = Callable[..., Any]
 
-# Never decomposed, lowered or not: random numbers come from PyTorch's generator, so that a seed gives
-# eager's values.
+# Never decomposed, lowered or not: random numbers come from PyTorch's generator, so that a seed
+# gives eager's values.
 KEPT: frozenset[OpOverload] = frozenset(
     {aten.bernoulli.default, aten.native_dropout.default, aten.uniform.default}
 )
 
-# PyTorch's table has two kinds of rows outside of the core set. Those written as decompositions are all
-# used. Reference implementations (``torch._refs``) mostly end in primitive operators (``prims``), which
-# nothing lowers; these end in ATen operators.
+# PyTorch's table has two kinds of rows outside of the core set. Those written as decompositions are
+# all used. Reference implementations (``torch._refs``) mostly end in primitive operators
+# (``prims``), which nothing lowers; these end in ATen operators.
 REFERENCES: frozenset[OpOverload] = frozenset(
     {
         aten.alpha_dropout.default,

@@ -1,15 +1,15 @@
 """What Dynamo must be told before it traces for this backend.
 
-Dynamo traces before it calls a backend, so these settings cannot be made around one compilation. They
-change defaults only: a value that the user has set wins.
+Dynamo traces before it calls a backend, so these settings cannot be made around one compilation.
+They change defaults only: a value that the user has set wins.
 """
 
 from __future__ import annotations
 
 from torch._dynamo import config
 
-# Dynamo stops at RNN, GRU and LSTM modules by default. They trace well on the supported versions (export
-# allows them by default, too), and other backends get the same traced graph.
+# Dynamo stops at RNN, GRU and LSTM modules by default. They trace well on the supported versions
+# (export allows them by default, too), and other backends get the same traced graph.
 DEFAULTS = {"allow_rnn": True}
 
 

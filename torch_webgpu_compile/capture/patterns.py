@@ -4,7 +4,8 @@ Each replaces the target of a call by a Python function with the same signature.
 through that function, so it may look at shapes and dtypes and call whatever lowers best:
 
 - attention becomes ``webgpu::attention`` where that operator covers the case;
-- the CPU-only fused operators of ``nn.TransformerEncoderLayer``, ``nn.MultiheadAttention`` and ``nn.LSTM``
+- the CPU-only fused operators of ``nn.TransformerEncoderLayer``, ``nn.MultiheadAttention`` and
+  ``nn.LSTM``
   become compositions of ordinary operators.
 """
 
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import custom_ops
+from . import recurrent
 
 MAX_HEAD_SIZE = 256
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -36,7 +38,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, as ``webgpu::attention`` where supported."""
+    """`F.scaled_dot_product_attention`, as ``webgpu::attention`` where supported."""
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
     if dropout_p > 0.0 or not _is_supported(query, key, value, enable_gqa):
@@ -45,11 +47,11 @@ def attention(
         )
     bias = _additive(attn_mask, query.dtype)
     if query.dim() == 4:
-        return custom_ops.attention(query, key, value, bias, is_causal, scale)
+        return custom_ops.attend(query, key, value, bias, is_causal, scale)
     if bias is not None and bias.dim() == 3:
         bias = bias.unsqueeze(1)
-    heads = [tensor.unsqueeze(1) for tensor in (query, key, value)]
-    return custom_ops.attention(*heads, bias, is_causal, scale).squeeze(1)
+    q, k, v = (tensor.unsqueeze(1) for tensor in (query, key, value))
+    return custom_ops.attend(q, k, v, bias, is_causal, scale).squeeze(1)
 
 
 def _is_supported(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
@@ -100,7 +102,7 @@ def _plain_attention(
     bias = _additive(mask, query.dtype)
     if bias is not None:
         scores = scores + bias
-    weights = custom_ops._safe_softmax(scores)
+    weights = custom_ops.safe_softmax(scores)
     return torch.matmul(F.dropout(weights, dropout_p), value)
 
 
@@ -119,7 +121,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``torch._native_multi_head_attention`` for the self-attention that `nn.MultiheadAttention` uses."""
+    """``torch._native_multi_head_attention`` as `nn.MultiheadAttention` uses it: self-attention."""
     batch, length, _ = query.shape
     size = embed_dim // num_head
     packed = F.linear(query, qkv_weight, qkv_bias).view(batch, length, 3, num_head, size)
@@ -127,7 +129,7 @@ def multi_head_attention(
     bias = _encoder_bias(mask, mask_type, query.dtype)
     if need_weights:
         scores = torch.matmul(q / math.sqrt(size), k.transpose(-2, -1))
-        weights = custom_ops._safe_softmax(scores if bias is None else scores + bias)
+        weights = custom_ops.safe_softmax(scores if bias is None else scores + bias)
         context = torch.matmul(weights, v)
     else:
         weights = None
@@ -199,8 +201,11 @@ def transformer_encoder_layer(
 
 
 def lstm(*arguments: Any) -> Any:
-    """``torch.lstm`` traced without oneDNN, whose fused layer has no decomposition."""
-    # `torch.backends.mkldnn.flags` also sets unrelated TF32 flags, which warns on CPUs without them.
+    """``torch.lstm`` in plain operators; packed sequences are traced without oneDNN."""
+    if len(arguments) == 9 and isinstance(arguments[1], (tuple, list)):
+        return recurrent.lstm(*arguments)
+    # `torch.backends.mkldnn.flags` also sets unrelated TF32 flags, which warns on CPUs without
+    # them.
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -218,8 +223,8 @@ def _with_globals(function: Any, **replaced: Any) -> FunctionType:
     return copy
 
 
-# Dynamo keeps calls of this Python function whole; the attention that it calls is inside. AOTAutograd traces
-# under a torch-function mode, which would hand the call back to the original.
+# Dynamo keeps calls of this Python function whole; the attention that it calls is inside.
+# AOTAutograd traces under a torch-function mode, which would hand the call back to the original.
 multi_head_attention_forward = _with_globals(
     F.multi_head_attention_forward,
     scaled_dot_product_attention=attention,
@@ -241,7 +246,7 @@ REWRITES: dict[Any, Callable[..., Any]] = {
 
 
 def rewrite(module: torch.fx.GraphModule) -> int:
-    """Applies `REWRITES` to a Dynamo graph and its nested graphs, in place; the number of rewrites."""
+    """Applies `REWRITES` to a Dynamo graph and its nested graphs, in place; their number."""
     count = 0
     for inner in module.modules():
         if not isinstance(inner, torch.fx.GraphModule):

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from ..ir.graph import AnchorGroup, Buffer, KernelGroup, MapGroup, RowGroup, Schedule
-from ..ir.nodes import Attention, Contraction, HostCall
+from collections.abc import Sequence
+from typing import assert_never
+
+from ..ir.graph import (
+    AnchorGroup,
+    Buffer,
+    KernelGroup,
+    MapGroup,
+    RowGroup,
+    Schedule,
+    SingleGroup,
+)
+from ..ir.nodes import Contraction, HostCall, Scatter
 from ..plan.model import KernelCall
 from ..sizes import ZERO, product
 from ..target import Target
@@ -26,25 +37,23 @@ def generate(schedule: Schedule, target: Target) -> tuple[KernelCall | HostCall,
 
 def _generate_group(
     group: KernelGroup, buffers: dict[str, Buffer], target: Target
-) -> list[KernelCall | HostCall]:
+) -> Sequence[KernelCall | HostCall]:
     match group:
         case MapGroup():
-            if product(group.ranges) is ZERO:
-                return []
-            return [generate_map(group, buffers, target)]
+            empty = product(group.ranges) is ZERO
+            return [] if empty else [generate_map(group, buffers, target)]
         case RowGroup():
-            if product(group.rows) is ZERO:
-                return []
-            return [generate_rows(group, buffers, target)]
-        case AnchorGroup(anchor=Contraction()):
+            empty = product(group.rows) is ZERO
+            return [] if empty else [generate_rows(group, buffers, target)]
+        case AnchorGroup():
             if buffers[group.anchor.output].numel is ZERO:
                 return []
-            return [generate_contraction(group, buffers, target)]
-        case AnchorGroup(anchor=Attention()):
-            if buffers[group.anchor.output].numel is ZERO:
-                return []
+            if isinstance(group.anchor, Contraction):
+                return [generate_contraction(group, buffers, target)]
             return [generate_attention(group, buffers, target)]
+        case SingleGroup(node=HostCall() as call):
+            return [call]
+        case SingleGroup(node=Scatter() as scatter):
+            return generate_scatter(scatter, buffers, target)
         case _:
-            if isinstance(group.node, HostCall):
-                return [group.node]
-            return generate_scatter(group.node, buffers, target)
+            assert_never(group)  # type: ignore[arg-type]

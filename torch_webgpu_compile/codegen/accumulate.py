@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Const, const
+from .literals import literal, one_of, zero_of
 from .op_table import op_row
-from .scalar_wgsl import Text, literal, one_of, zero_of
+from .scalar_wgsl import Text
 
 _COMBINE = {
     "sum": "add",
@@ -72,11 +73,9 @@ class Accumulator:
             return []
         (part,) = self.parts
         wide = part.name + part.wide
-        halves = [
-            combine(self.kind, self.dtype, f"{wide}.x", f"{wide}.y", 1),
-            combine(self.kind, self.dtype, f"{wide}.z", f"{wide}.w", 1),
-        ]
-        return [f"var {part.name} = {combine(self.kind, self.dtype, *halves, 1)};"]
+        low = combine(self.kind, self.dtype, f"{wide}.x", f"{wide}.y", 1)
+        high = combine(self.kind, self.dtype, f"{wide}.z", f"{wide}.w", 1)
+        return [f"var {part.name} = {combine(self.kind, self.dtype, low, high, 1)};"]
 
     def result(self, dtype: DType) -> str:
         """The reduced value as an expression of ``dtype``'s compute type."""

@@ -164,8 +164,8 @@ def _choose_mode(
 ) -> tuple[str, int]:
     """("vector" | "packed" | "scalar", elements per invocation).
 
-    ``vector`` needs full groups of four, or accesses that stay inside padded buffers when the last group
-    is partial. ``packed`` is for outputs of less than 32 bits that cannot be vectorised.
+    ``vector`` needs full groups of four, or accesses that stay inside padded buffers when the last
+    group is partial. ``packed`` is for outputs of less than 32 bits that cannot be vectorised.
     """
     width = VECTOR
     lanes: Lanes = [

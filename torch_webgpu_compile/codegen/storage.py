@@ -1,7 +1,8 @@
 """How elements are loaded from and stored to bindings: packing, vectors, windows.
 
-A kernel names each buffer access by a function call (``load_x``, ``load4_x``, ``store_x``, ``store4_x``);
-`Bindings` remembers which were used and declares bindings and functions that fit all of them.
+A kernel names each buffer access by a function call (``load_x``, ``load4_x``, ``store_x``,
+``store4_x``); `Bindings` remembers which were used and declares bindings and functions that fit all
+of them.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Bindings:
 
     @property
     def window_nbytes(self) -> int:
-        """Bytes per window: the binding limit, rounded down to offsets that every adapter allows."""
+        """Bytes per window: the binding limit, rounded down to an offset allowed everywhere."""
         return self.target.max_binding_nbytes // 256 * 256
 
     def declarations(self) -> tuple[list[str], list[str]]:
@@ -140,7 +141,9 @@ def _element_type(use: _Use) -> str:
 def _access_function(
     use: _Use, verb: str, element: str, windows: int, window_nbytes: int
 ) -> list[str]:
-    """One access function; ``i`` counts elements for scalar verbs and groups of four for vector verbs."""
+    """One access function; ``i`` counts elements for scalar verbs and groups of four for vector
+    verbs.
+    """
     lines = _BODIES[verb](use, element)
     if windows == 1:
         return [_signature(use, verb, use.alias, verb) + " {", *lines, "}"]
@@ -243,7 +246,7 @@ def _store4(use: _Use, element: str) -> list[str]:
 
 
 def _add(use: _Use, element: str) -> list[str]:
-    """Atomic accumulation: integers natively, f32 by compare-exchange (portable, order undefined)."""
+    """Atomic accumulation: integers natively, f32 by compare-exchange (in any order)."""
     dtype, x = use.buffer.dtype, use.alias
     if dtype.kind is not Kind.FLOAT:
         return [f"  atomicAdd(&{x}[i], bitcast<u32>(v));"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..dtypes import DType
 from ..sizes import Expr, product
-from .nodes import Node, Origin
+from .nodes import Attention, Contraction, HostCall, Node, Origin, Scatter
 from .scalar import Scalar
 
 
@@ -60,8 +60,8 @@ class Buffer:
 class GraphOutput:
     """What a graph returns, or writes back into an input, at one position.
 
-    Exactly one of ``buffer`` (a tensor seen through sizes, strides and offset, in elements), ``size``
-    (a symbolic integer) and ``constant`` (None or a Python number) is set.
+    Exactly one of ``buffer`` (a tensor seen through sizes, strides and offset, in elements),
+    ``size`` (a symbolic integer) and ``constant`` (None or a Python number) is set.
 
     ``mutates``: position of the graph input that takes the value after the call, or None.
     """
@@ -87,7 +87,8 @@ class GraphInput:
 class LoopGraph:
     """Buffers, and nodes in an order in which every node follows the writers of what it reads.
 
-    ``constants`` maps buffers of origin CONSTANT to tensors' bytes (a NumPy array in the buffer's layout).
+    ``constants`` maps buffers of origin CONSTANT to tensors' bytes (a NumPy array in the buffer's
+    layout).
     """
 
     name: str
@@ -111,10 +112,10 @@ class LoopGraph:
 class Member:
     """One result of a kernel group, in the group's iteration space.
 
-    ``body`` loads other members' buffers at exactly the index where they are computed. ``index`` is the
-    logical index in the output's buffer that one point of the space produces; ``store`` says whether
-    the buffer is needed outside of the group. ``reduction`` is a kind of `nodes.REDUCTIONS` for a
-    member that reduces the space's inner symbols, else None.
+    ``body`` loads other members' buffers at exactly the index where they are computed. ``index`` is
+    the logical index in the output's buffer that one point of the space produces; ``store`` says
+    whether the buffer is needed outside of the group. ``reduction`` is a kind of `nodes.REDUCTIONS`
+    for a member that reduces the space's inner symbols, else None.
     """
 
     output: str
@@ -149,11 +150,12 @@ class RowGroup:
 class AnchorGroup:
     """A `Contraction` or `Attention` with pointwise members computed from its result.
 
-    Members are in the anchor's symbols (b, m, n; for attention b0, b1, m0, d0). The anchor's own result
-    is the first member's load of ``anchor.output``; ``store_anchor`` keeps it as a buffer as well.
+    Members are in the anchor's symbols (b, m, n; for attention b0, b1, m0, d0). The anchor's own
+    result is the first member's load of ``anchor.output``; ``store_anchor`` keeps it as a buffer as
+    well.
     """
 
-    anchor: Any
+    anchor: Contraction | Attention
     epilogue: tuple[Member, ...]
     store_anchor: bool
 
@@ -162,7 +164,7 @@ class AnchorGroup:
 class SingleGroup:
     """A node that is never fused: `Scatter` or `HostCall`."""
 
-    node: Any
+    node: Scatter | HostCall
 
 
 KernelGroup = MapGroup | RowGroup | AnchorGroup | SingleGroup

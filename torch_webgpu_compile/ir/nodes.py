@@ -1,7 +1,8 @@
 """The nodes of a `LoopGraph`: each computes whole buffers.
 
-Iteration symbols are named by position: ``i0, i1, …`` over ``ranges``, ``r0, …`` over reduce ranges; a
-contraction uses ``b``, ``m``, ``n``, ``k``. `iteration_symbols` makes them, with their extents.
+Iteration symbols are named by position: ``i0, i1, …`` over ``ranges``, ``r0, …`` over reduce
+ranges; a contraction uses ``b``, ``m``, ``n``, ``k``. `iteration_symbols` makes them, with their
+extents.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ REDUCTIONS = ("sum", "prod", "minimum", "maximum", "argmin", "argmax", "any", "a
 class Reduction:
     """output[i…] = kind over r… of body(i…, r…).
 
-    ``argmin``/``argmax`` give the row-major position in the reduce ranges as int64, the first of equals,
-    NaN before every number. ``minimum``/``maximum`` propagate NaN. ``any``/``all`` take and give bool.
-    A float ``sum`` or ``prod`` accumulates in the dtype of the body (lowering widens f16 and bf16).
+    ``argmin``/``argmax`` give the row-major position in the reduce ranges as int64, the first of
+    equals, NaN before every number. ``minimum``/``maximum`` propagate NaN. ``any``/``all`` take and
+    give bool. A float ``sum`` or ``prod`` accumulates in the dtype of the body (lowering widens f16
+    and bf16).
     """
 
     output: str
@@ -71,8 +73,8 @@ class Reduction:
 class Contraction:
     """output[index] = Σ over k… of lhs(b…, m…, k…) · rhs(b…, n…, k…), accumulated in float32.
 
-    Matrix multiplication and convolution alike. ``index`` gives the output's logical index in the symbols
-    b, m, n; it must be a bijection from those ranges to the output's elements.
+    Matrix multiplication and convolution alike. ``index`` gives the output's logical index in the
+    symbols b, m, n; it must be a bijection from those ranges to the output's elements.
     """
 
     output: str
@@ -90,10 +92,11 @@ class Contraction:
 class Attention:
     """output[b, h, q, d] = Σ over s of softmax over s (scale · Σ over e query·key + bias) · value.
 
-    ``sizes`` is (batch, heads, queries, keys, head size, value head size). ``query`` is a scalar over
-    (b0, b1, m0, k0), ``key`` over (b0, b1, n0, k0), ``value`` over (b0, b1, n0, d0) and ``bias`` over
-    (b0, b1, m0, n0), all float32; the bias is added to the scaled score and may be -inf. ``causal``
-    keeps keys s ≤ q. A row whose keys are all masked gives 0, as PyTorch's kernels do.
+    ``sizes`` is (batch, heads, queries, keys, head size, value head size). ``query`` is a scalar
+    over (b0, b1, m0, k0), ``key`` over (b0, b1, n0, k0), ``value`` over (b0, b1, n0, d0) and
+    ``bias`` over (b0, b1, m0, n0), all float32; the bias is added to the scaled score and may be
+    -inf. ``causal`` keeps keys s ≤ q. A row whose keys are all masked gives 0, as PyTorch's kernels
+    do.
     """
 
     output: str
@@ -111,9 +114,9 @@ class Attention:
 class Scatter:
     """Updates elements of a copy of a buffer: output[index(i…)] = or += body(i…).
 
-    ``index`` has one scalar per dimension of the output, each in [0, size). ``initial`` names the buffer
-    whose contents the output starts from; it has the output's sizes and dtype. ``accumulate`` adds
-    (duplicates included), otherwise one of the duplicates wins.
+    ``index`` has one scalar per dimension of the output, each in [0, size). ``initial`` names the
+    buffer whose contents the output starts from; it has the output's sizes and dtype.
+    ``accumulate`` adds (duplicates included), otherwise one of the duplicates wins.
     """
 
     output: str
@@ -129,8 +132,8 @@ class Scatter:
 class HostCall:
     """An ATen overload run on the host.
 
-    ``arguments`` and ``keywords`` are nested tuples of constants, `BufferArgument`s and `Expr`s (sizes).
-    ``target`` is the overload's name, e.g. ``aten.sort.stable``.
+    ``arguments`` and ``keywords`` are nested tuples of constants, `BufferArgument`s and `Expr`s
+    (sizes). ``target`` is the overload's name, e.g. ``aten.sort.stable``.
     """
 
     outputs: tuple[str, ...]

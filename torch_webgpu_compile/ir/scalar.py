@@ -1,7 +1,7 @@
 """Scalar expressions: what one element of a buffer is computed from.
 
-The nodes form a DAG and are interned: structurally equal expressions are the same object, so a dictionary
-keyed by node is common-subexpression elimination. They are immutable.
+The nodes form a DAG and are interned: structurally equal expressions are the same object, so a
+dictionary keyed by node is common-subexpression elimination. They are immutable.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Op(metaclass=_Interned):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Masked(metaclass=_Interned):
-    """``body`` where ``condition`` holds, else ``other``; loads in ``body`` are not made elsewhere."""
+    """``body`` where ``condition`` holds, else ``other``; ``body`` loads nothing elsewhere."""
 
     condition: Scalar
     body: Scalar
@@ -94,13 +94,51 @@ Scalar = Union[Const, Index, Load, Op, Masked]
 class OpInfo:
     """A scalar op: its arity and how its result dtype follows from the arguments'.
 
-    ``result`` is "same" (the arguments', which must agree), "bool" or "given" (chosen by the caller).
+    ``result`` is "same" (the arguments', which must agree), "bool" or "given" (chosen by the
+    caller).
     """
 
     arity: int
     result: str
     meaning: str
 
+
+_UNARY = [
+    "neg",
+    "abs",
+    "sign",
+    "square",
+    "reciprocal",
+    "sqrt",
+    "rsqrt",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "sigmoid",
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+    "bitwise_not",
+]
 
 OPS: dict[str, OpInfo] = {
     **{
@@ -127,10 +165,7 @@ OPS: dict[str, OpInfo] = {
             "nextafter": "the float after a towards b",
         }.items()
     },
-    **{
-        name: OpInfo(1, "same", name)
-        for name in ["neg", "abs", "sign", "square", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "floor", "ceil", "trunc", "round", "bitwise_not"]
-    },
+    **{name: OpInfo(1, "same", name) for name in _UNARY},
     **{name: OpInfo(2, "bool", name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{name: OpInfo(1, "bool", name) for name in ("isnan", "isinf")},
     "where": OpInfo(3, "same", "b where the bool a holds, else c; both are evaluated"),
@@ -222,7 +257,7 @@ def walk(root: Scalar) -> Iterator[Scalar]:
 
 
 def rewrite(root: Scalar, change: Callable[[Scalar], Scalar | None]) -> Scalar:
-    """Rebuilds bottom-up; ``change`` gets each node with new operands and may return another node."""
+    """Rebuilds bottom-up; ``change`` gets each rebuilt node and may return another one."""
     done: dict[Scalar, Scalar] = {}
     for node in walk(root):
         built: Scalar

@@ -39,8 +39,8 @@ def lower_attention(
         for extent, prefix in ((queries, "m"), (keys, "n"), (size, "k"), (value_size, "d"))
     )
     shared = h if heads is key_heads else floordiv(h, floordiv(heads, key_heads))
-    # Heads inside of queries: what follows nearly always joins the heads of a query, which is then a view
-    # of contiguous memory.
+    # Heads inside of queries: what follows nearly always joins the heads of a query, which is then
+    # a view of contiguous memory.
     strides = contiguous_strides((batch, queries, heads, value_size))
     buffer = builder.new_buffer(
         query.dtype, out, strides=(strides[0], strides[2], strides[1], strides[3])

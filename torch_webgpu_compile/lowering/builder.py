@@ -10,6 +10,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.graph import Buffer, BufferOrigin
 from ..ir.nodes import (
+    BufferArgument,
     Contraction,
     HostCall,
     Node,
@@ -23,7 +24,7 @@ from ..ir.nodes import (
 from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, cast, const, walk
 from ..sizes import ZERO, Expr, contiguous_strides
 from ..target import Target
-from .folding import fold
+from .folding import fold, narrow
 from .promotion import Operand, compute_dtype, result_dtype
 from .symbols import SizeReader
 from .value import IndexLike, Value, broadcast_index, expand, positions
@@ -114,10 +115,11 @@ class Builder:
         self, body: Scalar, sizes: Sequence[Expr], *, name: str = "", strides: Any = None
     ) -> Value:
         """body over ``sizes``: a `Pointwise` node, or no node where recomputing is free."""
-        sizes, body = tuple(sizes), fold(body)
+        sizes, body = tuple(sizes), self.finished(body)
         if any(size is ZERO for size in sizes) and strides is None:
             return Value(body.dtype, sizes, const(0, body.dtype))
-        if strides is None and _is_free(body):
+        in_float64 = body.dtype is dtypes.float64 and not self.target.supports(body.dtype)
+        if strides is None and (in_float64 or _is_free(body, is_number=not sizes)):
             return Value(body.dtype, sizes, body)
         buffer = self.new_buffer(body.dtype, sizes, self._named(name), strides=strides)
         self.nodes.append(Pointwise(buffer.name, sizes, body, (self.origin,)))
@@ -139,6 +141,7 @@ class Builder:
             return Value(dtype, sizes, const(0, dtype))
         if any(size is ZERO for size in reduce_sizes):
             return Value(dtype, sizes, const(_identity(kind, dtype), dtype))
+        body = self.finished(body)
         buffer = self.new_buffer(dtype, sizes, self._named(name))
         node = Reduction(buffer.name, sizes, reduce_sizes, kind, body, (self.origin,))
         self.nodes.append(node)
@@ -154,7 +157,10 @@ class Builder:
     ) -> Value:
         """Adds a `Contraction`, given without output and origins, that writes ``sizes``."""
         buffer = self.new_buffer(dtype, sizes, self._named(name))
-        self.nodes.append(replace(ranges, output=buffer.name, origins=(self.origin,)))
+        lhs, rhs = self.finished(ranges.lhs), self.finished(ranges.rhs)
+        self.nodes.append(
+            replace(ranges, output=buffer.name, lhs=lhs, rhs=rhs, origins=(self.origin,))
+        )
         return self.load(buffer)
 
     def scatter(
@@ -170,9 +176,10 @@ class Builder:
             return initial
         start = self.materialize(initial, name=f"{self.hint}_initial")
         buffer = self.new_buffer(initial.dtype, initial.sizes)
-        where = tuple(Index(i) if isinstance(i, Expr) else i for i in index)
+        where = tuple(Index(i) if isinstance(i, Expr) else self.finished(i) for i in index)
+        origins, element = (self.origin,), self.finished(body)
         self.nodes.append(
-            Scatter(buffer.name, start.name, tuple(ranges), where, body, accumulate, (self.origin,))
+            Scatter(buffer.name, start.name, tuple(ranges), where, element, accumulate, origins)
         )
         return self.load(buffer)
 
@@ -201,17 +208,46 @@ class Builder:
         if not self.target.supports(value.dtype):
             self.nodes.append(self._host_full(made, value))
         elif not value.is_empty:
-            self.nodes.append(Pointwise(made.name, value.sizes, value.body, (self.origin,)))
+            body = self.finished(value.body)
+            self.nodes.append(Pointwise(made.name, value.sizes, body, (self.origin,)))
         return made
 
-    def _host_full(self, buffer: Buffer, value: Value) -> HostCall:
-        # A value of a dtype without kernels is a whole buffer or a constant.
-        assert isinstance(value.body, Const), value
-        dtype = f"torch.{value.dtype.name}"
-        arguments = (value.sizes, value.body.value)
-        return HostCall(
-            (buffer.name,), "aten.full.default", arguments, (("dtype", dtype),), (self.origin,)
+    def number_of_input(self, value: Value) -> Value:
+        """A float64 number that is a graph input, where the GPU cannot read float64.
+
+        PyTorch passes Python floats that may change so; the host converts it to float32.
+        """
+        made = self.new_buffer(dtypes.float32, (), f"{self.hint}_f32")
+        arguments = (BufferArgument(self.materialize(value).name),)
+        keywords = (("dtype", "torch.float32"),)
+        self.nodes.append(
+            HostCall((made.name,), "aten._to_copy.default", arguments, keywords, (self.origin,))
         )
+        return self.load(made).cast(value.dtype)
+
+    def finished(self, body: Scalar) -> Scalar:
+        """A body as nodes hold it: folded, and without arithmetic that the GPU does not have.
+
+        Numbers that Python would compute in float64 from sizes are computed in float32.
+        """
+        body = fold(body)
+        if body.dtype is dtypes.float64 or self.target.supports(dtypes.float64):
+            return body
+        return fold(narrow(body, dtypes.float64, dtypes.float32))
+
+    def _host_full(self, buffer: Buffer, value: Value) -> HostCall:
+        # A value of a dtype without kernels is a whole buffer or a number.
+        target = "aten.full.default"
+        arguments: tuple[Any, ...]
+        if isinstance(value.body, Const):
+            arguments = (value.sizes, value.body.value)
+        else:
+            number = self.finished(cast(value.body, dtypes.float32))
+            target = "aten._to_copy.default"
+            single = self.materialize(Value(dtypes.float32, (), number))
+            arguments = (BufferArgument(single.name),)
+        keywords = (("dtype", f"torch.{value.dtype.name}"),)
+        return HostCall((buffer.name,), target, arguments, keywords, (self.origin,))
 
     def constant(self, array: Any, dtype: DType, sizes: Sequence[Expr], name: str) -> Value:
         """A buffer with contents known when compiling."""
@@ -265,11 +301,12 @@ def masked(condition: Scalar, body: Scalar, other: Scalar) -> Scalar:
     return Masked(condition, body, other)
 
 
-def _is_free(body: Scalar) -> bool:
+def _is_free(body: Scalar, is_number: bool) -> bool:
+    """Whether a body is cheaper to compute again than to load; any number made from sizes is."""
     for count, node in enumerate(walk(body)):
         if isinstance(node, (Load, Masked)) or count >= FREE_NODES:
             return False
-        if isinstance(node, Op) and node.name not in _FREE_OPS:
+        if isinstance(node, Op) and node.name not in _FREE_OPS and not is_number:
             return False
     return True
 

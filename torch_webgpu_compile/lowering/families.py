@@ -24,6 +24,7 @@ FAMILIES = (
     "resampling",
     "products",
     "scatter_reductions",
+    "special",
 )
 
 

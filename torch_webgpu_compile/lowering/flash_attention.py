@@ -13,15 +13,35 @@ import torch
 from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE
+from ..sizes import ONE, Expr
 from .builder import Builder
 from .matmul import matmul
 from .promotion import compute_dtype
-from .reductions import Reducing
+from .reductions import Reducing, summed
 from .registry import NotLowered, lowers
-from .value import Value, expand, permute, positions, reshape
+from .value import Value, expand, permute, positions, reshape, view
 
 aten = torch.ops.aten
+
+
+def _repeated(value: Value, heads: Expr) -> Value:
+    """Key or value heads, each repeated for its group of query heads."""
+    if value.sizes[1] is heads:
+        return value
+    batch, own, *rest = value.sizes
+    group = heads // own
+    sizes = (batch, heads, *rest)
+    b, head, *others = positions(sizes)
+    return view(value, sizes, [b, head // group, *others])
+
+
+def _grouped(builder: Builder, grad: Value, heads: Expr) -> Value:
+    """The gradient of repeated heads: the sum over each group."""
+    if grad.sizes[1] is heads:
+        return grad
+    batch, repeated, *rest = grad.sizes
+    parts = reshape(grad, [batch, heads, repeated // heads, *rest])
+    return summed(builder, parts, [2], grad.dtype)
 
 
 def _transposed(value: Value) -> Value:
@@ -37,8 +57,6 @@ def _scores(
     scale: float | None,
 ) -> Value:
     """scale · query · keyᵀ + mask, -inf where masked, in the compute dtype."""
-    if query.sizes[1] is not key.sizes[1]:
-        raise NotLowered("attention with fewer key heads than query heads")
     dtype = compute_dtype(query.dtype)
     factor = _scale(query, scale, dtype)
     product = matmul(builder, query, _transposed(key), dtype)
@@ -80,6 +98,8 @@ def lower_flash_attention(
     """(output, logsumexp)"""
     if dropout_p:
         raise NotLowered("attention with dropout")
+    heads = query.sizes[1]
+    key, value = _repeated(key, heads), _repeated(value, heads)
     scores = _scores(builder, query, key, attn_mask, is_causal, scale)
     split = Reducing(scores, [3])
     largest = split.reduce(builder, "maximum", split.body(), keepdim=True, name="max")
@@ -116,6 +136,8 @@ def lower_flash_attention_backward(
     if dropout_p:
         raise NotLowered("attention with dropout")
     dtype = compute_dtype(query.dtype)
+    own_heads, heads = key.sizes[1], query.sizes[1]
+    key, value = _repeated(key, heads), _repeated(value, heads)
     scores = _scores(builder, query, key, attn_mask, is_causal, scale)
     lse = expand(reshape(logsumexp, [*logsumexp.sizes, ONE]), scores.sizes)
     weights = apply("exp", apply("sub", scores.body, cast(lse.body, dtype)))
@@ -130,4 +152,8 @@ def lower_flash_attention_backward(
     grad_query = matmul(builder, grad_scores, key, query.dtype)
     grad_key = matmul(builder, _transposed(grad_scores), query, key.dtype)
     grad_value = matmul(builder, _transposed(weights_value), grad_out, value.dtype)
-    return grad_query, grad_key, grad_value
+    return (
+        grad_query,
+        _grouped(builder, grad_key, own_heads),
+        _grouped(builder, grad_value, own_heads),
+    )

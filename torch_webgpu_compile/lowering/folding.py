@@ -6,8 +6,22 @@ ranges are known, comparisons of them can be decided, and gathers by them are vi
 
 from __future__ import annotations
 
+import numpy as np
+
 from .. import dtypes
-from ..ir.scalar import Const, Index, Masked, Op, Scalar, const, rewrite
+from ..dtypes import DType
+from ..ir.numeric import numpy_dtype, scalar_op
+from ..ir.scalar import (
+    Const,
+    Index,
+    Masked,
+    Op,
+    Scalar,
+    apply,
+    cast,
+    const,
+    rewrite,
+)
 from ..sizes import Expr, as_expr, is_less, is_nonnegative, upper_bound
 
 _INT32_MAX = (1 << 31) - 1
@@ -18,8 +32,26 @@ def fold(body: Scalar) -> Scalar:
     return rewrite(body, _fold)
 
 
+def narrow(body: Scalar, wide: DType, dtype: DType) -> Scalar:
+    """``body`` with all arithmetic in ``wide`` done in ``dtype`` instead."""
+
+    def change(node: Scalar) -> Scalar | None:
+        match node:
+            case Const(value, kind) if kind is wide:
+                return const(value, dtype)
+            case Op("cast", (inner,), kind):
+                return cast(inner, dtype if kind is wide else kind)
+            case Op(name, args, kind) if kind is wide:
+                return apply(name, *args)
+        return None
+
+    return rewrite(body, change)
+
+
 def _fold(node: Scalar) -> Scalar | None:
     match node:
+        case Op(name, args, dtype) if name != "cast" and all(isinstance(a, Const) for a in args):
+            return _fold_constants(name, args, dtype)
         case Masked(Const(value), body, other):
             return body if value else other
         case Op("where", (Const(value), yes, no)):
@@ -28,8 +60,6 @@ def _fold(node: Scalar) -> Scalar | None:
             return _fold_cast(inner, dtype)
         case Op("bitwise_and" | "bitwise_or", (a, b), dtypes.bool_):
             return _fold_logic(node.name, a, b)
-        case Op("bitwise_not", (Const(value),), dtypes.bool_):
-            return const(not value, dtypes.bool_)
         case Op(name, (a, b)):
             left, right = _expr(a), _expr(b)
             if left is None or right is None:
@@ -39,6 +69,14 @@ def _fold(node: Scalar) -> Scalar | None:
             inner_expr = _expr(a)
             return None if inner_expr is None else Index(-inner_expr)
     return None
+
+
+def _fold_constants(name: str, args: tuple[Scalar, ...], dtype: DType) -> Scalar | None:
+    if name == "bitcast":
+        return None
+    with np.errstate(all="ignore"):
+        values = [np.asarray(a.value, numpy_dtype(a.dtype)) for a in args if isinstance(a, Const)]
+        return const(scalar_op(name, values, dtype).item(), dtype)
 
 
 def _expr(value: Scalar) -> Expr | None:

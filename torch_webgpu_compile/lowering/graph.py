@@ -18,7 +18,7 @@ from ..dtypes import DType
 from ..errors import UnsupportedOp, VerificationError
 from ..ir.graph import BufferOrigin, GraphInput, GraphOutput, LoopGraph
 from ..ir.nodes import Origin
-from ..ir.scalar import Const, const
+from ..ir.scalar import const, loads_of
 from ..sizes import Expr
 from ..target import Target
 from .builder import Builder, Signature, as_value, live_nodes
@@ -115,7 +115,11 @@ class _GraphLowering:
                 self.builder.reader.strides(value.stride()),
             )
             self.inputs.append(GraphInput(buffer=buffer.name))
-            self.values[node] = self.builder.load(buffer)
+            loaded = self.builder.load(buffer)
+            if not self._is_usable(loaded) and not loaded.sizes and node.users:
+                self.builder.hint = buffer.name
+                loaded = self.builder.number_of_input(loaded)
+            self.values[node] = loaded
         elif isinstance(value, torch.SymInt) or type(value) is int:
             size = self.builder.reader.size(value)
             self.inputs.append(GraphInput(size=size))
@@ -247,7 +251,10 @@ class _GraphLowering:
         else:
             try:
                 lowered = function(builder, *arguments, **keywords)
-                return lowered if isinstance(lowered, tuple) else (lowered,)
+                values = lowered if isinstance(lowered, tuple) else (lowered,)
+                if all(self._is_usable(value) for value in values):
+                    return values
+                cause = "a dtype without kernels on this GPU"
             except NotLowered as error:
                 cause = str(error)
         shown = dtype or next((s.dtype for s in builder.results if s is not None), dtypes.float32)
@@ -255,14 +262,19 @@ class _GraphLowering:
             self.on_fallback(str(overload), shown.name, builder.origin.source, cause)
         return host_call(builder, overload, arguments, keywords)
 
+    def _is_usable(self, value: Value | None) -> bool:
+        if value is None or self.builder.target.supports(value.dtype):
+            return True
+        loads = loads_of(value.body)
+        return not value.sizes and all(self.builder.target.supports(x.dtype) for x in loads)
+
     def _unsupported_dtype(
         self, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> DType | None:
-        """A dtype among tensors in and out that has no kernels; constants are always usable."""
+        """A dtype among tensors in and out that has no kernels; numbers are always usable."""
         supports = self.builder.target.supports
         for value in _flatten((arguments, tuple(keywords.values()))):
-            is_tensor = isinstance(value, Value) and not isinstance(value.body, Const)
-            if is_tensor and not supports(value.dtype):
+            if isinstance(value, Value) and not self._is_usable(value):
                 dtype: DType = value.dtype
                 return dtype
         for signature in self.builder.results:

@@ -15,7 +15,7 @@ from ..sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder, Signature
 from .promotion import compute_dtype
 from .reductions import Reducing, count_scalar, dims_of, variance
-from .registry import lowers
+from .registry import NotLowered, lowers
 from .value import Value, expand, reshape
 
 aten = torch.ops.aten
@@ -182,6 +182,27 @@ def lower_batch_norm_eval(
     eps: float,
 ) -> tuple[Value | None, ...]:
     """((x − mean) · rstd) · weight + bias inline; the saved statistics are empty."""
+    out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
+    return out, _empty(builder.results[1]), _empty(builder.results[2])
+
+
+@lowers(aten.native_batch_norm.default)
+def lower_batch_norm(
+    builder: Builder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value | None, ...]:
+    """Without changing the running statistics: in evaluation, or where there are none."""
+    if training and running_mean is None:
+        return lower_batch_norm_no_stats(builder, input, weight, bias, training, momentum, eps)
+    if training or running_mean is None or running_var is None:
+        raise NotLowered("batch norm that changes its arguments")
     out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
     return out, _empty(builder.results[1]), _empty(builder.results[2])
 

@@ -112,7 +112,7 @@ def times(a: Scalar, b: Scalar) -> Scalar:
     return apply("bitwise_and" if a.dtype.kind is Kind.BOOL else "mul", a, b)
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar)
+@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def lower_div(builder: Builder, self: Operand, other: Operand) -> Value:
     dtype = float_dtype(result_dtype((self, other)))
     return elementwise(builder, lambda a, b: apply("div", a, b), self, other, dtype=dtype)

@@ -26,6 +26,9 @@ from .value import Value, expand, positions, reshape
 aten = torch.ops.aten
 
 BLOCK = 64  # a power of two, so that divisions of the index are shifts
+# A size that is not known when compiling: after two rounds of blocks of 64, a million elements have
+# become 244, which are scanned at once.
+SYMBOLIC_ROUNDS = 2
 
 _COMBINE = {"sum": plus, "prod": times, "maximum": larger, "minimum": smaller}
 
@@ -36,17 +39,18 @@ def _identity(kind: str, value: Value) -> Scalar:
     return const(extreme(value.dtype, lowest=kind == "maximum"), value.dtype)
 
 
-def inclusive_scan(builder: Builder, kind: str, value: Value, dim: int) -> Value:
-    """Along ``dim``, element k of the result reduces elements 0…k."""
+def inclusive_scan(builder: Builder, kind: str, value: Value, dim: int, rounds: int = 0) -> Value:
+    """Along ``dim``, element k of the result reduces elements 0…k; ``rounds`` were done before."""
     dim %= value.rank
     size = value.sizes[dim]
     if value.is_empty or size is ONE:
         return value
-    if size.is_constant and size.constant <= BLOCK:
+    is_short = size.constant <= BLOCK if size.is_constant else rounds == SYMBOLIC_ROUNDS
+    if is_short:
         return _prefix(builder, kind, value, dim, value.sizes, size)
     blocks = ceildiv(size, BLOCK)
     last = _blocked_totals(builder, kind, value, dim, blocks)
-    before = inclusive_scan(builder, kind, last, dim)
+    before = inclusive_scan(builder, kind, last, dim, rounds + 1)
     within = _prefix(builder, kind, value, dim, value.sizes, as_expr(BLOCK))
     index = list(positions(value.sizes))
     block = index[dim] // BLOCK
@@ -88,7 +92,8 @@ def _lower_scan(builder: Builder, kind: str, value: Value, dim: int) -> Value:
     out = builder.out
     if not value.rank:
         return converted(builder, value)
-    wide = value.cast(compute_dtype(out.dtype))
+    is_bool = out.dtype is dtypes.bool_
+    wide = value.cast(dtypes.int32 if is_bool else compute_dtype(out.dtype))
     return converted(builder, inclusive_scan(builder, kind, wide, dim))
 
 

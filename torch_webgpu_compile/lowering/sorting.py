@@ -72,7 +72,7 @@ def sort_last(builder: Builder, value: Value, descending: bool) -> tuple[Value, 
     """(sorted values, their positions) along the last dimension; positions only if used."""
     size = value.sizes[-1]
     if not (size.is_constant and size.constant <= LONGEST_ROW):
-        raise NotLowered(f"sorting rows of {size}: more than {LONGEST_ROW}")
+        raise NotLowered(f"sorting rows of {size} elements: at most {LONGEST_ROW} here")
     if value.is_empty or size is ONE:
         return value, Value(dtypes.int64, value.sizes, const(0, dtypes.int64))
     rank = ranks(builder, value, descending)
@@ -260,7 +260,7 @@ def lower_bucketize(
 def _count_before(builder: Builder, edges: Value, value: Value, after: bool) -> Value:
     count = edges.sizes[-1]
     if not (count.is_constant and count.constant <= LONGEST_ROW):
-        raise NotLowered(f"searching rows of {count}: more than {LONGEST_ROW}")
+        raise NotLowered(f"searching rows of {count} elements: at most {LONGEST_ROW} here")
     (r,) = positions((count,), "r")
     index = positions(value.sizes)
     rows = index[:-1] if edges.rank > 1 else ()

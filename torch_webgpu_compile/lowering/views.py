@@ -291,6 +291,14 @@ def lower_copy(builder: Builder, self: Value, src: Value, non_blocking: bool = F
     return builder.pointwise(cast(source.body, self.dtype), self.sizes)
 
 
+def lower_copy_strided(builder: Builder, a: Value, stride: Sequence[IntLike]) -> Value:
+    return a
+
+
+if hasattr(torch.ops.prims, "copy_strided"):  # from torch 2.13 on
+    lowers(torch.ops.prims.copy_strided.default, view=True)(lower_copy_strided)
+
+
 @lowers(torch.ops.prims.broadcast_in_dim.default, view=True)
 def lower_broadcast_in_dim(
     builder: Builder, a: Value, shape: Sequence[IntLike], broadcast_dimensions: Sequence[int]

@@ -1,8 +1,8 @@
 """`Plan`: kernels, buffers and steps, independent of any runtime.
 
 The Python executor replays it, the disk cache stores it (`serialize`), a browser can run it. Sizes
-that are not known at compile time are `Expr`s over the plan's size symbols, evaluated once per set of
-sizes.
+that are not known at compile time are `Expr`s over the plan's size symbols, evaluated once per set
+of sizes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class KernelBinding:
 class Kernel:
     """A compute kernel.
 
-    Bindings 0 … n−1 of group 0 are the storage buffers; when ``parameter_count`` > 0, binding n is a
-    uniform buffer of ``ceil(parameter_count / 4)`` ``vec4<i32>`` that holds the step's parameters.
+    Bindings 0 … n−1 of group 0 are the storage buffers; when ``parameter_count`` > 0, binding n is
+    a uniform buffer of ``ceil(parameter_count / 4)`` ``vec4<i32>`` that holds the step's
+    parameters.
 
     Attributes:
         name: readable and unique in a plan, e.g. ``matmul_add_gelu_3``.
@@ -76,8 +77,8 @@ class PlanBuffer:
 class Binding:
     """A range of a plan buffer bound to a kernel; ``nbytes`` None means to the end.
 
-    Several bindings of one buffer are the windows through which a kernel sees a buffer that is larger
-    than the adapter's binding limit. ``offset_nbytes`` is a multiple of 256.
+    Several bindings of one buffer are the windows through which a kernel sees a buffer that is
+    larger than the adapter's binding limit. ``offset_nbytes`` is a multiple of 256.
     """
 
     buffer: str
@@ -118,8 +119,8 @@ class CopyBuffer:
 class HostStep:
     """Run an ATen overload on the host between dispatches.
 
-    ``arguments`` and ``keywords`` are nested tuples of None, bool, int, float, str, `HostBuffer`, `Expr`,
-    `HostConstant`.
+    ``arguments`` and ``keywords`` are nested tuples of None, bool, int, float, str, `HostBuffer`,
+    `Expr`, `HostConstant`.
     """
 
     target: str
@@ -138,7 +139,7 @@ class HostBuffer:
 
 @dataclass(frozen=True, slots=True)
 class HostConstant:
-    """A non-numeric argument of a `HostStep`: ``kind`` is dtype, device, layout or memory_format."""
+    """A non-numeric argument of a `HostStep`; ``kind``: dtype, device, layout, memory_format."""
 
     kind: str
     name: str
@@ -157,7 +158,8 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutput:
-    """A result: ``buffer`` seen through sizes, strides and offset in elements; or an integer; or a constant.
+    """A result: ``buffer`` seen through sizes, strides and offset in elements; or an integer; or a
+    constant.
 
     ``mutates``: the value is written into that argument instead of being returned.
     """

@@ -1,8 +1,8 @@
 """`Plan` to JSON and back. The format is versioned and holds data only: reading it runs no code.
 
-An `Expr` is a number, or ``{"c": constant, "t": [[coefficient, atom, …], …]}``; an atom is a symbol's
-name, or ``["//", numerator, denominator]`` or ``["%", …]``. The table ``symbols`` gives each symbol's lower
-bound. Constants are base64.
+An `Expr` is a number, or ``{"c": constant, "t": [[coefficient, atom, …], …]}``; an atom is a
+symbol's name, or ``["//", numerator, denominator]`` or ``["%", …]``. The table ``symbols`` gives
+each symbol's lower bound. Constants are base64.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ..sizes import (
     Atom,
     Expr,
     FloorDiv,
-    Mod,
     Symbol,
     as_expr,
     floordiv,

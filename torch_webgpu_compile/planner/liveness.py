@@ -21,18 +21,17 @@ class Interval:
 def assign_slots(intervals: Sequence[Interval]) -> dict[str, int]:
     """A slot per buffer such that buffers of one slot are never alive in the same step.
 
-    Best fit in order of first use: the smallest free slot that is large enough, else the largest free
-    one, which grows. Buffers of symbolic size only take slots of exactly that size.
+    Best fit in order of first use: the smallest free slot that is large enough, else the largest
+    free one, which grows. Buffers of symbolic size only take slots of exactly that size.
     """
     sizes: list[Expr] = []
     free: list[int] = []
     alive: list[tuple[int, int]] = []
     slots: dict[str, int] = {}
     for interval in sorted(intervals, key=lambda i: (i.first, i.last, i.name)):
-        for last, slot in list(alive):
-            if last < interval.first:
-                alive.remove((last, slot))
-                free.append(slot)
+        for ended in [entry for entry in alive if entry[0] < interval.first]:
+            alive.remove(ended)
+            free.append(ended[1])
         slot = _choose(interval.nbytes, free, sizes)
         if slot is None:
             slot = len(sizes)

@@ -90,7 +90,9 @@ class PortableBackend:
         device = self._device
         with self._guard(lambda kind, text: shader_error(kind, text, kernel)):
             layout = device.create_bind_group_layout(entries=entries)
-            module = device.create_shader_module(label=kernel.name, code=_with_extensions(kernel.wgsl))
+            module = device.create_shader_module(
+                label=kernel.name, code=_with_extensions(kernel.wgsl)
+            )
             pipeline = device.create_compute_pipeline(
                 label=kernel.name,
                 layout=device.create_pipeline_layout(bind_group_layouts=[layout]),

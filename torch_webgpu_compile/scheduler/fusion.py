@@ -1,7 +1,8 @@
 """Which nodes share a kernel.
 
-`fuse` walks the nodes in order and lets each one join a group that computes what it reads (or, for a
-reduction, reads the same rows), when legality and the target's limits allow; else it opens a group.
+`fuse` walks the nodes in order and lets each one join a group that computes what it reads (or, for
+a reduction, reads the same rows), when legality and the target's limits allow; else it opens a
+group.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from ..ir.graph import (
 from ..ir.nodes import (
     Attention,
     Contraction,
+    HostCall,
     Node,
     Pointwise,
     Reduction,
+    Scatter,
     anchor_index,
     anchor_symbols,
     inputs_of,
@@ -44,7 +47,8 @@ from .mapping import (
     reads_agree,
 )
 
-# An epilogue that reads more than this many other buffers costs registers in the anchor's inner loop.
+# An epilogue that reads more than this many other buffers costs registers in the anchor's inner
+# loop.
 _MAX_MEMBERS = 24
 
 
@@ -59,7 +63,7 @@ class Group:
     kind: str
     rows: tuple[Symbol, ...]
     elements: tuple[Symbol, ...] = ()
-    anchor: Node | None = None
+    anchor: Contraction | Attention | Scatter | HostCall | None = None
     members: list[Member] = field(default_factory=list)
     computed: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
@@ -185,7 +189,9 @@ class Fuser:
                 rows = symbol_keys(iteration_symbols("i", node.ranges))
                 elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
                 group = Group("row", rows, elements)
-                member = Member(node.output, node.body, point_of(rows), True, node.kind, node.origins)
+                member = Member(
+                    node.output, node.body, point_of(rows), True, node.kind, node.origins
+                )
                 group.add(member, inputs_of(node))
             case Contraction() | Attention():
                 group = Group("anchor", symbol_keys(anchor_symbols(node)), anchor=node)
@@ -254,8 +260,7 @@ class Fuser:
             for load in loads_of(member.body)
             if load.buffer not in group.computed
         ]
-        own = [load for load in loads_of(body)]
-        if not any(load in same or load.buffer in group.computed for load in own):
+        if not any(o in same or o.buffer in group.computed for o in loads_of(body)):
             return None  # the same numbers of rows, but not the same rows
         index = tuple(mapping[s] for s in rows)
         return Member(node.output, body, index, True, node.kind, node.origins)
@@ -312,8 +317,9 @@ def finish(group: Group, stored: set[str]) -> KernelGroup:
         case "row":
             return RowGroup(extents, tuple(extent_of(s) for s in group.elements), members)
         case "anchor":
-            assert group.anchor is not None
+            assert isinstance(group.anchor, Contraction | Attention)
             keep = outputs_of(group.anchor)[0] in stored
             return AnchorGroup(group.anchor, members, keep)
         case _:
+            assert isinstance(group.anchor, Scatter | HostCall)
             return SingleGroup(group.anchor)

@@ -27,7 +27,35 @@ from .mapping import load_index
 # One transcendental costs about as much as this many multiplications on a GPU.
 _EXPENSIVE = 8
 _EXPENSIVE_OPS = frozenset(
-    ["pow", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "remainder", "fmod", "floor_divide"]
+    [
+        "pow",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "erf",
+        "erfc",
+        "sigmoid",
+        "remainder",
+        "fmod",
+        "floor_divide",
+    ]
 )
 _MAX_BODY = 400
 _CHEAP = 6

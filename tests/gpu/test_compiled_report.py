@@ -1,0 +1,205 @@
+"""`explain`, its HTML page, counters, doctor and what importing the package does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from torch import nn
+
+import torch_webgpu_compile
+from torch_webgpu_compile import counters
+from torch_webgpu_compile.__main__ import main
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def model():
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
+
+
+def test_explain():
+    net, x = model(), torch.randn(3, 16)
+    with torch.no_grad():
+        report = torch_webgpu_compile.explain(net, x)
+        torch.testing.assert_close(report.result, net(x))
+    (graph,) = report.graphs
+    assert graph.phase == "inference"
+    assert report.dispatch_count == len(report.kernels) >= 2
+    assert report.fallbacks == ()
+    assert report.graph_breaks == ()
+    ops = {op for kernel in report.kernels for op in kernel.ops}
+    assert {"aten.addmm.default", "aten.gelu.default", "aten.native_layer_norm.default"} <= ops
+    for kernel in report.kernels:
+        assert kernel.name
+        assert kernel.kind
+        assert "@compute" in kernel.wgsl
+        assert min(kernel.grid) >= 1
+        assert kernel.bytes_read > 0
+        assert kernel.bytes_written > 0
+    assert sum(kernel.flops for kernel in report.kernels) >= 2 * 3 * (16 * 32 + 32 * 4)
+    assert set(graph.texts) == {"fx", "ir", "schedule", "wgsl", "plan"}
+    for kernel in report.kernels:
+        assert kernel.name in str(report)
+
+
+def test_explain_unwraps_compiled_functions():
+    x = torch.randn(3)
+    wrapped = torch.compile(lambda x: x.sin() + 1, backend="webgpu")
+    assert torch_webgpu_compile.explain(wrapped, x).dispatch_count == 1
+    module = torch.compile(model(), backend="webgpu")
+    assert torch_webgpu_compile.explain(module, torch.randn(3, 16)).dispatch_count >= 2
+
+
+def test_explain_training():
+    net, x = model(), torch.randn(3, 16)
+
+    def step(x):
+        net(x).sum().backward()
+
+    report = torch_webgpu_compile.explain(step, x)
+    assert {graph.phase for graph in report.graphs} == {"forward", "backward"}
+
+
+def test_explain_lists_graph_breaks_and_fallbacks():
+    def f(x):
+        y = x @ x.t()
+        torch._dynamo.graph_break()
+        return torch.linalg.eigvalsh(y) + 1
+
+    report = torch_webgpu_compile.explain(
+        f, torch.randn(4, 4), webgpu_options={"fallback": "silent"}
+    )
+    assert len(report.graphs) == 2
+    assert len(report.graph_breaks) == 1
+    assert any("eigh" in op for op in report.fallbacks)
+    assert "eigh" in str(report)
+
+
+def test_explain_with_dynamic_sizes():
+    def f(x):
+        return x.softmax(-1)
+
+    x = torch.randn(3, 16)
+    torch._dynamo.mark_dynamic(x, 0)
+    report = torch_webgpu_compile.explain(f, x)
+    (kernel,) = report.kernels
+    assert kernel.bytes_read == x.nbytes
+
+
+class _Checker(HTMLParser):
+    VOID = ("meta", "path", "rect", "br")
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append(tag)
+        names = dict(attributes)
+        assert not str(names.get("href", "#")).startswith("http")
+        assert "src" not in names
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_html(tmp_path):
+    def f(x):
+        return model()(x) if False else torch.linalg.eigvalsh(x @ x.t()) < 3
+
+    report = torch_webgpu_compile.explain(
+        f, torch.randn(4, 4), webgpu_options={"fallback": "silent"}
+    )
+    path = tmp_path / "report.html"
+    report.save_html(path)
+    text = path.read_text(encoding="utf-8")
+    checker = _Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert "svg" in checker.seen
+    for kernel in report.kernels:
+        assert kernel.name in text
+    assert "&lt;storage" in text  # WGSL is escaped
+
+
+def test_counters():
+    counters.reset()
+    x = torch.randn(4, 8)
+    f = torch.compile(lambda x: x.cos() * 3.25 + 17, backend="webgpu")
+    f(x)
+    f(x)
+    assert counters.plans_compiled == 1
+    assert counters.dispatches == 2
+    assert counters.bytes_uploaded == counters.bytes_downloaded == 2 * x.nbytes
+    assert "dispatches=2" in repr(counters)
+    counters.reset()
+    assert counters.dispatches == 0
+    assert counters.fallbacks == {}
+
+
+def test_doctor(capsys):
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert "[0]" in printed
+    assert "largest binding" in printed
+    assert "passed on" in printed
+
+
+def test_doctor_without_an_adapter(capsys, monkeypatch):
+    from torch_webgpu_compile.runtime import device
+
+    monkeypatch.setattr(device, "list_adapters", lambda _: [])
+    assert main(["doctor"]) == 1
+    assert "mesa-vulkan-drivers" in capsys.readouterr().out
+
+
+def run(code):
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_importing_is_light():
+    out = run(
+        "import sys, torch_webgpu_compile as w\n"
+        "print('wgpu' in sys.modules, 'sympy' in w.__dict__, w.counters.dispatches)"
+    )
+    assert out.split() == ["False", "False", "0"]
+
+
+def test_the_backend_needs_no_import():
+    """Through the entry point when installed, else after importing the package."""
+    run(
+        "import importlib.metadata as m, torch\n"
+        "if 'webgpu' not in m.entry_points(group='torch_dynamo_backends').names:\n"
+        "    import torch_webgpu_compile\n"
+        "x = torch.randn(5)\n"
+        "got = torch.compile(lambda x: x * 2, backend='webgpu')(x)\n"
+        "torch.testing.assert_close(got, x * 2)\n"
+        "assert 'webgpu' in torch._dynamo.list_backends()"
+    )
+
+
+def test_recurrent_modules_need_no_settings():
+    run(
+        "import torch, torch_webgpu_compile\n"
+        "m = torch.nn.LSTM(4, 6)\n"
+        "x = torch.randn(3, 2, 4)\n"
+        "with torch.no_grad():\n"
+        "    got = torch.compile(m, backend='webgpu', fullgraph=True)(x)[0]\n"
+        "    torch.testing.assert_close(got, m(x)[0])"
+    )

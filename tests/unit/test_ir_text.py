@@ -1,0 +1,138 @@
+"""The text of the IR: stable, readable, and read back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.harness import capture, lower_checked
+from torch_webgpu_compile import dtypes
+from torch_webgpu_compile.ir.nodes import iteration_symbols
+from torch_webgpu_compile.ir.parse import ParseError, parse_expr, parse_graph, parse_scalar
+from torch_webgpu_compile.ir.scalar import (
+    Index,
+    Load,
+    Masked,
+    Op,
+    Scalar,
+    apply,
+    cast,
+    const,
+    index,
+)
+from torch_webgpu_compile.ir.text import format_graph, format_scalar
+from torch_webgpu_compile.sizes import Expr, symbol
+
+F = torch.nn.functional
+I0, I1 = iteration_symbols("i", (24, 10))
+S0 = symbol("s0", 2)
+SYMBOLS = {"i0": I0, "i1": I1, "s0": S0}
+BUFFERS = {"x": dtypes.float32, "idx": dtypes.int64, "t": dtypes.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        I0 * 0,
+        I0 * 0 - 3,
+        I0,
+        -I0,
+        3 * I0 - 2 * I1 + 7,
+        I0 // 5,
+        (I0 + 3) // 5 * 2 + I1 % 3,
+        (I0 * 10 + I1) % 7,
+        (I0 * 10 + I1 - 3) // 7 % 4,
+        S0 * S0 * I0 + S0 * 2,
+        (I0 * S0 + I1) // (S0 * 2 + 1),
+        (I0 // 5 - 1) % (S0 + 1),
+    ],
+)
+def test_expressions_round_trip(expr: Expr) -> None:
+    assert parse_expr(repr(expr), SYMBOLS) is expr
+
+
+def x(*at: Expr) -> Scalar:
+    return Load("x", tuple(map(Index, at)), dtypes.float32)
+
+
+SCALARS: list[Scalar] = [
+    const(1, dtypes.int8),
+    const(-0.0, dtypes.float32),
+    const(float("nan"), dtypes.float32),
+    const(float("-inf"), dtypes.float16),
+    const(True, dtypes.bool_),
+    const(1e-30, dtypes.float32),
+    const(-(2**63), dtypes.int64),
+    index(I0 * 2 - I1 // 3),
+    x(),
+    x(I0, I1 * 0),
+    apply("add", x(I0), x(I0)),
+    apply("where", apply("isnan", x(I0)), const(0, dtypes.float32), x(I1)),
+    cast(x(I0), dtypes.bfloat16),
+    apply("bitcast", x(I0), dtype=dtypes.int32),
+    Masked(apply("lt", index(I0), index(S0)), x(I0), const(0, dtypes.float32)),
+    Load("x", (Load("idx", (Index(I0),), dtypes.int64), Index(I1)), dtypes.float32),
+    Load(
+        "x",
+        (apply("add", Load("idx", (Index(I0),), dtypes.int64), index(I1)),),
+        dtypes.float32,
+    ),
+    Op("cast", (Load("t", (Index(I0),), dtypes.bfloat16),), dtypes.float32),
+]
+
+
+@pytest.mark.parametrize("scalar", SCALARS, ids=format_scalar)
+def test_scalars_round_trip(scalar: Scalar) -> None:
+    assert parse_scalar(format_scalar(scalar), SYMBOLS, BUFFERS) is scalar
+
+
+def test_shared_subexpressions_are_written_once() -> None:
+    scalar = x(I0)
+    for _ in range(40):  # as a tree, 2^40 loads
+        scalar = apply("mul", scalar, scalar)
+    text = format_scalar(scalar)
+    assert len(text) < 2000
+    assert parse_scalar(text, SYMBOLS, BUFFERS) is scalar
+
+
+def test_errors() -> None:
+    with pytest.raises(ParseError, match="y0"):
+        parse_expr("i0 + y0", SYMBOLS)
+    with pytest.raises(ParseError):
+        parse_scalar("[1]", SYMBOLS, BUFFERS)
+
+
+def model(image: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor) -> Any:
+    y = F.gelu(F.conv2d(image, weight, padding=1))
+    y = torch.cat([y, y.flip(1)], 1)[:, rows]
+    inverse = torch.linalg.inv_ex(y[0, 0])[0]
+    put = y.index_put((rows,), torch.tensor(1.0), accumulate=True)
+    return y.softmax(-1).mean((1, 2)).bfloat16(), inverse, put, 3, None, float("-inf"), y.shape[0]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_graphs_round_trip(dynamic: bool) -> None:
+    image, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 5, 5)
+    captured = capture(model, image, weight, torch.tensor([1, -1]), dynamic=dynamic)
+    graph = lower_checked(captured, allow_host=True)
+    text = format_graph(graph)
+    again = parse_graph(text, graph.constants)
+    assert again == graph
+    assert format_graph(again) == text
+    assert "-> " not in text
+
+
+def test_text_is_readable() -> None:
+    graph = lower_checked(capture(lambda x: (x * 2).sum(-1), torch.randn(3, 4)))
+    lines = format_graph(graph).splitlines()[1:]
+    assert lines == [
+        "in0: f32[3, 4] = input()",
+        "mul: f32[3, 4] = buffer()",
+        "sum_1: f32[3] = buffer()",
+        "argument(in0)",
+        'mul = pointwise([3, 4], mul(in0[i0, i1], f32(2.0)))  # aten.mul.Tensor ""',
+        "sum_1 = reduction('sum', [3], [4], mul[i0, r0])  # aten.sum.dim_IntList \"\"",
+        "result(sum_1, sizes=[3], strides=[1], offset=0)",
+    ]

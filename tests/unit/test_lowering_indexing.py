@@ -1,0 +1,143 @@
+"""Gathers, scatters, scans and sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.harness import capture, check, lower_checked
+
+F = torch.nn.functional
+INDEX = torch.tensor([[0, 2, -1], [1, -3, 0]])
+GATHERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "index": lambda x: x[INDEX],
+    "index middle": lambda x: x[:, INDEX],
+    "index two": lambda x: x[INDEX, :, INDEX],
+    "index adjacent": lambda x: x[:, INDEX, INDEX],
+    "index broadcast": lambda x: x[INDEX[:, :1], INDEX],
+    "index of arange": lambda x: x[torch.arange(2)] + 0,
+    "index_select": lambda x: x.index_select(1, torch.tensor([2, 0, 1, 1])),
+    "gather": lambda x: x.gather(1, torch.tensor([[[0, 1], [2, 2]]])),
+    "take": lambda x: x.take(torch.tensor([5, 0, -1])),
+    "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
+    "embedding": lambda x: F.embedding(torch.tensor([[0, 2], [1, 1]]), x[0]),
+    "gather of a view": lambda x: x.permute(2, 0, 1).reshape(4, -1)[:, INDEX[0]],
+    "one_hot": lambda x: F.one_hot(torch.tensor([0, 2, 1]), 4),
+    "pixel shuffle": lambda x: F.pixel_unshuffle(x[:, :2], 2),
+    "grid_sample": lambda x: F.grid_sample(
+        x[None], torch.tanh(x.permute(1, 2, 0)[None]), align_corners=False
+    ),
+}
+SCATTERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "index_put": lambda x: x.index_put((torch.tensor([0, -1]),), x[:1] * 2),
+    "index_put accumulate": lambda x: x.index_put((torch.tensor([1, 1]),), x[:1], True),
+    "index_put two": lambda x: x.index_put((INDEX, INDEX), torch.tensor(3.0)),
+    "index_put mask": lambda x: x.index_put((x > 0,), torch.tensor(7.0)),
+    "index_put mask of rows": lambda x: x.index_put((x[:, 0, 0] > 0,), torch.tensor(7.0)),
+    "masked_fill": lambda x: x.masked_fill(x > 0, -1.0),
+    "masked_scatter": lambda x: x.masked_scatter(x > 0, torch.arange(100.0)),
+    "scatter": lambda x: x.scatter(1, torch.tensor([[[0, 1], [2, 0]]]), x[:, :2, :2] * 5),
+    "scatter value": lambda x: x.scatter(2, torch.tensor([[[3], [1], [0]]]), 9.0),
+    "scatter_add": lambda x: x.scatter_add(1, torch.zeros(2, 2, 3, dtype=torch.long), x),
+    "scatter_reduce": lambda x: x.scatter_reduce(
+        1, torch.ones(2, 2, 3, dtype=torch.long), x, "amax", include_self=False
+    ),
+    "scatter mean": lambda x: x.scatter_reduce(0, torch.ones(2, 2, 3, dtype=torch.long), x, "mean"),
+    "index_add": lambda x: x.index_add(1, torch.tensor([0, 0, 2]), x, alpha=2),
+    "index_copy": lambda x: x.index_copy(2, torch.tensor([1, 3]), x[..., :2] * 3),
+    "index_fill": lambda x: x.index_fill(1, torch.tensor([0, 2]), 5.0),
+    "put": lambda x: x.put(torch.tensor([1, -1]), torch.tensor([5.0, 6.0])),
+    "setitem": lambda x: _assign(x),
+}
+SCANS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "cumsum": lambda x: x.cumsum(-1),
+    "cumsum dim 0": lambda x: x.cumsum(0),
+    "cumprod": lambda x: (x * 0.3 + 1).cumprod(-1),
+    "cummax": lambda x: x.cummax(-1),
+    "cummin values": lambda x: x.cummin(0)[0],
+    "sort": lambda x: x.sort(-1),
+    "sort descending": lambda x: x.sort(0, descending=True),
+    "argsort": lambda x: x.argsort(dim=-1, stable=True),
+    "topk": lambda x: x.topk(2, -1),
+    "topk smallest": lambda x: x.topk(2, 0, largest=False)[0],
+    "kthvalue": lambda x: x.kthvalue(2, -1)[0],
+    "median": lambda x: x.median(-1)[0],
+    "median of all": lambda x: x.median(),
+    "nanmedian": lambda x: x.nanmedian(-1)[0],
+    "quantile": lambda x: x.quantile(0.3, -1),
+    "searchsorted": lambda x: torch.searchsorted(x.sort(-1)[0], x),
+    "bucketize": lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0]), right=True),
+}
+
+
+def sample() -> torch.Tensor:
+    return torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def _assign(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[torch.tensor([1]), :, torch.tensor([2])] = 4.0
+    y[y < -1] = 0.0
+    return y
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_gathers(name: str) -> None:
+    x = torch.randn(3, 3, 4) if "index" in name else sample()
+    x = torch.randn(3, 3, 3) if "two" in name or "adjacent" in name else x
+    check(GATHERS[name], x.permute(0, 1, 2), atol=1e-5, rtol=1e-5)
+    check(GATHERS[name], torch.cat([x, x])[::2].contiguous() * 2, atol=1e-5, rtol=1e-5)
+
+
+def test_an_index_that_is_known_is_a_view() -> None:
+    graph = lower_checked(capture(lambda x: x[torch.arange(1, 3)] * 2, sample().repeat(2, 1, 1)))
+    assert len(graph.nodes) == 1
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scatters(name: str, dtype: torch.dtype) -> None:
+    if name == "index_put two":
+        x = torch.randn(3, 3, 4)
+    elif "scatter_add" in name or "scatter_reduce" in name or "scatter mean" in name:
+        x = sample()[..., :3].contiguous()
+    else:
+        x = sample()
+    if dtype is torch.bfloat16 and name in ("index_put mask", "setitem", "masked_scatter"):
+        pytest.skip("the values of the function are float32")
+
+    def fn(x: torch.Tensor) -> Any:
+        return SCATTERS[name](x)
+
+    if dtype is torch.float32 or name in ("index_put accumulate", "scatter_add", "scatter mean"):
+        check(fn, x.to(dtype))
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_scans_and_sorts(name: str) -> None:
+    check(SCANS[name], sample())
+    check(SCANS[name], torch.randn(5, 200), atol=1e-4, rtol=1e-4)
+
+
+def test_scan_of_integers_and_long_rows() -> None:
+    check(lambda x: x.cumsum(0), torch.arange(5000))
+    check(lambda x: x.cumsum(-1), torch.ones(2, 130, dtype=torch.bool))
+    check(lambda x: x.cumsum(0), torch.randn(130), dynamic=True, atol=1e-4, rtol=1e-4)
+
+
+def test_sort_of_special_values() -> None:
+    x = torch.tensor([1.0, float("nan"), float("-inf"), 1.0, float("inf"), -0.0, 0.0])
+    check(lambda x: (x.sort(), x.sort(descending=True), x.median(), x.nanmedian()), x)
+    check(lambda x: x.sort(stable=True), torch.tensor([3, 1, 3, 1, 2], dtype=torch.int8))
+
+
+def test_embedding_gradient() -> None:
+    def gradient(weight: torch.Tensor, indices: torch.Tensor) -> Any:
+        out = F.embedding(indices, weight, padding_idx=1)
+        return torch.autograd.grad(out, weight, out.cos())
+
+    check(gradient, torch.randn(5, 3).requires_grad_(), torch.tensor([[0, 1, 4], [4, 4, 2]]))
+    check(lambda w: F.embedding(torch.empty(0, dtype=torch.long), w), torch.randn(5, 3))
