@@ -15,11 +15,11 @@ import torch
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, IntLike, as_expr
-from .builder import Builder, extreme
+from .builder import Builder
 from .folding import fold
 from .indexing import gathered, scatter
 from .promotion import compute_dtype
-from .registry import LoweringFunction, lowers
+from .registry import LoweringFunction, NotLowered, lowers
 from .symbols import literal
 from .value import IndexLike, Value, positions
 
@@ -174,8 +174,9 @@ def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float
     if all(len(options) == 1 and options[0].weight is None for options in found):
         at: list[IndexLike] = [*index[:2], *(options[0].index for options in found)]
         return gathered(builder, value, at, sizes)
-    is_float = value.dtype.is_float
-    dtype = compute_dtype(value.dtype) if is_float else F32
+    if not value.dtype.is_float:
+        raise NotLowered("interpolated integers, which PyTorch rounds after each dimension")
+    dtype = compute_dtype(value.dtype)
     total: Scalar | None = None
     for chosen in combinations(*found):
         term = cast(value.at([*index[:2], *(tap.index for tap in chosen)]), dtype)
@@ -184,10 +185,6 @@ def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float
                 term = apply("mul", term, cast(tap.weight, dtype))
         total = term if total is None else apply("add", total, term)
     assert total is not None
-    if not is_float:  # images in bytes
-        low, high = (extreme(value.dtype, lowest=lowest) for lowest in (True, False))
-        total = apply("maximum", apply("round", total), const(low, F32))
-        total = apply("minimum", total, const(high, F32))
     return builder.pointwise(cast(total, value.dtype), sizes)
 
 
