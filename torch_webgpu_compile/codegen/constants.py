@@ -1,4 +1,4 @@
-"""Operations on constants, computed here: WGSL rejects constant expressions that overflow or are NaN.
+"""Operations on constants, computed here: WGSL rejects constants that overflow or are NaN.
 
 Dividing by a constant zero is spelt out as well: WGSL leaves its result open, PyTorch does not.
 """
