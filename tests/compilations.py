@@ -29,7 +29,7 @@ def compile_function(
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         def compile_captured(captured: Any, phase: aot.Phase) -> aot.BoxedFunction:
-            states.append(compile_graph(captured, phase, target, OPTIONS))
+            states.append(compile_graph(captured, phase, target, OPTIONS, use_cache=False))
             leaves = torch.utils._pytree.tree_leaves(wanted)
             return lambda arguments: list(leaves)  # Dynamo wants results; eager has them
 

@@ -34,7 +34,7 @@ def run_interpreted(captured: CapturedGraph, arguments: list[torch.Tensor]) -> l
 
 def run_kernels(captured: CapturedGraph, arguments: list[torch.Tensor]) -> list[Any]:
     """The whole path, on the adapter."""
-    state = compile_graph(captured, Phase("inference"), device().target, OPTIONS)
+    state = compile_graph(captured, Phase("inference"), device().target, OPTIONS, use_cache=False)
     compiled = CompiledGraph(state.plan, device(), signature_of(state))
     return compiled(list(arguments))
 

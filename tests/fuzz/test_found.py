@@ -82,3 +82,16 @@ def test_positions_that_turn_out_to_be_constants():
 
     check(function, torch.randn(8, 1, 33))
     check(lambda x: x.index_fill(0, ~torch.full((2,), 3) % 5, 7), torch.randn(5, 3))
+
+
+def test_angles_on_the_axes():
+    # |y| / 0 with a constant 0 was not infinity.
+    y = torch.tensor([2.0, -2.0, 0.0, -0.0, float("inf"), float("-inf"), 1e-30, float("nan")])
+
+    def function(y):
+        zero = torch.arange(1, dtype=torch.float32) * 0.5
+        return torch.atan2(y, zero), torch.atan2(y, -zero), torch.atan2(zero, y), torch.atan2(y, y)
+
+    check(function, y)
+    grid = torch.tensor([0.0, -0.0, 1.0, -3.0, 1e30, -1e-30, float("inf"), float("-inf")])
+    check(lambda x: torch.atan2(x[:, None], x), grid)
