@@ -1,4 +1,4 @@
-"""Counterexamples that random graphs found, shrunk; each was a wrong answer or a rejected kernel once."""
+"""Counterexamples from random graphs, shrunk: each was a wrong answer or a rejected kernel."""
 
 from __future__ import annotations
 
