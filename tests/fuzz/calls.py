@@ -95,7 +95,10 @@ def binary(d: Drawing) -> object:
     if kind == 1 and left.exact and right.exact:
         return d.step(d.choose(_COMPARISONS).format(*names), left, right, keeps_exact=True)
     if kind == 2 and not left.is_float and not right.is_float:
-        return d.step(d.choose(_INTEGER_BINARY).format(*names), left, right, keeps_exact=True)
+        # Tracing refuses shifts of bools, which eager takes.
+        bools = torch.bool in (left.dtype, right.dtype)
+        codes = _INTEGER_BINARY[:-2] if bools else _INTEGER_BINARY
+        return d.step(d.choose(codes).format(*names), left, right, keeps_exact=True)
     if kind == 2 and left.is_float and right.is_float:
         return d.step(d.choose(_FLOAT_BINARY).format(*names), left, right)
     codes = _ARITHMETIC + _MORE_ARITHMETIC
@@ -309,7 +312,8 @@ def index(d: Drawing) -> object:
     if value.rank == 2:
         codes.append(f"F.embedding({source.name} % {value.shape[0]}, {x})")
     code = d.choose(codes)
-    if value.exact and d.integer(0, 3) == 3:
+    # Accumulation runs on the host in other dtypes.
+    if value.exact and value.dtype in (torch.float32, torch.int32) and d.integer(0, 3) == 3:
         code = d.choose(
             (
                 f"{x}.index_fill({dim}, {flat}, 1)",

@@ -1,19 +1,19 @@
 """Random programs: straight-line functions of torch calls, as source text.
 
 A program is drawn while it is run: every value's shape, dtype and magnitude is known when the next
-call is drawn, so that only valid calls are made. ``str(program)`` is a function that can be pasted
-into a test.
+call is drawn, so that only valid calls are made. ``repr(program)`` is text to paste into a test.
 
 A value is *exact* when every order of evaluation in its dtype gives the same bits (small multiples
-of 1/4 through additions, products, maxima, views, …). Discontinuous calls (comparisons, argmax,
-floor, conversions to integers) are only made on exact values: on others the last bit of an `exp`
-would decide.
+of 1/4 through additions, products, maxima, views). Discontinuous calls (comparisons, argmax, floor,
+conversions to integers) are only made on exact values: on others the last bit of an `exp` would
+decide.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,11 +99,23 @@ class Program:
         """The results when all floats are float64."""
         source = re.sub(r"torch\.(b?float16|float32)", "torch.float64", self.source)
         wide = [t.double() if t.dtype.is_floating_point else t for t in self.arguments]
-        return list(_compile(source)(*wide))
+        with _default_dtype(torch.float64):
+            return list(_compile(source)(*wide))
 
     def __repr__(self) -> str:
         inputs = [f"    {v.name} = {code}" for v, code in zip(self.inputs, self.made, strict=True)]
         return "\n" + self.source + "\n\n# inputs:\n" + "\n".join(inputs) + "\n"
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What integers become when they meet a Python float."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _compile(source: str) -> Callable[..., Any]:
@@ -223,7 +235,8 @@ class Drawing:
         names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
         for v in self.pool:
             names[v.name] = v.tensor.double() if v.is_float else v.tensor
-        wide = eval(re.sub(r"torch\.(b?float16|float32)", "torch.float64", code), names)
+        with _default_dtype(torch.float64):
+            wide = eval(re.sub(r"torch\.(b?float16|float32)", "torch.float64", code), names)
         return bool(torch.equal(wide.to(result.dtype), result)) and bool(
             torch.equal(wide, result.double())
         )

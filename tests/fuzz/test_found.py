@@ -1,4 +1,4 @@
-"""Counterexamples from random graphs, shrunk: each was a wrong answer or a rejected kernel."""
+"""Counterexamples of random graphs, shrunk; each was a wrong answer or a rejected kernel once."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.compilations import compile_function
-from torch_webgpu_compile import debug
+from torch_webgpu_compile.backend import PASSES
 
 FOLDER = Path(__file__).parent
 randn = torch.randn
@@ -69,18 +69,17 @@ def stages(name: str) -> str:
     """IR, schedule and kernels as one text."""
     function, arguments, dynamic = GRAPHS[name]
     state = compile_function(function, *arguments, dynamic=True if dynamic else None)
-    parts = {
-        "ir": debug.graph_text(state.graph),
-        "schedule": debug.schedule_text(state.schedule),
-        "wgsl": debug.calls_text(state.results["wgsl"]),
-    }
-    text = "\n\n".join(f"==== {stage}\n\n{part.strip()}" for stage, part in parts.items())
+    shown = [step for step in PASSES if step.name in ("ir", "schedule", "wgsl")]
+    text = "\n\n".join(
+        f"==== {step.name}\n\n{step.text(state.results[step.name]).strip()}" for step in shown
+    )
     lines = [line for line in text.splitlines() if not line.startswith("// from ")]
     return _renamed("\n".join(lines)) + "\n"
 
 
 def _renamed(text: str) -> str:
-    """Names that differ between runs and versions of PyTorch: graphs and size symbols."""
+    """Without lines of code, and names that differ between runs: graphs and size symbols."""
+    text = re.sub(r' "[^"\n]*\.py:\d+(?:[^"\\\n]|\\.)*"', "", text)
     text = re.sub(r"\bgraph\d+_", "graph_", text)
     found = dict.fromkeys(re.findall(r"\bs\d+\b", text))
     names = {old: f"s{k}" for k, old in enumerate(found)}

@@ -1,5 +1,4 @@
-"""Operations on constants, computed here: WGSL rejects a constant expression that overflows or is
-NaN.
+"""Operations on constants, computed here: WGSL rejects constants that overflow or are NaN.
 
 Dividing by a constant zero is spelt out as well: WGSL leaves its result open, PyTorch does not.
 """
