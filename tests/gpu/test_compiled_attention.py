@@ -23,18 +23,18 @@ def compiled(fn, **keywords):
 
 
 CASES = {
-    "plain": dict(),
-    "causal": dict(causal=True),
-    "longer keys": dict(keys=19, causal=True),
-    "longer queries": dict(queries=19, keys=6, causal=True),
-    "one query": dict(queries=1),
-    "grouped": dict(heads=6, key_heads=2, causal=True),
-    "multi query": dict(key_heads=1),
-    "bool mask": dict(mask=torch.bool),
-    "float mask": dict(mask=torch.float32),
-    "value size": dict(value_size=24),
-    "odd sizes": dict(size=13, value_size=7, queries=5, keys=3),
-    "large heads": dict(size=128, value_size=128),
+    "plain": {},
+    "causal": {"causal": True},
+    "longer keys": {"keys": 19, "causal": True},
+    "longer queries": {"queries": 19, "keys": 6, "causal": True},
+    "one query": {"queries": 1},
+    "grouped": {"heads": 6, "key_heads": 2, "causal": True},
+    "multi query": {"key_heads": 1},
+    "bool mask": {"mask": torch.bool},
+    "float mask": {"mask": torch.float32},
+    "value size": {"value_size": 24},
+    "odd sizes": {"size": 13, "value_size": 7, "queries": 5, "keys": 3},
+    "large heads": {"size": 128, "value_size": 128},
 }
 
 
