@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,8 @@ def measure_compiled(
     use_full_f32()
     function, inputs = on_device(function, inputs)
     result: dict[str, Any] = {}
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TensorFloat32")  # off on purpose
         for name in ("compile_cold_s", "compile_again_s"):
             torch._dynamo.reset()
             compiled = torch.compile(function, mode=mode)

@@ -140,8 +140,8 @@ Graphs                      {counters.plans_compiled}
 Kernels compiled            {counters.kernels_compiled}
 Dispatches per call         {dispatches}
 Ops that ran on the host    {", ".join(counters.fallbacks) or "none"}
-Time per call, WebGPU       {webgpu * 1e3:.2f} ms, transfers included
-Time per call, eager CPU    {cpu * 1e3:.2f} ms, {torch.get_num_threads()} threads""")
+Time per call, WebGPU       {webgpu * 1e3:,.1f} ms, transfers included
+Time per call, eager CPU    {cpu * 1e3:,.1f} ms, {torch.get_num_threads()} threads""")
 
 
 def main() -> None:

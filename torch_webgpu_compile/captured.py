@@ -13,8 +13,8 @@ class CapturedGraph:
 
     Attributes:
         name: unique in the process, e.g. ``graph0_forward``.
-        module: the FX graph. Placeholders are tensors or symbolic integers, in the order of the call's
-            arguments; ``node.meta["val"]`` holds fake tensors and SymInts; trailing
+        module: the FX graph. Placeholders are tensors or symbolic integers, in the order of the
+            call's arguments; ``node.meta["val"]`` holds fake tensors and SymInts; trailing
             ``aten.copy_(placeholder, value)`` nodes are the mutations of inputs.
         static_inputs: positions of parameters and buffers: the same tensors at every call.
     """

@@ -265,7 +265,7 @@ def join(d: Drawing) -> object:
         pads = [d.integer(-1, 3) for _ in range(2 * d.integer(1, min(2, value.rank)))]
         return d.step(f"F.pad({x}, {pads}, value={fill})", value, keeps_exact=True)
     if value.rank == 0 or d.flag():
-        others = [v for v in self_like(d, value)][:2]
+        others = list(self_like(d, value))[:2]
         names = ", ".join(v.name for v in (value, *others))
         dim = d.integer(0, value.rank)
         return d.step(f"torch.stack([{names}], {dim})", value, *others, keeps_exact=True)
@@ -294,9 +294,7 @@ def index(d: Drawing) -> object:
     x, dim = value.name, d.integer(0, value.rank - 1)
     size = value.shape[dim]
     # A 0-d index would become a size that depends on data.
-    source = d.value(
-        lambda v: v.dtype is torch.int64 and v.rank > 0 and 0 < v.tensor.numel() < 200
-    )
+    source = d.value(lambda v: v.dtype is torch.int64 and v.rank > 0 and 0 < v.tensor.numel() < 200)
     if source is None:
         source = d.add_input((d.choose((3, 1, 5, 8)),), torch.int64)
     where = f"({source.name} % {size})"

@@ -1,11 +1,13 @@
 """Random programs: straight-line functions of torch calls, as source text.
 
-A program is drawn while it is run: every value's shape, dtype and magnitude is known when the next call is
-drawn, so that only valid calls are made. ``str(program)`` is a function that can be pasted into a test.
+A program is drawn while it is run: every value's shape, dtype and magnitude is known when the next
+call is drawn, so that only valid calls are made. ``str(program)`` is a function that can be pasted
+into a test.
 
-A value is *exact* when every order of evaluation in its dtype gives the same bits (small multiples of
-1/4 through additions, products, maxima, views, …). Discontinuous calls (comparisons, argmax, floor,
-conversions to integers) are only made on exact values: on others the last bit of an `exp` would decide.
+A value is *exact* when every order of evaluation in its dtype gives the same bits (small multiples
+of 1/4 through additions, products, maxima, views, …). Discontinuous calls (comparisons, argmax,
+floor, conversions to integers) are only made on exact values: on others the last bit of an `exp`
+would decide.
 """
 
 from __future__ import annotations
@@ -194,7 +196,7 @@ class Drawing:
         return value
 
     def step(self, code: str, *operands: Value, keeps_exact: bool = False) -> Value | None:
-        """Appends ``tN = code``, if it can be run; None when PyTorch refuses or the result is too large."""
+        """Appends ``tN = code``, if it can be run; None when PyTorch refuses or it is too large."""
         names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
         names.update({v.name: v.tensor for v in self.pool})
         try:

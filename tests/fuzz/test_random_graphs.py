@@ -33,7 +33,8 @@ def draw_program(drawing: Drawing) -> Program:
     for _ in range(drawing.integer(1, 8)):
         drawing.choose(FAMILIES)(drawing)
     if not drawing.program.steps:
-        drawing.step(f"{drawing.pool[0].name} == {drawing.pool[0].name}", keeps_exact=True)
+        first = drawing.program.inputs[0]
+        drawing.step(f"{first.name} == {first.name}", first, keeps_exact=True)
     return drawing.finish()
 
 

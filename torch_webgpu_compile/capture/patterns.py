@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import custom_ops
+from . import recurrent
 
 MAX_HEAD_SIZE = 256
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -200,7 +201,9 @@ def transformer_encoder_layer(
 
 
 def lstm(*arguments: Any) -> Any:
-    """``torch.lstm`` traced without oneDNN, whose fused layer has no decomposition."""
+    """``torch.lstm`` in plain operators; packed sequences are traced without oneDNN."""
+    if len(arguments) == 9 and isinstance(arguments[1], (tuple, list)):
+        return recurrent.lstm(*arguments)
     # `torch.backends.mkldnn.flags` also sets unrelated TF32 flags, which warns on CPUs without
     # them.
     enabled = torch._C._get_mkldnn_enabled()

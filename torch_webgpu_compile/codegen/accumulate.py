@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Const, const
+from .literals import literal, one_of, zero_of
 from .op_table import op_row
-from .scalar_wgsl import Text, literal, one_of, zero_of
+from .scalar_wgsl import Text
 
 _COMBINE = {
     "sum": "add",

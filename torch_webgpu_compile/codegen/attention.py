@@ -102,7 +102,9 @@ class _OperandMaker:
     batch: dict[Symbol, Expr]
 
     def __call__(self, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]) -> Operand:
-        """``outer`` and ``inner``: prefix of the symbol (and name of the parameter), and its extent."""
+        """``outer`` and ``inner``: prefix of the symbol (and name of the parameter), and its
+        extent.
+        """
         name, count = outer
         prefix, size = inner
         fixed = {**self.batch, **flat_values(name, (count,), iteration(name, count))}

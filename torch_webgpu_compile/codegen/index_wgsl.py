@@ -11,8 +11,8 @@ def render_index(expr: Expr, name_of: Callable[[Symbol], str]) -> str:
     """``expr`` as a WGSL expression of type i32; symbols are named by ``name_of``.
 
     Values stay below 2³¹ (the planner checks buffer sizes), so 32 bits are exact. A division whose
-    operands are proven non-negative is done unsigned: for a constant divisor that is a multiplication
-    and a shift without sign correction.
+    operands are proven non-negative is done unsigned: for a constant divisor that is a
+    multiplication and a shift without sign correction.
     """
     parts: list[str] = []
     for monomial, coefficient in expr.terms:

@@ -1,8 +1,8 @@
 """How each scalar op is written in WGSL: one row per op, per kind of arithmetic.
 
-A row is a format string over the argument texts ``{0}``, ``{1}``, ``{2}``; ``{T}`` is the WGSL type of
-the result and ``{v}`` the suffix of vector helpers ("4" or ""). Helpers named ``tw_…`` are defined in
-``templates/math.wgsl.jinja`` and included when used.
+A row is a format string over the argument texts ``{0}``, ``{1}``, ``{2}``; ``{T}`` is the WGSL type
+of the result and ``{v}`` the suffix of vector helpers ("4" or ""). Helpers named ``tw_…`` are
+defined in ``templates/math.wgsl.jinja`` and included when used.
 """
 
 from __future__ import annotations

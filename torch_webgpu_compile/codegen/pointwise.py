@@ -122,6 +122,12 @@ def _packed_lines(
         if member.store:
             dtype = builder.buffers[member.output].dtype
             parts = ", ".join(v[member.output].code for v in values)
+            if not builder.bindings.can_vectorize(dtype):
+                # Four wide elements may pass the end by more than buffers are padded.
+                function = builder.bindings.function(member.output, "store")
+                codes = [v[member.output].code for v in values]
+                lines += [f"{function}(e{k}, {code});" for k, code in enumerate(codes)]
+                continue
             function = builder.bindings.function(member.output, "store4")
             lines.append(f"{function}(q, vec4<{dtype.compute}>({parts}));")
     return lines
@@ -158,8 +164,8 @@ def _choose_mode(
 ) -> tuple[str, int]:
     """("vector" | "packed" | "scalar", elements per invocation).
 
-    ``vector`` needs full groups of four, or accesses that stay inside padded buffers when the last group
-    is partial. ``packed`` is for outputs of less than 32 bits that cannot be vectorised.
+    ``vector`` needs full groups of four, or accesses that stay inside padded buffers when the last
+    group is partial. ``packed`` is for outputs of less than 32 bits that cannot be vectorised.
     """
     width = VECTOR
     lanes: Lanes = [

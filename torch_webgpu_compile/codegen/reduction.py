@@ -156,8 +156,8 @@ class _RowKernel:
     def _subgroup(self) -> int:
         """Invocations that exchange accumulators by shuffles; 0 where that is not certain to work.
 
-        It needs one known subgroup size, and rows that are runs of invocations. 64-bit and bool values are
-        not shuffled everywhere.
+        It needs one known subgroup size, and rows that are runs of invocations. 64-bit and bool
+        values are not shuffled everywhere.
         """
         low, high = self.target.subgroup_sizes
         types = {m.body.dtype.compute for m in self.group.members if m.reduction}
@@ -256,7 +256,7 @@ class _RowKernel:
     # -- chunks ----------------------------------------------------------------------------------
 
     def _chunks(self, phase: Phase) -> list[tuple[Expr, str | None, Renderer]]:
-        """(chunk number, predicate, renderer) for each share of the row that an invocation covers."""
+        """(chunk, predicate, renderer) for each share of the row that an invocation covers."""
         t = self.tiling
         step = t.threads * t.lanes
         if t.chunks is None:

@@ -1,13 +1,11 @@
 """Scalar expressions as WGSL statements, one or four lanes wide.
 
-`Renderer` walks a `Scalar` DAG, appends ``let`` statements to the open scope and returns `Text`s. A value
-that is equal in all four lanes is computed once as a scalar.
+`Renderer` walks a `Scalar` DAG, appends ``let`` statements to the open scope and returns `Text`s. A
+value that is equal in all four lanes is computed once as a scalar.
 """
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +22,9 @@ from ..sizes import (
     linearize,
     substitute,
 )
+from .constants import simplify
 from .index_wgsl import is_multiple_of, render_index
+from .literals import literal, one_of, zero_of
 from .op_table import WRAPPING, op_row
 from .storage import VECTOR, Bindings
 
@@ -84,11 +84,11 @@ class Renderer:
         bindings: records buffer accesses.
         names: gives unique names within the kernel.
         name_of: the WGSL name of a kernel-level index symbol or of a size symbol.
-        lanes: for each lane, the value of every iteration symbol as an expression of kernel-level symbols.
-        member: gives the value of a buffer computed in this kernel, or None to load it from memory.
-        predicate: a scalar bool expression guarding every load (tail of a row), or None.
-        outer: a renderer of an enclosing scope (a row around its elements), or None.
-        belongs_outside: whether a node has one value in the whole enclosing scope.
+        lanes: for each lane, the value of every iteration symbol as an expression of kernel-level
+            symbols. member: gives the value of a buffer computed in this kernel, or None to load it
+            from memory. predicate: a scalar bool expression guarding every load (tail of a row), or
+            None. outer: a renderer of an enclosing scope (a row around its elements), or None.
+            belongs_outside: whether a node has one value in the whole enclosing scope.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class Renderer:
         self.belongs_outside = belongs_outside
         self.predicates: tuple[Text | str, ...] = () if predicate is None else (predicate,)
         self.masked = 0
+        self.simplified: dict[Scalar, Scalar] = {}
 
     def render(self, root: Scalar) -> Text:
         """The value of ``root``; statements go to the open scope."""
@@ -140,9 +141,25 @@ class Renderer:
                 known = self.member(node)
                 return known if known is not None else self._load(node)
             case Op():
-                return self._op(node)
+                simple = self._simplified(node)
+                return self._op(simple) if isinstance(simple, Op) else self.render(simple)
             case Masked():
                 return self._masked(node)
+
+    def _simplified(self, node: Scalar) -> Scalar:
+        """``node`` with operations on constants carried out."""
+        if not isinstance(node, Op):
+            return node
+        found = self.simplified.get(node)
+        if found is None:
+            args = tuple(self._simplified(a) for a in node.args)
+            found = simplify(node if args == node.args else Op(node.name, args, node.dtype))
+            self.simplified[node] = self.simplified[found] = found
+        return found
+
+    def index_of(self, entry: Scalar) -> Expr | None:
+        """An entry of an index as an expression; None when it is computed from data."""
+        return _as_index(self._simplified(entry))
 
     def per_lane(self, expr: Expr) -> list[Expr]:
         """An index expression in kernel-level symbols, for each lane."""
@@ -159,12 +176,13 @@ class Renderer:
 
     def _load(self, node: Load) -> Text:
         buffer = self.bindings.buffers[node.buffer]
-        affine = [i.expr if isinstance(i, Index) else as_expr(0) for i in node.index]
+        entries = [self.index_of(i) for i in node.index]
+        affine = [as_expr(0) if entry is None else entry for entry in entries]
         address = linearize(affine, buffer.strides) + buffer.offset
         gathers = [
             (self.render(i), stride)
-            for i, stride in zip(node.index, buffer.strides, strict=True)
-            if not isinstance(i, Index)
+            for i, entry, stride in zip(node.index, entries, buffer.strides, strict=True)
+            if entry is None
         ]
         addresses = self.per_lane(address)
         masks = [m for m in self.predicates if isinstance(m, Text)]
@@ -269,8 +287,8 @@ class Renderer:
     def _narrow(self, node: Scalar) -> Text | None:
         """An int64 that is known to fit 32 bits, as an i32; None when it is not known to.
 
-        Besides being cheaper, this avoids comparing a widened i32 with a constant, which Mesa 22.3's
-        lavapipe compiles to false.
+        Besides being cheaper, this avoids comparing a widened i32 with a constant, which Mesa
+        22.3's lavapipe compiles to false.
         """
         expr = _as_index(node)
         if expr is not None:
@@ -283,10 +301,19 @@ class Renderer:
                 and inner.dtype is not dtypes.uint32
             ):
                 return self._cast(self.render(inner), dtypes.int32)
+        if isinstance(node, Op) and node.name in _BOUNDED and node.dtype is dtypes.int64:
+            # A driver may see through these: i | i is the widened i again.
+            given = node.args[1:] if node.name == "where" else node.args
+            narrowed = [self._narrow(a) for a in given]
+            if all(a is not None for a in narrowed):
+                condition = [self.render(node.args[0])] if node.name == "where" else []
+                operands = [*condition, *(a for a in narrowed if a is not None)]
+                result = Op(node.name, node.args, dtypes.int32)
+                return self._apply_row(result, dtypes.int32, operands)
         return None
 
     def _compare(self, node: Op, left: Expr, right: Expr) -> Text:
-        """A comparison of index expressions: 32 bits suffice, and often no lanes or no test at all."""
+        """A comparison of index expressions: 32 bits suffice, often no lanes or no test at all."""
         known = _decide(node.name, left, right)
         if known is not None:
             return Text("true" if known else "false", 1, node.dtype)
@@ -321,11 +348,9 @@ class Renderer:
         lanes = value.lanes
         vector = "vec4<{}>" if lanes > 1 else "{}"
         target = vector.format(dtype.compute)
-        if source.compute == dtype.compute and not (
-            dtype.is_integer and dtype.bits < min(source.bits, 32)
-        ):
-            if not (dtype.is_integer and source.is_integer and source is not dtype):
-                return Text(value.code, lanes, dtype)
+        narrows = dtype.is_integer and dtype.bits < source.bits
+        if source.compute == dtype.compute and not narrows:
+            return Text(value.code, lanes, dtype)
         if dtype.kind is Kind.BOOL:
             zero = f"{vector.format(source.compute)}({zero_of(source)})"
             test = f"tw_ne{'4' if lanes > 1 else ''}" if source.is_float else None
@@ -343,6 +368,10 @@ class Renderer:
         return self._wrap(converted) if dtype.is_integer and dtype.bits < 32 else converted
 
 
+# Results are among, or no wider than, the operands.
+_BOUNDED = frozenset(
+    {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "minimum", "maximum", "where"}
+)
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
@@ -370,44 +399,3 @@ def _decide(name: str, left: Expr, right: Expr) -> bool | None:
         return name == "eq"
     apart = is_less(left, right) or is_less(right, left)
     return (name == "ne") if apart else None
-
-
-def zero_of(dtype: DType) -> str:
-    """The literal 0 of a dtype's compute type."""
-    return {"f32": "0.0f", "i32": "0i", "u32": "0u", "i64": "0li", "f64": "0.0lf", "bool": "false"}[
-        dtype.compute
-    ]
-
-
-def one_of(dtype: DType) -> str:
-    """The literal 1 of a dtype's compute type."""
-    return {"f32": "1.0f", "i32": "1i", "u32": "1u", "i64": "1li", "f64": "1.0lf", "bool": "true"}[
-        dtype.compute
-    ]
-
-
-def literal(node: Const) -> str:
-    """A constant in WGSL. Infinities and NaN are not literals there: they come from private variables."""
-    value, dtype = node.value, node.dtype
-    if dtype.kind is Kind.BOOL:
-        return "true" if value else "false"
-    if dtype.is_float:
-        return _float_literal(float(value), dtype)
-    suffix = {"i32": "i", "u32": "u", "i64": "li"}[dtype.compute]
-    if value == -(1 << 31) and suffix == "i":
-        return "(-2147483647i - 1i)"
-    if value == -(1 << 63):
-        return "(-9223372036854775807li - 1li)"
-    return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"
-
-
-def _float_literal(value: float, dtype: DType) -> str:
-    if math.isnan(value):
-        return "bitcast<f32>(tw_nan_bits)"
-    if dtype.compute == "f64":
-        return f"({value!r}lf)"
-    if math.isfinite(value) and abs(value) <= 3.4028235677973366e38:
-        single = struct.unpack("f", struct.pack("f", value))[0]
-        return f"({single!r}f)" if single < 0 or str(single)[0] == "-" else f"{single!r}f"
-    bits = "tw_inf_bits" if value > 0 else "tw_ninf_bits"
-    return f"bitcast<f32>({bits})"

@@ -6,7 +6,7 @@ from .. import dtypes
 from ..errors import UnsupportedOp
 from ..ir.graph import Buffer, MapGroup, Member
 from ..ir.nodes import Scatter, iteration_symbols, symbol_keys
-from ..ir.scalar import Index, Load, index
+from ..ir.scalar import Load, index
 from ..plan.model import KernelCall
 from ..sizes import ZERO, ceildiv, iteration, linearize, product
 from ..target import Target
@@ -49,11 +49,12 @@ def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> Kernel
     scope = Scope()
     renderer = builder.renderer([environment], scope)
     output = buffers[node.output]
-    affine = [i.expr if isinstance(i, Index) else ZERO for i in node.index]
+    entries = [renderer.index_of(i) for i in node.index]
+    affine = [ZERO if entry is None else entry for entry in entries]
     (address,) = renderer.per_lane(linearize(affine, output.strides) + output.offset)
     code = builder.index(address)
-    for position, stride in zip(node.index, output.strides, strict=True):
-        if not isinstance(position, Index):
+    for position, entry, stride in zip(node.index, entries, output.strides, strict=True):
+        if entry is None:
             code += f" + i32({renderer.render(position).code}) * ({builder.index(stride)})"
     value = renderer.render(node.body)
     verb = builder.bindings.function(node.output, "add" if node.accumulate else "store")

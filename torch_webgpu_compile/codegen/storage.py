@@ -1,7 +1,8 @@
 """How elements are loaded from and stored to bindings: packing, vectors, windows.
 
-A kernel names each buffer access by a function call (``load_x``, ``load4_x``, ``store_x``, ``store4_x``);
-`Bindings` remembers which were used and declares bindings and functions that fit all of them.
+A kernel names each buffer access by a function call (``load_x``, ``load4_x``, ``store_x``,
+``store4_x``); `Bindings` remembers which were used and declares bindings and functions that fit all
+of them.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Bindings:
 
     @property
     def window_nbytes(self) -> int:
-        """Bytes per window: the binding limit, rounded down to offsets that every adapter allows."""
+        """Bytes per window: the binding limit, rounded down to an offset allowed everywhere."""
         return self.target.max_binding_nbytes // 256 * 256
 
     def declarations(self) -> tuple[list[str], list[str]]:
@@ -125,6 +126,8 @@ class Bindings:
 
 def _vector_storage(use: _Use) -> bool:
     dtype = use.buffer.dtype
+    if "store" in use.functions:
+        return False  # WGSL may write a whole vector where one component is stored (a race)
     return dtype.packing == 1 and bool({"load4", "store4"} & use.functions) and dtype.itemsize <= 4
 
 
@@ -138,7 +141,9 @@ def _element_type(use: _Use) -> str:
 def _access_function(
     use: _Use, verb: str, element: str, windows: int, window_nbytes: int
 ) -> list[str]:
-    """One access function; ``i`` counts elements for scalar verbs and groups of four for vector verbs."""
+    """One access function; ``i`` counts elements for scalar verbs and groups of four for vector
+    verbs.
+    """
     lines = _BODIES[verb](use, element)
     if windows == 1:
         return [_signature(use, verb, use.alias, verb) + " {", *lines, "}"]
@@ -185,8 +190,11 @@ def _load(use: _Use, element: str) -> list[str]:
 
 def _load4(use: _Use, element: str) -> list[str]:
     dtype, x = use.buffer.dtype, use.alias
-    if dtype.packing == 1:
+    if dtype.packing == 1 and element.startswith("vec4"):
         return [f"  return {_widen(dtype, f'{x}[i]', 'vec4')};"]
+    if dtype.packing == 1:
+        lanes = [_widen(dtype, f"{x}[4 * i + {k}]", "") for k in range(VECTOR)]
+        return [f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
     if dtype.packing == 4:
         lanes = [_unpack(dtype, f"(w >> {8 * k}u)") for k in range(4)]
         head = f"  let w = {x}[i];"
@@ -213,8 +221,12 @@ def _store(use: _Use, element: str) -> list[str]:
 
 def _store4(use: _Use, element: str) -> list[str]:
     dtype, x = use.buffer.dtype, use.alias
-    if dtype.packing == 1:
+    if dtype.packing == 1 and element.startswith("vec4"):
         return [f"  {x}[i] = {_narrow(dtype, 'v', 'vec4')};"]
+    if dtype.packing == 1:
+        return [
+            f"  {x}[4 * i + {k}] = {_narrow(dtype, f'v.{c}', '')};" for k, c in enumerate("xyzw")
+        ]
     lane = [_pack(dtype, f"v.{c}") for c in "xyzw"]
 
     def put(at: str, word: str) -> str:
@@ -234,7 +246,7 @@ def _store4(use: _Use, element: str) -> list[str]:
 
 
 def _add(use: _Use, element: str) -> list[str]:
-    """Atomic accumulation: integers natively, f32 by compare-exchange (portable, order undefined)."""
+    """Atomic accumulation: integers natively, f32 by compare-exchange (in any order)."""
     dtype, x = use.buffer.dtype, use.alias
     if dtype.kind is not Kind.FLOAT:
         return [f"  atomicAdd(&{x}[i], bitcast<u32>(v));"]

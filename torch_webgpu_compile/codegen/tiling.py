@@ -22,11 +22,11 @@ class RowTiling:
     Attributes:
         threads: invocations that share a row (a power of two).
         rows: rows per workgroup.
-        elements_fast: neighbouring invocations take neighbouring elements of a row (else neighbouring
-            rows: for reductions over columns).
+        elements_fast: neighbouring invocations take neighbouring elements of a row (else
+            neighbouring rows: for reductions over columns).
         lanes: neighbouring elements that an invocation loads at once (1 or 4).
-        chunks: times that an invocation's share covers the row when it is kept in registers; None for
-            a loop that reads memory again in every phase.
+        chunks: times that an invocation's share covers the row when it is kept in registers; None
+            for a loop that reads memory again in every phase.
         unroll: shares per iteration of that loop, so that their loads are in flight together.
     """
 
@@ -42,8 +42,8 @@ class RowTiling:
         return self.threads * self.rows
 
 
-# Registers per invocation that a row may occupy: 32 f32 values still leave 4 workgroups of 256 resident
-# per multiprocessor on an H200 (65,536 registers).
+# Registers per invocation that a row may occupy: 32 f32 values still leave 4 workgroups of 256
+# resident per multiprocessor on an H200 (65,536 registers).
 _ROW_REGISTERS = 32
 
 
@@ -94,10 +94,11 @@ class MatmulTiling:
     Attributes:
         rows, columns, inner: the workgroup's tile, elements.
         thread_rows, thread_columns: the invocation's tile, elements (multiples of 4).
-        double_buffer: load the next tile into registers and the other half of workgroup memory while
-            computing on this one.
-        unroll: steps of ``inner`` per loop iteration in the multiply loop; neither naga nor drivers unroll.
-        swizzle: row tiles that consecutive workgroups share before moving to the next column tile.
+        double_buffer: load the next tile into registers and the other half of workgroup memory
+            while computing on this one.
+        unroll: steps of ``inner`` per loop iteration in the multiply loop; neither naga nor drivers
+            unroll. swizzle: row tiles that consecutive workgroups share before moving to the next
+            column tile.
     """
 
     rows: int
@@ -120,8 +121,8 @@ class MatmulTiling:
         return 4 * buffers * self.inner * (self.rows + self.columns)
 
 
-# The best of a small search on an H200 for 4096³ (f32) first, then tiles for smaller results: they are
-# tried in this order until the grid has enough workgroups.
+# The best of a small search on an H200 for 4096³ (f32) first, then tiles for smaller results: they
+# are tried in this order until the grid has enough workgroups.
 MATMUL_TILINGS = (
     MatmulTiling(128, 128, 8, 8, 8, True, 8),
     MatmulTiling(64, 64, 16, 4, 4, True, 8),
@@ -135,7 +136,9 @@ _WORKGROUPS = 120
 
 
 def choose_matmul_tiling(batch: Expr, rows: Expr, columns: Expr, target: Target) -> MatmulTiling:
-    """The tiling for ``batch`` products of ``rows`` × ``columns`` results; symbolic sizes count as large."""
+    """The tiling for ``batch`` products of ``rows`` × ``columns`` results; symbolic sizes count as
+    large.
+    """
     b, m, n = (int(e) if e.is_constant else 512 for e in (batch, rows, columns))
     if m <= 16:
         return MATMUL_FEW_ROWS

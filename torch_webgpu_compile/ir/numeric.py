@@ -1,4 +1,4 @@
-"""The scalar ops on NumPy arrays, with PyTorch's rules. Used by the interpreter only."""
+"""The scalar ops on NumPy arrays, by PyTorch's rules, to interpret and to fold constants."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Op(metaclass=_Interned):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Masked(metaclass=_Interned):
-    """``body`` where ``condition`` holds, else ``other``; loads in ``body`` are not made elsewhere."""
+    """``body`` where ``condition`` holds, else ``other``; ``body`` loads nothing elsewhere."""
 
     condition: Scalar
     body: Scalar
@@ -103,11 +103,42 @@ class OpInfo:
     meaning: str
 
 
-_UNARY = (
-    "neg abs sign square reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan "
-    "asin acos atan sinh cosh tanh asinh acosh atanh erf erfc sigmoid floor ceil trunc round "
-    "bitwise_not"
-).split()  # noqa: SIM905
+_UNARY = [
+    "neg",
+    "abs",
+    "sign",
+    "square",
+    "reciprocal",
+    "sqrt",
+    "rsqrt",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "sigmoid",
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+    "bitwise_not",
+]
 
 OPS: dict[str, OpInfo] = {
     **{
@@ -226,7 +257,7 @@ def walk(root: Scalar) -> Iterator[Scalar]:
 
 
 def rewrite(root: Scalar, change: Callable[[Scalar], Scalar | None]) -> Scalar:
-    """Rebuilds bottom-up; ``change`` gets each node with new operands and may return another node."""
+    """Rebuilds bottom-up; ``change`` gets each rebuilt node and may return another one."""
     done: dict[Scalar, Scalar] = {}
     for node in walk(root):
         built: Scalar

@@ -247,9 +247,13 @@ def variance(
         mean_of(builder, split, dtype, keepdim=True), split.keepdim_sizes, name="mean"
     )
     deviations = squared_deviations(builder, split, mean, dtype, keepdim=keepdim)
-    count = apply("sub", count_scalar(split.count, dtype), const(correction, dtype))
-    divisor = apply("maximum", count, const(0, dtype))
-    body = apply("div", deviations.body, divisor)
+    if split.count.is_constant and split.count.constant <= correction:
+        # Σ / 0 spelt out: kernels of one element are folded by compilers that assume no NaN.
+        limits = (const(float("inf"), dtype), const(float("nan"), dtype))
+        body = apply("where", apply("gt", deviations.body, const(0, dtype)), *limits)
+    else:
+        count = apply("sub", count_scalar(split.count, dtype), const(correction, dtype))
+        body = apply("div", deviations.body, apply("maximum", count, const(0, dtype)))
     return builder.pointwise(body, deviations.sizes, name="var"), mean
 
 

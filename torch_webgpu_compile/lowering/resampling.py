@@ -19,7 +19,7 @@ from .builder import Builder
 from .folding import fold
 from .indexing import gathered, scatter
 from .promotion import compute_dtype
-from .registry import LoweringFunction, lowers
+from .registry import LoweringFunction, NotLowered, lowers
 from .symbols import literal
 from .value import IndexLike, Value, positions
 
@@ -174,6 +174,8 @@ def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float
     if all(len(options) == 1 and options[0].weight is None for options in found):
         at: list[IndexLike] = [*index[:2], *(options[0].index for options in found)]
         return gathered(builder, value, at, sizes)
+    if not value.dtype.is_float:
+        raise NotLowered("interpolated integers, which PyTorch rounds after each dimension")
     dtype = compute_dtype(value.dtype)
     total: Scalar | None = None
     for chosen in combinations(*found):

@@ -92,7 +92,8 @@ def _lower_scan(builder: Builder, kind: str, value: Value, dim: int) -> Value:
     out = builder.out
     if not value.rank:
         return converted(builder, value)
-    wide = value.cast(compute_dtype(out.dtype))
+    is_bool = out.dtype is dtypes.bool_
+    wide = value.cast(dtypes.int32 if is_bool else compute_dtype(out.dtype))
     return converted(builder, inclusive_scan(builder, kind, wide, dim))
 
 

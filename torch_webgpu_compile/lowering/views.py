@@ -43,9 +43,10 @@ aten = torch.ops.aten
     aten.alias_copy.default,
     aten.detach_copy.default,
     aten.positive.default,
+    torch.ops.prims.copy_strided.default,
     view=True,
 )
-def lower_same(builder: Builder, self: Value, **layout: Any) -> Value:
+def lower_same(builder: Builder, self: Value, *strides: Any, **layout: Any) -> Value:
     return self
 
 

@@ -139,7 +139,7 @@ class HostBuffer:
 
 @dataclass(frozen=True, slots=True)
 class HostConstant:
-    """A non-numeric argument of a `HostStep`: ``kind`` is dtype, device, layout or memory_format."""
+    """A non-numeric argument of a `HostStep`; ``kind``: dtype, device, layout, memory_format."""
 
     kind: str
     name: str

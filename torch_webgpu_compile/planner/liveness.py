@@ -21,8 +21,8 @@ class Interval:
 def assign_slots(intervals: Sequence[Interval]) -> dict[str, int]:
     """A slot per buffer such that buffers of one slot are never alive in the same step.
 
-    Best fit in order of first use: the smallest free slot that is large enough, else the largest free
-    one, which grows. Buffers of symbolic size only take slots of exactly that size.
+    Best fit in order of first use: the smallest free slot that is large enough, else the largest
+    free one, which grows. Buffers of symbolic size only take slots of exactly that size.
     """
     sizes: list[Expr] = []
     free: list[int] = []

@@ -1,7 +1,8 @@
 """Which nodes share a kernel.
 
-`fuse` walks the nodes in order and lets each one join a group that computes what it reads (or, for a
-reduction, reads the same rows), when legality and the target's limits allow; else it opens a group.
+`fuse` walks the nodes in order and lets each one join a group that computes what it reads (or, for
+a reduction, reads the same rows), when legality and the target's limits allow; else it opens a
+group.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from .mapping import (
     reads_agree,
 )
 
-# An epilogue that reads more than this many other buffers costs registers in the anchor's inner loop.
+# An epilogue that reads more than this many other buffers costs registers in the anchor's inner
+# loop.
 _MAX_MEMBERS = 24
 
 
@@ -258,8 +260,7 @@ class Fuser:
             for load in loads_of(member.body)
             if load.buffer not in group.computed
         ]
-        own = [load for load in loads_of(body)]
-        if not any(load in same or load.buffer in group.computed for load in own):
+        if not any(o in same or o.buffer in group.computed for o in loads_of(body)):
             return None  # the same numbers of rows, but not the same rows
         index = tuple(mapping[s] for s in rows)
         return Member(node.output, body, index, True, node.kind, node.origins)

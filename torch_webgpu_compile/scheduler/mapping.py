@@ -1,7 +1,7 @@
 """Expressing one node's iteration space in another's.
 
-A consumer reads its producer's element ``index(s)`` at its own point ``s``. To compute both in one kernel,
-the consumer's symbols ``s`` must be functions of the producer's: the inverse of that index.
+A consumer reads its producer's element ``index(s)`` at its own point ``s``. To compute both in one
+kernel, the consumer's symbols ``s`` must be functions of the producer's: the inverse of that index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ..sizes import (
     FloorDiv,
     Mod,
     Symbol,
-    as_expr,
     as_symbol,
     atom_expr,
     contiguous_strides,
@@ -48,8 +47,8 @@ def load_index(load: Load) -> tuple[Expr, ...] | None:
 def invert_partially(index: Sequence[Expr], targets: Sequence[Expr]) -> Mapping_ | None:
     """Symbols s such that index(s) = targets, as far as the index determines them.
 
-    Understands symbols, mixed-radix sums of symbols and quotients or remainders of one symbol by constants:
-    what views and permutations of contiguous tensors give. The caller verifies.
+    Understands symbols, mixed-radix sums of symbols and quotients or remainders of one symbol by
+    constants: what views and permutations of contiguous tensors give. The caller verifies.
     """
     found: Mapping_ = {}
     for expr, target in zip(index, targets, strict=True):
@@ -189,9 +188,9 @@ def map_into(
 ) -> tuple[Mapping_, Scalar] | None:
     """The mapping that lets the group compute ``body`` at each of its points, and the mapped body.
 
-    None when the sizes differ or when the body needs elements that other points compute. A mapping found
-    through a read is one-to-one because the read composed with it is the identity; a flat one is by
-    construction.
+    None when the sizes differ or when the body needs elements that other points compute. A mapping
+    found through a read is one-to-one because the read composed with it is the identity; a flat one
+    is by construction.
     """
     sizes = product(extent_of(s) for s in symbols)
     if sizes is not product(extent_of(s) for s in space):

@@ -1,4 +1,4 @@
-"""Splitting reductions whose rows are too few to fill a GPU: partial results, then their reduction."""
+"""Splitting reductions with too few rows to fill a GPU: partial results, then theirs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from ..ir.scalar import (
 )
 from ..sizes import (
     ZERO,
-    Expr,
     as_expr,
     ceildiv,
     contiguous_strides,

@@ -1,0 +1,42 @@
+"""Compiles functions for an adapter that is not there: the backend's passes on a `Target`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_webgpu_compile.backend import Compilation, compile_graph, native_operators
+from torch_webgpu_compile.capture import aot
+from torch_webgpu_compile.options import CompileOptions
+from torch_webgpu_compile.target import Target
+
+TARGET = Target()
+OPTIONS = CompileOptions(fallback="error")
+
+
+def compile_function(
+    function: Callable[..., Any],
+    *arguments: Any,
+    dynamic: bool | None = None,
+    target: Target = TARGET,
+) -> Compilation:
+    """The inference graph that Dynamo gives, after every pass; nothing is run on a GPU."""
+    states: list[Compilation] = []
+    with torch.no_grad():
+        wanted = function(*arguments)
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        def compile_captured(captured: Any, phase: aot.Phase) -> aot.BoxedFunction:
+            states.append(compile_graph(captured, phase, target, OPTIONS))
+            leaves = torch.utils._pytree.tree_leaves(wanted)
+            return lambda arguments: list(leaves)  # Dynamo wants results; eager has them
+
+        return aot.capture(module, inputs, compile_captured, native_operators())
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)(*arguments)
+    (state,) = states
+    return state

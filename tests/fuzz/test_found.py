@@ -1,0 +1,84 @@
+"""Counterexamples from random graphs, shrunk: each was a wrong answer or a rejected kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests import harness
+
+from .pipelines import run_interpreted, run_kernels
+from .programs import make_input
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def check(function: Callable[..., Any], *arguments: torch.Tensor, dynamic: bool = False) -> None:
+    """Eager, interpreter and kernels agree."""
+    expected = list(torch.utils._pytree.tree_leaves(function(*arguments)))
+    captured = harness.capture(function, *arguments, dynamic=dynamic)
+    for run in (run_interpreted, run_kernels):
+        torch.testing.assert_close(run(captured, list(arguments)), expected, equal_nan=True)
+
+
+def test_variance_of_one_element_is_nan():
+    # The kernel computes 0 / 0 from x - x; drivers may fold both.
+    check(lambda x: (x.var(), x.std()), torch.tensor(2.0))
+    check(lambda x: (x - x.mean()) * torch.rsqrt(x.var() + 1), torch.tensor([2.0]))
+    check(lambda x: (x.var(0), x.var(0, correction=2)), torch.randn(2, 5))
+    check(lambda x: x.var(1, correction=3), torch.tensor([[1.0, 1.0], [1.0, 2.0]]))
+
+
+def test_means_of_nothing_are_nan():
+    # 0.0 / 0.0 is not a WGSL constant.
+    check(lambda x: (x.mean(), x.var(), x.std(), x.sum(), x.prod()), torch.zeros(0))
+    check(lambda x: (x.mean(1), x.var(1), x.std(1)), torch.zeros(3, 0))
+
+
+def test_division_by_a_constant_zero():
+    x = torch.tensor([1.0, -1.0, 0.0, -0.0, float("nan"), float("inf"), float("-inf")])
+    check(lambda x: (x / 0.0, x / -0.0, x // 0.0, x % 0.0, torch.fmod(x, 0.0)), x)
+
+
+def test_scalar_and_vector_stores_of_one_buffer():
+    def function(x, w):
+        y = F.conv2d(x, w, padding=1, dilation=2)
+        z = (y - y.mean()) * torch.rsqrt(y.var() + 1)
+        return z.reshape(6, 28, 3), y
+
+    check(function, make_input(1, (2, 4, 5, 7), torch.float32, "sliced"), torch.randn(4, 4, 1, 1))
+
+
+def test_wide_integers_beside_bools():
+    def function(x, y):
+        both = torch.stack([x, x, y], 1)
+        return both, both > 1
+
+    check(function, torch.arange(3, dtype=torch.int32), torch.arange(3) - 1)
+
+
+def test_bits_of_a_widened_position_compared_with_a_constant():
+    # Mesa 22.3 compares a widened i32 with a constant wrongly.
+    def function(x):
+        y = torch.arange(33)
+        z = y | y
+        return torch.where(z > 1, x, 0), z, (z & x) > 2, torch.maximum(z, z) < 5
+
+    check(function, torch.arange(33))
+
+
+def test_index_fill_keeps_strides():
+    check(lambda x, i: x.index_fill(1, i, 1), torch.randn(17, 17).t(), torch.tensor([1, 2]))
+
+
+def test_positions_that_turn_out_to_be_constants():
+    def function(x):
+        i = torch.bitwise_not(torch.full((17, 1), 3)) % 33
+        return torch.gather(x, 2, i.reshape(1, 1, -1).expand(8, 1, 17))
+
+    check(function, torch.randn(8, 1, 33))
+    check(lambda x: x.index_fill(0, ~torch.full((2,), 3) % 5, 7), torch.randn(5, 3))

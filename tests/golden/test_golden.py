@@ -1,0 +1,97 @@
+"""The text of every stage for small graphs; a change of any kernel shows up as a diff to review.
+
+``pytest tests/golden --update-golden`` rewrites the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compilations import compile_function
+from torch_webgpu_compile import debug
+
+FOLDER = Path(__file__).parent
+randn = torch.randn
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return x * scale * weight
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+# name: (function, arguments, whether sizes are symbolic)
+GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
+    "pointwise_of_several_outputs": (
+        lambda x, y: (torch.relu(x + y), (x - y).to(torch.bfloat16)),
+        [randn(5, 12), randn(12)],
+        False,
+    ),
+    "packed_and_masked": (
+        lambda x: F.pad(torch.cat([x, x[:, 1:]], 1), (1, 2)) > 1,
+        [torch.zeros(3, 5, dtype=torch.uint8)],
+        False,
+    ),
+    "softmax": (lambda x: torch.softmax(x, -1), [randn(6, 100)], False),
+    "column_sum": (lambda x: x.sum(0), [randn(300, 8)], False),
+    "split_mean_square": (F.mse_loss, [randn(512, 1024), randn(512, 1024)], False),
+    "gelu_linear": (
+        lambda x, w, b: F.gelu(F.linear(x, w, b)),
+        [randn(20, 16), randn(24, 16), randn(24)],
+        False,
+    ),
+    "convolution": (
+        lambda x, w: torch.relu(F.conv2d(x, w, stride=2, padding=1)),
+        [randn(1, 3, 9, 9), randn(4, 3, 3, 3)],
+        False,
+    ),
+    "attention": (attention, [randn(1, 2, 8, 16) for _ in range(3)], False),
+    "gather": (
+        lambda table, i: F.embedding(i, table) * 2,
+        [randn(10, 8), torch.zeros(3, 4, dtype=torch.int64)],
+        False,
+    ),
+    "symbolic_rms_norm": (rms_norm, [randn(4, 6, 32), randn(32)], True),
+}
+
+
+def stages(name: str) -> str:
+    """IR, schedule and kernels as one text."""
+    function, arguments, dynamic = GRAPHS[name]
+    state = compile_function(function, *arguments, dynamic=True if dynamic else None)
+    parts = {
+        "ir": debug.graph_text(state.graph),
+        "schedule": debug.schedule_text(state.schedule),
+        "wgsl": debug.calls_text(state.results["wgsl"]),
+    }
+    text = "\n\n".join(f"==== {stage}\n\n{part.strip()}" for stage, part in parts.items())
+    lines = [line for line in text.splitlines() if not line.startswith("// from ")]
+    return _renamed("\n".join(lines)) + "\n"
+
+
+def _renamed(text: str) -> str:
+    """Names that differ between runs and versions of PyTorch: graphs and size symbols."""
+    text = re.sub(r"\bgraph\d+_", "graph_", text)
+    found = dict.fromkeys(re.findall(r"\bs\d+\b", text))
+    names = {old: f"s{k}" for k, old in enumerate(found)}
+    return re.sub(r"\bs\d+\b", lambda match: names[match[0]], text)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_stages(name: str, update_golden: bool) -> None:
+    path = FOLDER / f"{name}.txt"
+    actual = stages(name)
+    if update_golden:
+        path.write_text(actual, encoding="utf-8")
+    assert path.exists(), f"{path.name} is missing: run pytest tests/golden --update-golden"
+    assert actual == path.read_text(encoding="utf-8"), "review, then pytest --update-golden"

@@ -1,0 +1,247 @@
+"""Kernel text: completeness of op tables, vector widths, windows, folded grids, constants."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.compilations import TARGET, compile_function
+from torch_webgpu_compile import dtypes
+from torch_webgpu_compile.codegen.kernel import fold_grid
+from torch_webgpu_compile.codegen.op_table import op_row
+from torch_webgpu_compile.dtypes import DType, Kind
+from torch_webgpu_compile.ir import numeric
+from torch_webgpu_compile.ir.scalar import OPS
+from torch_webgpu_compile.sizes import as_expr, evaluate, symbol
+
+randn = torch.randn
+
+_OF_FLOATS = [
+    "div",
+    "atan2",
+    "copysign",
+    "nextafter",
+    "reciprocal",
+    "sqrt",
+    "rsqrt",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "sigmoid",
+    "isnan",
+    "isinf",
+]
+_OF_BITS = ["bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right"]
+_OF_NUMBERS = [
+    "floor_divide",
+    "trunc_divide",
+    "remainder",
+    "fmod",
+    "pow",
+    "neg",
+    "abs",
+    "sign",
+    "square",
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+]
+
+# Combinations without a WGSL row, and why none is needed.
+UNSUPPORTED: dict[tuple[str, Kind], str] = {
+    **{
+        (name, kind): "PyTorch converts to a float first"
+        for name in _OF_FLOATS
+        for kind in (Kind.SIGNED, Kind.UNSIGNED, Kind.BOOL)
+    },
+    **{(name, Kind.FLOAT): "PyTorch has no bits of floats" for name in _OF_BITS},
+    **{(name, Kind.BOOL): "PyTorch promotes bool to an integer, or raises" for name in _OF_NUMBERS},
+    **{(name, Kind.BOOL): "PyTorch raises" for name in ("shift_left", "shift_right")},
+}
+_ELSEWHERE = {"cast", "bitcast"}  # rendered by `Renderer`, evaluated by `numeric.convert`
+_SAMPLES = {
+    Kind.FLOAT: dtypes.float32,
+    Kind.SIGNED: dtypes.int64,
+    Kind.UNSIGNED: dtypes.uint8,
+    Kind.BOOL: dtypes.bool_,
+}
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("name", sorted(set(OPS) - _ELSEWHERE))
+def test_every_scalar_op_has_wgsl_or_a_reason(name, kind):
+    row = op_row(name, _SAMPLES[kind])
+    if row is None:
+        assert (name, kind) in UNSUPPORTED
+    elif (name, kind) in UNSUPPORTED:
+        pytest.fail(f"{name} of {kind.value} has a row: remove it from UNSUPPORTED")
+
+
+@pytest.mark.parametrize("name", sorted(set(OPS) - _ELSEWHERE))
+def test_every_scalar_op_is_interpreted(name):
+    assert name in numeric._OPS
+
+
+def test_the_interpreter_knows_no_other_ops():
+    assert set(numeric._OPS) <= set(OPS)
+
+
+def kernels(function, *arguments, **options):
+    return compile_function(function, *arguments, **options).plan.kernels
+
+
+def wgsl(function, *arguments, **options):
+    (kernel,) = kernels(function, *arguments, **options)
+    return kernel.wgsl
+
+
+# ---- vector widths
+
+VECTORS = [
+    dtypes.float32,
+    dtypes.float16,
+    dtypes.bfloat16,
+    dtypes.int32,
+    dtypes.uint8,
+    dtypes.bool_,
+]
+
+
+def tensor(shape, dtype: DType):
+    return torch.zeros(shape, dtype=getattr(torch, dtype.name))
+
+
+@pytest.mark.parametrize("dtype", VECTORS, ids=repr)
+@pytest.mark.parametrize("shape", [(64,), (63,), (5, 8)])
+def test_contiguous_elements_move_in_fours(shape, dtype):
+    text = wgsl(lambda x: torch.where(x == 0, x, x), tensor(shape, dtype))
+    assert "load4_" in text
+    assert "store4_" in text
+
+
+def test_wide_integers_move_one_by_one():
+    text = wgsl(lambda x: x + 1, tensor((63,), dtypes.int64))
+    assert "load4_" not in text
+    assert "store4_" not in text
+
+
+def test_a_transposed_operand_is_loaded_one_by_one():
+    text = wgsl(lambda x, y: x + y.t(), randn(8, 12), randn(12, 8))
+    assert "load4_" in text
+    assert re.search(r"load_x\d", text)
+    assert "store4_" in text
+
+
+def test_a_slice_off_the_alignment_is_loaded_one_by_one():
+    assert "load4_" not in wgsl(lambda x: x[1:65] * 2, randn(80))
+    assert "load4_" in wgsl(lambda x: x[4:68] * 2, randn(80))
+
+
+@pytest.mark.parametrize("dtype", [dtypes.bool_, dtypes.uint8, dtypes.bfloat16], ids=repr)
+def test_packed_outputs_are_stored_in_whole_words(dtype):
+    text = wgsl(lambda x: x.t().clone(memory_format=torch.contiguous_format), tensor((7, 9), dtype))
+    assert "atomic" not in text
+    assert "store4_" in text
+
+
+def test_wide_outputs_next_to_packed_ones_stay_in_bounds():
+    def function(x, y):
+        both = torch.cat([x, y])
+        return both, both > 1
+
+    text = wgsl(function, torch.zeros(5, dtype=torch.int64), torch.zeros(4, dtype=torch.int64))
+    stores = re.findall(r"fn (store\w*)\(i: i32, v: ([\w<>]+)\)", text)
+    assert all(not name.startswith("store4") for name, kind in stores if "i64" in kind)
+
+
+def test_mixed_stores_of_a_buffer_are_scalar():
+    def function(x):
+        return ((x - x.mean()) * torch.rsqrt(x.var() + 1)).permute(1, 0, 2, 3)
+
+    text = wgsl(function, randn(2, 4, 7, 9))
+    for buffer in set(re.findall(r"fn store_(x\d)\(", text)):
+        assert re.search(rf"\b{buffer}: array<f32>", text)
+
+
+# ---- constants
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + torch.tensor(-1.0).sqrt(),
+        lambda x: x[:, :0].mean(1),
+        lambda x: x + torch.tensor(float("inf")) - float("inf"),
+    ],
+)
+def test_no_constant_expression_is_left_to_wgsl(function):
+    for kernel in kernels(function, randn(3, 4)):
+        assert not re.search(r"\(-?\d[\d.]*f [-+*/] -?\d[\d.]*f\)", kernel.wgsl)
+        assert not re.search(r"\b(sqrt|log|exp)\(\(?-?\d", kernel.wgsl)
+
+
+def test_a_division_by_zero_is_spelt_out():
+    assert "/" not in wgsl(lambda x: x / 0.0, randn(8)).split("fn main")[1]
+
+
+# ---- limits
+
+
+def test_buffers_above_the_binding_limit_get_windows():
+    target = replace(TARGET, max_binding_nbytes=1 << 12)
+    state = compile_function(lambda x: x * 2, randn(3000), target=target)
+    (step,) = state.plan.steps
+    by_buffer: dict[str, list[int]] = {}
+    for binding in step.bindings:
+        assert binding.offset_nbytes % 256 == 0
+        assert binding.nbytes is not None
+        assert int(binding.nbytes) <= 1 << 12
+        by_buffer.setdefault(binding.buffer, []).append(binding.offset_nbytes)
+    assert all(offsets == [0, 4096, 8192] for offsets in by_buffer.values())
+
+
+def test_grids_above_the_limit_are_folded():
+    target = replace(TARGET, max_grid=4)
+    (step,) = compile_function(lambda x: x * 2, randn(1 << 14), target=target).plan.steps
+    grid = [int(g) for g in step.grid]
+    assert all(1 <= g <= 4 for g in grid)
+    assert grid[0] * grid[1] >= 16
+
+
+@pytest.mark.parametrize("count", [1, 65535, 65536, 100_003, 1 << 22])
+def test_folded_grids_cover_all_workgroups(count):
+    for workgroups, values in ((as_expr(count), {}), (symbol("s", 1), {"s": count})):
+        x, y, z = (evaluate(g, values) for g in fold_grid(workgroups, TARGET))
+        assert x <= 65535
+        assert y <= 65535
+        assert z == 1
+        assert count <= x * y <= count + y
+
+
+def test_symbolic_sizes_are_parameters():
+    state = compile_function(lambda x: x * 2, randn(6, 7), dynamic=True)
+    (kernel,) = state.plan.kernels
+    assert kernel.parameter_count > 0
+    assert "var<uniform> parameters" in kernel.wgsl

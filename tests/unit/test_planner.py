@@ -1,0 +1,104 @@
+"""Placement of intermediates and deduplication of kernels."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.compilations import compile_function
+from torch_webgpu_compile.plan.model import Dispatch
+from torch_webgpu_compile.planner.liveness import Interval, assign_slots, peak_nbytes
+from torch_webgpu_compile.sizes import as_expr, symbol
+
+SETTINGS = settings(deadline=None, max_examples=300, derandomize=True, database=None)
+SYMBOLIC = [symbol("s", 2) * 4, symbol("s", 2) * 8, symbol("t", 2) * 4]
+
+
+@st.composite
+def intervals(draw):
+    found = []
+    for k in range(draw(st.integers(0, 14))):
+        first = draw(st.integers(0, 12))
+        last = first + draw(st.integers(0, 6))
+        constant = st.integers(0, 4096).map(as_expr)
+        nbytes = draw(st.one_of(constant, st.sampled_from(SYMBOLIC)))
+        found.append(Interval(f"b{k}", nbytes, first, last))
+    return found
+
+
+@SETTINGS
+@given(intervals())
+def test_slots_never_overlap(found):
+    slots = assign_slots(found)
+    assert set(slots) == {i.name for i in found}
+    for a in found:
+        for b in found:
+            if a.name < b.name and slots[a.name] == slots[b.name]:
+                assert a.last < b.first or b.last < a.first, (a, b)
+
+
+@SETTINGS
+@given(intervals())
+def test_a_symbolic_slot_holds_one_size(found):
+    slots = assign_slots(found)
+    for a in found:
+        for b in found:
+            if slots[a.name] == slots[b.name] and not a.nbytes.is_constant:
+                assert a.nbytes is b.nbytes
+
+
+@SETTINGS
+@given(intervals())
+def test_memory_is_between_the_peak_and_the_sum(found):
+    values = {"s": 3, "t": 5}
+    fixed = [i for i in found if i.nbytes.is_constant]
+    slots = assign_slots(fixed)
+    size: dict[int, int] = {}
+    for i in fixed:
+        size[slots[i.name]] = max(size.get(slots[i.name], 0), i.nbytes.constant)
+    total = sum(size.values())
+    assert peak_nbytes(fixed, values) <= total <= sum(i.nbytes.constant for i in fixed)
+
+
+def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(6):
+        x = torch.relu(x @ w)
+    return x
+
+
+def test_repeated_layers_share_kernels_and_memory():
+    plan = compile_function(chain, torch.randn(32, 16), torch.randn(16, 16)).plan
+    assert plan.dispatch_count == 6
+    assert len(plan.kernels) == 1
+    slots = {b.slot for b in plan.buffers.values() if b.slot is not None}
+    assert len(slots) == 2
+
+
+def test_kernel_names_are_unique():
+    def function(x):
+        return torch.softmax(x, 0), torch.softmax(x, 1), x.sum(0), x.sum(1)
+
+    plan = compile_function(function, torch.randn(32, 16)).plan
+    names = [kernel.name for kernel in plan.kernels]
+    assert len(set(names)) == len(names)
+
+
+def test_live_buffers_of_a_plan_do_not_share_slots():
+    def function(x, w):
+        a = x @ w
+        b = torch.softmax(a, -1) @ w
+        c = (a + b) @ w
+        return (c * a).sum(0)
+
+    plan = compile_function(function, torch.randn(32, 16), torch.randn(16, 16)).plan
+    used: dict[str, list[int]] = {}
+    for k, step in enumerate(plan.steps):
+        assert isinstance(step, Dispatch)
+        for binding in step.bindings:
+            used.setdefault(binding.buffer, []).append(k)
+    placed = {n: (min(at), max(at)) for n, at in used.items() if plan.buffers[n].slot is not None}
+    for a, (first, last) in placed.items():
+        for b, (start, end) in placed.items():
+            if a < b and plan.buffers[a].slot == plan.buffers[b].slot:
+                assert last < start or end < first, (a, b)

@@ -1,0 +1,202 @@
+"""Which nodes are inlined, which share a kernel, and in which order kernels run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.compilations import TARGET, compile_function
+from torch_webgpu_compile.ir.graph import (
+    AnchorGroup,
+    LoopGraph,
+    MapGroup,
+    RowGroup,
+    Schedule,
+    SingleGroup,
+)
+from torch_webgpu_compile.ir.nodes import inputs_of, outputs_of
+from torch_webgpu_compile.ir.scalar import loads_of
+from torch_webgpu_compile.scheduler import schedule
+from torch_webgpu_compile.scheduler.inline import inline_producers
+
+randn = torch.randn
+
+
+def groups_of(function, *arguments, **options):
+    return compile_function(function, *arguments, **options).schedule.groups
+
+
+def kinds(function, *arguments, **options):
+    names = {MapGroup: "map", RowGroup: "row", AnchorGroup: "anchor", SingleGroup: "single"}
+    return [names[type(group)] for group in groups_of(function, *arguments, **options)]
+
+
+# ---- inlining
+
+
+def inlined(function, *arguments) -> LoopGraph:
+    return inline_producers(compile_function(function, *arguments).graph, TARGET)
+
+
+def test_a_chain_becomes_one_node():
+    graph = inlined(lambda x: torch.tanh(x * 2 + 1).abs() - 3, randn(5, 7))
+    assert len(graph.nodes) == 1
+
+
+def test_a_producer_of_two_readers_is_computed_once_when_it_is_expensive():
+    def function(x):
+        y = torch.tanh(torch.sin(x) + torch.exp(x))
+        return y[:, 1:] + y[:, :-1]
+
+    assert len(inlined(function, randn(64, 33)).nodes) == 2
+
+
+def test_an_expensive_value_is_not_recomputed_per_row():
+    def function(x, y):
+        return torch.exp(torch.sin(x)) * y
+
+    assert len(inlined(function, randn(1, 64), randn(64, 64)).nodes) == 2
+
+
+def test_a_returned_value_is_kept():
+    graph = inlined(lambda x: (x + 1, (x + 1) * 2), randn(9))
+    assert graph.returned <= {name for node in graph.nodes for name in outputs_of(node)}
+
+
+# ---- groups
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "wanted"),
+    [
+        (lambda x: (x.sum(1), x.amax(1)), [randn(8, 32)], ["row"]),
+        (lambda x: (x.sum(1) + 1, x * 2), [randn(8, 32)], ["row", "map"]),
+        (lambda x: torch.relu(x).sum((0, 2)), [randn(4, 5, 6)], ["row"]),
+        (lambda x: x.sum(1).sum(0), [randn(8, 32)], ["row", "row"]),
+        (lambda x, w: (x @ w).t(), [randn(8, 8), randn(8, 8)], ["anchor"]),
+        (
+            lambda x, w: (x @ w).view(8, 2, 4).transpose(0, 1).contiguous(),
+            [randn(8, 8), randn(8, 8)],
+            ["anchor"],
+        ),
+        (lambda x, w: torch.softmax(x @ w, -1), [randn(8, 8), randn(8, 8)], ["anchor", "row"]),
+        (lambda x: (x + 1, x.t() * 2), [randn(8, 9)], ["map", "map"]),
+        (lambda x: x.t().reshape(-1).reshape(9, 8)[1:, ::2] + 1, [randn(8, 9)], ["map"]),
+    ],
+)
+def test_groups(function, arguments, wanted):
+    assert sorted(kinds(function, *arguments)) == sorted(wanted)
+
+
+def test_an_epilogue_keeps_the_anchor_when_it_is_returned():
+    def function(x, w):
+        y = x @ w
+        return y, torch.relu(y)
+
+    (group,) = groups_of(function, randn(8, 8), randn(8, 8))
+    assert isinstance(group, AnchorGroup)
+    assert group.store_anchor
+    assert [m.store for m in group.epilogue] == [True]
+
+
+def test_a_diamond_around_a_matmul_has_no_cycle():
+    def function(x, w):
+        y = torch.relu(x)
+        z = y @ w
+        return y * z, (z + y).sum(1)
+
+    check_order(compile_function(function, randn(8, 8), randn(8, 8)).schedule)
+
+
+def test_bindings_stay_within_the_limit():
+    def function(*tensors):
+        return [sum(tensors), *(t * 2 for t in tensors)]
+
+    tensors = [randn(16) for _ in range(12)]
+    for limit in (4, 8):
+        target = replace(TARGET, max_storage_buffers=limit)
+        state = compile_function(function, *tensors, target=target)
+        bound = [len(kernel.bindings) for kernel in state.plan.kernels]
+        # A single node of many inputs cannot be divided by fusion decisions.
+        assert all(count <= max(limit, 13) for count in bound)
+        assert sum(count > limit for count in bound) <= 1
+
+
+def reads_and_writes(group) -> tuple[set[str], set[str]]:
+    match group:
+        case MapGroup() | RowGroup():
+            members, anchor = group.members, None
+        case AnchorGroup():
+            members, anchor = group.epilogue, group.anchor
+        case SingleGroup():
+            return set(inputs_of(group.node)), set(outputs_of(group.node))
+    inside = {m.output for m in members} | (set() if anchor is None else {anchor.output})
+    reads = {load.buffer for m in members for load in loads_of(m.body)}
+    if anchor is not None:
+        reads |= set(inputs_of(anchor))
+    writes = {m.output for m in members if m.store}
+    if anchor is not None and group.store_anchor:
+        writes.add(anchor.output)
+    return reads - inside, writes
+
+
+def check_order(made: Schedule) -> None:
+    """Everything that a group reads has been written, and everything returned is written once."""
+    given_buffers = {n for n, b in made.graph.buffers.items() if b.origin.value != "intermediate"}
+    written = set(given_buffers)
+    for group in made.groups:
+        reads, writes = reads_and_writes(group)
+        assert reads <= written, reads - written
+        assert not writes & (written - given_buffers)
+        written |= writes
+    needed = {n for n in made.graph.returned if made.graph.buffers[n].numel.constant != 0}
+    assert needed <= written
+
+
+STEPS = {
+    "relu": lambda a, b: torch.relu(a),
+    "add": lambda a, b: a + b,
+    "transpose": lambda a, b: a.t() * b,
+    "matmul": lambda a, b: a @ b,
+    "softmax": lambda a, b: torch.softmax(a, -1),
+    "columns": lambda a, b: a - b.mean(0, keepdim=True),
+    "rows": lambda a, b: a * b.sum(1, keepdim=True),
+    "norm": lambda a, b: F.layer_norm(a, (8,)),
+    "flip": lambda a, b: a.flip(0) + b,
+    "cat": lambda a, b: torch.cat([a, b])[4:12],
+}
+
+
+@settings(
+    deadline=None,
+    max_examples=25,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 9), st.integers(0, 9)),
+        min_size=1,
+        max_size=9,
+    ),
+    st.integers(1, 3),
+)
+def test_random_graphs_run_in_a_valid_order(steps, results):
+    def function(x, y):
+        values = [x, y]
+        for name, a, b in steps:
+            values.append(STEPS[name](values[a % len(values)], values[b % len(values)]))
+        return values[-results:] if len(values) - results >= 2 else values[2:]
+
+    check_order(compile_function(function, randn(8, 8), randn(8, 8)).schedule)
+
+
+def test_scheduling_is_deterministic():
+    state = compile_function(lambda x: torch.softmax(x @ x, -1) + 1, randn(8, 8))
+    assert schedule(state.graph, TARGET).groups == schedule(state.graph, TARGET).groups
