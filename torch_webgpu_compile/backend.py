@@ -26,6 +26,7 @@ from .ir.graph import LoopGraph, Schedule
 from .ir.text import format_graph, format_schedule
 from .ir.verify import verify_loop_graph, verify_schedule
 from .lowering import attention as _attention  # noqa: F401  registers its lowering
+from .lowering import random as _random  # noqa: F401  registers its lowering
 from .lowering.families import register_all
 from .lowering.graph import lower
 from .lowering.registry import LOWERINGS
@@ -191,6 +192,7 @@ def signature_of(state: Compilation) -> Signature:
         state.phase.saved,
         state.phase.forwarded,
         state.phase.counted,
+        state.phase.seeds,
         backward=state.phase.name == "backward",
     )
 

@@ -84,6 +84,8 @@ class CompiledGraph:
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]
         arguments.clear()
+        if self.signature.seeds:
+            values.append(torch.empty((self.signature.seeds, 2), dtype=torch.int32).random_())
         with self._lock:
             variant = self.signature.variant(values)
             keep_saved = variant.saved and not _has_saved_tensor_hooks()

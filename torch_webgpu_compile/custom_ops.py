@@ -1,12 +1,14 @@
-"""Operators that this package adds to PyTorch, so that capture can keep them whole.
+"""Operators that this package adds to PyTorch, for capture to use and lowering to know.
 
 ``webgpu::attention`` is scaled dot-product attention. PyTorch's own operator decomposes into a
 dozen others while a graph is traced; this one does not, and its gradient is written in plain ATen
-operators.
+operators. ``webgpu::seed`` and ``webgpu::uniform`` are random numbers that a kernel can compute:
+``uniform`` is a pure function of a seed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -138,3 +140,49 @@ def _sum_group(grad: Tensor) -> Tensor:
 
 
 attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+@torch.library.custom_op("webgpu::seed", mutates_args=(), schema="(int stream) -> Tensor")
+def seed(stream: int) -> Tensor:
+    """Two int32 from PyTorch's default generator. ``stream`` tells equal calls apart."""
+    return torch.empty(2, dtype=torch.int32).random_()
+
+
+@seed.register_fake
+def _(stream: int) -> Tensor:
+    return torch.empty(2, dtype=torch.int32)
+
+
+WEYL = 0x9E3779B9
+ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))
+
+
+@torch.library.custom_op(
+    "webgpu::uniform", mutates_args=(), schema="(Tensor seed, SymInt[] size) -> Tensor"
+)
+def uniform(seed: Tensor, size: Sequence[int]) -> Tensor:
+    """float32 in [0, 1), multiples of 2⁻²⁴, from an int32 seed of two elements.
+
+    Element i is a hash of (i, seed): twice "lowbias32" (Chris Wellons, "Prospecting for Hash
+    Functions", 2018), on a Weyl sequence from the seed's first half, and on the second half.
+    """
+    numel = 1
+    for length in size:
+        numel *= length
+    mask = 0xFFFFFFFF
+    first, second = (seed.to(torch.int64) & mask).unbind()
+    x = (torch.arange(numel) * WEYL + first) & mask
+    x = _hash(x, mask)
+    x = _hash(x ^ second, mask)
+    return ((x >> 8).float() * 2.0**-24).reshape(tuple(size))
+
+
+def _hash(x: Tensor, mask: int) -> Tensor:
+    for shift, factor in ROUNDS:
+        x = ((x ^ (x >> shift)) * factor) & mask
+    return x ^ (x >> 16)
+
+
+@uniform.register_fake
+def _(seed: Tensor, size: Sequence[int]) -> Tensor:
+    return torch.empty(tuple(size), dtype=torch.float32)

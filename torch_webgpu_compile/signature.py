@@ -141,6 +141,7 @@ class Signature:
         forwarded: (result, argument) positions of results that are an argument.
         counted: positions of changed arguments whose version counter is incremented before each
             call.
+        seeds: rows of random seeds that are passed as one more argument.
         backward: whether arguments may be tensors that a forward graph kept on the GPU.
 
     Raises:
@@ -152,6 +153,7 @@ class Signature:
     saved: frozenset[int] = frozenset()
     forwarded: tuple[tuple[int, int], ...] = ()
     counted: frozenset[int] = frozenset()
+    seeds: int = 0
     backward: bool = False
     inputs: tuple[InputEntry, ...] = field(init=False)
     constant: tuple[InputEntry, ...] = field(init=False)

@@ -46,6 +46,8 @@ class Recorder:
         def run(arguments):
             values = list(arguments)
             arguments.clear()
+            if phase.seeds:
+                values.append(torch.empty(phase.seeds, 2, dtype=torch.int32).random_())
             results = list(captured.module(*values))
             for output, argument in phase.forwarded:
                 results[output] = values[argument]

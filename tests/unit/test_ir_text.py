@@ -9,7 +9,8 @@ import torch
 
 from tests.harness import capture, lower_checked
 from torch_webgpu_compile import dtypes
-from torch_webgpu_compile.ir.nodes import iteration_symbols
+from torch_webgpu_compile.ir.graph import AnchorGroup, Member, RowGroup, Schedule
+from torch_webgpu_compile.ir.nodes import Pointwise, Reduction, iteration_symbols
 from torch_webgpu_compile.ir.parse import ParseError, parse_expr, parse_graph, parse_scalar
 from torch_webgpu_compile.ir.scalar import (
     Index,
@@ -22,10 +23,11 @@ from torch_webgpu_compile.ir.scalar import (
     const,
     index,
 )
-from torch_webgpu_compile.ir.text import format_graph, format_scalar
+from torch_webgpu_compile.ir.text import format_graph, format_scalar, format_schedule
 from torch_webgpu_compile.sizes import Expr, symbol
 
 F = torch.nn.functional
+F32 = dtypes.float32
 I0, I1 = iteration_symbols("i", (24, 10))
 S0 = symbol("s0", 2)
 SYMBOLS = {"i0": I0, "i1": I1, "s0": S0}
@@ -136,3 +138,22 @@ def test_text_is_readable() -> None:
         "sum_1 = reduction('sum', [3], [4], mul[i0, r0])  # aten.sum.dim_IntList \"\"",
         "result(sum_1, sizes=[3], strides=[1], offset=0)",
     ]
+
+
+def test_schedules_are_readable() -> None:
+    graph = lower_checked(capture(lambda x: (x @ x.t()).exp().sum(-1), torch.randn(3, 4)))
+    product, exp, total = graph.nodes
+    assert isinstance(exp, Pointwise)
+    assert isinstance(total, Reduction)
+    m, n = (iteration_symbols(prefix, (3,))[0] for prefix in "mn")
+    row = iteration_symbols("i", (3,))
+    epilogue = Member("exp", apply("exp", Load("mm", (Index(m), Index(n)), F32)), (m, n), True)
+    reduced = Member("sum_1", total.body, row, True, "sum", total.origins)
+    groups = (
+        AnchorGroup(product, (epilogue,), store_anchor=False),
+        RowGroup(total.ranges, total.reduce_ranges, (reduced,)),
+    )
+    text = format_schedule(Schedule(graph, groups))
+    assert "group 0: anchor kept in registers: mm = contraction([], [3], [3], [4]" in text
+    assert "  exp(mm[m0, n0]) => exp[m0, n0]\n" in text
+    assert "group 1: rows [3] of elements [3]\n  sum of exp[i0, r0] => sum_1[i0]  # aten" in text

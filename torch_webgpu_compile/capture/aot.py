@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..captured import CapturedGraph
 from ..errors import UnsupportedOp
-from . import decompositions, patterns
+from . import decompositions, patterns, random
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -39,12 +39,15 @@ class Phase:
             graph has None in their place.
         counted: positions of changed arguments whose version counters AOTAutograd increments, by
             one before each call.
+        seeds: rows of the graph's last argument, the seeds of its random operators; 0: no such
+            argument.
     """
 
     name: str
     saved: frozenset[int] = frozenset()
     forwarded: tuple[tuple[int, int], ...] = ()
     counted: frozenset[int] = frozenset()
+    seeds: int = 0
 
 
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
@@ -91,7 +94,8 @@ def capture(
     ) -> BoxedFunction:
         _check_sizes(graph)
         forwarded = _take_forwarded(graph)
-        phase = Phase(name, saved - {output for output, _ in forwarded}, forwarded, counted)
+        saved -= {output for output, _ in forwarded}
+        phase = Phase(name, saved, forwarded, counted, random.take_seeds(graph))
         captured = CapturedGraph(f"graph{number}_{name}", graph, static_inputs)
         compiled = compile_graph(captured, phase)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
@@ -102,10 +106,16 @@ def capture(
         bw_compiler=compile_backward,
         inference_compiler=compile_inference,
         decompositions=decompositions.table(native),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         keep_inference_input_mutations=True,
     )(module, example_inputs)
     return traced
+
+
+def _partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
+    """Splits a joint graph into forward and backward."""
+    random.keep_seeds(graph)
+    return min_cut_rematerialization_partition(graph, *arguments, **keywords)
 
 
 def _metadata() -> Any:

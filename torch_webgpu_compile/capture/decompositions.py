@@ -15,15 +15,11 @@ import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
+from . import random
+
 aten = torch.ops.aten
 
 Decomposition = Callable[..., Any]
-
-# Never decomposed, lowered or not: random numbers come from PyTorch's generator, so that a seed
-# gives eager's values.
-KEPT: frozenset[OpOverload] = frozenset(
-    {aten.bernoulli.default, aten.native_dropout.default, aten.uniform.default}
-)
 
 # PyTorch's table has two kinds of rows outside of the core set. Those written as decompositions are
 # all used. Reference implementations (``torch._refs``) mostly end in primitive operators
@@ -65,5 +61,6 @@ def _is_inplace(op: OpOverload) -> bool:
 
 def table(native: Collection[OpOverload]) -> dict[OpOverload, Decomposition]:
     """The decompositions to trace with, when lowering knows the ``native`` operators."""
-    kept = frozenset(native) | KEPT
-    return {op: rule for op, rule in _candidates().items() if op not in kept}
+    kept = frozenset(native)
+    chosen = {op: rule for op, rule in _candidates().items() if op not in kept}
+    return chosen | random.DECOMPOSITIONS

@@ -1,0 +1,90 @@
+"""Random numbers: their statistics, their lowering, their decompositions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.harness import check
+from torch_webgpu_compile import custom_ops
+from torch_webgpu_compile.capture import random
+from torch_webgpu_compile.lowering import random as _  # noqa: F401
+
+
+def seed(k=0):
+    torch.manual_seed(k)
+    return custom_ops.seed(0)
+
+
+def test_uniform_statistics():
+    x = custom_ops.uniform(seed(), [1 << 20]).double()
+    assert x.min() >= 0
+    assert x.max() < 1
+    n = x.numel()
+    assert abs(x.mean() - 0.5) < 5 * math.sqrt(1 / 12 / n)
+    assert abs(x.var() - 1 / 12) < 1e-3
+    # χ² over 256 bins: mean 255, standard deviation √510.
+    counts = torch.histc(x, 256, 0, 1)
+    chi2 = ((counts - n / 256) ** 2 / (n / 256)).sum()
+    assert abs(chi2 - 255) < 5 * math.sqrt(510)
+    for lag in (1, 2, 64, 1024):
+        correlation = torch.corrcoef(torch.stack([x[:-lag], x[lag:]]))[0, 1]
+        assert abs(correlation) < 5 / math.sqrt(n)
+
+
+def test_seeds_give_independent_numbers():
+    x, y = (custom_ops.uniform(seed(k), [1 << 18]) for k in (0, 1))
+    assert abs(torch.corrcoef(torch.stack([x, y]))[0, 1]) < 5 / math.sqrt(x.numel())
+    assert torch.equal(x, custom_ops.uniform(seed(0), [1 << 18]))
+
+
+@pytest.mark.parametrize("size", [(), (7,), (3, 5), (2, 3, 4), (0, 3)])
+def test_lowering_gives_the_same_numbers(size):
+    check(lambda s: torch.ops.webgpu.uniform(s, list(size)), seed(), atol=0, rtol=0)
+
+
+def test_operators_are_consistent_with_their_fakes():
+    torch.library.opcheck(custom_ops.uniform, (seed(), [3, 4]))
+
+
+N = 200_000
+
+
+@pytest.mark.parametrize(
+    ("sample", "mean", "std"),
+    [
+        (lambda: random.rand([N]), 0.5, math.sqrt(1 / 12)),
+        (lambda: random.randn([N]), 0, 1),
+        (lambda: random.uniform(torch.empty(N), -1, 3), 1, 4 * math.sqrt(1 / 12)),
+        (lambda: random.normal_functional(torch.empty(N), 2, 3), 2, 3),
+        (lambda: random.normal(torch.full((N,), 2.0), 3.0), 2, 3),
+        (lambda: random.bernoulli(torch.full((N,), 0.3)), 0.3, math.sqrt(0.21)),
+        (lambda: random.bernoulli_p(torch.empty(N), 0.3), 0.3, math.sqrt(0.21)),
+        (lambda: random.exponential(torch.empty(N), 2), 0.5, 0.5),
+        (lambda: random.randint(10, [N]).double(), 4.5, math.sqrt(99 / 12)),
+        (lambda: random.randint_low(-5, 5, [N]).double(), -0.5, math.sqrt(99 / 12)),
+        (lambda: random.native_dropout(torch.ones(N), 0.25, True)[0], 1, math.sqrt(1 / 3)),
+    ],
+)
+def test_distributions(sample, mean, std):
+    torch.manual_seed(0)
+    x = sample().double()
+    assert abs(x.mean() - mean) < 5 * std / math.sqrt(N)
+    assert abs(x.std() / std - 1) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_never_rounds_up_to_one(dtype):
+    torch.manual_seed(0)
+    x = random.rand([N], dtype=dtype)
+    assert x.dtype == dtype
+    assert x.max() < 1
+
+
+def test_what_is_left_to_the_host():
+    generator = torch.Generator()
+    assert random.uniform(torch.empty(3), 0, 1, generator) is NotImplemented
+    assert random.rand([3], dtype=torch.float64) is NotImplemented
+    assert random.randint(1 << 40, [3]) is NotImplemented

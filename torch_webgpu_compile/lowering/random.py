@@ -1,0 +1,41 @@
+"""``webgpu::uniform`` as a hash of an element's number. Its definition: ``custom_ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import custom_ops, dtypes
+from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..sizes import ZERO, Expr, as_expr, contiguous_strides, linearize
+from .builder import Builder
+from .registry import lowers
+from .value import Value, positions
+
+U32 = dtypes.uint32
+
+
+@lowers(torch.ops.webgpu.uniform.default)
+def lower_uniform(builder: Builder, seed: Value, size: Sequence[int | Expr]) -> Value:
+    """The element's number is taken modulo 2³²."""
+    sizes = tuple(as_expr(length) for length in size)
+    if any(length is ZERO for length in sizes):
+        return Value(dtypes.float32, sizes, const(0, dtypes.float32))
+    number = cast(Index(linearize(positions(sizes), contiguous_strides(sizes))), U32)
+    first, second = (cast(seed.at([as_expr(k)]), U32) for k in (0, 1))
+    x = apply("add", apply("mul", number, const(custom_ops.WEYL, U32)), first)
+    x = _hash(apply("bitwise_xor", _hash(x), second))
+    high = cast(apply("shift_right", x, const(8, U32)), dtypes.float32)
+    return builder.pointwise(apply("mul", high, const(2.0**-24, dtypes.float32)), sizes)
+
+
+def _hash(x: Scalar) -> Scalar:
+    for shift, factor in custom_ops.ROUNDS:
+        x = apply("mul", _fold(x, shift), const(factor, U32))
+    return _fold(x, 16)
+
+
+def _fold(x: Scalar, shift: int) -> Scalar:
+    """x ^ (x >> shift)."""
+    return apply("bitwise_xor", x, apply("shift_right", x, const(shift, U32)))
