@@ -95,3 +95,13 @@ def test_angles_on_the_axes():
     check(function, y)
     grid = torch.tensor([0.0, -0.0, 1.0, -3.0, 1e30, -1e-30, float("inf"), float("-inf")])
     check(lambda x: torch.atan2(x[:, None], x), grid)
+
+
+def test_the_position_of_an_extreme_compared_with_a_constant():
+    # The same defect of Mesa as above, behind a reduction.
+    def function(x):
+        at = x.argmax(-2, keepdim=True)
+        return at > 1, at < 1, torch.where(at >= 0, at, 7)
+
+    check(function, torch.tensor([[0, 3, 2, 1, 7]], dtype=torch.uint8))
+    check(function, torch.randn(5, 6))

@@ -192,7 +192,8 @@ class _RowKernel:
         phase.lines, self.row_scope.lines = self.row_scope.lines, []
         for m, acc in zip(reductions, phase.accumulators, strict=True):
             dtype = self.builder.buffers[m.output].dtype
-            self.values[m.output] = Text(acc.result(dtype), 1, dtype)
+            narrow = acc.parts[-1].name if acc.is_position else ""
+            self.values[m.output] = Text(acc.result(dtype), 1, dtype, narrow)
         return phase
 
     def by_order(self, member: Member) -> int:

@@ -31,11 +31,15 @@ from .storage import VECTOR, Bindings
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A WGSL expression: a name or literal, ``lanes`` wide (1 or 4)."""
+    """A WGSL expression: a name or literal, ``lanes`` wide (1 or 4).
+
+    ``narrow`` is an i32 expression of the same value, when there is one.
+    """
 
     code: str
     lanes: int
     dtype: DType
+    narrow: str = ""
 
     def lane(self, k: int) -> str:
         """One lane as a scalar expression."""
@@ -301,6 +305,9 @@ class Renderer:
                 and inner.dtype is not dtypes.uint32
             ):
                 return self._cast(self.render(inner), dtypes.int32)
+        known = self.member(node) if isinstance(node, Load) else None
+        if known is not None and known.narrow:
+            return Text(known.narrow, known.lanes, dtypes.int32)
         if isinstance(node, Op) and node.name in _BOUNDED and node.dtype is dtypes.int64:
             # A driver may see through these: i | i is the widened i again.
             given = node.args[1:] if node.name == "where" else node.args
