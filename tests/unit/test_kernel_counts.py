@@ -36,8 +36,22 @@ def written_softmax(x: torch.Tensor) -> torch.Tensor:
     return grown / grown.sum(-1, keepdim=True)
 
 
+def several_outputs(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    z = torch.exp(x) * y
+    return z, torch.sin(z) + x, (z > y).to(torch.int32)
+
+
 # name: (function, sizes of its arguments for a batch, kernels at most)
 ROWS = {
+    "pointwise_chain": (lambda x: torch.relu(x * 2 + 1).sigmoid() - x, lambda n: [(n, 8, 64)], 1),
+    "several_outputs": (several_outputs, lambda n: [(n, 8, 64), (n, 8, 64)], 1),
+    "views": (lambda x: x.transpose(0, 1)[3:, :, ::2] * 2, lambda n: [(n, 8, 64)], 1),
+    "reduction_of_a_chain": (
+        lambda x: (x * 2).exp().sum(dim=-1).sqrt(),
+        lambda n: [(n, 8, 64)],
+        1,
+    ),
+    "two_reductions": (lambda x: (x.sum(-1), x.amax(-1)), lambda n: [(n, 8, 64)], 1),
     "gelu_linear": (lambda x, w, b: F.gelu(x @ w + b), lambda n: [(n, 8, 16), (16, 32), (32,)], 1),
     "gelu_linear_2d": (
         lambda x, w, b: F.gelu(x @ w + b),

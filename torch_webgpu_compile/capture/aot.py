@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..captured import CapturedGraph
 from ..errors import UnsupportedOp
@@ -74,8 +76,14 @@ def capture(
     number = next(_numbers)
     static: frozenset[int] = frozenset()
 
+    direct: BoxedFunction | None = None
+
     def compile_inference(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        return compile_phase(graph, "inference", _static_inputs(), counted=_counted())
+        nonlocal direct
+        compiled = compile_phase(graph, "inference", _static_inputs(), counted=_counted())
+        if _is_plain(graph, example_inputs):
+            direct = compiled
+        return compiled
 
     def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         nonlocal static
@@ -109,7 +117,39 @@ def capture(
         partition_fn=_partition,
         keep_inference_input_mutations=True,
     )(module, example_inputs)
-    return traced
+    return traced if direct is None else _unwrapped(direct)
+
+
+def _unwrapped(compiled: BoxedFunction) -> Callable[..., Any]:
+    """``compiled`` called by Dynamo itself, without AOTAutograd's wrappers around it.
+
+    They cost about 8 µs a call, and have nothing to do for a plain inference graph.
+    """
+
+    def call(*arguments: Any) -> Sequence[Any]:
+        return compiled(list(arguments))
+
+    return call
+
+
+def _is_plain(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> bool:
+    """Whether a graph takes Dynamo's arguments and gives its results as they are.
+
+    Not if an argument is changed, an output is an alias, or AOTAutograd changed the arguments
+    (removed duplicates, unwrapped subclasses, added tokens or seeds).
+    """
+    metadata = _metadata()
+    if metadata is None or len(graph.graph.find_nodes(op="placeholder")) != len(arguments):
+        return False
+    return (
+        not any(info.mutates_data or info.mutates_metadata for info in metadata.input_info)
+        and all(info.output_type is OutputType.non_alias for info in metadata.output_info)
+        and len(metadata.input_info) == len(arguments)
+        and not metadata.tokens
+        and not metadata.is_rng_op_functionalized
+        and metadata.grad_enabled_mutation is None
+        and not any(map(is_traceable_wrapper_subclass, arguments))
+    )
 
 
 def _partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
