@@ -25,6 +25,7 @@ from .runtime.executor import BoundPlan, Executor
 from .signature import MutationRecipe, Signature, Variant
 
 _RESIDENT = "_webgpu_resident"
+_NOTHING_FRESH: dict[str, GpuBuffer] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ class CompiledGraph:
             bound, fresh = self._bind(values, variant, keep_saved)
             uploaded = self._upload(values, variant, bound)
             bound.replay()
-            results = self._results(values, variant, bound, fresh)
-        counters.add(dispatches=bound.dispatch_count, bytes_uploaded=uploaded)
+            results, downloaded = self._results(values, variant, bound, fresh)
+        counters.add_call(bound.dispatch_count, uploaded, downloaded)
         return results
 
     # ---- in
@@ -106,6 +107,8 @@ class CompiledGraph:
         state = static_buffers.state_of(static)
         known = self._bound
         unchanged = state is not None and state == self._static_state
+        if unchanged and known is not None and known[0] is variant and not variant.rebinds:
+            return known[1], _NOTHING_FRESH
         if not unchanged:
             externals = {
                 entry.buffer: self._static.get(values[entry.position], strides)
@@ -172,7 +175,8 @@ class CompiledGraph:
         variant: Variant,
         bound: BoundPlan,
         fresh: dict[str, GpuBuffer],
-    ) -> list[Any]:
+    ) -> tuple[list[Any], int]:
+        """What the call returns, and the bytes that were downloaded for it."""
         results = list(variant.constants)
         ranges: list[tuple[GpuBuffer, int, int, int]] = []
         for recipe in variant.tensors:
@@ -188,12 +192,11 @@ class CompiledGraph:
         staged = [self._stage(values, changed, bound, ranges) for changed in variant.mutations]
         if ranges:
             self.device.download_many(ranges)
-            counters.add(bytes_downloaded=sum(entry[2] for entry in ranges))
         for mutation, temporary in zip(variant.mutations, staged, strict=True):
             self._write_back(values[mutation.position], mutation, temporary, fresh)
         for output, position in self.signature.forwarded:
             results[output] = values[position]
-        return results
+        return results, sum([entry[2] for entry in ranges])
 
     def _stage(
         self,

@@ -62,6 +62,13 @@ class Counters:
             self.bytes_uploaded += bytes_uploaded
             self.bytes_downloaded += bytes_downloaded
 
+    def add_call(self, dispatches: int, bytes_uploaded: int, bytes_downloaded: int) -> None:
+        """Adds one call of a compiled graph. Cheaper than `add`: it is on every call's path."""
+        with self._lock:
+            self.dispatches += dispatches
+            self.bytes_uploaded += bytes_uploaded
+            self.bytes_downloaded += bytes_downloaded
+
     def add_fallback(self, op: str, calls: int = 1) -> None:
         """Counts calls of an ATen overload that ran on the host."""
         with self._lock:

@@ -96,6 +96,7 @@ class Variant:
         saved: whether any result is only for the backward graph.
         saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
         may_be_resident: whether an upload may be a tensor kept on the GPU by a forward graph.
+        rebinds: whether memory may differ from call to call although no static input changed.
     """
 
     sizes: dict[str, int]
@@ -109,6 +110,7 @@ class Variant:
     saved_buffers: tuple[tuple[str, int], ...]
     updated_buffers: tuple[tuple[str, int], ...]
     may_be_resident: bool
+    rebinds: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,7 @@ class Signature:
             saved_buffers=tuple(_with_nbytes(buffers, [t.buffer for t in kept], sizes)),
             updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
             may_be_resident=self.backward,
+            rebinds=bool(kept or updated or states or self.backward),
         )
 
     def _tensors(

@@ -28,7 +28,6 @@ def check(function: Callable[..., Any], *arguments: torch.Tensor, dynamic: bool 
 def test_variance_of_one_element_is_nan():
     # The kernel computes 0 / 0 from x - x; drivers may fold both.
     check(lambda x: (x.var(), x.std()), torch.tensor(2.0))
-    check(lambda x: (x - x.mean()) * torch.rsqrt(x.var() + 1), torch.tensor([2.0]))
     check(lambda x: (x.var(0), x.var(0, correction=2)), torch.randn(2, 5))
     check(lambda x: x.var(1, correction=3), torch.tensor([[1.0, 1.0], [1.0, 2.0]]))
 
