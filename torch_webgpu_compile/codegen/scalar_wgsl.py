@@ -52,6 +52,15 @@ class Text:
         return f"vec4<{self.dtype.compute}>({self.code})"
 
 
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A coordinate computed from data: its value, and the stride and size of its dimension."""
+
+    value: Text
+    stride: Expr
+    size: Expr
+
+
 @dataclass
 class Scope:
     """An open list of statements and what is already computed in it (or in a parent)."""
@@ -184,13 +193,15 @@ class Renderer:
         affine = [as_expr(0) if entry is None else entry for entry in entries]
         address = linearize(affine, buffer.strides) + buffer.offset
         gathers = [
-            (self.render(i), stride)
-            for i, entry, stride in zip(node.index, entries, buffer.strides, strict=True)
+            Gather(self.render(i), stride, size)
+            for i, entry, stride, size in zip(
+                node.index, entries, buffer.strides, buffer.sizes, strict=True
+            )
             if entry is None
         ]
         addresses = self.per_lane(address)
         masks = [m for m in self.predicates if isinstance(m, Text)]
-        uniform = all(m.lanes == 1 for m in masks) and all(g.lanes == 1 for g, _ in gathers)
+        uniform = all(m.lanes == 1 for m in masks) and all(g.value.lanes == 1 for g in gathers)
         if uniform and all(a is addresses[0] for a in addresses):
             return self._scalar_load(node, addresses[0], gathers, 0)
         step = [a - addresses[0] for a in addresses]
@@ -199,7 +210,7 @@ class Renderer:
             uniform
             and all(contiguous)
             and is_multiple_of(addresses[0], VECTOR)
-            and all(is_multiple_of(stride, VECTOR) for _, stride in gathers)
+            and all(is_multiple_of(g.stride, VECTOR) for g in gathers)
             and self.bindings.can_vectorize(node.dtype)
         ):
             function = self.bindings.function(node.buffer, "load4")
@@ -209,18 +220,18 @@ class Renderer:
         code = f"vec4<{node.dtype.compute}>({', '.join(parts)})"
         return self.let(code, VECTOR, node.dtype)
 
-    def _scalar_load(
-        self, node: Load, address: Expr, gathers: list[tuple[Text, Expr]], lane: int
-    ) -> Text:
+    def _scalar_load(self, node: Load, address: Expr, gathers: list[Gather], lane: int) -> Text:
         function = self.bindings.function(node.buffer, "load")
         at = self._address(address, gathers, lane, 1)
         return self.let(f"{function}({at})", 1, node.dtype)
 
-    def _address(self, affine: Expr, gathers: list[tuple[Text, Expr]], lane: int, unit: int) -> str:
+    def _address(self, affine: Expr, gathers: list[Gather], lane: int, unit: int) -> str:
         code = render_index(affine, self.name_of)
-        for value, stride in gathers:
-            step = render_index(stride // unit, self.name_of)
-            code += f" + i32({value.lane(lane)}) * ({step})"
+        for gather in gathers:
+            step = render_index(gather.stride // unit, self.name_of)
+            last = render_index(gather.size - 1, self.name_of)
+            # Shaders run without bounds checks: a wrong index must not read foreign memory.
+            code += f" + clamp(i32({gather.value.lane(lane)}), 0, {last}) * ({step})"
         if self.predicates:
             condition = " && ".join(
                 p if isinstance(p, str) else p.lane(lane) for p in self.predicates

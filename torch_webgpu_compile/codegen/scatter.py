@@ -53,12 +53,17 @@ def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> Kernel
     affine = [ZERO if entry is None else entry for entry in entries]
     (address,) = renderer.per_lane(linearize(affine, output.strides) + output.offset)
     code = builder.index(address)
-    for position, entry, stride in zip(node.index, entries, output.strides, strict=True):
+    inside = []
+    for k, entry in enumerate(entries):
         if entry is None:
-            code += f" + i32({renderer.render(position).code}) * ({builder.index(stride)})"
+            at = renderer.let(f"i32({renderer.render(node.index[k]).code})", 1, dtypes.int32).code
+            code += f" + {at} * ({builder.index(output.strides[k])})"
+            inside.append(f"{at} >= 0 && {at} < {builder.index(output.sizes[k])}")
     value = renderer.render(node.body)
     verb = builder.bindings.function(node.output, "add" if node.accumulate else "store")
-    scope.lines.append(f"{verb}({code}, {value.code});")
+    store = f"{verb}({code}, {value.code});"
+    # Shaders run without bounds checks: a wrong index must not write foreign memory.
+    scope.lines.append(f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store)
     workgroup = min(WORKGROUP, target.max_workgroup_invocations)
     return builder.finish(
         "scatter",
