@@ -176,6 +176,7 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 def test_models_are_captured_whole(name, train):

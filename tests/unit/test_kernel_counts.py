@@ -13,7 +13,7 @@ from tests.compilations import compile_function
 VARIANTS = [
     pytest.param(1, torch.float32, None, id="one"),
     pytest.param(2, torch.float32, True, id="dynamic"),
-    pytest.param(2, torch.bfloat16, None, id="bf16"),
+    pytest.param(2, torch.bfloat16, None, id="bf16", marks=pytest.mark.slow),
 ]
 
 

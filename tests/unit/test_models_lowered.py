@@ -13,7 +13,10 @@ import torch
 from tests.harness import interpreting_backend
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-pytestmark = pytest.mark.filterwarnings("ignore")  # the models' own, and Dynamo's
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # the models' own, and Dynamo's
+]
 
 Case = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
 

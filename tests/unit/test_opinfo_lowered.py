@@ -20,7 +20,10 @@ from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.lowering.graph import lower
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of deprecated operators
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of deprecated operators
+]
 SAMPLES = 3
 # Results that depend on random numbers, or hold whatever memory held.
 RANDOM = [
