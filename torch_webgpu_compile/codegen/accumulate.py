@@ -9,7 +9,7 @@ from ..dtypes import DType
 from ..ir.scalar import Const, const
 from .literals import literal, one_of, zero_of
 from .op_table import op_row
-from .scalar_wgsl import Text
+from .values import Text
 
 _COMBINE = {
     "sum": "add",

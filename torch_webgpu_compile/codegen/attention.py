@@ -21,9 +21,9 @@ from .contraction import (
 from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid
 from .pointwise import Lanes, group_origins
-from .scalar_wgsl import Scope
 from .storage import VECTOR
 from .tiling import choose_attention_tiling
+from .values import Scope
 
 
 @dataclass(frozen=True, slots=True)

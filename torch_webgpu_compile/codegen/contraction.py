@@ -26,9 +26,9 @@ from ..target import Target
 from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid
 from .pointwise import Lanes, group_origins, render_members
-from .scalar_wgsl import Scope, Text
 from .storage import VECTOR
 from .tiling import choose_matmul_tiling
+from .values import Scope, Text
 
 
 @dataclass(frozen=True, slots=True)

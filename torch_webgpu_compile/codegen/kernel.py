@@ -23,8 +23,9 @@ from ..sizes import (
 from ..target import Target
 from .index_wgsl import render_index
 from .render import parameter_names, render_module
-from .scalar_wgsl import Names, Renderer, Scope, Text
+from .scalar_wgsl import Renderer
 from .storage import VECTOR, Bindings, check_index_range
+from .values import Names, Scope, Text
 
 
 @dataclass

@@ -21,8 +21,8 @@ from ..sizes import (
 from ..target import Target
 from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, flat_environment, fold_grid
-from .scalar_wgsl import Scope, Text
 from .storage import VECTOR
+from .values import Scope, Text
 
 WORKGROUP = 256
 

@@ -26,8 +26,9 @@ from ..target import Target
 from .accumulate import Accumulator, accumulator
 from .kernel import KernelBuilder, fold_grid
 from .pointwise import Lanes, group_origins
-from .scalar_wgsl import Renderer, Scope, Text
+from .scalar_wgsl import Renderer
 from .tiling import choose_row_tiling
+from .values import Scope, Text
 
 
 @dataclass

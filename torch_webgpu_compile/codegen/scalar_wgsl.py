@@ -7,7 +7,6 @@ value that is equal in all four lanes is computed once as a scalar.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from .. import dtypes
 from ..dtypes import DType, Kind
@@ -27,67 +26,7 @@ from .index_wgsl import is_multiple_of, render_index
 from .literals import literal, one_of, zero_of
 from .op_table import WRAPPING, op_row
 from .storage import VECTOR, Bindings
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A WGSL expression: a name or literal, ``lanes`` wide (1 or 4).
-
-    ``narrow`` is an i32 expression of the same value, when there is one.
-    """
-
-    code: str
-    lanes: int
-    dtype: DType
-    narrow: str = ""
-
-    def lane(self, k: int) -> str:
-        """One lane as a scalar expression."""
-        return f"{self.code}.{'xyzw'[k]}" if self.lanes > 1 else self.code
-
-    def widen(self, lanes: int) -> str:
-        """The value as an expression of ``lanes`` lanes."""
-        if lanes == self.lanes:
-            return self.code
-        return f"vec4<{self.dtype.compute}>({self.code})"
-
-
-@dataclass(frozen=True, slots=True)
-class Gather:
-    """A coordinate computed from data: its value, and the stride and size of its dimension."""
-
-    value: Text
-    stride: Expr
-    size: Expr
-
-
-@dataclass
-class Scope:
-    """An open list of statements and what is already computed in it (or in a parent)."""
-
-    parent: Scope | None = None
-    lines: list[str] = field(default_factory=list)
-    known: dict[object, Text] = field(default_factory=dict)
-
-    def find(self, key: object) -> Text | None:
-        scope: Scope | None = self
-        while scope is not None:
-            found = scope.known.get(key)
-            if found is not None:
-                return found
-            scope = scope.parent
-        return None
-
-
-@dataclass
-class Names:
-    """Unique names within a kernel."""
-
-    count: int = 0
-
-    def fresh(self, prefix: str) -> str:
-        self.count += 1
-        return f"{prefix}{self.count - 1}"
+from .values import Gather, Names, Scope, Text
 
 
 class Renderer:

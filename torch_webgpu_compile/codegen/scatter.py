@@ -12,7 +12,7 @@ from ..sizes import ZERO, ceildiv, iteration, linearize, product
 from ..target import Target
 from .kernel import KernelBuilder, flat_environment, fold_grid
 from .pointwise import WORKGROUP, generate_map
-from .scalar_wgsl import Scope
+from .values import Scope
 
 _ATOMIC_ADD = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32})
 
