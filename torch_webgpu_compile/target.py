@@ -42,8 +42,3 @@ class Target:
     def supports(self, dtype: DType) -> bool:
         """Whether kernels can load, compute and store ``dtype``."""
         return not dtype.feature or dtype.feature in self.features
-
-    @property
-    def is_discrete_class(self) -> bool:
-        """Whether workgroups of 1024 invocations and 32 KiB of workgroup memory are available."""
-        return self.max_workgroup_invocations >= 1024 and self.max_workgroup_nbytes >= 32 << 10

@@ -14,17 +14,17 @@ from ..sizes import (
     ZERO,
     Expr,
     Symbol,
-    as_expr,
     ceildiv,
     delinearize,
     iteration,
     linearize,
     product,
     substitute,
+    symbols_of,
 )
 from ..target import Target
-from .index_wgsl import is_multiple_of
-from .kernel import KernelBuilder, fold_grid
+from .index_wgsl import are_aligned_neighbours, is_multiple_of
+from .kernel import KernelBuilder, fold_grid, lane_addresses
 from .pointwise import Lanes, group_origins, render_members
 from .storage import VECTOR
 from .tiling import choose_matmul_tiling
@@ -176,13 +176,9 @@ def _addresses(builder: KernelBuilder, body: Scalar) -> list[Expr]:
 
 def _contiguous(builder: KernelBuilder, body: Scalar, lanes: Lanes) -> bool:
     addresses = _addresses(builder, body)
-    for address in addresses:
-        at = [substitute(address, env) for env in lanes]
-        if not is_multiple_of(at[0], VECTOR):
-            return False
-        if any(a - at[0] is not as_expr(x) for x, a in enumerate(at)):
-            return False
-    return bool(addresses)
+    return bool(addresses) and all(
+        are_aligned_neighbours([substitute(a, env) for env in lanes]) for a in addresses
+    )
 
 
 def _smallest_step(builder: KernelBuilder, body: Scalar, env: dict[Symbol, Expr]) -> int:
@@ -200,8 +196,6 @@ def _smallest_step(builder: KernelBuilder, body: Scalar, env: dict[Symbol, Expr]
 
 
 def _flat_symbols(expr: Expr) -> list[Symbol]:
-    from ..sizes import symbols_of
-
     return [s for s in symbols_of(expr) if s.name == "flat"]
 
 
@@ -257,6 +251,4 @@ def render_epilogue(
 def store_is_vector(builder: KernelBuilder, member: Member, lanes: Lanes) -> bool:
     """Whether the lanes of a store are four aligned neighbours in memory."""
     buffer = builder.buffers[member.output]
-    address = linearize(member.index, buffer.strides) + buffer.offset
-    at = [substitute(address, env) for env in lanes]
-    return is_multiple_of(at[0], VECTOR) and all(a - at[0] is as_expr(x) for x, a in enumerate(at))
+    return are_aligned_neighbours(lane_addresses(buffer, member.index, lanes))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from ..sizes import Atom, Expr, FloorDiv, Symbol, is_nonnegative
+from ..sizes import Atom, Expr, FloorDiv, Symbol, as_expr, is_nonnegative
 
 
 def render_index(expr: Expr, name_of: Callable[[Symbol], str]) -> str:
@@ -45,3 +45,11 @@ def _render_atom(atom: Atom, name_of: Callable[[Symbol], str]) -> str:
 def is_multiple_of(expr: Expr, factor: int) -> bool:
     """Whether ``factor`` divides ``expr`` for all values of its symbols."""
     return expr.constant % factor == 0 and all(c % factor == 0 for _, c in expr.terms)
+
+
+def are_aligned_neighbours(addresses: Sequence[Expr]) -> bool:
+    """Whether addresses are a, a + 1, … from a multiple of their number: one vector access."""
+    first = addresses[0]
+    return is_multiple_of(first, len(addresses)) and all(
+        address - first is as_expr(k) for k, address in enumerate(addresses)
+    )

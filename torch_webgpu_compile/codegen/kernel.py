@@ -18,10 +18,11 @@ from ..sizes import (
     ceildiv,
     delinearize,
     linearize,
+    substitute,
     upper_bound,
 )
 from ..target import Target
-from .index_wgsl import render_index
+from .index_wgsl import are_aligned_neighbours, render_index
 from .render import parameter_names, render_module
 from .scalar_wgsl import Renderer
 from .storage import VECTOR, Bindings, check_index_range
@@ -64,22 +65,13 @@ class KernelBuilder:
         self, member: Member, value: Text, lanes: Sequence[Mapping[Symbol, Expr]]
     ) -> list[str]:
         """Statements that store a member's value at its index, one element or four."""
-        from ..sizes import substitute
-        from .index_wgsl import is_multiple_of
-
         buffer = self.buffers[member.output]
         check_index_range(buffer)
-        address = linearize(member.index, buffer.strides) + buffer.offset
-        addresses = [substitute(address, env) for env in lanes]
-        step = [a - addresses[0] for a in addresses]
+        addresses = lane_addresses(buffer, member.index, lanes)
         if len(lanes) == 1:
             function = self.bindings.function(member.output, "store")
             return [f"{function}({self.index(addresses[0])}, {value.code});"]
-        if (
-            all(s.is_constant and s.constant == k for k, s in enumerate(step))
-            and is_multiple_of(addresses[0], VECTOR)
-            and self.bindings.can_vectorize(buffer.dtype)
-        ):
+        if are_aligned_neighbours(addresses) and self.bindings.can_vectorize(buffer.dtype):
             function = self.bindings.function(member.output, "store4")
             return [f"{function}({self.index(addresses[0] // VECTOR)}, {value.widen(VECTOR)});"]
         function = self.bindings.function(member.output, "store")
@@ -116,6 +108,14 @@ class KernelBuilder:
         )
         parameters = tuple(atom_expr(symbol) for symbol in symbols)
         return KernelCall(kernel, bindings, grid, parameters, read, written, flops or as_expr(0))
+
+
+def lane_addresses(
+    buffer: Buffer, index: Sequence[Expr], lanes: Sequence[Mapping[Symbol, Expr]]
+) -> list[Expr]:
+    """Where each lane accesses a buffer, in elements from the start of its memory."""
+    address = linearize(index, buffer.strides) + buffer.offset
+    return [substitute(address, env) for env in lanes]
 
 
 def kernel_name(kind: str, ops: Sequence[str]) -> str:

@@ -155,8 +155,3 @@ WRAPPING = frozenset(
 def op_row(name: str, dtype: DType) -> str | None:
     """The format string for an op on arguments of ``dtype``, or None when there is none."""
     return _TABLES[dtype.kind].get(name)
-
-
-def unsupported_ops(dtype: DType, names: list[str]) -> list[str]:
-    """Which of ``names`` have no WGSL row for ``dtype``."""
-    return [name for name in names if op_row(name, dtype) is None]

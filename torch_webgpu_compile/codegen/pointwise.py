@@ -6,21 +6,22 @@ from collections.abc import Mapping, Sequence
 
 from ..ir.graph import Buffer, MapGroup, Member
 from ..ir.nodes import Origin, iteration_symbols, symbol_keys
-from ..ir.scalar import Index, Load, walk
+from ..ir.scalar import Index, Load, Op, walk
 from ..plan.model import KernelCall
 from ..sizes import (
     Expr,
     Symbol,
-    as_expr,
     ceildiv,
+    evaluate,
     iteration,
     linearize,
     product,
     substitute,
+    symbols_of,
 )
 from ..target import Target
-from .index_wgsl import is_multiple_of
-from .kernel import KernelBuilder, flat_environment, fold_grid
+from .index_wgsl import are_aligned_neighbours, is_multiple_of
+from .kernel import KernelBuilder, flat_environment, fold_grid, lane_addresses
 from .storage import VECTOR
 from .values import Scope, Text
 
@@ -66,8 +67,6 @@ def group_origins(members: Sequence[Member]) -> list[Origin]:
 
 
 def _arithmetic(member: Member) -> int:
-    from ..ir.scalar import Op
-
     return sum(isinstance(node, Op) for node in walk(member.body))
 
 
@@ -145,8 +144,6 @@ def _memory_order(group: MapGroup, buffers: dict[str, Buffer]) -> list[int]:
 
 def _step(address: Expr, symbol: Symbol) -> int:
     """How far one step of a symbol moves an address; symbolic strides compare at size 97."""
-    from ..sizes import evaluate, symbols_of
-
     names = {s.name: 97 if s.extent is None else 0 for s in symbols_of(address)}
     start = evaluate(address, names)
     extent = symbol.extent
@@ -175,18 +172,14 @@ def _choose_mode(
     whole = is_multiple_of(numel, width)
     accesses = [(m.output, m.index) for m in group.members if m.store]
     packed = any(buffers[name].dtype.packing > 1 for name, _ in accesses)
-    stores_fit = all(_is_vector(buffers[n], list(i), lanes) for n, i in accesses)
+    stores_fit = all(
+        are_aligned_neighbours(lane_addresses(buffers[n], i, lanes)) for n, i in accesses
+    )
     if stores_fit and (whole or _stays_in_padding(group, buffers, lanes)):
         return "vector", width
     if packed and all(_is_flat(buffers[n], list(i), symbols, order) for n, i in accesses):
         return "packed", width
     return "scalar", 1
-
-
-def _is_vector(buffer: Buffer, index: list[Expr], lanes: Sequence[Mapping[Symbol, Expr]]) -> bool:
-    address = linearize(index, buffer.strides) + buffer.offset
-    at = [substitute(address, env) for env in lanes]
-    return is_multiple_of(at[0], VECTOR) and all(a - at[0] is as_expr(k) for k, a in enumerate(at))
 
 
 def _is_flat(
@@ -216,6 +209,6 @@ def _stays_in_padding(
                 return False
             address = linearize(exprs, buffer.strides)
             constant = all(substitute(address, env) is address for env in lanes)
-            if not constant and not _is_vector(buffer, exprs, lanes):
+            if not constant and not are_aligned_neighbours(lane_addresses(buffer, exprs, lanes)):
                 return False
     return True

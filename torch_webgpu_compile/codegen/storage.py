@@ -146,7 +146,7 @@ def _access_function(
     """
     lines = _BODIES[verb](use, element)
     if windows == 1:
-        return [_signature(use, verb, use.alias, verb) + " {", *lines, "}"]
+        return [_signature(use, verb, use.alias) + " {", *lines, "}"]
     per_window = window_nbytes // use.buffer.dtype.itemsize
     if verb.endswith("4"):
         per_window //= VECTOR
@@ -154,10 +154,10 @@ def _access_function(
     for w in range(windows):
         name = f"{use.alias}_w{w}"
         own = [line.replace(f"{use.alias}[", f"{name}[") for line in lines]
-        text += [_signature(use, verb, name, verb) + " {", *own, "}"]
+        text += [_signature(use, verb, name) + " {", *own, "}"]
     value = ", v" if verb.startswith(("store", "add")) else ""
     back = "" if value else "return "
-    text.append(_signature(use, verb, use.alias, verb) + " {")
+    text.append(_signature(use, verb, use.alias) + " {")
     for w in range(windows - 1):
         end = (w + 1) * per_window
         call = f"{verb}_{use.alias}_w{w}(i - {w * per_window}{value});"
@@ -167,7 +167,7 @@ def _access_function(
     return [*text, "}"]
 
 
-def _signature(use: _Use, verb: str, name: str, _: str) -> str:
+def _signature(use: _Use, verb: str, name: str) -> str:
     compute = use.buffer.dtype.compute
     value = f"vec4<{compute}>" if verb.endswith("4") else compute
     if verb.startswith("load"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..sizes import ONE, ZERO, Expr, Symbol, linearize, substitute
+from ..sizes import ONE, ZERO, Expr, Symbol, evaluate, linearize, substitute, symbols_of
 from .graph import Buffer
 from .scalar import Index, Scalar, loads_of
 
@@ -37,8 +37,6 @@ def neighbours_in_rows(
 
 def typical_numel(numel: Expr) -> int:
     """A number for a size: itself, or with every symbol at a typical value."""
-    from ..sizes import evaluate, symbols_of
-
     return evaluate(numel, {s.name: _TYPICAL for s in symbols_of(numel)})
 
 

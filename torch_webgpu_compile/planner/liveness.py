@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..sizes import Expr
+from ..sizes import Expr, evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,6 @@ def _choose(nbytes: Expr, free: Sequence[int], sizes: Sequence[Expr]) -> int | N
 
 def peak_nbytes(intervals: Sequence[Interval], values: Mapping[str, int]) -> int:
     """The largest sum of live buffers over all steps: the lower bound for any placement."""
-    from ..sizes import evaluate
-
     steps = {i.first for i in intervals}
     return max(
         (

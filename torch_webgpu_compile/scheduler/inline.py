@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+from ..ir.access import typical_numel
 from ..ir.graph import LoopGraph
 from ..ir.nodes import (
     Attention,
@@ -20,7 +21,7 @@ from ..ir.nodes import (
     symbol_keys,
 )
 from ..ir.scalar import Load, Op, Scalar, loads_of, rewrite, substitute_symbols, walk
-from ..sizes import Expr, product, upper_bound
+from ..sizes import Expr, product
 from ..target import Target
 from .mapping import load_index
 
@@ -126,10 +127,10 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
     repeats = sum(_repeats(node, user) for user in users)
     if len(users) == 1 and repeats <= 1:
         return True
-    numel = _size(product(node.ranges))
+    numel = typical_numel(product(node.ranges))
     own = numel * graph.buffers[node.output].dtype.itemsize
     read = sum(
-        min(_size(graph.buffers[b].numel), numel) * graph.buffers[b].dtype.itemsize
+        min(typical_numel(graph.buffers[b].numel), numel) * graph.buffers[b].dtype.itemsize
         for b in {load.buffer for load in loads}
     )
     extra_reads = max(0, (len(users) - 1) * read - len(users) * own)
@@ -137,21 +138,13 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
     return extra_reads <= own and extra_work <= _CHEAP * max(1, len(users))
 
 
-def _size(expr: Expr) -> int:
-    """A number for a size; symbolic sizes count as 64."""
-    from ..sizes import evaluate, symbols_of
-
-    high = upper_bound(expr) if expr.is_constant else None
-    return high if high is not None else evaluate(expr, {s.name: 64 for s in symbols_of(expr)})
-
-
 def _repeats(node: Pointwise, user: Node) -> float:
     """How often a reader computes each element of ``node`` when it is inlined."""
-    points = _size(product(_ranges(user)))
+    points = typical_numel(product(_ranges(user)))
     sites = sum(
         len({load for load in loads_of(b) if load.buffer == node.output}) for b in bodies_of(user)
     )
-    return sites * max(1.0, points / max(1, _size(product(node.ranges))))
+    return sites * max(1.0, points / max(1, typical_numel(product(node.ranges))))
 
 
 def _ranges(node: Node) -> tuple[Expr, ...]:
