@@ -31,12 +31,16 @@ class InputEntry:
 
 @dataclass(frozen=True, slots=True)
 class UploadRecipe:
-    """An argument that is copied to the GPU at every call: ``nbytes`` laid out with ``strides``."""
+    """An argument that may differ at every call: ``nbytes`` laid out with ``strides``.
+
+    ``offset_nbytes``: where its first element lies in the plan buffer.
+    """
 
     position: int
     buffer: str
     strides: tuple[int, ...]
     nbytes: int
+    offset_nbytes: int = 0
 
 
 View = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -200,8 +204,11 @@ class Signature:
             elif entry.static:
                 states.append((entry, strides, int(entry.position in self.counted)))
             else:
-                nbytes = span(shape, strides) * buffers[entry.buffer].dtype.itemsize
-                uploads.append(UploadRecipe(entry.position, entry.buffer, strides, nbytes))
+                buffer = buffers[entry.buffer]
+                itemsize = buffer.dtype.itemsize
+                nbytes = span(shape, strides) * itemsize
+                offset = evaluate(buffer.offset, sizes) * itemsize
+                uploads.append(UploadRecipe(entry.position, entry.buffer, strides, nbytes, offset))
         returned = [output for output in self.plan.outputs if output.mutates is None]
         tensors = self._tensors(returned, sizes)
         mutations = tuple(

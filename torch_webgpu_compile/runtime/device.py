@@ -15,7 +15,7 @@ from ..plan.model import Kernel
 from ..target import Target
 from .adapters import AdapterInfo, find_adapter, list_adapters
 from .buffers import STORAGE_USAGE, BufferPool, GpuBuffer
-from .interface import Backend
+from .interface import Backend, Copy
 from .native import NativeBackend
 from .pipelines import Pipeline, PipelineCache
 from .portable import PortableBackend
@@ -115,6 +115,22 @@ class Device:
         """`download` of (buffer, offset, nbytes, address) ranges with one submit and one wait."""
         self._transfers.download_many(ranges)
 
+    def copy(
+        self,
+        source: GpuBuffer,
+        source_offset: int,
+        destination: GpuBuffer,
+        destination_offset: int,
+        nbytes: int,
+    ) -> None:
+        """Copies between two buffers, in order with submitted work, without waiting.
+
+        Args:
+            source_offset, destination_offset, nbytes: bytes, multiples of 4.
+        """
+        copy = Copy(source.handle, source_offset, destination.handle, destination_offset, nbytes)
+        self.backend.submit([copy], "a copy")
+
     @property
     def bytes_uploaded(self) -> int:
         """Bytes copied to the GPU so far."""
@@ -178,25 +194,29 @@ class Device:
 
 
 _lock = threading.Lock()
-_devices: dict[tuple[str, int, bool], Device] = {}
+_devices: dict[tuple[str, int, bool, int], Device] = {}
 
 
 def open_device(
-    provider: str = "wgpu", adapter: int | str | None = None, checked: bool = False
+    provider: str = "wgpu",
+    adapter: int | str | None = None,
+    checked: bool = False,
+    instance: int = 0,
 ) -> Device:
-    """The device of an adapter; the same object for the same adapter and ``checked``.
+    """The device of an adapter; the same object for the same arguments.
 
     Args:
         provider: ``wgpu`` or ``wgpudawn``.
         adapter: an index into `list_adapters`, a part of a name in any case, or None for the best.
         checked: compile kernels with bounds checks and loop bounding (debugging).
+        instance: tells several devices of one adapter apart.
 
     Raises:
         AdapterError: no such adapter; the message says what to install, or what there is.
         OptionError: the provider has an unknown name.
     """
     info, found = find_adapter(provider, adapter)
-    key = provider, info.index, checked
+    key = provider, info.index, checked, instance
     with _lock:
         device = _devices.get(key)
         if device is None or device.is_closed or device.is_lost:

@@ -1,0 +1,203 @@
+"""Copies: between the host and the device, between devices, and between layouts and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import devices, storages
+from ..counters import counters
+from ..storages import buffer_at, data_ptr, fills_storage, offset_at, span
+
+aten = torch.ops.aten
+_MAX_RUNS = 64  # a part of a storage with more runs than this is written by a kernel
+
+
+def is_here(tensor: Tensor) -> bool:
+    """Whether a tensor is on a ``webgpu`` device."""
+    return tensor.device.type == devices.NAME
+
+
+def to_host(tensor: Tensor, through_kernels: bool = True) -> Tensor:
+    """A CPU tensor with the values and, where they are dense, the strides of a webgpu tensor.
+
+    ``through_kernels``: let the GPU gather values that lie far apart, rather than download what
+    lies between them.
+    """
+    sizes, strides, dtype = tensor.shape, tensor.stride(), tensor.dtype
+    count = tensor.numel()
+    if count == 0:
+        return torch.empty_strided(sizes, strides, dtype=dtype)
+    length = span(sizes, strides)
+    if through_kernels and length > 2 * count:
+        return to_host(tensor.clone(memory_format=torch.contiguous_format))
+    address, itemsize = data_ptr(tensor), tensor.element_size()
+    buffer = storages.buffer_of(tensor)
+    flat = torch.empty(length, dtype=dtype)
+    device = devices.get_device(tensor.get_device())
+    nbytes = length * itemsize
+    device.download_many([(buffer, offset_at(address), nbytes, flat.data_ptr())])
+    counters.add(bytes_downloaded=nbytes)
+    result = flat.as_strided(sizes, strides)
+    if tensor.is_conj():
+        result = result.conj()
+    return torch._neg_view(result) if tensor.is_neg() else result
+
+
+def from_host(source: Tensor, target: Tensor) -> None:
+    """Writes the values of a CPU tensor, converted and broadcast, into a webgpu tensor."""
+    if target.numel() == 0:
+        return
+    strides = target.stride()
+    value = source.detach().to(target.dtype).expand(target.shape)
+    if span(target.shape, strides) != target.numel() or target.is_conj() or target.is_neg():
+        temporary = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+        from_host(value, temporary)
+        copy_on_device(temporary, target)
+        return
+    if value.stride() != strides or value.is_conj() or value.is_neg():
+        value = torch.empty_strided(target.shape, strides, dtype=target.dtype).copy_(value)
+    nbytes = value.numel() * value.element_size()
+    device = devices.get_device(target.get_device())
+    offset = offset_at(data_ptr(target))
+    device.upload(storages.buffer_of(target), (value.data_ptr(), nbytes), offset)
+    counters.add(bytes_uploaded=nbytes)
+
+
+def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """``aten::_copy_from``: any pair of devices of which one is ``webgpu``."""
+    if not is_here(target):
+        target.copy_(to_host(source))
+    elif not is_here(source):
+        from_host(source.cpu(), target)
+    elif source.get_device() != target.get_device():
+        from_host(to_host(source), target)
+    else:
+        copy_on_device(source, target)
+    return target
+
+
+def copy_on_device(source: Tensor, target: Tensor) -> None:
+    """Converts and broadcasts ``source`` into ``target``, both on one device."""
+    if target.numel() == 0 or (source.data_ptr() == target.data_ptr() and _same(source, target)):
+        return
+    if _same(source, target) and span(target.shape, target.stride()) == target.numel():
+        nbytes = target.numel() * target.element_size()
+        if _copy_bytes(source, target, nbytes):
+            return
+    from .dispatch import run
+
+    run(aten.copy_.default, target, source)
+
+
+def _same(source: Tensor, target: Tensor) -> bool:
+    """Whether both have the same dtype and layout, so that a copy of bytes is a copy of values."""
+    return (
+        source.dtype is target.dtype
+        and source.shape == target.shape
+        and source.stride() == target.stride()
+        and source.is_conj() == target.is_conj()
+        and source.is_neg() == target.is_neg()
+    )
+
+
+def _copy_bytes(source: Tensor, target: Tensor, nbytes: int) -> bool:
+    """Copies bytes from buffer to buffer, if WebGPU can: whole words, between two buffers."""
+    start, end = offset_at(data_ptr(source)), offset_at(data_ptr(target))
+    read, written = storages.buffer_of(source), storages.buffer_of(target)
+    if nbytes % 4 and fills_storage(target):
+        nbytes += -nbytes % 4  # the storage's memory is a multiple of 16 bytes
+    if nbytes % 4 or start % 4 or end % 4 or read.serial == written.serial:
+        return False
+    devices.get_device(target.get_device()).copy(read, start, written, end, nbytes)
+    return True
+
+
+def write_part(target: Tensor, value: Tensor) -> None:
+    """Writes ``value`` (same shape, dtype and device) into ``target``, a part of its storage."""
+    if not is_here(target):
+        target.copy_(to_host(value))
+        return
+    if _copy_runs(value, target):
+        return
+    storage = target.untyped_storage()
+    index, itemsize = target.get_device(), target.element_size()
+    count, rest = divmod(storage.nbytes(), itemsize)
+    if rest:
+        write_on_host(target, to_host(value))
+        return
+    whole = storages.new_tensor(storage, target.dtype, [count], [1], 0, index)
+    scattered = aten.as_strided_scatter.default(
+        whole, value, target.shape, target.stride(), target.storage_offset()
+    )
+    storages.replace(target, storages.buffer_of(scattered))
+
+
+def _copy_runs(value: Tensor, target: Tensor) -> bool:
+    """Writes a part that consists of a few runs of contiguous words with copies of bytes."""
+    sizes, strides, itemsize = target.shape, target.stride(), target.element_size()
+    length, dim = 1, len(sizes)
+    while dim and (sizes[dim - 1] == 1 or strides[dim - 1] == length):
+        length *= sizes[dim - 1]
+        dim -= 1
+    runs = 1
+    for size in sizes[:dim]:
+        runs *= size
+    words = length * itemsize % 4 == 0 and offset_at(data_ptr(target)) % 4 == 0
+    words = words and all(s * itemsize % 4 == 0 for s in strides[:dim])
+    if not words or runs > _MAX_RUNS:
+        return False
+    value = value.contiguous()
+    device = devices.get_device(target.get_device())
+    read, written = storages.buffer_of(value), storages.buffer_of(target)
+    start, end = offset_at(data_ptr(value)), offset_at(data_ptr(target))
+    if start % 4:
+        return False
+    nbytes = length * itemsize
+    for run in range(runs):
+        position, rest = 0, run
+        for size, stride in zip(reversed(sizes[:dim]), reversed(strides[:dim]), strict=True):
+            rest, i = divmod(rest, size)
+            position += i * stride
+        device.copy(read, start + run * nbytes, written, end + position * itemsize, nbytes)
+    return True
+
+
+def write_on_host(target: Tensor, value: Tensor) -> None:
+    """Writes CPU values into a part of a storage without any kernel, by way of the host."""
+    storage = target.untyped_storage()
+    nbytes, index = storage.nbytes(), target.get_device()
+    data = torch.empty(nbytes, dtype=torch.uint8)
+    device = devices.get_device(index)
+    buffer = storages.buffer_of(target)
+    device.download_many([(buffer, 0, nbytes, data.data_ptr())])
+    itemsize = target.element_size()
+    usable = data[: nbytes // itemsize * itemsize].view(target.dtype)
+    usable.as_strided(target.shape, target.stride(), target.storage_offset()).copy_(value)
+    device.upload(buffer, (data.data_ptr(), nbytes))
+
+
+def local_scalar_dense(tensor: Tensor) -> Any:
+    """``aten::_local_scalar_dense``: waits for the value of a tensor of one element."""
+    return to_host(tensor).item()
+
+
+def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
+    """``aten::_pin_memory``: WebGPU has no pinned memory; transfers stage on their own."""
+    return tensor
+
+
+__all__ = [
+    "buffer_at",
+    "copy_from",
+    "copy_on_device",
+    "from_host",
+    "is_here",
+    "local_scalar_dense",
+    "pin_memory",
+    "to_host",
+    "write_on_host",
+    "write_part",
+]

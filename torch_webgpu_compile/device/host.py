@@ -1,0 +1,95 @@
+"""Operators that run on the host: what no kernel exists for, and what cannot be compiled ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .. import devices, fallbacks
+from ..counters import counters
+from ..options import resolve
+from ..storages import is_dense
+from .copying import from_host, is_here, to_host, write_on_host
+
+_CPU = torch.device("cpu")
+
+
+def report(op: torch._ops.OpOverload, cause: str, arguments: Sequence[Any]) -> None:
+    """Warns, or raises UnsupportedOp, as ``TORCH_WEBGPU_FALLBACK`` says."""
+    tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor)]
+    dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "this dtype"
+    fallbacks.on_fallback(resolve().fallback)(str(op), dtype, "", cause)
+
+
+def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, Any]) -> Any:
+    """Runs an operator on CPU copies of its arguments, and brings the results to the device."""
+    moved = _Moved()
+    host_arguments, host_keywords = pytree.tree_map(moved.to_host, (arguments, keywords))
+    if moved.index is None and "device" in keywords:
+        moved.index = devices.index_of(keywords["device"])
+    results = op(*host_arguments, **host_keywords)
+    counters.add_fallback(str(op))
+    moved.write_back(op, arguments, keywords)
+    return pytree.tree_map(moved.to_device, results)
+
+
+class _Moved:
+    """The CPU copies of a call's device tensors."""
+
+    def __init__(self) -> None:
+        self.index: int | None = None
+        self._copies: dict[int, Tensor] = {}
+        self._originals: dict[int, Tensor] = {}
+        self._shapes: dict[int, torch.Size] = {}
+
+    def to_host(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and is_here(value):
+            self.index = value.get_device()
+            copy = self._copies.get(id(value))
+            if copy is None:
+                copy = self._copies[id(value)] = to_host(value, through_kernels=False)
+                self._originals[id(copy)] = value
+            return copy
+        if isinstance(value, torch.device) and value.type == devices.NAME:
+            return _CPU
+        return value
+
+    def write_back(self, op: Any, arguments: Any, keywords: dict[str, Any]) -> None:
+        """Brings what the operator changed to the device."""
+        for position, schema in enumerate(op._schema.arguments):
+            if schema.alias_info is None or not schema.alias_info.is_write:
+                continue
+            given = keywords.get(schema.name)
+            if not schema.kwarg_only and position < len(arguments):
+                given = arguments[position]
+            for tensor in pytree.tree_leaves(given):
+                copy = self._copies.get(id(tensor)) if isinstance(tensor, Tensor) else None
+                if copy is not None:
+                    if copy.shape != tensor.shape:
+                        tensor.resize_(copy.shape)
+                    _write(copy, tensor)
+
+    def to_device(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or self.index is None:
+            return value
+        original = self._originals.get(id(value))
+        if original is not None:
+            return original
+        device = devices.torch_device(self.index)
+        value = value.resolve_conj().resolve_neg()
+        if not is_dense(value):
+            value = value.contiguous()
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        from_host(value, made)
+        return made
+
+
+def _write(value: Tensor, target: Tensor) -> None:
+    if is_dense(target) and not target.is_conj() and not target.is_neg():
+        from_host(value, target)
+    elif target.numel():
+        write_on_host(target, value)

@@ -1,0 +1,90 @@
+"""Gives PyTorch the kernels of the device, once, at its first use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from . import autoload, copying, factories, views
+from .dispatch import run
+
+_lock = threading.Lock()
+_library: torch.library.Library | None = None
+
+# Their composite kernels are made of views, factories and copies, which is all there is to do.
+_COMPOSITE = frozenset(
+    {
+        "_to_copy",
+        "clone",
+        "lift",
+        "lift_fresh",
+        "_lazy_clone",
+        "empty_like",
+        "new_empty",
+        "new_empty_strided",
+        "resize_as_",
+    }
+)
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "empty.memory_format": factories.empty,
+    "empty_strided": factories.empty_strided,
+    "set_": factories.set_,
+    "resize_": factories.resize_,
+    "_copy_from": copying.copy_from,
+    "_local_scalar_dense": copying.local_scalar_dense,
+}
+
+
+def register() -> None:
+    """Registers every kernel; does nothing the second time."""
+    global _library
+    with _lock:
+        if _library is not None:
+            return
+        library = torch.library.Library("aten", "IMPL")
+        kernels = {**_KERNELS, **views.kernels()}
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "PrivateUse1")
+        for name in _taken_from_composites(kernels):
+            library.impl(name, partial(run, _overload(name)), "PrivateUse1")
+        for key in ("Conjugate", "Negative"):
+            library.impl("_copy_from", torch.library.fallthrough_kernel, key)
+        library.impl("_pin_memory", copying.pin_memory, "CPU")
+        _library = library
+        autoload.run = run
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    packet, _, overload = name.partition(".")
+    found = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    assert isinstance(found, torch._ops.OpOverload)
+    return found
+
+
+def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
+    """Operators that PyTorch would break up into several, and that one kernel can run whole."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    from ..backend import native_operators
+
+    native = {overload.name().removeprefix("aten::") for overload in native_operators()}
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, short = name.partition("::")
+        if namespace != "aten" or short in kernels or short.split(".")[0] in _COMPOSITE:
+            continue
+        structured = has_kernel(name, "CompositeExplicitAutogradNonFunctional")
+        composite = has_kernel(name, "CompositeExplicitAutograd")
+        wanted = structured or (composite and (short in native or short.startswith("_foreach_")))
+        if wanted and not _returns_view(_overload(short)):
+            found.append(short)
+    return found
+
+
+def _returns_view(op: torch._ops.OpOverload) -> bool:
+    """Whether results share memory with arguments that the operator does not change."""
+    aliases = [result.alias_info for result in op._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)

@@ -1,0 +1,172 @@
+"""The GPUs of ``torch.device("webgpu", i)``: which there are, which is current, opened when used.
+
+The order is that of the adapters, best first; ``TORCH_WEBGPU_ADAPTER`` chooses and orders them by
+parts of their names or numbers, separated by commas, as ``CUDA_VISIBLE_DEVICES`` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from .errors import AdapterError
+from .options import resolve
+from .runtime.device import AdapterInfo, Device, list_adapters, open_device
+
+NAME = "webgpu"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordinal:
+    """An adapter, and how many ordinals before it name the same one."""
+
+    adapter: int
+    instance: int
+
+
+class _State(threading.local):
+    current: int = 0
+
+
+_state = _State()
+_lock = threading.RLock()
+_open: dict[int, Device] = {}
+_ordinals: list[_Ordinal] | None = None
+_forked = False
+
+
+def _find() -> list[_Ordinal]:
+    global _ordinals
+    with _lock:
+        if _ordinals is None:
+            options = resolve(None, None)
+            adapters = list_adapters(options.provider or "wgpu")
+            wanted = [part.strip() for part in options.adapter.split(",") if part.strip()]
+            found = [_match(part, adapters) for part in wanted] or _distinct(adapters)
+            _ordinals = [
+                _Ordinal(adapter, found[:position].count(adapter))
+                for position, adapter in enumerate(found)
+            ]
+        return _ordinals
+
+
+def _match(wanted: str, adapters: list[AdapterInfo]) -> int:
+    for info in adapters:
+        if wanted.isdecimal() and info.index == int(wanted):
+            return info.index
+        if not wanted.isdecimal() and wanted.lower() in info.name.lower():
+            return info.index
+    names = "; ".join(f"{info.index}: {info.name} ({info.backend})" for info in adapters)
+    raise AdapterError(f"TORCH_WEBGPU_ADAPTER: no adapter matches {wanted!r}; there are {names}")
+
+
+def _distinct(adapters: list[AdapterInfo]) -> list[int]:
+    """Every GPU once, through its best driver interface; OpenGL only when there is nothing else."""
+    modern = [info for info in adapters if not info.backend.startswith("OpenGL")]
+    return [info.index for info in modern or adapters[:1]]
+
+
+def device_count() -> int:
+    """How many GPUs there are; 0 without a usable adapter. Opens none of them."""
+    try:
+        return len(_find())
+    except AdapterError:
+        return 0
+
+
+def current_index() -> int:
+    """The calling thread's current device."""
+    return _state.current
+
+
+def set_current(index: int) -> None:
+    """Makes a device current for the calling thread. Raises as `check_index` does."""
+    _state.current = check_index(index)
+
+
+def check_index(index: int) -> int:
+    """``index``, if there is such a device.
+
+    Raises:
+        AdapterError: there is none; the message says what there is.
+    """
+    count = len(_find())
+    if not 0 <= index < count:
+        raise AdapterError(
+            f"webgpu:{index} does not exist: there {'is' if count == 1 else 'are'} {count} WebGPU "
+            f"adapter{'' if count == 1 else 's'}; run `python -m torch_webgpu_compile doctor`"
+        )
+    return index
+
+
+@functools.cache
+def torch_device(index: int) -> torch.device:
+    """PyTorch's name of a device."""
+    return torch.device(NAME, index)
+
+
+def index_of(device: torch.device | None) -> int:
+    """The index of a ``webgpu`` device; the current one when it names none."""
+    if device is None or device.index is None:
+        return _state.current
+    return device.index
+
+
+def is_opened(index: int) -> bool:
+    """Whether a device has been used in this process."""
+    return index in _open
+
+
+def get_device(index: int) -> Device:
+    """The open device ``webgpu:index``.
+
+    Raises:
+        AdapterError: there is no such adapter, or it gives no device.
+        RuntimeError: the process was forked after a device was opened.
+    """
+    device = _open.get(index)
+    if device is None or device.is_closed or device.is_lost:
+        device = _open_device(index)
+    return device
+
+
+def _open_device(index: int) -> Device:
+    with _lock:
+        check_fork()
+        check_index(index)
+        options = resolve(None, None)
+        ordinal = _find()[index]
+        device = open_device(
+            options.provider or "wgpu", ordinal.adapter, options.checked, ordinal.instance
+        )
+        _open[index] = device
+        return device
+
+
+def check_fork() -> None:
+    """Raises RuntimeError in a child process that was forked after a GPU was opened."""
+    if _forked:
+        raise RuntimeError(
+            "Cannot re-initialize WebGPU in forked subprocess. To use WebGPU with "
+            "multiprocessing, you must use the 'spawn' start method"
+        )
+
+
+def is_in_bad_fork() -> bool:
+    """Whether this process was forked after a GPU was opened."""
+    return _forked
+
+
+def _after_fork() -> None:
+    global _forked
+    if _open:
+        _forked = True
+        _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,162 @@
+"""Memory of ``webgpu`` tensors: PyTorch storages whose addresses stand for GPU buffers.
+
+A tensor on the device is a plain ``torch.Tensor`` with a storage. The storage's address is made up:
+its high bits number a slot in a table of GPU buffers, its low bits are an offset in bytes, so that
+views need nothing of their own. The buffer of a slot may be replaced by another one (`replace`): an
+in-place operation on all of a storage computes into new memory and swaps it in.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import devices
+from .errors import DeviceError
+from .runtime.device import GpuBuffer
+
+# The largest buffer that any provider allows is 2^40 bytes. 2^22 tensors fit below the sign bit.
+_SLOT_BITS = 41
+_OFFSET_MASK = (1 << _SLOT_BITS) - 1
+
+# A binding of a GPU buffer may start at multiples of this many bytes (WebGPU's largest value of
+# minStorageBufferOffsetAlignment).
+ALIGNMENT = 256
+
+CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_construct_storage = torch._C._construct_storage_from_data_pointer
+_create_empty = torch._C._acc.create_empty_tensor
+_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+_alias = torch.ops.aten.alias.default._handle.redispatch_boxed
+data_ptr = torch._C.TensorBase.data_ptr
+
+_buffers: list[GpuBuffer | None] = [None]
+_free: list[int] = []
+_references: dict[int, _Reference] = {}
+_growing = threading.Lock()
+
+
+class _Reference(weakref.ref[torch.UntypedStorage]):
+    """Frees the slot of a storage that has died."""
+
+    __slots__ = ("slot",)
+    slot: int
+
+
+def _died(reference: _Reference) -> None:
+    slot = reference.slot
+    if _references.get(slot) is reference:
+        del _references[slot]
+        _buffers[slot] = None
+        _free.append(slot)
+
+
+def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> torch.UntypedStorage:
+    """A storage of nbytes on ``webgpu:index``.
+
+    Args:
+        buffer: its memory; allocated when None.
+
+    Raises:
+        OutOfMemoryError: there is not enough GPU memory.
+    """
+    if buffer is None:
+        buffer = devices.get_device(index).allocate(nbytes)
+    try:
+        slot = _free.pop()
+        _buffers[slot] = buffer
+    except IndexError:
+        with _growing:
+            slot = len(_buffers)
+            _buffers.append(buffer)
+    storage = _construct_storage(slot << _SLOT_BITS, devices.torch_device(index), nbytes)
+    reference = _Reference(storage, _died)  # type: ignore[arg-type]
+    reference.slot = slot
+    _references[slot] = reference
+    return storage
+
+
+def new_tensor(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: int = 0,
+    index: int = 0,
+) -> Tensor:
+    """A tensor on ``webgpu:index`` over a storage there; ``offset`` in elements."""
+    tensor = _create_empty([0], dtype) if index == 0 else _empty_elsewhere(dtype, index)
+    result: Tensor = _set(CPU_KEYS, tensor, storage, offset, sizes, strides)
+    return result
+
+
+_templates: dict[tuple[torch.dtype, int], Tensor] = {}
+
+
+def _empty_elsewhere(dtype: torch.dtype, index: int) -> Tensor:
+    """An empty tensor on a device other than the first, which PyTorch makes only from DLPack."""
+    template = _templates.get((dtype, index))
+    if template is None:
+        from .device.dlpack import empty_tensor
+
+        template = _templates[dtype, index] = empty_tensor(dtype, index)
+    tensor: Tensor = _alias(CPU_KEYS, template)
+    return tensor
+
+
+def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last one in memory."""
+    if 0 in sizes:
+        return 0
+    return 1 + sum([(n - 1) * s for n, s in zip(sizes, strides, strict=True)])
+
+
+def buffer_of(tensor: Tensor) -> GpuBuffer:
+    """The memory of a tensor's whole storage.
+
+    Raises:
+        DeviceError: the storage is empty, or has been freed although a tensor still refers to it.
+    """
+    buffer = _buffers[data_ptr(tensor) >> _SLOT_BITS]
+    if buffer is None:
+        buffer = _buffers[tensor.untyped_storage().data_ptr() >> _SLOT_BITS]
+    if buffer is None:
+        raise DeviceError(
+            f"a webgpu tensor of shape {tuple(tensor.shape)} has no GPU memory: its storage was "
+            "freed while something outside of PyTorch kept its address; keep the tensor alive"
+        )
+    return buffer
+
+
+def buffer_at(address: int) -> GpuBuffer | None:
+    """The memory of the storage that an address points into; None for an empty tensor's."""
+    return _buffers[address >> _SLOT_BITS]
+
+
+def offset_at(address: int) -> int:
+    """Bytes from the start of the storage to an address."""
+    return address & _OFFSET_MASK
+
+
+def replace(tensor: Tensor, buffer: GpuBuffer) -> None:
+    """Gives the storage of ``tensor`` other memory, which holds at least as many bytes."""
+    slot = tensor.untyped_storage().data_ptr() >> _SLOT_BITS
+    if slot:
+        _buffers[slot] = buffer
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor's elements lie in memory without gaps, each once."""
+    return span(tensor.shape, tensor.stride()) == tensor.numel()
+
+
+def fills_storage(tensor: Tensor) -> bool:
+    """Whether a tensor's elements are all of its storage, each once."""
+    if tensor.storage_offset() != 0:
+        return False
+    nbytes = tensor.numel() * tensor.element_size()
+    return nbytes == tensor.untyped_storage().nbytes() and is_dense(tensor)
