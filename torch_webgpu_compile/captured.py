@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,8 +18,11 @@ class CapturedGraph:
             call's arguments; ``node.meta["val"]`` holds fake tensors and SymInts; trailing
             ``aten.copy_(placeholder, value)`` nodes are the mutations of inputs.
         static_inputs: positions of parameters and buffers: the same tensors at every call.
+        offsets: by position, where a tensor argument's first element is in the memory that is bound
+            for it, in elements; 0 for the others. The fake tensor's own offset says nothing.
     """
 
     name: str
     module: torch.fx.GraphModule
     static_inputs: frozenset[int]
+    offsets: Mapping[int, int | torch.SymInt] = field(default_factory=dict)

@@ -91,6 +91,7 @@ class Builder:
         name: str = "",
         origin: BufferOrigin = BufferOrigin.INTERMEDIATE,
         strides: Sequence[Expr] | None = None,
+        offset: Expr = ZERO,
     ) -> Buffer:
         """Declares memory; contiguous unless ``strides`` are given."""
         stem = name or self.hint
@@ -99,7 +100,7 @@ class Builder:
             count += 1
             unique = f"{stem}_{count}"
         layout = contiguous_strides(tuple(sizes)) if strides is None else tuple(strides)
-        buffer = Buffer(unique, dtype, tuple(sizes), layout, ZERO, origin)
+        buffer = Buffer(unique, dtype, tuple(sizes), layout, offset, origin)
         self.buffers[unique] = buffer
         return buffer
 

@@ -113,6 +113,7 @@ class _GraphLowering:
                 f"in{position}",
                 BufferOrigin.INPUT,
                 self.builder.reader.strides(value.stride()),
+                self.builder.reader.size(self.captured.offsets.get(position, 0)),
             )
             self.inputs.append(GraphInput(buffer=buffer.name))
             loaded = self.builder.load(buffer)

@@ -1,0 +1,88 @@
+"""Captures single operator calls from real tensors, and runs them on the interpreter."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from tests.harness import compare, host_callback, lower_checked, to_array, to_tensor
+from torch_webgpu_compile.backend import native_operators
+from torch_webgpu_compile.capture.eager import (
+    Argument,
+    CapturedCall,
+    Constant,
+    TensorSpec,
+    capture_call,
+)
+from torch_webgpu_compile.ir.interpret import interpret
+
+OFFSETS = 64  # a binding starts at a multiple of 256 bytes
+
+
+def describe(value: Any) -> Any:
+    """The same structure with a `TensorSpec` for each tensor."""
+
+    def spec(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        offset = leaf.storage_offset() % OFFSETS
+        memory = leaf.untyped_storage()._cdata
+        return TensorSpec(leaf.dtype, tuple(leaf.shape), leaf.stride(), offset, memory)
+
+    return tree_map(spec, value)
+
+
+def bound_memory(tensor: Tensor) -> Any:
+    """The flat memory that a tensor's binding sees, as an array."""
+    start = tensor.storage_offset() // OFFSETS * OFFSETS
+    count = tensor.untyped_storage().nbytes() // tensor.element_size() - start
+    return to_array(tensor.as_strided((count,), (1,), start))
+
+
+def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False) -> Any:
+    """Lowers and interprets; changes tensors among ``leaves``; gives what the call returns."""
+    graph = lower_checked(call.captured, allow_host=allow_host)
+    arguments = [
+        bound_memory(leaves[k]) if isinstance(leaves[k], Tensor) else leaves[k]
+        for k in call.arguments
+    ]
+    arrays = interpret(graph, arguments, host_callback(graph))
+    outputs, changes = [], []
+    for array, output in zip(arrays, graph.outputs, strict=True):
+        value = array
+        if output.buffer is not None:
+            value = to_tensor(array, getattr(torch, graph.buffers[output.buffer].dtype.name))
+        if output.mutates is None:
+            outputs.append(value)
+        else:
+            changes.append((leaves[call.arguments[output.mutates]], value))
+    for target, value in changes:
+        assert target.stride() == value.stride() or target.numel() < 2
+        target.copy_(value)
+    flat = []
+    for result in call.results:
+        match result:
+            case Argument(leaf):
+                flat.append(leaves[leaf])
+            case Constant(value):
+                flat.append(value)
+            case _:
+                flat.append(outputs[result.position])
+    return tree_unflatten(flat, call.results_spec)
+
+
+def check_call(op: Any, *args: Any, allow_host: bool = False, **kwargs: Any) -> CapturedCall:
+    """Compares a call with eager PyTorch: results, changed arguments and dtypes."""
+    eager_args, eager_kwargs = copy.deepcopy((args, kwargs))
+    call = capture_call(op, *describe((args, kwargs)), native_operators())
+    leaves = tree_flatten((args, kwargs))[0]
+    assert call.accepts(tree_leaves(describe((args, kwargs))))
+    expected = op(*eager_args, **eager_kwargs)
+    actual = run_call(call, leaves, allow_host=allow_host)
+    compare(tree_leaves(actual), tree_leaves(expected))
+    compare(leaves, tree_leaves((eager_args, eager_kwargs)))
+    return call

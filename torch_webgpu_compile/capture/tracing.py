@@ -1,0 +1,283 @@
+"""`trace`: a call on fake tensors becomes a functional FX graph.
+
+A dispatch mode records every operator that is kept and runs the decompositions of the others. It
+does what ``make_fx`` does under functionalization, in a tenth of the time: eager calls are traced
+one by one, while a user waits.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..errors import UnsupportedOp
+
+aten = torch.ops.aten
+
+_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A call as a graph without an output node.
+
+    Attributes:
+        module: placeholders are the call's inputs, in order; trailing ``aten.copy_(placeholder,
+            value)`` nodes are the mutations of them.
+        results: what the function returned, with FX nodes in place of tensors; an input that the
+            call returns is its placeholder.
+        mutated: positions of the inputs that the call changes.
+    """
+
+    module: GraphModule
+    results: Any
+    mutated: tuple[int, ...]
+
+
+def trace(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    mode: FakeTensorMode,
+    decompositions: Mapping[OpOverload, Callable[..., Any]],
+    native: frozenset[OpOverload],
+    *,
+    mutates: bool,
+) -> Traced:
+    """Records ``function(*inputs)``.
+
+    Args:
+        function: may change its tensors in place if ``mutates``.
+        inputs: fake tensors of ``mode``, one per placeholder; anything else is a constant.
+        decompositions: rules for operators that are not recorded.
+        native: operators that are recorded although they are composite.
+
+    Raises:
+        UnsupportedOp: the call changes the sizes of an input.
+    """
+    recorder = Recorder(decompositions, native)
+    with clean_dispatch(), mode:
+        for number, value in enumerate(inputs):
+            recorder.input(f"arg{number}", value)
+        traced = _run(recorder, function, inputs, mutates=mutates)
+        if recorder.is_functional:
+            return traced
+        return _functional(traced, inputs, decompositions, native)
+
+
+def _functional(
+    traced: Traced,
+    inputs: Sequence[Any],
+    decompositions: Mapping[OpOverload, Callable[..., Any]],
+    native: frozenset[OpOverload],
+) -> Traced:
+    """A graph recorded once more, without the in-place operators that decompositions brought."""
+    recorder = Recorder(decompositions, native)
+    for number, value in enumerate(inputs):
+        recorder.input(f"arg{number}", value)
+
+    def replay(*values: Any) -> Any:
+        known: dict[Node, Any] = {}
+        placeholders = iter(values)
+        for node in traced.module.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(placeholders)
+            elif node.op == "get_attr":
+                known[node] = getattr(traced.module, str(node.target))
+            else:
+                args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
+                known[node] = node.target(*args, **kwargs)
+        return tree_map_only(Node, known.__getitem__, traced.results)
+
+    found = _run(recorder, replay, inputs, mutates=True)
+    if not recorder.is_functional:
+        raise UnsupportedOp(
+            "decomposition", "it changes a tensor in a way that cannot be traced", "report this"
+        )
+    return found
+
+
+@contextmanager
+def clean_dispatch() -> Iterator[None]:
+    """Tracing whatever modes the caller is under: none of them applies to it."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        yield
+
+
+def _run(
+    recorder: Recorder, function: Callable[..., Any], inputs: Sequence[Any], *, mutates: bool
+) -> Traced:
+    if not mutates:
+        with recorder:
+            results = function(*inputs)
+        return recorder.finish(results, ())
+    wrapped = [
+        torch._to_functional_tensor(value) if isinstance(value, Tensor) else value
+        for value in inputs
+    ]
+    with recorder:
+        torch._enable_functionalization(reapply_views=True)
+        try:
+            results = function(*wrapped)
+        finally:
+            torch._disable_functionalization()  # type: ignore[no-untyped-call]
+        mutated = _write_back(recorder, inputs, wrapped)
+        originals = {id(w): value for w, value in zip(wrapped, inputs, strict=True)}
+
+        def unwrapped(value: Tensor) -> Any:
+            return originals.get(id(value)) if id(value) in originals else _inner(value)
+
+        return recorder.finish(tree_map_only(Tensor, unwrapped, results), mutated)
+
+
+def _inner(value: Tensor) -> Tensor:
+    if not torch._is_functional_tensor(value):
+        return value
+    torch._sync(value)  # type: ignore[attr-defined, no-untyped-call]
+    return torch._from_functional_tensor(value)
+
+
+def _write_back(
+    recorder: Recorder, inputs: Sequence[Any], wrapped: Sequence[Any]
+) -> tuple[int, ...]:
+    changed = []
+    for position, (before, wrapper) in enumerate(zip(inputs, wrapped, strict=True)):
+        if not isinstance(before, Tensor):
+            continue
+        after = _inner(wrapper)
+        if after is before:
+            continue
+        if after.shape != before.shape:
+            raise UnsupportedOp(
+                "out=",
+                f"an argument of sizes {tuple(before.shape)} takes a result of sizes "
+                f"{tuple(after.shape)}",
+                "resize it first",
+            )
+        recorder.mutate(before, after)
+        changed.append(position)
+    return tuple(changed)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records operators as FX nodes; see the module. It goes on top of a `FakeTensorMode`."""
+
+    def __init__(
+        self,
+        decompositions: Mapping[OpOverload, Callable[..., Any]],
+        native: frozenset[OpOverload],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = Graph()
+        self.is_functional = True
+        self._decompositions = decompositions
+        self._native = native
+        self._nodes: dict[int, Node] = {}
+        self._kept: list[Any] = []  # keeps the keys of `_nodes` from being reused
+        self._constants: dict[str, Tensor] = {}
+
+    def input(self, name: str, value: Any) -> None:
+        """Makes a placeholder."""
+        node = self.graph.placeholder(name)
+        node.meta["val"] = value
+        self._know(value, node)
+
+    def mutate(self, target: Tensor, value: Tensor) -> None:
+        """Ends the graph with a write of ``value`` into an input."""
+        node = self.graph.call_function(aten.copy_.default, (self._node(target), self._node(value)))
+        node.meta["val"] = target
+
+    def finish(self, results: Any, mutated: tuple[int, ...]) -> Traced:
+        """The graph, with the nodes of the results."""
+        nodes = tree_map_only(Tensor, self._node, results)
+        return Traced(_LazyGraphModule(self._constants, self.graph), nodes, mutated)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # a question about a tensor, such as its device
+            return func(*args, **kwargs)
+        rule = self._decompositions.get(func)
+        if rule is not None:
+            with self:
+                result = rule(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if func not in self._native:
+            with self:
+                result = _decompose(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return self._record(func, args, kwargs)
+
+    def _record(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if not found:
+            return result
+        if func._schema.is_mutable:
+            self.is_functional = False
+        node_args, node_kwargs = tree_map_only(Tensor, self._node, (args, kwargs))
+        node = self.graph.call_function(func, node_args, node_kwargs)
+        node.meta["val"] = result
+        if isinstance(result, Tensor):
+            self._know(result, node)
+        else:
+            self._know_items(result, node)
+        return result
+
+    def _know_items(self, results: Sequence[Any], node: Node) -> None:
+        for index, value in enumerate(results):
+            if isinstance(value, Tensor):
+                item = self.graph.call_function(operator.getitem, (node, index))
+                item.meta["val"] = value
+                self._know(value, item)
+
+    def _know(self, value: Any, node: Node) -> None:
+        self._nodes[id(value)] = node
+        self._kept.append(value)
+
+    def _node(self, value: Tensor) -> Node:
+        """The node that made a tensor; a tensor from elsewhere is a constant."""
+        found = self._nodes.get(id(value))
+        if found is not None:
+            return found
+        if isinstance(value, FakeTensor):
+            if value.constant is None:
+                raise UnsupportedOp("trace", "a tensor of unknown origin", "report this")
+            constant = value.constant
+        else:
+            constant = value
+        name = f"constant{len(self._constants)}"
+        self._constants[name] = constant
+        node = self.graph.get_attr(name)
+        node.meta["val"] = value
+        self._know(value, node)
+        return node
+
+
+def _decompose(func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """A composite operator in terms of others; NotImplemented when it is not one."""
+    result = func.decompose(*args, **kwargs)
+    if result is not NotImplemented or not _is_explicit(func):
+        return result
+    return func._op_dk(_COMPOSITE, *args, **kwargs)
+
+
+def _is_explicit(func: OpOverload) -> bool:
+    """Whether a C++ kernel of ``func`` calls other operators for each tensor of a list."""
+    name = func._schema.name
+    if not name.startswith("aten::_foreach_"):
+        return False
+    overload = f"{name}.{func._schema.overload_name}" if func._schema.overload_name else name
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload, _COMPOSITE)
