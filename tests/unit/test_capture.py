@@ -291,3 +291,22 @@ def test_sizes_that_depend_on_data_break_the_graph_by_default():
     x = torch.ones(3)
     assert torch.equal(torch.compile(count, backend=recorder)(x), count(x))
     assert recorder.calls >= 1
+
+
+def test_other_threads_may_call_compiled_functions_during_a_trace():
+    """Each call of a compiled function asks whether somebody traces it with FX."""
+    seen = []
+
+    @torch.library.custom_op("webgpu_tests::watched", mutates_args=())
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @watched.register_fake
+    def _(x):
+        trace = torch.fx._symbolic_trace
+        seen.append((trace._is_fx_tracing_flag, trace.is_fx_symbolic_tracing()))
+        return torch.empty_like(x)
+
+    torch.compile(lambda x: watched(x) + 1, backend=Recorder(), fullgraph=True)(torch.ones(3))
+    assert (True, False) in seen  # AOTAutograd's trace
+    assert (True, True) not in seen

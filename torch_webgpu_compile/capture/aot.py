@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..captured import CapturedGraph
 from ..errors import UnsupportedOp
-from . import decompositions, patterns, random
+from . import decompositions, dynamo, patterns, random
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -109,14 +109,16 @@ def capture(
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 
-    traced: Callable[..., Any] = aot_autograd(
+    trace = aot_autograd(
         fw_compiler=compile_forward,
         bw_compiler=compile_backward,
         inference_compiler=compile_inference,
         decompositions=decompositions.table(native),
         partition_fn=_partition,
         keep_inference_input_mutations=True,
-    )(module, example_inputs)
+    )
+    with dynamo.compiling():
+        traced: Callable[..., Any] = trace(module, example_inputs)
     return traced if direct is None else _unwrapped(direct)
 
 

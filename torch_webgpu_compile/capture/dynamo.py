@@ -1,11 +1,17 @@
-"""What Dynamo must be told before it traces for this backend.
+"""What torch must be told for this backend: settings of Dynamo, and two repairs for threads.
 
-Dynamo traces before it calls a backend, so these settings cannot be made around one compilation.
+Dynamo traces before it calls a backend, so its settings cannot be made around one compilation.
 They change defaults only: a value that the user has set wins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import Event, Thread
+
+import torch
 from torch._dynamo import config
 
 # Dynamo stops at RNN, GRU and LSTM modules by default. They trace well on the supported versions
@@ -22,3 +28,46 @@ def prepare() -> None:
             entry.default = value
         else:
             setattr(config, name, value)
+    _keep_device_guard()
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """``torch.compiler.is_compiling()`` holds meanwhile, as from torch 2.13 on it does anyway.
+
+    FX keeps one flag per process for "a trace is under way", and AOTAutograd traces with FX. In
+    any other thread a call of a compiled function, even one that has nothing to compile, fails
+    meanwhile ("using FX to symbolically trace a dynamo-optimized function"), unless the trace is
+    known to be a compiler's. Dynamo's lock is held here: nobody else compiles.
+    """
+    if hasattr(torch.compiler, "_compile_session_context"):  # Dynamo has entered it
+        yield
+        return
+    old = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = old
+
+
+@cache
+def _keep_device_guard() -> None:
+    """Makes compiling safe after the thread that compiled first has ended.
+
+    A torch with CUDA on a machine without it replaces CUDA's device guard when a graph is first
+    traced. The process uses that guard from then on, but it is freed with the thread that made it
+    (c10/core/impl/DeviceGuardImplInterface.cpp), and the next trace crashes. So a thread that
+    never ends makes it. The condition is that of FakeTensorMode.
+    """
+    if not torch.cuda._is_compiled() or torch.cuda.is_available():
+        return
+    made = Event()
+
+    def make_and_stay() -> None:
+        torch._C._ensureCUDADeviceGuardSet()
+        made.set()
+        Event().wait()
+
+    Thread(target=make_and_stay, name="torch-webgpu-device-guard", daemon=True).start()
+    made.wait()
