@@ -17,8 +17,8 @@ from . import devices, storages
 from .counters import counters
 from .host_calls import HostCalls
 from .plan.model import Plan
-from .runtime.device import Device, GpuBuffer
 from .runtime.buffers import round_up
+from .runtime.device import Device, GpuBuffer
 from .runtime.executor import Executor
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
 from .sizes import evaluate
@@ -39,7 +39,6 @@ class DeviceGraph:
         index: the device's number in PyTorch.
         signature: what the plan's inputs and outputs are to PyTorch; without static inputs.
         write: how to write a part of a storage.
-        seeds: draws the seeds of the random operators of a call: an int32 array (count, 2).
 
     Raises (when called):
         DeviceError: the GPU refused; the subclass and the message say what.
@@ -54,7 +53,6 @@ class DeviceGraph:
         index: int,
         signature: Signature,
         write: Write,
-        seeds: Callable[[int, int], Any],
     ) -> None:
         self.plan = plan
         self.device = device
@@ -62,7 +60,6 @@ class DeviceGraph:
         self.signature = signature
         self.executor = Executor(plan, device, HostCalls(plan))
         self._write = write
-        self._seeds = seeds
         self._nbytes: dict[Variant, dict[str, int]] = {}
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
@@ -73,8 +70,6 @@ class DeviceGraph:
     def run(self, values: list[Any]) -> list[Any]:
         """The call, on a list of arguments that is kept."""
         signature = self.signature
-        if signature.seeds:
-            values = [*values, self._seeds(self.index, signature.seeds)]
         variant = signature.variant(values)
         nbytes = self._nbytes.get(variant) or self._sizes(variant)
         externals: dict[str, GpuBuffer] = {}
@@ -124,8 +119,7 @@ class DeviceGraph:
             return buffer
         if offset % storages.ALIGNMENT == 0 and offset > 0:
             return buffer.slice(offset)
-        aligned = storages.buffer_of(_with_layout(tensor, recipe.strides))
-        return aligned
+        return storages.buffer_of(_with_layout(tensor, recipe.strides))
 
     def _uploaded(self, tensor: Tensor, recipe: UploadRecipe) -> GpuBuffer:
         if tensor.device.type != "cpu":

@@ -42,12 +42,16 @@ def literal(node: Const) -> str:
 
 
 def _float_literal(value: float, dtype: DType) -> str:
-    if math.isnan(value):
-        return "bitcast<f32>(tw_nan_bits)"
     if dtype.compute == "f64":
-        return f"({value!r}lf)"
+        return f"({value!r}lf)" if math.isfinite(value) else f"f64({_not_finite(value)})"
     if math.isfinite(value) and abs(value) <= 3.4028235677973366e38:
         single = struct.unpack("f", struct.pack("f", value))[0]
         return f"({single!r}f)" if single < 0 or str(single)[0] == "-" else f"{single!r}f"
-    bits = "tw_inf_bits" if value > 0 else "tw_ninf_bits"
-    return f"bitcast<f32>({bits})"
+    return _not_finite(value)
+
+
+def _not_finite(value: float) -> str:
+    """NaN, or the infinity with the sign of ``value``, as f32."""
+    if math.isnan(value):
+        return "bitcast<f32>(tw_nan_bits)"
+    return f"bitcast<f32>({'tw_inf_bits' if value > 0 else 'tw_ninf_bits'})"

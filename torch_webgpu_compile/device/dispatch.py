@@ -1,12 +1,117 @@
-"""Runs any ATen operator on the device: compiled once per signature, then replayed."""
+"""Runs any ATen operator on the device: compiled once per signature, then replayed.
+
+`run` finds what it has compiled by the operator and by all that a kernel depends on: dtypes, sizes,
+strides and alignment of tensors, and the values of everything else. Only a call with a new
+signature goes further: to a graph compiled for symbolic sizes and numbers that accepts it, to the
+compiler, or, where there is no kernel, to the host.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ..errors import UnsupportedOp
+from ..storages import ALIGNMENT, data_ptr
+from .compiled_op import CompiledOp, Placement, compile_op, fit_outputs
 from .host import report, run_on_host
 
+_MAX_SIGNATURES = 1 << 16
 
-def run(op: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Runs an operator on device tensors."""
-    return run_on_host(op, arguments, keywords)
+_lock = threading.RLock()
+_by_signature: dict[tuple[Any, ...], CompiledOp | None] = {}
+_by_kind: dict[tuple[Any, ...], list[CompiledOp]] = {}
+
+
+def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
+    """Runs an operator on device tensors; its results are there too.
+
+    Raises:
+        Exception: what PyTorch raises about the arguments.
+        UnsupportedOp: there is no kernel, under ``TORCH_WEBGPU_FALLBACK=error``.
+        DeviceError: the GPU refused.
+    """
+    leaves: list[Any] = []
+    key: list[Any] = [op]
+    _describe(arguments, leaves, key)
+    if keywords:
+        key.extend(keywords)
+        _describe(tuple(keywords.values()), leaves, key)
+    signature = tuple(key)
+    try:
+        compiled = _by_signature[signature]
+    except KeyError:
+        return _first_time(op, arguments, keywords, leaves, signature)
+    if compiled is None:
+        return run_on_host(op, arguments, keywords)
+    return compiled.run(leaves)
+
+
+def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
+    """Appends the leaves of nested arguments, and what kernels depend on of each."""
+    for value in values:
+        kind = type(value)
+        if isinstance(value, Tensor):
+            leaves.append(value)
+            key += (
+                value.dtype,
+                value.shape,
+                value.stride(),
+                value.get_device(),
+                data_ptr(value) % ALIGNMENT,
+            )
+            if value.is_conj() or value.is_neg():
+                key += (value.is_conj(), value.is_neg())
+        elif kind is list or kind is tuple:
+            key += (kind, len(value))
+            _describe(value, leaves, key)
+        elif kind is float:
+            leaves.append(value)
+            key.append(value.hex())  # equal floats may differ: -0.0 and 0.0; NaN equals nothing
+        else:
+            leaves.append(value)
+            key += (kind, value if kind is not torch.Generator else None)
+
+
+def _first_time(
+    op: OpOverload,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    leaves: list[Any],
+    signature: tuple[Any, ...],
+) -> Any:
+    if fit_outputs(op, arguments, keywords):
+        return run(op, *arguments, **keywords)
+    placement = Placement.of(op, leaves)
+    cause = placement.cause_for_host
+    with _lock:
+        compiled = None
+        if not cause:
+            kind = placement.kind
+            known = _by_kind.setdefault(kind, [])
+            compiled = next((found for found in known if found.accepts(placement.specs)), None)
+            if compiled is None:
+                try:
+                    compiled = compile_op(op, arguments, keywords, placement, bool(known))
+                    known.append(compiled)
+                except UnsupportedOp as error:
+                    cause = error.cause
+        if len(_by_signature) >= _MAX_SIGNATURES:
+            _by_signature.clear()
+        _by_signature[signature] = compiled
+    if compiled is None:
+        report(op, cause, leaves)
+        return run_on_host(op, arguments, keywords)
+    return compiled.run(leaves)
+
+
+def forget() -> None:
+    """Drops every compiled operator."""
+    with _lock:
+        _by_signature.clear()
+        _by_kind.clear()
