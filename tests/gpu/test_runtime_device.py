@@ -349,7 +349,8 @@ def lost(call, *args):
         assert "was lost" in str(error), error
     else:
         raise AssertionError(call)
-lost(bound.replay)
+bound.replay()
+lost(device.synchronize)
 lost(device.allocate, 1 << 21)
 lost(device.upload, staged, bytes(8))
 lost(device.upload, staged, bytes(2 << 20))
@@ -375,6 +376,7 @@ child = os.fork()
 if child == 0:
     try:
         bound.replay()
+        device.synchronize()
     except errors.DeviceError as error:
         assert "spawn" in str(error)
         del bound, executor

@@ -27,6 +27,7 @@ from torch_webgpu_compile.plan.model import Binding, CopyBuffer, HostBuffer, Hos
 from torch_webgpu_compile.runtime.device import Device, open_device
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.profiler import time_steps
+from torch_webgpu_compile.runtime.queue import Recording
 from torch_webgpu_compile.sizes import as_expr, symbol
 
 RNG = np.random.default_rng(0)
@@ -252,15 +253,17 @@ def test_device_refusing_a_replay_leaves_the_executor_usable() -> None:
     executor = Executor(add_plan(64), device)
     bound = executor.bind()
     segment = bound.program.segments[0]
-    assert isinstance(segment, list)
-    run: Any = segment[0]
+    assert isinstance(segment, Recording)
+    run: Any = segment.commands[0]
     good = list(run.items)
     run.items[0] = (*good[0][:2], 70_000, 1, 1)
+    bound.replay()
     with pytest.raises(errors.DeviceError, match="running test"):
-        bound.replay()
+        device.synchronize()
     run.items[:] = [(good[0][0], good[0][1], None, 1, 1)]
+    bound.replay()
     with pytest.raises(TypeError):
-        bound.replay()
+        device.synchronize()
     run.items[:] = good
     bound.replay()
     device.synchronize()

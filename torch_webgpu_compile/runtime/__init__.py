@@ -3,8 +3,8 @@
     device = device.open_device()
     executor = executor.Executor(plan, device)
 
-``adapters`` lists GPUs; ``device`` opens one and holds its ``buffers`` (memory), ``transfer``
-(copies) and ``pipelines`` (compiled kernels); ``executor`` runs plans, resolved by ``program``;
-``profiler`` times them. ``interface`` is what is needed of a provider: ``native`` (fast) and
+``adapters`` lists GPUs; ``device`` opens one and holds its ``queue`` (the order of all commands),
+``buffers`` (memory), ``transfer`` (copies) and ``pipelines`` (compiled kernels); ``executor`` runs
+plans, resolved by ``program``; ``profiler`` times them. ``interface`` is what is needed of a provider: ``native`` (fast) and
 ``portable`` are it.
 """

@@ -10,9 +10,11 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 
 from ..errors import DeviceError, OutOfMemoryError
 from .interface import COPY_DST, COPY_SRC, STORAGE, UNIFORM, Backend, Handle
+from .queue import CommandQueue
 
 STORAGE_USAGE = STORAGE | COPY_SRC | COPY_DST
 UNIFORM_USAGE = UNIFORM | COPY_DST
@@ -37,14 +39,20 @@ def bucket_nbytes(nbytes: int) -> int:
 
 
 class Allocation:
-    """A provider's buffer. ``serial`` is never used twice, unlike handles."""
+    """A provider's buffer.
 
-    __slots__ = ("capacity", "handle", "serial", "usage")
+    Attributes:
+        serial: never used twice, unlike handles.
+        batch: the queue's batch when it was given back.
+    """
+
+    __slots__ = ("batch", "capacity", "handle", "serial", "usage")
 
     def __init__(self, handle: Handle, capacity: int, usage: int) -> None:
         self.handle = handle
         self.capacity = capacity
         self.usage = usage
+        self.batch = 0
         self.serial = next(_serials)
 
 
@@ -112,19 +120,28 @@ class BufferPool:
 
     Args:
         backend: creates and frees the memory.
+        queue: what pending commands use is not freed, nor lent as idle.
         max_nbytes: the adapter's largest buffer.
         make_room: called once when an allocation fails, before it is tried again.
     """
 
-    def __init__(self, backend: Backend, max_nbytes: int, make_room: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        queue: CommandQueue,
+        max_nbytes: int,
+        make_room: Callable[[], None],
+    ) -> None:
         self._backend = backend
+        self._queue = queue
         self._max_nbytes = max_nbytes
         self._make_room = make_room
-        self._lock = threading.RLock()
-        self._free: dict[tuple[int, int], list[Allocation]] = {}
-        # A garbage collection may drop a buffer in the middle of any method here: returned memory
-        # is only queued, and sorted in by the next call.
+        # A garbage collection may drop a buffer in the middle of any method here, with the lock
+        # held by the same thread: returned memory is only queued then, and sorted in by the next
+        # call.
+        self._lock = threading.Lock()
         self._returned: deque[Allocation] = deque()
+        self._free: dict[tuple[int, int], deque[Allocation]] = {}
         # Keeps lent allocations reachable: else a collected cycle would finalise a wgpu-py object
         # together with the `GpuBuffer` that returns it here.
         self._lent: dict[int, Allocation] = {}
@@ -132,8 +149,12 @@ class BufferPool:
         self._reserved = 0
         self._peak = 0
 
-    def allocate(self, nbytes: int, usage: int = STORAGE_USAGE) -> GpuBuffer:
+    def allocate(self, nbytes: int, usage: int = STORAGE_USAGE, is_idle: bool = False) -> GpuBuffer:
         """A buffer with undefined contents.
+
+        Args:
+            is_idle: no pending command of the queue uses the memory, so that it may be written
+                without a flush.
 
         Raises:
             OutOfMemoryError: the size is beyond the adapter's limit, or there is no memory even
@@ -150,15 +171,38 @@ class BufferPool:
                 f"({self._max_nbytes:,} bytes); split the tensor"
             )
         with self._lock:
-            self._sort_in()
-            free = self._free.get((usage, capacity))
-            allocation = free.pop() if free else self._create(capacity, usage)
-            self._lent[allocation.serial] = allocation
-            self._allocated += capacity
-            self._peak = max(self._peak, self._allocated)
+            allocation = self._take(usage, capacity, is_idle)
+        if allocation is None:
+            allocation = self._create(capacity, usage)
+            with self._lock:
+                self._reserved += capacity
+                self._lend(allocation)
         return GpuBuffer(self, allocation, nbytes)
 
+    def _take(self, usage: int, capacity: int, is_idle: bool) -> Allocation | None:
+        """Lends a free allocation, the one that was used last: caches may still hold it."""
+        if self._returned:
+            self._sort_in()
+        free = self._free.get((usage, capacity))
+        if not free:
+            return None
+        if not is_idle:
+            allocation = free.pop()
+        elif self._queue.is_empty or free[0].batch < self._queue.batch:
+            allocation = free.popleft()
+        else:
+            return None
+        self._lend(allocation)
+        return allocation
+
+    def _lend(self, allocation: Allocation) -> None:
+        self._lent[allocation.serial] = allocation
+        self._allocated += allocation.capacity
+        if self._allocated > self._peak:
+            self._peak = self._allocated
+
     def _create(self, capacity: int, usage: int) -> Allocation:
+        """Not called with the lock held: making room uses this pool and the queue."""
         try:
             handle = self._backend.create_buffer(capacity, usage)
         except OutOfMemoryError:
@@ -171,11 +215,11 @@ class BufferPool:
                     f"{self._allocated:,} bytes are in use and {self._reserved:,} are reserved "
                     f"({error}); free tensors or use a smaller batch"
                 ) from error
-        self._reserved += capacity
         return Allocation(handle, capacity, usage)
 
     def give_back(self, allocation: Allocation) -> None:
         """Takes memory back. Never blocks, so it may be called from a finaliser."""
+        allocation.batch = self._queue.batch
         self._returned.append(allocation)
         if self._lock.acquire(blocking=False):
             try:
@@ -185,24 +229,27 @@ class BufferPool:
 
     def _sort_in(self) -> None:
         while self._returned:
-            try:
-                allocation = self._returned.popleft()
-            except IndexError:
-                return
+            allocation = self._returned.popleft()
             del self._lent[allocation.serial]
             self._allocated -= allocation.capacity
             key = allocation.usage, allocation.capacity
-            self._free.setdefault(key, []).append(allocation)
+            free = self._free.get(key)
+            if free is None:
+                free = self._free[key] = deque()
+            free.append(allocation)
 
     def empty(self) -> None:
-        """Frees all memory that is not lent."""
+        """Frees all memory that is not lent, after submitting the commands that may use it."""
         with self._lock:
             self._sort_in()
-            for allocations in self._free.values():
-                for allocation in allocations:
-                    self._backend.release_buffer(allocation.handle)
-                    self._reserved -= allocation.capacity
+            freed = list(chain.from_iterable(self._free.values()))
             self._free.clear()
+            self._reserved -= sum(allocation.capacity for allocation in freed)
+        try:
+            self._queue.flush()
+        finally:
+            for allocation in freed:
+                self._backend.release_buffer(allocation.handle)
 
     def stats(self) -> dict[str, int]:
         """Bytes: ``allocated`` (lent), ``reserved`` (lent or kept), ``peak_allocated``."""

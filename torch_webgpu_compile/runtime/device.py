@@ -19,6 +19,7 @@ from .interface import Backend, Copy
 from .native import NativeBackend
 from .pipelines import Pipeline, PipelineCache
 from .portable import PortableBackend
+from .queue import CommandQueue
 from .transfer import Range, Transfers
 
 __all__ = ["AdapterInfo", "Device", "GpuBuffer", "list_adapters", "open_device"]
@@ -38,20 +39,19 @@ class Device:
         info: the adapter.
         target: limits and features, as the compiler sees them.
         checked: whether kernels are compiled with the provider's runtime checks.
-        dispatches: dispatches submitted so far.
+        queue: the order of all commands.
     """
 
     def __init__(self, info: AdapterInfo, backend: Backend, checked: bool) -> None:
         self.info = info
         self.target: Target = info.target()
         self.checked = checked
-        self.dispatches = 0
         self.backend = backend
+        self.queue = CommandQueue(backend)
         self._closed = False
-        self._count_lock = threading.Lock()
         self._reclaimable: weakref.WeakSet[Reclaimable] = weakref.WeakSet()
-        self._pool = BufferPool(backend, self.target.max_buffer_nbytes, self._make_room)
-        self._transfers = Transfers(backend)
+        self._pool = BufferPool(backend, self.queue, self.target.max_buffer_nbytes, self._make_room)
+        self._transfers = Transfers(backend, self.queue)
         self._pipelines = PipelineCache(backend, checked)
 
     # ---- memory
@@ -81,7 +81,7 @@ class Device:
 
     def _make_room(self) -> None:
         self.empty_cache()
-        self.backend.wait()  # memory that the GPU still uses is freed when its work is done
+        self.queue.wait()  # memory that the GPU still uses is freed when its work is done
 
     def add_reclaimable(self, holder: Reclaimable) -> None:
         """`empty_cache` will ask ``holder`` (kept by a weak reference) to drop what it can."""
@@ -103,7 +103,7 @@ class Device:
         self._transfers.upload(buffer, source, offset)
 
     def download(self, buffer: GpuBuffer, destination: Any, offset: int = 0) -> None:
-        """Waits for the work submitted so far and fills host memory from a buffer.
+        """Waits for all work so far and fills host memory from a buffer.
 
         Args:
             destination: a writable object with the buffer protocol, or (address, nbytes).
@@ -163,14 +163,14 @@ class Device:
 
     # ---- life
 
-    def count_dispatches(self, count: int) -> None:
-        """Adds to ``dispatches``."""
-        with self._count_lock:
-            self.dispatches += count
+    @property
+    def dispatches(self) -> int:
+        """Dispatches recorded so far."""
+        return self.queue.dispatches
 
     def synchronize(self) -> None:
-        """Waits for everything that was submitted."""
-        self.backend.wait()
+        """Waits for everything that was recorded or submitted. Raises DeviceError if it failed."""
+        self.queue.wait()
 
     @property
     def is_closed(self) -> bool:
@@ -186,8 +186,10 @@ class Device:
         """Waits for the GPU and frees what is not in use. `open_device` gives a new device then."""
         if not self._closed:
             self._closed = True
-            self.synchronize()
-            self.empty_cache()
+            try:
+                self.synchronize()
+            finally:
+                self.empty_cache()
 
     def __repr__(self) -> str:
         return f"Device({self.info.name!r}, {self.info.backend})"

@@ -7,7 +7,7 @@
         device.download(bound.buffer("y"), destination)
 
 Everything is resolved before the call: `bind` evaluates sizes, places buffers and makes bind
-groups, once per set of sizes and of memory; `replay` only encodes and submits.
+groups, once per set of sizes and of memory; `replay` only records commands.
 """
 
 from __future__ import annotations
@@ -220,18 +220,17 @@ class BoundPlan:
         return given if given is not None else self.program.buffers[name]
 
     def replay(self) -> None:
-        """Runs the plan on the contents of its buffers. Waits only for host steps.
+        """Records the plan's commands (see `CommandQueue`). Waits only for host steps.
 
         Raises:
-            DeviceError, DeviceLostError: the device refused; the executor stays usable.
+            DeviceError, DeviceLostError: the device refused these or earlier commands; the executor
+                stays usable.
         """
         executor = self._executor
-        backend = executor.device.backend
-        name = executor.plan.name
+        record = executor.device.queue.record
         with executor.lock:
             for segment in self.program.segments:
                 if isinstance(segment, HostCommand):
                     executor.run_host_step(segment, self)
                 else:
-                    backend.submit(segment, name)
-            executor.device.count_dispatches(self.program.dispatch_count)
+                    record(segment)

@@ -24,14 +24,15 @@ QUERY_RESOLVE = 0x200
 Handle = Any
 
 
+DispatchItem = tuple[Handle | None, Handle, int, int, int]
+"""(pipeline, or None when it is the previous one's; bind group; x, y, z)."""
+
+
 @dataclass(slots=True)
 class DispatchRun:
-    """Consecutive dispatches: one compute pass.
+    """Consecutive dispatches. The first one has a pipeline."""
 
-    ``items`` are (pipeline or None when it is the previous one, bind group, x, y, z).
-    """
-
-    items: list[tuple[Handle | None, Handle, int, int, int]] = field(default_factory=list)
+    items: list[DispatchItem] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,11 @@ class Backend(Protocol):
 
     Attributes:
         is_lost: whether the device was found lost.
+        submissions: submits made so far.
     """
 
     is_lost: bool
+    submissions: int
 
     def create_buffer(self, nbytes: int, usage: int) -> Handle:
         """A buffer of nbytes, a multiple of 4. Raises OutOfMemoryError."""
@@ -77,7 +80,10 @@ class Backend(Protocol):
         """Frees the bind group."""
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
-        """Encodes and submits in order, without waiting; a number for `wait`."""
+        """Encodes and submits in order, without waiting; a number for `wait`.
+
+        Adjacent dispatches share a compute pass. Nothing is submitted when an error is raised.
+        """
 
     def wait(self, submission: int | None = None) -> None:
         """Until the submission (None: everything submitted) is done."""

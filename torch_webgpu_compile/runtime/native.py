@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
 from .failures import device_error, shader_error
-from .interface import MAP_READ, MAP_WRITE, Command, DispatchRun, Handle
+from .interface import MAP_READ, MAP_WRITE, Command, DispatchItem, DispatchRun, Handle
 from .timestamps import time_run
 
 _MODULE = "wgpu.backends.wgpu_native"
@@ -69,7 +69,7 @@ class NativeBackend:
         self._lock = threading.Lock()
         self._layouts: dict[tuple[tuple[bool, ...], bool], tuple[Handle, Handle]] = {}
         self._layout_lock = threading.Lock()
-        self._submissions = 0
+        self.submissions = 0
         self._throttled = 0
         self._finished_index = 0  # this submission and all before it are done
         self._mappings: dict[int, _Mapping] = {}
@@ -278,21 +278,27 @@ class NativeBackend:
     # ---- submitting
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
-        def encode(encoder: Handle) -> None:
-            for command in commands:
-                if isinstance(command, DispatchRun):
-                    self.encode_run(encoder, command, self._pass_desc)
-                else:
-                    self.lib.wgpuCommandEncoderCopyBufferToBuffer(
-                        encoder,
-                        command.source,
-                        command.source_offset,
-                        command.destination,
-                        command.destination_offset,
-                        command.nbytes,
-                    )
+        return self.submit_encoded(lambda encoder: self._encode(encoder, commands), name)
 
-        return self.submit_encoded(encode, name)
+    def _encode(self, encoder: Handle, commands: Sequence[Command]) -> None:
+        items: list[DispatchItem] = []
+        for command in commands:
+            if isinstance(command, DispatchRun):
+                items += command.items
+                continue
+            if items:
+                self.encode_pass(encoder, items, self._pass_desc)
+                items = []
+            self.lib.wgpuCommandEncoderCopyBufferToBuffer(
+                encoder,
+                command.source,
+                command.source_offset,
+                command.destination,
+                command.destination_offset,
+                command.nbytes,
+            )
+        if items:
+            self.encode_pass(encoder, items, self._pass_desc)
 
     def _submit(self, command_buffer: Handle) -> int:
         """Submits a command buffer that finished without an error, and releases it."""
@@ -305,9 +311,9 @@ class NativeBackend:
         """Submits what ``encode`` records into a command encoder. Raises DeviceError."""
         with self._lock:
             index = self._submit(self._record(encode, name))
-            self._submissions += 1
+            self.submissions += 1
             must_finish = 0
-            if self._submissions % _THROTTLE == 0:
+            if self.submissions % _THROTTLE == 0:
                 must_finish, self._throttled = self._throttled, index
         if must_finish > self._finished_index:
             self.wait(must_finish)
@@ -331,17 +337,19 @@ class NativeBackend:
                 lib.wgpuCommandEncoderRelease(encoder)
         return finished
 
-    def encode_run(self, encoder: Handle, run: DispatchRun, pass_desc: Any) -> None:
+    def encode_pass(self, encoder: Handle, items: Sequence[DispatchItem], pass_desc: Any) -> None:
         """Records a compute pass."""
         lib, null = self.lib, self.ffi.NULL
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline
         set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
         dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
         encoder_pass = lib.wgpuCommandEncoderBeginComputePass(encoder, pass_desc)
+        current = None
         try:
-            for pipeline, group, x, y, z in run.items:
-                if pipeline is not None:
+            for pipeline, group, x, y, z in items:
+                if pipeline is not None and pipeline is not current:
                     set_pipeline(encoder_pass, pipeline)
+                    current = pipeline
                 set_bind_group(encoder_pass, 0, group, 0, null)
                 dispatch(encoder_pass, x, y, z)
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ class PortableBackend:
     def __init__(self, device: Any) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._submissions = itertools.count(1)
+        self.submissions = 0
         self._fence: Any = None
         self.is_lost = False
 
@@ -119,25 +118,32 @@ class PortableBackend:
             self._guard(lambda kind, text: device_error(kind, text, f"running {name}")),
         ):
             encoder = self._device.create_command_encoder()
+            encoder_pass = current = None
             for command in commands:
                 if isinstance(command, DispatchRun):
-                    encoder_pass = encoder.begin_compute_pass()
+                    encoder_pass = encoder_pass or encoder.begin_compute_pass()
                     for pipeline, group, x, y, z in command.items:
-                        if pipeline is not None:
+                        if pipeline is not None and pipeline is not current:
                             encoder_pass.set_pipeline(pipeline)
+                            current = pipeline
                         encoder_pass.set_bind_group(0, group)
                         encoder_pass.dispatch_workgroups(x, y, z)
+                    continue
+                if encoder_pass is not None:
                     encoder_pass.end()
-                else:
-                    encoder.copy_buffer_to_buffer(
-                        command.source,
-                        command.source_offset,
-                        command.destination,
-                        command.destination_offset,
-                        command.nbytes,
-                    )
+                    encoder_pass = current = None
+                encoder.copy_buffer_to_buffer(
+                    command.source,
+                    command.source_offset,
+                    command.destination,
+                    command.destination_offset,
+                    command.nbytes,
+                )
+            if encoder_pass is not None:
+                encoder_pass.end()
             self._device.queue.submit([encoder.finish()])
-            return next(self._submissions)
+            self.submissions += 1
+            return self.submissions
 
     def wait(self, submission: int | None = None) -> None:
         with self._lock, self._guard(lambda kind, text: device_error(kind, text, "synchronize")):

@@ -21,7 +21,7 @@ def time_steps(bound: BoundPlan) -> list[float]:
         DeviceError, DeviceLostError: the device refused.
     """
     executor = bound.executor
-    backend = executor.device.backend
+    backend, queue = executor.device.backend, executor.device.queue
     name = executor.plan.name
     measured: list[float] = []
     with executor.lock:
@@ -29,10 +29,11 @@ def time_steps(bound: BoundPlan) -> list[float]:
             if isinstance(segment, HostCommand):
                 executor.run_host_step(segment, bound)
                 continue
-            for command in segment:
+            for command in segment.commands:
                 if not isinstance(command, DispatchRun):
-                    backend.submit([command], name)
+                    queue.submit([command], name)
                     continue
+                queue.flush()  # the next line goes past the queue
                 times = backend.submit_timed(command, name)
                 measured += _time_on_host(bound, command) if times is None else times
     seconds = [0.0] * executor.plan.dispatch_count

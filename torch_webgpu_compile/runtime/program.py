@@ -14,6 +14,7 @@ from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device
 from .interface import Backend, Command, Copy, DispatchRun, Handle
 from .pipelines import Pipeline
+from .queue import Recording
 
 _SLICE_NBYTES = 256  # WebGPU's guaranteed alignment of a uniform binding's offset
 _WINDOW_NBYTES = 16  # kernels may read up to the next multiple of 16 bytes
@@ -41,8 +42,8 @@ class HostCommand:
     outputs: tuple[str, ...]
 
 
-Segment = list[Command] | HostCommand
-"""What one submit holds, or a host step."""
+Segment = Recording | HostCommand
+"""What is recorded at once, or a host step."""
 
 
 @dataclass(slots=True)
@@ -115,7 +116,7 @@ class _Builder:
         self._shared_parameters = parameters
         self._nbytes = {name: buffer_nbytes(b, sizes) for name, b in plan.buffers.items()}
         self._kept: list[BindGroup] = []
-        self._segments: list[Segment] = []
+        self._segments: list[list[Command] | HostCommand] = []
         self._steps: list[int] = []
         self._uniform: GpuBuffer | None = None
         self._slices: list[int] = []
@@ -136,11 +137,15 @@ class _Builder:
                     last = None
                 case _:
                     assert_never(step)
+        segments: list[Segment] = [
+            s if isinstance(s, HostCommand) else Recording(s, self._plan.name, self._kept)
+            for s in self._segments
+        ]
         owned = {name: b for name, b in self._buffers.items() if name not in externals}
         return Program(
             self._sizes,
             owned,
-            self._segments,
+            segments,
             len(self._steps),
             self._steps,
             self._kept,

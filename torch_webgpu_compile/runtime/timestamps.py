@@ -45,7 +45,7 @@ def _time(backend: NativeBackend, run: DispatchRun, name: str) -> list[float]:
         for i, item in enumerate(run.items):
             writes.beginningOfPassWriteIndex = 2 * i
             writes.endOfPassWriteIndex = 2 * i + 1
-            backend.encode_run(encoder, DispatchRun([item]), pass_desc)
+            backend.encode_pass(encoder, [item], pass_desc)
         lib.wgpuCommandEncoderResolveQuerySet(encoder, query_set, 0, count, values, 0)
         lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, values, 0, staging, 0, 8 * count)
 

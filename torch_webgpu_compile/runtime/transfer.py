@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import DeviceError
 from .buffers import GpuBuffer, round_up
 from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
+from .queue import CommandQueue
 
 Memory = tuple[int, int]
 """Host memory as (address, nbytes)."""
@@ -61,8 +62,9 @@ def _check(buffer: GpuBuffer, offset: int, nbytes: int, what: str) -> None:
 class Transfers:
     """Uploads and downloads of one device. Safe to call from several threads."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, queue: CommandQueue) -> None:
         self._backend = backend
+        self._queue = queue
         self._lock = threading.Lock()
         self._staging: dict[int, list[Handle]] = {}
         self._uploads: deque[_UploadStaging] = deque()
@@ -81,6 +83,7 @@ class Transfers:
             return
         with self._lock:
             self.bytes_uploaded += nbytes
+        self._queue.flush()  # pending commands may still need what the buffer holds now
         end = offset + nbytes
         first, last = round_up(offset, 4), end & ~3
         if offset % 4 or first > last:
@@ -106,7 +109,7 @@ class Transfers:
             try:
                 self._backend.fill_staging(staging.handle, address + done, part, staging.submission)
                 copy = Copy(staging.handle, 0, buffer.handle, offset + done, part)
-                staging.submission = self._backend.submit([copy], "an upload")
+                staging.submission = self._queue.submit([copy], "an upload")
             except BaseException:
                 self._backend.release_buffer(staging.handle)
                 raise
@@ -172,7 +175,7 @@ class Transfers:
             for piece in pieces
         ]
         try:
-            submission = self._backend.submit(copies, "a download")
+            submission = self._queue.submit(copies, "a download")
         except BaseException:
             self._backend.release_buffer(staging)
             raise

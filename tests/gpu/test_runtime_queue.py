@@ -1,0 +1,289 @@
+"""The order of recorded commands, uploads and downloads; errors of pending commands."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_plans import (
+    SCALE_KERNEL,
+    add_plan,
+    buffer,
+    chain_plan,
+    dispatch,
+    plan,
+    portable_device,
+)
+
+from torch_webgpu_compile import errors
+from torch_webgpu_compile.runtime import queue
+from torch_webgpu_compile.runtime.device import Device, GpuBuffer, open_device
+from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
+from torch_webgpu_compile.runtime.interface import Copy, DispatchRun
+from torch_webgpu_compile.runtime.profiler import time_steps
+from torch_webgpu_compile.runtime.queue import Recording
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(params=["native", "portable"])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    device = open_device() if request.param == "native" else portable_device()
+    device.synchronize()
+    yield device
+    device.synchronize()
+
+
+def floats(numel: int) -> np.ndarray:
+    return RNG.random(numel, dtype=np.float32)
+
+
+def on_gpu(device: Device, array: np.ndarray) -> GpuBuffer:
+    gpu = device.allocate(array.nbytes)
+    device.upload(gpu, array)
+    return gpu
+
+
+def read(device: Device, gpu: GpuBuffer, numel: int) -> np.ndarray:
+    result = np.empty(numel, np.float32)
+    device.download(gpu, result)
+    return result
+
+
+def adder(device: Device, x: GpuBuffer, y: GpuBuffer, numel: int) -> BoundPlan:
+    """y = x + x"""
+    return Executor(add_plan(numel), device).bind({}, {"a": x, "b": x, "c": y})
+
+
+def invalid(bound: BoundPlan, name: str) -> Recording:
+    """The plan's dispatch with a grid that the GPU refuses."""
+    segment = bound.program.segments[0]
+    assert isinstance(segment, Recording)
+    run = segment.commands[0]
+    assert isinstance(run, DispatchRun)
+    pipeline, group, *_ = run.items[0]
+    return Recording([DispatchRun([(pipeline, group, 70_000, 1, 1)])], name, bound)
+
+
+# ---- batches
+
+
+def test_a_call_and_its_download_are_one_submit(device: Device) -> None:
+    bound = Executor(chain_plan(100, 5), device).bind()
+    x = floats(100)
+    device.upload(bound.buffer("x"), x)
+    before = device.backend.submissions
+    bound.replay()
+    assert device.backend.submissions == before
+    np.testing.assert_array_equal(read(device, bound.buffer("y"), 100), x * 8)
+    assert device.backend.submissions == before + 1
+
+
+def test_commands_are_submitted_in_batches(device: Device) -> None:
+    x = on_gpu(device, floats(64))
+    bound = adder(device, x, device.allocate(256), 64)
+    start, dispatches = device.backend.submissions, device.dispatches
+    for _ in range(2 * queue.MAX_PENDING + 1):
+        bound.replay()
+    assert device.backend.submissions == start + 2
+    assert device.dispatches == dispatches + 2 * queue.MAX_PENDING + 1
+    device.synchronize()
+    assert device.backend.submissions == start + 3
+    device.synchronize()
+    assert device.queue.flush() is None
+    assert device.backend.submissions == start + 3
+
+
+def test_a_long_plan_is_submitted_at_once(device: Device) -> None:
+    bound = Executor(chain_plan(10, queue.MAX_PENDING), device).bind()
+    before = device.backend.submissions
+    bound.replay()
+    assert device.backend.submissions == before + 1
+
+
+@pytest.mark.parametrize("numel", [100, 300_003])
+def test_uploads_come_after_what_is_pending(device: Device, numel: int) -> None:
+    first, second = floats(numel), floats(numel)
+    x, y = on_gpu(device, first), device.allocate(4 * numel)
+    adder(device, x, y, numel).replay()
+    device.upload(x, second)
+    np.testing.assert_array_equal(read(device, y, numel), first + first)
+    np.testing.assert_array_equal(read(device, x, numel), second)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4, 6])
+def test_small_uploads_into_pending_buffers(device: Device, offset: int) -> None:
+    first = floats(16)
+    x, y = on_gpu(device, first), device.allocate(64)
+    adder(device, x, y, 16).replay()
+    device.upload(x, b"\x01\x02\x03", offset)
+    expected = bytearray(first.tobytes())
+    expected[offset : offset + 3] = b"\x01\x02\x03"
+    assert read(device, x, 16).tobytes() == bytes(expected)
+    np.testing.assert_array_equal(read(device, y, 16), first + first)
+
+
+def test_copies_between_dispatches_keep_their_place(device: Device) -> None:
+    x, y, z = on_gpu(device, floats(64)), device.allocate(256), device.allocate(256)
+    bound = adder(device, x, y, 64)
+    expected = read(device, x, 64)
+    bound.replay()
+    device.queue.record(Recording([Copy(y.handle, 0, z.handle, 0, 256)], "copy"))
+    device.queue.record(Recording([Copy(y.handle, 0, x.handle, 0, 256)], "copy"))
+    bound.replay()
+    np.testing.assert_array_equal(read(device, z, 64), expected * 2)
+    np.testing.assert_array_equal(read(device, y, 64), expected * 4)
+
+
+def test_profiling_comes_after_what_is_pending(device: Device) -> None:
+    first, second = floats(64), floats(64)
+    x, y, z = on_gpu(device, first), device.allocate(256), device.allocate(256)
+    device.queue.record(
+        Recording([Copy(on_gpu(device, second).handle, 0, x.handle, 0, 256)], "copy")
+    )
+    bound = adder(device, x, y, 64)
+    other = adder(device, y, z, 64)
+    bound.replay()
+    assert len(time_steps(other)) == 1
+    np.testing.assert_array_equal(read(device, z, 64), second * 4)
+
+
+# ---- memory
+
+
+def test_bind_groups_live_until_they_are_submitted(device: Device) -> None:
+    x = floats(64)
+    bound = adder(device, on_gpu(device, x), device.allocate(256), 64)
+    result = bound.buffer("c")
+    bound.replay()
+    del bound
+    gc.collect()
+    np.testing.assert_array_equal(read(device, result, 64), x + x)
+
+
+def test_memory_is_not_freed_while_commands_use_it(device: Device) -> None:
+    x = floats(64)
+    y = device.allocate(256)
+    source = on_gpu(device, x)
+    device.synchronize()
+    device.queue.record(Recording([Copy(source.handle, 0, y.handle, 0, 256)], "copy"))
+    source.release()
+    device.empty_cache()
+    np.testing.assert_array_equal(read(device, y, 64), x)
+
+
+def test_memory_lent_again_while_commands_use_it(device: Device) -> None:
+    data = [floats(64) for _ in range(2 * queue.MAX_PENDING)]
+    results = [device.allocate(256) for _ in data]
+    for content, result in zip(data, results, strict=True):
+        gpu = on_gpu(device, content)
+        adder(device, gpu, result, 64).replay()
+        gpu.release()
+    for content, result in zip(data, results, strict=True):
+        np.testing.assert_array_equal(read(device, result, 64), content + content)
+
+
+# ---- errors
+
+
+def test_an_error_names_the_culprit_and_spares_the_others(device: Device) -> None:
+    x = floats(64)
+    y, z = device.allocate(256), device.allocate(256)
+    first = adder(device, on_gpu(device, x), y, 64)
+    second = adder(device, y, z, 64)
+    first.replay()
+    device.queue.record(invalid(first, "aten.bad"))
+    second.replay()
+    with pytest.raises(errors.DeviceError, match=r"running aten\.bad"):
+        device.synchronize()
+    np.testing.assert_array_equal(read(device, z, 64), x * 4)
+
+
+def test_an_error_surfaces_in_a_download_or_a_later_record(device: Device) -> None:
+    x = on_gpu(device, floats(64))
+    bound = adder(device, x, device.allocate(256), 64)
+    device.queue.record(invalid(bound, "aten.bad"))
+    with pytest.raises(errors.DeviceError, match=r"running aten\.bad"):
+        read(device, x, 64)
+    device.queue.record(invalid(bound, "aten.worse"))
+    with pytest.raises(errors.DeviceError, match=r"running aten\.worse"):  # noqa: PT012
+        for _ in range(queue.MAX_PENDING):
+            bound.replay()
+    bound.replay()
+    device.synchronize()
+
+
+def test_an_interrupt_keeps_pending_commands(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = floats(64)
+    bound = adder(device, on_gpu(device, x), device.allocate(256), 64)
+    bound.replay()
+
+    def interrupted(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.backend, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            device.synchronize()
+    np.testing.assert_array_equal(read(device, bound.buffer("c"), 64), x + x)
+
+
+# ---- threads
+
+
+def test_threads_recording_at_once(device: Device) -> None:
+    """Each thread scales a counter of its own many times; the batches mix them all."""
+    steps = [dispatch(0, ["x", "y"], 64, [64, 2])]
+    double = plan([SCALE_KERNEL], [buffer("x", "input", 64), buffer("y", "output", 64)], steps)
+
+    def work(seed: int) -> bool:
+        x = np.full(64, seed + 1, np.float32)
+        executor = Executor(double, device)
+        expected = x
+        a, b = on_gpu(device, x), device.allocate(256)
+        for step in range(60):
+            executor.bind({}, {"x": a, "y": b}).replay()
+            a, b = b, (device.allocate(256) if step % 3 else a)
+            expected = expected * 2
+            if step % 16 == 15:
+                expected = expected / 2**16
+                device.upload(a, expected)
+        return np.array_equal(read(device, a, 64), expected)
+
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(work, range(12)))
+
+
+def test_threads_freeing_memory_while_others_record(device: Device) -> None:
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            device.empty_cache()
+
+    def work(seed: int) -> bool:
+        x = np.full(64, seed + 1, np.float32)
+        good = True
+        for _ in range(20):
+            y = device.allocate(256)
+            gpu = on_gpu(device, x)
+            device.queue.record(Recording([Copy(gpu.handle, 0, y.handle, 0, 256)], "copy"))
+            del gpu
+            good &= np.array_equal(read(device, y, 64), x)
+        return good
+
+    cleaner = threading.Thread(target=churn)
+    cleaner.start()
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(work, range(8)))
+    finally:
+        stop.set()
+        cleaner.join()
