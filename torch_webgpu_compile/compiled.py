@@ -22,6 +22,7 @@ from .host_calls import HostCalls
 from .plan.model import Plan
 from .runtime.device import Device, GpuBuffer
 from .runtime.executor import BoundPlan, Executor
+from .runtime.transfer import Range
 from .signature import MutationRecipe, Signature, Variant
 
 _RESIDENT = "_webgpu_resident"
@@ -178,7 +179,7 @@ class CompiledGraph:
     ) -> tuple[list[Any], int]:
         """What the call returns, and the bytes that were downloaded for it."""
         results = list(variant.constants)
-        ranges: list[tuple[GpuBuffer, int, int, int]] = []
+        ranges: list[Range] = []
         for recipe in variant.tensors:
             tensor = torch.empty_strided(recipe.sizes, recipe.strides, dtype=recipe.dtype)
             kept = fresh.get(recipe.buffer)
@@ -203,7 +204,7 @@ class CompiledGraph:
         values: list[Any],
         recipe: MutationRecipe,
         bound: BoundPlan,
-        ranges: list[tuple[GpuBuffer, int, int, int]],
+        ranges: list[Range],
     ) -> Tensor | None:
         """Downloads a changed argument: in place, or to a temporary where its layout needs that."""
         target, temporary = values[recipe.position], None

@@ -17,7 +17,7 @@ from . import devices, storages
 from .counters import counters
 from .host_calls import HostCalls
 from .plan.model import Plan
-from .runtime.buffers import round_up
+from .runtime.buffers import AnyBuffer, round_up
 from .runtime.device import Device, GpuBuffer
 from .runtime.executor import Executor
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
@@ -72,7 +72,7 @@ class DeviceGraph:
         signature = self.signature
         variant = signature.variant(values)
         nbytes = self._nbytes.get(variant) or self._sizes(variant)
-        externals: dict[str, GpuBuffer] = {}
+        externals: dict[str, AnyBuffer] = {}
         for recipe in variant.uploads:
             externals[recipe.buffer] = self._memory(values[recipe.position], recipe)
         copies: list[tuple[str, GpuBuffer]] = []
@@ -96,7 +96,8 @@ class DeviceGraph:
 
     def _sizes(self, variant: Variant) -> dict[str, int]:
         """Bytes of the plan buffers that hold results."""
-        names = {recipe.buffer for recipe in (*variant.tensors, *variant.mutations)}
+        names = {recipe.buffer for recipe in variant.tensors}
+        names |= {recipe.buffer for recipe in variant.mutations}
         buffers = self.plan.buffers
         found = {name: evaluate(buffers[name].nbytes, variant.sizes) for name in names}
         self._nbytes[variant] = found
@@ -104,7 +105,7 @@ class DeviceGraph:
 
     # ---- in
 
-    def _memory(self, tensor: Tensor, recipe: UploadRecipe) -> GpuBuffer:
+    def _memory(self, tensor: Tensor, recipe: UploadRecipe) -> AnyBuffer:
         """The memory of an argument, laid out as the plan expects it."""
         if tensor.stride() != recipe.strides and not _same_layout(tensor, recipe.strides):
             tensor = _with_layout(tensor, recipe.strides)
@@ -136,7 +137,7 @@ class DeviceGraph:
         self,
         name: str,
         nbytes: dict[str, int],
-        externals: dict[str, GpuBuffer],
+        externals: dict[str, AnyBuffer],
         copies: list[tuple[str, GpuBuffer]],
     ) -> GpuBuffer:
         """Memory for the value of a plan buffer that outlives the call.

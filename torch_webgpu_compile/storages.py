@@ -73,8 +73,10 @@ def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> tor
         with _growing:
             slot = len(_buffers)
             _buffers.append(buffer)
-    storage = _construct_storage(slot << _SLOT_BITS, devices.torch_device(index), nbytes)
-    reference = _Reference(storage, _died)  # type: ignore[arg-type]
+    storage: torch.UntypedStorage = _construct_storage(
+        slot << _SLOT_BITS, devices.torch_device(index), nbytes
+    )
+    reference = _Reference(storage, _died)
     reference.slot = slot
     _references[slot] = reference
     return storage
@@ -89,7 +91,7 @@ def new_tensor(
     index: int = 0,
 ) -> Tensor:
     """A tensor on ``webgpu:index`` over a storage there; ``offset`` in elements."""
-    tensor = _create_empty([0], dtype) if index == 0 else _empty_elsewhere(dtype, index)
+    tensor = _create_empty((0,), dtype) if index == 0 else _empty_elsewhere(dtype, index)
     result: Tensor = _set(CPU_KEYS, tensor, storage, offset, sizes, strides)
     return result
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-_libraries: list[torch.library.Library] = []
+_libraries: list[Any] = []
 
 
 def register() -> None:
@@ -38,7 +38,7 @@ def _register() -> None:
     from . import module
 
     _setup_privateuseone_for_python_backend("webgpu", backend_module=module)
-    library = torch.library.Library("_", "IMPL")
+    library: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     library.fallback(lambda op, *a, **k: run(op, *a, **k), "PrivateUse1")
     _libraries.append(library)
     module.install()

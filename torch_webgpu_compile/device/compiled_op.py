@@ -74,7 +74,7 @@ class Placement:
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 f"{first} and {second}! (when running {op})"
             )
-        (place,) = places or asked or {None}
+        place = next(iter(places or asked), None)
         specs = specs_of(leaves)
         return Placement(
             devices.index_of(place), specs, (op, *map(_kind, specs)), _cause_for_host(tensors)
@@ -100,7 +100,9 @@ def _cause_for_host(tensors: Sequence[Tensor]) -> str:
 
 def specs_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """What the compiler needs to know of the leaves of a call."""
-    return tuple(_spec(leaf, k) if isinstance(leaf, Tensor) else leaf for k, leaf in enumerate(leaves))
+    return tuple(
+        _spec(leaf, k) if isinstance(leaf, Tensor) else leaf for k, leaf in enumerate(leaves)
+    )
 
 
 def _spec(tensor: Tensor, position: int) -> TensorSpec:
@@ -219,7 +221,9 @@ def fit_outputs(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, 
     if not op._schema.name.startswith("aten::") or "out" not in op._schema.overload_name:
         return False
     tensors = [
-        value for schema in op._schema.arguments if schema.is_out
+        value
+        for schema in op._schema.arguments
+        if schema.is_out
         for value in pytree.tree_leaves(keywords.get(schema.name))
         if isinstance(value, Tensor)
     ]
@@ -229,7 +233,9 @@ def fit_outputs(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, 
 
     def to_meta(value: Any) -> Any:
         if isinstance(value, Tensor):
-            meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            meta = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device="meta"
+            )
             return made.setdefault(id(value), meta)
         return torch.device("meta") if isinstance(value, torch.device) else value
 
@@ -247,4 +253,12 @@ def fit_outputs(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, 
     return changed
 
 
-__all__ = ["CompiledOp", "Placement", "compile_op", "fit_outputs", "specs_of", "UnsupportedOp", "aten"]
+__all__ = [
+    "CompiledOp",
+    "Placement",
+    "UnsupportedOp",
+    "aten",
+    "compile_op",
+    "fit_outputs",
+    "specs_of",
+]

@@ -92,7 +92,7 @@ def resize_(
     if list(tensor.shape) == list(size) and memory_format is None:
         return tensor
     storage = tensor.untyped_storage()
-    offset = tensor.storage_offset()
+    offset = int(tensor.storage_offset())
     nbytes = (offset + math.prod(size)) * tensor.element_size()
     if storage.nbytes() < nbytes:
         storage = _grown(tensor, nbytes)

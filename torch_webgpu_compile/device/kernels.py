@@ -13,7 +13,7 @@ from . import autoload, copying, factories, views
 from .dispatch import run
 
 _lock = threading.Lock()
-_library: torch.library.Library | None = None
+_library: Any = None
 
 # Their composite kernels are made of views, factories and copies, which is all there is to do.
 _COMPOSITE = frozenset(
@@ -45,7 +45,7 @@ def register() -> None:
     with _lock:
         if _library is not None:
             return
-        library = torch.library.Library("aten", "IMPL")
+        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         kernels = {**_KERNELS, **views.kernels()}
         for name, kernel in kernels.items():
             library.impl(name, kernel, "PrivateUse1")
@@ -70,7 +70,7 @@ def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     from ..backend import native_operators
 
-    native = {overload.name().removeprefix("aten::") for overload in native_operators()}
+    native = {str(overload.name()).removeprefix("aten::") for overload in native_operators()}
     found = []
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, short = name.partition("::")

@@ -93,6 +93,15 @@ class GpuBuffer:
         return self.allocation.capacity
 
     @property
+    def offset_nbytes(self) -> int:
+        """0: see `BufferSlice`."""
+        return 0
+
+    def slice(self, offset_nbytes: int) -> BufferSlice:
+        """The part from ``offset_nbytes``, a multiple of 256, to the end."""
+        return BufferSlice(self, offset_nbytes)
+
+    @property
     def is_released(self) -> bool:
         """Whether the memory went back to the pool."""
         return self._allocation is None
@@ -113,6 +122,32 @@ class GpuBuffer:
     def __repr__(self) -> str:
         state = "released" if self._allocation is None else f"serial {self.serial}"
         return f"GpuBuffer({self.nbytes} bytes, {state})"
+
+
+class BufferSlice:
+    """A part of a `GpuBuffer`, from ``offset_nbytes`` to its end; usable in its place.
+
+    Attributes:
+        offset_nbytes: where it starts, a multiple of 256.
+        serial: identifies memory and offset; 0 when the buffer had been released.
+    """
+
+    __slots__ = ("buffer", "capacity", "nbytes", "offset_nbytes", "serial")
+
+    def __init__(self, buffer: GpuBuffer, offset_nbytes: int) -> None:
+        self.buffer = buffer
+        self.offset_nbytes = offset_nbytes
+        self.nbytes = buffer.nbytes - offset_nbytes
+        self.capacity = buffer.capacity - offset_nbytes
+        self.serial = buffer.serial and (buffer.serial, offset_nbytes)
+
+    @property
+    def handle(self) -> Handle:
+        """The provider's buffer. Raises DeviceError after `GpuBuffer.release`."""
+        return self.buffer.handle
+
+
+AnyBuffer = GpuBuffer | BufferSlice
 
 
 class BufferPool:

@@ -10,16 +10,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..errors import AdapterError
+from ..errors import AdapterError, DeviceError
 from ..plan.model import Kernel
 from ..target import Target
 from .adapters import AdapterInfo, find_adapter, list_adapters
-from .buffers import STORAGE_USAGE, BufferPool, GpuBuffer
+from .buffers import STORAGE_USAGE, AnyBuffer, BufferPool, GpuBuffer
 from .interface import Backend, Copy
 from .native import NativeBackend
 from .pipelines import Pipeline, PipelineCache
 from .portable import PortableBackend
-from .queue import CommandQueue
+from .queue import CommandQueue, Recording
 from .transfer import Range, Transfers
 
 __all__ = ["AdapterInfo", "Device", "GpuBuffer", "list_adapters", "open_device"]
@@ -89,7 +89,7 @@ class Device:
 
     # ---- transfers
 
-    def upload(self, buffer: GpuBuffer, source: Any, offset: int = 0) -> None:
+    def upload(self, buffer: AnyBuffer, source: Any, offset: int = 0) -> None:
         """Copies host memory into a buffer, in order with submitted work.
 
         Args:
@@ -102,7 +102,7 @@ class Device:
         """
         self._transfers.upload(buffer, source, offset)
 
-    def download(self, buffer: GpuBuffer, destination: Any, offset: int = 0) -> None:
+    def download(self, buffer: AnyBuffer, destination: Any, offset: int = 0) -> None:
         """Waits for all work so far and fills host memory from a buffer.
 
         Args:
@@ -117,7 +117,7 @@ class Device:
 
     def copy(
         self,
-        source: GpuBuffer,
+        source: AnyBuffer,
         source_offset: int,
         destination: GpuBuffer,
         destination_offset: int,
@@ -128,8 +128,16 @@ class Device:
         Args:
             source_offset, destination_offset, nbytes: bytes, multiples of 4.
         """
-        copy = Copy(source.handle, source_offset, destination.handle, destination_offset, nbytes)
-        self.backend.submit([copy], "a copy")
+        if source.serial == destination.serial:
+            raise DeviceError("a copy within one buffer is not possible in WebGPU; use two buffers")
+        copy = Copy(
+            source.handle,
+            source.offset_nbytes + source_offset,
+            destination.handle,
+            destination_offset,
+            nbytes,
+        )
+        self.queue.record(Recording([copy], "a copy"))
 
     @property
     def bytes_uploaded(self) -> int:

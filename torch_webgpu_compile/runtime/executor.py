@@ -22,7 +22,7 @@ import numpy as np
 
 from ..errors import DeviceError
 from ..plan.model import HostStep, Plan
-from .buffers import GpuBuffer
+from .buffers import AnyBuffer, GpuBuffer
 from .device import Device
 from .program import BindGroup, HostCommand, Program, buffer_nbytes, build_program
 
@@ -78,7 +78,7 @@ class Executor:
     def bind(
         self,
         sizes: Mapping[str, int] | None = None,
-        externals: Mapping[str, GpuBuffer] | None = None,
+        externals: Mapping[str, AnyBuffer] | None = None,
     ) -> BoundPlan:
         """The plan with its sizes and memory resolved, ready to replay.
 
@@ -107,7 +107,7 @@ class Executor:
                     self._programs.popitem(last=False)
         return BoundPlan(self, program, externals)
 
-    def _build(self, sizes: dict[str, int], externals: Mapping[str, GpuBuffer]) -> Program:
+    def _build(self, sizes: dict[str, int], externals: Mapping[str, AnyBuffer]) -> Program:
         buffers = self._place(sizes, externals)
         return build_program(
             self.plan,
@@ -121,11 +121,11 @@ class Executor:
         )
 
     def _place(
-        self, sizes: dict[str, int], externals: Mapping[str, GpuBuffer]
-    ) -> dict[str, GpuBuffer]:
+        self, sizes: dict[str, int], externals: Mapping[str, AnyBuffer]
+    ) -> dict[str, AnyBuffer]:
         """A buffer for every plan buffer."""
         needed: dict[str | int, int] = {}
-        placed: dict[str, GpuBuffer] = {}
+        placed: dict[str, AnyBuffer] = {}
         for name, buffer in self.plan.buffers.items():
             nbytes = buffer_nbytes(buffer, sizes)
             given = externals.get(name, self._constants.get(name))
@@ -198,7 +198,7 @@ class BoundPlan:
     __slots__ = ("_executor", "_externals", "program")
 
     def __init__(
-        self, executor: Executor, program: Program, externals: Mapping[str, GpuBuffer]
+        self, executor: Executor, program: Program, externals: Mapping[str, AnyBuffer]
     ) -> None:
         self._executor = executor
         self._externals = dict(externals)
@@ -214,7 +214,7 @@ class BoundPlan:
         """Whose plan this is."""
         return self._executor
 
-    def buffer(self, name: str) -> GpuBuffer:
+    def buffer(self, name: str) -> AnyBuffer:
         """The memory of a plan buffer: the caller's own where it was given to `Executor.bind`."""
         given = self._externals.get(name)
         return given if given is not None else self.program.buffers[name]

@@ -10,7 +10,7 @@ from typing import Any, assert_never
 from ..errors import DeviceError
 from ..plan.model import Binding, CopyBuffer, Dispatch, HostBuffer, HostStep, Plan, PlanBuffer
 from ..sizes import evaluate
-from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
+from .buffers import MIN_NBYTES, UNIFORM_USAGE, AnyBuffer, GpuBuffer, round_up
 from .device import Device
 from .interface import Backend, Command, Copy, DispatchRun, Handle
 from .pipelines import Pipeline
@@ -60,7 +60,7 @@ class Program:
     """
 
     sizes: dict[str, int]
-    buffers: dict[str, GpuBuffer]
+    buffers: dict[str, AnyBuffer]
     segments: list[Segment]
     dispatch_count: int
     dispatch_steps: list[int]
@@ -77,7 +77,7 @@ def build_program(
     plan: Plan,
     device: Device,
     sizes: dict[str, int],
-    buffers: dict[str, GpuBuffer],
+    buffers: dict[str, AnyBuffer],
     pipelines: Sequence[Pipeline],
     externals: frozenset[str],
     groups: MutableMapping[tuple[Any, ...], BindGroup],
@@ -102,7 +102,7 @@ class _Builder:
         plan: Plan,
         device: Device,
         sizes: dict[str, int],
-        buffers: dict[str, GpuBuffer],
+        buffers: dict[str, AnyBuffer],
         pipelines: Sequence[Pipeline],
         groups: MutableMapping[tuple[Any, ...], BindGroup],
         parameters: MutableMapping[bytes, GpuBuffer],
@@ -238,14 +238,14 @@ class _Builder:
         key = (id(pipeline), *[(b.serial, offset, nbytes) for b, offset, nbytes in ranges])
         group = self._shared_groups.get(key)
         if group is None:
-            entries = [(buffer.handle, offset, nbytes) for buffer, offset, nbytes in ranges]
+            entries = [(b.handle, b.offset_nbytes + offset, nbytes) for b, offset, nbytes in ranges]
             backend = self._device.backend
             handle = backend.create_bind_group(pipeline.layout, entries, kernel.name)
             group = self._shared_groups[key] = BindGroup(backend, handle)
         self._kept.append(group)
         return group
 
-    def _range(self, binding: Binding, kernel: str) -> tuple[GpuBuffer, int, int]:
+    def _range(self, binding: Binding, kernel: str) -> tuple[AnyBuffer, int, int]:
         buffer = self._buffers[binding.buffer]
         offset = binding.offset_nbytes
         left = self._nbytes[binding.buffer] - offset
@@ -265,7 +265,7 @@ class _Builder:
 
     def _check_aliases(self, step: Dispatch, kernel: str) -> None:
         """WebGPU forbids one buffer as read-only and read-write storage of one dispatch."""
-        access: dict[int, bool] = {}
+        access: dict[Any, bool] = {}
         declared = self._plan.kernels[step.kernel].bindings
         if len(declared) != len(step.bindings):
             raise DeviceError(
@@ -285,7 +285,13 @@ class _Builder:
         source, destination = self._buffers[step.source], self._buffers[step.destination]
         if not nbytes or source.serial == destination.serial:
             return last
-        copy = Copy(source.handle, 0, destination.handle, 0, round_up(nbytes, 4))
+        copy = Copy(
+            source.handle,
+            source.offset_nbytes,
+            destination.handle,
+            destination.offset_nbytes,
+            round_up(nbytes, 4),
+        )
         self._commands().append(copy)
         return None
 

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError
-from .buffers import GpuBuffer, round_up
+from .buffers import AnyBuffer, round_up
 from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
 from .queue import CommandQueue
 
 Memory = tuple[int, int]
 """Host memory as (address, nbytes)."""
 
-Range = tuple[GpuBuffer, int, int, int]
+Range = tuple[AnyBuffer, int, int, int]
 """(buffer, offset in bytes, nbytes, host address)."""
 
 _CHUNK = 16 << 20  # bytes per staging buffer at most: two of them overlap copying and reading
@@ -51,7 +51,7 @@ def host_memory(source: Any, writable: bool = False) -> tuple[int, int, Any]:
     return int(array.__array_interface__["data"][0]), view.nbytes, array
 
 
-def _check(buffer: GpuBuffer, offset: int, nbytes: int, what: str) -> None:
+def _check(buffer: AnyBuffer, offset: int, nbytes: int, what: str) -> None:
     if offset < 0 or nbytes < 0 or offset + nbytes > buffer.capacity:
         raise DeviceError(
             f"{what} of {nbytes} bytes at offset {offset} is outside a buffer of "
@@ -71,7 +71,7 @@ class Transfers:
         self.bytes_uploaded = 0
         self.bytes_downloaded = 0
 
-    def upload(self, buffer: GpuBuffer, source: Any, offset: int = 0) -> None:
+    def upload(self, buffer: AnyBuffer, source: Any, offset: int = 0) -> None:
         """Copies host memory into a buffer; the memory may be reused when this returns.
 
         Raises:
@@ -94,21 +94,26 @@ class Transfers:
             if end >= buffer.nbytes:  # nothing of value follows: no need to read the last word
                 word = np.zeros(4, np.uint8)
                 ctypes.memmove(word.ctypes.data, address + last - offset, end - last)
-                self._backend.write_buffer(buffer.handle, last, word.ctypes.data, 4)
+                self._backend.write_buffer(
+                    buffer.handle, buffer.offset_nbytes + last, word.ctypes.data, 4
+                )
             else:
                 self._patch(buffer, last, address + last - offset, end - last)
         del keep
 
-    def _upload_words(self, buffer: GpuBuffer, offset: int, address: int, nbytes: int) -> None:
+    def _upload_words(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
         if nbytes < _STAGED:
-            self._backend.write_buffer(buffer.handle, offset, address, nbytes)
+            self._backend.write_buffer(
+                buffer.handle, buffer.offset_nbytes + offset, address, nbytes
+            )
             return
+        start = buffer.offset_nbytes + offset
         for done in range(0, nbytes, _CHUNK):
             part = min(_CHUNK, nbytes - done)
             staging = self._writable_staging()
             try:
                 self._backend.fill_staging(staging.handle, address + done, part, staging.submission)
-                copy = Copy(staging.handle, 0, buffer.handle, offset + done, part)
+                copy = Copy(staging.handle, 0, buffer.handle, start + done, part)
                 staging.submission = self._queue.submit([copy], "an upload")
             except BaseException:
                 self._backend.release_buffer(staging.handle)
@@ -123,15 +128,15 @@ class Transfers:
                 return self._uploads.popleft()
         return _UploadStaging(self._backend.create_buffer(_CHUNK, MAP_WRITE | COPY_SRC))
 
-    def _patch(self, buffer: GpuBuffer, offset: int, address: int, nbytes: int) -> None:
+    def _patch(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
         """Writes a few bytes within one word of a buffer, keeping the others."""
         start = offset & ~3
         word = np.empty(4, np.uint8)
         self._download([(buffer, start, 4, word.ctypes.data)])
         ctypes.memmove(word.ctypes.data + offset - start, address, nbytes)
-        self._backend.write_buffer(buffer.handle, start, word.ctypes.data, 4)
+        self._backend.write_buffer(buffer.handle, buffer.offset_nbytes + start, word.ctypes.data, 4)
 
-    def download(self, buffer: GpuBuffer, destination: Any, offset: int = 0) -> None:
+    def download(self, buffer: AnyBuffer, destination: Any, offset: int = 0) -> None:
         """Fills host memory from a buffer, after all work submitted before.
 
         Raises:
@@ -212,11 +217,11 @@ class _Piece:
     __slots__ = ("address", "buffer", "nbytes", "position", "skip", "start", "wanted")
 
     def __init__(
-        self, buffer: GpuBuffer, offset: int, wanted: int, address: int, position: int
+        self, buffer: AnyBuffer, offset: int, wanted: int, address: int, position: int
     ) -> None:
         self.buffer = buffer
-        self.start = offset & ~3
-        self.skip = offset - self.start
+        self.start = buffer.offset_nbytes + (offset & ~3)
+        self.skip = offset & 3
         self.nbytes = round_up(self.skip + wanted, 4)
         self.wanted = wanted
         self.address = address
