@@ -15,13 +15,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import is_tensor
+from torch.utils._pytree import tree_leaves
 
-from . import debug, fallbacks, plan_cache
+from . import debug, devices, fallbacks, plan_cache
 from .capture import aot, dynamo
 from .captured import CapturedGraph
 from .codegen import generate
-from .compiled import CompiledGraph, check_devices
+from .compiled import CompiledGraph
 from .counters import counters
+from .device_graph import DeviceGraph
+from .errors import DeviceError
 from .ir.graph import LoopGraph, Schedule
 from .ir.text import format_graph, format_schedule
 from .ir.verify import verify_loop_graph, verify_schedule
@@ -197,10 +201,37 @@ def signature_of(state: Compilation) -> Signature:
     )
 
 
+def device_signature_of(state: Compilation) -> Signature:
+    """`signature_of` for tensors on the device, where every argument is bound where it is."""
+    phase = state.phase
+    return Signature(
+        state.plan, forwarded=phase.forwarded, counted=phase.counted, seeds=phase.seeds
+    )
+
+
 def native_operators() -> frozenset[torch._ops.OpOverload]:
     """The ATen overloads that have a lowering."""
     register_all()
     return frozenset(LOWERINGS)
+
+
+def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> int | None:
+    """The ``webgpu`` device that a Dynamo graph works on; None for a graph of CPU tensors.
+
+    Raises:
+        DeviceError: a tensor is on another kind of device, or tensors are on several GPUs.
+    """
+    values = [*example_inputs, *(node.meta.get("example_value") for node in module.graph.nodes)]
+    found = {leaf.device for value in values for leaf in tree_leaves(value) if is_tensor(leaf)}
+    strange = [str(device) for device in found if device.type not in ("cpu", "meta", devices.NAME)]
+    places = {devices.index_of(device) for device in found if device.type == devices.NAME}
+    if strange or len(places) > 1:
+        shown = ", ".join(strange or [f"{devices.NAME}:{place}" for place in sorted(places)])
+        raise DeviceError(
+            f"backend='webgpu' was given tensors on {shown}; it takes CPU tensors and those of one "
+            "webgpu device: move the model and its inputs to the same device"
+        )
+    return next(iter(places), None)
 
 
 def device_for(options: CompileOptions) -> Device:
@@ -211,7 +242,7 @@ def device_for(options: CompileOptions) -> Device:
     return open_device(options.provider or "wgpu", adapter, options.checked)
 
 
-Observer = Callable[[Compilation, CompiledGraph], None]
+Observer = Callable[[Compilation, CompiledGraph | DeviceGraph], None]
 
 
 def compile_module(
@@ -221,13 +252,17 @@ def compile_module(
     observer: Observer | None = None,
 ) -> Callable[..., Any]:
     """Compiles a Dynamo graph; ``observer`` is told of every graph that comes of it."""
-    check_devices(example_inputs)
-    device = device_for(options)
+    index = device_index(module, example_inputs)
+    device = device_for(options) if index is None else devices.get_device(index)
 
     def compile_captured(captured: CapturedGraph, phase: aot.Phase) -> aot.BoxedFunction:
         state = compile_graph(captured, phase, device.target, options, use_cache=observer is None)
         before = device.kernels_compiled
-        compiled = CompiledGraph(state.plan, device, signature_of(state))
+        compiled: CompiledGraph | DeviceGraph
+        if index is None:
+            compiled = CompiledGraph(state.plan, device, signature_of(state))
+        else:
+            compiled = DeviceGraph(state.plan, device, index, device_signature_of(state))
         counters.add(kernels_compiled=device.kernels_compiled - before)
         if observer is not None:
             observer(state, compiled)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from . import static_buffers
 from .counters import counters
-from .errors import DeviceError
 from .host_calls import HostCalls
 from .plan.model import Plan
 from .runtime.device import Device, GpuBuffer
@@ -246,13 +245,3 @@ def _has_saved_tensor_hooks() -> bool:
     """Whether hooks (checkpointing, offloading) will read the tensors that autograd saves."""
     hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return hooks is None or hooks(True) is not None
-
-
-def check_devices(inputs: Sequence[Any]) -> None:
-    """Raises DeviceError when an example input is on a device that this backend does not serve."""
-    for value in inputs:
-        if isinstance(value, Tensor) and value.device.type != "cpu":
-            raise DeviceError(
-                f"a tensor on {value.device} was given to backend='webgpu', which takes CPU "
-                "tensors; move the model and its inputs with .cpu()"
-            )

@@ -7,14 +7,15 @@ it is all of that storage (`storages.replace`), and is copied into it otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import devices, storages
+from .copying import write_part
 from .counters import counters
+from .device.random import draw_seeds
 from .host_calls import HostCalls
 from .plan.model import Plan
 from .runtime.buffers import AnyBuffer, round_up
@@ -22,9 +23,6 @@ from .runtime.device import Device, GpuBuffer
 from .runtime.executor import Executor
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
 from .sizes import evaluate
-
-Write = Callable[[Tensor, Tensor], None]
-"""(target, value of the same shape and dtype): writes a part of a storage."""
 
 
 class DeviceGraph:
@@ -38,7 +36,6 @@ class DeviceGraph:
         device: where.
         index: the device's number in PyTorch.
         signature: what the plan's inputs and outputs are to PyTorch; without static inputs.
-        write: how to write a part of a storage.
 
     Raises (when called):
         DeviceError: the GPU refused; the subclass and the message say what.
@@ -52,23 +49,23 @@ class DeviceGraph:
         device: Device,
         index: int,
         signature: Signature,
-        write: Write,
     ) -> None:
         self.plan = plan
         self.device = device
         self.index = index
         self.signature = signature
         self.executor = Executor(plan, device, HostCalls(plan))
-        self._write = write
         self._nbytes: dict[Variant, dict[str, int]] = {}
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]
         arguments.clear()
+        if self.signature.seeds:
+            values.append(draw_seeds(self.index, self.signature.seeds))
         return self.run(values)
 
     def run(self, values: list[Any]) -> list[Any]:
-        """The call, on a list of arguments that is kept."""
+        """The call on a list of arguments, which stays as it is, with seeds if there are any."""
         signature = self.signature
         variant = signature.variant(values)
         nbytes = self._nbytes.get(variant) or self._sizes(variant)
@@ -175,7 +172,7 @@ class DeviceGraph:
         value = storages.new_tensor(
             storage, recipe.dtype, recipe.sizes, recipe.strides, 0, self.index
         )
-        self._write(tensor.detach(), value)
+        write_part(tensor.detach(), value)
 
 
 def _same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:

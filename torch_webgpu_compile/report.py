@@ -12,6 +12,7 @@ import torch
 from . import debug
 from .backend import Compilation, compile_module
 from .compiled import CompiledGraph
+from .device_graph import DeviceGraph
 from .options import resolve
 from .plan.model import Dispatch, HostStep, Plan
 from .sizes import Expr, evaluate
@@ -206,7 +207,7 @@ def explain(
     """
     target = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", None) or fn
     options = resolve(None, webgpu_options)
-    seen: list[tuple[Compilation, CompiledGraph]] = []
+    seen: list[tuple[Compilation, CompiledGraph | DeviceGraph]] = []
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return compile_module(module, inputs, options, lambda *pair: seen.append(pair))
@@ -222,7 +223,7 @@ def explain(
     return Report(tuple(_graph_report(*pair) for pair in seen), tuple(reasons), result)
 
 
-def _graph_report(state: Compilation, compiled: CompiledGraph) -> GraphReport:
+def _graph_report(state: Compilation, compiled: CompiledGraph | DeviceGraph) -> GraphReport:
     plan = state.plan
     sizes = compiled.signature.some_sizes()
 

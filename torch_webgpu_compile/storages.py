@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,13 +74,13 @@ def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> tor
         with _growing:
             slot = len(_buffers)
             _buffers.append(buffer)
-    storage: torch.UntypedStorage = _construct_storage(
+    storage: Any = _construct_storage(
         slot << _SLOT_BITS, devices.torch_device(index), nbytes
     )
     reference = _Reference(storage, _died)
     reference.slot = slot
     _references[slot] = reference
-    return storage
+    return storage  # type: ignore[no-any-return]
 
 
 def new_tensor(

@@ -22,7 +22,6 @@ from ..options import CompileOptions, resolve
 from ..signature import Signature
 from ..storages import ALIGNMENT, data_ptr
 from . import random
-from .copying import write_part
 
 aten = torch.ops.aten
 
@@ -202,7 +201,7 @@ def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
         counted=frozenset(changed),  # PyTorch counts the versions of what an operator changes
     )
     before = device.kernels_compiled
-    graph = DeviceGraph(state.plan, device, placement.index, signature, write_part)
+    graph = DeviceGraph(state.plan, device, placement.index, signature)
     counters.add(kernels_compiled=device.kernels_compiled - before)
     return CompiledOp(call, graph)
 

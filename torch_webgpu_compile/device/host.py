@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .. import devices, fallbacks
+from ..copying import from_host, is_here, to_host, write_on_host
 from ..counters import counters
 from ..options import resolve
 from ..storages import is_dense
-from .copying import from_host, is_here, to_host, write_on_host
 
 _CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import autoload, copying, factories, views
+from . import autoload, copies, factories, views
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -34,8 +34,9 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "empty_strided": factories.empty_strided,
     "set_": factories.set_,
     "resize_": factories.resize_,
-    "_copy_from": copying.copy_from,
-    "_local_scalar_dense": copying.local_scalar_dense,
+    "copy_": copies.copy_,
+    "_copy_from": copies.copy_from,
+    "_local_scalar_dense": copies.local_scalar_dense,
 }
 
 
@@ -53,7 +54,7 @@ def register() -> None:
             library.impl(name, partial(run, _overload(name)), "PrivateUse1")
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
-        library.impl("_pin_memory", copying.pin_memory, "CPU")
+        library.impl("_pin_memory", copies.pin_memory, "CPU")
         _library = library
         autoload.run = run
 
@@ -70,7 +71,10 @@ def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     from ..backend import native_operators
 
-    native = {str(overload.name()).removeprefix("aten::") for overload in native_operators()}
+    native = {
+        str(overload).removeprefix("aten.").removesuffix(".default")
+        for overload in native_operators()
+    }
     found = []
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, short = name.partition("::")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .. import devices, storages
-from ..counters import counters
-from ..storages import buffer_at, data_ptr, fills_storage, offset_at, span
+from . import devices, storages
+from .counters import counters
+from .storages import data_ptr, fills_storage, offset_at, span
 
 aten = torch.ops.aten
 _MAX_RUNS = 64  # a part of a storage with more runs than this is written by a kernel
@@ -55,7 +53,7 @@ def from_host(source: Tensor, target: Tensor) -> None:
     if span(target.shape, strides) != target.numel() or target.is_conj() or target.is_neg():
         temporary = torch.empty(target.shape, dtype=target.dtype, device=target.device)
         from_host(value, temporary)
-        copy_on_device(temporary, target)
+        target.copy_(temporary)
         return
     if value.stride() != strides or value.is_conj() or value.is_neg():
         value = torch.empty_strided(target.shape, strides, dtype=target.dtype).copy_(value)
@@ -66,30 +64,25 @@ def from_host(source: Tensor, target: Tensor) -> None:
     counters.add(bytes_uploaded=nbytes)
 
 
-def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    """``aten::_copy_from``: any pair of devices of which one is ``webgpu``."""
+def copy_between_devices(source: Tensor, target: Tensor) -> None:
+    """Copies, converts and broadcasts; at most one of the two is not on a ``webgpu`` device."""
     if not is_here(target):
         target.copy_(to_host(source))
     elif not is_here(source):
         from_host(source.cpu(), target)
-    elif source.get_device() != target.get_device():
-        from_host(to_host(source), target)
     else:
-        copy_on_device(source, target)
-    return target
+        from_host(to_host(source), target)
 
 
-def copy_on_device(source: Tensor, target: Tensor) -> None:
-    """Converts and broadcasts ``source`` into ``target``, both on one device."""
-    if target.numel() == 0 or (source.data_ptr() == target.data_ptr() and _same(source, target)):
-        return
-    if _same(source, target) and span(target.shape, target.stride()) == target.numel():
-        nbytes = target.numel() * target.element_size()
-        if _copy_bytes(source, target, nbytes):
-            return
-    from .dispatch import run
-
-    run(aten.copy_.default, target, source)
+def copy_bytes(source: Tensor, target: Tensor) -> bool:
+    """Copies within a device if no kernel is needed for it; whether that was so."""
+    if not _same(source, target):
+        return False
+    if target.numel() == 0 or data_ptr(source) == data_ptr(target):
+        return True
+    if not storages.is_dense(target):
+        return False
+    return _copy_bytes(source, target, target.numel() * target.element_size())
 
 
 def _same(source: Tensor, target: Tensor) -> bool:
@@ -177,27 +170,3 @@ def write_on_host(target: Tensor, value: Tensor) -> None:
     usable = data[: nbytes // itemsize * itemsize].view(target.dtype)
     usable.as_strided(target.shape, target.stride(), target.storage_offset()).copy_(value)
     device.upload(buffer, (data.data_ptr(), nbytes))
-
-
-def local_scalar_dense(tensor: Tensor) -> Any:
-    """``aten::_local_scalar_dense``: waits for the value of a tensor of one element."""
-    return to_host(tensor).item()
-
-
-def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
-    """``aten::_pin_memory``: WebGPU has no pinned memory; transfers stage on their own."""
-    return tensor
-
-
-__all__ = [
-    "buffer_at",
-    "copy_from",
-    "copy_on_device",
-    "from_host",
-    "is_here",
-    "local_scalar_dense",
-    "pin_memory",
-    "to_host",
-    "write_on_host",
-    "write_part",
-]
