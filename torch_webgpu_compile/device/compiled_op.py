@@ -48,17 +48,19 @@ class Placement:
     Attributes:
         index: the device.
         specs: the leaves with a `TensorSpec` in place of each tensor.
+        spec: how the leaves are nested in (arguments, keywords).
         kind: equal for calls that one graph with symbolic sizes may serve.
         cause_for_host: why the call cannot be compiled, or "".
     """
 
     index: int
     specs: tuple[Any, ...]
+    spec: pytree.TreeSpec
     kind: tuple[Any, ...]
     cause_for_host: str
 
     @staticmethod
-    def of(op: OpOverload, leaves: Sequence[Any]) -> Placement:
+    def of(op: OpOverload, leaves: Sequence[Any], spec: pytree.TreeSpec) -> Placement:
         """The placement of a call.
 
         Raises:
@@ -75,9 +77,8 @@ class Placement:
             )
         place = next(iter(places or asked), None)
         specs = specs_of(leaves)
-        return Placement(
-            devices.index_of(place), specs, (op, *map(_kind, specs)), _cause_for_host(tensors)
-        )
+        kind = (op, spec, *map(_kind, specs))
+        return Placement(devices.index_of(place), specs, spec, kind, _cause_for_host(tensors))
 
 
 def _has_place(op: OpOverload, tensor: Tensor) -> bool:
@@ -164,13 +165,7 @@ def _result(result: Output | Argument | Constant, outputs: list[Any], leaves: li
             return value
 
 
-def compile_op(
-    op: OpOverload,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    placement: Placement,
-    dynamic: bool,
-) -> CompiledOp:
+def compile_op(op: OpOverload, placement: Placement, dynamic: bool) -> CompiledOp:
     """Compiles a call.
 
     Args:
@@ -180,8 +175,7 @@ def compile_op(
         UnsupportedOp: the operator cannot be traced, or a part of it has no kernel.
         Exception: what PyTorch raises about the arguments.
     """
-    spec = pytree.tree_structure((arguments, keywords))
-    described, named = pytree.tree_unflatten(placement.specs, spec)
+    described, named = pytree.tree_unflatten(placement.specs, placement.spec)
     native = native_operators()
     if dynamic:
         try:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_structure
 
 from ..errors import UnsupportedOp
 from ..storages import ALIGNMENT, data_ptr
@@ -87,7 +88,7 @@ def _first_time(
 ) -> Any:
     if fit_outputs(op, arguments, keywords):
         return run(op, *arguments, **keywords)
-    placement = Placement.of(op, leaves)
+    placement = Placement.of(op, leaves, tree_structure((arguments, keywords)))
     cause = placement.cause_for_host
     with _lock:
         compiled = None
@@ -97,7 +98,7 @@ def _first_time(
             compiled = next((found for found in known if found.accepts(placement.specs)), None)
             if compiled is None:
                 try:
-                    compiled = compile_op(op, arguments, keywords, placement, bool(known))
+                    compiled = compile_op(op, placement, dynamic=bool(known))
                     known.append(compiled)
                 except UnsupportedOp as error:
                     cause = error.cause

@@ -18,7 +18,6 @@ _library: Any = None
 # Their composite kernels are made of views, factories and copies, which is all there is to do.
 _COMPOSITE = frozenset(
     {
-        "_to_copy",
         "clone",
         "lift",
         "lift_fresh",
@@ -36,6 +35,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "resize_": factories.resize_,
     "copy_": copies.copy_,
     "_copy_from": copies.copy_from,
+    "_to_copy": copies.to_copy,
     "_local_scalar_dense": copies.local_scalar_dense,
 }
 
