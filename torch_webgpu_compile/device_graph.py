@@ -60,12 +60,16 @@ class DeviceGraph:
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]
         arguments.clear()
-        if self.signature.seeds:
-            values.append(draw_seeds(self.index, self.signature.seeds))
         return self.run(values)
 
     def run(self, values: list[Any]) -> list[Any]:
-        """The call on a list of arguments, which stays as it is, with seeds if there are any."""
+        """The call on a list of arguments that is not needed afterwards."""
+        if self.signature.seeds:
+            values.append(draw_seeds(self.index, self.signature.seeds))
+        return self.run_seeded(values)
+
+    def run_seeded(self, values: list[Any]) -> list[Any]:
+        """The call on a list of arguments, the last of which are the seeds if there are any."""
         signature = self.signature
         variant = signature.variant(values)
         nbytes = self._nbytes.get(variant) or self._sizes(variant)
