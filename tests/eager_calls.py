@@ -60,6 +60,9 @@ def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False)
             outputs.append(value)
         else:
             changes.append((leaves[call.arguments[output.mutates]], value))
+    for leaf in call.resized:
+        target = leaves[leaf]
+        target.set_(next(torch.empty_like(value) for t, value in changes if t is target))
     for target, value in changes:
         assert target.stride() == value.stride() or target.numel() < 2
         target.copy_(value)

@@ -102,6 +102,8 @@ class CapturedCall:
         results: the flattened result of the call.
         results_spec: how `torch.utils._pytree.tree_unflatten` builds the result from them.
         mutated: the leaves that the call changes.
+        resized: those of them that have other sizes than the result, as ``out=`` arguments may: the
+            caller gives them the sizes and strides that the plan writes, before the call.
         accepts: whether the graph also computes the call with these leaves, with a `TensorSpec`
             for each tensor.
     """
@@ -112,6 +114,7 @@ class CapturedCall:
     results: tuple[Result, ...]
     results_spec: TreeSpec
     mutated: tuple[int, ...]
+    resized: tuple[int, ...]
     accepts: Callable[[Sequence[Any]], bool]
 
 
@@ -126,7 +129,7 @@ def capture_call(
     """Captures ``op(*args, **kwargs)``.
 
     Args:
-        op: not a view; an ``out=`` argument has the sizes of the result.
+        op: not a view.
         args, kwargs: with a `TensorSpec` for each tensor, and a Python number for each tensor that
             wraps one. Devices and generators are ignored: the device is the caller's, and so is
             the source of the seeds.
@@ -154,6 +157,8 @@ def capture_call(
     mutates = op._schema.is_mutable
     try:
         traced = trace(call, fakes, mode, _table(native), native, mutates=mutates)
+    except UnsupportedOp:
+        raise
     except _UNTRACEABLE as error:
         raise UnsupportedOp(
             str(op), f"it cannot be traced ({_first_line(error)})", _ON_HOST
@@ -172,6 +177,7 @@ def capture_call(
         results,
         results_spec,
         mutated,
+        tuple(taken[position] for position in traced.resized),
         _exact_match(leaves, mutated),
     )
 
