@@ -68,11 +68,17 @@ class Transfers:
         self._lock = threading.Lock()
         self._staging: dict[int, list[Handle]] = {}
         self._uploads: deque[_UploadStaging] = deque()
+        self._written = 0
         self.bytes_uploaded = 0
         self.bytes_downloaded = 0
 
-    def upload(self, buffer: GpuBuffer, source: Any, offset: int = 0) -> None:
+    def upload(
+        self, buffer: GpuBuffer, source: Any, offset: int = 0, is_idle: bool = False
+    ) -> None:
         """Copies host memory into a buffer; the memory may be reused when this returns.
+
+        Args:
+            is_idle: the buffer was allocated as idle, and no command uses it yet.
 
         Raises:
             DeviceError: the range is outside the buffer, or the device failed.
@@ -83,7 +89,8 @@ class Transfers:
             return
         with self._lock:
             self.bytes_uploaded += nbytes
-        self._queue.flush()  # pending commands may still need what the buffer holds now
+        if not is_idle:
+            self._queue.flush()  # pending commands may still need what the buffer holds now
         end = offset + nbytes
         first, last = round_up(offset, 4), end & ~3
         if offset % 4 or first > last:
@@ -102,6 +109,7 @@ class Transfers:
     def _upload_words(self, buffer: GpuBuffer, offset: int, address: int, nbytes: int) -> None:
         if nbytes < _STAGED:
             self._backend.write_buffer(buffer.handle, offset, address, nbytes)
+            self._count_written(nbytes)
             return
         for done in range(0, nbytes, _CHUNK):
             part = min(_CHUNK, nbytes - done)
@@ -115,6 +123,22 @@ class Transfers:
                 raise
             with self._lock:
                 self._uploads.append(staging)
+
+    def upload_bytes(self, buffer: GpuBuffer, data: bytes) -> None:
+        """`upload` to the start of an idle buffer, without the general case's checks."""
+        rest = -len(data) % 4
+        self._backend.write_bytes(buffer.handle, data + bytes(rest) if rest else data)
+        with self._lock:
+            self.bytes_uploaded += len(data)
+
+    def _count_written(self, nbytes: int) -> None:
+        """Submits now and then: the provider keeps what was written until the next submit."""
+        with self._lock:
+            self._written += nbytes
+            if self._written < _CHUNK:
+                return
+            self._written = 0
+        self._queue.submit([], "an upload")
 
     def _writable_staging(self) -> _UploadStaging:
         """The staging buffer whose last copy is oldest, or another one while there are few."""
