@@ -237,7 +237,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable:
             self.is_functional = False
         node_args, node_kwargs = tree_map_only(Tensor, self._node, (args, kwargs))
-        node = self.graph.call_function(func, node_args, node_kwargs)
+        node = self.graph.call_function(func)
+        node.args, node.kwargs = node_args, node_kwargs  # FX warns of symbols when given these
         node.meta["val"] = result
         if isinstance(result, Tensor):
             self._know(result, node)
