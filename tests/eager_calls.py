@@ -20,8 +20,7 @@ from torch_webgpu_compile.capture.eager import (
     capture_call,
 )
 from torch_webgpu_compile.ir.interpret import interpret
-
-OFFSETS = 64  # a binding starts at a multiple of 256 bytes
+from torch_webgpu_compile.size_sources import bound_offset
 
 
 def describe(value: Any) -> Any:
@@ -30,16 +29,15 @@ def describe(value: Any) -> Any:
     def spec(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        offset = leaf.storage_offset() % OFFSETS
         memory = leaf.untyped_storage()._cdata
-        return TensorSpec(leaf.dtype, tuple(leaf.shape), leaf.stride(), offset, memory)
+        return TensorSpec(leaf.dtype, tuple(leaf.shape), leaf.stride(), bound_offset(leaf), memory)
 
     return tree_map(spec, value)
 
 
 def bound_memory(tensor: Tensor) -> Any:
     """The flat memory that a tensor's binding sees, as an array."""
-    start = tensor.storage_offset() // OFFSETS * OFFSETS
+    start = tensor.storage_offset() - bound_offset(tensor)
     count = tensor.untyped_storage().nbytes() // tensor.element_size() - start
     return to_array(tensor.as_strided((count,), (1,), start))
 
@@ -47,7 +45,7 @@ def bound_memory(tensor: Tensor) -> Any:
 def _argument(leaf: Any, is_resized: bool) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    if is_resized or leaf.storage_offset() % OFFSETS:
+    if is_resized or bound_offset(leaf):
         return bound_memory(leaf)
     return to_array(leaf)  # with its sizes, from which symbols take their values
 

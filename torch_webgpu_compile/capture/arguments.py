@@ -31,6 +31,8 @@ _STATIC_NUMBERS = frozenset(
     | {"linalg_vector_norm", "norm", "_foreach_norm", "dist", "renorm", "cdist", "_cdist_forward"}
     | {"linspace", "logspace", "range", "histc", "special_polygamma", "_pdist_forward"}
 )
+# Operators whose integers may be symbols, but not their floats.
+_STATIC_FLOATS = frozenset({"arange"})
 _STATIC_NAMES = frozenset({"beta1", "beta2", "momentum", "dampening"})
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -156,11 +158,13 @@ def _size_names(op: OpOverload) -> frozenset[str]:
 def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | None) -> bool:
     """Whether PyTorch computes with the operator's numbers in float32 at most."""
     found = [leaf.dtype for leaf in leaves if isinstance(leaf, TensorSpec)]
+    name = op._schema.name.split("::")[1].rstrip("_")
+    if name in _STATIC_FLOATS:
+        return False
     if not found:
         return (dtype or torch.get_default_dtype()) in _FLOATS
     if any(d not in (*_FLOATS, *_INTEGERS) for d in found) or dtype not in (None, *_FLOATS):
         return False
-    name = op._schema.name.split("::")[1].rstrip("_")
     if name in _COMPARISONS:  # in the tensor's dtype, to which the number is rounded
         return all(d not in (torch.float16, torch.bfloat16) for d in found)
     return any(d in _FLOATS for d in found)

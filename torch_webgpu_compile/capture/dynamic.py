@@ -203,7 +203,7 @@ class SymbolicInputs:
         names = ", ".join(self._symbols)
         guards = [f"({printer.doprint(guard.expr)})" for guard in self._env.guards]
         strides = [printer.doprint(stride.node.expr) for _, stride in self._derived]
-        scope = {"math": math}
+        scope = {"math": math, "torch": torch}
         condition = eval(f"lambda {names}: {' and '.join(guards) or 'True'}", scope)
         return condition, eval(f"lambda {names}: [{', '.join(strides)}]", scope)
 
