@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -50,6 +51,8 @@ def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False)
         bound_memory(leaves[k]) if isinstance(leaves[k], Tensor) else leaves[k]
         for k in call.arguments
     ]
+    if call.phase.seeds:
+        arguments.append(np.arange(1, 2 * call.phase.seeds + 1, dtype=np.int32).reshape(-1, 2))
     arrays = interpret(graph, arguments, host_callback(graph))
     outputs, changes = [], []
     for array, output in zip(arrays, graph.outputs, strict=True):
@@ -60,6 +63,9 @@ def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False)
             outputs.append(value)
         else:
             changes.append((leaves[call.arguments[output.mutates]], value))
+    for leaf in call.resized:
+        target = leaves[leaf]
+        target.set_(next(torch.empty_like(value) for t, value in changes if t is target))
     for target, value in changes:
         assert target.stride() == value.stride() or target.numel() < 2
         target.copy_(value)
@@ -75,7 +81,14 @@ def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False)
     return tree_unflatten(flat, call.results_spec)
 
 
-def check_call(op: Any, *args: Any, allow_host: bool = False, **kwargs: Any) -> CapturedCall:
+def check_call(
+    op: Any,
+    *args: Any,
+    allow_host: bool = False,
+    rtol: float | None = None,
+    atol: float | None = None,
+    **kwargs: Any,
+) -> CapturedCall:
     """Compares a call with eager PyTorch: results, changed arguments and dtypes."""
     eager_args, eager_kwargs = copy.deepcopy((args, kwargs))
     call = capture_call(op, *describe((args, kwargs)), native_operators())
@@ -83,6 +96,6 @@ def check_call(op: Any, *args: Any, allow_host: bool = False, **kwargs: Any) -> 
     assert call.accepts(tree_leaves(describe((args, kwargs))))
     expected = op(*eager_args, **eager_kwargs)
     actual = run_call(call, leaves, allow_host=allow_host)
-    compare(tree_leaves(actual), tree_leaves(expected))
-    compare(leaves, tree_leaves((eager_args, eager_kwargs)))
+    compare(tree_leaves(actual), tree_leaves(expected), rtol=rtol, atol=atol)
+    compare(leaves, tree_leaves((eager_args, eager_kwargs)), rtol=rtol, atol=atol)
     return call

@@ -67,7 +67,7 @@ def invalid(bound: BoundPlan, name: str) -> Recording:
     run = segment.commands[0]
     assert isinstance(run, DispatchRun)
     pipeline, group, *_ = run.items[0]
-    return Recording([DispatchRun([(pipeline, group, 70_000, 1, 1)])], name, bound)
+    return Recording([DispatchRun([(pipeline, group, 70_000, 1, 1)])], name)
 
 
 # ---- batches
@@ -186,6 +186,75 @@ def test_memory_lent_again_while_commands_use_it(device: Device) -> None:
         gpu.release()
     for content, result in zip(data, results, strict=True):
         np.testing.assert_array_equal(read(device, result, 64), content + content)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4, 6, 256])
+def test_small_uploads_do_not_flush(device: Device, nbytes: int) -> None:
+    x = on_gpu(device, floats(64))
+    bound = adder(device, x, device.allocate(256), 64)
+    data = RNG.bytes(nbytes)
+    bound.replay()
+    before = device.backend.submissions
+    small, new = device.upload_small(data), device.upload_new(data)
+    assert device.backend.submissions == before
+    for gpu in (small, new):
+        result = bytearray(nbytes)
+        device.download(gpu, result)
+        assert result == data
+    with pytest.raises(ValueError, match="257 bytes"):
+        device.upload_small(bytes(257))
+
+
+@pytest.mark.parametrize("numel", [16, 500_000])
+def test_uploads_to_new_buffers_spare_what_is_pending(device: Device, numel: int) -> None:
+    """Memory given back while commands use it comes back first, but not for these uploads."""
+    first = floats(numel)
+    result = device.allocate(4 * numel)
+    for _ in range(3):
+        x = on_gpu(device, first)
+        adder(device, x, result, numel).replay()
+        serial = x.serial
+        x.release()
+        new = device.upload_new(floats(numel))
+        assert new.serial != serial
+        np.testing.assert_array_equal(read(device, result, numel), first + first)
+        del new
+    device.synchronize()
+    device.empty_cache()
+
+
+def test_small_uploads_are_never_overwritten_while_pending(device: Device) -> None:
+    """Every step adds a scalar that it uploads, and drops the buffer at once."""
+    total = device.upload_new(np.zeros(4, np.float32))
+    other = device.allocate(16)
+    launcher = Executor(add_plan(4), device).launcher()
+    assert launcher.names == ("a", "b", "c")
+    reserved = 0
+    for step in range(1000):
+        value = device.upload_small(np.full(4, step, np.float32).tobytes())
+        launcher([total, value, other])
+        total, other = other, total
+        del value
+        if step == 200:
+            reserved = device.memory_stats()["reserved"]
+    assert device.memory_stats()["reserved"] <= reserved + 4096
+    np.testing.assert_array_equal(read(device, total, 4), np.full(4, sum(range(1000))))
+
+
+def test_threads_with_small_uploads(device: Device) -> None:
+    executor = Executor(add_plan(4), device, max_programs=100)
+
+    def work(seed: int) -> bool:
+        launcher = executor.launcher()
+        total, other = device.upload_new(np.zeros(4, np.float32)), device.allocate(16)
+        for step in range(200):
+            value = device.upload_small(np.full(4, seed * step, np.float32).tobytes())
+            launcher([total, value, other])
+            total, other = other, total
+        return np.array_equal(read(device, total, 4), np.full(4, seed * sum(range(200))))
+
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(work, range(1, 13)))
 
 
 # ---- errors

@@ -128,8 +128,11 @@ def _unwrapped(compiled: BoxedFunction) -> Callable[..., Any]:
     They cost about 8 µs a call, and have nothing to do for a plain inference graph.
     """
 
+    run = getattr(compiled, "run", compiled)
+
     def call(*arguments: Any) -> Sequence[Any]:
-        return compiled(list(arguments))
+        results: Sequence[Any] = run(list(arguments))
+        return results
 
     return call
 

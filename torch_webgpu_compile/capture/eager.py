@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..captured import CapturedGraph
 from ..errors import UnsupportedOp
-from . import decompositions, random
+from . import decompositions, device_ops, random
 from .aot import Phase
 from .rewrites import REWRITES
 from .tracing import Traced, trace
@@ -102,6 +102,8 @@ class CapturedCall:
         results: the flattened result of the call.
         results_spec: how `torch.utils._pytree.tree_unflatten` builds the result from them.
         mutated: the leaves that the call changes.
+        resized: those of them that have other sizes than the result, as ``out=`` arguments may: the
+            caller gives them the sizes and strides that the plan writes, before the call.
         accepts: whether the graph also computes the call with these leaves, with a `TensorSpec`
             for each tensor.
     """
@@ -112,6 +114,7 @@ class CapturedCall:
     results: tuple[Result, ...]
     results_spec: TreeSpec
     mutated: tuple[int, ...]
+    resized: tuple[int, ...]
     accepts: Callable[[Sequence[Any]], bool]
 
 
@@ -126,7 +129,7 @@ def capture_call(
     """Captures ``op(*args, **kwargs)``.
 
     Args:
-        op: not a view; an ``out=`` argument has the sizes of the result.
+        op: not a view.
         args, kwargs: with a `TensorSpec` for each tensor, and a Python number for each tensor that
             wraps one. Devices and generators are ignored: the device is the caller's, and so is
             the source of the seeds.
@@ -148,12 +151,15 @@ def capture_call(
         for k, value in zip(taken, inputs, strict=True):
             filled[k] = value
         positional, named = tree_unflatten(filled, spec)
+        positional = _with_tensors(op, positional)
         return function(*positional, **_without_placement(named))
 
     fakes = [_fake(mode, leaves[k]) for k in taken]
-    mutates = op._schema.is_mutable
+    mutates = op._schema.is_mutable or op in REWRITES
     try:
         traced = trace(call, fakes, mode, _table(native), native, mutates=mutates)
+    except UnsupportedOp:
+        raise
     except _UNTRACEABLE as error:
         raise UnsupportedOp(
             str(op), f"it cannot be traced ({_first_line(error)})", _ON_HOST
@@ -172,6 +178,7 @@ def capture_call(
         results,
         results_spec,
         mutated,
+        tuple(taken[position] for position in traced.resized),
         _exact_match(leaves, mutated),
     )
 
@@ -185,7 +192,7 @@ def _check_schema(op: OpOverload) -> None:
 
 @lru_cache(maxsize=1)
 def _table(native: frozenset[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
-    return decompositions.table(native)
+    return decompositions.table(native) | device_ops.DECOMPOSITIONS
 
 
 def _neutral(leaf: Any) -> Any:
@@ -201,6 +208,39 @@ def _without_placement(named: dict[str, Any]) -> dict[str, Any]:
     if named.get("pin_memory"):
         return {**named, "pin_memory": False}
     return named
+
+
+def _with_tensors(op: OpOverload, positional: Sequence[Any]) -> list[Any]:
+    """Arguments with a tensor in place of a number where the operator takes no numbers."""
+    arguments = op._schema.arguments[: len(positional)]
+    wrapped = [
+        k
+        for k, argument in enumerate(arguments)
+        if isinstance(positional[k], (bool, int, float)) and _is_tensor(argument.type)
+    ]
+    name = op._schema.name.split("::")[1]
+    if not wrapped or torch._C._should_allow_numbers_as_tensors(name):
+        return list(positional)
+    tensors = [value for value in positional if isinstance(value, torch.Tensor)]
+    return [
+        _wrapped(value, tensors) if k in wrapped else value for k, value in enumerate(positional)
+    ]
+
+
+def _is_tensor(kind: Any) -> bool:
+    return str(kind) in ("Tensor", "Optional[Tensor]")
+
+
+def _wrapped(value: bool | int | float, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A number as a tensor that leaves the dtype of the result to ``tensors``, as a number does."""
+    if isinstance(value, float):
+        dtype = torch.get_default_dtype()
+    else:
+        dtype = torch.bool if isinstance(value, bool) else torch.int64
+    if tensors and not any(tensor.dim() for tensor in tensors):
+        found = [torch.result_type(tensor, value) for tensor in tensors]
+        dtype = reduce(torch.promote_types, found)
+    return torch.scalar_tensor(value, dtype=dtype)
 
 
 def _fake(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:

@@ -39,11 +39,13 @@ class Traced:
         results: what the function returned, with FX nodes in place of tensors; an input that the
             call returns is its placeholder.
         mutated: positions of the inputs that the call changes.
+        resized: those of them that take sizes and strides of the value (``out=`` arguments).
     """
 
     module: GraphModule
     results: Any
-    mutated: tuple[int, ...]
+    mutated: tuple[int, ...] = ()
+    resized: tuple[int, ...] = ()
 
 
 def trace(
@@ -64,7 +66,7 @@ def trace(
         native: operators that are recorded although they are composite.
 
     Raises:
-        UnsupportedOp: the call changes the sizes of an input.
+        UnsupportedOp: the call cannot be made functional.
     """
     recorder = Recorder(decompositions, native)
     with clean_dispatch(), mode:
@@ -121,7 +123,7 @@ def _run(
     if not mutates:
         with recorder:
             results = function(*inputs)
-        return recorder.finish(results, ())
+        return recorder.finish(results)
     wrapped = [
         torch._to_functional_tensor(value) if isinstance(value, Tensor) else value
         for value in inputs
@@ -132,13 +134,13 @@ def _run(
             results = function(*wrapped)
         finally:
             torch._disable_functionalization()  # type: ignore[no-untyped-call]
-        mutated = _write_back(recorder, inputs, wrapped)
+        changes = _write_back(recorder, inputs, wrapped)
         originals = {id(w): value for w, value in zip(wrapped, inputs, strict=True)}
 
         def unwrapped(value: Tensor) -> Any:
             return originals.get(id(value)) if id(value) in originals else _inner(value)
 
-        return recorder.finish(tree_map_only(Tensor, unwrapped, results), mutated)
+        return recorder.finish(tree_map_only(Tensor, unwrapped, results), *changes)
 
 
 def _inner(value: Tensor) -> Tensor:
@@ -150,24 +152,21 @@ def _inner(value: Tensor) -> Tensor:
 
 def _write_back(
     recorder: Recorder, inputs: Sequence[Any], wrapped: Sequence[Any]
-) -> tuple[int, ...]:
-    changed = []
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of changed inputs, and those of them whose sizes change."""
+    changed, resized = [], []
     for position, (before, wrapper) in enumerate(zip(inputs, wrapped, strict=True)):
         if not isinstance(before, Tensor):
             continue
         after = _inner(wrapper)
         if after is before:
             continue
-        if after.shape != before.shape:
-            raise UnsupportedOp(
-                "out=",
-                f"an argument of sizes {tuple(before.shape)} takes a result of sizes "
-                f"{tuple(after.shape)}",
-                "resize it first",
-            )
+        if len(after.shape) != len(before.shape) or after.shape != before.shape:
+            recorder.resize(before, after)
+            resized.append(position)
         recorder.mutate(before, after)
         changed.append(position)
-    return tuple(changed)
+    return tuple(changed), tuple(resized)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -198,10 +197,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = self.graph.call_function(aten.copy_.default, (self._node(target), self._node(value)))
         node.meta["val"] = target
 
-    def finish(self, results: Any, mutated: tuple[int, ...]) -> Traced:
+    def resize(self, target: Tensor, value: Tensor) -> None:
+        """Gives an input that is never read the layout of ``value``."""
+        node = self._node(target)
+        if node.users:
+            raise UnsupportedOp("out=", "its old contents are read", "resize it first")
+        layout = value.shape, value.stride()
+        node.meta["val"] = torch.empty_strided(*layout, dtype=target.dtype, device=target.device)
+
+    def finish(
+        self, results: Any, mutated: tuple[int, ...] = (), resized: tuple[int, ...] = ()
+    ) -> Traced:
         """The graph, with the nodes of the results."""
         nodes = tree_map_only(Tensor, self._node, results)
-        return Traced(_LazyGraphModule(self._constants, self.graph), nodes, mutated)
+        return Traced(_LazyGraphModule(self._constants, self.graph), nodes, mutated, resized)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -147,7 +147,7 @@ class CompiledOp:
         if self._seeds:
             generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
             values.append(random.draw_seeds(self._graph.index, self._seeds, generator))
-        outputs = self._graph.run(values)
+        outputs = self._graph.run_seeded(values)
         single = self._single
         if single is None:
             results = [_result(result, outputs, leaves) for result in self._call.results]

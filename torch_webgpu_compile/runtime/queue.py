@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 from ..errors import DeviceLostError
 from .interface import Backend, Command, DispatchRun
@@ -24,24 +23,21 @@ class Recording:
 
     Args:
         commands: not changed while they are pending.
+            Their bind groups live as long as they, and the pool frees no buffer before it has
+            flushed: nothing else has to be kept.
         name: of the plan or operator, for error messages.
-        keep: what has to live until the commands are submitted, as they hold bare handles: the bind
-            groups. (Buffers need not: the pool frees none before it has flushed.)
     """
 
-    __slots__ = ("commands", "dispatch_count", "keep", "name")
+    __slots__ = ("commands", "dispatch_count", "name")
 
-    def __init__(self, commands: Sequence[Command], name: str, keep: Any = None) -> None:
+    def __init__(self, commands: Sequence[Command], name: str) -> None:
         self.commands = commands
         self.name = name
-        self.keep = keep
-        self.dispatch_count = 0
-        self.count()
-
-    def count(self) -> None:
-        """Brings ``dispatch_count`` up to date after the commands were changed."""
-        runs = [command for command in self.commands if isinstance(command, DispatchRun)]
-        self.dispatch_count = sum(len(run.items) for run in runs)
+        count = 0
+        for command in commands:
+            if isinstance(command, DispatchRun):
+                count += len(command.items)
+        self.dispatch_count = count
 
 
 class CommandQueue:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError
-from .buffers import AnyBuffer, round_up
+from .buffers import AnyBuffer, GpuBuffer, round_up
 from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
 from .queue import CommandQueue
 
@@ -68,11 +68,17 @@ class Transfers:
         self._lock = threading.Lock()
         self._staging: dict[int, list[Handle]] = {}
         self._uploads: deque[_UploadStaging] = deque()
+        self._written = 0
         self.bytes_uploaded = 0
         self.bytes_downloaded = 0
 
-    def upload(self, buffer: AnyBuffer, source: Any, offset: int = 0) -> None:
+    def upload(
+        self, buffer: AnyBuffer, source: Any, offset: int = 0, is_idle: bool = False
+    ) -> None:
         """Copies host memory into a buffer; the memory may be reused when this returns.
+
+        Args:
+            is_idle: the buffer was allocated as idle, and no command uses it yet.
 
         Raises:
             DeviceError: the range is outside the buffer, or the device failed.
@@ -83,7 +89,8 @@ class Transfers:
             return
         with self._lock:
             self.bytes_uploaded += nbytes
-        self._queue.flush()  # pending commands may still need what the buffer holds now
+        if not is_idle:
+            self._queue.flush()  # pending commands may still need what the buffer holds now
         end = offset + nbytes
         first, last = round_up(offset, 4), end & ~3
         if offset % 4 or first > last:
@@ -94,18 +101,15 @@ class Transfers:
             if end >= buffer.nbytes:  # nothing of value follows: no need to read the last word
                 word = np.zeros(4, np.uint8)
                 ctypes.memmove(word.ctypes.data, address + last - offset, end - last)
-                self._backend.write_buffer(
-                    buffer.handle, buffer.offset_nbytes + last, word.ctypes.data, 4
-                )
+                self._write(buffer, last, word.ctypes.data, 4)
             else:
                 self._patch(buffer, last, address + last - offset, end - last)
         del keep
 
     def _upload_words(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
         if nbytes < _STAGED:
-            self._backend.write_buffer(
-                buffer.handle, buffer.offset_nbytes + offset, address, nbytes
-            )
+            self._write(buffer, offset, address, nbytes)
+            self._count_written(nbytes)
             return
         start = buffer.offset_nbytes + offset
         for done in range(0, nbytes, _CHUNK):
@@ -121,6 +125,25 @@ class Transfers:
             with self._lock:
                 self._uploads.append(staging)
 
+    def _write(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
+        self._backend.write_buffer(buffer.handle, buffer.offset_nbytes + offset, address, nbytes)
+
+    def upload_bytes(self, buffer: GpuBuffer, data: bytes) -> None:
+        """`upload` to the start of an idle buffer, without the general case's checks."""
+        rest = -len(data) % 4
+        self._backend.write_bytes(buffer.handle, data + bytes(rest) if rest else data)
+        with self._lock:
+            self.bytes_uploaded += len(data)
+
+    def _count_written(self, nbytes: int) -> None:
+        """Submits now and then: the provider keeps what was written until the next submit."""
+        with self._lock:
+            self._written += nbytes
+            if self._written < _CHUNK:
+                return
+            self._written = 0
+        self._queue.submit([], "an upload")
+
     def _writable_staging(self) -> _UploadStaging:
         """The staging buffer whose last copy is oldest, or another one while there are few."""
         with self._lock:
@@ -134,7 +157,7 @@ class Transfers:
         word = np.empty(4, np.uint8)
         self._download([(buffer, start, 4, word.ctypes.data)])
         ctypes.memmove(word.ctypes.data + offset - start, address, nbytes)
-        self._backend.write_buffer(buffer.handle, buffer.offset_nbytes + start, word.ctypes.data, 4)
+        self._write(buffer, start, word.ctypes.data, 4)
 
     def download(self, buffer: AnyBuffer, destination: Any, offset: int = 0) -> None:
         """Fills host memory from a buffer, after all work submitted before.
