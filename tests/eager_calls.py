@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from tests.harness import compare, host_callback, lower_checked, to_array, to_tensor
-from torch_webgpu_compile.backend import native_operators
 from torch_webgpu_compile.capture.eager import (
     Argument,
     CapturedCall,
@@ -19,6 +18,7 @@ from torch_webgpu_compile.capture.eager import (
     TensorSpec,
     capture_call,
 )
+from torch_webgpu_compile.compilation import native_operators
 from torch_webgpu_compile.ir.interpret import interpret
 
 OFFSETS = 64  # a binding starts at a multiple of 256 bytes

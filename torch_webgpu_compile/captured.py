@@ -26,3 +26,25 @@ class CapturedGraph:
     module: torch.fx.GraphModule
     static_inputs: frozenset[int]
     offsets: Mapping[int, int | torch.SymInt] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a captured graph is for.
+
+    Attributes:
+        name: ``inference``, ``forward`` or ``backward``.
+        saved: positions of a forward graph's outputs that only its backward graph will see.
+        forwarded: (output, input) positions of outputs that are just an argument. The captured
+            graph has None in their place.
+        counted: positions of changed arguments whose version counters AOTAutograd increments, by
+            one before each call.
+        seeds: rows of the graph's last argument, the seeds of its random operators; 0: no such
+            argument.
+    """
+
+    name: str
+    saved: frozenset[int] = frozenset()
+    forwarded: tuple[tuple[int, int], ...] = ()
+    counted: frozenset[int] = frozenset()
+    seeds: int = 0

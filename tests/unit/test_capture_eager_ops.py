@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tests.eager_calls import check_call, describe, run_call
-from torch_webgpu_compile.backend import native_operators
 from torch_webgpu_compile.capture import device_ops
 from torch_webgpu_compile.capture.eager import CapturedCall, capture_call
+from torch_webgpu_compile.compilation import native_operators
 
 aten = torch.ops.aten
 

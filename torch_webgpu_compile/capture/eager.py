@@ -27,10 +27,9 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import Node
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..captured import CapturedGraph
+from ..captured import CapturedGraph, Phase
 from ..errors import UnsupportedOp
 from . import decompositions, device_ops, random
-from .aot import Phase
 from .rewrites import REWRITES
 from .tracing import Traced, trace
 
@@ -96,7 +95,7 @@ class CapturedCall:
     Leaves are those of ``torch.utils._pytree.tree_flatten((args, kwargs))``, in that order.
 
     Attributes:
-        captured, phase: what `backend.compile_graph` takes. With ``phase.seeds`` the graph has one
+        captured, phase: what `compile_graph` takes. With ``phase.seeds`` the graph has one
             argument more than ``arguments``, the seeds: int32 (seeds, 2).
         arguments: the leaf that each of the graph's arguments is.
         results: the flattened result of the call.

@@ -15,8 +15,8 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from .. import devices
-from ..backend import compile_graph, native_operators
 from ..capture.eager import Argument, CapturedCall, Constant, Output, TensorSpec, capture_call
+from ..compilation import compile_graph, native_operators
 from ..counters import counters
 from ..device_graph import DeviceGraph
 from ..errors import UnsupportedOp
