@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -106,12 +108,12 @@ def specs_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _spec(tensor: Tensor, position: int) -> TensorSpec:
-    offset, memory = 0, -1 - position
+    offset = 0
     if tensor.device.type == devices.NAME:
         residue, rest = divmod(data_ptr(tensor) % ALIGNMENT, tensor.element_size())
         offset = 0 if rest else residue
-        memory = tensor.untyped_storage().data_ptr()
-    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, memory)
+    # `aliasing` has seen to arguments that share memory.
+    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, position)
 
 
 def _kind(leaf: Any) -> Any:
@@ -177,12 +179,24 @@ def compile_op(op: OpOverload, placement: Placement, dynamic: bool) -> CompiledO
     """
     described, named = pytree.tree_unflatten(placement.specs, placement.spec)
     native = native_operators()
-    if dynamic:
-        try:
-            return _compile(capture_call(op, described, named, native, dynamic=True), placement)
-        except Exception:  # whatever symbolic tracing cannot do: the call as it is decides
-            pass
-    return _compile(capture_call(op, described, named, native), placement)
+    with _quiet():
+        if dynamic:
+            try:
+                return _compile(capture_call(op, described, named, native, dynamic=True), placement)
+            except Exception:  # whatever symbolic tracing cannot do: the call as it is decides
+                pass
+        return _compile(capture_call(op, described, named, native), placement)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Fake tensors log each wrong argument with a traceback, which is the caller's exception."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_structure
 
-from ..errors import UnsupportedOp
+from ..errors import DeviceError, UnsupportedOp
 from ..storages import ALIGNMENT, data_ptr
+from . import aliasing
 from .compiled_op import CompiledOp, Placement, compile_op, fit_outputs
 from .host import report, run_on_host
 
@@ -27,6 +28,7 @@ _MAX_SIGNATURES = 1 << 16
 _lock = threading.RLock()
 _by_signature: dict[tuple[Any, ...], CompiledOp | None] = {}
 _by_kind: dict[tuple[Any, ...], list[CompiledOp]] = {}
+_mutable: dict[OpOverload, bool] = {}
 
 
 def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
@@ -43,6 +45,8 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     if keywords:
         key.extend(keywords)
         _describe(tuple(keywords.values()), leaves, key)
+    if len(leaves) > 1 and _is_mutable(op):
+        key += aliasing.sharing(leaves)
     signature = tuple(key)
     try:
         compiled = _by_signature[signature]
@@ -51,6 +55,13 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     if compiled is None:
         return run_on_host(op, arguments, keywords)
     return compiled.run(leaves)
+
+
+def _is_mutable(op: OpOverload) -> bool:
+    found = _mutable.get(op)
+    if found is None:
+        found = _mutable[op] = op._schema.is_mutable
+    return found
 
 
 def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
@@ -90,6 +101,8 @@ def _first_time(
         return run(op, *arguments, **keywords)
     placement = Placement.of(op, leaves, tree_structure((arguments, keywords)))
     cause = placement.cause_for_host
+    if _is_mutable(op):
+        cause = aliasing.cause_for_host(op, arguments, keywords) or cause
     with _lock:
         compiled = None
         if not cause:
@@ -102,6 +115,10 @@ def _first_time(
                     known.append(compiled)
                 except UnsupportedOp as error:
                     cause = error.cause
+                except DeviceError:
+                    raise
+                except Exception as error:
+                    return _refused(op, arguments, keywords, leaves, error)
         if len(_by_signature) >= _MAX_SIGNATURES:
             _by_signature.clear()
         _by_signature[signature] = compiled
@@ -109,6 +126,19 @@ def _first_time(
         report(op, cause, leaves)
         return run_on_host(op, arguments, keywords)
     return compiled.run(leaves)
+
+
+def _refused(
+    op: OpOverload,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    leaves: list[Any],
+    error: Exception,
+) -> Any:
+    """A call that cannot be compiled: PyTorch's CPU kernels say what is wrong with it, if it is."""
+    results = run_on_host(op, arguments, keywords)
+    report(op, f"{type(error).__name__}: {error}; please report this", leaves)
+    return results
 
 
 def forget() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import autoload, copies, factories, views
+from . import autoload, copies, factories, masks, views
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -26,6 +26,7 @@ _COMPOSITE = frozenset(
         "new_empty",
         "new_empty_strided",
         "resize_as_",
+        "as_strided_",
     }
 )
 _KERNELS: dict[str, Callable[..., Any]] = {
@@ -37,6 +38,11 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_copy_from": copies.copy_from,
     "_to_copy": copies.to_copy,
     "_local_scalar_dense": copies.local_scalar_dense,
+    "equal": masks.equal,
+    "nonzero": masks.nonzero,
+    "masked_select": masks.masked_select,
+    "index.Tensor": masks.index,
+    "_index_put_impl_": masks.index_put_impl_,
 }
 
 
