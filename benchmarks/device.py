@@ -156,7 +156,10 @@ def measure(quick: bool) -> dict[str, Any]:
 def table(found: dict[str, Any]) -> str:
     """The figures for a person."""
     here, cuda = found["webgpu"], found.get("cuda")
-    lines = [f"{here['adapter']}, torch {found['torch']}", f"{'':34}{'webgpu':>12}{'cuda':>12}  goal"]
+    lines = [
+        f"{here['adapter']}, torch {found['torch']}",
+        f"{'':34}{'webgpu':>12}{'cuda':>12}  goal",
+    ]
 
     def row(name: str, value: float, other: float | None, unit: str) -> None:
         shown = "" if other is None else f"{other:,.1f} {unit}"

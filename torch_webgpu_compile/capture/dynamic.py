@@ -47,6 +47,8 @@ class StaticInputs:
         self.offsets: dict[int, Int] = {k: s.offset for k, s in enumerate(specs) if s.offset}
         self.numbers: dict[int, torch.SymFloat] = {}
 
+    numbers_are_free = True
+
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
         """Whether other leaves are equal; see `exact_match`."""
         return exact_match(self._all, mutated)
@@ -175,6 +177,12 @@ class SymbolicInputs:
         return [strides[dim] for dim in range(len(sizes))]
 
     # ---- guards
+
+    @property
+    def numbers_are_free(self) -> bool:
+        """Whether no assumption of the trace is about a symbolic number."""
+        symbols = {value.node.expr for value in self.numbers.values()}
+        return not any(symbols & guard.expr.free_symbols for guard in self._env.guards)
 
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
         """Whether the graph holds for other leaves: every assumption of the trace, evaluated."""

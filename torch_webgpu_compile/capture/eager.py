@@ -146,6 +146,7 @@ def _call(
         phase,
         taken,
         tuple(inputs.numbers),
+        inputs.numbers_are_free,
         results,
         results_spec,
         mutated,

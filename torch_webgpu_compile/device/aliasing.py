@@ -39,7 +39,7 @@ def sharing(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
     Equal for calls with equal signatures only if their tensors overlap alike.
     """
     first: dict[int, tuple[int, int]] = {}
-    found = []
+    found: list[tuple[int, int]] = []
     shared = False
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.get_device() >= 0:  # a CPU tensor's address is real
@@ -57,7 +57,7 @@ def cause_for_host(op: OpOverload, arguments: Sequence[Any], keywords: dict[str,
     Raises:
         RuntimeError: PyTorch does not define the call.
     """
-    written, read, pairs = _split(op, arguments, keywords)
+    written, _, pairs = _split(op, arguments, keywords)
     name = op._schema.name
     repeats = False
     for tensor in written:
