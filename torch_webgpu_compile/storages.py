@@ -74,9 +74,7 @@ def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> tor
         with _growing:
             slot = len(_buffers)
             _buffers.append(buffer)
-    storage: Any = _construct_storage(
-        slot << _SLOT_BITS, devices.torch_device(index), nbytes
-    )
+    storage: Any = _construct_storage(slot << _SLOT_BITS, devices.torch_device(index), nbytes)
     reference = _Reference(storage, _died)
     reference.slot = slot
     _references[slot] = reference
