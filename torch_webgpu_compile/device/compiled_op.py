@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from .. import devices
-from ..backend import compile_graph, native_operators
 from ..capture.eager import Argument, CapturedCall, Constant, Output, TensorSpec, capture_call
+from ..compilation import compile_graph, native_operators
 from ..counters import counters
 from ..device_graph import DeviceGraph
 from ..errors import UnsupportedOp
@@ -48,17 +51,19 @@ class Placement:
     Attributes:
         index: the device.
         specs: the leaves with a `TensorSpec` in place of each tensor.
+        spec: how the leaves are nested in (arguments, keywords).
         kind: equal for calls that one graph with symbolic sizes may serve.
         cause_for_host: why the call cannot be compiled, or "".
     """
 
     index: int
     specs: tuple[Any, ...]
+    spec: pytree.TreeSpec
     kind: tuple[Any, ...]
     cause_for_host: str
 
     @staticmethod
-    def of(op: OpOverload, leaves: Sequence[Any]) -> Placement:
+    def of(op: OpOverload, leaves: Sequence[Any], spec: pytree.TreeSpec) -> Placement:
         """The placement of a call.
 
         Raises:
@@ -75,9 +80,8 @@ class Placement:
             )
         place = next(iter(places or asked), None)
         specs = specs_of(leaves)
-        return Placement(
-            devices.index_of(place), specs, (op, *map(_kind, specs)), _cause_for_host(tensors)
-        )
+        kind = (op, spec, *map(_kind, specs))
+        return Placement(devices.index_of(place), specs, spec, kind, _cause_for_host(tensors))
 
 
 def _has_place(op: OpOverload, tensor: Tensor) -> bool:
@@ -105,12 +109,12 @@ def specs_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _spec(tensor: Tensor, position: int) -> TensorSpec:
-    offset, memory = 0, -1 - position
+    offset = 0
     if tensor.device.type == devices.NAME:
         residue, rest = divmod(data_ptr(tensor) % ALIGNMENT, tensor.element_size())
         offset = 0 if rest else residue
-        memory = tensor.untyped_storage().data_ptr()
-    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, memory)
+    # `aliasing` has seen to arguments that share memory.
+    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, position)
 
 
 def _kind(leaf: Any) -> Any:
@@ -127,14 +131,27 @@ class CompiledOp:
     Args:
         call: the captured call.
         graph: what it was compiled to.
+        specs: the leaves that it was compiled for.
     """
 
-    def __init__(self, call: CapturedCall, graph: DeviceGraph) -> None:
+    def __init__(self, call: CapturedCall, graph: DeviceGraph, specs: tuple[Any, ...]) -> None:
+        self._specs = specs
         self._call = call
         self._graph = graph
         self._arguments = call.arguments
+        self._numbers = call.numbers
         self._seeds = call.phase.seeds
         self._single = call.results[0] if call.results_spec.is_leaf() else None
+
+    @property
+    def specs(self) -> tuple[Any, ...]:
+        """The leaves of the call that it was compiled for, described."""
+        return self._specs
+
+    def takes_any_number(self, leaves: Sequence[Any]) -> bool:
+        """Whether the floats among the leaves may have any finite values."""
+        found = {k for k, leaf in enumerate(leaves) if type(leaf) is float}
+        return self._call.numbers_are_free and found <= set(self._numbers)
 
     def accepts(self, specs: Sequence[Any]) -> bool:
         """Whether the graph computes the call with these leaves too."""
@@ -143,10 +160,13 @@ class CompiledOp:
     def run(self, leaves: list[Any]) -> Any:
         """The call's results."""
         values = [leaves[k] for k in self._arguments]
+        if self._numbers:
+            numbers = [leaves[k] for k in self._numbers]
+            values.append(np.array(numbers, np.float32).tobytes())
         if self._seeds:
             generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
             values.append(random.draw_seeds(self._graph.index, self._seeds, generator))
-        outputs = self._graph.run(values)
+        outputs = self._graph.run_seeded(values)
         single = self._single
         if single is None:
             results = [_result(result, outputs, leaves) for result in self._call.results]
@@ -165,30 +185,38 @@ def _result(result: Output | Argument | Constant, outputs: list[Any], leaves: li
 
 
 def compile_op(
-    op: OpOverload,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    placement: Placement,
-    dynamic: bool,
+    op: OpOverload, placement: Placement, like: Sequence[Any] | None = None
 ) -> CompiledOp:
     """Compiles a call.
 
     Args:
-        dynamic: for symbolic sizes and numbers, where the operator allows it.
+        like: the leaves of an earlier call: sizes and numbers that differ from it are made symbols,
+            where the operator allows it.
 
     Raises:
         UnsupportedOp: the operator cannot be traced, or a part of it has no kernel.
         Exception: what PyTorch raises about the arguments.
     """
-    spec = pytree.tree_structure((arguments, keywords))
-    described, named = pytree.tree_unflatten(placement.specs, spec)
+    described, named = pytree.tree_unflatten(placement.specs, placement.spec)
     native = native_operators()
-    if dynamic:
-        try:
-            return _compile(capture_call(op, described, named, native, dynamic=True), placement)
-        except Exception:  # whatever symbolic tracing cannot do: the call as it is decides
-            pass
-    return _compile(capture_call(op, described, named, native), placement)
+    with _quiet():
+        if like is not None:
+            # Whatever symbols make impossible: the call as it is decides.
+            with suppress(Exception):
+                call = capture_call(op, described, named, native, dynamic=True, like=like)
+                return _compile(call, placement)
+        return _compile(capture_call(op, described, named, native), placement)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Fake tensors log each wrong argument with a traceback, which is the caller's exception."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
@@ -203,7 +231,7 @@ def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
     before = device.kernels_compiled
     graph = DeviceGraph(state.plan, device, placement.index, signature)
     counters.add(kernels_compiled=device.kernels_compiled - before)
-    return CompiledOp(call, graph)
+    return CompiledOp(call, graph, placement.specs)
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import autoload, copies, factories, views
+from . import autoload, copies, factories, masks, views
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -18,7 +18,6 @@ _library: Any = None
 # Their composite kernels are made of views, factories and copies, which is all there is to do.
 _COMPOSITE = frozenset(
     {
-        "_to_copy",
         "clone",
         "lift",
         "lift_fresh",
@@ -27,6 +26,7 @@ _COMPOSITE = frozenset(
         "new_empty",
         "new_empty_strided",
         "resize_as_",
+        "as_strided_",
     }
 )
 _KERNELS: dict[str, Callable[..., Any]] = {
@@ -36,7 +36,13 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "resize_": factories.resize_,
     "copy_": copies.copy_,
     "_copy_from": copies.copy_from,
+    "_to_copy": copies.to_copy,
     "_local_scalar_dense": copies.local_scalar_dense,
+    "equal": masks.equal,
+    "nonzero": masks.nonzero,
+    "masked_select": masks.masked_select,
+    "index.Tensor": masks.index,
+    "_index_put_impl_": masks.index_put_impl_,
 }
 
 
@@ -68,7 +74,7 @@ def _overload(name: str) -> torch._ops.OpOverload:
 def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
     """Operators that PyTorch would break up into several, and that one kernel can run whole."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    from ..backend import native_operators
+    from ..compilation import native_operators
 
     native = {
         str(overload).removeprefix("aten.").removesuffix(".default")
