@@ -17,9 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule
 
 from .. import devices
-from ..backend import compile_graph
-from ..capture.aot import Phase
-from ..captured import CapturedGraph
+from ..captured import CapturedGraph, Phase
+from ..compilation import compile_graph
 from ..counters import counters
 from ..errors import UnsupportedOp
 from ..options import resolve
