@@ -15,6 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tests.eager_calls import describe
 from tests.eager_samples import OPERATORS, Call, calls_of, variants_of
@@ -46,13 +47,13 @@ class Report:
             print("   ", ", ".join(f"{op} ({count})" for op, count in sorted(ops.items())))
 
 
-def sweep_call(call: Call, report: Report, *, dynamic: bool, host: bool) -> None:
+def sweep_call(call: Call, report: Report, symbols: dict[str, bool], *, host: bool) -> None:
     """Captures and lowers one call."""
     hosted: list[str] = []
     start = time.perf_counter()
     try:
         described = describe((call.args, call.kwargs))
-        found = capture_call(call.op, *described, native_operators(), dynamic=dynamic)
+        found = capture_call(call.op, *described, native_operators(), **symbols)
     except UnsupportedOp as error:
         report.fail(f"UnsupportedOp: {_cause(error)}", str(call.op))
         return
@@ -61,6 +62,8 @@ def sweep_call(call: Call, report: Report, *, dynamic: bool, host: bool) -> None
         return
     finally:
         report.seconds += time.perf_counter() - start
+    if not found.accepts(tree_leaves(described)):
+        report.fail("the guards reject the call itself", str(call.op))
     try:
         lower(found.captured, Target(), lambda op, *rest: hosted.append(f"{op}: {rest[-1]}"))
     except Exception as error:
@@ -82,9 +85,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--dynamic", action="store_true")
+    parser.add_argument("--numbers", action="store_true")
     parser.add_argument("--host", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    symbols = {"dynamic": options.dynamic, "numbers": options.dynamic or options.numbers}
     report, seen = Report(), set[str]()
     dtype = getattr(torch, options.dtype)
     for name, info in OPERATORS.items():
@@ -94,7 +99,7 @@ def main() -> None:
             for variant in (call, *variants_of(call)):
                 if variant.key not in seen:
                     seen.add(variant.key)
-                    sweep_call(variant, report, dynamic=options.dynamic, host=options.host)
+                    sweep_call(variant, report, symbols, host=options.host)
     report.print()
 
 

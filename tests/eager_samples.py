@@ -198,8 +198,13 @@ def in_place_overload(op: OpOverload) -> OpOverload | None:
 def _is_prefix(arguments: Any, op: OpOverload) -> bool:
     """Whether these are the arguments of ``op``, without those of factories at most."""
     placement = ("dtype", "layout", "device", "pin_memory")
-    own = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in placement]
-    return [(a.name, str(a.type)) for a in arguments if a.name not in placement] == own
+
+    def described(found: Any) -> list[tuple[str, str, bool]]:
+        return [
+            (a.name, str(a.type), a.has_default_value()) for a in found if a.name not in placement
+        ]
+
+    return described(arguments) == described(op._schema.arguments)
 
 
 def _first(packet: Any, fits: Callable[[OpOverload], bool]) -> OpOverload | None:

@@ -20,12 +20,15 @@ class CapturedGraph:
         static_inputs: positions of parameters and buffers: the same tensors at every call.
         offsets: by position, where a tensor argument's first element is in the memory that is bound
             for it, in elements; 0 for the others. The fake tensor's own offset says nothing.
+        numbers: by the name of a symbolic float, (position, element) of its value in a float32
+            tensor argument with one dimension.
     """
 
     name: str
     module: torch.fx.GraphModule
     static_inputs: frozenset[int]
     offsets: Mapping[int, int | torch.SymInt] = field(default_factory=dict)
+    numbers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

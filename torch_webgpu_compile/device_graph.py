@@ -19,7 +19,7 @@ from .counters import counters
 from .device.random import draw_seeds
 from .host_calls import HostCalls
 from .plan.model import HostStep, Plan
-from .runtime.buffers import AnyBuffer, round_up
+from .runtime.buffers import SMALL_NBYTES, AnyBuffer, round_up
 from .runtime.device import Device, GpuBuffer
 from .runtime.executor import Executor
 from .runtime.launcher import Launcher
@@ -184,8 +184,14 @@ class DeviceGraph:
 
     # ---- in
 
-    def _memory(self, tensor: Tensor, recipe: UploadRecipe) -> AnyBuffer:
+    def _memory(self, tensor: Tensor | bytes, recipe: UploadRecipe) -> AnyBuffer:
         """The memory of an argument, laid out as the plan expects it."""
+        if isinstance(tensor, bytes):
+            return (
+                self.device.upload_small(tensor)
+                if len(tensor) <= SMALL_NBYTES
+                else (self.device.upload_new(tensor))
+            )
         if tensor.stride() != recipe.strides and not _same_layout(tensor, recipe.strides):
             tensor = _with_layout(tensor, recipe.strides)
         if tensor.device.type != devices.NAME:
@@ -204,11 +210,10 @@ class DeviceGraph:
     def _uploaded(self, tensor: Tensor, recipe: UploadRecipe) -> GpuBuffer:
         if tensor.device.type != "cpu":
             tensor = tensor.cpu()
-        buffer = self.device.allocate(recipe.nbytes)
-        if recipe.nbytes:
-            self.device.upload(buffer, (tensor.data_ptr(), recipe.nbytes))
-            counters.add(bytes_uploaded=recipe.nbytes)
-        return buffer
+        if not recipe.nbytes:
+            return self.device.allocate(0)
+        counters.add(bytes_uploaded=recipe.nbytes)
+        return self.device.upload_new((tensor.data_ptr(), recipe.nbytes))
 
     # ---- out
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from runtime_plans import (
     SCALE_KERNEL,
     add_plan,
@@ -84,26 +85,53 @@ def test_a_call_and_its_download_are_one_submit(device: Device) -> None:
     assert device.backend.submissions == before + 1
 
 
+def test_a_compiled_call_is_one_submit() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x, dim=-1).sum(0)
+
+    compiled = torch.compile(function, backend="webgpu")
+    backend = open_device().backend
+    x = torch.randn(32, 32)
+    compiled(x)
+    for _ in range(3):
+        before = backend.submissions
+        torch.testing.assert_close(compiled(x), function(x))
+        assert backend.submissions == before + 1
+
+
 def test_commands_are_submitted_in_batches(device: Device) -> None:
     x = on_gpu(device, floats(64))
     bound = adder(device, x, device.allocate(256), 64)
-    start, dispatches = device.backend.submissions, device.dispatches
-    for _ in range(2 * queue.MAX_PENDING + 1):
+    for _ in range(2):
+        start, dispatches = device.backend.submissions, device.dispatches
+        batches = [16, 32, 64, 64]
+        for submissions, size in enumerate(batches):
+            for _ in range(size):
+                assert device.backend.submissions == start + submissions
+                bound.replay()
         bound.replay()
-    assert device.backend.submissions == start + 2
-    assert device.dispatches == dispatches + 2 * queue.MAX_PENDING + 1
-    device.synchronize()
-    assert device.backend.submissions == start + 3
-    device.synchronize()
-    assert device.queue.flush() is None
-    assert device.backend.submissions == start + 3
+        assert device.backend.submissions == start + len(batches)
+        assert device.dispatches == dispatches + sum(batches) + 1
+        device.synchronize()
+        assert device.backend.submissions == start + len(batches) + 1
+        device.synchronize()
+        assert device.queue.flush() is None
+        assert device.backend.submissions == start + len(batches) + 1
 
 
-def test_a_long_plan_is_submitted_at_once(device: Device) -> None:
-    bound = Executor(chain_plan(10, queue.MAX_PENDING), device).bind()
+def test_a_long_plan_is_submitted_piece_by_piece(device: Device) -> None:
+    """So that the GPU runs its first dispatches while the host encodes the others."""
+    bound = Executor(chain_plan(10, 16 + 32 + 3), device).bind()
+    x = np.zeros(10, np.float32)
+    x[0] = 1
+    device.upload(bound.buffer("x"), x)
+    device.synchronize()
     before = device.backend.submissions
     bound.replay()
-    assert device.backend.submissions == before + 1
+    assert device.backend.submissions == before + 2
+    assert bound.dispatch_count == 51
+    assert len(time_steps(bound)) == 51
+    np.testing.assert_array_equal(read(device, bound.buffer("y"), 10), x * 2.0**26)
 
 
 @pytest.mark.parametrize("numel", [100, 300_003])
@@ -178,7 +206,7 @@ def test_memory_is_not_freed_while_commands_use_it(device: Device) -> None:
 
 
 def test_memory_lent_again_while_commands_use_it(device: Device) -> None:
-    data = [floats(64) for _ in range(2 * queue.MAX_PENDING)]
+    data = [floats(64) for _ in range(2 * queue.MIN_BATCH)]
     results = [device.allocate(256) for _ in data]
     for content, result in zip(data, results, strict=True):
         gpu = on_gpu(device, content)
@@ -281,7 +309,7 @@ def test_an_error_surfaces_in_a_download_or_a_later_record(device: Device) -> No
         read(device, x, 64)
     device.queue.record(invalid(bound, "aten.worse"))
     with pytest.raises(errors.DeviceError, match=r"running aten\.worse"):  # noqa: PT012
-        for _ in range(queue.MAX_PENDING):
+        for _ in range(queue.MIN_BATCH):
             bound.replay()
     bound.replay()
     device.synchronize()
@@ -302,6 +330,39 @@ def test_an_interrupt_keeps_pending_commands(
         with pytest.raises(KeyboardInterrupt):
             device.synchronize()
     np.testing.assert_array_equal(read(device, bound.buffer("c"), 64), x + x)
+
+
+def test_finalisers_in_the_middle_of_a_submit(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may record and free; what would have to wait is refused."""
+    x = floats(64)
+    bound = adder(device, on_gpu(device, x), device.allocate(256), 64)
+    z = device.allocate(256)
+    finalised = adder(device, bound.buffer("c"), z, 64)
+    submit = device.backend.submit
+    serials = []
+
+    def finaliser(*arguments: Any) -> int:
+        monkeypatch.undo()
+        finalised.replay()
+        for refused in (device.queue.flush, device.synchronize, lambda: read(device, z, 64)):
+            with pytest.raises(errors.DeviceError, match="finaliser"):
+                refused()
+        temporary = device.allocate(400)
+        serials.append(temporary.serial)
+        copy = Copy(temporary.handle, 0, z.handle, 0, 4)
+        device.queue.record(Recording([copy], "copy"))
+        temporary.release()
+        return submit(*arguments)
+
+    monkeypatch.setattr(device.backend, "submit", finaliser)
+    bound.replay()
+    device.queue.flush()
+    assert not device.queue.is_empty
+    assert device.upload_new(bytes(400)).serial not in serials
+    np.testing.assert_array_equal(read(device, z, 64)[1:], x[1:] * 4)
+    assert device.queue.is_empty
 
 
 # ---- threads

@@ -205,6 +205,7 @@ def test_models_are_captured_whole(name, train):
         assert len(recorder.graphs[0][1].static_inputs) == len(list(model.parameters()))
 
 
+@pytest.mark.slow
 def test_attention_in_training_keeps_its_operator():
     model, inputs = gpt2()
     model.eval()  # no dropout

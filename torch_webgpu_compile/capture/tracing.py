@@ -7,15 +7,19 @@ one by one, while a user waits.
 
 from __future__ import annotations
 
+import logging
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -69,7 +73,7 @@ def trace(
         UnsupportedOp: the call cannot be made functional.
     """
     recorder = Recorder(decompositions, native)
-    with clean_dispatch(), mode:
+    with clean_dispatch(symbolic=mode.shape_env is not None), mode:
         for number, value in enumerate(inputs):
             recorder.input(f"arg{number}", value)
         traced = _run(recorder, function, inputs, mutates=mutates)
@@ -111,10 +115,43 @@ def _functional(
 
 
 @contextmanager
-def clean_dispatch() -> Iterator[None]:
+def clean_dispatch(*, symbolic: bool) -> Iterator[None]:
     """Tracing whatever modes the caller is under: none of them applies to it."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+    # Some C++ kernels take no symbols; PyTorch's Python ones do.
+    python_kernels = enable_python_dispatcher() if symbolic else nullcontext()
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.no_grad(),
+        python_kernels,
+        _quiet(),
+    ):
         yield
+
+
+class _Quiet(logging.Filter):
+    """Drops records while a call is traced in the same thread: its errors are raised as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = threading.local()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not getattr(self.state, "depth", 0)
+
+
+_quiet_filter = _Quiet()
+logging.getLogger(fake_tensor.__name__).addFilter(_quiet_filter)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    state = _quiet_filter.state
+    state.depth = getattr(state, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        state.depth -= 1
 
 
 def _run(
@@ -237,7 +274,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable:
             self.is_functional = False
         node_args, node_kwargs = tree_map_only(Tensor, self._node, (args, kwargs))
-        node = self.graph.call_function(func, node_args, node_kwargs)
+        node = self.graph.call_function(func)
+        node.args, node.kwargs = node_args, node_kwargs  # FX warns of symbols when given these
         node.meta["val"] = result
         if isinstance(result, Tensor):
             self._know(result, node)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -131,12 +132,15 @@ class CompiledOp:
     Args:
         call: the captured call.
         graph: what it was compiled to.
+        specs: the leaves that it was compiled for.
     """
 
-    def __init__(self, call: CapturedCall, graph: DeviceGraph) -> None:
+    def __init__(self, call: CapturedCall, graph: DeviceGraph, specs: tuple[Any, ...]) -> None:
+        self._specs = specs
         self._call = call
         self._graph = graph
         self._arguments = call.arguments
+        self._numbers = call.numbers
         self._seeds = call.phase.seeds
         self._single = call.results[0] if call.results_spec.is_leaf() else None
 
@@ -149,6 +153,16 @@ class CompiledOp:
             leaves[leaf].resize_(sizes).as_strided_(sizes, strides)
         return bool(self._call.resized)
 
+    @property
+    def specs(self) -> tuple[Any, ...]:
+        """The leaves of the call that it was compiled for, described."""
+        return self._specs
+
+    def takes_any_number(self, leaves: Sequence[Any]) -> bool:
+        """Whether the floats among the leaves may have any finite values."""
+        found = {k for k, leaf in enumerate(leaves) if type(leaf) is float}
+        return self._call.numbers_are_free and found <= set(self._numbers)
+
     def accepts(self, specs: Sequence[Any]) -> bool:
         """Whether the graph computes the call with these leaves too."""
         return self._call.accepts(specs)
@@ -156,6 +170,9 @@ class CompiledOp:
     def run(self, leaves: list[Any]) -> Any:
         """The call's results."""
         values = [leaves[k] for k in self._arguments]
+        if self._numbers:
+            numbers = [leaves[k] for k in self._numbers]
+            values.append(np.array(numbers, np.float32).tobytes())
         if self._seeds:
             generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
             values.append(random.draw_seeds(self._graph.index, self._seeds, generator))
@@ -177,11 +194,14 @@ def _result(result: Output | Argument | Constant, outputs: list[Any], leaves: li
             return value
 
 
-def compile_op(op: OpOverload, placement: Placement, dynamic: bool) -> CompiledOp:
+def compile_op(
+    op: OpOverload, placement: Placement, like: Sequence[Any] | None = None
+) -> CompiledOp:
     """Compiles a call.
 
     Args:
-        dynamic: for symbolic sizes and numbers, where the operator allows it.
+        like: the leaves of an earlier call: sizes and numbers that differ from it are made symbols,
+            where the operator allows it.
 
     Raises:
         UnsupportedOp: the operator cannot be traced, or a part of it has no kernel.
@@ -190,11 +210,12 @@ def compile_op(op: OpOverload, placement: Placement, dynamic: bool) -> CompiledO
     described, named = pytree.tree_unflatten(placement.specs, placement.spec)
     native = native_operators()
     with _quiet():
-        if dynamic:
-            try:
-                return _compile(capture_call(op, described, named, native, dynamic=True), placement)
-            except Exception:  # whatever symbolic tracing cannot do: the call as it is decides
-                pass
+        if like is not None:
+            # Whatever symbols make impossible: the call as it is decides.
+            with suppress(Exception):
+                call = capture_call(op, described, named, native, dynamic=True, like=like)
+                if not call.resized:  # else the sizes have to be known here
+                    return _compile(call, placement)
         return _compile(capture_call(op, described, named, native), placement)
 
 
@@ -223,7 +244,7 @@ def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
     before = device.kernels_compiled
     graph = DeviceGraph(state.plan, device, placement.index, signature)
     counters.add(kernels_compiled=device.kernels_compiled - before)
-    return CompiledOp(call, graph)
+    return CompiledOp(call, graph, placement.specs)
 
 
 def _of_lists(call: CapturedCall, placement: Placement) -> frozenset[int]:

@@ -223,7 +223,7 @@ class BufferPool:
             return None
         if not is_idle:
             allocation = free.pop()
-        elif self._queue.is_empty or free[0].batch < self._queue.batch:
+        elif self._queue.is_empty or free[0].batch < self._queue.sent:
             allocation = free.popleft()
         else:
             return None

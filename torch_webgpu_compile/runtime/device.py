@@ -106,7 +106,9 @@ class Device:
         self._transfers.upload(buffer, source, offset)
 
     def upload_new(self, source: Any, usage: int = STORAGE_USAGE) -> GpuBuffer:
-        """A new buffer with this content. Unlike `allocate` and `upload` it submits nothing.
+        """A new buffer with this content. Unlike `upload` it leaves pending commands pending.
+
+        (From 4 MiB on, and every 16 MiB, it does submit them.)
 
         Args:
             source: as for `upload`.

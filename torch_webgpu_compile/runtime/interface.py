@@ -106,7 +106,11 @@ class Backend(Protocol):
     def fill_staging(
         self, handle: Handle, address: int, nbytes: int, submission: int | None
     ) -> None:
-        """Copies host memory into a MAP_WRITE buffer after ``submission``, which last read it."""
+        """Copies host memory into a MAP_WRITE buffer.
+
+        Args:
+            submission: the one that last read it, to be waited for; None if there was none.
+        """
 
     def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
         """Maps a MAP_READ buffer after ``submission``, which filled it; the host address."""

@@ -10,7 +10,6 @@ after a successful mapping.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
 from .failures import device_error
+from .host_copy import copy_memory
 from .interface import (
     MAP_READ,
     MAP_WRITE,
@@ -131,7 +131,7 @@ class NativeBackend:
     def fill_staging(
         self, handle: Handle, address: int, nbytes: int, submission: int | None
     ) -> None:
-        ctypes.memmove(self._map(handle, MAP_WRITE, nbytes, submission), address, nbytes)
+        copy_memory(self._map(handle, MAP_WRITE, nbytes, submission), address, nbytes)
         self.unmap(handle)
 
     def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
@@ -145,7 +145,10 @@ class NativeBackend:
         mapping.done.clear()
         with self.guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
             self.lib.wgpuBufferMapAsync(handle, mode, 0, nbytes, mapping.info[0])
-        self.wait(submission)
+        if submission is not None:
+            self.wait(submission)
+        else:  # never used: there is nothing to wait for
+            self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
         # Another thread that polls may run the callback, a moment after this thread's poll returns.
         while not mapping.done.wait(0.0005):
             self.wait()

@@ -9,7 +9,7 @@ from typing import assert_never
 from ..errors import DeviceError
 from .buffers import AnyBuffer, Serial
 from .interface import Command, Copy, DispatchRun, Handle
-from .queue import Recording
+from .queue import MIN_BATCH, Recording
 from .sized import HostCommand, SizedCopy, SizedDispatch, SizedPlan
 
 Segment = Recording | HostCommand
@@ -69,6 +69,11 @@ def build_segments(
     for step in sized.steps:
         match step:
             case SizedDispatch():
+                if run is not None and len(run.items) == MIN_BATCH:
+                    # The GPU starts with the first batches while the host encodes the others.
+                    segments.append(Recording(commands, name))
+                    commands = []
+                    run = last = None
                 if run is None:
                     run = DispatchRun([])
                     commands.append(run)

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import DeviceError
 from .buffers import AnyBuffer, GpuBuffer, round_up
+from .host_copy import copy_memory
 from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
 from .queue import CommandQueue
 
@@ -26,9 +27,10 @@ Memory = tuple[int, int]
 Range = tuple[AnyBuffer, int, int, int]
 """(buffer, offset in bytes, nbytes, host address)."""
 
-_CHUNK = 16 << 20  # bytes per staging buffer at most: two of them overlap copying and reading
-_STAGED = 1 << 20  # uploads from this many bytes on go through staging buffers of our own
-_UPLOADS_IN_FLIGHT = 2
+_CHUNK = 16 << 20  # bytes per staging buffer at most
+_MIN_CHUNK = 2 << 20  # a chunk costs about 50 µs besides the copies
+_STAGED = 4 << 20  # uploads from this many bytes on go through staging buffers of our own
+_IN_FLIGHT = 3  # staging buffers of one transfer: the host copies one while the GPU copies others
 _SMALLEST = 64 << 10
 
 
@@ -57,6 +59,11 @@ def _check(buffer: AnyBuffer, offset: int, nbytes: int, what: str) -> None:
             f"{what} of {nbytes} bytes at offset {offset} is outside a buffer of "
             f"{buffer.nbytes} bytes; check the tensor's sizes and strides"
         )
+
+
+def _chunk_nbytes(nbytes: int) -> int:
+    """Four chunks overlap the host's copies with the GPU's, more cost more."""
+    return min(_CHUNK, max(_MIN_CHUNK, 1 << max(0, nbytes // 4 - 1).bit_length()))
 
 
 class Transfers:
@@ -112,8 +119,9 @@ class Transfers:
             self._count_written(nbytes)
             return
         start = buffer.offset_nbytes + offset
-        for done in range(0, nbytes, _CHUNK):
-            part = min(_CHUNK, nbytes - done)
+        chunk = _chunk_nbytes(nbytes)
+        for done in range(0, nbytes, chunk):
+            part = min(chunk, nbytes - done)
             staging = self._writable_staging()
             try:
                 self._backend.fill_staging(staging.handle, address + done, part, staging.submission)
@@ -130,6 +138,8 @@ class Transfers:
 
     def upload_bytes(self, buffer: GpuBuffer, data: bytes) -> None:
         """`upload` to the start of an idle buffer, without the general case's checks."""
+        if not data:
+            return
         rest = -len(data) % 4
         self._backend.write_bytes(buffer.handle, data + bytes(rest) if rest else data)
         with self._lock:
@@ -147,7 +157,7 @@ class Transfers:
     def _writable_staging(self) -> _UploadStaging:
         """The staging buffer whose last copy is oldest, or another one while there are few."""
         with self._lock:
-            if len(self._uploads) >= _UPLOADS_IN_FLIGHT:
+            if len(self._uploads) >= _IN_FLIGHT:
                 return self._uploads.popleft()
         return _UploadStaging(self._backend.create_buffer(_CHUNK, MAP_WRITE | COPY_SRC))
 
@@ -170,7 +180,7 @@ class Transfers:
         del keep
 
     def download_many(self, ranges: Sequence[Range]) -> None:
-        """`download` of many ranges with one submit and one wait (per 16 MiB)."""
+        """`download` of many ranges with one submit and one wait (per chunk)."""
         for buffer, offset, nbytes, _ in ranges:
             _check(buffer, offset, nbytes, "a download")
         with self._lock:
@@ -178,18 +188,20 @@ class Transfers:
         self._download([entry for entry in ranges if entry[2]])
 
     def _download(self, ranges: Sequence[Range]) -> None:
-        waiting: _Round | None = None
+        started: deque[_Round] = deque()
         try:
             for pieces, total in _rounds(ranges):
-                current = self._start(pieces, total)
-                waiting, previous = current, waiting
-                if previous is not None:
-                    self._finish(previous)
+                if len(started) == _IN_FLIGHT:
+                    self._finish(started[0])
+                    started.popleft()
+                started.append(self._start(pieces, total))
+            while started:
+                self._finish(started[0])
+                started.popleft()
         except BaseException:
-            waiting = None  # its staging buffer may be in use: let it go
+            for current in started:
+                self._backend.release_buffer(current.staging)
             raise
-        if waiting is not None:
-            self._finish(waiting)
 
     def _start(self, pieces: list[_Piece], total: int) -> _Round:
         nbytes = max(_SMALLEST, 1 << (total - 1).bit_length())
@@ -213,7 +225,7 @@ class Transfers:
         address = self._backend.map(current.staging, current.total, current.submission)
         for piece in current.pieces:
             source = address + piece.position + piece.skip
-            ctypes.memmove(piece.address, source, piece.wanted)
+            copy_memory(piece.address, source, piece.wanted)
         self._backend.unmap(current.staging)
         with self._lock:
             self._staging.setdefault(current.nbytes, []).append(current.staging)
@@ -277,13 +289,14 @@ class _UploadStaging:
 
 
 def _rounds(ranges: Sequence[Range]) -> list[tuple[list[_Piece], int]]:
-    """Packs ranges into staging buffers of at most _CHUNK bytes."""
+    """Packs ranges into the contents of staging buffers, with their bytes."""
+    chunk = _chunk_nbytes(sum([nbytes for _, _, nbytes, _ in ranges]))
     rounds: list[tuple[list[_Piece], int]] = []
     pieces: list[_Piece] = []
     position = 0
     for buffer, offset, nbytes, address in ranges:
         while nbytes:
-            room = _CHUNK - position
+            room = chunk - position
             if room < 16:
                 rounds.append((pieces, position))
                 pieces, position = [], 0
