@@ -14,6 +14,7 @@ from ..copying import from_host, is_here, to_host, write_on_host
 from ..counters import counters
 from ..options import resolve
 from ..storages import data_ptr, is_dense, new_tensor, storage_address
+from .aliasing import may_overlap_itself
 
 _CPU = torch.device("cpu")
 
@@ -52,12 +53,12 @@ class _Moved:
         self._shared: dict[int, Tensor | None] = {}
 
     def find_shared(self, values: Any) -> None:
-        """Notes the storages that several tensors are in."""
+        """Notes the storages that several tensors are in, or one that overlaps itself."""
         seen: dict[int, Tensor] = {}
         for value in pytree.tree_leaves(values):
             if isinstance(value, Tensor) and is_here(value) and value.numel():
                 storage = storage_address(data_ptr(value))
-                if seen.setdefault(storage, value) is not value:
+                if seen.setdefault(storage, value) is not value or may_overlap_itself(value):
                     self._shared[storage] = None
 
     def _copy(self, tensor: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ class _Moved:
             from_host(memory, _bytes_of(tensor))
             return
         if copy.shape != tensor.shape:
-            tensor.resize_(copy.shape)
+            tensor.resize_(copy.shape).as_strided_(copy.shape, copy.stride())
         _write(copy, tensor)
 
     def to_device(self, value: Any) -> Any:
