@@ -21,11 +21,11 @@ from ..compilation import compile_graph, native_operators
 from ..counters import counters
 from ..device_graph import DeviceGraph
 from ..errors import UnsupportedOp
+from ..generators import draw_seeds
 from ..options import CompileOptions, resolve
 from ..signature import Signature
 from ..sizes import evaluate
 from ..storages import ALIGNMENT, data_ptr
-from . import random
 
 aten = torch.ops.aten
 
@@ -81,8 +81,9 @@ class Placement:
             )
         place = next(iter(places or asked), None)
         specs = specs_of(leaves)
-        kind = (op, spec, *map(_kind, specs))
-        return Placement(devices.index_of(place), specs, spec, kind, _cause_for_host(tensors))
+        index = devices.index_of(place)
+        kind = (op, index, spec, *map(_kind, specs))
+        return Placement(index, specs, spec, kind, _cause_for_host(tensors))
 
 
 def _has_place(op: OpOverload, tensor: Tensor) -> bool:
@@ -175,7 +176,7 @@ class CompiledOp:
             values.append(np.array(numbers, np.float32).tobytes())
         if self._seeds:
             generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
-            values.append(random.draw_seeds(self._graph.index, self._seeds, generator))
+            values.append(draw_seeds(self._graph.index, self._seeds, generator))
         outputs = self._graph.run_seeded(values)
         single = self._single
         if single is None:
