@@ -45,3 +45,12 @@ def test_special_values(name, dtype):
         if g.dtype.is_floating_point:
             zero = w == 0
             assert torch.equal(g.signbit()[zero], w.signbit()[zero]), "the sign of zero"
+
+
+@pytest.mark.parametrize("name", ["log1p", "expm1", "asinh", "atanh", "sinh", "tanh", "erf", "sin"])
+def test_small_arguments_keep_their_digits(name):
+    x = torch.logspace(-30, -1, 200)
+    x = torch.cat([x, -x, torch.linspace(-0.99, 0.99, 99)])
+    fn = getattr(torch, name)
+    got = torch.compile(fn, backend="webgpu", fullgraph=True)(x)
+    torch.testing.assert_close(got, fn(x), rtol=4e-6, atol=0)
