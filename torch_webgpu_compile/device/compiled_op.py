@@ -98,8 +98,6 @@ def _cause_for_host(tensors: Sequence[Tensor]) -> str:
         return "sparse tensors have no kernels"
     if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
         return "lazily conjugated tensors have no kernels"
-    if any(tensor.dtype is torch.float64 for tensor in tensors):
-        return "float64 kernels lack most functions"
     return ""
 
 
