@@ -68,6 +68,17 @@ _FLOAT = {
     "where": "select({2}, {1}, {0})",
 }
 
+# WGSL has no exponentials, no trigonometry and no NaN tests of double precision.
+_DOUBLE = {
+    **{
+        name: _FLOAT[name]
+        for name in ("add", "sub", "mul", "div", "neg", "abs", "square", "reciprocal", "sqrt")
+    },
+    **{name: _FLOAT[name] for name in ("eq", "lt", "le", "gt", "ge", "where")},
+    **{name: _FLOAT[name] for name in ("floor", "ceil", "trunc")},
+    "ne": "(!({0} == {1}))",
+}
+
 _INTEGER = {
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
@@ -154,4 +165,5 @@ WRAPPING = frozenset(
 
 def op_row(name: str, dtype: DType) -> str | None:
     """The format string for an op on arguments of ``dtype``, or None when there is none."""
-    return _TABLES[dtype.kind].get(name)
+    table = _DOUBLE if dtype.compute == "f64" else _TABLES[dtype.kind]
+    return table.get(name)
