@@ -86,8 +86,3 @@ def to_copy(
 def local_scalar_dense(tensor: Tensor) -> Any:
     """``aten::_local_scalar_dense``: waits for the value of a tensor of one element."""
     return to_host(tensor).item()
-
-
-def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
-    """``aten::_pin_memory``: WebGPU has no pinned memory; transfers stage on their own."""
-    return tensor

@@ -63,7 +63,6 @@ def register() -> None:
             library.impl(name, partial(run, _overload(name)), "PrivateUse1")
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
-        library.impl("_pin_memory", copies.pin_memory, "CPU")
         printing.install()
         _library = library
         autoload.run = run
