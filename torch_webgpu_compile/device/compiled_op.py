@@ -21,11 +21,12 @@ from ..compilation import compile_graph, native_operators
 from ..counters import counters
 from ..device_graph import DeviceGraph
 from ..errors import UnsupportedOp
+from ..generators import draw_seeds
 from ..options import CompileOptions, resolve
 from ..signature import Signature
 from ..sizes import evaluate
 from ..storages import ALIGNMENT, data_ptr
-from . import outputs, random
+from . import outputs
 
 aten = torch.ops.aten
 
@@ -81,8 +82,9 @@ class Placement:
             )
         place = next(iter(places or asked), None)
         specs = specs_of(leaves)
-        kind = (op, spec, *map(_kind, specs))
-        return Placement(devices.index_of(place), specs, spec, kind, _cause_for_host(tensors))
+        index = devices.index_of(place)
+        kind = (op, index, spec, *map(_kind, specs))
+        return Placement(index, specs, spec, kind, _cause_for_host(tensors))
 
 
 def _has_place(op: OpOverload, tensor: Tensor) -> bool:
@@ -97,8 +99,6 @@ def _cause_for_host(tensors: Sequence[Tensor]) -> str:
         return "sparse tensors have no kernels"
     if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
         return "lazily conjugated tensors have no kernels"
-    if any(tensor.dtype is torch.float64 for tensor in tensors):
-        return "float64 kernels lack most functions"
     return ""
 
 
@@ -175,7 +175,7 @@ class CompiledOp:
             values.append(np.array(numbers, np.float32).tobytes())
         if self._seeds:
             generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
-            values.append(random.draw_seeds(self._graph.index, self._seeds, generator))
+            values.append(draw_seeds(self._graph.index, self._seeds, generator))
         made = self._graph.run_seeded(values)
         single = self._single
         if single is None:
