@@ -26,6 +26,7 @@ from ..options import CompileOptions, resolve
 from ..signature import Signature
 from ..sizes import evaluate
 from ..storages import ALIGNMENT, data_ptr
+from . import outputs
 
 aten = torch.ops.aten
 
@@ -149,7 +150,7 @@ class CompiledOp:
             position = self._arguments.index(leaf)
             output = next(o for o in self._graph.plan.outputs if o.mutates == position)
             sizes, strides = ([evaluate(e, {}) for e in x] for x in (output.sizes, output.strides))
-            leaves[leaf].resize_(sizes).as_strided_(sizes, strides)
+            outputs.resize(leaves[leaf], sizes, strides)
         return bool(self._call.resized)
 
     @property
@@ -175,12 +176,12 @@ class CompiledOp:
         if self._seeds:
             generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
             values.append(draw_seeds(self._graph.index, self._seeds, generator))
-        outputs = self._graph.run_seeded(values)
+        made = self._graph.run_seeded(values)
         single = self._single
         if single is None:
-            results = [_result(result, outputs, leaves) for result in self._call.results]
+            results = [_result(result, made, leaves) for result in self._call.results]
             return pytree.tree_unflatten(results, self._call.results_spec)
-        return _result(single, outputs, leaves)
+        return _result(single, made, leaves)
 
 
 def _result(result: Output | Argument | Constant, outputs: list[Any], leaves: list[Any]) -> Any:

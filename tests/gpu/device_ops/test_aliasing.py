@@ -243,7 +243,7 @@ def test_changes_of_expanded_tensors_with_a_warning():
         x[:4].expand(3, 4).masked_fill_(mask, 7)
         return x
 
-    with pytest.warns(UserWarning, match="."):
+    with pytest.warns(UserWarning, match="masked_fill_ on expanded tensors is deprecated"):
         compare(f, host={"aten.masked_fill_.Scalar"})
 
 
@@ -253,8 +253,7 @@ def test_tensors_that_overlap_themselves():
         x.as_strided((3, 3), (2, 1)).add_(1)
         return x.as_strided((3, 3), (2, 1)) * 2
 
-    with pytest.warns(UserWarning, match="overlaps itself"):
-        compare(f, host={"aten.add_.Tensor"})
+    compare(f, host={"aten.add_.Tensor"})
 
 
 def test_lists_of_parts_of_one_storage():
@@ -277,8 +276,7 @@ def test_lists_of_overlapping_parts():
         torch._foreach_mul_([x, x], 2.0)
         return x
 
-    with pytest.warns(UserWarning, match="share memory"):
-        compare(f, host={"aten._foreach_add_.Scalar", "aten._foreach_mul_.Scalar"})
+    compare(f, host={"aten._foreach_add_.Scalar", "aten._foreach_mul_.Scalar"})
 
 
 # ---- out=, resize_, set_
