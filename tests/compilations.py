@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from torch_webgpu_compile.backend import Compilation, compile_graph, native_operators
 from torch_webgpu_compile.capture import aot
+from torch_webgpu_compile.captured import Phase
+from torch_webgpu_compile.compilation import Compilation, compile_graph, native_operators
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.target import Target
 
@@ -28,7 +29,7 @@ def compile_function(
         wanted = function(*arguments)
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        def compile_captured(captured: Any, phase: aot.Phase) -> aot.BoxedFunction:
+        def compile_captured(captured: Any, phase: Phase) -> aot.BoxedFunction:
             states.append(compile_graph(captured, phase, target, OPTIONS, use_cache=False))
             leaves = torch.utils._pytree.tree_leaves(wanted)
             return lambda arguments: list(leaves)  # Dynamo wants results; eager has them

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from tests.harness import compare, host_callback, lower_checked, to_array, to_tensor
-from torch_webgpu_compile.backend import native_operators
 from torch_webgpu_compile.capture.eager import (
     Argument,
     CapturedCall,
@@ -18,9 +18,9 @@ from torch_webgpu_compile.capture.eager import (
     TensorSpec,
     capture_call,
 )
+from torch_webgpu_compile.compilation import native_operators
 from torch_webgpu_compile.ir.interpret import interpret
-
-OFFSETS = 64  # a binding starts at a multiple of 256 bytes
+from torch_webgpu_compile.size_sources import bound_offset
 
 
 def describe(value: Any) -> Any:
@@ -29,27 +29,35 @@ def describe(value: Any) -> Any:
     def spec(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        offset = leaf.storage_offset() % OFFSETS
         memory = leaf.untyped_storage()._cdata
-        return TensorSpec(leaf.dtype, tuple(leaf.shape), leaf.stride(), offset, memory)
+        return TensorSpec(leaf.dtype, tuple(leaf.shape), leaf.stride(), bound_offset(leaf), memory)
 
     return tree_map(spec, value)
 
 
 def bound_memory(tensor: Tensor) -> Any:
     """The flat memory that a tensor's binding sees, as an array."""
-    start = tensor.storage_offset() // OFFSETS * OFFSETS
+    start = tensor.storage_offset() - bound_offset(tensor)
     count = tensor.untyped_storage().nbytes() // tensor.element_size() - start
     return to_array(tensor.as_strided((count,), (1,), start))
+
+
+def _argument(leaf: Any, is_resized: bool) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if is_resized or bound_offset(leaf):
+        return bound_memory(leaf)
+    return to_array(leaf)  # with its sizes, from which symbols take their values
 
 
 def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False) -> Any:
     """Lowers and interprets; changes tensors among ``leaves``; gives what the call returns."""
     graph = lower_checked(call.captured, allow_host=allow_host)
-    arguments = [
-        bound_memory(leaves[k]) if isinstance(leaves[k], Tensor) else leaves[k]
-        for k in call.arguments
-    ]
+    arguments = [_argument(leaves[k], k in call.resized) for k in call.arguments]
+    if call.numbers:
+        arguments.append(np.array([leaves[k] for k in call.numbers], np.float32))
+    if call.phase.seeds:
+        arguments.append(np.arange(1, 2 * call.phase.seeds + 1, dtype=np.int32).reshape(-1, 2))
     arrays = interpret(graph, arguments, host_callback(graph))
     outputs, changes = [], []
     for array, output in zip(arrays, graph.outputs, strict=True):
@@ -60,6 +68,9 @@ def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False)
             outputs.append(value)
         else:
             changes.append((leaves[call.arguments[output.mutates]], value))
+    for leaf in call.resized:
+        target = leaves[leaf]
+        target.set_(next(torch.empty_like(value) for t, value in changes if t is target))
     for target, value in changes:
         assert target.stride() == value.stride() or target.numel() < 2
         target.copy_(value)
@@ -75,14 +86,44 @@ def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False)
     return tree_unflatten(flat, call.results_spec)
 
 
-def check_call(op: Any, *args: Any, allow_host: bool = False, **kwargs: Any) -> CapturedCall:
+def run_eagerly(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+    """What a call returns in eager PyTorch, and its leaves after it, on copies of its arguments."""
+    copied_args, copied_kwargs = copy.deepcopy((args, kwargs))
+    result = op(*copied_args, **copied_kwargs)
+    return result, tree_leaves((copied_args, copied_kwargs))
+
+
+def check_call(
+    op: Any,
+    *args: Any,
+    allow_host: bool = False,
+    rtol: float | None = None,
+    atol: float | None = None,
+    **kwargs: Any,
+) -> CapturedCall:
     """Compares a call with eager PyTorch: results, changed arguments and dtypes."""
-    eager_args, eager_kwargs = copy.deepcopy((args, kwargs))
+    expected, changed = run_eagerly(op, *args, **kwargs)
     call = capture_call(op, *describe((args, kwargs)), native_operators())
     leaves = tree_flatten((args, kwargs))[0]
     assert call.accepts(tree_leaves(describe((args, kwargs))))
-    expected = op(*eager_args, **eager_kwargs)
     actual = run_call(call, leaves, allow_host=allow_host)
-    compare(tree_leaves(actual), tree_leaves(expected))
-    compare(leaves, tree_leaves((eager_args, eager_kwargs)))
+    compare(tree_leaves(actual), tree_leaves(expected), rtol=rtol, atol=atol)
+    compare(leaves, changed, rtol=rtol, atol=atol)
     return call
+
+
+def check_reuse(
+    call: CapturedCall,
+    op: Any,
+    *args: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    **kwargs: Any,
+) -> None:
+    """Runs a captured graph for another call, which it must accept, against eager PyTorch."""
+    assert call.accepts(tree_leaves(describe((args, kwargs))))
+    expected, changed = run_eagerly(op, *args, **kwargs)
+    leaves = tree_leaves((args, kwargs))
+    actual = run_call(call, leaves)
+    compare(tree_leaves(actual), tree_leaves(expected), rtol=rtol, atol=atol)
+    compare(leaves, changed, rtol=rtol, atol=atol)

@@ -43,7 +43,7 @@ def _decompositions() -> Any:
     # Its decomposition gives attention weights where the backward expects the logsumexp.
     table.pop(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, None)
     table.update(get_decompositions(EXTRA_DECOMPOSITIONS))
-    return table
+    return dict(table)  # make_fx copies it for each trace; a copy of PyTorch's own type is slow
 
 
 def capture(

@@ -69,15 +69,19 @@ def __getattr__(name: str) -> Any:
 
 def _register() -> None:
     """Makes ``backend="webgpu"`` known where the package is used without being installed."""
-    from importlib.metadata import EntryPoint, entry_points
+    from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
 
-    if "webgpu" in entry_points(group="torch_dynamo_backends").names:
-        return  # Dynamo will find it, and importing Dynamo takes a second
+    group = "torch_dynamo_backends"
+    try:
+        if distribution("torch-webgpu-compile").entry_points.select(group=group):
+            return  # Dynamo will find it, and importing Dynamo takes a second
+    except PackageNotFoundError:
+        pass
     from torch._dynamo.backends import registry
 
     if "webgpu" not in registry._BACKENDS:
         registry._BACKENDS["webgpu"] = EntryPoint(
-            "webgpu", "torch_webgpu_compile.backend:webgpu", "torch_dynamo_backends"
+            "webgpu", "torch_webgpu_compile.backend:webgpu", group
         )
 
 

@@ -20,9 +20,34 @@ class CapturedGraph:
         static_inputs: positions of parameters and buffers: the same tensors at every call.
         offsets: by position, where a tensor argument's first element is in the memory that is bound
             for it, in elements; 0 for the others. The fake tensor's own offset says nothing.
+        numbers: by the name of a symbolic float, (position, element) of its value in a float32
+            tensor argument with one dimension.
     """
 
     name: str
     module: torch.fx.GraphModule
     static_inputs: frozenset[int]
     offsets: Mapping[int, int | torch.SymInt] = field(default_factory=dict)
+    numbers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a captured graph is for.
+
+    Attributes:
+        name: ``inference``, ``forward`` or ``backward``.
+        saved: positions of a forward graph's outputs that only its backward graph will see.
+        forwarded: (output, input) positions of outputs that are just an argument. The captured
+            graph has None in their place.
+        counted: positions of changed arguments whose version counters AOTAutograd increments, by
+            one before each call.
+        seeds: rows of the graph's last argument, the seeds of its random operators; 0: no such
+            argument.
+    """
+
+    name: str
+    saved: frozenset[int] = frozenset()
+    forwarded: tuple[tuple[int, int], ...] = ()
+    counted: frozenset[int] = frozenset()
+    seeds: int = 0

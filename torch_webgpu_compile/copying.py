@@ -7,9 +7,8 @@ from torch import Tensor
 
 from . import devices, storages
 from .counters import counters
-from .storages import data_ptr, fills_storage, offset_at, span
+from .storages import data_ptr, fills_storage, is_dense, offset_at, span
 
-aten = torch.ops.aten
 _MAX_RUNS = 64  # a part of a storage with more runs than this is written by a kernel
 
 
@@ -50,7 +49,7 @@ def from_host(source: Tensor, target: Tensor) -> None:
         return
     strides = target.stride()
     value = source.detach().to(target.dtype).expand(target.shape)
-    if span(target.shape, strides) != target.numel() or target.is_conj() or target.is_neg():
+    if not is_dense(target) or target.is_conj() or target.is_neg():
         temporary = torch.empty(target.shape, dtype=target.dtype, device=target.device)
         from_host(value, temporary)
         target.copy_(temporary)
@@ -67,11 +66,25 @@ def from_host(source: Tensor, target: Tensor) -> None:
 def copy_between_devices(source: Tensor, target: Tensor) -> None:
     """Copies, converts and broadcasts; at most one of the two is not on a ``webgpu`` device."""
     if not is_here(target):
-        target.copy_(to_host(source))
+        if target.device.type != "cpu" or not _download(source, target):
+            target.copy_(to_host(source))
     elif not is_here(source):
         from_host(source.cpu(), target)
     else:
         from_host(to_host(source), target)
+
+
+def _download(source: Tensor, target: Tensor) -> bool:
+    """Fills a CPU tensor directly if it has the layout of ``source``; whether it has."""
+    if not _same(source, target) or not storages.is_dense(target):
+        return False
+    nbytes = target.numel() * target.element_size()
+    if nbytes:
+        start = offset_at(data_ptr(source))
+        device = devices.get_device(source.get_device())
+        device.download_many([(storages.buffer_of(source), start, nbytes, target.data_ptr())])
+        counters.add(bytes_downloaded=nbytes)
+    return True
 
 
 def copy_bytes(source: Tensor, target: Tensor) -> bool:
@@ -80,7 +93,7 @@ def copy_bytes(source: Tensor, target: Tensor) -> bool:
         return False
     if target.numel() == 0 or data_ptr(source) == data_ptr(target):
         return True
-    if not storages.is_dense(target):
+    if not is_dense(target):
         return False
     return _copy_bytes(source, target, target.numel() * target.element_size())
 
@@ -113,19 +126,10 @@ def write_part(target: Tensor, value: Tensor) -> None:
     if not is_here(target):
         target.copy_(to_host(value))
         return
-    if _copy_runs(value, target):
-        return
-    storage = target.untyped_storage()
-    index, itemsize = target.get_device(), target.element_size()
-    count, rest = divmod(storage.nbytes(), itemsize)
-    if rest:
+    from .device import writes  # it compiles kernels, which a copy of bytes does without
+
+    if not _copy_runs(value, target) and not writes.write(target, value):
         write_on_host(target, to_host(value))
-        return
-    whole = storages.new_tensor(storage, target.dtype, [count], [1], 0, index)
-    scattered = aten.as_strided_scatter.default(
-        whole, value, target.shape, target.stride(), target.storage_offset()
-    )
-    storages.replace(target, storages.buffer_of(scattered))
 
 
 def _copy_runs(value: Tensor, target: Tensor) -> bool:

@@ -42,6 +42,13 @@ def safe_softmax(scores: Tensor) -> Tensor:
     return torch.where(empty, 0.0, scores.softmax(-1))
 
 
+def attention_weights(
+    query: Tensor, key: Tensor, bias: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    """softmax(scale · query·keyᵀ + bias), (batch, key heads, group, queries, keys)."""
+    return safe_softmax(_scores(query, key, bias, causal, scale))
+
+
 def _opmath(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
@@ -66,7 +73,7 @@ def attention(
         is 0.
     """
     q, k, v = _opmath(query), _opmath(key), _opmath(value)
-    weights = safe_softmax(_scores(q, k, None if bias is None else _opmath(bias), causal, scale))
+    weights = attention_weights(q, k, None if bias is None else _opmath(bias), causal, scale)
     result = _empty_result(query, value)
     result.copy_(torch.matmul(weights, v.unsqueeze(2)).flatten(1, 2))
     return result
@@ -101,32 +108,59 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients, with the weights P computed again.
+    query, key, value, bias, output = ctx.saved_tensors
+    needs = ctx.needs_input_grad[:4]
+    gradients = attention_gradients(
+        grad, query, key, value, bias, output, ctx.causal, ctx.scale, needs
+    )
+    return *gradients, None, None
+
+
+def attention_gradients(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    output: Tensor,
+    causal: bool,
+    scale: float,
+    needs: Sequence[bool],
+    kept: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of `attention` by query, key, value and bias, with the weights P again.
 
     dV = PᵀdO, dS = P ⊙ (dO·Vᵀ − Σ dO ⊙ O), dQ = scale·dS·K, dK = scale·dSᵀQ; the bias's is dS.
+
+    Args:
+        grad, output: dO and O, (batch, heads, queries, value size).
+        needs: which gradients to compute; None takes the place of the others.
+        kept: what dropout multiplied the weights by: (batch, key heads, group, queries, keys).
     """
-    query, key, value, bias, output = ctx.saved_tensors
     q, k, v, o, do = (_opmath(t) for t in (query, key, value, output, grad))
     wide_bias = None if bias is None else _opmath(bias)
-    weights = safe_softmax(_scores(q, k, wide_bias, ctx.causal, ctx.scale))
+    weights = attention_weights(q, k, wide_bias, causal, scale)
     groups = (weights.shape[1], weights.shape[2])
     do_grouped = _grouped(do, groups)
     grad_query = grad_key = grad_value = grad_bias = None
-    if ctx.needs_input_grad[2]:
-        grad_value = _sum_group(torch.matmul(weights.transpose(-2, -1), do_grouped))
+    if needs[2]:
+        used = weights if kept is None else weights * kept
+        grad_value = _sum_group(torch.matmul(used.transpose(-2, -1), do_grouped))
         grad_value = grad_value.to(value.dtype)
     grad_weights = torch.matmul(do_grouped, v.unsqueeze(2).transpose(-2, -1))
+    if kept is not None:
+        grad_weights = grad_weights * kept
     delta = _grouped((do * o).sum(-1, keepdim=True), groups)
     grad_scores = weights * (grad_weights - delta)
-    if ctx.needs_input_grad[0]:
-        grad_query = torch.matmul(grad_scores, k.unsqueeze(2)).flatten(1, 2) * ctx.scale
+    if needs[0]:
+        grad_query = torch.matmul(grad_scores, k.unsqueeze(2)).flatten(1, 2) * scale
         grad_query = grad_query.to(query.dtype)
-    if ctx.needs_input_grad[1]:
+    if needs[1]:
         grad_key = _sum_group(torch.matmul(grad_scores.transpose(-2, -1), _grouped(q, groups)))
-        grad_key = (grad_key * ctx.scale).to(key.dtype)
-    if bias is not None and ctx.needs_input_grad[3]:
+        grad_key = (grad_key * scale).to(key.dtype)
+    if bias is not None and needs[3]:
         grad_bias = grad_scores.flatten(1, 2).sum_to_size(bias.shape).to(bias.dtype)
-    return grad_query, grad_key, grad_value, grad_bias, None, None
+    return grad_query, grad_key, grad_value, grad_bias
 
 
 def _grouped(tensor: Tensor, groups: tuple[int, int]) -> Tensor:

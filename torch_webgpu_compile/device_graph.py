@@ -7,6 +7,7 @@ it is all of that storage (`storages.replace`), and is copied into it otherwise.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,12 +18,83 @@ from .copying import write_part
 from .counters import counters
 from .device.random import draw_seeds
 from .host_calls import HostCalls
-from .plan.model import Plan
-from .runtime.buffers import AnyBuffer, round_up
+from .plan.model import HostStep, Plan
+from .runtime.buffers import SMALL_NBYTES, AnyBuffer, round_up
 from .runtime.device import Device, GpuBuffer
 from .runtime.executor import Executor
+from .runtime.launcher import Launcher
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
 from .sizes import evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Where a value that outlives the call is.
+
+    Attributes:
+        position: among the launcher's buffers.
+        constant: the plan's own buffer that it is in, instead.
+        nbytes: if not 0, it is needed twice, or is also an input: it has to be copied.
+    """
+
+    position: int
+    constant: GpuBuffer | None
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What a call with known sizes does.
+
+    Attributes:
+        buffers: None in every place that a call fills.
+        inputs: the arguments, with their positions among the buffers.
+        places: (nbytes, positions) of the memory that every call gets anew.
+        tensors, mutations: where the values of the variant's recipes are.
+    """
+
+    launch: Launcher
+    buffers: list[GpuBuffer | None]
+    inputs: tuple[tuple[UploadRecipe, int], ...]
+    places: tuple[tuple[int, tuple[int, ...]], ...]
+    tensors: tuple[_Kept, ...]
+    mutations: tuple[_Kept, ...]
+    dispatch_count: int
+    host_steps: bool
+
+
+def _ready(executor: Executor, variant: Variant) -> _Ready:
+    plan, sizes = executor.plan, variant.sizes
+    launcher = executor.launcher(sizes)
+    position = {name: k for k, name in enumerate(launcher.names)}
+    inputs = tuple((recipe, position[recipe.buffer]) for recipe in variant.uploads)
+    places = tuple(
+        (place.nbytes, tuple(position[name] for name in place.names)) for place in launcher.places
+    )
+    filled = {p for _, p in inputs} | {p for _, positions in places for p in positions}
+    # Arguments that no kernel reads: any memory will do.
+    buffers = [
+        None if k in filled else executor.device.allocate(evaluate(plan.buffers[n].nbytes, sizes))
+        for k, n in enumerate(launcher.names)
+    ]
+    taken: set[str] = set()
+
+    def keep(name: str) -> _Kept:
+        shared = name in taken or plan.buffers[name].role != "output"
+        taken.add(name)
+        nbytes = evaluate(plan.buffers[name].nbytes, sizes) if shared else 0
+        return _Kept(position.get(name, -1), launcher.constants.get(name), nbytes)
+
+    return _Ready(
+        launcher,
+        buffers,
+        inputs,
+        places,
+        tuple(keep(recipe.buffer) for recipe in variant.tensors),
+        tuple(keep(recipe.buffer) for recipe in variant.mutations),
+        launcher.dispatch_count,
+        any(isinstance(step, HostStep) for step in plan.steps),
+    )
 
 
 class DeviceGraph:
@@ -55,55 +127,71 @@ class DeviceGraph:
         self.index = index
         self.signature = signature
         self.executor = Executor(plan, device, HostCalls(plan))
-        self._nbytes: dict[Variant, dict[str, int]] = {}
+        self._ready: dict[Variant, _Ready] = {}
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]
         arguments.clear()
-        if self.signature.seeds:
-            values.append(draw_seeds(self.index, self.signature.seeds))
         return self.run(values)
 
     def run(self, values: list[Any]) -> list[Any]:
-        """The call on a list of arguments, which stays as it is, with seeds if there are any."""
-        signature = self.signature
-        variant = signature.variant(values)
-        nbytes = self._nbytes.get(variant) or self._sizes(variant)
-        externals: dict[str, AnyBuffer] = {}
-        for recipe in variant.uploads:
-            externals[recipe.buffer] = self._memory(values[recipe.position], recipe)
-        copies: list[tuple[str, GpuBuffer]] = []
-        made = [self._place(r.buffer, nbytes, externals, copies) for r in variant.tensors]
-        changed = [self._place(r.buffer, nbytes, externals, copies) for r in variant.mutations]
-        executor = self.executor
-        with executor.lock:
-            bound = executor.bind(variant.sizes, externals)
-            bound.replay()
-            for name, target in copies:
-                self.device.copy(bound.buffer(name), 0, target, 0, round_up(nbytes[name], 4))
-        counters.add_call(bound.dispatch_count, 0, 0)
+        """The call on a list of arguments that is not needed afterwards."""
+        if self.signature.seeds:
+            values.append(draw_seeds(self.index, self.signature.seeds))
+        return self.run_seeded(values)
+
+    def run_seeded(self, values: list[Any]) -> list[Any]:
+        """The call on a list of arguments, the last of which are the seeds if there are any."""
+        variant = self.signature.variant(values)
+        ready = self._ready.get(variant) or self._prepare(variant)
+        buffers: list[Any] = ready.buffers[:]
+        for recipe, position in ready.inputs:
+            buffers[position] = self._memory(values[recipe.position], recipe)
+        allocate = self.device.allocate
+        for nbytes, positions in ready.places:
+            buffer = allocate(nbytes)
+            for position in positions:
+                buffers[position] = buffer
+        if ready.host_steps:
+            with self.executor.lock:
+                ready.launch(buffers)
+        else:
+            ready.launch(buffers)
+        counters.add_call(ready.dispatch_count, 0, 0)
         results: list[Any] = list(variant.constants)
-        for made_recipe, buffer in zip(variant.tensors, made, strict=True):
-            self._add_results(made_recipe, buffer, results)
-        for mutation, buffer in zip(variant.mutations, changed, strict=True):
-            self._assign(values[mutation.position], mutation, buffer)
-        for output, position in signature.forwarded:
+        for made, kept in zip(variant.tensors, ready.tensors, strict=True):
+            self._add_results(made, self._kept(kept, buffers), results)
+        for mutation, kept in zip(variant.mutations, ready.mutations, strict=True):
+            self._assign(values[mutation.position], mutation, self._kept(kept, buffers))
+        for output, position in self.signature.forwarded:
             results[output] = values[position]
         return results
 
-    def _sizes(self, variant: Variant) -> dict[str, int]:
-        """Bytes of the plan buffers that hold results."""
-        names = {recipe.buffer for recipe in variant.tensors}
-        names |= {recipe.buffer for recipe in variant.mutations}
-        buffers = self.plan.buffers
-        found = {name: evaluate(buffers[name].nbytes, variant.sizes) for name in names}
-        self._nbytes[variant] = found
-        return found
+    def _kept(self, kept: _Kept, buffers: list[Any]) -> GpuBuffer:
+        """The memory of a value after the call, a copy where something else needs it too."""
+        source: GpuBuffer = buffers[kept.position] if kept.constant is None else kept.constant
+        if not kept.nbytes:
+            return source
+        copy = self.device.allocate(kept.nbytes)
+        self.device.copy(source, 0, copy, 0, round_up(kept.nbytes, 4))
+        return copy
+
+    def _prepare(self, variant: Variant) -> _Ready:
+        with self.executor.lock:
+            if variant not in self._ready:
+                self._ready[variant] = _ready(self.executor, variant)
+            return self._ready[variant]
 
     # ---- in
 
-    def _memory(self, tensor: Tensor, recipe: UploadRecipe) -> AnyBuffer:
+    def _memory(self, tensor: Tensor | bytes, recipe: UploadRecipe) -> AnyBuffer:
         """The memory of an argument, laid out as the plan expects it."""
+        if isinstance(tensor, bytes):
+            return (
+                self.device.upload_small(tensor)
+                if len(tensor) <= SMALL_NBYTES
+                else (self.device.upload_new(tensor))
+            )
         if tensor.stride() != recipe.strides and not _same_layout(tensor, recipe.strides):
             tensor = _with_layout(tensor, recipe.strides)
         if tensor.device.type != devices.NAME:
@@ -122,31 +210,12 @@ class DeviceGraph:
     def _uploaded(self, tensor: Tensor, recipe: UploadRecipe) -> GpuBuffer:
         if tensor.device.type != "cpu":
             tensor = tensor.cpu()
-        buffer = self.device.allocate(recipe.nbytes)
-        if recipe.nbytes:
-            self.device.upload(buffer, (tensor.data_ptr(), recipe.nbytes))
-            counters.add(bytes_uploaded=recipe.nbytes)
-        return buffer
+        if not recipe.nbytes:
+            return self.device.allocate(0)
+        counters.add(bytes_uploaded=recipe.nbytes)
+        return self.device.upload_new((tensor.data_ptr(), recipe.nbytes))
 
     # ---- out
-
-    def _place(
-        self,
-        name: str,
-        nbytes: dict[str, int],
-        externals: dict[str, AnyBuffer],
-        copies: list[tuple[str, GpuBuffer]],
-    ) -> GpuBuffer:
-        """Memory for the value of a plan buffer that outlives the call.
-
-        The kernels write it themselves, unless the value is needed twice or is also an input's.
-        """
-        buffer = self.device.allocate(nbytes[name])
-        if name in externals or self.plan.buffers[name].role != "output":
-            copies.append((name, buffer))
-        else:
-            externals[name] = buffer
-        return buffer
 
     def _add_results(self, recipe: TensorRecipe, buffer: GpuBuffer, results: list[Any]) -> None:
         itemsize = recipe.dtype.itemsize

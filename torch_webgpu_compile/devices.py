@@ -1,7 +1,10 @@
 """The GPUs of ``torch.device("webgpu", i)``: which there are, which is current, opened when used.
 
 The order is that of the adapters, best first; ``TORCH_WEBGPU_ADAPTER`` chooses and orders them by
-parts of their names or numbers, separated by commas, as ``CUDA_VISIBLE_DEVICES`` does.
+parts of their names or numbers, separated by commas, as ``CUDA_VISIBLE_DEVICES`` does. The same one
+may be named several times: ``0,0`` makes two devices of one GPU.
+
+This module is imported by ``import torch``: it imports the runtime only when a GPU is asked for.
 """
 
 from __future__ import annotations
@@ -9,22 +12,22 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from .errors import AdapterError
-from .options import resolve
-from .runtime.device import AdapterInfo, Device, list_adapters, open_device
+
+if TYPE_CHECKING:
+    from .runtime.device import AdapterInfo, Device
 
 NAME = "webgpu"
 
 
-@dataclass(frozen=True, slots=True)
-class _Ordinal:
+class _Ordinal(NamedTuple):
     """An adapter, and how many ordinals before it name the same one."""
 
-    adapter: int
+    adapter: AdapterInfo
     instance: int
 
 
@@ -42,36 +45,53 @@ _forked = False
 def _find() -> list[_Ordinal]:
     global _ordinals
     with _lock:
+        check_fork()
         if _ordinals is None:
+            from .options import resolve
+            from .runtime.device import list_adapters
+
             options = resolve(None, None)
             adapters = list_adapters(options.provider or "wgpu")
             wanted = [part.strip() for part in options.adapter.split(",") if part.strip()]
             found = [_match(part, adapters) for part in wanted] or _distinct(adapters)
-            _ordinals = [
-                _Ordinal(adapter, found[:position].count(adapter))
-                for position, adapter in enumerate(found)
+            numbers = [info.index for info in found]
+            ordinals = [
+                _Ordinal(info, numbers[:position].count(info.index))
+                for position, info in enumerate(found)
             ]
+            if not ordinals:
+                return []  # look again next time: a driver may be installed meanwhile
+            _ordinals = ordinals
         return _ordinals
 
 
-def _match(wanted: str, adapters: list[AdapterInfo]) -> int:
+def _match(wanted: str, adapters: list[AdapterInfo]) -> AdapterInfo:
     for info in adapters:
         if wanted.isdecimal() and info.index == int(wanted):
-            return info.index
+            return info
         if not wanted.isdecimal() and wanted.lower() in info.name.lower():
-            return info.index
+            return info
     names = "; ".join(f"{info.index}: {info.name} ({info.backend})" for info in adapters)
     raise AdapterError(f"TORCH_WEBGPU_ADAPTER: no adapter matches {wanted!r}; there are {names}")
 
 
-def _distinct(adapters: list[AdapterInfo]) -> list[int]:
-    """Every GPU once, through its best driver interface; OpenGL only when there is nothing else."""
+def _distinct(adapters: list[AdapterInfo]) -> list[AdapterInfo]:
+    """Every GPU once, through its best driver interface.
+
+    OpenGL and software only when there is nothing else.
+    """
     modern = [info for info in adapters if not info.backend.startswith("OpenGL")]
-    return [info.index for info in modern or adapters[:1]]
+    best: dict[str, str] = {}
+    for info in modern:
+        best.setdefault(info.name, info.backend)
+    once = [info for info in modern if info.backend == best[info.name]]
+    return [info for info in once if info.type != "cpu"] or once or adapters[:1]
 
 
 def device_count() -> int:
     """How many GPUs there are; 0 without a usable adapter. Opens none of them."""
+    if _forked:
+        return len(_ordinals or ())
     try:
         return len(_find())
     except AdapterError:
@@ -85,7 +105,12 @@ def current_index() -> int:
 
 def set_current(index: int) -> None:
     """Makes a device current for the calling thread. Raises as `check_index` does."""
-    _state.current = check_index(index)
+    _state.current = check_index(index) if index else 0
+
+
+def adapter_of(index: int) -> AdapterInfo:
+    """The adapter of a device, which is not opened. Raises as `check_index` does."""
+    return _find()[check_index(index)].adapter
 
 
 def check_index(index: int) -> int:
@@ -116,9 +141,30 @@ def index_of(device: torch.device | None) -> int:
     return device.index
 
 
+def resolve_index(device: torch.device | str | int | None) -> int:
+    """The index that a user means by a device, its name or its number; the current one by None.
+
+    Raises:
+        ValueError: the device is not a ``webgpu`` device.
+    """
+    if device is None:
+        return _state.current
+    if isinstance(device, int):
+        return device
+    found = torch.device(device)
+    if found.type != NAME:
+        raise ValueError(f"Expected a webgpu device, but got: {found}")
+    return index_of(found)
+
+
 def is_opened(index: int) -> bool:
     """Whether a device has been used in this process."""
     return index in _open
+
+
+def opened() -> list[Device]:
+    """The devices that have been used in this process."""
+    return list(_open.values())
 
 
 def get_device(index: int) -> Device:
@@ -138,17 +184,21 @@ def _open_device(index: int) -> Device:
     with _lock:
         check_fork()
         check_index(index)
+        from .options import resolve
+        from .runtime.device import open_device
+
         options = resolve(None, None)
-        ordinal = _find()[index]
-        device = open_device(
-            options.provider or "wgpu", ordinal.adapter, options.checked, ordinal.instance
-        )
+        adapter, instance = _find()[index]
+        device = open_device(options.provider or "wgpu", adapter.index, options.checked, instance)
         _open[index] = device
         return device
 
 
 def check_fork() -> None:
-    """Raises RuntimeError in a child process that was forked after a GPU was opened."""
+    """Raises RuntimeError in a child process that was forked after GPUs were looked for.
+
+    A GPU's driver may start threads as soon as it is asked what there is; a fork loses them.
+    """
     if _forked:
         raise RuntimeError(
             "Cannot re-initialize WebGPU in forked subprocess. To use WebGPU with "
@@ -157,13 +207,14 @@ def check_fork() -> None:
 
 
 def is_in_bad_fork() -> bool:
-    """Whether this process was forked after a GPU was opened."""
+    """Whether this process was forked after GPUs were looked for."""
     return _forked
 
 
 def _after_fork() -> None:
-    global _forked
-    if _open:
+    global _forked, _lock
+    _lock = threading.RLock()  # another thread of the parent may have held it
+    if _open or _ordinals is not None:
         _forked = True
         _open.clear()
 

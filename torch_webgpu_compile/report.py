@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from . import debug
-from .backend import Compilation, compile_module
+from .backend import compile_module
+from .compilation import Compilation
 from .compiled import CompiledGraph
 from .device_graph import DeviceGraph
 from .options import resolve

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from .debug import host_step_buffers
-from .errors import UnsupportedOp
 from .host_calls import torch_dtype
 from .plan.model import Dispatch, HostStep, Plan, PlanBuffer, PlanOutput
-from .sizes import Expr, Symbol, evaluate, symbols_of
+from .size_sources import SizeSource, size_sources
+from .sizes import evaluate
 from .static_buffers import span
 
 
@@ -117,25 +117,6 @@ class Variant:
     rebinds: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SizeSource:
-    """Where a size symbol's value is read: an integer argument, or a dimension of a tensor.
-
-    What is read there is ``coefficient · symbol + constant``.
-    """
-
-    name: str
-    position: int
-    dim: int | None
-    coefficient: int
-    constant: int
-
-    def read(self, values: Sequence[Any]) -> int:
-        value = values[self.position]
-        found = int(value) if self.dim is None else int(value.shape[self.dim])
-        return (found - self.constant) // self.coefficient
-
-
 @dataclass(eq=False)
 class Signature:
     """See the module.
@@ -175,7 +156,7 @@ class Signature:
         )
         changed = {output.mutates for output in self.plan.outputs}
         self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
-        self._sources = _size_sources(self.plan)
+        self._sources = size_sources(self.plan)
         self._variants = {}
 
     def variant(self, values: Sequence[Any]) -> Variant:
@@ -343,54 +324,3 @@ def _buffers_read(plan: Plan) -> set[str]:
             case _:
                 used.update((step.source, step.destination))
     return used
-
-
-def _symbols(plan: Plan) -> dict[str, Symbol]:
-    """Every size symbol that running the plan needs a value of."""
-    exprs: list[Expr] = []
-    for buffer in plan.buffers.values():
-        exprs += (*buffer.sizes, *buffer.strides, buffer.offset, buffer.nbytes)
-    for output in plan.outputs:
-        exprs += (*output.sizes, *output.strides)
-        exprs += [e for e in (output.offset, output.size) if e is not None]
-    for step in plan.steps:
-        if isinstance(step, Dispatch):
-            exprs += (*step.grid, *step.parameters)
-        elif isinstance(step, HostStep):
-            exprs += _exprs((step.arguments, step.keywords))
-    found: dict[str, Symbol] = {}
-    for expr in exprs:
-        found.update((symbol.name, symbol) for symbol in symbols_of(expr))
-    return found
-
-
-def _exprs(value: Any) -> list[Expr]:
-    if isinstance(value, tuple):
-        return [expr for item in value for expr in _exprs(item)]
-    return [value] if isinstance(value, Expr) else []
-
-
-def _size_sources(plan: Plan) -> tuple[SizeSource, ...]:
-    found: dict[str, SizeSource] = {}
-    places: list[tuple[int, int | None, Expr]] = []
-    for position, entry in enumerate(plan.inputs):
-        if entry.size is not None:
-            places.append((position, None, entry.size))
-    for position, entry in enumerate(plan.inputs):
-        if entry.buffer is not None and entry.buffer in plan.buffers:
-            sizes = plan.buffers[entry.buffer].sizes
-            places += [(position, dim, size) for dim, size in enumerate(sizes)]
-    for position, dim, expr in places:
-        if len(expr.terms) == 1 and len(expr.terms[0][0]) == 1:
-            (atom,), coefficient = expr.terms[0]
-            if isinstance(atom, Symbol) and atom.name not in found:
-                source = SizeSource(atom.name, position, dim, coefficient, expr.constant)
-                found[atom.name] = source
-    missing = sorted(set(_symbols(plan)) - set(found))
-    if missing:
-        raise UnsupportedOp(
-            plan.name,
-            f"the sizes {', '.join(missing)} do not follow from the graph's arguments",
-            "compile with dynamic=False",
-        )
-    return tuple(found.values())

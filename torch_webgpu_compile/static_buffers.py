@@ -34,12 +34,13 @@ def version(tensor: Tensor) -> int:
 
 
 def state_of(tensors: Sequence[Tensor]) -> Any:
-    """Equal to an earlier result only if all tensors are the same and have not changed.
+    """Equal to an earlier result only if the tensors hold what they held then.
 
-    None when that cannot be known, as for inference tensors.
+    That is while all of those tensors live: an address may be used again. None when it cannot be
+    known, as for inference tensors.
     """
     try:
-        return (*map(id, tensors), *map(data_ptr, tensors), *map(_get_version, tensors))
+        return (*map(data_ptr, tensors), *map(_get_version, tensors))
     except RuntimeError:
         return None
 

@@ -150,9 +150,22 @@ def replace(tensor: Tensor, buffer: GpuBuffer) -> None:
         _buffers[slot] = buffer
 
 
+def storage_address(address: int) -> int:
+    """Where the storage starts that an address points into; 0 for an empty tensor's."""
+    return address & ~_OFFSET_MASK
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor's elements lie in memory without gaps, each once."""
-    return span(tensor.shape, tensor.stride()) == tensor.numel()
+    if tensor.is_contiguous():
+        return True
+    step = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
 
 
 def fills_storage(tensor: Tensor) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from tests import harness
-from torch_webgpu_compile.backend import compile_graph, device_for, signature_of
-from torch_webgpu_compile.capture.aot import Phase
-from torch_webgpu_compile.captured import CapturedGraph
+from torch_webgpu_compile.backend import device_for
+from torch_webgpu_compile.captured import CapturedGraph, Phase
+from torch_webgpu_compile.compilation import compile_graph, signature_of
 from torch_webgpu_compile.compiled import CompiledGraph
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.runtime.device import Device

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.compilations import compile_function
-from torch_webgpu_compile.backend import PASSES
+from torch_webgpu_compile.compilation import PASSES
 
 FOLDER = Path(__file__).parent
 randn = torch.randn

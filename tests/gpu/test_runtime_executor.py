@@ -244,8 +244,10 @@ def test_too_small_or_unknown_buffers_are_refused(device: Device) -> None:
     executor = Executor(add_plan(400), device)
     with pytest.raises(errors.DeviceError, match="needs 1600 bytes"):
         executor.bind({}, {"a": device.allocate(16)})
-    with pytest.raises(errors.DeviceError, match="no buffers"):
-        executor.bind({}, {"q": device.allocate(16)})
+    large = device.allocate(1600)
+    for known in ({}, {"a": large, "b": large}):
+        with pytest.raises(errors.DeviceError, match="no buffer q"):
+            executor.bind({}, {**known, "q": device.allocate(16)})
 
 
 def test_device_refusing_a_replay_leaves_the_executor_usable() -> None:
@@ -318,6 +320,73 @@ def test_programs_are_bounded_and_memory_is_flat(device: Device) -> None:
     gc.collect()
     device.empty_cache()
     assert device.memory_stats()["reserved"] <= start["reserved"]
+
+
+def test_launcher_with_memory_from_the_pool(device: Device) -> None:
+    """Intermediates go back to the pool right after each call."""
+    n = symbol("s0")
+    executor = Executor(chain_plan(n, 5), device, max_programs=4)
+    for numel in (100, 3000, 7):
+        launcher = executor.launcher({"s0": numel})
+        assert [(place.key, place.nbytes, place.names) for place in launcher.places] == [
+            (0, (4 * numel + 15) // 16 * 16, ("t0", "t2")),
+            (1, (4 * numel + 15) // 16 * 16, ("t1", "t3")),
+            ("y", (4 * numel + 15) // 16 * 16, ("y",)),
+        ]
+        results = []
+        for _ in range(9):
+            x = floats(numel)
+            memory = {"x": on_gpu(device, x)}
+            for place in launcher.places:
+                memory |= dict.fromkeys(place.names, device.allocate(place.nbytes))
+            launcher([memory[name] for name in launcher.names])
+            results.append((x, memory["y"]))
+        for x, y in results:
+            actual = np.empty_like(x)
+            device.download(y, actual)
+            np.testing.assert_array_equal(actual, x * 8)
+    assert not executor._owned
+    device.empty_cache()
+
+
+def test_launcher_with_constants_and_host_steps(device: Device) -> None:
+    one = np.ones(8, np.float32)
+    buffers = [buffer("k", "constant", 8), buffer("x", "input", 8)]
+    buffers += [buffer("t", "intermediate", 8), buffer("s", "intermediate", 8)]
+    buffers.append(buffer("y", "output", 8))
+    step = HostStep("aten.sort.default", ("s",), (HostBuffer("t"),), ())
+    steps = [dispatch(0, ["k", "x", "t"], 8), step, dispatch(0, ["s", "k", "y"], 8)]
+    constants = {"k": one.tobytes()}
+
+    def host_call(step: HostStep, arrays: list[Any], sizes: dict[str, int]) -> Sequence[Any]:
+        return [np.sort(arrays[0].view(np.float32))]
+
+    executor = Executor(plan([ADD_KERNEL], buffers, steps, constants), device, host_call)
+    launcher = executor.launcher()
+    assert launcher.names == ("x", "t", "s", "y")
+    y = device.allocate(32)
+    for _ in range(3):
+        x = floats(8)
+        launcher([on_gpu(device, x), device.allocate(32), device.allocate(32), y])
+        actual = np.empty_like(x)
+        device.download(y, actual)
+        np.testing.assert_array_equal(actual, np.sort(x + 1) + 1)
+
+
+def test_launcher_refuses_what_bind_refuses(device: Device) -> None:
+    launcher = Executor(add_plan(400), device).launcher()
+    good = [device.allocate(1600) for _ in range(3)]
+    launcher(good)
+    with pytest.raises(errors.DeviceError, match="buffer b needs 1600 bytes"):
+        launcher([good[0], device.allocate(16), good[2]])
+    with pytest.raises(errors.DeviceError, match="reads and writes c"):
+        launcher([good[0], good[1], good[0]])
+    with pytest.raises(ValueError, match="longer"):
+        launcher(good[:2])
+    good[1].release()
+    with pytest.raises(errors.DeviceError, match="after it was released"):
+        launcher(good)
+    device.synchronize()
 
 
 def test_replay_after_empty_cache(device: Device) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from runtime_plans import (
     SCALE_KERNEL,
     add_plan,
@@ -67,7 +68,7 @@ def invalid(bound: BoundPlan, name: str) -> Recording:
     run = segment.commands[0]
     assert isinstance(run, DispatchRun)
     pipeline, group, *_ = run.items[0]
-    return Recording([DispatchRun([(pipeline, group, 70_000, 1, 1)])], name, bound)
+    return Recording([DispatchRun([(pipeline, group, 70_000, 1, 1)])], name)
 
 
 # ---- batches
@@ -84,26 +85,53 @@ def test_a_call_and_its_download_are_one_submit(device: Device) -> None:
     assert device.backend.submissions == before + 1
 
 
+def test_a_compiled_call_is_one_submit() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x, dim=-1).sum(0)
+
+    compiled = torch.compile(function, backend="webgpu")
+    backend = open_device().backend
+    x = torch.randn(32, 32)
+    compiled(x)
+    for _ in range(3):
+        before = backend.submissions
+        torch.testing.assert_close(compiled(x), function(x))
+        assert backend.submissions == before + 1
+
+
 def test_commands_are_submitted_in_batches(device: Device) -> None:
     x = on_gpu(device, floats(64))
     bound = adder(device, x, device.allocate(256), 64)
-    start, dispatches = device.backend.submissions, device.dispatches
-    for _ in range(2 * queue.MAX_PENDING + 1):
+    for _ in range(2):
+        start, dispatches = device.backend.submissions, device.dispatches
+        batches = [16, 32, 64, 64]
+        for submissions, size in enumerate(batches):
+            for _ in range(size):
+                assert device.backend.submissions == start + submissions
+                bound.replay()
         bound.replay()
-    assert device.backend.submissions == start + 2
-    assert device.dispatches == dispatches + 2 * queue.MAX_PENDING + 1
-    device.synchronize()
-    assert device.backend.submissions == start + 3
-    device.synchronize()
-    assert device.queue.flush() is None
-    assert device.backend.submissions == start + 3
+        assert device.backend.submissions == start + len(batches)
+        assert device.dispatches == dispatches + sum(batches) + 1
+        device.synchronize()
+        assert device.backend.submissions == start + len(batches) + 1
+        device.synchronize()
+        assert device.queue.flush() is None
+        assert device.backend.submissions == start + len(batches) + 1
 
 
-def test_a_long_plan_is_submitted_at_once(device: Device) -> None:
-    bound = Executor(chain_plan(10, queue.MAX_PENDING), device).bind()
+def test_a_long_plan_is_submitted_piece_by_piece(device: Device) -> None:
+    """So that the GPU runs its first dispatches while the host encodes the others."""
+    bound = Executor(chain_plan(10, 16 + 32 + 3), device).bind()
+    x = np.zeros(10, np.float32)
+    x[0] = 1
+    device.upload(bound.buffer("x"), x)
+    device.synchronize()
     before = device.backend.submissions
     bound.replay()
-    assert device.backend.submissions == before + 1
+    assert device.backend.submissions == before + 2
+    assert bound.dispatch_count == 51
+    assert len(time_steps(bound)) == 51
+    np.testing.assert_array_equal(read(device, bound.buffer("y"), 10), x * 2.0**26)
 
 
 @pytest.mark.parametrize("numel", [100, 300_003])
@@ -178,7 +206,7 @@ def test_memory_is_not_freed_while_commands_use_it(device: Device) -> None:
 
 
 def test_memory_lent_again_while_commands_use_it(device: Device) -> None:
-    data = [floats(64) for _ in range(2 * queue.MAX_PENDING)]
+    data = [floats(64) for _ in range(2 * queue.MIN_BATCH)]
     results = [device.allocate(256) for _ in data]
     for content, result in zip(data, results, strict=True):
         gpu = on_gpu(device, content)
@@ -186,6 +214,75 @@ def test_memory_lent_again_while_commands_use_it(device: Device) -> None:
         gpu.release()
     for content, result in zip(data, results, strict=True):
         np.testing.assert_array_equal(read(device, result, 64), content + content)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4, 6, 256])
+def test_small_uploads_do_not_flush(device: Device, nbytes: int) -> None:
+    x = on_gpu(device, floats(64))
+    bound = adder(device, x, device.allocate(256), 64)
+    data = RNG.bytes(nbytes)
+    bound.replay()
+    before = device.backend.submissions
+    small, new = device.upload_small(data), device.upload_new(data)
+    assert device.backend.submissions == before
+    for gpu in (small, new):
+        result = bytearray(nbytes)
+        device.download(gpu, result)
+        assert result == data
+    with pytest.raises(ValueError, match="257 bytes"):
+        device.upload_small(bytes(257))
+
+
+@pytest.mark.parametrize("numel", [16, 500_000])
+def test_uploads_to_new_buffers_spare_what_is_pending(device: Device, numel: int) -> None:
+    """Memory given back while commands use it comes back first, but not for these uploads."""
+    first = floats(numel)
+    result = device.allocate(4 * numel)
+    for _ in range(3):
+        x = on_gpu(device, first)
+        adder(device, x, result, numel).replay()
+        serial = x.serial
+        x.release()
+        new = device.upload_new(floats(numel))
+        assert new.serial != serial
+        np.testing.assert_array_equal(read(device, result, numel), first + first)
+        del new
+    device.synchronize()
+    device.empty_cache()
+
+
+def test_small_uploads_are_never_overwritten_while_pending(device: Device) -> None:
+    """Every step adds a scalar that it uploads, and drops the buffer at once."""
+    total = device.upload_new(np.zeros(4, np.float32))
+    other = device.allocate(16)
+    launcher = Executor(add_plan(4), device).launcher()
+    assert launcher.names == ("a", "b", "c")
+    reserved = 0
+    for step in range(1000):
+        value = device.upload_small(np.full(4, step, np.float32).tobytes())
+        launcher([total, value, other])
+        total, other = other, total
+        del value
+        if step == 200:
+            reserved = device.memory_stats()["reserved"]
+    assert device.memory_stats()["reserved"] <= reserved + 4096
+    np.testing.assert_array_equal(read(device, total, 4), np.full(4, sum(range(1000))))
+
+
+def test_threads_with_small_uploads(device: Device) -> None:
+    executor = Executor(add_plan(4), device, max_programs=100)
+
+    def work(seed: int) -> bool:
+        launcher = executor.launcher()
+        total, other = device.upload_new(np.zeros(4, np.float32)), device.allocate(16)
+        for step in range(200):
+            value = device.upload_small(np.full(4, seed * step, np.float32).tobytes())
+            launcher([total, value, other])
+            total, other = other, total
+        return np.array_equal(read(device, total, 4), np.full(4, seed * sum(range(200))))
+
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(work, range(1, 13)))
 
 
 # ---- errors
@@ -212,7 +309,7 @@ def test_an_error_surfaces_in_a_download_or_a_later_record(device: Device) -> No
         read(device, x, 64)
     device.queue.record(invalid(bound, "aten.worse"))
     with pytest.raises(errors.DeviceError, match=r"running aten\.worse"):  # noqa: PT012
-        for _ in range(queue.MAX_PENDING):
+        for _ in range(queue.MIN_BATCH):
             bound.replay()
     bound.replay()
     device.synchronize()
@@ -233,6 +330,39 @@ def test_an_interrupt_keeps_pending_commands(
         with pytest.raises(KeyboardInterrupt):
             device.synchronize()
     np.testing.assert_array_equal(read(device, bound.buffer("c"), 64), x + x)
+
+
+def test_finalisers_in_the_middle_of_a_submit(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may record and free; what would have to wait is refused."""
+    x = floats(64)
+    bound = adder(device, on_gpu(device, x), device.allocate(256), 64)
+    z = device.allocate(256)
+    finalised = adder(device, bound.buffer("c"), z, 64)
+    submit = device.backend.submit
+    serials = []
+
+    def finaliser(*arguments: Any) -> int:
+        monkeypatch.undo()
+        finalised.replay()
+        for refused in (device.queue.flush, device.synchronize, lambda: read(device, z, 64)):
+            with pytest.raises(errors.DeviceError, match="finaliser"):
+                refused()
+        temporary = device.allocate(400)
+        serials.append(temporary.serial)
+        copy = Copy(temporary.handle, 0, z.handle, 0, 4)
+        device.queue.record(Recording([copy], "copy"))
+        temporary.release()
+        return submit(*arguments)
+
+    monkeypatch.setattr(device.backend, "submit", finaliser)
+    bound.replay()
+    device.queue.flush()
+    assert not device.queue.is_empty
+    assert device.upload_new(bytes(400)).serial not in serials
+    np.testing.assert_array_equal(read(device, z, 64)[1:], x[1:] * 4)
+    assert device.queue.is_empty
 
 
 # ---- threads

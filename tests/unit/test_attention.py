@@ -133,6 +133,7 @@ def test_dropout_keeps_the_expectation():
     torch.testing.assert_close(mean, F.scaled_dot_product_attention(q, k, v), atol=0.08, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_operator_is_consistent_with_its_fake():
     q, k, v = inputs((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
     bias = torch.randn(1, 4, 5, 7, requires_grad=True)

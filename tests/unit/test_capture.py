@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from torch_webgpu_compile.capture import aot
+from torch_webgpu_compile.captured import Phase
 from torch_webgpu_compile.errors import UnsupportedOp
 
 transformers = pytest.importorskip("transformers")
@@ -33,7 +34,7 @@ class Recorder:
     """A backend that runs captured graphs as they are and counts their operators."""
 
     def __init__(self) -> None:
-        self.graphs: list[tuple[aot.Phase, aot.CapturedGraph]] = []
+        self.graphs: list[tuple[Phase, aot.CapturedGraph]] = []
         self.calls = 0
 
     def __call__(self, module, inputs, **_):
@@ -204,6 +205,7 @@ def test_models_are_captured_whole(name, train):
         assert len(recorder.graphs[0][1].static_inputs) == len(list(model.parameters()))
 
 
+@pytest.mark.slow
 def test_attention_in_training_keeps_its_operator():
     model, inputs = gpt2()
     model.eval()  # no dropout

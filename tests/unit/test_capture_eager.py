@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from tests.eager_calls import check_call, describe
-from torch_webgpu_compile.backend import native_operators
+from tests.harness import TARGET
 from torch_webgpu_compile.capture.eager import Argument, CapturedCall, Output, capture_call
+from torch_webgpu_compile.compilation import native_operators
 from torch_webgpu_compile.errors import UnsupportedOp
+from torch_webgpu_compile.lowering.graph import lower
 
 aten = torch.ops.aten
 
@@ -82,9 +84,13 @@ def test_dtype_of_out_is_kept() -> None:
     check_call(aten.add.out, torch.arange(4), torch.arange(4), out=torch.empty(4))
 
 
-def test_sizes_of_out_must_fit() -> None:
-    with pytest.raises(UnsupportedOp, match="resize"):
-        captured(aten.add.out, torch.randn(4), torch.randn(4), out=torch.empty(0))
+def test_out_of_other_sizes() -> None:
+    call = captured(aten.add.out, torch.randn(4), torch.randn(3, 1), out=torch.empty(0))
+    assert call.resized == call.mutated == (2,)
+    graph = lower(call.captured, TARGET)
+    (output,) = graph.outputs
+    assert [size.constant for size in output.sizes] == [3, 4]
+    check_call(aten.add.out, torch.randn(4), torch.randn(3, 1), out=torch.empty(0))
 
 
 def test_sizes_that_depend_on_data_are_refused() -> None:

@@ -66,6 +66,21 @@ N = 200_000
         (lambda: random.randint(10, [N]).double(), 4.5, math.sqrt(99 / 12)),
         (lambda: random.randint_low(-5, 5, [N]).double(), -0.5, math.sqrt(99 / 12)),
         (lambda: random.native_dropout(torch.ones(N), 0.25, True)[0], 1, math.sqrt(1 / 3)),
+        (lambda: random.fused_dropout(torch.ones(N), 0.75)[0], 1, math.sqrt(1 / 3)),
+        (lambda: random.randint(1 << 40, [N]) / 2.0**40, 0.5, math.sqrt(1 / 12)),
+        (lambda: random.random(torch.empty(N)) / 2.0**24, 0.5, math.sqrt(1 / 12)),
+        (lambda: random.random(torch.empty(N, dtype=torch.int64)) / 2.0**63, 0.5, 12**-0.5),
+        (lambda: random.random(torch.empty(N, dtype=torch.uint8)), 127.5, 256 * 12**-0.5),
+        (lambda: random.random_to(torch.empty(N), 10), 4.5, math.sqrt(99 / 12)),
+        (lambda: random.geometric(torch.empty(N), 0.25), 4, math.sqrt(0.75) / 0.25),
+        (lambda: random.log_normal(torch.empty(N), 0, 1).log(), 0, 1),
+        (lambda: random.cauchy(torch.empty(N), 2, 3).sub(2).div(3).atan(), 0, math.pi / 12**0.5),
+        (lambda: random.bernoulli_tensor(torch.empty(N), torch.tensor(0.3)), 0.3, 0.21**0.5),
+        (
+            lambda: random.rrelu_with_noise(-torch.ones(N), torch.ones(N), 0, 1, True)[0],
+            -0.5,
+            12**-0.5,
+        ),
     ],
 )
 def test_distributions(sample, mean, std):
@@ -87,4 +102,5 @@ def test_what_is_left_to_the_host():
     generator = torch.Generator()
     assert random.uniform(torch.empty(3), 0, 1, generator) is NotImplemented
     assert random.rand([3], dtype=torch.float64) is NotImplemented
-    assert random.randint(1 << 40, [3]) is NotImplemented
+    assert random.randint_low(-(1 << 63), 1, [3]) is NotImplemented
+    assert random.random(torch.empty(3), generator=generator) is NotImplemented

@@ -172,6 +172,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @settings(
     deadline=None,
     max_examples=25,

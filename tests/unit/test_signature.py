@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,6 +52,19 @@ def test_sizes_come_from_shapes_when_there_is_no_integer():
         [output("y", (S,))],
     )
     assert Signature(made).variant([torch.zeros(11)]).sizes == {"s0": 5}
+
+
+def test_sizes_come_from_strides_and_offsets():
+    k, o = symbol("s1", 2), symbol("s2", 2)
+    x = buffer("x", "input", 3, 4)
+    x = replace(x, strides=(k, as_expr(1)), offset=o)
+    y = replace(buffer("y", "output", 3, 4), nbytes=k + o)
+    made = plan([x, y], [PlanInput("x")], [output("y", (3, 4))])
+    memory = torch.zeros(200)
+    signature = Signature(made)
+    assert signature.variant([memory.as_strided((3, 4), (9, 1), 7)]).sizes == {"s1": 9, "s2": 7}
+    shifted = memory.as_strided((3, 4), (9, 1), 64 + 5)
+    assert signature.variant([shifted]).sizes == {"s1": 9, "s2": 5}
 
 
 def test_a_size_from_nowhere_is_refused():

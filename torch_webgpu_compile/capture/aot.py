@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,35 +20,13 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..captured import CapturedGraph
+from ..captured import CapturedGraph, Phase
 from ..errors import UnsupportedOp
 from . import decompositions, dynamo, patterns, random
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class Phase:
-    """What a captured graph is for.
-
-    Attributes:
-        name: ``inference``, ``forward`` or ``backward``.
-        saved: positions of a forward graph's outputs that only its backward graph will see.
-        forwarded: (output, input) positions of outputs that are just an argument. The captured
-            graph has None in their place.
-        counted: positions of changed arguments whose version counters AOTAutograd increments, by
-            one before each call.
-        seeds: rows of the graph's last argument, the seeds of its random operators; 0: no such
-            argument.
-    """
-
-    name: str
-    saved: frozenset[int] = frozenset()
-    forwarded: tuple[tuple[int, int], ...] = ()
-    counted: frozenset[int] = frozenset()
-    seeds: int = 0
 
 
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
@@ -128,8 +105,11 @@ def _unwrapped(compiled: BoxedFunction) -> Callable[..., Any]:
     They cost about 8 µs a call, and have nothing to do for a plain inference graph.
     """
 
+    run = getattr(compiled, "run", compiled)
+
     def call(*arguments: Any) -> Sequence[Any]:
-        return compiled(list(arguments))
+        results: Sequence[Any] = run(list(arguments))
+        return results
 
     return call
 

@@ -9,8 +9,7 @@ argument shares memory with one that is only read, the old contents are read.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,23 +18,30 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
 from torch.fx import Node
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..captured import CapturedGraph
+from ..captured import CapturedGraph, Phase
 from ..errors import UnsupportedOp
-from . import decompositions, random
-from .aot import Phase
+from . import decompositions, device_ops, random
+from .arguments import (
+    neutral,
+    share_memory,
+    symbolic_leaves,
+    with_tensors,
+    without_placement,
+)
+from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
+from .dynamic import StaticInputs, SymbolicInputs
 from .rewrites import REWRITES
 from .tracing import Traced, trace
 
+__all__ = ["Argument", "CapturedCall", "Constant", "Output", "Result", "TensorSpec", "capture_call"]
+
 _ON_HOST = "run it on the host"
-_CPU = torch.device("cpu")
 _UNTRACEABLE = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -47,133 +53,123 @@ _UNTRACEABLE = (
 _numbers = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A tensor argument.
-
-    Attributes:
-        dtype, sizes, strides: as PyTorch has them; strides and sizes in elements.
-        offset: the first element, in elements from where the argument's memory is bound: what the
-            storage offset leaves beyond a multiple of the binding alignment.
-        memory: equal for arguments that may share memory.
-    """
-
-    dtype: torch.dtype
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int = 0
-    memory: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A result that is output number ``position`` of the graph, mutations not counted."""
-
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """A result that is the argument at a leaf: what in-place and ``out=`` overloads return."""
-
-    leaf: int
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A result that is not a tensor."""
-
-    value: Any
-
-
-Result = Output | Argument | Constant
-
-
-@dataclass(frozen=True)
-class CapturedCall:
-    """A call as a graph.
-
-    Leaves are those of ``torch.utils._pytree.tree_flatten((args, kwargs))``, in that order.
-
-    Attributes:
-        captured, phase: what `backend.compile_graph` takes. With ``phase.seeds`` the graph has one
-            argument more than ``arguments``, the seeds: int32 (seeds, 2).
-        arguments: the leaf that each of the graph's arguments is.
-        results: the flattened result of the call.
-        results_spec: how `torch.utils._pytree.tree_unflatten` builds the result from them.
-        mutated: the leaves that the call changes.
-        accepts: whether the graph also computes the call with these leaves, with a `TensorSpec`
-            for each tensor.
-    """
-
-    captured: CapturedGraph
-    phase: Phase
-    arguments: tuple[int, ...]
-    results: tuple[Result, ...]
-    results_spec: TreeSpec
-    mutated: tuple[int, ...]
-    accepts: Callable[[Sequence[Any]], bool]
-
-
 def capture_call(
     op: OpOverload,
     args: Sequence[Any],
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
     native: frozenset[OpOverload],
     *,
     dynamic: bool = False,
+    numbers: bool | None = None,
+    like: Sequence[Any] | None = None,
 ) -> CapturedCall:
     """Captures ``op(*args, **kwargs)``.
 
     Args:
-        op: not a view; an ``out=`` argument has the sizes of the result.
+        op: not a view.
         args, kwargs: with a `TensorSpec` for each tensor, and a Python number for each tensor that
             wraps one. Devices and generators are ignored: the device is the caller's, and so is
             the source of the seeds.
         native: the operators that lowering knows.
-        dynamic: sizes, offsets and numbers are symbols where the operator allows it.
+        dynamic: sizes, strides, offsets and integers are symbols where the operator allows it.
+        numbers: floats are symbols where the operator allows it; by default if ``dynamic``.
+        like: leaves of an earlier call. What is equal there is not made a symbol.
 
     Raises:
-        UnsupportedOp: the operator cannot be traced, or two changed arguments share memory.
-        Exception: what PyTorch raises about the arguments, such as sizes that do not fit.
+        UnsupportedOp: the operator cannot be traced, with these symbols at least, or two changed
+            arguments share memory.
+        Exception: what PyTorch raises about the arguments, such as sizes that do not fit; not with
+            symbols, where all errors are `UnsupportedOp`.
     """
     _check_schema(op)
-    leaves, spec = tree_flatten((tuple(args), kwargs))
-    mode = FakeTensorMode()
-    taken = tuple(k for k, leaf in enumerate(leaves) if isinstance(leaf, TensorSpec))
-    filled = [_neutral(leaf) for leaf in leaves]
+    leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
+    chosen: frozenset[int] = frozenset()
+    if dynamic or numbers:
+        chosen = symbolic_leaves(op, args, kwargs, leaves)
+    if numbers is False or not dynamic:
+        kept = int if dynamic else float
+        chosen = frozenset(k for k in chosen if type(leaves[k]) is kept)
+    symbolic = dynamic or bool(chosen)
+    inputs: StaticInputs | SymbolicInputs
+    try:
+        inputs = SymbolicInputs(leaves, chosen, dynamic, like) if symbolic else StaticInputs(leaves)
+        traced = _trace(op, leaves, spec, inputs, native)
+        return _call(op, leaves, inputs, traced)
+    except UnsupportedOp:
+        raise
+    except Exception as error:
+        if not symbolic and not isinstance(error, _UNTRACEABLE):
+            raise
+        cause = f"it cannot be traced ({_first_line(error)})"
+        step = "capture it without symbols" if symbolic else _ON_HOST
+        raise UnsupportedOp(str(op), cause, step) from error
+
+
+def _trace(
+    op: OpOverload,
+    leaves: Sequence[Any],
+    spec: TreeSpec,
+    inputs: StaticInputs | SymbolicInputs,
+    native: frozenset[OpOverload],
+) -> Traced:
+    filled = [neutral(leaf) for leaf in leaves]
     function = REWRITES.get(op, op)
 
-    def call(*inputs: Any) -> Any:
-        for k, value in zip(taken, inputs, strict=True):
+    def call(*values: Any) -> Any:
+        for k, value in zip(inputs.leaves, values, strict=True):
+            filled[k] = value
+        for k, value in inputs.numbers.items():
             filled[k] = value
         positional, named = tree_unflatten(filled, spec)
-        return function(*positional, **_without_placement(named))
+        return function(*with_tensors(op, positional), **without_placement(named))
 
-    fakes = [_fake(mode, leaves[k]) for k in taken]
-    mutates = op._schema.is_mutable
-    try:
-        traced = trace(call, fakes, mode, _table(native), native, mutates=mutates)
-    except _UNTRACEABLE as error:
-        raise UnsupportedOp(
-            str(op), f"it cannot be traced ({_first_line(error)})", _ON_HOST
-        ) from error
+    mutates = op._schema.is_mutable or op in REWRITES
+    return trace(call, inputs.values, inputs.mode, _table(native), native, mutates=mutates)
+
+
+def _call(
+    op: OpOverload,
+    leaves: Sequence[Any],
+    inputs: StaticInputs | SymbolicInputs,
+    traced: Traced,
+) -> CapturedCall:
+    taken = inputs.leaves
     mutated = tuple(taken[position] for position in traced.mutated)
-    if _share_memory([leaves[k] for k in mutated]):
+    if share_memory([leaves[k] for k in mutated]):
         raise UnsupportedOp(str(op), "it changes two arguments that share memory", _ON_HOST)
-    results, results_spec = _results(traced, taken, mutates)
+    results, results_spec = _results(traced, taken, op._schema.is_mutable)
+    numbers = _take_numbers(traced.module.graph, inputs)
     phase = Phase("inference", seeds=random.take_seeds(traced.module))
-    offsets = {k: leaves[leaf].offset for k, leaf in enumerate(taken) if leaves[leaf].offset}
     name = f"eager{next(_numbers)}_{op._schema.name.split('::')[-1]}"
     return CapturedCall(
-        CapturedGraph(name, traced.module, frozenset(), offsets),
+        CapturedGraph(name, traced.module, frozenset(), inputs.offsets, numbers),
         phase,
         taken,
+        tuple(inputs.numbers),
+        inputs.numbers_are_free,
         results,
         results_spec,
         mutated,
-        _exact_match(leaves, mutated),
+        tuple(taken[position] for position in traced.resized),
+        inputs.guard(mutated),
     )
+
+
+def _take_numbers(
+    graph: torch.fx.Graph, inputs: StaticInputs | SymbolicInputs
+) -> dict[str, tuple[int, int]]:
+    """Adds an argument with the values of symbolic numbers; where each of them is, by symbol."""
+    if not inputs.numbers:
+        return {}
+    arguments = graph.find_nodes(op="placeholder")
+    before = arguments[-1].next if arguments else next(iter(graph.nodes))
+    with graph.inserting_before(before):
+        node = graph.placeholder("numbers")
+    with inputs.mode:
+        node.meta["val"] = torch.empty((len(inputs.numbers),))
+    position = len(arguments)
+    symbols = (str(value.node.expr) for value in inputs.numbers.values())
+    return {symbol: (position, k) for k, symbol in enumerate(symbols)}
 
 
 def _check_schema(op: OpOverload) -> None:
@@ -185,36 +181,12 @@ def _check_schema(op: OpOverload) -> None:
 
 @lru_cache(maxsize=1)
 def _table(native: frozenset[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
-    return decompositions.table(native)
-
-
-def _neutral(leaf: Any) -> Any:
-    """An argument as the trace sees it: on the CPU, with the default generator."""
-    if isinstance(leaf, torch.device):
-        return _CPU
-    return None if isinstance(leaf, torch.Generator) else leaf
-
-
-def _without_placement(named: dict[str, Any]) -> dict[str, Any]:
-    if named.get("layout") not in (None, torch.strided):
-        raise UnsupportedOp("layout=", f"{named['layout']} tensors cannot be stored", _ON_HOST)
-    if named.get("pin_memory"):
-        return {**named, "pin_memory": False}
-    return named
-
-
-def _fake(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
-    meta = torch.empty_strided(spec.sizes, spec.strides, dtype=spec.dtype, device="meta")
-    return FakeTensor(mode, meta, _CPU)
+    return decompositions.table(native) | device_ops.DECOMPOSITIONS
 
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
-def _share_memory(specs: Sequence[TensorSpec]) -> bool:
-    return len({spec.memory for spec in specs}) < len(specs)
 
 
 def _results(
@@ -231,12 +203,15 @@ def _results(
     for leaf in leaves:
         if isinstance(leaf, Node) and mutates and leaf in positions:
             results.append(Argument(taken[positions[leaf]]))
+        elif isinstance(leaf, torch.SymInt):
+            results.append(Output(len(outputs)))
+            outputs.append(leaf)
         elif isinstance(leaf, Node):
             results.append(Output(len(outputs)))
             outputs.append(_separate(graph, leaf, storages))
         else:
             results.append(Constant(leaf))
-    graph.output(tuple(outputs))
+    graph.output(()).args = (tuple(outputs),)
     return tuple(results), spec
 
 
@@ -252,24 +227,3 @@ def _separate(graph: torch.fx.Graph, node: Node, storages: set[int]) -> Node:
     made = graph.call_function(torch.ops.aten.clone.default, (node,))
     made.meta["val"] = copy
     return made
-
-
-def _exact_match(leaves: Sequence[Any], mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
-    """Whether other leaves are the same, but for which of them share memory."""
-    wanted = [_key(leaf) for leaf in leaves]
-
-    def accepts(others: Sequence[Any]) -> bool:
-        if len(others) != len(wanted) or [_key(leaf) for leaf in others] != wanted:
-            return False
-        return not _share_memory([others[k] for k in mutated])
-
-    return accepts
-
-
-def _key(leaf: Any) -> Any:
-    if isinstance(leaf, TensorSpec):
-        return leaf.dtype, leaf.sizes, leaf.strides, leaf.offset
-    if isinstance(leaf, (torch.device, torch.Generator)):
-        return None
-    # 1, 1.0 and True are equal in Python but not to an operator, and -0.0 is not 0.0.
-    return type(leaf), repr(leaf) if isinstance(leaf, float) else leaf

@@ -26,6 +26,8 @@ aten = torch.ops.aten
 _BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 # Integers are scaled from 24 random bits: a larger range would leave some of its values out.
 _MAX_RANGE = 1 << 20
+# For a larger range they are the remainder of 63 bits, three times this many.
+_CHUNK = 21
 
 # A number per call site keeps equal calls apart when common subexpressions are removed.
 _streams = itertools.count()
@@ -33,10 +35,15 @@ _streams = itertools.count()
 Size = Sequence[int | torch.SymInt]
 
 
+def seed() -> Tensor:
+    """The seed of one random operator: int32 (2,)."""
+    found: Tensor = torch.ops.webgpu.seed.default(next(_streams))
+    return found
+
+
 def _uniform(size: Size, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers in [0, 1) of a float dtype of at most 32 bits."""
-    seed = torch.ops.webgpu.seed.default(next(_streams))
-    numbers: Tensor = torch.ops.webgpu.uniform.default(seed, list(size))
+    numbers: Tensor = torch.ops.webgpu.uniform.default(seed(), list(size))
     if dtype == torch.float32:
         return numbers
     scale = float(1 << _BITS[dtype])
@@ -100,6 +107,13 @@ def normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Any:
     return (_normal(shape) * std + mean).to(dtype)
 
 
+def normal_size(
+    mean: float, std: float, size: Size, *, generator: Any = None, **keywords: Any
+) -> Any:
+    numbers = NotImplemented if generator is not None else randn(size, **keywords)
+    return numbers if numbers is NotImplemented else numbers * std + mean
+
+
 def bernoulli(self: Tensor, *, generator: Any = None) -> Any:
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
@@ -134,9 +148,106 @@ def randint(high: int, size: Size, **keywords: Any) -> Any:
 def randint_low(
     low: int, high: int, size: Size, *, dtype: torch.dtype = torch.int64, **_: Any
 ) -> Any:
-    if not isinstance(low, int) or not isinstance(high, int) or not 0 < high - low <= _MAX_RANGE:
+    if not isinstance(low, int) or not isinstance(high, int) or not 0 < high - low <= 1 << 63:
         return NotImplemented
-    return (_uniform(size) * float(high - low)).to(torch.int32).to(dtype or torch.int64) + low
+    return _integers(size, low, high, dtype or torch.int64)
+
+
+def randint_like(self: Tensor, high: int, **keywords: Any) -> Any:
+    return randint_like_low(self, 0, high, **keywords)
+
+
+def randint_like_low(
+    self: Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, **_: Any
+) -> Any:
+    return randint_low(low, high, self.shape, dtype=dtype or self.dtype)
+
+
+def _integers(size: Size, low: int, high: int, dtype: torch.dtype) -> Tensor:
+    """Whole numbers in [low, high)."""
+    if high - low <= _MAX_RANGE:
+        numbers = (_uniform(size) * float(high - low)).to(torch.int32)
+        return (numbers.to(dtype if abs(low) <= _largest(dtype) else torch.int64) + low).to(dtype)
+    bits = torch.zeros((), dtype=torch.int64)
+    for _ in range(3):
+        chunk = (_uniform(size) * float(1 << _CHUNK)).to(torch.int64)
+        bits = bits * (1 << _CHUNK) + chunk
+    if high - low < 1 << 63:
+        bits = bits % (high - low)
+    return (bits + low).to(dtype)
+
+
+def _largest(dtype: torch.dtype) -> int:
+    """The largest n such that a tensor of ``dtype`` holds every whole number up to n."""
+    if dtype.is_floating_point:
+        return 1 << _BITS.get(dtype, 53)
+    return 1 if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+def random(self: Tensor, *, generator: Any = None) -> Any:
+    return random_from(self, 0, None, generator=generator)
+
+
+def random_to(self: Tensor, to: int, *, generator: Any = None) -> Any:
+    return random_from(self, 0, to, generator=generator)
+
+
+def random_from(self: Tensor, from_: int, to: int | None = None, *, generator: Any = None) -> Any:
+    high = _largest(self.dtype) + 1 if to is None else to
+    if generator is not None or not 0 < high - from_ <= 1 << 63:
+        return NotImplemented
+    return _integers(self.shape, from_, high, self.dtype)
+
+
+def geometric(self: Tensor, p: float, *, generator: Any = None) -> Any:
+    if generator is not None or not 0 < p < 1:
+        return NotImplemented
+    trials = torch.log1p(-_uniform(self.shape)) * (1.0 / math.log1p(-p))
+    return trials.ceil().clamp(min=1).to(self.dtype)
+
+
+def cauchy(self: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> Any:
+    if generator is not None or not _is_float(self.dtype):
+        return NotImplemented
+    quantile = torch.tan((_uniform(self.shape) - 0.5) * math.pi)
+    return (quantile * sigma + median).to(self.dtype)
+
+
+def log_normal(self: Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None) -> Any:
+    if generator is not None or not _is_float(self.dtype):
+        return NotImplemented
+    return (_normal(self.shape) * std + mean).exp().to(self.dtype)
+
+
+def bernoulli_tensor(self: Tensor, p: Tensor, *, generator: Any = None) -> Any:
+    if generator is not None:
+        return NotImplemented
+    return (_uniform(self.shape) < p).to(self.dtype)
+
+
+def fused_dropout(self: Tensor, p: float, generator: Any = None) -> Any:
+    """``p`` is the probability to keep an element."""
+    if generator is not None:
+        return NotImplemented
+    mask = _uniform(self.shape) < p
+    return torch.where(mask, self * (1.0 / p), 0.0).to(self.dtype), mask.to(torch.uint8)
+
+
+def rrelu_with_noise(
+    self: Tensor,
+    noise: Tensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    if not training:
+        return torch.nn.functional.leaky_relu(self, (lower + upper) / 2), noise.clone()
+    if generator is not None or not _is_float(self.dtype):
+        return NotImplemented
+    slope = _uniform(self.shape) * (upper - lower) + lower
+    chosen = torch.where(self <= 0, slope, 1.0).to(self.dtype)
+    return self * chosen, chosen
 
 
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
@@ -149,13 +260,45 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.normal.Tensor_float: normal,
     aten.normal.float_Tensor: normal,
     aten.normal.Tensor_Tensor: normal,
+    aten.normal.float_float: normal_size,
     aten.bernoulli.default: bernoulli,
     aten.bernoulli.p: bernoulli_p,
     aten.exponential.default: exponential,
     aten.native_dropout.default: native_dropout,
     aten.randint.default: randint,
     aten.randint.low: randint_low,
+    aten.randint_like.default: randint_like,
+    aten.randint_like.low_dtype: randint_like_low,
+    aten.random.default: random,
+    aten.random.to: random_to,
+    getattr(aten.random, "from"): random_from,
+    aten.geometric.default: geometric,
+    aten.cauchy.default: cauchy,
+    aten.log_normal.default: log_normal,
+    aten.bernoulli.Tensor: bernoulli_tensor,
+    aten._fused_dropout.default: fused_dropout,
+    aten.rrelu_with_noise_functional.default: rrelu_with_noise,
 }
+
+
+def _default_generator(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, generator: Any, **keywords: Any) -> Any:
+        return rule(*arguments, **keywords) if generator is None else NotImplemented
+
+    return call
+
+
+# Overloads with a generator argument, for callers that have their own source of seeds.
+DECOMPOSITIONS.update(
+    {
+        aten.rand.generator: _default_generator(rand),
+        aten.rand_like.generator: _default_generator(rand_like),
+        aten.randn.generator: _default_generator(randn),
+        aten.randn_like.generator: _default_generator(randn_like),
+        aten.randint.generator: _default_generator(randint),
+        aten.randint.low_generator: _default_generator(randint_low),
+    }
+)
 
 
 def keep_seeds(graph: torch.fx.GraphModule) -> None:

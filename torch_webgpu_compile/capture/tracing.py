@@ -7,15 +7,19 @@ one by one, while a user waits.
 
 from __future__ import annotations
 
+import logging
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -39,11 +43,13 @@ class Traced:
         results: what the function returned, with FX nodes in place of tensors; an input that the
             call returns is its placeholder.
         mutated: positions of the inputs that the call changes.
+        resized: those of them that take sizes and strides of the value (``out=`` arguments).
     """
 
     module: GraphModule
     results: Any
-    mutated: tuple[int, ...]
+    mutated: tuple[int, ...] = ()
+    resized: tuple[int, ...] = ()
 
 
 def trace(
@@ -64,10 +70,10 @@ def trace(
         native: operators that are recorded although they are composite.
 
     Raises:
-        UnsupportedOp: the call changes the sizes of an input.
+        UnsupportedOp: the call cannot be made functional.
     """
     recorder = Recorder(decompositions, native)
-    with clean_dispatch(), mode:
+    with clean_dispatch(symbolic=mode.shape_env is not None), mode:
         for number, value in enumerate(inputs):
             recorder.input(f"arg{number}", value)
         traced = _run(recorder, function, inputs, mutates=mutates)
@@ -109,10 +115,43 @@ def _functional(
 
 
 @contextmanager
-def clean_dispatch() -> Iterator[None]:
+def clean_dispatch(*, symbolic: bool) -> Iterator[None]:
     """Tracing whatever modes the caller is under: none of them applies to it."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+    # Some C++ kernels take no symbols; PyTorch's Python ones do.
+    python_kernels = enable_python_dispatcher() if symbolic else nullcontext()
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.no_grad(),
+        python_kernels,
+        _quiet(),
+    ):
         yield
+
+
+class _Quiet(logging.Filter):
+    """Drops records while a call is traced in the same thread: its errors are raised as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = threading.local()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not getattr(self.state, "depth", 0)
+
+
+_quiet_filter = _Quiet()
+logging.getLogger(fake_tensor.__name__).addFilter(_quiet_filter)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    state = _quiet_filter.state
+    state.depth = getattr(state, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        state.depth -= 1
 
 
 def _run(
@@ -121,7 +160,7 @@ def _run(
     if not mutates:
         with recorder:
             results = function(*inputs)
-        return recorder.finish(results, ())
+        return recorder.finish(results)
     wrapped = [
         torch._to_functional_tensor(value) if isinstance(value, Tensor) else value
         for value in inputs
@@ -132,13 +171,13 @@ def _run(
             results = function(*wrapped)
         finally:
             torch._disable_functionalization()  # type: ignore[no-untyped-call]
-        mutated = _write_back(recorder, inputs, wrapped)
+        changes = _write_back(recorder, inputs, wrapped)
         originals = {id(w): value for w, value in zip(wrapped, inputs, strict=True)}
 
         def unwrapped(value: Tensor) -> Any:
             return originals.get(id(value)) if id(value) in originals else _inner(value)
 
-        return recorder.finish(tree_map_only(Tensor, unwrapped, results), mutated)
+        return recorder.finish(tree_map_only(Tensor, unwrapped, results), *changes)
 
 
 def _inner(value: Tensor) -> Tensor:
@@ -150,24 +189,21 @@ def _inner(value: Tensor) -> Tensor:
 
 def _write_back(
     recorder: Recorder, inputs: Sequence[Any], wrapped: Sequence[Any]
-) -> tuple[int, ...]:
-    changed = []
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of changed inputs, and those of them whose sizes change."""
+    changed, resized = [], []
     for position, (before, wrapper) in enumerate(zip(inputs, wrapped, strict=True)):
         if not isinstance(before, Tensor):
             continue
         after = _inner(wrapper)
         if after is before:
             continue
-        if after.shape != before.shape:
-            raise UnsupportedOp(
-                "out=",
-                f"an argument of sizes {tuple(before.shape)} takes a result of sizes "
-                f"{tuple(after.shape)}",
-                "resize it first",
-            )
+        if len(after.shape) != len(before.shape) or after.shape != before.shape:
+            recorder.resize(before, after)
+            resized.append(position)
         recorder.mutate(before, after)
         changed.append(position)
-    return tuple(changed)
+    return tuple(changed), tuple(resized)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -198,10 +234,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = self.graph.call_function(aten.copy_.default, (self._node(target), self._node(value)))
         node.meta["val"] = target
 
-    def finish(self, results: Any, mutated: tuple[int, ...]) -> Traced:
+    def resize(self, target: Tensor, value: Tensor) -> None:
+        """Gives an input that is never read the layout of ``value``."""
+        node = self._node(target)
+        if node.users:
+            raise UnsupportedOp("out=", "its old contents are read", "resize it first")
+        layout = value.shape, value.stride()
+        node.meta["val"] = torch.empty_strided(*layout, dtype=target.dtype, device=target.device)
+
+    def finish(
+        self, results: Any, mutated: tuple[int, ...] = (), resized: tuple[int, ...] = ()
+    ) -> Traced:
         """The graph, with the nodes of the results."""
         nodes = tree_map_only(Tensor, self._node, results)
-        return Traced(_LazyGraphModule(self._constants, self.graph), nodes, mutated)
+        return Traced(_LazyGraphModule(self._constants, self.graph), nodes, mutated, resized)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -228,7 +274,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable:
             self.is_functional = False
         node_args, node_kwargs = tree_map_only(Tensor, self._node, (args, kwargs))
-        node = self.graph.call_function(func, node_args, node_kwargs)
+        node = self.graph.call_function(func)
+        node.args, node.kwargs = node_args, node_kwargs  # FX warns of symbols when given these
         node.meta["val"] = result
         if isinstance(result, Tensor):
             self._know(result, node)

@@ -1,26 +1,29 @@
 """Registers ``webgpu`` as PyTorch's PrivateUse1 device: the entry point in ``torch.backends``.
 
 It runs at the end of ``import torch``: it imports neither a WebGPU implementation nor the compiler,
-opens nothing, and never raises.
+opens nothing, and never raises. PyTorch may be half imported while this module is: only `register`
+may touch it.
 """
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
-
-import torch
 
 _libraries: list[Any] = []
 
 
 def register() -> None:
-    """Makes the device known to PyTorch; does nothing when it is known already."""
+    """Makes the device known to PyTorch; does nothing when it is known already.
+
+    Where another package has taken PyTorch's place for a device, it only warns.
+    """
     if _libraries:
         return
     try:
         _register()
     except Exception as error:
+        import warnings
+
         warnings.warn(
             f"the device 'webgpu' is not available: {error}; uninstall torch-webgpu-compile or "
             "report this with the versions of both packages",
@@ -30,18 +33,29 @@ def register() -> None:
 
 
 def _register() -> None:
+    import torch
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"PyTorch's place for a device is taken by {name!r}")
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
-    from . import module
+    from . import accelerator, module, moving, pinning, storage_methods
 
     _setup_privateuseone_for_python_backend("webgpu", backend_module=module)
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=False, for_module=False, for_packed_sequence=False, for_storage=True
+    )
     library: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     library.fallback(lambda op, *a, **k: run(op, *a, **k), "PrivateUse1")
-    _libraries.append(library)
-    module.install()
+    host: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for operator, kernel in pinning.KERNELS.items():
+        host.impl(operator, kernel, "CPU")
+    _libraries.extend((library, host))
+    accelerator.install()
+    storage_methods.install()
+    moving.install()
+    allowed: Any = torch.nn.parameter.UninitializedTensorMixin._allowed_methods
+    allowed.append(torch.Tensor.webgpu)  # type: ignore[attr-defined]
 
 
 def run(op: Any, *arguments: Any, **keywords: Any) -> Any:

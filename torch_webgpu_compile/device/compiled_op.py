@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from .. import devices
-from ..backend import compile_graph, native_operators
 from ..capture.eager import Argument, CapturedCall, Constant, Output, TensorSpec, capture_call
+from ..compilation import compile_graph, native_operators
 from ..counters import counters
 from ..device_graph import DeviceGraph
 from ..errors import UnsupportedOp
 from ..options import CompileOptions, resolve
 from ..signature import Signature
+from ..sizes import evaluate
 from ..storages import ALIGNMENT, data_ptr
 from . import random
 
@@ -104,12 +108,12 @@ def specs_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _spec(tensor: Tensor, position: int) -> TensorSpec:
-    offset, memory = 0, -1 - position
+    offset = 0
     if tensor.device.type == devices.NAME:
         residue, rest = divmod(data_ptr(tensor) % ALIGNMENT, tensor.element_size())
         offset = 0 if rest else residue
-        memory = tensor.untyped_storage().data_ptr()
-    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, memory)
+    # `aliasing` has seen to arguments that share memory.
+    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, position)
 
 
 def _kind(leaf: Any) -> Any:
@@ -126,14 +130,36 @@ class CompiledOp:
     Args:
         call: the captured call.
         graph: what it was compiled to.
+        specs: the leaves that it was compiled for.
     """
 
-    def __init__(self, call: CapturedCall, graph: DeviceGraph) -> None:
+    def __init__(self, call: CapturedCall, graph: DeviceGraph, specs: tuple[Any, ...]) -> None:
+        self._specs = specs
         self._call = call
         self._graph = graph
         self._arguments = call.arguments
+        self._numbers = call.numbers
         self._seeds = call.phase.seeds
         self._single = call.results[0] if call.results_spec.is_leaf() else None
+
+    def resize(self, leaves: list[Any]) -> bool:
+        """Gives ``out=`` arguments the sizes and strides of the results; whether any had others."""
+        for leaf in self._call.resized:
+            position = self._arguments.index(leaf)
+            output = next(o for o in self._graph.plan.outputs if o.mutates == position)
+            sizes, strides = ([evaluate(e, {}) for e in x] for x in (output.sizes, output.strides))
+            leaves[leaf].resize_(sizes).as_strided_(sizes, strides)
+        return bool(self._call.resized)
+
+    @property
+    def specs(self) -> tuple[Any, ...]:
+        """The leaves of the call that it was compiled for, described."""
+        return self._specs
+
+    def takes_any_number(self, leaves: Sequence[Any]) -> bool:
+        """Whether the floats among the leaves may have any finite values."""
+        found = {k for k, leaf in enumerate(leaves) if type(leaf) is float}
+        return self._call.numbers_are_free and found <= set(self._numbers)
 
     def accepts(self, specs: Sequence[Any]) -> bool:
         """Whether the graph computes the call with these leaves too."""
@@ -142,10 +168,13 @@ class CompiledOp:
     def run(self, leaves: list[Any]) -> Any:
         """The call's results."""
         values = [leaves[k] for k in self._arguments]
+        if self._numbers:
+            numbers = [leaves[k] for k in self._numbers]
+            values.append(np.array(numbers, np.float32).tobytes())
         if self._seeds:
             generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
             values.append(random.draw_seeds(self._graph.index, self._seeds, generator))
-        outputs = self._graph.run(values)
+        outputs = self._graph.run_seeded(values)
         single = self._single
         if single is None:
             results = [_result(result, outputs, leaves) for result in self._call.results]
@@ -163,11 +192,14 @@ def _result(result: Output | Argument | Constant, outputs: list[Any], leaves: li
             return value
 
 
-def compile_op(op: OpOverload, placement: Placement, dynamic: bool) -> CompiledOp:
+def compile_op(
+    op: OpOverload, placement: Placement, like: Sequence[Any] | None = None
+) -> CompiledOp:
     """Compiles a call.
 
     Args:
-        dynamic: for symbolic sizes and numbers, where the operator allows it.
+        like: the leaves of an earlier call: sizes and numbers that differ from it are made symbols,
+            where the operator allows it.
 
     Raises:
         UnsupportedOp: the operator cannot be traced, or a part of it has no kernel.
@@ -175,27 +207,51 @@ def compile_op(op: OpOverload, placement: Placement, dynamic: bool) -> CompiledO
     """
     described, named = pytree.tree_unflatten(placement.specs, placement.spec)
     native = native_operators()
-    if dynamic:
-        try:
-            return _compile(capture_call(op, described, named, native, dynamic=True), placement)
-        except Exception:  # whatever symbolic tracing cannot do: the call as it is decides
-            pass
-    return _compile(capture_call(op, described, named, native), placement)
+    with _quiet():
+        if like is not None:
+            # Whatever symbols make impossible: the call as it is decides.
+            with suppress(Exception):
+                call = capture_call(op, described, named, native, dynamic=True, like=like)
+                if not call.resized:  # else the sizes have to be known here
+                    return _compile(call, placement)
+        return _compile(capture_call(op, described, named, native), placement)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Fake tensors log each wrong argument with a traceback, which is the caller's exception."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
     device = devices.get_device(placement.index)
     state = compile_graph(call.captured, call.phase, device.target, _options())
+    lists = _of_lists(call, placement)
     changed = (output.mutates for output in state.plan.outputs if output.mutates is not None)
     signature = Signature(
         state.plan,
         forwarded=call.phase.forwarded,
-        counted=frozenset(changed),  # PyTorch counts the versions of what an operator changes
+        # PyTorch counts the versions of what an operator changes, but not those in a list.
+        counted=frozenset(changed) - lists,
     )
     before = device.kernels_compiled
     graph = DeviceGraph(state.plan, device, placement.index, signature)
     counters.add(kernels_compiled=device.kernels_compiled - before)
-    return CompiledOp(call, graph)
+    return CompiledOp(call, graph, placement.specs)
+
+
+def _of_lists(call: CapturedCall, placement: Placement) -> frozenset[int]:
+    """Positions of the graph's arguments that are entries of a list of tensors."""
+    numbered = pytree.tree_unflatten(range(len(placement.specs)), placement.spec)
+    values = (*numbered[0], *numbered[1].values())
+    lists = [value for value in values if isinstance(value, (list, tuple))]
+    leaves = set(pytree.tree_leaves(lists))
+    return frozenset(k for k, leaf in enumerate(call.arguments) if leaf in leaves)
 
 
 @cache
@@ -204,52 +260,11 @@ def _options() -> CompileOptions:
     return resolve(options={"fallback": "error"})
 
 
-def fit_outputs(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Gives ``out=`` arguments the sizes of the results; whether any was changed.
-
-    PyTorch's meta kernels decide, and warn about outputs that were not empty.
-    """
-    if not op._schema.name.startswith("aten::") or "out" not in op._schema.overload_name:
-        return False
-    tensors = [
-        value
-        for schema in op._schema.arguments
-        if schema.is_out
-        for value in pytree.tree_leaves(keywords.get(schema.name))
-        if isinstance(value, Tensor)
-    ]
-    if not tensors:
-        return False
-    made: dict[int, Tensor] = {}
-
-    def to_meta(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            meta = torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device="meta"
-            )
-            return made.setdefault(id(value), meta)
-        return torch.device("meta") if isinstance(value, torch.device) else value
-
-    described, named = pytree.tree_map(to_meta, (arguments, keywords))
-    try:
-        op(*described, **named)
-    except NotImplementedError:
-        return False
-    changed = False
-    for tensor in tensors:
-        shape = made[id(tensor)].shape
-        if shape != tensor.shape:
-            tensor.resize_(shape)
-            changed = True
-    return changed
-
-
 __all__ = [
     "CompiledOp",
     "Placement",
     "UnsupportedOp",
     "aten",
     "compile_op",
-    "fit_outputs",
     "specs_of",
 ]

@@ -8,21 +8,51 @@ import torch
 from torch import Tensor
 
 from ..copying import copy_between_devices, copy_bytes, is_here, to_host
-from ..storages import CPU_KEYS
+from ..storages import CPU_KEYS, new_tensor
+from .aliasing import check_copy
 from .dispatch import run
 
 _copy = torch.ops.aten.copy_.default
 _to_copy = torch.ops.aten._to_copy.default
 
+_MOVED_AS = {
+    torch.float64: torch.int64,
+    torch.complex64: torch.int64,
+    torch.uint64: torch.int64,
+    torch.uint16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
+}
+
 
 def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """``aten::copy_``: converts and broadcasts; within a device without passing the host."""
     if is_here(target) and is_here(source) and target.get_device() == source.get_device():
+        check_copy(source, target)
         if not copy_bytes(source, target):
-            run(_copy, target, source)
+            run(_copy, *_movable(target, source))
     else:
         copy_between_devices(source, target)
     return target
+
+
+def _movable(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers of the same size, where a copy only moves elements of a dtype without kernels."""
+    dtype = _MOVED_AS.get(target.dtype)
+    if dtype is None or source.dtype is not target.dtype:
+        return target, source
+    if target.is_conj() != source.is_conj() or target.is_neg() != source.is_neg():
+        return target, source
+    return _bits(target, dtype), _bits(source, dtype)
+
+
+def _bits(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    index, storage = tensor.get_device(), tensor.untyped_storage()
+    return new_tensor(
+        storage, dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()), index
+    )
 
 
 def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
@@ -56,8 +86,3 @@ def to_copy(
 def local_scalar_dense(tensor: Tensor) -> Any:
     """``aten::_local_scalar_dense``: waits for the value of a tensor of one element."""
     return to_host(tensor).item()
-
-
-def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
-    """``aten::_pin_memory``: WebGPU has no pinned memory; transfers stage on their own."""
-    return tensor

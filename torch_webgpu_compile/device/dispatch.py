@@ -17,16 +17,22 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_structure
 
-from ..errors import UnsupportedOp
+from ..errors import DeviceError, ShaderError, UnsupportedOp
 from ..storages import ALIGNMENT, data_ptr
-from .compiled_op import CompiledOp, Placement, compile_op, fit_outputs
+from . import aliasing, outputs
+from .compiled_op import CompiledOp, Placement, compile_op
 from .host import report, run_on_host
 
 _MAX_SIGNATURES = 1 << 16
+_MAX_NUMBERS = 256
+_INF = float("inf")
+_UNKNOWN = object()
 
 _lock = threading.RLock()
-_by_signature: dict[tuple[Any, ...], CompiledOp | None] = {}
+# None: on the host. A dictionary: by the values of the floats, which matter to what was compiled.
+_by_signature: dict[tuple[Any, ...], Any] = {}
 _by_kind: dict[tuple[Any, ...], list[CompiledOp]] = {}
+_mutable: dict[OpOverload, bool] = {}
 
 
 def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
@@ -43,14 +49,29 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     if keywords:
         key.extend(keywords)
         _describe(tuple(keywords.values()), leaves, key)
+    if len(leaves) > 1 and _is_mutable(op):
+        key += aliasing.sharing(leaves)
     signature = tuple(key)
-    try:
-        compiled = _by_signature[signature]
-    except KeyError:
+    compiled = _by_signature.get(signature, _UNKNOWN)
+    if type(compiled) is dict:
+        compiled = compiled.get(_numbers(leaves), _UNKNOWN)
+    if compiled is _UNKNOWN:
         return _first_time(op, arguments, keywords, leaves, signature)
     if compiled is None:
         return run_on_host(op, arguments, keywords)
     return compiled.run(leaves)
+
+
+def _numbers(leaves: Sequence[Any]) -> tuple[str, ...]:
+    """The floats of a call. As text: -0.0 and 0.0 are equal, but not to an operator."""
+    return tuple([leaf.hex() for leaf in leaves if type(leaf) is float])
+
+
+def _is_mutable(op: OpOverload) -> bool:
+    found = _mutable.get(op)
+    if found is None:
+        found = _mutable[op] = op._schema.is_mutable
+    return found
 
 
 def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
@@ -73,7 +94,7 @@ def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
             _describe(value, leaves, key)
         elif kind is float:
             leaves.append(value)
-            key.append(value.hex())  # equal floats may differ: -0.0 and 0.0; NaN equals nothing
+            key.append(kind if -_INF < value < _INF else value.hex())
         else:
             leaves.append(value)
             key += (kind, value if kind is not torch.Generator else None)
@@ -86,29 +107,70 @@ def _first_time(
     leaves: list[Any],
     signature: tuple[Any, ...],
 ) -> Any:
-    if fit_outputs(op, arguments, keywords):
-        return run(op, *arguments, **keywords)
+    cause = aliasing.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
     placement = Placement.of(op, leaves, tree_structure((arguments, keywords)))
-    cause = placement.cause_for_host
-    with _lock:
-        compiled = None
-        if not cause:
-            kind = placement.kind
-            known = _by_kind.setdefault(kind, [])
-            compiled = next((found for found in known if found.accepts(placement.specs)), None)
-            if compiled is None:
-                try:
-                    compiled = compile_op(op, placement, dynamic=bool(known))
-                    known.append(compiled)
-                except UnsupportedOp as error:
-                    cause = error.cause
-        if len(_by_signature) >= _MAX_SIGNATURES:
-            _by_signature.clear()
-        _by_signature[signature] = compiled
+    try:
+        resized = False
+        if _is_mutable(op):
+            resized, refused = outputs.fit(op, arguments, keywords)
+            if refused:
+                return _refused(op, arguments, keywords, leaves, refused)
+        if not resized:
+            compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
+    except Exception as error:
+        if isinstance(error, DeviceError) and not isinstance(error, ShaderError):
+            raise
+        cause = f"{type(error).__name__}: {error}; please report this"
+        return _refused(op, arguments, keywords, leaves, cause)
+    if resized or (compiled is not None and compiled.resize(leaves)):
+        return run(op, *arguments, **keywords)
+    _remember(signature, leaves, compiled)
     if compiled is None:
         report(op, cause, leaves)
         return run_on_host(op, arguments, keywords)
     return compiled.run(leaves)
+
+
+def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[CompiledOp | None, str]:
+    """What computes a call, or why it is for the host: ``cause``, or what the compiler says."""
+    if cause:
+        return None, cause
+    with _lock:
+        known = _by_kind.setdefault(placement.kind, [])
+        compiled = next((found for found in known if found.accepts(placement.specs)), None)
+        if compiled is None:
+            try:
+                compiled = compile_op(op, placement, known[-1].specs if known else None)
+            except UnsupportedOp as error:
+                return None, error.cause
+            known.append(compiled)
+    return compiled, ""
+
+
+def _remember(signature: tuple[Any, ...], leaves: list[Any], compiled: CompiledOp | None) -> None:
+    if len(_by_signature) >= _MAX_SIGNATURES:
+        _by_signature.clear()
+    numbers = _numbers(leaves)
+    if not numbers or (compiled is not None and compiled.takes_any_number(leaves)):
+        _by_signature[signature] = compiled
+        return
+    by_number = _by_signature.get(signature)
+    if type(by_number) is not dict or len(by_number) >= _MAX_NUMBERS:
+        by_number = _by_signature[signature] = {}
+    by_number[numbers] = compiled
+
+
+def _refused(
+    op: OpOverload,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    leaves: list[Any],
+    cause: str,
+) -> Any:
+    """A call that cannot be compiled: PyTorch's CPU kernels say what is wrong with it, if it is."""
+    results = run_on_host(op, arguments, keywords)
+    report(op, cause, leaves)
+    return results
 
 
 def forget() -> None:

@@ -13,7 +13,8 @@ from .. import devices, fallbacks
 from ..copying import from_host, is_here, to_host, write_on_host
 from ..counters import counters
 from ..options import resolve
-from ..storages import is_dense
+from ..storages import data_ptr, is_dense, new_tensor, storage_address
+from .aliasing import may_overlap_itself
 
 _CPU = torch.device("cpu")
 
@@ -28,6 +29,8 @@ def report(op: torch._ops.OpOverload, cause: str, arguments: Sequence[Any]) -> N
 def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, Any]) -> Any:
     """Runs an operator on CPU copies of its arguments, and brings the results to the device."""
     moved = _Moved()
+    if op._schema.is_mutable:
+        moved.find_shared((arguments, keywords))
     host_arguments, host_keywords = pytree.tree_map(moved.to_host, (arguments, keywords))
     if moved.index is None and "device" in keywords:
         moved.index = devices.index_of(keywords["device"])
@@ -38,20 +41,44 @@ def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, A
 
 
 class _Moved:
-    """The CPU copies of a call's device tensors."""
+    """The CPU copies of a call's device tensors.
+
+    Arguments that share memory with one that is changed do so on the host, too.
+    """
 
     def __init__(self) -> None:
         self.index: int | None = None
         self._copies: dict[int, Tensor] = {}
         self._originals: dict[int, Tensor] = {}
-        self._shapes: dict[int, torch.Size] = {}
+        self._shared: dict[int, Tensor | None] = {}
+
+    def find_shared(self, values: Any) -> None:
+        """Notes the storages that several tensors are in, or one that overlaps itself."""
+        seen: dict[int, Tensor] = {}
+        for value in pytree.tree_leaves(values):
+            if isinstance(value, Tensor) and is_here(value) and value.numel():
+                storage = storage_address(data_ptr(value))
+                if seen.setdefault(storage, value) is not value or may_overlap_itself(value):
+                    self._shared[storage] = None
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        storage = storage_address(data_ptr(tensor))
+        if storage not in self._shared or tensor.layout is not torch.strided:
+            return to_host(tensor, through_kernels=False)
+        memory = self._shared[storage]
+        if memory is None:
+            memory = self._shared[storage] = to_host(_bytes_of(tensor), through_kernels=False)
+        made = torch.empty(0, dtype=tensor.dtype)
+        made.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        made = made.conj() if tensor.is_conj() else made
+        return torch._neg_view(made) if tensor.is_neg() else made
 
     def to_host(self, value: Any) -> Any:
         if isinstance(value, Tensor) and is_here(value):
             self.index = value.get_device()
             copy = self._copies.get(id(value))
             if copy is None:
-                copy = self._copies[id(value)] = to_host(value, through_kernels=False)
+                copy = self._copies[id(value)] = self._copy(value)
                 self._originals[id(copy)] = value
             return copy
         if isinstance(value, torch.device) and value.type == devices.NAME:
@@ -69,9 +96,16 @@ class _Moved:
             for tensor in pytree.tree_leaves(given):
                 copy = self._copies.get(id(tensor)) if isinstance(tensor, Tensor) else None
                 if copy is not None:
-                    if copy.shape != tensor.shape:
-                        tensor.resize_(copy.shape)
-                    _write(copy, tensor)
+                    self._write(copy, tensor)
+
+    def _write(self, copy: Tensor, tensor: Tensor) -> None:
+        memory = self._shared.get(storage_address(data_ptr(tensor)))
+        if memory is not None and copy.untyped_storage()._cdata == memory.untyped_storage()._cdata:
+            from_host(memory, _bytes_of(tensor))
+            return
+        if copy.shape != tensor.shape:
+            tensor.resize_(copy.shape).as_strided_(copy.shape, copy.stride())
+        _write(copy, tensor)
 
     def to_device(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or self.index is None:
@@ -86,6 +120,12 @@ class _Moved:
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
         from_host(value, made)
         return made
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """The whole storage of a tensor."""
+    storage = tensor.untyped_storage()
+    return new_tensor(storage, torch.uint8, [storage.nbytes()], [1], 0, tensor.get_device())
 
 
 def _write(value: Tensor, target: Tensor) -> None:

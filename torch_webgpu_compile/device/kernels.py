@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import autoload, copies, factories, views
+from . import autoload, copies, factories, masks, printing, views
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -26,8 +26,12 @@ _COMPOSITE = frozenset(
         "new_empty",
         "new_empty_strided",
         "resize_as_",
+        "as_strided_",
+        "_unsafe_view",
     }
 )
+# Their composite kernels refuse devices that they do not know.
+_REFUSING = ("mode.values",)
 _KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": factories.empty,
     "empty_strided": factories.empty_strided,
@@ -37,6 +41,11 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_copy_from": copies.copy_from,
     "_to_copy": copies.to_copy,
     "_local_scalar_dense": copies.local_scalar_dense,
+    "equal": masks.equal,
+    "nonzero": masks.nonzero,
+    "masked_select": masks.masked_select,
+    "index.Tensor": masks.index,
+    "_index_put_impl_": masks.index_put_impl_,
 }
 
 
@@ -50,11 +59,11 @@ def register() -> None:
         kernels = {**_KERNELS, **views.kernels()}
         for name, kernel in kernels.items():
             library.impl(name, kernel, "PrivateUse1")
-        for name in _taken_from_composites(kernels):
+        for name in (*_taken_from_composites(kernels), *_REFUSING):
             library.impl(name, partial(run, _overload(name)), "PrivateUse1")
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
-        library.impl("_pin_memory", copies.pin_memory, "CPU")
+        printing.install()
         _library = library
         autoload.run = run
 
@@ -69,7 +78,7 @@ def _overload(name: str) -> torch._ops.OpOverload:
 def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
     """Operators that PyTorch would break up into several, and that one kernel can run whole."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    from ..backend import native_operators
+    from ..compilation import native_operators
 
     native = {
         str(overload).removeprefix("aten.").removesuffix(".default")

@@ -1,11 +1,129 @@
-"""Seeds of the random operators on the device."""
+"""Random numbers on the device: a seed and a counter per device.
+
+Kernels hash a seed of 64 bits with the position of an element. Each random operator takes one seed,
+a hash of the device's seed and of its counter, as CUDA's generators do with Philox's offset. Equal
+seeds give equal numbers in any process; they are not those of the CPU.
+"""
 
 from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from .. import devices
+
+_WORD = (1 << 64) - 1
+_STATE = struct.Struct("<Qq")  # seed, offset: the layout of a CUDA generator's state
+
+_lock = threading.Lock()
+_states: dict[int, tuple[int, int]] = {}
+_default_seed: int | None = None
+
+
+def _state_of(index: int) -> tuple[int, int]:
+    """(seed, offset). A device that was never seeded has the seed of PyTorch's generator."""
+    state = _states.get(index)
+    if state is None:
+        seed = torch.initial_seed() if _default_seed is None else _default_seed
+        state = _states[index] = seed & _WORD, 0
+    return state
+
+
+def _mix(value: int) -> int:
+    """The output function of splitmix64 (Steele, Lea and Flood 2014): a hash of 64 bits."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _WORD
+    return value ^ (value >> 31)
+
 
 def draw_seeds(index: int, count: int, generator: torch.Generator | None = None) -> Tensor:
-    """Seeds for ``count`` random operators: int32 (count, 2), on the CPU."""
-    return torch.empty((count, 2), dtype=torch.int32).random_(generator=generator)
+    """Seeds for ``count`` random operators on ``webgpu:index``: int32 (count, 2), on the CPU.
+
+    Args:
+        generator: a CPU generator to draw them from, in the place of the device's own.
+    """
+    if generator is not None:
+        numbers = torch.empty((count, 2), dtype=torch.int32, device="cpu")
+        return numbers.random_(generator=generator)
+    with _lock:
+        seed, offset = _state_of(index)
+        _states[index] = seed, offset + count
+    # Seeds close to each other, and counters, are spread over all 64 bits before they meet.
+    key = _mix(seed * 0x9E3779B97F4A7C15 + 1 & _WORD)
+    hashes = [_mix(key + k * 0x9E3779B97F4A7C15 & _WORD) for k in range(offset, offset + count)]
+    data = bytearray(b"".join([value.to_bytes(8, "little") for value in hashes]))
+    return torch.frombuffer(data, dtype=torch.int32).view(count, 2)
+
+
+def manual_seed(seed: int) -> None:
+    """Seeds the current device."""
+    with _lock:
+        _states[devices.current_index()] = int(seed) & _WORD, 0
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seeds all devices. ``torch.manual_seed`` does it too."""
+    global _default_seed
+    with _lock:
+        _states.clear()
+        _default_seed = int(seed) & _WORD
+
+
+def seed() -> None:
+    """Seeds the current device with a random number."""
+    manual_seed(_random_seed())
+
+
+def seed_all() -> None:
+    """Seeds all devices with one random number."""
+    manual_seed_all(_random_seed())
+
+
+def _random_seed() -> int:
+    return int.from_bytes(os.urandom(8), "little")
+
+
+def initial_seed() -> int:
+    """The seed of the current device."""
+    with _lock:
+        return _state_of(devices.current_index())[0]
+
+
+def get_rng_state(device: torch.device | str | int = "webgpu") -> Tensor:
+    """The state of a device's generator: uint8 (16,) on the CPU."""
+    with _lock:
+        seed, offset = _state_of(devices.resolve_index(device))
+    return torch.frombuffer(bytearray(_STATE.pack(seed, offset)), dtype=torch.uint8)
+
+
+def get_rng_state_all() -> list[Tensor]:
+    """The states of all devices' generators."""
+    return [get_rng_state(index) for index in range(devices.device_count())]
+
+
+def set_rng_state(new_state: Tensor, device: torch.device | str | int = "webgpu") -> None:
+    """Sets the state of a device's generator.
+
+    Raises:
+        TypeError, RuntimeError: the tensor is not what `get_rng_state` gives.
+    """
+    if new_state.dtype != torch.uint8 or new_state.device.type != "cpu":
+        raise TypeError("RNG state must be a torch.ByteTensor on the CPU")
+    if new_state.numel() != _STATE.size:
+        raise RuntimeError(
+            f"RNG state has {new_state.numel()} bytes, a webgpu device's has {_STATE.size}"
+        )
+    seed, offset = _STATE.unpack(bytes(new_state.tolist()))
+    with _lock:
+        _states[devices.resolve_index(device)] = seed, offset
+
+
+def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
+    """Sets the states of all devices' generators."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)

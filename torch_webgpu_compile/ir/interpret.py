@@ -78,10 +78,14 @@ class _Run:
             if spec.size is not None:
                 self._bind(spec.size, int(argument))
             elif spec.buffer is not None:
-                sizes = self.graph.buffers[spec.buffer].sizes
-                if len(sizes) == np.ndim(argument):
-                    for size, value in zip(sizes, np.shape(argument), strict=True):
-                        self._bind(size, value)
+                self._bind_layout(self.graph.buffers[spec.buffer], np.asarray(argument))
+
+    def _bind_layout(self, buffer: Buffer, array: Array) -> None:
+        if len(buffer.sizes) == array.ndim:
+            for size, value in zip(buffer.sizes, array.shape, strict=True):
+                self._bind(size, value)
+            for stride, nbytes in zip(buffer.strides, array.strides, strict=True):
+                self._bind(stride, nbytes // array.itemsize)
 
     def _bind(self, size: Expr, value: int) -> None:
         symbol = as_symbol(size)

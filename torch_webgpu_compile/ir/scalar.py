@@ -92,80 +92,55 @@ Scalar = Union[Const, Index, Load, Op, Masked]
 
 @dataclass(frozen=True, slots=True)
 class OpInfo:
-    """A scalar op: its arity and how its result dtype follows from the arguments'.
+    """A scalar op: its arity, how its result dtype follows from the arguments', and its cost.
 
     ``result`` is "same" (the arguments', which must agree), "bool" or "given" (chosen by the
-    caller).
+    caller). ``cost`` counts multiplications.
     """
 
     arity: int
     result: str
     meaning: str
+    cost: int = 1
 
 
-_UNARY = [
-    "neg",
-    "abs",
-    "sign",
-    "square",
-    "reciprocal",
-    "sqrt",
-    "rsqrt",
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "erf",
-    "erfc",
-    "sigmoid",
-    "floor",
-    "ceil",
-    "trunc",
-    "round",
-    "bitwise_not",
-]
+# One transcendental costs about as much as this many multiplications on a GPU.
+_EXPENSIVE = 8
+
+_CHEAP_UNARY = "neg abs sign square reciprocal sqrt rsqrt floor ceil trunc round bitwise_not"
+_EXPENSIVE_UNARY = (
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh "
+    "atanh erf erfc sigmoid"
+)
+_CHEAP_BINARY = {
+    "add": "a + b, integers wrap",
+    "sub": "a - b, integers wrap",
+    "mul": "a * b, integers wrap",
+    "div": "a / b of floats",
+    "trunc_divide": "trunc(a / b)",
+    "minimum": "the smaller, NaN if either is NaN",
+    "maximum": "the larger, NaN if either is NaN",
+    "bitwise_and": "bits, or logical and of bools",
+    "bitwise_or": "bits, or logical or of bools",
+    "bitwise_xor": "bits, or logical xor of bools",
+    "shift_left": "a << b",
+    "shift_right": "a >> b, arithmetic for signed",
+    "copysign": "|a| with b's sign",
+    "nextafter": "the float after a towards b",
+}
+_EXPENSIVE_BINARY = {
+    "floor_divide": "floor(a / b)",
+    "remainder": "a - b*floor(a/b): the divisor's sign",
+    "fmod": "a - b*trunc(a/b): the dividend's sign",
+    "pow": "a to the b",
+    "atan2": "the angle of (b, a)",
+}
 
 OPS: dict[str, OpInfo] = {
-    **{
-        name: OpInfo(2, "same", meaning)
-        for name, meaning in {
-            "add": "a + b, integers wrap",
-            "sub": "a - b, integers wrap",
-            "mul": "a * b, integers wrap",
-            "div": "a / b of floats",
-            "floor_divide": "floor(a / b)",
-            "trunc_divide": "trunc(a / b)",
-            "remainder": "a - b*floor(a/b): the divisor's sign",
-            "fmod": "a - b*trunc(a/b): the dividend's sign",
-            "minimum": "the smaller, NaN if either is NaN",
-            "maximum": "the larger, NaN if either is NaN",
-            "pow": "a to the b",
-            "atan2": "the angle of (b, a)",
-            "bitwise_and": "bits, or logical and of bools",
-            "bitwise_or": "bits, or logical or of bools",
-            "bitwise_xor": "bits, or logical xor of bools",
-            "shift_left": "a << b",
-            "shift_right": "a >> b, arithmetic for signed",
-            "copysign": "|a| with b's sign",
-            "nextafter": "the float after a towards b",
-        }.items()
-    },
-    **{name: OpInfo(1, "same", name) for name in _UNARY},
+    **{name: OpInfo(2, "same", text) for name, text in _CHEAP_BINARY.items()},
+    **{name: OpInfo(2, "same", text, _EXPENSIVE) for name, text in _EXPENSIVE_BINARY.items()},
+    **{name: OpInfo(1, "same", name) for name in _CHEAP_UNARY.split()},
+    **{name: OpInfo(1, "same", name, _EXPENSIVE) for name in _EXPENSIVE_UNARY.split()},
     **{name: OpInfo(2, "bool", name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{name: OpInfo(1, "bool", name) for name in ("isnan", "isinf")},
     "where": OpInfo(3, "same", "b where the bool a holds, else c; both are evaluated"),

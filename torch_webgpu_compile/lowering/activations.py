@@ -8,7 +8,7 @@ import torch
 
 from ..ir.scalar import Scalar, apply, const
 from ..sizes import ONE
-from .builder import Builder
+from .builder import Builder, operand
 from .pointwise import elementwise
 from .promotion import compute_dtype
 from .registry import lowers
@@ -17,8 +17,15 @@ from .value import Value, reshape
 aten = torch.ops.aten
 
 
-def _number(value: float, like: Scalar) -> Scalar:
-    return const(value, like.dtype)
+def _number(value: float | Value, like: Scalar) -> Scalar:
+    """A number, perhaps one that is data of the graph."""
+    return operand(value, (), like.dtype)
+
+
+def _product(a: float | Value, b: float | Value, like: Scalar) -> Scalar:
+    if isinstance(a, Value) or isinstance(b, Value):
+        return _mul(_number(a, like), _number(b, like))
+    return _number(a * b, like)
 
 
 def _mul(*factors: Scalar) -> Scalar:
@@ -121,7 +128,7 @@ def lower_elu(
 ) -> Value:
     def body(x: Scalar) -> Scalar:
         negative = apply("expm1", _mul(x, _number(input_scale, x)))
-        negative = _mul(negative, _number(alpha * scale, x))
+        negative = _mul(negative, _product(alpha, scale, x))
         return _choose(_above(x, 0), _mul(x, _number(scale, x)), negative)
 
     return elementwise(builder, body, self)

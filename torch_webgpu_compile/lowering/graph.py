@@ -16,10 +16,10 @@ from .. import dtypes
 from ..captured import CapturedGraph
 from ..dtypes import DType
 from ..errors import UnsupportedOp, VerificationError
-from ..ir.graph import BufferOrigin, GraphInput, GraphOutput, LoopGraph
+from ..ir.graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
 from ..ir.nodes import Origin
-from ..ir.scalar import const, loads_of
-from ..sizes import Expr
+from ..ir.scalar import Index, Load, const, loads_of
+from ..sizes import Expr, as_expr
 from ..target import Target
 from .builder import Builder, Signature, as_value, live_nodes
 from .fallback import OnFallback, host_call
@@ -116,6 +116,7 @@ class _GraphLowering:
                 self.builder.reader.size(self.captured.offsets.get(position, 0)),
             )
             self.inputs.append(GraphInput(buffer=buffer.name))
+            self._numbers(position, buffer)
             loaded = self.builder.load(buffer)
             if not self._is_usable(loaded) and not loaded.sizes and node.users:
                 self.builder.hint = buffer.name
@@ -128,6 +129,13 @@ class _GraphLowering:
         else:
             self.inputs.append(GraphInput())
             self.values[node] = value
+
+    def _numbers(self, position: int, buffer: Buffer) -> None:
+        """Tells the reader of the symbolic numbers that an argument holds."""
+        for name, (argument, element) in self.captured.numbers.items():
+            if argument == position:
+                index = (Index(as_expr(element)),)
+                self.builder.reader.numbers[name] = Load(buffer.name, index, buffer.dtype)
 
     def _signature(self, tensor: torch.Tensor, node: FxNode) -> Signature:
         dtype = dtype_of(tensor.dtype)
@@ -294,6 +302,8 @@ class _GraphLowering:
                 if item not in done:
                     done[item] = self._output(item, layouts)
                 returned.append(done[item])
+            elif isinstance(item, torch.SymInt):
+                returned.append(GraphOutput(size=self.builder.reader.size(item)))
             else:
                 returned.append(GraphOutput(constant=item))
         for placeholder, value in self.mutations.items():

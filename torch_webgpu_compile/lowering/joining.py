@@ -9,7 +9,7 @@ import torch
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, ZERO, IntLike, is_nonnegative
-from .builder import Builder, masked
+from .builder import Builder, masked, operand
 from .convolution import all_of, in_range
 from .registry import lowers
 from .symbols import literal
@@ -52,7 +52,7 @@ def lower_stack(builder: Builder, tensors: Sequence[Value], dim: int = 0) -> Val
 
 @lowers(aten.constant_pad_nd.default)
 def lower_constant_pad(
-    builder: Builder, self: Value, pad: Sequence[IntLike], value: bool | int | float = 0
+    builder: Builder, self: Value, pad: Sequence[IntLike], value: bool | int | float | Value = 0
 ) -> Value:
     """Pairs (before, after) from the last dimension on; negative ones crop."""
     out = builder.out
@@ -63,7 +63,7 @@ def lower_constant_pad(
         position = index[dim] - pad[2 * k]
         conditions += in_range(position, self.sizes[dim])
         index[dim] = position
-    fill = literal(value, out.dtype)
+    fill = operand(value, (), out.dtype) if isinstance(value, Value) else literal(value, out.dtype)
     if self.is_empty:
         return Value(out.dtype, out.sizes, fill)
     body = masked(all_of(conditions), self.at(index), fill)

@@ -6,6 +6,7 @@ Shapes: input [N, C, *space] or [C, *space].
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -71,30 +72,19 @@ class Windows:
         return masked(all_of(conditions), cast(self.value.at(index), other.dtype), other)
 
 
-def _max_windows(
-    builder: Builder,
-    value: Value,
-    rank: int,
-    kernel_size: Sequence[IntLike],
-    stride: Sequence[IntLike],
-    padding: Sequence[IntLike],
-    dilation: Sequence[IntLike],
-) -> Windows:
-    kernel = spread(kernel_size, rank)
-    return Windows(
-        value,
-        builder.out.sizes,
-        kernel,
-        spread(stride, rank, kernel),
-        spread(padding, rank),
-        spread(dilation, rank),
-    )
-
-
 def _lower_max_pool(
-    builder: Builder, rank: int, value: Value, *arguments: Sequence[IntLike]
+    builder: Builder,
+    rank: int,
+    value: Value,
+    kernel_size: Sequence[IntLike],
+    stride: Sequence[IntLike] = (),
+    padding: Sequence[IntLike] = (0,),
+    dilation: Sequence[IntLike] = (1,),
+    ceil_mode: bool = False,
 ) -> tuple[Value | None, Value | None]:
-    windows = _max_windows(builder, value, rank, *arguments)
+    kernel = spread(kernel_size, rank)
+    steps, pads = spread(stride, rank, kernel), spread(padding, rank)
+    windows = Windows(value, builder.out.sizes, kernel, steps, pads, spread(dilation, rank))
     dtype = compute_dtype(value.dtype)
     lowest = const(extreme(dtype, lowest=True), dtype)
     values = indices = None
@@ -141,28 +131,16 @@ def _window_indices(builder: Builder, windows: Windows, body: Scalar) -> Value:
 
 @lowers(aten.max_pool2d_with_indices.default)
 def lower_max_pool2d(
-    builder: Builder,
-    self: Value,
-    kernel_size: Sequence[IntLike],
-    stride: Sequence[IntLike] = (),
-    padding: Sequence[IntLike] = (0,),
-    dilation: Sequence[IntLike] = (1,),
-    ceil_mode: bool = False,
+    builder: Builder, self: Value, *arguments: Any
 ) -> tuple[Value | None, Value | None]:
-    return _lower_max_pool(builder, 2, self, kernel_size, stride, padding, dilation)
+    return _lower_max_pool(builder, 2, self, *arguments)
 
 
 @lowers(aten.max_pool3d_with_indices.default)
 def lower_max_pool3d(
-    builder: Builder,
-    self: Value,
-    kernel_size: Sequence[IntLike],
-    stride: Sequence[IntLike] = (),
-    padding: Sequence[IntLike] = (0,),
-    dilation: Sequence[IntLike] = (1,),
-    ceil_mode: bool = False,
+    builder: Builder, self: Value, *arguments: Any
 ) -> tuple[Value | None, Value | None]:
-    return _lower_max_pool(builder, 3, self, kernel_size, stride, padding, dilation)
+    return _lower_max_pool(builder, 3, self, *arguments)
 
 
 def _lower_avg_pool(
@@ -206,13 +184,13 @@ def window_divisor(windows: Windows, count_include_pad: bool, window: Sequence[E
 
 
 @lowers(aten.avg_pool2d.default)
-def lower_avg_pool2d(builder: Builder, self: Value, *arguments: object) -> Value:
-    return _lower_avg_pool(builder, 2, self, *arguments)  # type: ignore[arg-type]
+def lower_avg_pool2d(builder: Builder, self: Value, *arguments: Any) -> Value:
+    return _lower_avg_pool(builder, 2, self, *arguments)
 
 
 @lowers(aten.avg_pool3d.default)
-def lower_avg_pool3d(builder: Builder, self: Value, *arguments: object) -> Value:
-    return _lower_avg_pool(builder, 3, self, *arguments)  # type: ignore[arg-type]
+def lower_avg_pool3d(builder: Builder, self: Value, *arguments: Any) -> Value:
+    return _lower_avg_pool(builder, 3, self, *arguments)
 
 
 class AdaptiveWindows:

@@ -6,6 +6,7 @@ Source: ATen ``max_pool2d_with_indices_backward``, ``avg_pool2d_backward``, ….
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -67,6 +68,7 @@ def _max_pool_backward(
     stride: Sequence[IntLike],
     padding: Sequence[IntLike],
     dilation: Sequence[IntLike],
+    ceil_mode: bool,
     indices: Value,
 ) -> Value:
     kernel = spread(kernel_size, rank)
@@ -92,37 +94,13 @@ def _max_pool_backward(
 
 
 @lowers(aten.max_pool2d_with_indices_backward.default)
-def lower_max_pool2d_backward(
-    builder: Builder,
-    grad_output: Value,
-    self: Value,
-    kernel_size: Sequence[IntLike],
-    stride: Sequence[IntLike],
-    padding: Sequence[IntLike],
-    dilation: Sequence[IntLike],
-    ceil_mode: bool,
-    indices: Value,
-) -> Value:
-    return _max_pool_backward(
-        builder, 2, grad_output, self, kernel_size, stride, padding, dilation, indices
-    )
+def lower_max_pool2d_backward(builder: Builder, *arguments: Any) -> Value:
+    return _max_pool_backward(builder, 2, *arguments)
 
 
 @lowers(aten.max_pool3d_with_indices_backward.default)
-def lower_max_pool3d_backward(
-    builder: Builder,
-    grad_output: Value,
-    self: Value,
-    kernel_size: Sequence[IntLike],
-    stride: Sequence[IntLike],
-    padding: Sequence[IntLike],
-    dilation: Sequence[IntLike],
-    ceil_mode: bool,
-    indices: Value,
-) -> Value:
-    return _max_pool_backward(
-        builder, 3, grad_output, self, kernel_size, stride, padding, dilation, indices
-    )
+def lower_max_pool3d_backward(builder: Builder, *arguments: Any) -> Value:
+    return _max_pool_backward(builder, 3, *arguments)
 
 
 def _avg_pool_backward(
@@ -153,17 +131,13 @@ def _avg_pool_backward(
 
 
 @lowers(aten.avg_pool2d_backward.default)
-def lower_avg_pool2d_backward(
-    builder: Builder, grad_output: Value, self: Value, *arguments: object
-) -> Value:
-    return _avg_pool_backward(builder, 2, grad_output, self, *arguments)  # type: ignore[arg-type]
+def lower_avg_pool2d_backward(builder: Builder, *arguments: Any) -> Value:
+    return _avg_pool_backward(builder, 2, *arguments)
 
 
 @lowers(aten.avg_pool3d_backward.default)
-def lower_avg_pool3d_backward(
-    builder: Builder, grad_output: Value, self: Value, *arguments: object
-) -> Value:
-    return _avg_pool_backward(builder, 3, grad_output, self, *arguments)  # type: ignore[arg-type]
+def lower_avg_pool3d_backward(builder: Builder, *arguments: Any) -> Value:
+    return _avg_pool_backward(builder, 3, *arguments)
 
 
 def _adaptive_backward(builder: Builder, grad_output: Value, value: Value, rank: int) -> Value:

@@ -257,53 +257,39 @@ def variance(
     return builder.pointwise(body, deviations.sizes, name="var"), mean
 
 
-@lowers(aten.var.correction)
-def lower_var(
+def _variance_over(
     builder: Builder,
-    self: Value,
-    dim: Dims = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Value:
-    split = Reducing(self, dims_of(self, dim))
-    dtype = compute_dtype(self.dtype)
-    result, _ = variance(builder, split, _correction(correction), dtype, keepdim=keepdim)
-    return converted(builder, result)
-
-
-def _correction(correction: float | None) -> float:
-    return 1 if correction is None else correction
-
-
-@lowers(aten.std.correction)
-def lower_std(
-    builder: Builder,
-    self: Value,
-    dim: Dims = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Value:
-    split = Reducing(self, dims_of(self, dim))
-    dtype = compute_dtype(self.dtype)
-    result, _ = variance(builder, split, _correction(correction), dtype, keepdim=keepdim)
-    return builder.pointwise(cast(apply("sqrt", result.body), self.dtype), result.sizes)
-
-
-@lowers(aten.var_mean.correction)
-def lower_var_mean(
-    builder: Builder,
-    self: Value,
+    value: Value,
     dim: Dims = None,
     *,
     correction: float | None = None,
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
-    split = Reducing(self, dims_of(self, dim))
-    dtype = compute_dtype(self.dtype)
-    result, mean = variance(builder, split, _correction(correction), dtype, keepdim=keepdim)
-    mean = mean if keepdim else reshape(mean, split.sizes)
+    """(variance, mean) over dimensions, both in the dtype of the computation."""
+    split = Reducing(value, dims_of(value, dim))
+    correction = 1 if correction is None else correction
+    dtype = compute_dtype(value.dtype)
+    result, mean = variance(builder, split, correction, dtype, keepdim=keepdim)
+    return result, mean if keepdim else reshape(mean, split.sizes)
+
+
+@lowers(aten.var.correction)
+def lower_var(builder: Builder, self: Value, *dim: Dims, **options: Any) -> Value:
+    result, _ = _variance_over(builder, self, *dim, **options)
+    return converted(builder, result)
+
+
+@lowers(aten.std.correction)
+def lower_std(builder: Builder, self: Value, *dim: Dims, **options: Any) -> Value:
+    result, _ = _variance_over(builder, self, *dim, **options)
+    return builder.pointwise(cast(apply("sqrt", result.body), self.dtype), result.sizes)
+
+
+@lowers(aten.var_mean.correction)
+def lower_var_mean(
+    builder: Builder, self: Value, *dim: Dims, **options: Any
+) -> tuple[Value, Value]:
+    result, mean = _variance_over(builder, self, *dim, **options)
     return converted(builder, result), converted(builder, mean)
 
 

@@ -67,10 +67,14 @@ def _symbol_lower(node: Any, name: str) -> int:
 
 
 class SizeReader:
-    """Converts sizes to `Expr`; one per graph, so that a symbol keeps its lower bound."""
+    """Converts sizes to `Expr`; one per graph, so that a symbol keeps its lower bound.
+
+    ``numbers`` are the values of symbolic floats, by name.
+    """
 
     def __init__(self) -> None:
         self._symbols: dict[str, Expr] = {}
+        self.numbers: dict[str, Scalar] = {}
 
     def size(self, value: int | torch.SymInt) -> Expr:
         """An integer or SymInt; raises UnsupportedOp when it cannot be expressed."""
@@ -144,6 +148,8 @@ class SizeReader:
 
     def _scalar(self, expr: sympy.Expr, node: Any) -> Scalar:
         f64 = dtypes.float64
+        if isinstance(expr, sympy.Symbol) and str(expr) in self.numbers:
+            return self.numbers[str(expr)]
         if expr.is_number and not expr.is_Integer:
             return const(float(expr), f64)
         if isinstance(expr, torch_sympy.ToFloat):

@@ -5,6 +5,6 @@
 
 ``adapters`` lists GPUs; ``device`` opens one and holds its ``queue`` (the order of all commands),
 ``buffers`` (memory), ``transfer`` (copies) and ``pipelines`` (compiled kernels); ``executor`` runs
-plans, resolved by ``program``; ``profiler`` times them. ``interface`` is what is needed of a
-provider: ``native`` (fast) and ``portable`` are it.
+plans: ``sized`` evaluates their sizes, ``program`` binds their memory; ``profiler`` times them.
+``interface`` is what is needed of a provider: ``native`` (fast) and ``portable`` are it.
 """

@@ -10,7 +10,9 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 from ..errors import DeviceError, OutOfMemoryError
 from .interface import COPY_DST, COPY_SRC, STORAGE, UNIFORM, Backend, Handle
@@ -18,6 +20,8 @@ from .queue import CommandQueue
 
 STORAGE_USAGE = STORAGE | COPY_SRC | COPY_DST
 UNIFORM_USAGE = UNIFORM | COPY_DST
+SMALL_USAGE = STORAGE_USAGE | UNIFORM
+SMALL_NBYTES = 256
 MIN_NBYTES = 16
 
 _serials = itertools.count(1)
@@ -28,6 +32,7 @@ def round_up(nbytes: int, multiple: int) -> int:
     return -(-nbytes // multiple) * multiple
 
 
+@lru_cache(4096)  # the same sizes come again and again, and this is half of an allocation's time
 def bucket_nbytes(nbytes: int) -> int:
     """The size that is allocated for nbytes: a multiple of 16, at most 12.5 % more above 128 bytes.
 
@@ -61,41 +66,23 @@ class GpuBuffer:
 
     Attributes:
         nbytes: as asked for.
+        capacity: usable bytes, a multiple of 16. Raises DeviceError after `release`.
+        handle: the provider's buffer. Raises DeviceError after `release`.
         serial: identifies the memory (equal for successive loans of it); 0 after `release`.
     """
 
-    __slots__ = ("__weakref__", "_allocation", "_pool", "nbytes", "serial")
+    # Plain slots, not properties: an eager operator reads them several times per call.
+    __slots__ = ("__weakref__", "_allocation", "_pool", "capacity", "handle", "nbytes", "serial")
 
     def __init__(self, pool: BufferPool, allocation: Allocation, nbytes: int) -> None:
         self._pool = pool
         self._allocation: Allocation | None = allocation
         self.nbytes = nbytes
-        self.serial = allocation.serial
+        self.capacity: int = allocation.capacity
+        self.handle: Handle = allocation.handle
+        self.serial: int = allocation.serial
 
-    @property
-    def allocation(self) -> Allocation:
-        """The memory. Raises DeviceError after `release`."""
-        if self._allocation is None:
-            raise DeviceError(
-                f"a GPU buffer of {self.nbytes} bytes was used after it was released; keep the "
-                "tensor that owns it alive"
-            )
-        return self._allocation
-
-    @property
-    def handle(self) -> Handle:
-        """The provider's buffer. Raises DeviceError after `release`."""
-        return self.allocation.handle
-
-    @property
-    def capacity(self) -> int:
-        """Usable bytes, a multiple of 16."""
-        return self.allocation.capacity
-
-    @property
-    def offset_nbytes(self) -> int:
-        """0: see `BufferSlice`."""
-        return 0
+    offset_nbytes = 0  # see `BufferSlice`
 
     def slice(self, offset_nbytes: int) -> BufferSlice:
         """The part from ``offset_nbytes``, a multiple of 256, to the end."""
@@ -111,10 +98,22 @@ class GpuBuffer:
         allocation, self._allocation = self._allocation, None
         if allocation is not None:
             self.serial = 0
+            del self.handle, self.capacity
             self._pool.give_back(allocation)
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("handle", "capacity"):
+            raise DeviceError(
+                f"a GPU buffer of {self.nbytes} bytes was used after it was released; keep the "
+                "tensor that owns it alive"
+            )
+        raise AttributeError(name)
+
     def __del__(self) -> None:
-        allocation = getattr(self, "_allocation", None)
+        try:
+            allocation = self._allocation
+        except AttributeError:  # `__init__` did not get far
+            return
         if allocation is not None:
             self._allocation = None
             self._pool.give_back(allocation)
@@ -139,7 +138,7 @@ class BufferSlice:
         self.offset_nbytes = offset_nbytes
         self.nbytes = buffer.nbytes - offset_nbytes
         self.capacity = buffer.capacity - offset_nbytes
-        self.serial = buffer.serial and (buffer.serial, offset_nbytes)
+        self.serial: Serial = buffer.serial and (buffer.serial, offset_nbytes)
 
     @property
     def handle(self) -> Handle:
@@ -148,6 +147,7 @@ class BufferSlice:
 
 
 AnyBuffer = GpuBuffer | BufferSlice
+Serial = int | tuple[int, int]
 
 
 class BufferPool:
@@ -223,7 +223,7 @@ class BufferPool:
             return None
         if not is_idle:
             allocation = free.pop()
-        elif self._queue.is_empty or free[0].batch < self._queue.batch:
+        elif self._queue.is_empty or free[0].batch < self._queue.sent:
             allocation = free.popleft()
         else:
             return None

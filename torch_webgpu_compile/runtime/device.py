@@ -14,13 +14,20 @@ from ..errors import AdapterError, DeviceError
 from ..plan.model import Kernel
 from ..target import Target
 from .adapters import AdapterInfo, find_adapter, list_adapters
-from .buffers import STORAGE_USAGE, AnyBuffer, BufferPool, GpuBuffer
+from .buffers import (
+    SMALL_NBYTES,
+    SMALL_USAGE,
+    STORAGE_USAGE,
+    AnyBuffer,
+    BufferPool,
+    GpuBuffer,
+)
 from .interface import Backend, Copy
 from .native import NativeBackend
 from .pipelines import Pipeline, PipelineCache
 from .portable import PortableBackend
 from .queue import CommandQueue, Recording
-from .transfer import Range, Transfers
+from .transfer import Range, Transfers, host_memory
 
 __all__ = ["AdapterInfo", "Device", "GpuBuffer", "list_adapters", "open_device"]
 
@@ -60,10 +67,6 @@ class Device:
         """A storage buffer with undefined contents. Raises OutOfMemoryError."""
         return self._pool.allocate(nbytes)
 
-    def allocate_for(self, nbytes: int, usage: int = STORAGE_USAGE) -> GpuBuffer:
-        """`allocate` with another usage (see `interface`)."""
-        return self._pool.allocate(nbytes, usage)
-
     def memory_stats(self) -> dict[str, int]:
         """Bytes: ``allocated``, ``reserved`` (allocated and kept for reuse), ``peak_allocated``."""
         return self._pool.stats()
@@ -101,6 +104,38 @@ class Device:
             DeviceError: the range is outside the buffer, or the device failed.
         """
         self._transfers.upload(buffer, source, offset)
+
+    def upload_new(self, source: Any, usage: int = STORAGE_USAGE) -> GpuBuffer:
+        """A new buffer with this content. Unlike `upload` it leaves pending commands pending.
+
+        (From 4 MiB on, and every 16 MiB, it does submit them.)
+
+        Args:
+            source: as for `upload`.
+
+        Raises:
+            OutOfMemoryError, DeviceError: as `allocate` and `upload`.
+        """
+        address, nbytes, keep = host_memory(source)
+        buffer = self._pool.allocate(nbytes, usage, is_idle=True)
+        self._transfers.upload(buffer, (address, nbytes), is_idle=True)
+        del keep
+        return buffer
+
+    def upload_small(self, data: bytes) -> GpuBuffer:
+        """`upload_new` of at most `SMALL_NBYTES` to a storage and uniform buffer.
+
+        For the scalars and seeds of one call; drop the buffer once the commands are recorded.
+
+        Raises:
+            ValueError: too many bytes.
+        """
+        if len(data) > SMALL_NBYTES:
+            raise ValueError(f"{len(data)} bytes are too many for upload_small; use upload_new")
+        # all of one size, so that they are reused whatever they hold
+        buffer = self._pool.allocate(SMALL_NBYTES, SMALL_USAGE, is_idle=True)
+        self._transfers.upload_bytes(buffer, data)
+        return buffer
 
     def download(self, buffer: AnyBuffer, destination: Any, offset: int = 0) -> None:
         """Waits for all work so far and fills host memory from a buffer.

@@ -6,8 +6,8 @@
         bound.replay()
         device.download(bound.buffer("y"), destination)
 
-Everything is resolved before the call: `bind` evaluates sizes, places buffers and makes bind
-groups, once per set of sizes and of memory; `replay` only records commands.
+Everything is resolved before the call: `bind` evaluates the plan once per set of sizes, and makes
+bind groups once per set of memory; `replay` only records commands.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ..errors import DeviceError
 from ..plan.model import HostStep, Plan
-from .buffers import AnyBuffer, GpuBuffer
+from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device
-from .program import BindGroup, HostCommand, Program, buffer_nbytes, build_program
+from .interface import Handle
+from .launcher import Launcher
+from .program import Program, Segment, build_segments
+from .sized import HostCommand, SizedPlan, size_plan
 
 HostCall = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
 """(step, its `HostBuffer`s' contents in order as uint8 arrays, sizes) → its outputs' contents."""
 
-_MAX_PROGRAMS = 16
+_NOTHING: Mapping[str, Any] = {}
 
 
 class Executor:
@@ -39,6 +42,8 @@ class Executor:
         plan: what to run.
         device: where.
         host_call: runs `HostStep`s; may be None for a plan without any.
+        max_programs: combinations of sizes and memory that stay resolved. A compiled model meets
+            few; an eager operator meets many.
 
     Attributes:
         lock: hold it over upload → replay → download when several threads use this executor: its
@@ -49,7 +54,13 @@ class Executor:
         DeviceError: the plan has host steps and there is no ``host_call``.
     """
 
-    def __init__(self, plan: Plan, device: Device, host_call: HostCall | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        host_call: HostCall | None = None,
+        max_programs: int = 16,
+    ) -> None:
         host_steps = [step.target for step in plan.steps if isinstance(step, HostStep)]
         if host_steps and host_call is None:
             raise DeviceError(
@@ -60,11 +71,13 @@ class Executor:
         self.device = device
         self.lock = threading.RLock()
         self._host_call = host_call
+        self.max_programs = max_programs
         self._pipelines = device.compile_many(plan.kernels)
         self._constants: dict[str, GpuBuffer] = {}
         self._owned: dict[str | int, GpuBuffer] = {}
+        self._sized_plans: OrderedDict[tuple[Any, ...], SizedPlan] = OrderedDict()
         self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
-        self._groups: weakref.WeakValueDictionary[tuple[Any, ...], BindGroup] = (
+        self._groups: weakref.WeakValueDictionary[tuple[Serial, ...], Handle] = (
             weakref.WeakValueDictionary()
         )
         self._parameters: weakref.WeakValueDictionary[bytes, GpuBuffer] = (
@@ -84,89 +97,120 @@ class Executor:
 
         Args:
             sizes: the value of every size symbol of the plan.
-            externals: the caller's memory for inputs, or for outputs that the caller keeps. Buffers
-                that are not given belong to the executor; their contents last until its next call.
+            externals: the caller's memory, by plan buffer name: for inputs, for outputs that the
+                caller keeps, or for anything else. Buffers that are not given belong to the
+                executor; their contents last until its next call.
 
         Raises:
             DeviceError: a given buffer is released, too small, or bound for reading and for writing
                 by one kernel.
             OutOfMemoryError: the plan's own buffers do not fit.
         """
-        sizes = sizes or {}
-        externals = externals or {}
+        sizes = _NOTHING if sizes is None else sizes
+        externals = _NOTHING if externals is None else externals
         serials = tuple([buffer.serial for buffer in externals.values()])
-        key = (tuple(sizes.items()), tuple(externals), serials)
+        key = (*sizes.items(), *externals, serials)
         with self.lock:
             program = self._programs.get(key)
-            if program is not None and 0 not in serials:
+            if program is not None:
                 self._programs.move_to_end(key)
             else:
-                program = self._build(dict(sizes), externals)
+                program = self._build(sizes, externals)
                 self._programs[key] = program
-                if len(self._programs) > _MAX_PROGRAMS:
+                if len(self._programs) > self.max_programs:
                     self._programs.popitem(last=False)
         return BoundPlan(self, program, externals)
 
-    def _build(self, sizes: dict[str, int], externals: Mapping[str, AnyBuffer]) -> Program:
-        buffers = self._place(sizes, externals)
-        return build_program(
-            self.plan,
-            self.device,
-            sizes,
-            buffers,
-            self._pipelines,
-            frozenset(externals),
-            self._groups,
-            self._parameters,
+    def launcher(self, sizes: Mapping[str, int] | None = None) -> Launcher:
+        """Runs the plan at these sizes on memory that is all the caller's; keep it for many calls.
+
+        Raises:
+            DeviceError: as `bind`.
+        """
+        with self.lock:
+            sized = self._sized(_NOTHING if sizes is None else sizes)
+        constants = [self._constants[name] for name in sized.names if name in self._constants]
+        return Launcher(self, sized, constants)
+
+    def _sized(self, sizes: Mapping[str, int]) -> SizedPlan:
+        key = tuple(sizes.items())
+        sized = self._sized_plans.get(key)
+        if sized is None:
+            sized = size_plan(
+                self.plan, self.device, dict(sizes), self._pipelines, self._parameters
+            )
+            self._sized_plans[key] = sized
+            if len(self._sized_plans) > self.max_programs:
+                self._sized_plans.popitem(last=False)
+        else:
+            self._sized_plans.move_to_end(key)
+        return sized
+
+    def _build(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> Program:
+        sized = self._sized(sizes)
+        for name in externals:
+            if name not in self.plan.buffers:
+                raise DeviceError(f"plan {self.plan.name} has no buffer {name}")
+        given = {**self._constants, **externals}
+        if len(given) < len(sized.names):
+            owned = self._own(sized, given)
+            given |= owned
+        else:
+            owned = {}
+        return Program(sized, owned, self.build(sized, [given[name] for name in sized.names]))
+
+    def build(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> list[Segment]:
+        """The commands of a sized plan on memory for all its `names`; raises as `bind` does."""
+        for buffer, nbytes in zip(buffers, sized.nbytes, strict=True):
+            if buffer.capacity < nbytes:
+                self._refuse(sized, buffers)
+        # A plan of one step has nothing to share: its programs tell its bind groups apart.
+        groups = self._groups if len(sized.steps) > 1 else {}
+        return build_segments(self.plan.name, sized, buffers, groups)
+
+    def _refuse(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> NoReturn:
+        """Names the buffer that is too small."""
+        name, nbytes, buffer = next(
+            entry
+            for entry in zip(sized.names, sized.nbytes, buffers, strict=True)
+            if entry[2].capacity < entry[1]
+        )
+        raise DeviceError(
+            f"plan {self.plan.name}: buffer {name} needs {nbytes} bytes, the one given has "
+            f"{buffer.nbytes}; check the sizes given to bind()"
         )
 
-    def _place(
-        self, sizes: dict[str, int], externals: Mapping[str, AnyBuffer]
-    ) -> dict[str, AnyBuffer]:
-        """A buffer for every plan buffer."""
+    def _own(self, sized: SizedPlan, given: Mapping[str, AnyBuffer]) -> dict[str, GpuBuffer]:
+        """The executor's memory for the plan buffers that are not given."""
+        places: dict[str, str | int] = {}
         needed: dict[str | int, int] = {}
-        placed: dict[str, AnyBuffer] = {}
-        for name, buffer in self.plan.buffers.items():
-            nbytes = buffer_nbytes(buffer, sizes)
-            given = externals.get(name, self._constants.get(name))
-            if given is None:
-                place = name if buffer.slot is None else buffer.slot
+        for name, nbytes in zip(sized.names, sized.nbytes, strict=True):
+            if name not in given:
+                slot = self.plan.buffers[name].slot
+                place = places[name] = name if slot is None else slot
                 needed[place] = max(needed.get(place, 0), nbytes)
-            elif given.capacity < nbytes:
-                raise DeviceError(
-                    f"plan {self.plan.name}: buffer {name} needs {nbytes} bytes, the one given has "
-                    f"{given.nbytes}; check the sizes given to bind()"
-                )
-            else:
-                placed[name] = given
-        unknown = set(externals) - set(self.plan.buffers)
-        if unknown:
-            raise DeviceError(f"plan {self.plan.name} has no buffers {sorted(unknown)}")
-        self._grow(needed)
-        for name, buffer in self.plan.buffers.items():
-            if name not in placed:
-                placed[name] = self._owned[name if buffer.slot is None else buffer.slot]
-        return placed
-
-    def _grow(self, needed: dict[str | int, int]) -> None:
-        """Makes the executor's own buffers large enough. Programs with the old ones are dropped."""
         small = [
             place
             for place, nbytes in needed.items()
             if place not in self._owned or self._owned[place].capacity < nbytes
         ]
         if any(place in self._owned for place in small):
-            self._programs.clear()
+            self._programs.clear()  # programs with the old memory would keep it alive
         for place in small:
             self._owned.pop(place, None)
+        # Running out of memory may empty `_owned` in between (`reclaim`).
+        buffers = {place: self._owned[place] for place in needed if place in self._owned}
         for place in small:
-            self._owned[place] = self.device.allocate(needed[place])
+            buffers[place] = self.device.allocate(needed[place])
+        self._owned |= buffers
+        return {name: buffers[place] for name, place in places.items()}
 
     def reclaim(self) -> None:
         """Drops cached programs and the executor's own buffers; bound plans in use keep theirs."""
         if self.lock.acquire(blocking=False):  # another thread is calling it: leave it alone
             try:
                 self._programs.clear()
+                self._sized_plans.clear()
                 self._owned.clear()
             finally:
                 self.lock.release()

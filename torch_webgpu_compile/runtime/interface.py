@@ -6,7 +6,7 @@ Two implementations: `native.NativeBackend` (cffi on wgpu-native's handles, fast
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +23,13 @@ QUERY_RESOLVE = 0x200
 
 Handle = Any
 
+
+BindGroupMaker = Callable[[Sequence[Handle], Sequence[int]], Handle]
+"""From the buffers of all bindings to a bind group, which is freed once its handle is dropped.
+
+The second argument is where each binding's buffer starts, in bytes, or () for the beginning of all.
+Raises DeviceError. Not to be called by two threads at once.
+"""
 
 DispatchItem = tuple[Handle | None, Handle, int, int, int]
 """(pipeline, or None when it is the previous one's; bind group; x, y, z)."""
@@ -71,13 +78,15 @@ class Backend(Protocol):
     def create_pipeline(self, kernel: Kernel, checked: bool) -> tuple[Handle, Handle]:
         """(pipeline, bind group layout). Raises ShaderError."""
 
-    def create_bind_group(
-        self, layout: Handle, entries: Sequence[tuple[Handle, int, int]], name: str
-    ) -> Handle:
-        """Entry i is (buffer, offset in bytes, nbytes) for binding i. ``name`` is for errors."""
+    def bind_group_maker(
+        self, layout: Handle, ranges: Sequence[tuple[int, int]], name: str
+    ) -> BindGroupMaker:
+        """Makes bind groups of one kernel.
 
-    def release_bind_group(self, handle: Handle) -> None:
-        """Frees the bind group."""
+        Args:
+            ranges: (offset in bytes, nbytes) of each binding.
+            name: the kernel's, for errors.
+        """
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
         """Encodes and submits in order, without waiting; a number for `wait`.
@@ -91,10 +100,17 @@ class Backend(Protocol):
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
         """Copies host memory into a buffer before the next submit; multiples of 4 bytes."""
 
+    def write_bytes(self, handle: Handle, data: bytes) -> None:
+        """`write_buffer` of a few bytes to the start of a buffer; a multiple of 4 bytes."""
+
     def fill_staging(
         self, handle: Handle, address: int, nbytes: int, submission: int | None
     ) -> None:
-        """Copies host memory into a MAP_WRITE buffer after ``submission``, which last read it."""
+        """Copies host memory into a MAP_WRITE buffer.
+
+        Args:
+            submission: the one that last read it, to be waited for; None if there was none.
+        """
 
     def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
         """Maps a MAP_READ buffer after ``submission``, which filled it; the host address."""

@@ -10,21 +10,30 @@ after a successful mapping.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
-from .failures import device_error, shader_error
-from .interface import MAP_READ, MAP_WRITE, Command, DispatchItem, DispatchRun, Handle
+from .failures import device_error
+from .host_copy import copy_memory
+from .interface import (
+    MAP_READ,
+    MAP_WRITE,
+    BindGroupMaker,
+    Command,
+    DispatchItem,
+    DispatchRun,
+    Handle,
+)
+from .native_pipelines import NativePipelines
 from .timestamps import time_run
 
 _MODULE = "wgpu.backends.wgpu_native"
+_GUARD = "torch_webgpu_compile"
 _THROTTLE = 64  # submissions after which the host waits for those before them: bounds queued work
 
 _exiting = False
@@ -62,13 +71,15 @@ class NativeBackend:
     """`interface.Backend` on wgpu-native's handles."""
 
     def __init__(self, device: Any) -> None:
-        self.ffi, self.lib, self._errors = _ffi()
+        self.ffi, self.lib, self.errors = _ffi()
         self._owner = device  # keeps the handles below alive
         self.device: Any = device._internal
         self.queue: Any = device.queue._internal
         self._lock = threading.Lock()
-        self._layouts: dict[tuple[tuple[bool, ...], bool], tuple[Handle, Handle]] = {}
-        self._layout_lock = threading.Lock()
+        self._pipelines = NativePipelines(self)
+        self._small_guard = self.guard(
+            lambda kind, text: device_error(kind, text, "a small upload")
+        )
         self.submissions = 0
         self._throttled = 0
         self._finished_index = 0  # this submission and all before it are done
@@ -81,33 +92,9 @@ class NativeBackend:
 
     # ---- errors
 
-    @contextmanager
-    def guard(self, make_error: Callable[[str, str], DeviceError]) -> Iterator[None]:
+    def guard(self, make_error: Callable[[str, str], DeviceError]) -> Guard:
         """Raises ``make_error(kind, message)`` when a call inside reports an error."""
-        if _exiting:
-            raise DeviceError(
-                "the GPU cannot be used at interpreter exit or in a forked child process; start "
-                "child processes with the 'spawn' method"
-            )
-        self._errors.capture("torch_webgpu_compile")
-        failure = None
-        try:
-            yield
-        finally:
-            failure = self._errors.release("torch_webgpu_compile")
-        if failure is not None:
-            error = make_error(*failure)
-            self.is_lost = self.is_lost or isinstance(error, DeviceLostError)
-            raise error
-
-    def _string(self, text: str) -> tuple[Any, Any]:
-        """(WGPUStringView, its memory, to be kept until the call returns)."""
-        data = text.encode()
-        memory = self.ffi.new("char []", data)
-        view = self.ffi.new("WGPUStringView *")
-        view.data = memory
-        view.length = len(data)
-        return view[0], memory
+        return Guard(self, make_error)
 
     # ---- buffers
 
@@ -137,10 +124,14 @@ class NativeBackend:
         with self.guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
             self.lib.wgpuQueueWriteBuffer(self.queue, handle, offset, source, nbytes)
 
+    def write_bytes(self, handle: Handle, data: bytes) -> None:
+        with self._small_guard:
+            self.lib.wgpuQueueWriteBuffer(self.queue, handle, 0, data, len(data))
+
     def fill_staging(
         self, handle: Handle, address: int, nbytes: int, submission: int | None
     ) -> None:
-        ctypes.memmove(self._map(handle, MAP_WRITE, nbytes, submission), address, nbytes)
+        copy_memory(self._map(handle, MAP_WRITE, nbytes, submission), address, nbytes)
         self.unmap(handle)
 
     def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
@@ -154,7 +145,10 @@ class NativeBackend:
         mapping.done.clear()
         with self.guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
             self.lib.wgpuBufferMapAsync(handle, mode, 0, nbytes, mapping.info[0])
-        self.wait(submission)
+        if submission is not None:
+            self.wait(submission)
+        else:  # never used: there is nothing to wait for
+            self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
         # Another thread that polls may run the callback, a moment after this thread's poll returns.
         while not mapping.done.wait(0.0005):
             self.wait()
@@ -169,110 +163,45 @@ class NativeBackend:
     # ---- pipelines
 
     def create_pipeline(self, kernel: Kernel, checked: bool) -> tuple[Handle, Handle]:
-        ffi, lib = self.ffi, self.lib
-        writable = tuple(binding.writable for binding in kernel.bindings)
-        group_layout, pipeline_layout = self._layout(writable, kernel.parameter_count > 0)
-        label, keep_label = self._string(kernel.name)
-        entry_point, keep_entry = self._string("main")
-        desc = ffi.new("WGPUComputePipelineDescriptor *")
-        desc.label = label
-        desc.layout = pipeline_layout
-        desc.compute.entryPoint = entry_point
-        module = pipeline = None
-        try:
-            with self.guard(lambda kind, text: shader_error(kind, text, kernel)):
-                module = self._create_module(kernel, label, checked)
-            desc.compute.module = module
-            with self.guard(lambda kind, text: shader_error(kind, text, kernel)):
-                pipeline = lib.wgpuDeviceCreateComputePipeline(self.device, desc)
-        except DeviceError:
-            if pipeline:
-                lib.wgpuComputePipelineRelease(pipeline)
-            raise
-        finally:
-            if module:
-                lib.wgpuShaderModuleRelease(module)
-            del keep_label, keep_entry
-        return pipeline, group_layout
+        return self._pipelines.create(kernel, checked)
 
-    def _create_module(self, kernel: Kernel, label: Any, checked: bool) -> Handle:
-        ffi, lib = self.ffi, self.lib
-        code, keep_code = self._string(kernel.wgsl)
-        source = ffi.new("WGPUShaderSourceWGSL *")
-        source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
-        source.code = code
-        desc = ffi.new("WGPUShaderModuleDescriptor *")
-        desc.nextInChain = ffi.cast("WGPUChainedStruct *", source)
-        desc.label = label
-        if checked:
-            module = lib.wgpuDeviceCreateShaderModule(self.device, desc)
-        else:
-            module = lib.wgpuDeviceCreateShaderModuleTrusted(self.device, desc, 0)
-        del keep_code
-        return module
-
-    def _layout(self, writable: tuple[bool, ...], uniform: bool) -> tuple[Handle, Handle]:
-        """(bind group layout, pipeline layout), shared by all kernels with the same bindings."""
-        with self._layout_lock:
-            found = self._layouts.get((writable, uniform))
-            if found is None:
-                found = self._layouts[writable, uniform] = self._create_layout(writable, uniform)
-            return found
-
-    def _create_layout(self, writable: tuple[bool, ...], uniform: bool) -> tuple[Handle, Handle]:
-        ffi, lib = self.ffi, self.lib
-        types = [
-            lib.WGPUBufferBindingType_Storage if w else lib.WGPUBufferBindingType_ReadOnlyStorage
-            for w in writable
-        ]
-        if uniform:
-            types.append(lib.WGPUBufferBindingType_Uniform)
-        entries = ffi.new("WGPUBindGroupLayoutEntry []", max(len(types), 1))
-        for i, binding_type in enumerate(types):
-            entries[i].binding = i
-            entries[i].visibility = lib.WGPUShaderStage_Compute
-            entries[i].buffer.type = binding_type
-        desc = ffi.new("WGPUBindGroupLayoutDescriptor *")
-        desc.entryCount = len(types)
-        desc.entries = entries
-        subject = f"a kernel with {len(types)} buffer bindings"
-        with self.guard(lambda kind, text: device_error(kind, text, subject)):
-            group = lib.wgpuDeviceCreateBindGroupLayout(self.device, desc)
-        groups = ffi.new("WGPUBindGroupLayout []", [group])
-        pipeline_desc = ffi.new("WGPUPipelineLayoutDescriptor *")
-        pipeline_desc.bindGroupLayoutCount = 1
-        pipeline_desc.bindGroupLayouts = groups
-        with self.guard(lambda kind, text: device_error(kind, text, subject)):
-            layout = lib.wgpuDeviceCreatePipelineLayout(self.device, pipeline_desc)
-        return group, layout
-
-    def create_bind_group(
-        self, layout: Handle, entries: Sequence[tuple[Handle, int, int]], name: str
-    ) -> Handle:
-        ffi, lib = self.ffi, self.lib
-        array = ffi.new("WGPUBindGroupEntry []", max(len(entries), 1))
-        for i, (buffer, offset, nbytes) in enumerate(entries):
-            entry = array[i]
-            entry.binding = i
-            entry.buffer = buffer
-            entry.offset = offset
-            entry.size = nbytes
+    def bind_group_maker(
+        self, layout: Handle, ranges: Sequence[tuple[int, int]], name: str
+    ) -> BindGroupMaker:
+        # An eager operator makes a bind group per call: everything but the buffers is prepared.
+        ffi, gc, device = self.ffi, self.ffi.gc, self.device
+        create, release = self.lib.wgpuDeviceCreateBindGroup, self._release_bind_group
+        array = ffi.new("WGPUBindGroupEntry []", max(len(ranges), 1))
+        for i, (offset, nbytes) in enumerate(ranges):
+            array[i].binding = i
+            array[i].offset = offset
+            array[i].size = nbytes
         desc = ffi.new("WGPUBindGroupDescriptor *")
         desc.layout = layout
-        desc.entryCount = len(entries)
+        desc.entryCount = len(ranges)
         desc.entries = array
-        group = None
-        try:
-            with self.guard(lambda kind, text: device_error(kind, text, f"binding {name}")):
-                group = lib.wgpuDeviceCreateBindGroup(self.device, desc)
-        except DeviceError:
-            if group:
-                lib.wgpuBindGroupRelease(group)
-            raise
-        return group
+        entries = [array[i] for i in range(len(ranges))]  # they do not keep the array
+        guard = self.guard(lambda kind, text: device_error(kind, text, f"binding {name}"))
 
-    def release_bind_group(self, handle: Handle) -> None:
-        if not _exiting:
+        def make(
+            buffers: Sequence[Handle], starts: Sequence[int] = (), _keep: Any = array
+        ) -> Handle:
+            for entry, buffer in zip(entries, buffers, strict=True):
+                entry.buffer = buffer
+            for entry, (offset, _), start in zip(entries, ranges, starts, strict=False):
+                entry.offset = offset + start
+            try:
+                with guard:
+                    return gc(create(device, desc), release)
+            finally:
+                if starts:
+                    for entry, (offset, _) in zip(entries, ranges, strict=True):
+                        entry.offset = offset
+
+        return make
+
+    def _release_bind_group(self, handle: Handle) -> None:
+        if handle and not _exiting:
             self.lib.wgpuBindGroupRelease(handle)
 
     # ---- submitting
@@ -365,6 +294,34 @@ class NativeBackend:
 
     def submit_timed(self, run: DispatchRun, name: str) -> list[float] | None:
         return time_run(self, run, name) if self._timestamps else None
+
+
+class Guard:
+    """See `NativeBackend.guard`. A class, as a generator's context manager costs 1 µs more."""
+
+    __slots__ = ("_backend", "_make_error")
+
+    def __init__(
+        self, backend: NativeBackend, make_error: Callable[[str, str], DeviceError]
+    ) -> None:
+        self._backend = backend
+        self._make_error = make_error
+
+    def __enter__(self) -> None:
+        if _exiting:
+            raise DeviceError(
+                "the GPU cannot be used at interpreter exit or in a forked child process; start "
+                "child processes with the 'spawn' method"
+            )
+        self._backend.errors.capture(_GUARD)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        failure = self._backend.errors.release(_GUARD)
+        if failure is not None and kind is None:
+            error = self._make_error(*failure)
+            if isinstance(error, DeviceLostError):
+                self._backend.is_lost = True
+            raise error
 
 
 class _Mapping:

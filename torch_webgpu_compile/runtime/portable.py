@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
 from .failures import device_error, shader_error
-from .interface import COPY_DST, MAP_READ, MAP_WRITE, Command, DispatchRun, Handle
+from .interface import COPY_DST, MAP_READ, MAP_WRITE, BindGroupMaker, Command, DispatchRun, Handle
 
 _COMPUTE = 0x4  # WebGPU spec, GPUShaderStage
 
@@ -60,6 +60,10 @@ class PortableBackend:
         with self._guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
             self._device.queue.write_buffer(handle, offset, source)
 
+    def write_bytes(self, handle: Handle, data: bytes) -> None:
+        with self._guard(lambda kind, text: device_error(kind, text, "a small upload")):
+            self._device.queue.write_buffer(handle, 0, data)
+
     def fill_staging(
         self, handle: Handle, address: int, nbytes: int, submission: int | None
     ) -> None:
@@ -99,18 +103,22 @@ class PortableBackend:
             )
         return pipeline, layout
 
-    def create_bind_group(
-        self, layout: Handle, entries: Sequence[tuple[Handle, int, int]], name: str
-    ) -> Handle:
-        described = [
-            {"binding": i, "resource": {"buffer": buffer, "offset": offset, "size": nbytes}}
-            for i, (buffer, offset, nbytes) in enumerate(entries)
-        ]
-        with self._guard(lambda kind, text: device_error(kind, text, f"binding {name}")):
-            return self._device.create_bind_group(layout=layout, entries=described)
+    def bind_group_maker(
+        self, layout: Handle, ranges: Sequence[tuple[int, int]], name: str
+    ) -> BindGroupMaker:
+        def make(buffers: Sequence[Handle], starts: Sequence[int] = ()) -> Handle:
+            places = zip(buffers, ranges, starts or [0] * len(ranges), strict=True)
+            entries = [
+                {
+                    "binding": i,
+                    "resource": {"buffer": buffer, "offset": start + offset, "size": nbytes},
+                }
+                for i, (buffer, (offset, nbytes), start) in enumerate(places)
+            ]
+            with self._guard(lambda kind, text: device_error(kind, text, f"binding {name}")):
+                return self._device.create_bind_group(layout=layout, entries=entries)
 
-    def release_bind_group(self, handle: Handle) -> None:
-        """Dropping the object frees it."""
+        return make
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
         with (

@@ -6,7 +6,7 @@ import time
 
 from .executor import BoundPlan
 from .interface import DispatchRun
-from .program import HostCommand
+from .sized import HostCommand
 
 _REPEATS = 20
 

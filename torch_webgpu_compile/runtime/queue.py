@@ -9,39 +9,38 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
-from ..errors import DeviceLostError
+from ..errors import DeviceError, DeviceLostError
 from .interface import Backend, Command, DispatchRun
 
-MAX_PENDING = 32
-"""Dispatches that wait at most: they share one submit, and the GPU soon has work. A plan with as
-many is submitted at once, so that the GPU starts while the host prepares the results."""
+MIN_BATCH = 16
+"""Dispatches of the first batch after a download or a wait: an idle GPU should start soon."""
+
+MAX_BATCH = 64
+"""The size to which batches grow. On an H200, 1,000 tiny operators and a download take 17 ms when
+each is submitted alone, 3.2 ms in batches of 16, 2.5 ms of 64, and 4.8 ms in one batch, as the GPU
+then waits until the host has encoded them all."""
 
 
 class Recording:
     """Commands that were recorded together. Make it once, record it often.
 
     Args:
-        commands: not changed while they are pending.
+        commands: not to be changed while they are pending. Nothing else has to be kept: their bind
+            groups live as long as they do, and the pool flushes before it frees buffers.
         name: of the plan or operator, for error messages.
-        keep: what has to live until the commands are submitted, as they hold bare handles: the bind
-            groups. (Buffers need not: the pool frees none before it has flushed.)
     """
 
-    __slots__ = ("commands", "dispatch_count", "keep", "name")
+    __slots__ = ("commands", "dispatch_count", "name")
 
-    def __init__(self, commands: Sequence[Command], name: str, keep: Any = None) -> None:
+    def __init__(self, commands: Sequence[Command], name: str) -> None:
         self.commands = commands
         self.name = name
-        self.keep = keep
-        self.dispatch_count = 0
-        self.count()
-
-    def count(self) -> None:
-        """Brings ``dispatch_count`` up to date after the commands were changed."""
-        runs = [command for command in self.commands if isinstance(command, DispatchRun)]
-        self.dispatch_count = sum(len(run.items) for run in runs)
+        count = 0
+        for command in commands:
+            if isinstance(command, DispatchRun):
+                count += len(command.items)
+        self.dispatch_count = count
 
 
 class CommandQueue:
@@ -55,8 +54,9 @@ class CommandQueue:
     commands are run, as they may be of callers that have nothing to do with it.
 
     Attributes:
-        batch: counts the batches submitted. A buffer given back during batch n is not used by
-            pending commands any more once this is greater than n.
+        batch: the number of the batch that is being gathered.
+        sent: the batches before this one have been submitted. A buffer that was given back while
+            batch n was gathered is not used by pending commands once this is greater than n.
         dispatches: dispatches recorded so far.
     """
 
@@ -66,17 +66,19 @@ class CommandQueue:
         self._lock = threading.RLock()
         self._pending: list[Recording] = []
         self._pending_dispatches = 0
+        self._limit = MIN_BATCH
         self._sending = False
         self.batch = 0
+        self.sent = 0
         self.dispatches = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is pending."""
-        return not self._pending and not self._sending
+        return not self._pending and self.sent == self.batch
 
     def record(self, recording: Recording) -> None:
-        """Adds commands; submits everything once `MAX_PENDING` dispatches have gathered.
+        """Adds commands; submits everything once enough dispatches have gathered.
 
         Raises:
             DeviceError: pending commands were refused. These commands are recorded all the same.
@@ -85,7 +87,8 @@ class CommandQueue:
             self._pending.append(recording)
             self.dispatches += recording.dispatch_count
             self._pending_dispatches += recording.dispatch_count
-            if self._pending_dispatches >= MAX_PENDING and not self._sending:
+            if self._pending_dispatches >= self._limit and not self._sending:
+                self._limit = min(2 * self._limit, MAX_BATCH)
                 self._send()
 
     def flush(self) -> int | None:
@@ -95,6 +98,7 @@ class CommandQueue:
             DeviceError: commands were refused.
         """
         with self._lock:
+            self._check_not_sending()
             return self._send() if self._pending else None
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
@@ -104,19 +108,31 @@ class CommandQueue:
             DeviceError: commands were refused.
         """
         with self._lock:
+            self._check_not_sending()
             self._pending.append(Recording(commands, name))
+            self._limit = MIN_BATCH
             return self._send()
 
     def wait(self) -> None:
         """Submits what is pending and waits until the GPU has done everything."""
         self.flush()
+        self._limit = MIN_BATCH
         self._backend.wait()
+
+    def _check_not_sending(self) -> None:
+        """A finaliser may record, but it cannot wait for the commands that it interrupted."""
+        if self._sending:
+            raise DeviceError(
+                "a finaliser or signal handler moved data to or from the GPU while commands were "
+                "being submitted; let it set a flag, and move the data later"
+            )
 
     def _send(self) -> int:
         self._sending = True
+        self.batch += 1
         pending, self._pending = self._pending, []
         dispatches, self._pending_dispatches = self._pending_dispatches, 0
-        before = self._backend.submissions
+        before, sent = self._backend.submissions, self.batch
         try:
             return self._submit(pending)
         except BaseException as error:
@@ -124,11 +140,11 @@ class CommandQueue:
                 # Ctrl-C: neither lose commands nor run them twice
                 self._pending = pending + self._pending
                 self._pending_dispatches += dispatches
-                self.batch -= 1
+                sent = self.sent
             raise
         finally:
+            self.sent = sent
             self._sending = False
-            self.batch += 1
 
     def _submit(self, recordings: list[Recording]) -> int:
         last = recordings[-1]

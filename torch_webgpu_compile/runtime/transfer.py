@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError
-from .buffers import AnyBuffer, round_up
+from .buffers import AnyBuffer, GpuBuffer, round_up
+from .host_copy import copy_memory
 from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
 from .queue import CommandQueue
 
@@ -26,9 +27,10 @@ Memory = tuple[int, int]
 Range = tuple[AnyBuffer, int, int, int]
 """(buffer, offset in bytes, nbytes, host address)."""
 
-_CHUNK = 16 << 20  # bytes per staging buffer at most: two of them overlap copying and reading
-_STAGED = 1 << 20  # uploads from this many bytes on go through staging buffers of our own
-_UPLOADS_IN_FLIGHT = 2
+_CHUNK = 16 << 20  # bytes per staging buffer at most
+_MIN_CHUNK = 2 << 20  # a chunk costs about 50 µs besides the copies
+_STAGED = 4 << 20  # uploads from this many bytes on go through staging buffers of our own
+_IN_FLIGHT = 3  # staging buffers of one transfer: the host copies one while the GPU copies others
 _SMALLEST = 64 << 10
 
 
@@ -59,6 +61,11 @@ def _check(buffer: AnyBuffer, offset: int, nbytes: int, what: str) -> None:
         )
 
 
+def _chunk_nbytes(nbytes: int) -> int:
+    """Four chunks overlap the host's copies with the GPU's, more cost more."""
+    return min(_CHUNK, max(_MIN_CHUNK, 1 << max(0, nbytes // 4 - 1).bit_length()))
+
+
 class Transfers:
     """Uploads and downloads of one device. Safe to call from several threads."""
 
@@ -68,11 +75,17 @@ class Transfers:
         self._lock = threading.Lock()
         self._staging: dict[int, list[Handle]] = {}
         self._uploads: deque[_UploadStaging] = deque()
+        self._written = 0
         self.bytes_uploaded = 0
         self.bytes_downloaded = 0
 
-    def upload(self, buffer: AnyBuffer, source: Any, offset: int = 0) -> None:
+    def upload(
+        self, buffer: AnyBuffer, source: Any, offset: int = 0, is_idle: bool = False
+    ) -> None:
         """Copies host memory into a buffer; the memory may be reused when this returns.
+
+        Args:
+            is_idle: the buffer was allocated as idle, and no command uses it yet.
 
         Raises:
             DeviceError: the range is outside the buffer, or the device failed.
@@ -83,7 +96,8 @@ class Transfers:
             return
         with self._lock:
             self.bytes_uploaded += nbytes
-        self._queue.flush()  # pending commands may still need what the buffer holds now
+        if not is_idle:
+            self._queue.flush()  # pending commands may still need what the buffer holds now
         end = offset + nbytes
         first, last = round_up(offset, 4), end & ~3
         if offset % 4 or first > last:
@@ -94,22 +108,20 @@ class Transfers:
             if end >= buffer.nbytes:  # nothing of value follows: no need to read the last word
                 word = np.zeros(4, np.uint8)
                 ctypes.memmove(word.ctypes.data, address + last - offset, end - last)
-                self._backend.write_buffer(
-                    buffer.handle, buffer.offset_nbytes + last, word.ctypes.data, 4
-                )
+                self._write(buffer, last, word.ctypes.data, 4)
             else:
                 self._patch(buffer, last, address + last - offset, end - last)
         del keep
 
     def _upload_words(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
         if nbytes < _STAGED:
-            self._backend.write_buffer(
-                buffer.handle, buffer.offset_nbytes + offset, address, nbytes
-            )
+            self._write(buffer, offset, address, nbytes)
+            self._count_written(nbytes)
             return
         start = buffer.offset_nbytes + offset
-        for done in range(0, nbytes, _CHUNK):
-            part = min(_CHUNK, nbytes - done)
+        chunk = _chunk_nbytes(nbytes)
+        for done in range(0, nbytes, chunk):
+            part = min(chunk, nbytes - done)
             staging = self._writable_staging()
             try:
                 self._backend.fill_staging(staging.handle, address + done, part, staging.submission)
@@ -121,10 +133,31 @@ class Transfers:
             with self._lock:
                 self._uploads.append(staging)
 
+    def _write(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
+        self._backend.write_buffer(buffer.handle, buffer.offset_nbytes + offset, address, nbytes)
+
+    def upload_bytes(self, buffer: GpuBuffer, data: bytes) -> None:
+        """`upload` to the start of an idle buffer, without the general case's checks."""
+        if not data:
+            return
+        rest = -len(data) % 4
+        self._backend.write_bytes(buffer.handle, data + bytes(rest) if rest else data)
+        with self._lock:
+            self.bytes_uploaded += len(data)
+
+    def _count_written(self, nbytes: int) -> None:
+        """Submits now and then: the provider keeps what was written until the next submit."""
+        with self._lock:
+            self._written += nbytes
+            if self._written < _CHUNK:
+                return
+            self._written = 0
+        self._queue.submit([], "an upload")
+
     def _writable_staging(self) -> _UploadStaging:
         """The staging buffer whose last copy is oldest, or another one while there are few."""
         with self._lock:
-            if len(self._uploads) >= _UPLOADS_IN_FLIGHT:
+            if len(self._uploads) >= _IN_FLIGHT:
                 return self._uploads.popleft()
         return _UploadStaging(self._backend.create_buffer(_CHUNK, MAP_WRITE | COPY_SRC))
 
@@ -134,7 +167,7 @@ class Transfers:
         word = np.empty(4, np.uint8)
         self._download([(buffer, start, 4, word.ctypes.data)])
         ctypes.memmove(word.ctypes.data + offset - start, address, nbytes)
-        self._backend.write_buffer(buffer.handle, buffer.offset_nbytes + start, word.ctypes.data, 4)
+        self._write(buffer, start, word.ctypes.data, 4)
 
     def download(self, buffer: AnyBuffer, destination: Any, offset: int = 0) -> None:
         """Fills host memory from a buffer, after all work submitted before.
@@ -147,7 +180,7 @@ class Transfers:
         del keep
 
     def download_many(self, ranges: Sequence[Range]) -> None:
-        """`download` of many ranges with one submit and one wait (per 16 MiB)."""
+        """`download` of many ranges with one submit and one wait (per chunk)."""
         for buffer, offset, nbytes, _ in ranges:
             _check(buffer, offset, nbytes, "a download")
         with self._lock:
@@ -155,18 +188,20 @@ class Transfers:
         self._download([entry for entry in ranges if entry[2]])
 
     def _download(self, ranges: Sequence[Range]) -> None:
-        waiting: _Round | None = None
+        started: deque[_Round] = deque()
         try:
             for pieces, total in _rounds(ranges):
-                current = self._start(pieces, total)
-                waiting, previous = current, waiting
-                if previous is not None:
-                    self._finish(previous)
+                if len(started) == _IN_FLIGHT:
+                    self._finish(started[0])
+                    started.popleft()
+                started.append(self._start(pieces, total))
+            while started:
+                self._finish(started[0])
+                started.popleft()
         except BaseException:
-            waiting = None  # its staging buffer may be in use: let it go
+            for current in started:
+                self._backend.release_buffer(current.staging)
             raise
-        if waiting is not None:
-            self._finish(waiting)
 
     def _start(self, pieces: list[_Piece], total: int) -> _Round:
         nbytes = max(_SMALLEST, 1 << (total - 1).bit_length())
@@ -190,7 +225,7 @@ class Transfers:
         address = self._backend.map(current.staging, current.total, current.submission)
         for piece in current.pieces:
             source = address + piece.position + piece.skip
-            ctypes.memmove(piece.address, source, piece.wanted)
+            copy_memory(piece.address, source, piece.wanted)
         self._backend.unmap(current.staging)
         with self._lock:
             self._staging.setdefault(current.nbytes, []).append(current.staging)
@@ -254,13 +289,14 @@ class _UploadStaging:
 
 
 def _rounds(ranges: Sequence[Range]) -> list[tuple[list[_Piece], int]]:
-    """Packs ranges into staging buffers of at most _CHUNK bytes."""
+    """Packs ranges into the contents of staging buffers, with their bytes."""
+    chunk = _chunk_nbytes(sum([nbytes for _, _, nbytes, _ in ranges]))
     rounds: list[tuple[list[_Piece], int]] = []
     pieces: list[_Piece] = []
     position = 0
     for buffer, offset, nbytes, address in ranges:
         while nbytes:
-            room = _CHUNK - position
+            room = chunk - position
             if room < 16:
                 rounds.append((pieces, position))
                 pieces, position = [], 0

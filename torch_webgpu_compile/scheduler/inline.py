@@ -20,55 +20,18 @@ from ..ir.nodes import (
     outputs_of,
     symbol_keys,
 )
-from ..ir.scalar import Load, Op, Scalar, loads_of, rewrite, substitute_symbols, walk
+from ..ir.scalar import OPS, Load, Op, Scalar, loads_of, rewrite, substitute_symbols, walk
 from ..sizes import Expr, product
 from ..target import Target
 from .mapping import load_index
 
-# One transcendental costs about as much as this many multiplications on a GPU.
-_EXPENSIVE = 8
-_EXPENSIVE_OPS = frozenset(
-    [
-        "pow",
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "atan2",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erf",
-        "erfc",
-        "sigmoid",
-        "remainder",
-        "fmod",
-        "floor_divide",
-    ]
-)
 _MAX_BODY = 400
 _CHEAP = 6
 
 
 def body_cost(body: Scalar) -> int:
     """Arithmetic of one element, in multiplications."""
-    return sum(
-        _EXPENSIVE if node.name in _EXPENSIVE_OPS else 1
-        for node in walk(body)
-        if isinstance(node, Op)
-    )
+    return sum(OPS[node.name].cost for node in walk(body) if isinstance(node, Op))
 
 
 def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:

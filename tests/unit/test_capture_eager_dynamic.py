@@ -1,0 +1,268 @@
+"""Captured calls with symbolic sizes and numbers: reuse, guards, what stays constant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tests.eager_calls import check_call, check_reuse, describe
+from torch_webgpu_compile.backend import native_operators
+from torch_webgpu_compile.capture.eager import CapturedCall, Output, capture_call
+from torch_webgpu_compile.errors import UnsupportedOp
+
+aten = torch.ops.aten
+R = torch.randn
+
+
+def captured(op: Any, *args: Any, **kwargs: Any) -> CapturedCall:
+    return capture_call(op, *describe((args, kwargs)), native_operators(), dynamic=True)
+
+
+def with_numbers(op: Any, *args: Any, **kwargs: Any) -> CapturedCall:
+    return capture_call(op, *describe((args, kwargs)), native_operators(), numbers=True)
+
+
+def accepts(call: CapturedCall, *args: Any, **kwargs: Any) -> bool:
+    return call.accepts(tree_leaves(describe((args, kwargs))))
+
+
+# ---- sizes
+
+
+def test_other_sizes_and_numbers() -> None:
+    op = aten.add.out
+    call = captured(op, R(4, 5), R(5), alpha=0.5, out=R(4, 5))
+    check_reuse(call, op, R(4, 5), R(5), alpha=0.5, out=R(4, 5))
+    check_reuse(call, op, R(7, 9), R(9), alpha=-2.5, out=R(7, 9))
+    check_reuse(call, op, R(9, 9), R(9), alpha=0.0, out=R(9, 9))
+
+
+def test_guards_on_sizes() -> None:
+    call = captured(aten.add.out, R(4, 5), R(5), alpha=0.5, out=R(4, 5))
+    assert not accepts(call, R(7, 9), R(8), alpha=0.5, out=R(7, 9))  # sizes that do not fit
+    assert not accepts(call, R(7, 9), R(9), alpha=0.5, out=R(9, 7))
+    assert not accepts(call, R(1, 9), R(9), alpha=0.5, out=R(1, 9))  # 1 broadcasts
+    assert not accepts(call, R(7, 1), R(1), alpha=0.5, out=R(7, 1))
+    assert not accepts(call, R(0, 9), R(9), alpha=0.5, out=R(0, 9))
+    assert not accepts(call, R(9), R(9), alpha=0.5, out=R(9))
+    assert not accepts(call, R(9, 7).t(), R(9), alpha=0.5, out=R(7, 9))
+    assert not accepts(call, R(7, 9), R(9)[:, None].expand(9, 9)[0], alpha=0.5, out=R(7, 9))
+
+
+def test_guards_on_the_rest() -> None:
+    call = captured(aten.add.out, R(4, 5), R(5), alpha=0.5, out=R(4, 5))
+    x, y = R(4, 5), R(5)
+    assert not accepts(call, x.half(), y, alpha=0.5, out=R(4, 5))
+    assert not accepts(call, x, y, alpha=2, out=R(4, 5))
+    assert not accepts(call, x, y, alpha=float("inf"), out=R(4, 5))
+    assert not accepts(call, x, y, alpha=float("nan"), out=R(4, 5))
+    assert not accepts(call, x, y, out=R(4, 5))
+    assert not accepts(call, x, R(6)[1:], alpha=0.5, out=R(4, 5))  # another offset
+
+
+def test_a_product_of_any_sizes() -> None:
+    call = captured(aten.mm.default, R(4, 5), R(6, 5).t())
+    check_reuse(call, aten.mm.default, R(3, 7), R(2, 7).t())
+    assert not accepts(call, R(3, 7), R(7, 2))
+    assert not accepts(call, R(3, 7), R(2, 8).t())
+
+
+def test_sizes_as_arguments() -> None:
+    call = captured(aten.full.default, [3, 4], 1.5)
+    assert len(call.arguments) == 2
+    check_reuse(call, aten.full.default, [5, 6], -2.5)
+    assert not accepts(call, [1, 6], 1.5)
+    call = captured(aten.arange.start_step, 0, 7, 1)
+    check_reuse(call, aten.arange.start_step, 0, 12, 1)
+    assert not accepts(call, 2, 12, 1)
+
+
+def test_a_size_as_result() -> None:
+    query = R(2, 3, 4, 8)
+    op = aten._scaled_dot_product_fused_attention_overrideable.default
+    call = captured(op, query, query, query)
+    assert [k for k, result in enumerate(call.results) if isinstance(result, Output)] == [0, 4, 5]
+
+
+def test_offsets_and_strides() -> None:
+    memory = R(400)
+
+    def view(offset: int, rows: int, columns: int, stride: int) -> torch.Tensor:
+        return memory.as_strided((rows, columns), (stride, 1), offset)
+
+    op = aten.add.Tensor
+    call = captured(op, view(5, 3, 4, 9), view(64, 3, 4, 4))
+    names = {str(offset) for offset in call.captured.offsets.values()}
+    assert len(names - {"0"}) == 1
+    assert accepts(call, view(7, 5, 6, 11), view(0, 5, 6, 6))
+    assert accepts(call, view(64 + 7, 5, 6, 11), view(0, 5, 6, 6))
+    assert not accepts(call, view(64, 5, 6, 11), view(0, 5, 6, 6))
+    assert not accepts(call, view(7, 5, 6, 11), view(0, 5, 6, 7))
+    # The interpreter reads sizes from the arguments, so it gets them without the offset.
+    check_reuse(captured(op, view(0, 3, 4, 9), R(3, 4)), op, view(0, 5, 6, 11), R(5, 6))
+
+
+def test_changed_argument_with_a_symbolic_stride() -> None:
+    memory = R(400)
+    call = captured(aten.mul_.Tensor, memory.as_strided((3, 4), (9, 1)), R(3, 4))
+    check_reuse(call, aten.mul_.Tensor, memory.as_strided((5, 6), (11, 1)), R(5, 6))
+
+
+def test_two_changed_arguments_that_share_memory() -> None:
+    call = captured(aten._foreach_mul_.Scalar, [R(3), R(4)], 0.5)
+    x = R(8)
+    assert accepts(call, [R(5), R(6)], 0.25)
+    assert not accepts(call, [x[:4], x[4:]], 0.25)
+
+
+def test_only_what_varied_is_a_symbol() -> None:
+    before = tree_leaves(describe(((R(4, 5), R(5)), {"alpha": 0.5})))
+    described = describe(((R(6, 5), R(5)), {"alpha": 0.5}))
+    op = aten.add.Tensor
+    call = capture_call(op, *described, native_operators(), dynamic=True, like=before)
+    assert call.numbers == ()
+    check_reuse(call, op, R(9, 5), R(5), alpha=0.5)
+    assert not accepts(call, R(9, 6), R(6), alpha=0.5)
+    assert not accepts(call, R(9, 5), R(5), alpha=0.25)
+
+
+@pytest.mark.parametrize(
+    ("op", "first", "second"),
+    [
+        (aten.sum.dim_IntList, (R(4, 5), [1]), (R(6, 7), [1])),
+        (aten._softmax.default, (R(4, 5), -1, False), (R(6, 7), -1, False)),
+        (aten.native_layer_norm.default, (R(4, 5), [5], R(5), R(5), 1e-5),
+         (R(6, 7), [7], R(7), R(7), 1e-5)),
+        (aten.cat.default, ([R(4, 5), R(3, 5)],), ([R(6, 7), R(2, 7)],)),
+        (aten.embedding.default, (R(9, 4), torch.tensor([1, 2])),
+         (R(5, 3), torch.tensor([4, 0, 2]))),
+        (aten.index_select.default, (R(4, 5), 0, torch.tensor([1, 2])),
+         (R(6, 7), 0, torch.tensor([4, 0, 2]))),
+        (aten.where.self, (R(4, 5) > 0, R(4, 5), R(5)), (R(6, 7) > 0, R(6, 7), R(7))),
+        (aten.gather.default, (R(4, 5), 1, torch.zeros(4, 2, dtype=torch.int64)),
+         (R(6, 7), 1, torch.ones(6, 3, dtype=torch.int64))),
+        (aten.bmm.default, (R(2, 4, 5), R(2, 5, 3)), (R(3, 6, 7), R(3, 7, 4))),
+        (aten.addmm.default, (R(4), R(3, 5), R(5, 4)), (R(6), R(2, 7), R(7, 6))),
+        (aten.tril.default, (R(4, 5),), (R(6, 7),)),
+        (aten.clone.default, (R(4, 5).t(),), (R(6, 7).t(),)),
+        (aten.repeat.default, (R(4), [2, 3]), (R(5), [4, 2])),
+        (aten.cumsum.default, (R(4, 5), 1), (R(6, 7), 1)),
+    ],
+)  # fmt: skip
+def test_operators_with_other_sizes(op: Any, first: Any, second: Any) -> None:
+    call = captured(op, *first)
+    check_reuse(call, op, *first, rtol=1e-5, atol=1e-5)
+    check_reuse(call, op, *second, rtol=1e-5, atol=1e-5)
+
+
+# ---- numbers
+
+
+def test_numbers_alone_keep_sizes_constant() -> None:
+    call = with_numbers(aten.add_.Tensor, R(4, 5), R(4, 5), alpha=0.5)
+    assert call.numbers == (2,)
+    check_reuse(call, aten.add_.Tensor, R(4, 5), R(4, 5), alpha=0.25)
+    assert not accepts(call, R(4, 6), R(4, 6), alpha=0.25)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "others"),
+    [
+        (aten.mul.Tensor, (R(4), 0.5), (R(4), -1.5)),
+        (aten.add.Scalar, (R(4), 0.5), (R(4), 0.0)),
+        (aten.rsub.Scalar, (R(4), 0.5), (R(4), 7.5)),
+        (aten.div.Tensor, (R(4), 0.5), (R(4), 7.5)),
+        (aten.fill_.Scalar, (R(4), 0.5), (R(4), 7.5)),
+        (aten.masked_fill.Scalar, (R(4), R(4) > 0, 0.5), (R(4), R(4) > 0, -9.5)),
+        (aten.clamp.default, (R(9), -0.5, 0.5), (R(9), -0.25, 0.75)),
+        (aten.clamp_min.default, (R(9), -0.5), (R(9), 0.75)),
+        (aten.gt.Scalar, (R(9), 0.5), (R(9), 0.25)),
+        (aten.lerp_.Scalar, (R(9), R(9), 0.25), (R(9), R(9), 0.75)),
+        (aten.leaky_relu.default, (R(9), 0.25), (R(9), 0.75)),
+        (aten.threshold.default, (R(9), 0.25, 0.5), (R(9), 0.75, -2.5)),
+        (aten.remainder.Scalar, (R(9), 0.25), (R(9), 0.75)),
+        (aten.addcdiv_.default, (R(4), R(4), R(4)), (R(4), R(4), R(4))),
+        (aten.where.ScalarOther, (R(9) > 0, R(9), 0.5), (R(9) > 0, R(9), 0.25)),
+        (aten._foreach_mul_.Scalar, ([R(4), R(3)], 0.5), ([R(4), R(3)], 0.25)),
+        (aten._foreach_add_.List, ([R(4), R(3)], [R(4), R(3)]), ([R(4), R(3)], [R(4), R(3)])),
+        (aten._foreach_addcdiv_.ScalarList, ([R(4), R(3)], [R(4), R(3)], [R(4), R(3)], [0.5, 0.25]),
+         ([R(4), R(3)], [R(4), R(3)], [R(4), R(3)], [1.5, 2.25])),
+        (aten._foreach_lerp_.Scalar, ([R(4)], [R(4)], 0.25), ([R(4)], [R(4)], 0.125)),
+    ],
+)  # fmt: skip
+def test_operators_with_other_numbers(op: Any, args: Any, others: Any) -> None:
+    call = with_numbers(op, *args)
+    check_reuse(call, op, *args)
+    check_reuse(call, op, *others)
+
+
+def test_numbers_of_foreach_operators_and_keywords() -> None:
+    op = aten._foreach_add_.List
+    call = with_numbers(op, [R(4), R(3)], [R(4), R(3)], alpha=0.5)
+    assert len(call.numbers) == 1
+    check_reuse(call, op, [R(4), R(3)], [R(4), R(3)], alpha=-0.125)
+
+
+def test_the_learning_rate_of_fused_optimizers() -> None:
+    settings: dict[str, Any] = {
+        "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8, "amsgrad": False,
+        "maximize": False,
+    }  # fmt: skip
+
+    def lists(step: float) -> Any:
+        shapes = ((3, 4), (5,))
+        found = [[torch.rand(shape) for shape in shapes] for _ in range(4)]
+        return [*found, [], [torch.tensor(step) for _ in shapes]]
+
+    op = aten._fused_adam_.default
+    call = with_numbers(op, *lists(1.0), lr=0.1, **settings)
+    assert len(call.numbers) == 3  # lr, weight_decay, eps
+    check_reuse(call, op, *lists(5.0), lr=0.01, **settings, rtol=1e-5, atol=1e-6)
+    assert not accepts(call, *lists(5.0), lr=0.01, **{**settings, "beta1": 0.8})
+    assert not accepts(call, *lists(5.0), lr=0.01, **{**settings, "weight_decay": 0.0})
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])
+def test_numbers_that_float32_cannot_stand_for(dtype: torch.dtype) -> None:
+    x = torch.ones(4).to(dtype)
+    call = with_numbers(aten.fill_.Scalar, x, 0.1)
+    assert call.numbers == ()
+    assert not accepts(call, x, 0.2)
+
+
+def test_half_precision_rounds_numbers_where_pytorch_does() -> None:
+    x = torch.tensor([0.1, 0.2, 0.3]).half()
+    assert with_numbers(aten.eq.Scalar, x, 0.1).numbers == ()
+    call = with_numbers(aten.mul.Tensor, x, 0.1)
+    assert call.numbers == (1,)
+    check_reuse(call, aten.mul.Tensor, x, 0.7)
+    check_call(aten.mul.Tensor, x, 0.1)
+
+
+def test_exponents_stay_constant() -> None:
+    call = with_numbers(aten.pow.Tensor_Scalar, R(4), 0.5)
+    assert call.numbers == ()
+
+
+def test_infinities_stay_constant() -> None:
+    call = with_numbers(aten.masked_fill.Scalar, R(4), R(4) > 0, float("-inf"))
+    assert call.numbers == ()
+
+
+def test_a_number_that_the_trace_looks_at_is_guarded() -> None:
+    op = aten.addmm.default
+    call = with_numbers(op, R(4), R(3, 5), R(5, 4), beta=0.5, alpha=0.5)
+    check_reuse(call, op, R(4), R(3, 5), R(5, 4), beta=0.25, alpha=2.5, rtol=1e-5, atol=1e-5)
+    zero = R(4), R(3, 5), R(5, 4)
+    if accepts(call, *zero, beta=0.0, alpha=0.5):
+        check_reuse(call, op, *zero, beta=0.0, alpha=0.5, rtol=1e-5, atol=1e-5)
+
+
+def test_what_cannot_be_symbolic_says_so() -> None:
+    with pytest.raises(UnsupportedOp, match="without symbols"):
+        captured(aten.nonzero.default, R(4))
+    with pytest.raises(UnsupportedOp, match="without symbols"):
+        captured(aten.add.Tensor, R(4), R(5))

@@ -1,0 +1,208 @@
+"""The compiler: the ordered list of passes from a graph to a plan.
+
+fx        capture gives it: a functional ATen graph
+ir        lowering: a `LoopGraph`
+schedule  fusion: a `Schedule` of kernel groups
+wgsl      code generation: kernel calls
+plan      planning: a `Plan`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from . import debug, fallbacks, plan_cache
+from .captured import CapturedGraph, Phase
+from .codegen import generate
+from .counters import counters
+from .ir.graph import LoopGraph, Schedule
+from .ir.text import format_graph, format_schedule
+from .ir.verify import verify_loop_graph, verify_schedule
+from .lowering import attention as _attention  # noqa: F401  registers its lowering
+from .lowering import random as _random  # noqa: F401  registers its lowering
+from .lowering.families import register_all
+from .lowering.graph import lower
+from .lowering.registry import LOWERINGS
+from .options import CompileOptions
+from .plan.model import Plan
+from .planner import build_plan
+from .scheduler import schedule
+from .scheduler.fusion import Fuser
+from .scheduler.order import order_groups
+from .scheduler.split import split_reductions
+from .scheduler.units import drop_unit_symbols
+from .signature import Signature
+from .target import Target
+
+
+@dataclass
+class Compilation:
+    """The state of one graph's compilation: what the passes so far gave, by name."""
+
+    captured: CapturedGraph
+    phase: Phase
+    target: Target
+    options: CompileOptions
+    results: dict[str, Any] = field(default_factory=dict)
+    fallbacks: list[str] = field(default_factory=list)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes that ran."""
+        return tuple(step for step in PASSES if step.name in self.results)
+
+    @property
+    def graph(self) -> LoopGraph:
+        found = self.results["ir"]
+        assert isinstance(found, LoopGraph)
+        return found
+
+    @property
+    def schedule(self) -> Schedule:
+        found = self.results["schedule"]
+        assert isinstance(found, Schedule)
+        return found
+
+    @property
+    def plan(self) -> Plan:
+        found = self.results["plan"]
+        assert isinstance(found, Plan)
+        return found
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A step of compilation.
+
+    Attributes:
+        name: also the stage's name in ``TORCH_WEBGPU_DEBUG``.
+        run: makes the result from the state.
+        verify: raises VerificationError when the result breaks a rule.
+        text: the result for a person to read.
+    """
+
+    name: str
+    run: Callable[[Compilation], Any]
+    verify: Callable[[Any], None]
+    text: Callable[[Any], str]
+
+
+def _lower(state: Compilation) -> LoopGraph:
+    report = fallbacks.on_fallback(state.options.fallback)
+
+    def on_fallback(op: str, dtype: str, source: str, cause: str) -> None:
+        report(op, dtype, source, cause)
+        state.fallbacks.append(op)
+
+    return lower(state.captured, state.target, on_fallback)
+
+
+def _schedule(state: Compilation) -> Schedule:
+    if state.options.fusion:
+        return schedule(state.graph, state.target)
+    return _schedule_unfused(state.graph, state.target)
+
+
+def _schedule_unfused(graph: LoopGraph, target: Target) -> Schedule:
+    """A kernel group per node."""
+    divided = split_reductions(drop_unit_symbols(graph))
+    fuser = Fuser(divided, target)
+    for node in divided.nodes:
+        fuser._open(node)
+    return order_groups(divided, fuser.groups)
+
+
+def _generate(state: Compilation) -> tuple[Any, ...]:
+    return generate(state.schedule, state.target)
+
+
+def _plan(state: Compilation) -> Plan:
+    return build_plan(state.schedule, state.results["wgsl"])
+
+
+def _nothing_to_verify(_: Any) -> None:
+    """Kernels are verified by the WGSL compiler."""
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("ir", _lower, verify_loop_graph, format_graph),
+    Pass("schedule", _schedule, verify_schedule, format_schedule),
+    Pass("wgsl", _generate, _nothing_to_verify, debug.calls_text),
+    Pass("plan", _plan, debug.verify_plan, debug.plan_text),
+)
+
+
+def compile_graph(
+    captured: CapturedGraph,
+    phase: Phase,
+    target: Target,
+    options: CompileOptions,
+    use_cache: bool = True,
+) -> Compilation:
+    """Runs every pass, or takes the plan from the cache after lowering; needs no GPU.
+
+    Raises:
+        UnsupportedOp: an operator can run neither on the GPU nor on the host, or not at all under
+            ``fallback="error"``.
+        VerificationError: a pass gave an inconsistent result.
+    """
+    state = Compilation(captured, phase, target, options)
+    show = debug.Shower(captured.name, options)
+    show("fx", lambda: debug.fx_text(captured))
+    key = ""
+    for step in PASSES:
+        result = step.run(state)
+        step.verify(result)
+        state.results[step.name] = result
+        show(step.name, partial(step.text, result))
+        if step.name == "ir" and use_cache and not show.needs_every_stage:
+            key = plan_cache.key_of(state.graph, target, options)
+            if _take_cached(state, key):
+                break
+    show.write_kernels(state.plan)
+    if key and "schedule" in state.results:
+        plan_cache.store(key, state.plan, options.cache)
+    counters.add(plans_compiled=1)
+    return state
+
+
+def _take_cached(state: Compilation, key: str) -> bool:
+    """Takes the plan from the cache if it is there: the passes in between are not needed then."""
+    found = plan_cache.load(key, state.graph.name, state.options.cache)
+    if found is None:
+        return False
+    state.results["plan"] = found
+    counters.add(plan_cache_hits=1)
+    return True
+
+
+def signature_of(state: Compilation) -> Signature:
+    """What the plan's inputs and outputs are to PyTorch."""
+    return Signature(
+        state.plan,
+        state.captured.static_inputs,
+        state.phase.saved,
+        state.phase.forwarded,
+        state.phase.counted,
+        state.phase.seeds,
+        backward=state.phase.name == "backward",
+    )
+
+
+def device_signature_of(state: Compilation) -> Signature:
+    """`signature_of` for tensors on the device, where every argument is bound where it is."""
+    phase = state.phase
+    return Signature(
+        state.plan, forwarded=phase.forwarded, counted=phase.counted, seeds=phase.seeds
+    )
+
+
+def native_operators() -> frozenset[torch._ops.OpOverload]:
+    """The ATen overloads that have a lowering."""
+    register_all()
+    return frozenset(LOWERINGS)

@@ -1,0 +1,108 @@
+"""`Launcher`: a plan at fixed sizes on the caller's memory, for calls of a few microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .buffers import AnyBuffer, GpuBuffer, Serial
+from .queue import Recording
+from .sized import HostCommand, Place, SizedDispatch, SizedPlan
+
+if TYPE_CHECKING:
+    from .executor import Executor
+
+
+class Launcher:
+    """Use `Executor.launcher`. Safe to call from several threads, unless the plan has host steps.
+
+        launcher = executor.launcher(sizes)
+        memory = dict(inputs)
+        for place in launcher.places:
+            memory |= dict.fromkeys(place.names, device.allocate(place.nbytes))
+        launcher([memory[name] for name in launcher.names])
+
+    All buffers but the outputs may be dropped right after the call: whoever gets the memory next
+    uses it later in the queue.
+
+    Attributes:
+        names: the plan buffers that a call gives memory for: all but the constants.
+        places: which of them are outputs and intermediates, and the memory that those need.
+        constants: the plan's own buffers by name.
+        dispatch_count: dispatches per call.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_constants",
+        "_executor",
+        "_has_host_steps",
+        "_known",
+        "_record",
+        "_sized",
+        "constants",
+        "dispatch_count",
+        "names",
+    )
+
+    def __init__(
+        self,
+        executor: Executor,
+        sized: SizedPlan,
+        constants: Sequence[GpuBuffer],
+    ) -> None:
+        self._executor = executor
+        self._sized = sized
+        self._constants = constants
+        self._has_host_steps = any(isinstance(step, HostCommand) for step in sized.steps)
+        self._record = executor.device.queue.record
+        self._known: dict[tuple[Serial, ...], Sequence[Recording]] = {}
+        count = len(sized.names) - len(constants)
+        self.names = sized.names[:count]
+        self.constants = dict(zip(sized.names[count:], constants, strict=True))
+        self.dispatch_count = sum(isinstance(step, SizedDispatch) for step in sized.steps)
+        executor.device.add_reclaimable(self)
+
+    def reclaim(self) -> None:
+        """Drops the bind groups, which keep memory from being freed (`Device.empty_cache`)."""
+        if self._executor.lock.acquire(blocking=False):  # else it is in use: leave it alone
+            try:
+                self._known.clear()
+            finally:
+                self._executor.lock.release()
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See the class."""
+        return self._sized.places
+
+    def __call__(self, buffers: Sequence[AnyBuffer]) -> None:
+        """Records the plan on memory for ``names``.
+
+        Raises:
+            DeviceError: a buffer is released, too small, or bound for reading and for writing by
+                one kernel; or pending commands were refused.
+        """
+        serials = tuple([buffer.serial for buffer in buffers])
+        recordings = self._known.get(serials)
+        if recordings is None:
+            recordings = self._bind(buffers, serials)
+        for recording in recordings:
+            self._record(recording)
+
+    def _bind(
+        self, buffers: Sequence[AnyBuffer], serials: tuple[Serial, ...]
+    ) -> Sequence[Recording]:
+        """What to record for these buffers; for a plan with host steps nothing, it has run."""
+        executor = self._executor
+        if self._has_host_steps:
+            externals = dict(zip(self.names, buffers, strict=True))
+            executor.bind(self._sized.sizes, externals).replay()
+            return ()
+        with executor.lock:
+            segments = executor.build(self._sized, [*buffers, *self._constants])
+            recordings = [segment for segment in segments if isinstance(segment, Recording)]
+            if len(self._known) >= executor.max_programs:
+                self._known.pop(next(iter(self._known)))  # the oldest: cheaper than the last used
+            self._known[serials] = recordings
+        return recordings

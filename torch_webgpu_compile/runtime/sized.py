@@ -1,0 +1,319 @@
+"""`SizedPlan`: a plan with its sizes evaluated, whatever memory it will use."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from ..errors import DeviceError
+from ..plan.model import Binding, CopyBuffer, Dispatch, HostBuffer, HostStep, Plan, PlanBuffer
+from ..sizes import evaluate
+from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
+from .device import Device
+from .interface import BindGroupMaker, Handle
+from .pipelines import Pipeline
+
+_SLICE_NBYTES = 256  # WebGPU's guaranteed alignment of a uniform binding's offset
+_WINDOW_NBYTES = 16  # kernels may read up to the next multiple of 16 bytes
+
+
+_serials = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Memory that a plan needs besides its inputs: for one output, or for one slot.
+
+    Attributes:
+        key: the output's name, or the slot of the intermediates.
+        nbytes: how much.
+        names: the plan buffers in it, at different times.
+    """
+
+    key: str | int
+    nbytes: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SizedDispatch:
+    """A dispatch with a grid that is not empty.
+
+    Attributes:
+        index: among the plan's `Dispatch` steps.
+        serial: never used twice.
+        kernel: its name.
+        pipeline: the provider's.
+        grid: workgroups per dimension.
+        buffers: positions, in `SizedPlan.names`, of the plan buffers of its bindings.
+        uniform: the last binding: the parameters, if it has any.
+        make_group: makes a bind group from the buffers; the executor's lock protects it.
+        conflicts: pairs of positions of plan buffers that may not be the same memory: WebGPU
+            forbids one buffer as read-only and read-write storage of one dispatch.
+    """
+
+    index: int
+    serial: int
+    kernel: str
+    pipeline: Handle
+    grid: tuple[int, int, int]
+    buffers: tuple[int, ...]
+    uniform: GpuBuffer | None
+    make_group: BindGroupMaker
+    conflicts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SizedCopy:
+    """A copy of nbytes, a multiple of 4, between plan buffers at two positions."""
+
+    source: int
+    destination: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostCommand:
+    """A host step: plan buffers of its arguments with their nbytes, and of its outputs."""
+
+    step: HostStep
+    arguments: tuple[tuple[str, int], ...]
+    outputs: tuple[str, ...]
+
+
+SizedStep = SizedDispatch | SizedCopy | HostCommand
+
+
+@dataclass(frozen=True, slots=True)
+class SizedPlan:
+    """A plan for one set of sizes.
+
+    Attributes:
+        sizes: values of the plan's size symbols.
+        names: the plan's buffers, constants last.
+        nbytes: of each of them, a multiple of 16.
+        steps: in order; those with nothing to do are left out.
+        places: what a caller has to give besides inputs if the executor is to own no memory.
+    """
+
+    sizes: dict[str, int]
+    names: tuple[str, ...]
+    nbytes: tuple[int, ...]
+    steps: tuple[SizedStep, ...]
+    places: tuple[Place, ...]
+
+
+def size_plan(
+    plan: Plan,
+    device: Device,
+    sizes: dict[str, int],
+    pipelines: Sequence[Pipeline],
+    parameters: MutableMapping[bytes, GpuBuffer],
+) -> SizedPlan:
+    """Evaluates a plan.
+
+    Args:
+        parameters: shared by all sizes of an executor, so that equal ones exist once.
+
+    Raises:
+        DeviceError: a step breaks a limit of the device.
+    """
+    return _Sizer(plan, device, sizes, pipelines, parameters).size()
+
+
+class _Sizer:
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        sizes: dict[str, int],
+        pipelines: Sequence[Pipeline],
+        parameters: MutableMapping[bytes, GpuBuffer],
+    ) -> None:
+        self._plan = plan
+        self._device = device
+        self._sizes = sizes
+        self._pipelines = pipelines
+        self._shared_parameters = parameters
+        names = sorted(plan.buffers, key=lambda name: name in plan.constants)
+        self._positions = {name: position for position, name in enumerate(names)}
+        self._nbytes = {name: _buffer_nbytes(plan.buffers[name], sizes) for name in names}
+
+    def size(self) -> SizedPlan:
+        uniform, slices = self._upload_parameters()
+        steps: list[SizedStep] = []
+        index = -1
+        for step in self._plan.steps:
+            sized: SizedStep | None
+            match step:
+                case Dispatch():
+                    index += 1
+                    sized = self._dispatch(step, index, uniform, slices[index])
+                case CopyBuffer():
+                    sized = self._copy(step)
+                case HostStep():
+                    sized = self._host_command(step)
+                case _:
+                    assert_never(step)
+            if sized is not None:
+                steps.append(sized)
+        return SizedPlan(
+            self._sizes,
+            tuple(self._nbytes),
+            tuple(self._nbytes.values()),
+            tuple(steps),
+            self._places(),
+        )
+
+    def _places(self) -> tuple[Place, ...]:
+        names: dict[str | int, list[str]] = {}
+        for name, buffer in self._plan.buffers.items():
+            if buffer.role in ("intermediate", "output"):
+                is_own = buffer.role == "output" or buffer.slot is None
+                names.setdefault(name if is_own else buffer.slot or 0, []).append(name)
+        return tuple(
+            Place(key, max(self._nbytes[name] for name in group), tuple(group))
+            for key, group in names.items()
+        )
+
+    # ---- parameters
+
+    def _upload_parameters(self) -> tuple[GpuBuffer | None, list[int]]:
+        """One uniform buffer with the parameters of all dispatches; each one's offset in bytes."""
+        packed = bytearray()
+        places: dict[bytes, int] = {}
+        slices: list[int] = []
+        for step in self._plan.steps:
+            if not isinstance(step, Dispatch):
+                continue
+            data = self._parameter_bytes(step)
+            if data and data not in places:
+                packed.extend(bytes(-len(packed) % _SLICE_NBYTES))
+                places[data] = len(packed)
+                packed.extend(data)
+            slices.append(places.get(data, 0))
+        if not packed:
+            return None, slices
+        content = bytes(packed)
+        uniform = self._shared_parameters.get(content)
+        if uniform is None:
+            uniform = self._device.upload_new(content, UNIFORM_USAGE)
+            self._shared_parameters[content] = uniform
+        return uniform, slices
+
+    def _parameter_bytes(self, step: Dispatch) -> bytes:
+        values = [evaluate(parameter, self._sizes) for parameter in step.parameters]
+        kernel = self._plan.kernels[step.kernel]
+        if len(values) != kernel.parameter_count:
+            raise DeviceError(
+                f"kernel {kernel.name} has {kernel.parameter_count} parameters, its step gives "
+                f"{len(values)}; this is a bug of the planner"
+            )
+        try:
+            data = struct.pack(f"<{len(values)}i", *values)
+        except struct.error as error:
+            raise DeviceError(
+                f"kernel {kernel.name}: a parameter of {values} does not fit in 32 bits; split the "
+                "tensor"
+            ) from error
+        return data + bytes(-len(data) % 16)
+
+    # ---- steps
+
+    def _dispatch(
+        self, step: Dispatch, index: int, uniform: GpuBuffer | None, offset: int
+    ) -> SizedDispatch | None:
+        kernel = self._plan.kernels[step.kernel]
+        x, y, z = (evaluate(dimension, self._sizes) for dimension in step.grid)
+        if 0 in (x, y, z):
+            return None
+        limit = self._device.target.max_grid
+        if min(x, y, z) < 0 or max(x, y, z) > limit:
+            raise DeviceError(
+                f"kernel {kernel.name}: a grid of {(x, y, z)} workgroups exceeds {limit} in a "
+                "dimension; this is a bug of the planner (the grid must be folded)"
+            )
+        ranges = [self._range(binding, kernel.name) for binding in step.bindings]
+        if kernel.parameter_count:
+            ranges.append((offset, -(-kernel.parameter_count // 4) * 16))
+        pipeline = self._pipelines[step.kernel]
+        return SizedDispatch(
+            index,
+            next(_serials),
+            kernel.name,
+            pipeline.handle,
+            (x, y, z),
+            tuple(self._positions[binding.buffer] for binding in step.bindings),
+            uniform if kernel.parameter_count else None,
+            self._device.backend.bind_group_maker(pipeline.layout, ranges, kernel.name),
+            self._conflicts(step),
+        )
+
+    def _range(self, binding: Binding, kernel: str) -> tuple[int, int]:
+        """(offset in bytes, nbytes) of a binding."""
+        offset = binding.offset_nbytes
+        left = self._nbytes[binding.buffer] - offset
+        if left <= 0:  # a window past the end of a buffer that is small this time: never touched
+            return 0, MIN_NBYTES
+        nbytes = left
+        if binding.nbytes is not None:
+            wanted = round_up(evaluate(binding.nbytes, self._sizes), _WINDOW_NBYTES)
+            nbytes = max(MIN_NBYTES, min(wanted, left))
+        limit = self._device.target.max_binding_nbytes
+        if nbytes - _WINDOW_NBYTES >= limit:
+            raise DeviceError(
+                f"kernel {kernel}: buffer {binding.buffer} is bound with {nbytes:,} bytes, this "
+                f"GPU allows {limit:,}; this is a bug of the planner (it must use windows)"
+            )
+        return offset, min(nbytes, limit)
+
+    def _conflicts(self, step: Dispatch) -> tuple[tuple[int, int], ...]:
+        kernel = self._plan.kernels[step.kernel]
+        if len(kernel.bindings) != len(step.bindings):
+            raise DeviceError(
+                f"kernel {kernel.name} has {len(kernel.bindings)} bindings, its step gives "
+                f"{len(step.bindings)}; this is a bug of the planner"
+            )
+        pairs = zip(step.bindings, kernel.bindings, strict=True)
+        access = [(self._positions[b.buffer], declared.writable) for b, declared in pairs]
+        read = dict.fromkeys(position for position, writable in access if not writable)
+        written = dict.fromkeys(position for position, writable in access if writable)
+        return tuple((a, b) for a in read for b in written)
+
+    def _copy(self, step: CopyBuffer) -> SizedCopy | None:
+        nbytes = evaluate(self._plan.buffers[step.source].nbytes, self._sizes)
+        if not nbytes:
+            return None
+        source, destination = self._positions[step.source], self._positions[step.destination]
+        return SizedCopy(source, destination, round_up(nbytes, 4))
+
+    def _host_command(self, step: HostStep) -> HostCommand:
+        names = [argument.buffer for argument in host_buffers(step)]
+        buffers = self._plan.buffers
+        arguments = tuple((name, evaluate(buffers[name].nbytes, self._sizes)) for name in names)
+        return HostCommand(step, arguments, step.outputs)
+
+
+def _buffer_nbytes(buffer: PlanBuffer, sizes: dict[str, int]) -> int:
+    """Bytes of a plan buffer, at least 16 and a multiple of 16."""
+    return round_up(max(evaluate(buffer.nbytes, sizes), MIN_NBYTES), _WINDOW_NBYTES)
+
+
+def host_buffers(step: HostStep) -> list[HostBuffer]:
+    """The tensor arguments of a host step: positional before keyword, nested tuples depth first."""
+    found: list[HostBuffer] = []
+
+    def visit(value: Any) -> None:
+        if isinstance(value, HostBuffer):
+            found.append(value)
+        elif isinstance(value, tuple):
+            for item in value:
+                visit(item)
+
+    visit(step.arguments)
+    for _, value in step.keywords:
+        visit(value)
+    return found
