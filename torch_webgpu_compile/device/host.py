@@ -103,8 +103,13 @@ class _Moved:
         if memory is not None and copy.untyped_storage()._cdata == memory.untyped_storage()._cdata:
             from_host(memory, _bytes_of(tensor))
             return
-        if copy.shape != tensor.shape:
-            tensor.resize_(copy.shape).as_strided_(copy.shape, copy.stride())
+        if copy.shape != tensor.shape or copy.stride() != tensor.stride():
+            # The operator gave an output another layout, perhaps in more memory than it shows.
+            whole = torch.empty(0, dtype=copy.dtype).set_(copy.untyped_storage())
+            tensor.resize_(whole.shape)
+            from_host(whole, tensor)
+            tensor.as_strided_(copy.shape, copy.stride(), copy.storage_offset())
+            return
         _write(copy, tensor)
 
     def to_device(self, value: Any) -> Any:
