@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import autoload, copies, factories, masks, printing, views
+from . import autoload, copies, factories, foreach, masks, printing, views
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -56,7 +56,7 @@ def register() -> None:
         if _library is not None:
             return
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        kernels = {**_KERNELS, **views.kernels()}
+        kernels = {**_KERNELS, **views.kernels(), **foreach.kernels()}
         for name, kernel in kernels.items():
             library.impl(name, kernel, "PrivateUse1")
         for name in (*_taken_from_composites(kernels), *_REFUSING):
