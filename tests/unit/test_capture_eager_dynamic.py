@@ -235,6 +235,7 @@ def test_numbers_that_float32_cannot_stand_for(dtype: torch.dtype) -> None:
 def test_half_precision_rounds_numbers_where_pytorch_does() -> None:
     x = torch.tensor([0.1, 0.2, 0.3]).half()
     assert with_numbers(aten.eq.Scalar, x, 0.1).numbers == ()
+    assert with_numbers(aten.fill_.Scalar, x, 0.1).numbers == ()
     call = with_numbers(aten.mul.Tensor, x, 0.1)
     assert call.numbers == (1,)
     check_reuse(call, aten.mul.Tensor, x, 0.7)
