@@ -21,7 +21,7 @@ _pending: list[BaseException] = []
 _check: Any = functools.partial(int)
 
 
-class DeviceGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc, name-defined]
+class DeviceGuard(torch._C._acc.DeviceGuard):
     """The guard to register: there is one device as far as C++ is concerned."""
 
     def type_(self) -> Any:
