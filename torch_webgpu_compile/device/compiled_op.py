@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -209,25 +208,13 @@ def compile_op(
     """
     described, named = pytree.tree_unflatten(placement.specs, placement.spec)
     native = native_operators()
-    with _quiet():
-        if like is not None:
-            # Whatever symbols make impossible: the call as it is decides.
-            with suppress(Exception):
-                call = capture_call(op, described, named, native, dynamic=True, like=like)
-                if not call.resized:  # else the sizes have to be known here
-                    return _compile(call, placement)
-        return _compile(capture_call(op, described, named, native), placement)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Fake tensors log each wrong argument with a traceback, which is the caller's exception."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+    if like is not None:
+        # Whatever symbols make impossible: the call as it is decides.
+        with suppress(Exception):
+            call = capture_call(op, described, named, native, dynamic=True, like=like)
+            if not call.resized:  # else the sizes have to be known here
+                return _compile(call, placement)
+    return _compile(capture_call(op, described, named, native), placement)
 
 
 def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:

@@ -452,6 +452,7 @@ def test_autograd_in_other_threads():
 # ---- gradcheck
 
 
+@pytest.mark.filterwarnings("ignore:Input #. requires gradient and is not a double precision")
 @pytest.mark.parametrize("name", ["linear", "conv", "norm", "softmax", "reductions"])
 def test_gradcheck(name):
     """Finite differences in float32: a step of 1e-2 leaves about three digits."""
