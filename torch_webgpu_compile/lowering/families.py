@@ -25,6 +25,9 @@ FAMILIES = (
     "products",
     "scatter_reductions",
     "special",
+    "bessel",
+    "normal",
+    "polygamma",
 )
 
 
