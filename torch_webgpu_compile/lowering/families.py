@@ -20,6 +20,7 @@ FAMILIES = (
     "joining",
     "indexing",
     "scans",
+    "searching",
     "sorting",
     "resampling",
     "products",
