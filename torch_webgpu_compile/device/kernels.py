@@ -26,6 +26,8 @@ _COMPOSITE = frozenset(
         "new_empty",
         "new_empty_strided",
         "resize_as_",
+        "as_strided_copy",
+        "as_strided_scatter",
         "as_strided_",
         "_unsafe_view",
     }

@@ -20,11 +20,15 @@ FAMILIES = (
     "joining",
     "indexing",
     "scans",
+    "searching",
     "sorting",
     "resampling",
     "products",
     "scatter_reductions",
     "special",
+    "bessel",
+    "normal",
+    "polygamma",
 )
 
 
