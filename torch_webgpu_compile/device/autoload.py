@@ -39,7 +39,8 @@ def _register() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"PyTorch's place for a device is taken by {name!r}")
-    from . import accelerator, guard, module, moving, pinning, storage_methods
+    from . import accelerator, data_parallel, guard, module, moving, pinning
+    from . import process_groups, storage_methods
 
     backend_registration._setup_privateuseone_for_python_backend(
         "webgpu", backend_module=module, device_guard=guard.DeviceGuard()
@@ -57,6 +58,8 @@ def _register() -> None:
     accelerator.install()
     storage_methods.install()
     moving.install()
+    process_groups.install()
+    data_parallel.install()
     parameter: Any = torch.nn.parameter
     tensor: Any = torch.Tensor
     parameter.UninitializedTensorMixin._allowed_methods.append(tensor.webgpu)

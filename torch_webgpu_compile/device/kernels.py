@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from . import autoload, copies, factories, foreach, masks, printing, views
+from . import autoload, copies, distributed, factories, foreach, masks, printing, views
 from .dispatch import run
 
 _lock = threading.Lock()
 _library: Any = None
+_collectives: Any = None
 
 # Their composite kernels are made of views, factories and copies, which is all there is to do.
 _COMPOSITE = frozenset(
@@ -53,7 +54,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 
 def register() -> None:
     """Registers every kernel; does nothing the second time."""
-    global _library
+    global _library, _collectives
     with _lock:
         if _library is not None:
             return
@@ -66,6 +67,7 @@ def register() -> None:
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         printing.install()
+        _collectives = distributed.register()
         _library = library
         autoload.run = run
 
