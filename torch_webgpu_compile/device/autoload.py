@@ -39,7 +39,7 @@ def _register() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"PyTorch's place for a device is taken by {name!r}")
-    from . import accelerator, module, moving, pinning, storage_methods
+    from . import accelerator, module, moving, pinning, safetensors_files, storage_methods
 
     backend_registration._setup_privateuseone_for_python_backend("webgpu", backend_module=module)
     backend_registration.generate_methods_for_privateuse1_backend(
@@ -54,6 +54,7 @@ def _register() -> None:
     accelerator.install()
     storage_methods.install()
     moving.install()
+    safetensors_files.install()
     parameter: Any = torch.nn.parameter
     tensor: Any = torch.Tensor
     parameter.UninitializedTensorMixin._allowed_methods.append(tensor.webgpu)
