@@ -172,14 +172,16 @@ def host_callback(graph: LoopGraph) -> Callable[..., Any]:
     return run
 
 
-def lower_checked(captured: CapturedGraph, *, allow_host: bool = False) -> LoopGraph:
+def lower_checked(
+    captured: CapturedGraph, *, allow_host: bool = False, target: Target = TARGET
+) -> LoopGraph:
     """Lowers and verifies; a host call fails unless it is expected."""
     fallbacks: list[str] = []
 
     def on_fallback(op: str, dtype: str, source: str, cause: str) -> None:
         fallbacks.append(f"{op} ({dtype}): {cause}")
 
-    graph = lower(captured, TARGET, on_fallback)
+    graph = lower(captured, target, on_fallback)
     verify_loop_graph(graph)
     assert allow_host or not fallbacks, fallbacks
     return graph
@@ -215,11 +217,12 @@ def check(
     dynamic: bool = False,
     decompose: bool = True,
     allow_host: bool = False,
+    target: Target = TARGET,
     **tolerance: Any,
 ) -> LoopGraph:
     """Compares eager with lowered and interpreted, strides included; returns the graph."""
     captured = capture(fn, *args, dynamic=dynamic, decompose=decompose)
-    graph = lower_checked(captured, allow_host=allow_host)
+    graph = lower_checked(captured, allow_host=allow_host, target=target)
     flat_args = torch.utils._pytree.tree_leaves(args)
     actual = run_graph(graph, flat_args)
     if not dynamic:
@@ -247,4 +250,4 @@ def compare(actual: Sequence[Any], expected: Sequence[Any], **tolerance: Any) ->
         if isinstance(wanted, torch.Tensor):
             torch.testing.assert_close(got, wanted.detach(), equal_nan=True, **tolerance)
         else:
-            assert got == wanted, (got, wanted)
+            assert got == wanted or (got != got and wanted != wanted), (got, wanted)

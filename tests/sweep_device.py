@@ -30,18 +30,14 @@ class Totals:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
     plans: int = 0
 
     def add(self, result: dict[str, Any]) -> None:
         self.outcomes.update(result["outcomes"])
         self.fallbacks.update(result["fallbacks"])
-        self.failures += result["failures"]
         self.plans += result["plans"]
 
     def print(self, seconds: float, *, hosted: bool) -> None:
-        for failure in self.failures:
-            print(failure)
         if hosted:
             for op, calls in sorted(self.fallbacks.items(), key=lambda item: -item[1]):
                 print(f"on the host {calls:6} times: {op}")
@@ -74,8 +70,10 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
 
     from tests import device_samples
     from torch_webgpu_compile import counters
+    from torch_webgpu_compile.fallbacks import FallbackWarning
 
     warnings.simplefilter("ignore")
+    warnings.filterwarnings("error", ".*please report this", FallbackWarning)
     info = device_samples.OPERATORS[request["op"]]
     dtype = getattr(torch, request["dtype"])
     label = f"{request['op']} {request['kind']} {request['dtype']}"
@@ -193,6 +191,8 @@ def main() -> None:
         begun = time.monotonic()
         result = worker.ask(request)
         totals.add(result)
+        for failure in result["failures"]:
+            print(failure, flush=True)
         if options.verbose:
             seconds = time.monotonic() - begun
             counts = dict(result["outcomes"])

@@ -66,11 +66,25 @@ def from_host(source: Tensor, target: Tensor) -> None:
 def copy_between_devices(source: Tensor, target: Tensor) -> None:
     """Copies, converts and broadcasts; at most one of the two is not on a ``webgpu`` device."""
     if not is_here(target):
-        target.copy_(to_host(source))
+        if target.device.type != "cpu" or not _download(source, target):
+            target.copy_(to_host(source))
     elif not is_here(source):
         from_host(source.cpu(), target)
     else:
         from_host(to_host(source), target)
+
+
+def _download(source: Tensor, target: Tensor) -> bool:
+    """Fills a CPU tensor directly if it has the layout of ``source``; whether it has."""
+    if not _same(source, target) or not storages.is_dense(target):
+        return False
+    nbytes = target.numel() * target.element_size()
+    if nbytes:
+        start = offset_at(data_ptr(source))
+        device = devices.get_device(source.get_device())
+        device.download_many([(storages.buffer_of(source), start, nbytes, target.data_ptr())])
+        counters.add(bytes_downloaded=nbytes)
+    return True
 
 
 def copy_bytes(source: Tensor, target: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .dtypes import DType
+from .dtypes import DType, float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +41,6 @@ class Target:
 
     def supports(self, dtype: DType) -> bool:
         """Whether kernels can load, compute and store ``dtype``."""
+        if dtype is float64 and "shader-int64" not in self.features:
+            return False  # its functions work on the bits
         return not dtype.feature or dtype.feature in self.features

@@ -244,8 +244,10 @@ def test_too_small_or_unknown_buffers_are_refused(device: Device) -> None:
     executor = Executor(add_plan(400), device)
     with pytest.raises(errors.DeviceError, match="needs 1600 bytes"):
         executor.bind({}, {"a": device.allocate(16)})
-    with pytest.raises(errors.DeviceError, match="no buffer q"):
-        executor.bind({}, {"q": device.allocate(16)})
+    large = device.allocate(1600)
+    for known in ({}, {"a": large, "b": large}):
+        with pytest.raises(errors.DeviceError, match="no buffer q"):
+            executor.bind({}, {**known, "q": device.allocate(16)})
 
 
 def test_device_refusing_a_replay_leaves_the_executor_usable() -> None:

@@ -27,7 +27,7 @@ _SIZES = frozenset(
 )
 # Operators whose numbers choose the code or the sizes of the result.
 _STATIC_NUMBERS = frozenset(
-    {"pow", "pow_", "float_power", "float_power_", "_foreach_pow", "_foreach_pow_"}
+    {"pow", "float_power", "_foreach_pow"}
     | {"linalg_vector_norm", "norm", "_foreach_norm", "dist", "renorm", "cdist", "_cdist_forward"}
     | {"linspace", "logspace", "range", "histc", "special_polygamma", "_pdist_forward"}
 )
@@ -126,7 +126,7 @@ def symbolic_leaves(
     for name, kind, value in _bound(op, args, kwargs):
         for item in tree_leaves(value):
             is_number = "number" in kind or (kind.startswith(("Tensor", "Optional[Tensor")))
-            is_number = is_number and op._schema.name.split("::")[1] not in _STATIC_NUMBERS
+            is_number = is_number and _base_name(op) not in _STATIC_NUMBERS
             if type(item) is int and 2 <= item <= MAX_INT and (name in sizes or is_number):
                 found.append(leaf)
             elif type(item) is float and math.isfinite(item) and floats:
@@ -135,6 +135,11 @@ def symbolic_leaves(
                     found.append(leaf)
             leaf += 1
     return frozenset(found)
+
+
+def _base_name(op: OpOverload) -> str:
+    """The operator's name, the same in place."""
+    return op._schema.name.split("::")[1].rstrip("_")
 
 
 def _bound(
@@ -158,7 +163,7 @@ def _size_names(op: OpOverload) -> frozenset[str]:
 def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | None) -> bool:
     """Whether PyTorch computes with the operator's numbers in float32 at most."""
     found = [leaf.dtype for leaf in leaves if isinstance(leaf, TensorSpec)]
-    name = op._schema.name.split("::")[1].rstrip("_")
+    name = _base_name(op)
     if name in _STATIC_FLOATS:
         return False
     if not found:

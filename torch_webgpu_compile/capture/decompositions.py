@@ -16,6 +16,7 @@ from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
 from . import random
+from .corrections import CORRECTIONS
 
 aten = torch.ops.aten
 
@@ -63,4 +64,4 @@ def table(native: Collection[OpOverload]) -> dict[OpOverload, Decomposition]:
     """The decompositions to trace with, when lowering knows the ``native`` operators."""
     kept = frozenset(native)
     chosen = {op: rule for op, rule in _candidates().items() if op not in kept}
-    return chosen | random.DECOMPOSITIONS
+    return chosen | CORRECTIONS | random.DECOMPOSITIONS

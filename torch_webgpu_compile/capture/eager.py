@@ -37,7 +37,7 @@ from .arguments import (
 from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
 from .dynamic import StaticInputs, SymbolicInputs
 from .rewrites import REWRITES
-from .tracing import Traced, trace
+from .tracing import Traced, clean_dispatch, trace
 
 __all__ = ["Argument", "CapturedCall", "Constant", "Output", "Result", "TensorSpec", "capture_call"]
 
@@ -92,9 +92,13 @@ def capture_call(
     symbolic = dynamic or bool(chosen)
     inputs: StaticInputs | SymbolicInputs
     try:
-        inputs = SymbolicInputs(leaves, chosen, dynamic, like) if symbolic else StaticInputs(leaves)
-        traced = _trace(op, leaves, spec, inputs, native)
-        return _call(op, leaves, inputs, traced)
+        with clean_dispatch(symbolic=symbolic):
+            if symbolic:
+                inputs = SymbolicInputs(leaves, chosen, dynamic, like)
+            else:
+                inputs = StaticInputs(leaves)
+            traced = _trace(op, leaves, spec, inputs, native)
+            return _call(op, leaves, inputs, traced)
     except UnsupportedOp:
         raise
     except Exception as error:

@@ -61,7 +61,7 @@ def trace(
     *,
     mutates: bool,
 ) -> Traced:
-    """Records ``function(*inputs)``.
+    """Records ``function(*inputs)``, inside of `clean_dispatch`.
 
     Args:
         function: may change its tensors in place if ``mutates``.
@@ -73,7 +73,7 @@ def trace(
         UnsupportedOp: the call cannot be made functional.
     """
     recorder = Recorder(decompositions, native)
-    with clean_dispatch(symbolic=mode.shape_env is not None), mode:
+    with mode:
         for number, value in enumerate(inputs):
             recorder.input(f"arg{number}", value)
         traced = _run(recorder, function, inputs, mutates=mutates)
@@ -116,12 +116,13 @@ def _functional(
 
 @contextmanager
 def clean_dispatch(*, symbolic: bool) -> Iterator[None]:
-    """Tracing whatever modes the caller is under: none of them applies to it."""
+    """Hides the modes that the caller is under. ``symbolic``: there will be symbolic sizes."""
     # Some C++ kernels take no symbols; PyTorch's Python ones do.
     python_kernels = enable_python_dispatcher() if symbolic else nullcontext()
     with (
         _disable_current_modes(),
         torch._C.DisableTorchFunction(),
+        torch._C._DisableAutocast(),
         torch.no_grad(),
         python_kernels,
         _quiet(),

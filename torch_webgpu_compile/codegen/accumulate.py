@@ -8,7 +8,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Const, const
 from .literals import literal, one_of, zero_of
-from .op_table import op_row
+from .op_table import op_row, suffix
 from .values import Text
 
 _COMBINE = {
@@ -92,7 +92,7 @@ def combine(kind: str, dtype: DType, a: str, b: str, lanes: int) -> str:
     row = op_row(_COMBINE[kind], dtype)
     assert row is not None, (kind, dtype)
     result = dtype.compute if lanes == 1 else f"vec4<{dtype.compute}>"
-    return row.format(a, b, T=result, v="4" if lanes > 1 else "", s=dtype.compute)
+    return row.format(a, b, T=result, v=suffix(dtype, lanes), s=dtype.compute)
 
 
 def _better(kind: str, dtype: DType, v: str, p: str, best: str, at: str) -> str:
@@ -103,7 +103,8 @@ def _better(kind: str, dtype: DType, v: str, p: str, best: str, at: str) -> str:
     tie = f"({v} == {best} && {p} < {at})"
     if not dtype.is_float:
         return f"({beats}) || {tie}"
-    nan, other = f"tw_isnan({v})", f"tw_isnan({best})"
+    test = f"tw_isnan{suffix(dtype, 1)}"
+    nan, other = f"{test}({v})", f"{test}({best})"
     return f"({nan} && (!{other} || {p} < {at})) || (!{other} && !{nan} && (({beats}) || {tie}))"
 
 

@@ -1,6 +1,7 @@
 """Operations on constants, computed here: WGSL rejects constants that overflow or are NaN.
 
-Dividing by a constant zero is spelt out as well: WGSL leaves its result open, PyTorch does not.
+Operations whose result WGSL leaves open, or that drivers simplify as if NaN and infinities did not
+occur (0 · x to 0, x - x to 0, x / x to 1), are spelt out as tests of bits.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import numpy as np
 from ..ir.numeric import convert, numpy_dtype, scalar_op
 from ..ir.scalar import Const, Op, Scalar, apply, const
 
+# Drivers take an inverse away, and with it the NaN of negative numbers.
+_INVERSES = {"exp": "log", "exp2": "log2", "square": "sqrt"}
 _INFINITY = float("inf")
 _NAN = float("nan")
 
@@ -21,10 +24,75 @@ def simplify(node: Op) -> Scalar:
         return _folded(node, constants)
     if node.name == "where" and isinstance(node.args[0], Const):
         return node.args[1] if node.args[0].value else node.args[2]
-    if node.dtype.is_float and node.name in ("div", "floor_divide", "remainder", "fmod"):
-        dividend, divisor = node.args
-        if isinstance(divisor, Const) and divisor.value == 0:
-            return _over_zero(node.name, dividend, divisor)
+    if node.args[-1].dtype.is_float and len(node.args) == 2:
+        left, right = node.args
+        if node.name in ("div", "floor_divide", "remainder", "fmod") and _is_zero(right):
+            return _over_zero(node.name, left, right)
+        if node.name == "mul" and (_is_zero(left) or _is_zero(right)):
+            return _times_zero(left, right)
+        if node.name == "div" and _is_zero(left):
+            nan = apply("bitwise_or", apply("isnan", right), apply("eq", right, _number(0, right)))
+            return apply("where", nan, _number(_NAN, right), _zero_signed_by(right, left))
+        if left is right:
+            return _of_itself(node, left)
+    return _without_inverse(node.name, node)
+
+
+def _without_inverse(name: str, node: Op) -> Scalar:
+    """exp(log(x)) and the like; rounding to 16 bits in between is nothing in a kernel."""
+    inverse = _INVERSES.get(name)
+    inner = node.args[0]
+    while inverse and isinstance(inner, Op) and inner.name == "cast":
+        if inner.args[0].dtype.compute != node.dtype.compute:
+            return node
+        inner = inner.args[0]
+    if isinstance(inner, Op) and inner.name == inverse and inner.dtype is node.dtype:
+        return _unless_negative(inner.args[0])
+    return node
+
+
+def _number(value: float, like: Scalar) -> Const:
+    return const(value, like.dtype)
+
+
+def _is_zero(value: Scalar) -> bool:
+    return isinstance(value, Const) and value.value == 0
+
+
+def _is_negative(value: Scalar) -> bool:
+    return str(value.value).startswith("-") if isinstance(value, Const) else False
+
+
+def _zero_signed_by(value: Scalar, zero: Scalar) -> Scalar:
+    """The zero with the sign of ``value`` times that of the constant ``zero``."""
+    sign = apply("neg", value) if _is_negative(zero) else value
+    return apply("copysign", _number(0, value), sign)
+
+
+def _times_zero(left: Scalar, right: Scalar) -> Scalar:
+    zero, value = (left, right) if _is_zero(left) else (right, left)
+    endless = apply("bitwise_or", apply("isnan", value), apply("isinf", value))
+    return apply("where", endless, _number(_NAN, value), _zero_signed_by(value, zero))
+
+
+def _unless_negative(value: Scalar) -> Scalar:
+    positive = apply("ge", value, _number(0, value))
+    return apply("where", positive, apply("abs", value), _number(_NAN, value))
+
+
+def _of_itself(node: Op, value: Scalar) -> Scalar:
+    """x - x, x / x, √x · √x and comparisons of x with x."""
+    endless = apply("bitwise_or", apply("isnan", value), apply("isinf", value))
+    match node.name:
+        case "sub":
+            return apply("where", endless, _number(_NAN, value), _number(0, value))
+        case "div":
+            nan = apply("bitwise_or", endless, apply("eq", value, _number(0, value)))
+            return apply("where", nan, _number(_NAN, value), _number(1, value))
+        case "eq" | "le" | "ge":
+            return apply("bitwise_not", apply("isnan", value))
+        case "mul":
+            return _without_inverse("square", node)
     return node
 
 
@@ -38,14 +106,14 @@ def _folded(node: Op, constants: list[Const]) -> Scalar:
     return const(result.item(), node.dtype)
 
 
-def _over_zero(name: str, dividend: Scalar, divisor: Const) -> Scalar:
+def _over_zero(name: str, dividend: Scalar, divisor: Scalar) -> Scalar:
     """a / ±0 is NaN for 0 and NaN, else an infinity; the remainder is always NaN."""
-    nan = const(_NAN, dividend.dtype)
+    nan = _number(_NAN, dividend)
     if name in ("remainder", "fmod"):
         return nan
-    zero = const(0, dividend.dtype)
-    up, down = const(_INFINITY, dividend.dtype), const(-_INFINITY, dividend.dtype)
-    if str(divisor.value).startswith("-"):
+    zero = _number(0, dividend)
+    up, down = _number(_INFINITY, dividend), _number(-_INFINITY, dividend)
+    if _is_negative(divisor):
         up, down = down, up
     negative = apply("where", apply("lt", dividend, zero), down, nan)
     return apply("where", apply("gt", dividend, zero), up, negative)

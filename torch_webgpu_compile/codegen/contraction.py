@@ -25,6 +25,7 @@ from ..sizes import (
 from ..target import Target
 from .index_wgsl import are_aligned_neighbours, is_multiple_of
 from .kernel import KernelBuilder, fold_grid, lane_addresses
+from .literals import zero_of
 from .pointwise import Lanes, group_origins, render_members
 from .storage import VECTOR
 from .tiling import choose_matmul_tiling
@@ -60,7 +61,8 @@ def generate_contraction(
     batch, rows, columns, inner = (
         product(sizes) for sizes in (node.batch, node.rows, node.columns, node.inner)
     )
-    tiling = choose_matmul_tiling(batch, rows, columns, target)
+    dtype = node.lhs.dtype
+    tiling = choose_matmul_tiling(batch, rows, columns, dtype.itemsize, target)
     tiles_m, tiles_n = ceildiv(rows, tiling.rows), ceildiv(columns, tiling.columns)
     lhs = _operand(builder, node, node.lhs, ("m", node.rows), tiling.rows, tiling.inner)
     rhs = _operand(builder, node, node.rhs, ("n", node.columns), tiling.columns, tiling.inner)
@@ -70,6 +72,8 @@ def generate_contraction(
         "matmul",
         "matmul.wgsl.jinja",
         {
+            "type": dtype.compute,
+            "zero": zero_of(dtype),
             "tiling": tiling,
             "lhs": lhs,
             "rhs": rhs,
@@ -83,7 +87,7 @@ def generate_contraction(
         grid=fold_grid(total, target),
         origins=[*node.origins, *group_origins(group.epilogue)],
         flops=batch * rows * columns * inner * 2,
-        workgroup_nbytes=tiling.workgroup_nbytes,
+        workgroup_nbytes=tiling.workgroup_nbytes(dtype.itemsize),
     )
 
 

@@ -1,8 +1,9 @@
 """How each scalar op is written in WGSL: one row per op, per kind of arithmetic.
 
 A row is a format string over the argument texts ``{0}``, ``{1}``, ``{2}``; ``{T}`` is the WGSL type
-of the result and ``{v}`` the suffix of vector helpers ("4" or ""). Helpers named ``tw_…`` are
-defined in ``templates/math.wgsl.jinja`` and included when used.
+of the result, ``{s}`` that of one lane of the arguments and ``{v}`` the suffix of a helper for them
+(`suffix`). Helpers named ``tw_…`` are defined in ``templates/math*.wgsl.jinja`` and included when
+used.
 """
 
 from __future__ import annotations
@@ -66,6 +67,14 @@ _FLOAT = {
     "isnan": "tw_isnan{v}({0})",
     "isinf": "tw_isinf{v}({0})",
     "where": "select({2}, {1}, {0})",
+}
+
+# WGSL's own functions of f64 are those of GLSL.std.450, which has these for 16 and 32 bits only.
+_OWN_DOUBLE = "exp exp2 log log2 log10 sigmoid trunc round"
+_DOUBLE = {
+    **_FLOAT,
+    **{name: f"tw_{name}{{v}}({{0}})" for name in _OWN_DOUBLE.split()},
+    "trunc_divide": "tw_trunc{v}({0} / {1})",
 }
 
 _INTEGER = {
@@ -154,4 +163,12 @@ WRAPPING = frozenset(
 
 def op_row(name: str, dtype: DType) -> str | None:
     """The format string for an op on arguments of ``dtype``, or None when there is none."""
-    return _TABLES[dtype.kind].get(name)
+    table = _DOUBLE if dtype.compute == "f64" else _TABLES[dtype.kind]
+    return table.get(name)
+
+
+def suffix(dtype: DType, lanes: int) -> str:
+    """What the name of a helper on ``lanes`` values of ``dtype`` ends with."""
+    if dtype.compute == "f64":
+        return "_f64" if lanes == 1 else "_f64x4"
+    return "" if lanes == 1 else "4"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from .. import dtypes
 from ..ir.graph import Buffer, MapGroup, Member
 from ..ir.nodes import Origin, iteration_symbols, symbol_keys
 from ..ir.scalar import Index, Load, Op, walk
@@ -172,6 +173,8 @@ def _choose_mode(
     whole = is_multiple_of(numel, width)
     accesses = [(m.output, m.index) for m in group.members if m.store]
     packed = any(buffers[name].dtype.packing > 1 for name, _ in accesses)
+    if not packed and any(buffers[name].dtype is dtypes.float64 for name, _ in accesses):
+        return "scalar", 1  # four f64 are four loads and four times the code, which can be long
     stores_fit = all(
         are_aligned_neighbours(lane_addresses(buffers[n], i, lanes)) for n, i in accesses
     )

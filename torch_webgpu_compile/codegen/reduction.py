@@ -27,6 +27,7 @@ from .accumulate import Accumulator, accumulator
 from .kernel import KernelBuilder, fold_grid
 from .pointwise import Lanes, group_origins
 from .scalar_wgsl import Renderer
+from .storage import VECTOR
 from .tiling import choose_row_tiling
 from .values import Scope, Text
 
@@ -72,6 +73,7 @@ class _RowKernel:
             ),
             target,
             self.phases_count > 1 or final_pass,
+            1 if any(m.body.dtype is dtypes.float64 for m in group.members) else VECTOR,
         )
         self.values: dict[str, Text] = {}
         self.row_scope = Scope()

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ..sizes import Symbol
 from .storage import Bindings
 
+_LIBRARIES = ("math", "math_f64", "math_f64_exponential", "math_f64_angle")
 _WORD = re.compile(r"\b(?:tw_\w+|bf16_bits|floor_(?:div|mod)_index)\b")
 
 
@@ -63,13 +64,14 @@ def _without_comments(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _library() -> dict[str, str]:
-    """Every definition of ``math.wgsl.jinja`` by name."""
-    text = _environment().get_template("math.wgsl.jinja").render()
+    """Every definition of the math templates by name."""
     found: dict[str, str] = {}
-    for part in re.split(r"(?m)^(?=fn |var<private>)", text):
-        match = re.match(r"(?:fn|var<private>) (\w+)", part)
-        if match:
-            found[match.group(1)] = part.rstrip()
+    for library in _LIBRARIES:
+        text = _environment().get_template(f"{library}.wgsl.jinja").render()
+        for part in re.split(r"(?m)^(?=fn |var<private>|const )", text):
+            match = re.match(r"(?:fn|var<private>|const) (\w+)", part)
+            if match:
+                found[match.group(1)] = part.rstrip()
     return found
 
 

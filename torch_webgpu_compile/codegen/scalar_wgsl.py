@@ -24,7 +24,7 @@ from ..sizes import (
 from .constants import simplify
 from .index_wgsl import is_multiple_of, render_index
 from .literals import literal, one_of, zero_of
-from .op_table import WRAPPING, op_row
+from .op_table import WRAPPING, op_row, suffix
 from .storage import VECTOR, Bindings
 from .values import Gather, Names, Scope, Text
 
@@ -230,7 +230,7 @@ class Renderer:
         code = row.format(
             *(a.widen(lanes) for a in args),
             T=result,
-            v="4" if lanes > 1 else "",
+            v=suffix(operand, lanes),
             s=operand.compute,
         )
         value = self.let(code, lanes, node.dtype)
@@ -310,7 +310,7 @@ class Renderer:
             return Text(value.code, lanes, dtype)
         if dtype.kind is Kind.BOOL:
             zero = f"{vector.format(source.compute)}({zero_of(source)})"
-            test = f"tw_ne{'4' if lanes > 1 else ''}" if source.is_float else None
+            test = f"tw_ne{suffix(source, lanes)}" if source.is_float else None
             code = f"{test}({value.code}, {zero})" if test else f"({value.code} != {zero})"
             return self.let(code, lanes, dtype)
         if source.kind is Kind.BOOL:

@@ -14,21 +14,21 @@ from .kernel import KernelBuilder, flat_environment, fold_grid
 from .pointwise import WORKGROUP, generate_map
 from .values import Scope
 
-_ATOMIC_ADD = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32})
+_ATOMIC_ADD = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32, dtypes.int64})
 
 
 def generate_scatter(node: Scatter, buffers: dict[str, Buffer], target: Target) -> list[KernelCall]:
     """The copy and the update; empty ranges leave just the copy.
 
     Raises:
-        UnsupportedOp: accumulation in a dtype without 32-bit atomics.
+        UnsupportedOp: accumulation in a dtype that 32-bit atomics cannot sum.
     """
     output = buffers[node.output]
     if node.accumulate and output.dtype not in _ATOMIC_ADD:
         raise UnsupportedOp(
             node.origins[0].op if node.origins else "scatter",
-            f"accumulation in {output.dtype.name} has no 32-bit atomic",
-            "accumulate in float32 or int32 and convert",
+            f"accumulation in {output.dtype.name} has no atomic",
+            "accumulate in float32 or int64 and convert",
         )
     if output.numel is ZERO:
         return []

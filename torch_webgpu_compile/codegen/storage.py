@@ -246,8 +246,18 @@ def _store4(use: _Use, element: str) -> list[str]:
 
 
 def _add(use: _Use, element: str) -> list[str]:
-    """Atomic accumulation: integers natively, f32 by compare-exchange (in any order)."""
+    """Atomic accumulation: integers natively, f32 by compare-exchange (in any order).
+
+    An i64 is two words: the sum of the low ones wraps exactly as often as an addition sees it wrap.
+    """
     dtype, x = use.buffer.dtype, use.alias
+    if dtype.compute == "i64":
+        return [
+            "  let bits = bitcast<u64>(v);",
+            "  let low = u32(bits & 0xfffffffflu);",
+            f"  let carry = select(0u, 1u, atomicAdd(&{x}[2 * i], low) > 0xffffffffu - low);",
+            f"  atomicAdd(&{x}[2 * i + 1], u32(bits >> 32u) + carry);",
+        ]
     if dtype.kind is not Kind.FLOAT:
         return [f"  atomicAdd(&{x}[i], bitcast<u32>(v));"]
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..sizes import Expr
 from ..target import Target
@@ -48,9 +48,14 @@ _ROW_REGISTERS = 32
 
 
 def choose_row_tiling(
-    rows: Expr, length: Expr, elements_fast: bool, target: Target, several_phases: bool
+    rows: Expr,
+    length: Expr,
+    elements_fast: bool,
+    target: Target,
+    several_phases: bool,
+    vector: int = VECTOR,
 ) -> RowTiling:
-    """The tiling for ``rows`` rows of ``length`` elements.
+    """The tiling for ``rows`` rows of ``length`` elements, of which ``vector`` may be one load.
 
     A single reduction reads its row once, so long rows loop; with several phases the row is kept in
     registers when it fits.
@@ -58,7 +63,7 @@ def choose_row_tiling(
     limit = min(target.max_workgroup_invocations, 256)
     if not elements_fast:
         return _column_tiling(rows, length, limit)
-    lanes = VECTOR if is_multiple_of(length, VECTOR) else 1
+    lanes = vector if is_multiple_of(length, vector) else 1
     if not length.is_constant:
         return RowTiling(min(128, limit), 1, True, lanes, None)
     vectors = -(-int(length) // lanes)
@@ -114,11 +119,10 @@ class MatmulTiling:
     def workgroup(self) -> int:
         return (self.rows // self.thread_rows) * (self.columns // self.thread_columns)
 
-    @property
-    def workgroup_nbytes(self) -> int:
-        """Workgroup memory of both operands' tiles in f32."""
+    def workgroup_nbytes(self, itemsize: int) -> int:
+        """Workgroup memory of both operands' tiles."""
         buffers = 2 if self.double_buffer else 1
-        return 4 * buffers * self.inner * (self.rows + self.columns)
+        return itemsize * buffers * self.inner * (self.rows + self.columns)
 
 
 # The best of a small search on an H200 for 4096³ (f32) first, then tiles for smaller results: they
@@ -135,20 +139,23 @@ MATMUL_FEW_COLUMNS = MatmulTiling(64, 16, 16, 4, 4, True, 8)
 _WORKGROUPS = 120
 
 
-def choose_matmul_tiling(batch: Expr, rows: Expr, columns: Expr, target: Target) -> MatmulTiling:
-    """The tiling for ``batch`` products of ``rows`` × ``columns`` results; symbolic sizes count as
-    large.
+def choose_matmul_tiling(
+    batch: Expr, rows: Expr, columns: Expr, itemsize: int, target: Target
+) -> MatmulTiling:
+    """The tiling for ``batch`` products of ``rows`` × ``columns`` results of ``itemsize`` bytes;
+    symbolic sizes count as large.
     """
     b, m, n = (int(e) if e.is_constant else 512 for e in (batch, rows, columns))
-    if m <= 16:
-        return MATMUL_FEW_ROWS
-    if n <= 16:
-        return MATMUL_FEW_COLUMNS
+    few = MATMUL_FEW_ROWS if m <= 16 else MATMUL_FEW_COLUMNS if n <= 16 else None
+    if itemsize == 8:  # twice the workgroup memory: one buffer instead of two
+        return replace(few or MATMUL_TILINGS[-1], double_buffer=False)
+    if few is not None:
+        return few
     for tiling in MATMUL_TILINGS:
         tiles = b * -(-m // tiling.rows) * -(-n // tiling.columns)
         fits = (
             tiling.workgroup <= target.max_workgroup_invocations
-            and tiling.workgroup_nbytes <= target.max_workgroup_nbytes
+            and tiling.workgroup_nbytes(itemsize) <= target.max_workgroup_nbytes
         )
         if fits and tiles >= _WORKGROUPS:
             return tiling

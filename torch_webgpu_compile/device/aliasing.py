@@ -57,7 +57,7 @@ def cause_for_host(op: OpOverload, arguments: Sequence[Any], keywords: dict[str,
     Raises:
         RuntimeError: PyTorch does not define the call.
     """
-    written, _, pairs = _split(op, arguments, keywords)
+    written, pairs = _split(op, arguments, keywords)
     name = op._schema.name
     repeats = False
     for tensor in written:
@@ -102,8 +102,8 @@ def check_overlap(written: Tensor, read: Tensor) -> None:
 
 def _split(
     op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]
-) -> tuple[list[Tensor], list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """Tensors that change, tensors that do not, and the pairs that must not overlap in part."""
+) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """The tensors that change, and the pairs of one with another that must not overlap in part."""
     written: list[Tensor] = []
     read: list[Tensor] = []
     lists = False
@@ -117,8 +117,7 @@ def _split(
         tensors = _on_device(value)
         (written if is_written else read).extend(tensors)
     # Operators on lists work on one entry after the other.
-    pairs = [] if lists else [(a, b) for a in written for b in read]
-    return written, read, pairs
+    return written, [] if lists else [(a, b) for a in written for b in read]
 
 
 def _on_device(value: Any) -> Iterable[Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from .autocast_rules import (
 )
 
 _KEY = "AutocastPrivateUse1"
-_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_KEYS = torch._C.DispatchKeySet(torch._C._parse_dispatch_key(_KEY))
 _without_autocast = partial(torch._C._ExcludeDispatchKeyGuard, _KEYS)
 
 _Kernel = Callable[..., Any]
@@ -70,7 +70,7 @@ def _overload(name: str) -> OpOverload | None:
 # ---- casts
 
 
-def _is_eligible(value: Any) -> bool:
+def _is_eligible(value: Any) -> TypeGuard[Tensor]:
     return (
         isinstance(value, Tensor)
         and value.device.type == devices.NAME
@@ -89,11 +89,10 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if not (is_weight and value.dtype is torch.float32 and torch.is_autocast_cache_enabled()):
         return value.to(dtype)
     key = id(value), dtype
-    weight, version, cast = _casts.get(key, (None, 0, None))
-    if weight is not value or version != value._version:
-        cast = value.to(dtype)
-        _casts[key] = value, value._version, cast
-    return cast
+    known = _casts.get(key)
+    if known is None or known[1] != value._version:
+        known = _casts[key] = value, value._version, value.to(dtype)
+    return known[2]
 
 
 def _widest(values: Sequence[Any], lower: torch.dtype) -> torch.dtype:
@@ -109,7 +108,7 @@ def _widest(values: Sequence[Any], lower: torch.dtype) -> torch.dtype:
         elif _is_eligible(value):
             if value.dtype is torch.float32:
                 return torch.float32
-            if value.dtype is not lower:
+            if value.dtype != lower:
                 raise RuntimeError(
                     f"Unexpected floating ScalarType in autocast: {value.dtype}, while the dtype "
                     f"of autocast is {lower}"

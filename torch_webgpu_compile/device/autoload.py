@@ -39,9 +39,11 @@ def _register() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"PyTorch's place for a device is taken by {name!r}")
-    from . import accelerator, module, moving, pinning, safetensors_files, storage_methods
+    from . import accelerator, guard, module, moving, pinning, safetensors_files, storage_methods
 
-    backend_registration._setup_privateuseone_for_python_backend("webgpu", backend_module=module)
+    backend_registration._setup_privateuseone_for_python_backend(
+        "webgpu", backend_module=module, device_guard=guard.DeviceGuard()
+    )
     backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_packed_sequence=False, for_storage=True
     )
@@ -51,6 +53,7 @@ def _register() -> None:
     for operator, kernel in pinning.KERNELS.items():
         host.impl(operator, kernel, "CPU")
     _libraries.extend((library, host))
+    guard.install()
     accelerator.install()
     storage_methods.install()
     moving.install()

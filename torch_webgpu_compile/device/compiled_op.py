@@ -24,7 +24,9 @@ from ..errors import UnsupportedOp
 from ..generators import draw_seeds
 from ..options import CompileOptions, resolve
 from ..signature import Signature
+from ..sizes import evaluate
 from ..storages import ALIGNMENT, data_ptr
+from . import outputs
 
 aten = torch.ops.aten
 
@@ -97,8 +99,6 @@ def _cause_for_host(tensors: Sequence[Tensor]) -> str:
         return "sparse tensors have no kernels"
     if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
         return "lazily conjugated tensors have no kernels"
-    if any(tensor.dtype is torch.float64 for tensor in tensors):
-        return "float64 kernels lack most functions"
     return ""
 
 
@@ -144,6 +144,15 @@ class CompiledOp:
         self._seeds = call.phase.seeds
         self._single = call.results[0] if call.results_spec.is_leaf() else None
 
+    def resize(self, leaves: list[Any]) -> bool:
+        """Gives ``out=`` arguments the sizes and strides of the results; whether any had others."""
+        for leaf in self._call.resized:
+            position = self._arguments.index(leaf)
+            output = next(o for o in self._graph.plan.outputs if o.mutates == position)
+            sizes, strides = ([evaluate(e, {}) for e in x] for x in (output.sizes, output.strides))
+            outputs.resize(leaves[leaf], sizes, strides)
+        return bool(self._call.resized)
+
     @property
     def specs(self) -> tuple[Any, ...]:
         """The leaves of the call that it was compiled for, described."""
@@ -167,12 +176,12 @@ class CompiledOp:
         if self._seeds:
             generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
             values.append(draw_seeds(self._graph.index, self._seeds, generator))
-        outputs = self._graph.run_seeded(values)
+        made = self._graph.run_seeded(values)
         single = self._single
         if single is None:
-            results = [_result(result, outputs, leaves) for result in self._call.results]
+            results = [_result(result, made, leaves) for result in self._call.results]
             return pytree.tree_unflatten(results, self._call.results_spec)
-        return _result(single, outputs, leaves)
+        return _result(single, made, leaves)
 
 
 def _result(result: Output | Argument | Constant, outputs: list[Any], leaves: list[Any]) -> Any:
@@ -205,7 +214,8 @@ def compile_op(
             # Whatever symbols make impossible: the call as it is decides.
             with suppress(Exception):
                 call = capture_call(op, described, named, native, dynamic=True, like=like)
-                return _compile(call, placement)
+                if not call.resized:  # else the sizes have to be known here
+                    return _compile(call, placement)
         return _compile(capture_call(op, described, named, native), placement)
 
 
@@ -223,16 +233,27 @@ def _quiet() -> Iterator[None]:
 def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
     device = devices.get_device(placement.index)
     state = compile_graph(call.captured, call.phase, device.target, _options())
+    lists = _of_lists(call, placement)
     changed = (output.mutates for output in state.plan.outputs if output.mutates is not None)
     signature = Signature(
         state.plan,
         forwarded=call.phase.forwarded,
-        counted=frozenset(changed),  # PyTorch counts the versions of what an operator changes
+        # PyTorch counts the versions of what an operator changes, but not those in a list.
+        counted=frozenset(changed) - lists,
     )
     before = device.kernels_compiled
     graph = DeviceGraph(state.plan, device, placement.index, signature)
     counters.add(kernels_compiled=device.kernels_compiled - before)
     return CompiledOp(call, graph, placement.specs)
+
+
+def _of_lists(call: CapturedCall, placement: Placement) -> frozenset[int]:
+    """Positions of the graph's arguments that are entries of a list of tensors."""
+    numbered = pytree.tree_unflatten(range(len(placement.specs)), placement.spec)
+    values = (*numbered[0], *numbered[1].values())
+    lists = [value for value in values if isinstance(value, (list, tuple))]
+    leaves = set(pytree.tree_leaves(lists))
+    return frozenset(k for k, leaf in enumerate(call.arguments) if leaf in leaves)
 
 
 @cache
@@ -241,52 +262,11 @@ def _options() -> CompileOptions:
     return resolve(options={"fallback": "error"})
 
 
-def fit_outputs(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Gives ``out=`` arguments the sizes of the results; whether any was changed.
-
-    PyTorch's meta kernels decide, and warn about outputs that were not empty.
-    """
-    if not op._schema.name.startswith("aten::") or "out" not in op._schema.overload_name:
-        return False
-    tensors = [
-        value
-        for schema in op._schema.arguments
-        if schema.is_out
-        for value in pytree.tree_leaves(keywords.get(schema.name))
-        if isinstance(value, Tensor)
-    ]
-    if not tensors:
-        return False
-    made: dict[int, Tensor] = {}
-
-    def to_meta(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            meta = torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device="meta"
-            )
-            return made.setdefault(id(value), meta)
-        return torch.device("meta") if isinstance(value, torch.device) else value
-
-    described, named = pytree.tree_map(to_meta, (arguments, keywords))
-    try:
-        op(*described, **named)
-    except NotImplementedError:
-        return False
-    changed = False
-    for tensor in tensors:
-        shape = made[id(tensor)].shape
-        if shape != tensor.shape:
-            tensor.resize_(shape)
-            changed = True
-    return changed
-
-
 __all__ = [
     "CompiledOp",
     "Placement",
     "UnsupportedOp",
     "aten",
     "compile_op",
-    "fit_outputs",
     "specs_of",
 ]

@@ -17,16 +17,25 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_structure
 
-from ..errors import DeviceError, UnsupportedOp
+from ..errors import DeviceError, ShaderError, UnsupportedOp
 from ..storages import ALIGNMENT, data_ptr
-from . import aliasing
-from .compiled_op import CompiledOp, Placement, compile_op, fit_outputs
+from . import aliasing, outputs
+from .compiled_op import CompiledOp, Placement, compile_op
 from .host import report, run_on_host
 
 _MAX_SIGNATURES = 1 << 16
 _MAX_NUMBERS = 256
 _INF = float("inf")
 _UNKNOWN = object()
+
+# Reductions that have no result for no elements.
+_NEED_ELEMENTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("max", "min", "amax", "amin", "aminmax", "argmax", "argmin"),
+        *("median", "nanmedian", "mode", "kthvalue", "cummax", "cummin"),
+    )
+)
 
 _lock = threading.RLock()
 # None: on the host. A dictionary: by the values of the floats, which matter to what was compiled.
@@ -56,7 +65,8 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     if type(compiled) is dict:
         compiled = compiled.get(_numbers(leaves), _UNKNOWN)
     if compiled is _UNKNOWN:
-        return _first_time(op, arguments, keywords, leaves, signature)
+        with torch._C._DisableAutocast():  # tracing calls operators: they are this one's parts
+            return _first_time(op, arguments, keywords, leaves, signature)
     if compiled is None:
         return run_on_host(op, arguments, keywords)
     return compiled.run(leaves)
@@ -107,32 +117,43 @@ def _first_time(
     leaves: list[Any],
     signature: tuple[Any, ...],
 ) -> Any:
-    if fit_outputs(op, arguments, keywords):
-        return run(op, *arguments, **keywords)
+    cause = aliasing.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
     placement = Placement.of(op, leaves, tree_structure((arguments, keywords)))
-    cause = placement.cause_for_host
-    if _is_mutable(op):
-        cause = aliasing.cause_for_host(op, arguments, keywords) or cause
-    with _lock:
-        compiled = None
-        if not cause:
-            known = _by_kind.setdefault(placement.kind, [])
-            compiled = next((found for found in known if found.accepts(placement.specs)), None)
-            if compiled is None:
-                try:
-                    compiled = compile_op(op, placement, known[-1].specs if known else None)
-                    known.append(compiled)
-                except UnsupportedOp as error:
-                    cause = error.cause
-                except DeviceError:
-                    raise
-                except Exception as error:
-                    return _refused(op, arguments, keywords, leaves, error)
-        _remember(signature, leaves, compiled)
+    if op._schema.name in _NEED_ELEMENTS and arguments[0].numel() == 0:
+        return run_on_host(op, arguments, keywords)  # an error, unless no results are asked for
+    try:
+        refused = outputs.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
+        if refused:
+            return _refused(op, arguments, keywords, leaves, refused)
+        compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
+    except Exception as error:
+        if isinstance(error, DeviceError) and not isinstance(error, ShaderError):
+            raise
+        cause = f"{type(error).__name__}: {error}; please report this"
+        return _refused(op, arguments, keywords, leaves, cause)
+    if compiled is not None and compiled.resize(leaves):
+        return run(op, *arguments, **keywords)
+    _remember(signature, leaves, compiled)
     if compiled is None:
         report(op, cause, leaves)
         return run_on_host(op, arguments, keywords)
     return compiled.run(leaves)
+
+
+def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[CompiledOp | None, str]:
+    """What computes a call, or why it is for the host: ``cause``, or what the compiler says."""
+    if cause:
+        return None, cause
+    with _lock:
+        known = _by_kind.setdefault(placement.kind, [])
+        compiled = next((found for found in known if found.accepts(placement.specs)), None)
+        if compiled is None:
+            try:
+                compiled = compile_op(op, placement, known[-1].specs if known else None)
+            except UnsupportedOp as error:
+                return None, error.cause
+            known.append(compiled)
+    return compiled, ""
 
 
 def _remember(signature: tuple[Any, ...], leaves: list[Any], compiled: CompiledOp | None) -> None:
@@ -153,11 +174,11 @@ def _refused(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
     leaves: list[Any],
-    error: Exception,
+    cause: str,
 ) -> Any:
     """A call that cannot be compiled: PyTorch's CPU kernels say what is wrong with it, if it is."""
     results = run_on_host(op, arguments, keywords)
-    report(op, f"{type(error).__name__}: {error}; please report this", leaves)
+    report(op, cause, leaves)
     return results
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import autoload, copies, factories, masks, views
+from . import autoload, copies, factories, masks, printing, views
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -27,8 +27,11 @@ _COMPOSITE = frozenset(
         "new_empty_strided",
         "resize_as_",
         "as_strided_",
+        "_unsafe_view",
     }
 )
+# Their composite kernels refuse devices that they do not know.
+_REFUSING = ("mode.values",)
 _KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": factories.empty,
     "empty_strided": factories.empty_strided,
@@ -56,10 +59,11 @@ def register() -> None:
         kernels = {**_KERNELS, **views.kernels()}
         for name, kernel in kernels.items():
             library.impl(name, kernel, "PrivateUse1")
-        for name in _taken_from_composites(kernels):
+        for name in (*_taken_from_composites(kernels), *_REFUSING):
             library.impl(name, partial(run, _overload(name)), "PrivateUse1")
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
+        printing.install()
         _library = library
         autoload.run = run
 

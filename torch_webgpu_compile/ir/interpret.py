@@ -170,11 +170,11 @@ class _Run:
         lhs = Space(self, [("b", node.batch), ("m", node.rows), ("k", node.inner)])
         rhs = Space(self, [("b", node.batch), ("k", node.inner), ("n", node.columns)])
         count = [int(np.prod(s)) for s in (b, m, n, k)]
-        left = lhs.full(node.lhs).astype(np.float32).reshape(count[0], count[1], count[3])
-        right = rhs.full(node.rhs).astype(np.float32).reshape(count[0], count[3], count[2])
+        left = lhs.full(node.lhs).reshape(count[0], count[1], count[3])
+        right = rhs.full(node.rhs).reshape(count[0], count[3], count[2])
         product = np.matmul(left, right).reshape((*b, *m, *n))
         buffer = self.graph.buffers[node.output]
-        out = np.full(self.shape(buffer.sizes), np.nan, np.float32)
+        out = np.full(self.shape(buffer.sizes), np.nan, product.dtype)
         space = Space(self, [("b", node.batch), ("m", node.rows), ("n", node.columns)])
         where = tuple(np.broadcast_to(space.index(e), product.shape) for e in node.index)
         written = np.zeros(out.shape, np.int32)

@@ -71,10 +71,11 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """output[index] = Σ over k… of lhs(b…, m…, k…) · rhs(b…, n…, k…), accumulated in float32.
+    """output[index] = Σ over k… of lhs(b…, m…, k…) · rhs(b…, n…, k…), in their dtype.
 
-    Matrix multiplication and convolution alike. ``index`` gives the output's logical index in the
-    symbols b, m, n; it must be a bijection from those ranges to the output's elements.
+    Both are float32 or both are float64. Matrix multiplication and convolution alike. ``index``
+    gives the output's logical index in the symbols b, m, n; it must be a bijection from those
+    ranges to the output's elements.
     """
 
     output: str

@@ -118,8 +118,9 @@ def _contraction(title: str, node: Contraction, graph: LoopGraph, sizes: frozens
     columns, inner = ("n", node.columns), ("k", node.inner)
     _body(title, node.lhs, [batch, rows, inner], graph, sizes)
     _body(title, node.rhs, [batch, columns, inner], graph, sizes)
-    f32 = dtypes.float32
-    _require(node.lhs.dtype is f32 and node.rhs.dtype is f32, title, "float32 operands")
+    dtype = node.lhs.dtype
+    same = dtype is node.rhs.dtype and dtype in (dtypes.float32, dtypes.float64)
+    _require(same, title, "float32 or float64 operands")
     buffer = graph.buffers[node.output]
     _require(len(node.index) == len(buffer.sizes), title, "an index per dimension")
     allowed = _symbols([batch, rows, columns]) | sizes

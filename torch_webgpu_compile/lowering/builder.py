@@ -21,7 +21,7 @@ from ..ir.nodes import (
     inputs_of,
     outputs_of,
 )
-from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, cast, const, walk
+from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, cast, const, loads_of, walk
 from ..sizes import ZERO, Expr, contiguous_strides
 from ..target import Target
 from .folding import fold, narrow
@@ -229,10 +229,14 @@ class Builder:
     def finished(self, body: Scalar) -> Scalar:
         """A body as nodes hold it: folded, and without arithmetic that the GPU does not have.
 
-        Numbers that Python would compute in float64 from sizes are computed in float32.
+        Numbers that Python computes in float64 from sizes are computed in float32 where that is
+        what they become.
         """
         body = fold(body)
-        if body.dtype is dtypes.float64 or self.target.supports(dtypes.float64):
+        if body.dtype is dtypes.float64:
+            return body
+        of_tensors = any(load.dtype is dtypes.float64 for load in loads_of(body))
+        if of_tensors and self.target.supports(dtypes.float64):
             return body
         return fold(narrow(body, dtypes.float64, dtypes.float32))
 

@@ -19,6 +19,7 @@ from ..sizes import ONE, ZERO, Expr, IntLike, as_expr, is_less, is_nonnegative, 
 from .builder import Builder, masked
 from .matmul import add_scaled, is_contractible, wide_dtype
 from .normalization import channelwise
+from .promotion import compute_dtype
 from .reductions import summed
 from .registry import NotLowered, lowers
 from .value import Value, positions
@@ -163,14 +164,15 @@ def convolve(
     else:
         lhs = weight.at([out_channel, channel, *taps])
         rhs = geometry.read(input, [axes.image, in_channel], axes.space, taps)
+    wide = compute_dtype(dtype)
     node = Contraction(
         output="",
         batch=axes.batch,
         rows=(out_channels,),
         columns=axes.columns,
         inner=inner,
-        lhs=cast(lhs, dtypes.float32),
-        rhs=cast(rhs, dtypes.float32),
+        lhs=cast(lhs, wide),
+        rhs=cast(rhs, wide),
         index=(axes.image, out_channel, *axes.space),
     )
     return builder.contract(dtype, sizes, node, name=name)
@@ -259,14 +261,15 @@ def _weight_gradient(
     rhs = geometry.read(fast, [image, group * channels + channel], at, taps)
     if not is_contractible(weight.dtype):
         raise NotLowered(f"convolution of {weight.dtype.name}")
+    wide = compute_dtype(weight.dtype)
     node = Contraction(
         output="",
         batch=batch,
         rows=(rows,),
         columns=(channels, *kernel),
         inner=inner,
-        lhs=cast(lhs, dtypes.float32),
-        rhs=cast(rhs, dtypes.float32),
+        lhs=cast(lhs, wide),
+        rhs=cast(rhs, wide),
         index=(group * rows + row, channel, *taps),
     )
     return builder.contract(weight.dtype, weight.sizes, node, name="weight")

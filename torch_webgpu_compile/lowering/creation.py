@@ -12,6 +12,7 @@ from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import Expr, IntLike, as_expr
 from .builder import Builder, operand
+from .promotion import compute_dtype
 from .registry import lowers
 from .symbols import literal
 from .value import Value, positions
@@ -83,14 +84,14 @@ def lower_arange_end(builder: Builder, end: Number, **options: Any) -> Value:
 
 
 def _arange(builder: Builder, start: Number, step: Number) -> Value:
-    """start + i · step, in int64 or in float32 (PyTorch's accumulation type)."""
+    """start + i · step, in int64, float32 or float64 (PyTorch's accumulation type)."""
     out = builder.out
     (position,) = positions(out.sizes)
     integral = out.dtype.is_integer
     if integral and not any(isinstance(a, (float, Value)) for a in (start, step)):
         expr = as_expr(_integer(start)) + position * as_expr(_integer(step))
         return Value(out.dtype, out.sizes, cast(Index(expr), out.dtype))
-    wide = dtypes.int64 if integral else dtypes.float32
+    wide = dtypes.int64 if integral else compute_dtype(out.dtype)
     body: Scalar = cast(Index(position), wide)
     body = apply("mul", body, operand(step, (), wide))
     body = apply("add", body, operand(start, (), wide))

@@ -18,6 +18,7 @@ from .folding import fold
 from .pointwise import plus
 from .promotion import Operand
 from .registry import NotLowered, lowers
+from .scattering import scatter
 from .value import IndexLike, Value, broadcast_index, expand, positions, view
 
 aten = torch.ops.aten
@@ -198,25 +199,6 @@ def _masked_put(
     if accumulate:
         element = plus(value.body, element)
     return builder.pointwise(apply("where", condition, element, value.body), value.sizes)
-
-
-def scatter(
-    builder: Builder,
-    initial: Value,
-    ranges: Sequence[Expr],
-    index: Sequence[IndexLike],
-    body: Scalar,
-    accumulate: bool,
-) -> Value:
-    """A `Scatter`; 16-bit floats accumulate in float32 and are rounded once."""
-    if accumulate and initial.dtype is dtypes.bool_:
-        raise NotLowered("accumulating into bool")
-    wide = accumulate and initial.dtype.is_float and initial.dtype.itemsize == 2
-    if not wide:
-        return builder.scatter(initial, ranges, index, body, accumulate)
-    f32 = dtypes.float32
-    total = builder.scatter(initial.cast(f32), ranges, index, cast(body, f32), accumulate)
-    return builder.pointwise(cast(total.body, initial.dtype), initial.sizes)
 
 
 def _along(value: Value, dim: int, index: Value) -> list[IndexLike]:

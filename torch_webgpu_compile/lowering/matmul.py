@@ -1,7 +1,7 @@
 """Matrix products as contractions. Source: ATen ``mm``, ``bmm``, ``addmm``, ``mv``, ``dot``, ….
 
 A product with a single row or column is a reduction (matrix–vector); integers reduce as well,
-because a contraction accumulates in float32.
+because a contraction accumulates in floats.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ aten = torch.ops.aten
 
 
 def is_contractible(dtype: DType) -> bool:
-    """Whether float32 accumulation is what PyTorch computes in."""
-    return dtype.is_float and dtype.itemsize <= 4
+    """Whether `Contraction` accumulates as PyTorch does."""
+    return dtype.is_float
 
 
 def product_sum(
@@ -66,15 +66,15 @@ def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
     symbols = iter(positions(kept, "b"))
     b = [ZERO if size is ONE else next(symbols) for size in batch]
     (row,), (column,), (inner,) = (positions((s,), p) for s, p in ((m, "m"), (n, "n"), (k, "k")))
-    f32 = dtypes.float32
+    wide = compute_dtype(dtype)
     node = Contraction(
         output="",
         batch=tuple(kept),
         rows=(m,),
         columns=(n,),
         inner=(k,),
-        lhs=cast(lhs.at([*b, row, inner]), f32),
-        rhs=cast(rhs.at([*b, inner, column]), f32),
+        lhs=cast(lhs.at([*b, row, inner]), wide),
+        rhs=cast(rhs.at([*b, inner, column]), wide),
         index=(*b, row, column),
     )
     return builder.contract(dtype, sizes, node)

@@ -44,7 +44,7 @@ def default_float() -> DType:
 def number_dtype(value: Operand) -> DType:
     """The dtype of an operand; a Python number's is bool, int64 or the default float."""
     if isinstance(value, Value):
-        return value.dtype
+        return default_float() if value.number and value.dtype.is_float else value.dtype
     if isinstance(value, bool):
         return dtypes.bool_
     return default_float() if isinstance(value, float) else dtypes.int64

@@ -13,13 +13,15 @@ from itertools import product as combinations
 import torch
 
 from .. import dtypes
+from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder
 from .folding import fold
-from .indexing import gathered, scatter
+from .indexing import gathered
 from .promotion import compute_dtype
 from .registry import LoweringFunction, NotLowered, lowers
+from .scattering import scatter
 from .symbols import literal
 from .value import IndexLike, Value, positions
 
@@ -36,21 +38,21 @@ class Tap:
     weight: Scalar | None
 
 
-Taps = Callable[[Expr, Expr, Expr, "float | None"], list[Tap]]
-"""(output position, input size, output size, scale factor) → taps."""
+Taps = Callable[[Expr, Expr, Expr, "float | None", DType], list[Tap]]
+"""(output position, input size, output size, scale factor, dtype of positions) → taps."""
 
 
-def _scale(size_in: Expr, size_out: Expr, factor: float | None) -> Scalar:
-    """Input elements per output element, in float32."""
+def _scale(size_in: Expr, size_out: Expr, factor: float | None, dtype: DType) -> Scalar:
+    """Input elements per output element."""
     if factor is not None and factor > 0:
-        return literal(1.0 / factor, F32)
-    return _ratio(size_in, size_out)
+        return literal(1.0 / factor, dtype)
+    return _ratio(size_in, size_out, dtype)
 
 
-def _ratio(numerator: Expr, denominator: Expr) -> Scalar:
+def _ratio(numerator: Expr, denominator: Expr, dtype: DType) -> Scalar:
     if numerator.is_constant and denominator.is_constant:
-        return literal(numerator.constant / denominator.constant, F32)
-    return apply("div", cast(Index(numerator), F32), cast(Index(denominator), F32))
+        return literal(numerator.constant / denominator.constant, dtype)
+    return apply("div", cast(Index(numerator), dtype), cast(Index(denominator), dtype))
 
 
 def _exact_factor(size_in: Expr, size_out: Expr, factor: float | None) -> int:
@@ -63,16 +65,18 @@ def _exact_factor(size_in: Expr, size_out: Expr, factor: float | None) -> int:
 
 
 def nearest_taps(exact: bool) -> Taps:
-    """⌊position · scale⌋, or with ``exact`` of the element's centre."""
+    """⌊position · scale⌋, or with ``exact`` of the element's centre; always in float32."""
 
-    def taps(at: Expr, size_in: Expr, size_out: Expr, factor: float | None) -> list[Tap]:
+    def taps(
+        at: Expr, size_in: Expr, size_out: Expr, factor: float | None, dtype: DType
+    ) -> list[Tap]:
         whole = _exact_factor(size_in, size_out, factor)
         if whole:
             return [Tap(at // whole, None)]
         position = cast(Index(at), F32)
         if exact:
             position = apply("add", position, const(0.5, F32))
-        position = apply("mul", position, _scale(size_in, size_out, factor))
+        position = apply("mul", position, _scale(size_in, size_out, factor, F32))
         return [Tap(_clamped(_floor_index(position), size_in), None)]
 
     return taps
@@ -88,30 +92,40 @@ def _clamped(index: Scalar, size: Expr) -> Scalar:
 
 
 def _source(
-    at: Expr, size_in: Expr, size_out: Expr, factor: float | None, align: bool, cubic: bool
+    at: Expr,
+    size_in: Expr,
+    size_out: Expr,
+    factor: float | None,
+    dtype: DType,
+    *,
+    align: bool,
+    cubic: bool,
 ) -> Scalar:
-    """The input position, in float32, that an output position samples."""
-    position = cast(Index(at), F32)
+    """The input position that an output position samples."""
+    position = cast(Index(at), dtype)
     if align:
         if size_out is ONE:
-            return const(0.0, F32)
-        return apply("mul", position, _ratio(size_in - 1, size_out - 1))
-    half = const(0.5, F32)
-    scaled = apply("mul", apply("add", position, half), _scale(size_in, size_out, factor))
+            return const(0.0, dtype)
+        return apply("mul", position, _ratio(size_in - 1, size_out - 1, dtype))
+    half = const(0.5, dtype)
+    scale = _scale(size_in, size_out, factor, dtype)
+    scaled = apply("mul", apply("add", position, half), scale)
     centered = apply("sub", scaled, half)
-    return centered if cubic else apply("maximum", centered, const(0.0, F32))
+    return centered if cubic else apply("maximum", centered, const(0.0, dtype))
 
 
 def linear_taps(align: bool) -> Taps:
     """The two neighbours, weighted by distance."""
 
-    def taps(at: Expr, size_in: Expr, size_out: Expr, factor: float | None) -> list[Tap]:
-        source = _source(at, size_in, size_out, factor, align, cubic=False)
+    def taps(
+        at: Expr, size_in: Expr, size_out: Expr, factor: float | None, dtype: DType
+    ) -> list[Tap]:
+        source = _source(at, size_in, size_out, factor, dtype, align=align, cubic=False)
         low = _clamped(_floor_index(source), size_in)
         high = _clamped(apply("add", low, const(1, dtypes.int64)), size_in)
-        right = apply("sub", source, cast(low, F32))
-        right = apply("minimum", apply("maximum", right, const(0.0, F32)), const(1.0, F32))
-        return [Tap(low, apply("sub", const(1.0, F32), right)), Tap(high, right)]
+        right = apply("sub", source, cast(low, dtype))
+        right = apply("minimum", apply("maximum", right, const(0.0, dtype)), const(1.0, dtype))
+        return [Tap(low, apply("sub", const(1.0, dtype), right)), Tap(high, right)]
 
     return taps
 
@@ -119,12 +133,14 @@ def linear_taps(align: bool) -> Taps:
 def cubic_taps(align: bool) -> Taps:
     """Four neighbours with the weights of cubic convolution; the border repeats."""
 
-    def taps(at: Expr, size_in: Expr, size_out: Expr, factor: float | None) -> list[Tap]:
-        source = _source(at, size_in, size_out, factor, align, cubic=True)
+    def taps(
+        at: Expr, size_in: Expr, size_out: Expr, factor: float | None, dtype: DType
+    ) -> list[Tap]:
+        source = _source(at, size_in, size_out, factor, dtype, align=align, cubic=True)
         floor = apply("floor", source)
         t = apply("sub", source, floor)
         base = cast(floor, dtypes.int64)
-        rest = apply("sub", const(1.0, F32), t)
+        rest = apply("sub", const(1.0, dtype), t)
         distances = [_plus_one(t), t, rest, _plus_one(rest)]
         weights = [_far(distances[0]), _near(t), _near(rest), _far(distances[3])]
         return [
@@ -136,13 +152,13 @@ def cubic_taps(align: bool) -> Taps:
 
 
 def _plus_one(x: Scalar) -> Scalar:
-    return apply("add", x, const(1.0, F32))
+    return apply("add", x, const(1.0, x.dtype))
 
 
 def _polynomial(x: Scalar, *coefficients: float) -> Scalar:
-    total: Scalar = const(coefficients[0], F32)
+    total: Scalar = const(coefficients[0], x.dtype)
     for coefficient in coefficients[1:]:
-        total = apply("add", apply("mul", total, x), const(coefficient, F32))
+        total = apply("add", apply("mul", total, x), const(coefficient, x.dtype))
     return total
 
 
@@ -162,21 +178,24 @@ def _all_taps(
     sizes_in: Sequence[Expr],
     sizes_out: Sequence[Expr],
     factors: Sequence[float | None],
+    dtype: DType,
 ) -> list[list[Tap]]:
-    return [taps(a, i, o, f) for a, i, o, f in zip(at, sizes_in, sizes_out, factors, strict=True)]
+    return [
+        taps(a, i, o, f, dtype) for a, i, o, f in zip(at, sizes_in, sizes_out, factors, strict=True)
+    ]
 
 
 def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float | None]) -> Value:
     """The weighted sum of taps at every output position."""
     sizes = builder.out.sizes
     index = positions(sizes)
-    found = _all_taps(taps, index[2:], value.sizes[2:], sizes[2:], factors)
+    dtype = compute_dtype(value.dtype)
+    found = _all_taps(taps, index[2:], value.sizes[2:], sizes[2:], factors, dtype)
     if all(len(options) == 1 and options[0].weight is None for options in found):
         at: list[IndexLike] = [*index[:2], *(options[0].index for options in found)]
         return gathered(builder, value, at, sizes)
     if not value.dtype.is_float:
         raise NotLowered("interpolated integers, which PyTorch rounds after each dimension")
-    dtype = compute_dtype(value.dtype)
     total: Scalar | None = None
     for chosen in combinations(*found):
         term = cast(value.at([*index[:2], *(tap.index for tap in chosen)]), dtype)
@@ -195,12 +214,14 @@ def resample_backward(
     out = builder.out
     space_in, space_out = out.sizes[2:], grad.sizes[2:]
     rank = len(space_in)
-    counts = [len(t) for t in _all_taps(taps, positions(space_out), space_in, space_out, factors)]
+    dtype = compute_dtype(grad.dtype)
+    at = positions(space_out)
+    counts = [len(t) for t in _all_taps(taps, at, space_in, space_out, factors, dtype)]
     ranges = (*grad.sizes, *map(as_expr, counts))
     symbols = positions(ranges)
     index, chosen = symbols[: rank + 2], symbols[rank + 2 :]
-    found = _all_taps(taps, index[2:], space_in, space_out, factors)
-    body = cast(grad.at(index), compute_dtype(grad.dtype))
+    found = _all_taps(taps, index[2:], space_in, space_out, factors, dtype)
+    body = cast(grad.at(index), dtype)
     where: list[IndexLike] = list(index[:2])
     for options, which in zip(found, chosen, strict=True):
         place, weight = _chosen(options, which)

@@ -16,10 +16,11 @@ from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize
 from .builder import Builder, as_value, extreme, masked
 from .convolution import all_of, in_range
-from .indexing import data_index, scatter
+from .indexing import data_index
 from .pointwise import larger, plus, smaller, times
 from .promotion import Operand, compute_dtype
 from .registry import NotLowered, lowers
+from .scattering import scatter
 from .sorting import LONGEST_ROW
 from .value import IndexLike, Value, positions, reshape
 from .views import require_whole_storage

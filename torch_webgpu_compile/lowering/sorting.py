@@ -13,7 +13,7 @@ from ..dtypes import Kind
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder
-from .promotion import compute_dtype
+from .promotion import compute_dtype, promote
 from .reductions import Reducing
 from .registry import NotLowered, lowers
 from .value import IndexLike, Value, permute, positions, reshape, slice_dim
@@ -264,7 +264,8 @@ def _count_before(builder: Builder, edges: Value, value: Value, after: bool) -> 
     (r,) = positions((count,), "r")
     index = positions(value.sizes)
     rows = index[:-1] if edges.rank > 1 else ()
-    common = value.dtype if value.dtype is edges.dtype else dtypes.float32
+    common = promote(value.dtype, edges.dtype)
+    assert common is not None
     dtype = compute_dtype(common)
     edge, mine = cast(edges.at([*rows, r]), dtype), cast(value.body, dtype)
     # NaN sorts last: an edge is before NaN unless it is NaN and ties count as after.

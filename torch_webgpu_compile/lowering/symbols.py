@@ -107,7 +107,7 @@ class SizeReader:
         )
 
     def symbolic_scalar(self, value: torch.SymFloat | torch.SymBool) -> Scalar:
-        """A symbolic number computed in the kernel, as float32 or bool."""
+        """A symbolic number computed in the kernel, as Python does: in float64, or as bool."""
         return self._scalar(value.node.expr, value.node)
 
     def _symbol(self, expr: sympy.Symbol, node: Any) -> Expr:
@@ -147,23 +147,23 @@ class SizeReader:
         )
 
     def _scalar(self, expr: sympy.Expr, node: Any) -> Scalar:
-        f32 = dtypes.float32
+        f64 = dtypes.float64
         if isinstance(expr, sympy.Symbol) and str(expr) in self.numbers:
             return self.numbers[str(expr)]
         if expr.is_number and not expr.is_Integer:
-            return const(float(expr), f32)
+            return const(float(expr), f64)
         if isinstance(expr, torch_sympy.ToFloat):
-            return cast(self._scalar(expr.args[0], node), f32)
+            return cast(self._scalar(expr.args[0], node), f64)
         if type(expr) in _FLOAT_PAIRS or (isinstance(expr, sympy.Pow) and expr.is_integer is False):
-            left, right = (cast(self._scalar(arg, node), f32) for arg in expr.args)
+            left, right = (cast(self._scalar(arg, node), f64) for arg in expr.args)
             return apply(_FLOAT_PAIRS.get(type(expr), "pow"), left, right)
         if isinstance(expr, torch_sympy.OpaqueUnaryFn_sqrt):
-            return apply("sqrt", cast(self._scalar(expr.args[0], node), f32))
+            return apply("sqrt", cast(self._scalar(expr.args[0], node), f64))
         if isinstance(expr, (sympy.Add, sympy.Mul)) and not expr.is_integer:
             name = "add" if isinstance(expr, sympy.Add) else "mul"
-            total = cast(self._scalar(expr.args[0], node), f32)
+            total = cast(self._scalar(expr.args[0], node), f64)
             for arg in expr.args[1:]:
-                total = apply(name, total, cast(self._scalar(arg, node), f32))
+                total = apply(name, total, cast(self._scalar(arg, node), f64))
             return total
         return Index(self._integer(expr, node))
 

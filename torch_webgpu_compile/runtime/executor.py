@@ -98,7 +98,7 @@ class Executor:
         Args:
             sizes: the value of every size symbol of the plan.
             externals: the caller's memory, by plan buffer name: for inputs, for outputs that the
-                caller keeps, or for all `places`. Buffers that are not given belong to the
+                caller keeps, or for anything else. Buffers that are not given belong to the
                 executor; their contents last until its next call.
 
         Raises:
@@ -148,15 +148,15 @@ class Executor:
 
     def _build(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> Program:
         sized = self._sized(sizes)
+        for name in externals:
+            if name not in self.plan.buffers:
+                raise DeviceError(f"plan {self.plan.name} has no buffer {name}")
         given = {**self._constants, **externals}
         if len(given) < len(sized.names):
             owned = self._own(sized, given)
             given |= owned
         else:
             owned = {}
-        if len(given) > len(sized.names):
-            unknown = next(name for name in externals if name not in self.plan.buffers)
-            raise DeviceError(f"plan {self.plan.name} has no buffer {unknown}")
         return Program(sized, owned, self.build(sized, [given[name] for name in sized.names]))
 
     def build(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> list[Segment]:

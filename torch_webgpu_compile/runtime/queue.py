@@ -26,9 +26,8 @@ class Recording:
     """Commands that were recorded together. Make it once, record it often.
 
     Args:
-        commands: not changed while they are pending.
-            Their bind groups live as long as they, and the pool frees no buffer before it has
-            flushed: nothing else has to be kept.
+        commands: not to be changed while they are pending. Nothing else has to be kept: their bind
+            groups live as long as they do, and the pool flushes before it frees buffers.
         name: of the plan or operator, for error messages.
     """
 

@@ -52,7 +52,7 @@ def test_map_location(source: str, location: Any, target: str, weights_only: boo
 
 
 def test_no_such_device() -> None:
-    with pytest.raises(RuntimeError, match="webgpu.device_count\\(\\) is 2"):
+    with pytest.raises(RuntimeError, match=r"webgpu\.device_count\(\) is 2"):
         torch.load(saved(torch.ones(1)), map_location="webgpu:5")
 
 

@@ -1,0 +1,56 @@
+"""NaN, infinities and the sign of zero where drivers would simplify them away."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.5, -2.5]
+FUNCTIONS = {
+    "times 0": lambda x: x * 0.0,
+    "times -0": lambda x: -0.0 * x,
+    "0 over": lambda x: 0.0 / x,
+    "-0 over": lambda x: -0.0 / x,
+    "over 0": lambda x: x / 0.0,
+    "over -0": lambda x: x / -0.0,
+    "minus itself": lambda x: x - x,
+    "over itself": lambda x: x / x,
+    "minus a computed itself": lambda x: x.abs() - x.abs(),
+    "comparisons": lambda x: (x == x, x != x, x <= x, x >= x, x < x, x > x),
+    "exp of log": lambda x: x.log().exp(),
+    "square of sqrt": lambda x: (x.sqrt() ** 2, x.sqrt() * x.sqrt()),
+    "addr of nothing": lambda x: torch.addr(torch.ones(7, 7), x, x, alpha=0),
+    "clamp": lambda x: x.clamp(-1, 1),
+    "minimum": lambda x: (torch.minimum(x, x.new_ones(())), torch.minimum(x.new_ones(()), x)),
+    "power 0": lambda x: x**0,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_special_values(name, dtype):
+    torch._dynamo.reset()
+    if name == "addr of nothing" and dtype is not torch.float32:
+        pytest.skip("its first argument is float32")
+    fn = FUNCTIONS[name]
+    x = torch.tensor(SPECIAL, dtype=dtype)
+    got = torch.compile(fn, backend="webgpu", fullgraph=True)(x)
+    wanted = fn(x)
+    for g, w in zip(
+        torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(wanted), strict=True
+    ):
+        torch.testing.assert_close(g, w, equal_nan=True)
+        if g.dtype.is_floating_point:
+            zero = w == 0
+            assert torch.equal(g.signbit()[zero], w.signbit()[zero]), "the sign of zero"
+
+
+@pytest.mark.parametrize("name", ["log1p", "expm1", "asinh", "atanh", "sinh", "tanh", "erf", "sin"])
+def test_small_arguments_keep_their_digits(name):
+    x = torch.logspace(-30, -1, 200)
+    x = torch.cat([x, -x, torch.linspace(-0.99, 0.99, 99)])
+    fn = getattr(torch, name)
+    got = torch.compile(fn, backend="webgpu", fullgraph=True)(x)
+    torch.testing.assert_close(got, fn(x), rtol=4e-6, atol=0)
