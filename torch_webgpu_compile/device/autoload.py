@@ -40,7 +40,7 @@ def _register() -> None:
     if name != "privateuseone":
         raise RuntimeError(f"PyTorch's place for a device is taken by {name!r}")
     from . import accelerator, data_parallel, guard, module, moving, pinning
-    from . import process_groups, storage_methods
+    from . import process_groups, safetensors_files, storage_methods
 
     backend_registration._setup_privateuseone_for_python_backend(
         "webgpu", backend_module=module, device_guard=guard.DeviceGuard()
@@ -60,6 +60,7 @@ def _register() -> None:
     moving.install()
     process_groups.install()
     data_parallel.install()
+    safetensors_files.install()
     parameter: Any = torch.nn.parameter
     tensor: Any = torch.Tensor
     parameter.UninitializedTensorMixin._allowed_methods.append(tensor.webgpu)

@@ -34,7 +34,8 @@ def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, A
     host_arguments, host_keywords = pytree.tree_map(moved.to_host, (arguments, keywords))
     if moved.index is None and "device" in keywords:
         moved.index = devices.index_of(keywords["device"])
-    results = op(*host_arguments, **host_keywords)
+    with torch._C._DisableAutocast():  # of the CPU
+        results = op(*host_arguments, **host_keywords)
     counters.add_fallback(str(op))
     moved.write_back(op, arguments, keywords)
     return pytree.tree_map(moved.to_device, results)
