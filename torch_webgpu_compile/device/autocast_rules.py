@@ -1,13 +1,14 @@
-"""Which dtype each operator runs in under ``torch.autocast``: CUDA's lists.
+"""Which operators autocast runs in which dtype: the rules of CUDA.
 
-The source is ``ATen/autocast_mode.h``; users know its tables from PyTorch's documentation of
-``torch.amp``. Operators that are not named run in the dtypes of their inputs. A name without an
-overload is the overload ``default``; names that a version of PyTorch lacks are passed over.
+They are the lists of ``aten/src/ATen/autocast_mode.h``, with which PyTorch itself registers CUDA's.
+A name is an operator, or an operator, a dot and an overload. Not every version of PyTorch has them
+all. What is in no list computes in the dtype of its arguments, or in what PyTorch promotes them to.
 """
 
 from __future__ import annotations
 
-LOWER_PRECISION = [
+# The dtype of the context: matrix products, and what is made of them.
+LOWER_PRECISION = (
     "_convolution.deprecated",
     "_convolution",
     "conv1d",
@@ -41,10 +42,10 @@ LOWER_PRECISION = [
     "rnn_relu_cell",
     "_scaled_dot_product_flash_attention",
     "scaled_dot_product_attention",
-]
-"""All floating-point inputs are cast to autocast's dtype."""
+)
 
-FLOAT32 = [
+# float32: what leaves the range of float16, or loses too much of its precision.
+FLOAT32 = (
     "acos",
     "asin",
     "cosh",
@@ -104,10 +105,10 @@ FLOAT32 = [
     "upsample_trilinear3d",
     "upsample_bicubic2d",
     "_upsample_bicubic2d_aa",
-]
-"""All floating-point inputs are cast to float32."""
+)
 
-FLOAT32_RESULT = [
+# float32 as the argument ``dtype``, unless the caller gives another.
+FLOAT32_BY_ARGUMENT = (
     "prod",
     "prod.dim_int",
     "softmax.int",
@@ -119,16 +120,16 @@ FLOAT32_RESULT = [
     "linalg_matrix_norm.str_ord",
     "sum",
     "sum.dim_IntList",
-]
-"""The argument ``dtype`` becomes float32, unless the user set it."""
+)
 
-FLOAT32_OVERLOAD = {
+# float32 as the argument ``dtype`` of another overload.
+FLOAT32_BY_OVERLOAD = {
     "norm.Scalar": "norm.ScalarOpt_dtype",
     "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
 }
-"""Those without an argument ``dtype`` run as an overload that has one, which becomes float32."""
 
-WIDEST = [
+# The widest dtype among the arguments: their kernels want arguments of one dtype.
+WIDEST = (
     "addcdiv",
     "addcmul",
     "atan2",
@@ -140,13 +141,16 @@ WIDEST = [
     "index_put",
     "tensordot",
     "scatter_add",
-]
-"""All floating-point inputs are cast to float32 if one of them is float32."""
+)
 
+# Errors, with what to use instead.
 REFUSED = {
     "binary_cross_entropy": (
-        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: "
-        "combine the sigmoid before them with the loss, by "
-        "torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss"
-    ),
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+        "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
+        "In this case, combine the two layers using "
+        "torch.nn.functional.binary_cross_entropy_with_logits\n"
+        "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\n"
+        "safe to autocast."
+    )
 }
