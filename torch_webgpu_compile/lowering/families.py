@@ -19,6 +19,7 @@ FAMILIES = (
     "pooling_backward",
     "joining",
     "indexing",
+    "embedding_bags",
     "scans",
     "searching",
     "sorting",
