@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from tests.harness import compare, host_callback, lower_checked, to_array, to_tensor
-from torch_webgpu_compile.compilation import native_operators
 from torch_webgpu_compile.capture.eager import (
     Argument,
     CapturedCall,
@@ -19,6 +18,7 @@ from torch_webgpu_compile.capture.eager import (
     TensorSpec,
     capture_call,
 )
+from torch_webgpu_compile.compilation import native_operators
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.size_sources import bound_offset

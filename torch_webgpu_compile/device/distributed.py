@@ -92,7 +92,9 @@ def _run(name: str, *arguments: Any, **keywords: Any) -> Any:
     written, is_read = _WRITTEN[name]
     copies: _Copies = []
     on_host = {
-        key: pytree.tree_map(_to_host, value) if key != written else _buffers(value, is_read, copies)
+        key: pytree.tree_map(_to_host, value)
+        if key != written
+        else _buffers(value, is_read, copies)
         for key, value in given.items()
     }
     results = op(**on_host)
