@@ -6,8 +6,8 @@ code: its kernel here runs it on copies in host memory, and brings what it wrote
 ``init_process_group("gloo")`` serves the device without more.
 
 One asynchronous collective after another may be on its way: the copy to the device is made when one
-ends, by the thread of the backend that ends it. (A message that is received is copied by ``wait()``,
-as gloo has no thread for it.)
+ends, by the thread of the backend that ends it. (A message that is received is copied by
+``wait()``, as gloo has no thread for it.)
 """
 
 from __future__ import annotations
