@@ -16,7 +16,7 @@ from .. import devices
 _empty = torch.ops.aten.empty.memory_format
 
 
-class _MapsOnHost(TorchDispatchMode):
+class _MapsOnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps tensors of int32 on the host."""
 
     def __torch_dispatch__(
@@ -48,13 +48,13 @@ def _reducer(original: Any) -> Any:
         C++ can provide an allocator (with ``find_unused_parameters`` or ``static_graph``).
         """
 
-        @functools.wraps(original.__init__)
+        @functools.wraps(original.__init__)  # type: ignore[misc]
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            with _MapsOnHost():
+            with _MapsOnHost():  # type: ignore[no-untyped-call]
                 super().__init__(*arguments, **keywords)
 
         def _set_static_graph(self) -> None:
-            with _MapsOnHost():
+            with _MapsOnHost():  # type: ignore[no-untyped-call]
                 super()._set_static_graph()
 
     Reducer.__qualname__ = "Reducer"
