@@ -40,9 +40,13 @@ def register() -> None:
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         for name, kernel in _kernels().items():
             library.impl(name, kernel, _KEY)
+        # The other operators are not autocast's concern. It takes milliseconds, too many for
+        # ``import torch``.
+        others: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+        others.fallback(torch.library.fallthrough_kernel, _KEY)
         # autocast calls it as an attribute of ``torch``, when the outermost context is left.
         torch.clear_autocast_cache = clear_cache
-        _libraries.append(library)
+        _libraries.extend((library, others))
 
 
 def clear_cache() -> None:
