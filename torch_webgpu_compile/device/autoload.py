@@ -39,8 +39,16 @@ def _register() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"PyTorch's place for a device is taken by {name!r}")
-    from . import accelerator, data_parallel, guard, module, moving, pinning
-    from . import process_groups, storage_methods
+    from . import (
+        accelerator,
+        data_parallel,
+        guard,
+        module,
+        moving,
+        pinning,
+        process_groups,
+        storage_methods,
+    )
 
     backend_registration._setup_privateuseone_for_python_backend(
         "webgpu", backend_module=module, device_guard=guard.DeviceGuard()
