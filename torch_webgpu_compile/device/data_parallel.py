@@ -16,7 +16,10 @@ from .. import devices
 _empty = torch.ops.aten.empty.memory_format
 
 
-class _MapsOnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
+_Mode: Any = TorchDispatchMode  # its methods have no types
+
+
+class _MapsOnHost(_Mode):  # type: ignore[misc]
     """Keeps tensors of int32 on the host."""
 
     def __torch_dispatch__(
@@ -48,13 +51,12 @@ def _reducer(original: Any) -> Any:
         C++ can provide an allocator (with ``find_unused_parameters`` or ``static_graph``).
         """
 
-        @functools.wraps(original.__init__)  # type: ignore[misc]
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            with _MapsOnHost():  # type: ignore[no-untyped-call]
+            with _MapsOnHost():
                 super().__init__(*arguments, **keywords)
 
         def _set_static_graph(self) -> None:
-            with _MapsOnHost():  # type: ignore[no-untyped-call]
+            with _MapsOnHost():
                 super()._set_static_graph()
 
     Reducer.__qualname__ = "Reducer"
