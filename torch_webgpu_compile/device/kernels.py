@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import autoload, copies, factories, masks, printing, views
+from . import autoload, checks, copies, factories, masks, printing, views
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -42,6 +42,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_to_copy": copies.to_copy,
     "_local_scalar_dense": copies.local_scalar_dense,
     "equal": masks.equal,
+    "uniform_": checks.uniform_,
     "nonzero": masks.nonzero,
     "masked_select": masks.masked_select,
     "index.Tensor": masks.index,
