@@ -561,7 +561,7 @@ def test_a_failed_call_leaves_the_function_usable(monkeypatch):
             def fail(*_):
                 raise torch_webgpu_compile.DeviceError("no")
 
-            patch.setattr(Device, "download_many", fail)
+            patch.setattr(Device, "start_download", fail)
             with pytest.raises(torch_webgpu_compile.DeviceError):
                 f(x)
         torch.testing.assert_close(f(x), model(x))

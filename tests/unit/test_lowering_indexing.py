@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.harness import capture, check, lower_checked
+from torch_webgpu_compile.lowering import sorting
 
 F = torch.nn.functional
 INDEX = torch.tensor([[0, 2, -1], [1, -3, 0]])
@@ -49,6 +50,7 @@ SCATTERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "index_add": lambda x: x.index_add(1, torch.tensor([0, 0, 2]), x, alpha=2),
     "index_copy": lambda x: x.index_copy(2, torch.tensor([1, 3]), x[..., :2] * 3),
     "index_fill": lambda x: x.index_fill(1, torch.tensor([0, 2]), 5.0),
+    "index_reduce": lambda x: x.index_reduce(1, torch.tensor([0, 0, 2]), x, "prod"),
     "put": lambda x: x.put(torch.tensor([1, -1]), torch.tensor([5.0, 6.0])),
     "setitem": lambda x: _assign(x),
 }
@@ -97,6 +99,7 @@ def test_an_index_that_is_known_is_a_view() -> None:
     assert len(graph.nodes) == 1
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("name", SCATTERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scatters(name: str, dtype: torch.dtype) -> None:
@@ -141,3 +144,54 @@ def test_embedding_gradient() -> None:
 
     check(gradient, torch.randn(5, 3).requires_grad_(), torch.tensor([[0, 1, 4], [4, 4, 2]]))
     check(lambda w: F.embedding(torch.empty(0, dtype=torch.long), w), torch.randn(5, 3))
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+def test_rows_of_scalars_and_of_nothing() -> None:
+    x, one, none = torch.tensor(2.0), torch.tensor([0]), torch.tensor([], dtype=torch.long)
+    check(lambda x: x.index_add(0, one, x * 3), x)
+    check(lambda x: x.index_copy(0, one[0], x * 3), x)
+    check(lambda x: x.index_reduce(0, one[0], x * 3, "amax"), x)
+    rows = sample()
+    check(lambda x: x.index_add(1, none, x[:, :0]), rows)
+    check(lambda x: x.index_reduce(1, none, x[:, :0], "mean"), rows)
+    check(lambda x: x.take(none), rows)
+
+
+@pytest.fixture
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("WHOLE", 4), ("BLOCK", 4), ("FAN", 2)):
+        monkeypatch.setattr(sorting, name, value)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("size", [5, 8, 9, 31])
+def test_long_rows_are_sorted_in_blocks(size: int, descending: bool) -> None:
+    x = torch.randint(0, 9, (2, size), generator=torch.Generator().manual_seed(size)).float()
+    x[0, size // 2] = float("nan")
+    for dtype in (torch.float32, torch.int64, torch.bool, torch.bfloat16):
+        given = x.nan_to_num() if dtype is torch.int64 else x
+        check(lambda x: x.sort(dim=-1, stable=True, descending=descending), given.to(dtype))
+    check(lambda x: x.argsort(dim=0, stable=True, descending=descending), x.t())
+
+
+SEARCHES: dict[str, Callable[..., Any]] = {
+    "searchsorted": lambda edges, x: torch.searchsorted(edges, x),
+    "right": lambda edges, x: torch.searchsorted(edges, x, right=True),
+    "int32": lambda edges, x: torch.searchsorted(edges, x, out_int32=True),
+    "sorter": lambda edges, x: torch.searchsorted(edges.flip(0), x, sorter=edges.argsort().flip(0)),
+    "bucketize": lambda edges, x: torch.bucketize(x, edges),
+    "number": lambda edges, x: torch.searchsorted(edges, 0.3) + 0,
+    "rows": lambda edges, x: torch.searchsorted(edges.repeat(3, 1), x),
+    "nothing": lambda edges, x: torch.searchsorted(edges, x[:0]),
+    "in nothing": lambda edges, x: torch.searchsorted(edges[:0], x),
+}
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 65, 300])  # compared in full, or searched
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches(name: str, count: int) -> None:
+    edges = torch.linspace(-1, 1, count)
+    x = torch.cat([edges[:: count // 3 + 1], torch.tensor([-2.0, 0.01, 5.0, float("nan")])])
+    check(SEARCHES[name], edges, x.expand(3, -1).contiguous())

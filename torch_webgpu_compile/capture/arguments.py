@@ -34,7 +34,12 @@ _STATIC_NUMBERS = frozenset(
 # Operators whose integers may be symbols, but not their floats.
 _STATIC_FLOATS = frozenset({"arange"})
 _STATIC_NAMES = frozenset({"beta1", "beta2", "momentum", "dampening"})
-_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+# Operators that round a number to the tensor's dtype, where most compute in float32 with it.
+_ROUNDING = frozenset(
+    {"eq", "ne", "lt", "le", "gt", "ge", "fill", "full", "full_like", "new_full", "masked_fill"}
+    | {"index_fill", "where", "constant_pad_nd", "threshold", "clamp", "clamp_min", "clamp_max"}
+    | {"hardtanh"}
+)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
@@ -166,10 +171,11 @@ def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | 
     name = _base_name(op)
     if name in _STATIC_FLOATS:
         return False
+    floats = (torch.float32,) if name in _ROUNDING else _FLOATS
     if not found:
-        return (dtype or torch.get_default_dtype()) in _FLOATS
-    if any(d not in (*_FLOATS, *_INTEGERS) for d in found) or dtype not in (None, *_FLOATS):
-        return False
-    if name in _COMPARISONS:  # in the tensor's dtype, to which the number is rounded
-        return all(d not in (torch.float16, torch.bfloat16) for d in found)
-    return any(d in _FLOATS for d in found)
+        return (dtype or torch.get_default_dtype()) in floats
+    return (
+        dtype in (None, *floats)
+        and all(d in floats or d in _INTEGERS for d in found)
+        and any(d in floats for d in found)
+    )

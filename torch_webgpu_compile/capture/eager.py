@@ -83,12 +83,10 @@ def capture_call(
     """
     _check_schema(op)
     leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
-    chosen: frozenset[int] = frozenset()
-    if dynamic or numbers:
-        chosen = symbolic_leaves(op, args, kwargs, leaves)
-    if numbers is False or not dynamic:
-        kept = int if dynamic else float
-        chosen = frozenset(k for k in chosen if type(leaves[k]) is kept)
+    kinds: list[type] = [int] if dynamic else []
+    kinds += [float] if (dynamic if numbers is None else numbers) else []
+    chosen = symbolic_leaves(op, args, kwargs, leaves) if kinds else frozenset()
+    chosen = frozenset(k for k in chosen if type(leaves[k]) in kinds)
     symbolic = dynamic or bool(chosen)
     inputs: StaticInputs | SymbolicInputs
     try:

@@ -39,7 +39,17 @@ def _register() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"PyTorch's place for a device is taken by {name!r}")
-    from . import accelerator, guard, module, moving, pinning, storage_methods
+    from . import (
+        accelerator,
+        data_parallel,
+        guard,
+        module,
+        moving,
+        pinning,
+        process_groups,
+        safetensors_files,
+        storage_methods,
+    )
 
     backend_registration._setup_privateuseone_for_python_backend(
         "webgpu", backend_module=module, device_guard=guard.DeviceGuard()
@@ -49,6 +59,8 @@ def _register() -> None:
     )
     library: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     library.fallback(lambda op, *a, **k: run(op, *a, **k), "PrivateUse1")
+    # The operators that autocast leaves alone; `autocast` has the others.
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     host: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for operator, kernel in pinning.KERNELS.items():
         host.impl(operator, kernel, "CPU")
@@ -57,6 +69,9 @@ def _register() -> None:
     accelerator.install()
     storage_methods.install()
     moving.install()
+    process_groups.install()
+    data_parallel.install()
+    safetensors_files.install()
     parameter: Any = torch.nn.parameter
     tensor: Any = torch.Tensor
     parameter.UninitializedTensorMixin._allowed_methods.append(tensor.webgpu)

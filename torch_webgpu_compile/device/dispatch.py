@@ -65,7 +65,8 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     if type(compiled) is dict:
         compiled = compiled.get(_numbers(leaves), _UNKNOWN)
     if compiled is _UNKNOWN:
-        return _first_time(op, arguments, keywords, leaves, signature)
+        with torch._C._DisableAutocast():  # tracing calls operators: they are this one's parts
+            return _first_time(op, arguments, keywords, leaves, signature)
     if compiled is None:
         return run_on_host(op, arguments, keywords)
     return compiled.run(leaves)

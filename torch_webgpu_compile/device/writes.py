@@ -86,7 +86,9 @@ def write(target: Tensor, value: Tensor) -> bool:
 
 def _write_halves(target: Tensor, value: Tensor) -> bool:
     """A write into more memory than can be bound at once."""
-    reach = [stride * (size - 1) for size, stride in zip(target.shape, target.stride(), strict=True)]
+    reach = [
+        stride * (size - 1) for size, stride in zip(target.shape, target.stride(), strict=True)
+    ]
     dim = reach.index(max(reach))
     half = target.shape[dim] // 2
     return all(

@@ -19,12 +19,17 @@ FAMILIES = (
     "pooling_backward",
     "joining",
     "indexing",
+    "embedding_bags",
     "scans",
+    "searching",
     "sorting",
     "resampling",
     "products",
     "scatter_reductions",
     "special",
+    "bessel",
+    "normal",
+    "polygamma",
 )
 
 

@@ -19,7 +19,7 @@ from .pointwise import plus
 from .promotion import Operand
 from .registry import NotLowered, lowers
 from .scattering import scatter
-from .value import IndexLike, Value, broadcast_index, expand, positions, view
+from .value import IndexLike, Value, broadcast_index, expand, positions, reshape, view
 
 aten = torch.ops.aten
 
@@ -76,6 +76,16 @@ def lower_index_select(builder: Builder, self: Value, dim: int, index: Value) ->
     position = index.at([entry] if index.rank else [])
     at[dim] = data_index(position, self.sizes[dim], wrap=False)
     return gathered(builder, self, at, out.sizes)
+
+
+@lowers(aten.take.default)
+def lower_take(builder: Builder, self: Value, index: Value) -> Value:
+    """Elements at row-major positions, which may be negative."""
+    if index.is_empty:
+        return Value(self.dtype, index.sizes, const(0, self.dtype))
+    flat = reshape(self, [self.numel])
+    position = data_index(index.body, self.numel, wrap=True)
+    return gathered(builder, flat, [position], index.sizes)
 
 
 @lowers(aten.gather.default)
@@ -244,10 +254,13 @@ def _rows(
     builder: Builder, self: Value, dim: int, index: Value, source: Value, accumulate: bool
 ) -> Value:
     """Whole slices along ``dim`` at the positions in a vector."""
-    if not self.rank or index.is_empty or self.is_empty:
-        raise NotLowered("index_add or index_copy of a scalar or nothing")
+    if index.is_empty or self.is_empty:
+        return self
+    if not self.rank:
+        whole = _rows(builder, _at_least_1d(self), 0, index, _at_least_1d(source), accumulate)
+        return view(whole, (), [ZERO])
     dim %= self.rank
-    index = _at_least_1d(index)
+    index, source = _at_least_1d(index), _at_least_1d(source)
     at: list[IndexLike] = list(positions(source.sizes))
     at[dim] = data_index(index.at([positions(source.sizes)[dim]]), self.sizes[dim], wrap=False)
     return scatter(builder, self, source.sizes, at, cast(source.body, self.dtype), accumulate)

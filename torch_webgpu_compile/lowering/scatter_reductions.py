@@ -149,9 +149,14 @@ def lower_index_reduce(
     include_self: bool = True,
 ) -> Value:
     """Whole slices: the index is a vector along ``dim``."""
-    if not self.rank or self.is_empty or index.is_empty:
-        raise NotLowered("index_reduce of a scalar or nothing")
+    if self.is_empty or index.is_empty:
+        return self
+    if not self.rank:
+        single = as_value(source, (), self.dtype) if not source.rank else reshape(source, ())
+        return _along(builder, self, 0, index, single, reduce, include_self)
     dim %= self.rank
+    if not source.rank:
+        source = reshape(source, [ONE])
     vector = index if index.rank else reshape(index, [ONE])
     along = positions(source.sizes)[dim]
     spread = Value(index.dtype, source.sizes, vector.at([along]))

@@ -1,7 +1,8 @@
-"""Sorting of short rows by counting. Source: ATen ``sort``, ``topk``, ``median``, ``kthvalue``.
+"""Sorting by counting. Source: ATen ``sort``, ``topk``, ``median``, ``kthvalue``.
 
-An element's rank is the number of elements before it in the order, found by comparing all pairs of
-a row; a scatter then puts every element at its rank. Longer rows go to the host.
+An element's rank is the number of elements before it in the order; a scatter puts every element at
+its rank. In short rows, and in blocks of long ones, ranks are found by comparing all pairs. Sorted
+blocks are then merged, many at a time, with a binary search in each for every element.
 """
 
 from __future__ import annotations
@@ -9,19 +10,25 @@ from __future__ import annotations
 import torch
 
 from .. import dtypes
-from ..dtypes import Kind
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, IntLike, as_expr
-from .builder import Builder
-from .promotion import compute_dtype, promote
+from .builder import Builder, masked
+from .convolution import all_of, in_range
+from .promotion import compute_dtype
 from .reductions import Reducing
 from .registry import NotLowered, lowers
+from .searching import before, binary_search, order_key
 from .value import IndexLike, Value, permute, positions, reshape, slice_dim
 
 aten = torch.ops.aten
 
 # n² comparisons a row: at 4096 that is 16 M, about the work of a 256³ matrix product.
 LONGEST_ROW = 4096
+# Longer rows than this are sorted in blocks. A million elements are 512 comparisons each, then 8
+# searches of 10 steps, 8 of 13, ….
+WHOLE = 2048
+BLOCK = 512
+FAN = 8
 
 
 def _last(value: Value, dim: int) -> Value:
@@ -36,56 +43,88 @@ def _back(value: Value, dim: int) -> Value:
     return permute(value, dims)
 
 
-def _before(a: Scalar, b: Scalar, descending: bool) -> Scalar:
-    """Whether a comes before b, apart from ties; NaN counts as the largest."""
-    name = "gt" if descending else "lt"
-    less = apply(name, a, b)
-    if not a.dtype.is_float:
-        return less
-    first, second = (a, b) if descending else (b, a)
-    nan = apply("bitwise_and", apply("isnan", first), apply("bitwise_not", apply("isnan", second)))
-    return apply("bitwise_or", less, nan)
+def ranks(builder: Builder, value: Value, descending: bool, block: Expr) -> Value:
+    """Each element's position in its block of the last dimension when that is sorted.
 
-
-def ranks(builder: Builder, value: Value, descending: bool) -> Value:
-    """Each element's position in its (last dimension's) row when sorted; ties keep their order."""
+    Ties keep their order.
+    """
     size = value.sizes[-1]
     *rows, at = positions(value.sizes)
-    (r,) = positions((size,), "r")
-    dtype = compute_dtype(value.dtype)
-    if value.dtype.kind is Kind.BOOL:
-        dtype = dtypes.int32
-    mine = cast(value.body, dtype)
-    other = cast(value.at([*rows, r]), dtype)
-    earlier = apply("lt", Index(r), Index(at))
+    (r,) = positions((block,), "r")
+    place = r if block is size else at // block * block + r
+    inside = all_of(in_range(place, size))
+    mine, other = order_key(value.body), order_key(value.at([*rows, place]))
     tied = apply(
         "bitwise_not",
-        apply("bitwise_or", _before(mine, other, descending), _before(other, mine, descending)),
+        apply("bitwise_or", before(mine, other, descending), before(other, mine, descending)),
     )
+    earlier = apply("lt", Index(place), Index(at))
     first = apply(
-        "bitwise_or", _before(other, mine, descending), apply("bitwise_and", tied, earlier)
+        "bitwise_or", before(other, mine, descending), apply("bitwise_and", tied, earlier)
     )
-    return builder.reduce("sum", cast(first, dtypes.int32), value.sizes, (size,), name="rank")
+    body = masked(inside, cast(first, dtypes.int32), const(0, dtypes.int32))
+    return builder.reduce("sum", body, value.sizes, (block,), name="rank")
 
 
 def sort_last(builder: Builder, value: Value, descending: bool) -> tuple[Value, Value | None]:
     """(sorted values, their positions) along the last dimension; positions only if used."""
     size = value.sizes[-1]
-    if not (size.is_constant and size.constant <= LONGEST_ROW):
-        raise NotLowered(f"sorting rows of {size} elements: at most {LONGEST_ROW} here")
+    at = positions(value.sizes)[-1]
+    starts = Value(dtypes.int64, value.sizes, Index(at)) if builder.is_used(1) else None
     if value.is_empty or size is ONE:
-        return value, Value(dtypes.int64, value.sizes, const(0, dtypes.int64))
-    rank = ranks(builder, value, descending)
-    *rows, at = positions(value.sizes)
-    index: list[IndexLike] = [*rows, cast(rank.body, dtypes.int64)]
-    sizes = value.sizes
-    zeros = Value(value.dtype, sizes, const(0, value.dtype))
-    values = builder.scatter(zeros, sizes, index, value.body, accumulate=False)
-    if not builder.is_used(1):
-        return values, None
-    starts = Value(dtypes.int64, sizes, const(0, dtypes.int64))
-    indices = builder.scatter(starts, sizes, index, Index(at), accumulate=False)
+        return value, starts
+    if not size.is_constant:
+        raise NotLowered(f"sorting rows of {size} elements")
+    block = size if size.constant <= WHOLE else as_expr(BLOCK)
+    rank = cast(ranks(builder, value, descending, block).body, dtypes.int64)
+    place = rank if block is size else apply("add", Index(at // block * block), rank)
+    values, indices = _moved(builder, value, starts, place)
+    while block is not size and block.constant < size.constant:
+        rank = cast(_merged(builder, values, descending, block).body, dtypes.int64)
+        block = block * FAN
+        place = apply("add", Index(at // block * block), rank)
+        values, indices = _moved(builder, values, indices, place)
     return values, indices
+
+
+def _moved(
+    builder: Builder, values: Value, indices: Value | None, place: Scalar
+) -> tuple[Value, Value | None]:
+    """Both with every element at ``place`` in its row."""
+    index: list[IndexLike] = [*positions(values.sizes)[:-1], place]
+
+    def moved(value: Value) -> Value:
+        return builder.scatter(value, value.sizes, index, value.body, accumulate=False)
+
+    return moved(values), None if indices is None else moved(indices)
+
+
+def _merged(builder: Builder, values: Value, descending: bool, block: Expr) -> Value:
+    """Each element's position when `FAN` sorted blocks become one.
+
+    It is its position in its own block and, for every other block, the number of elements that come
+    before it there; of equal elements those in earlier blocks do.
+    """
+    size = values.sizes[-1]
+    *rows, at = positions(values.sizes)
+    (r,) = positions((as_expr(FAN),), "r")
+    own = at // block % FAN
+    start = (at // (block * FAN) * FAN + r) * block
+    key = order_key(values.body)
+    earlier = apply("lt", Index(r), Index(own))
+
+    def comes_first(position: Scalar) -> Scalar:
+        place = apply("minimum", apply("add", Index(start), position), Index(size - 1))
+        other = order_key(values.at([*rows, place]))
+        not_after = apply("bitwise_not", before(key, other, descending))
+        return apply("where", earlier, not_after, before(other, key, descending))
+
+    left = apply("minimum", Index(size - start), Index(block))
+    found = binary_search(comes_first, apply("maximum", left, const(0, dtypes.int64)), block)
+    mine = apply("eq", Index(r), Index(own))
+    body = apply("where", mine, Index(at % block), found)
+    total = cast(body, dtypes.int32)
+    return builder.reduce("sum", total, values.sizes, (as_expr(FAN),), name="rank")
 
 
 def _sort(builder: Builder, value: Value, dim: int, descending: bool) -> tuple[Value, Value | None]:
@@ -223,54 +262,3 @@ def _median_all(builder: Builder, value: Value, ignore_nan: bool) -> Value:
     flat = reshape(value, [value.numel])
     builder.used = frozenset({0})
     return _median(builder, flat, 0, False, ignore_nan)[0]
-
-
-@lowers(aten.searchsorted.Tensor)
-def lower_searchsorted(
-    builder: Builder,
-    sorted_sequence: Value,
-    self: Value,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Value | None = None,
-) -> Value:
-    """How many elements of the sorted rows come before each value."""
-    if sorter is not None or sorted_sequence.is_empty or self.is_empty:
-        raise NotLowered("searchsorted with a sorter or nothing to search")
-    after = right or side == "right"
-    return _count_before(builder, sorted_sequence, self, after)
-
-
-@lowers(aten.bucketize.Tensor)
-def lower_bucketize(
-    builder: Builder,
-    self: Value,
-    boundaries: Value,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-) -> Value:
-    if boundaries.is_empty or self.is_empty:
-        raise NotLowered("bucketize of nothing")
-    return _count_before(builder, boundaries, self, right)
-
-
-def _count_before(builder: Builder, edges: Value, value: Value, after: bool) -> Value:
-    count = edges.sizes[-1]
-    if not (count.is_constant and count.constant <= LONGEST_ROW):
-        raise NotLowered(f"searching rows of {count} elements: at most {LONGEST_ROW} here")
-    (r,) = positions((count,), "r")
-    index = positions(value.sizes)
-    rows = index[:-1] if edges.rank > 1 else ()
-    common = promote(value.dtype, edges.dtype)
-    assert common is not None
-    dtype = compute_dtype(common)
-    edge, mine = cast(edges.at([*rows, r]), dtype), cast(value.body, dtype)
-    # NaN sorts last: an edge is before NaN unless it is NaN and ties count as after.
-    found = (
-        apply("bitwise_not", _before(mine, edge, False)) if after else _before(edge, mine, False)
-    )
-    total = builder.reduce("sum", cast(found, dtypes.int32), value.sizes, (count,), name="count")
-    return builder.pointwise(cast(total.body, builder.out.dtype), value.sizes)

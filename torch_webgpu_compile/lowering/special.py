@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -16,47 +15,36 @@ from .promotion import compute_dtype, float_dtype
 from .reductions import converted
 from .registry import NotLowered, lowers
 from .scans import inclusive_scan
+from .series import number, polynomial
 from .sorting import LONGEST_ROW
 from .value import Value, positions
 
 aten = torch.ops.aten
 
 
-def _number(value: float, like: Scalar) -> Scalar:
-    return const(value, like.dtype)
-
-
-def _polynomial(x: Scalar, coefficients: Sequence[float]) -> Scalar:
-    """Horner's rule, the coefficient of the highest power first."""
-    total = _number(coefficients[0], x)
-    for coefficient in coefficients[1:]:
-        total = apply("add", apply("mul", total, x), _number(coefficient, x))
-    return total
-
-
-def _erfinv(y: Scalar) -> Scalar:
+def erfinv(y: Scalar) -> Scalar:
     """A rational approximation, then two steps of Newton's method."""
     square = apply("square", y)
-    numerator = _polynomial(square, (-0.140543331, 0.914624893, -1.645349621, 0.886226899))
-    denominator = _polynomial(square, (0.012229801, -0.329097515, 1.442710462, -2.118377725, 1))
+    numerator = polynomial(square, (-0.140543331, 0.914624893, -1.645349621, 0.886226899))
+    denominator = polynomial(square, (0.012229801, -0.329097515, 1.442710462, -2.118377725, 1))
     central = apply("div", apply("mul", y, numerator), denominator)
     magnitude = apply("abs", y)
-    rest = apply("mul", apply("sub", _number(1, y), magnitude), _number(0.5, y))
+    rest = apply("mul", apply("sub", number(1, y), magnitude), number(0.5, y))
     z = apply("sqrt", apply("neg", apply("log", rest)))
-    numerator = _polynomial(z, (1.641345311, 3.429567803, -1.624906493, -1.970840454))
-    tail = apply("div", numerator, _polynomial(z, (1.6370678, 3.5438892, 1)))
+    numerator = polynomial(z, (1.641345311, 3.429567803, -1.624906493, -1.970840454))
+    tail = apply("div", numerator, polynomial(z, (1.6370678, 3.5438892, 1)))
     x = apply("where", _le(magnitude, 0.7), central, apply("copysign", tail, y))
     for _ in range(2):
         slope = apply("exp", apply("neg", apply("square", x)))
-        slope = apply("mul", slope, _number(2 / math.sqrt(math.pi), x))
+        slope = apply("mul", slope, number(2 / math.sqrt(math.pi), x))
         x = apply("sub", x, apply("div", apply("sub", apply("erf", x), y), slope))
-    infinity = apply("copysign", _number(math.inf, y), y)
-    x = apply("where", apply("eq", magnitude, _number(1, y)), infinity, x)
-    return apply("where", _le(magnitude, 1), x, _number(math.nan, y))
+    infinity = apply("copysign", number(math.inf, y), y)
+    x = apply("where", apply("eq", magnitude, number(1, y)), infinity, x)
+    return apply("where", _le(magnitude, 1), x, number(math.nan, y))
 
 
 def _le(x: Scalar, bound: float) -> Scalar:
-    return apply("le", x, _number(bound, x))
+    return apply("le", x, number(bound, x))
 
 
 # Lanczos' approximation with g = 7 (Godfrey's coefficients).
@@ -74,28 +62,28 @@ _LANCZOS = (
 
 def _lgamma_positive(x: Scalar) -> Scalar:
     """log Γ(x) for x ≥ 0.5."""
-    one = _number(1, x)
-    series = _number(0.99999999999980993, x)
+    one = number(1, x)
+    series = number(0.99999999999980993, x)
     for k, coefficient in enumerate(_LANCZOS):
-        term = apply("div", _number(coefficient, x), apply("add", x, _number(float(k), x)))
+        term = apply("div", number(coefficient, x), apply("add", x, number(float(k), x)))
         series = apply("add", series, term)
-    t = apply("add", x, _number(6.5, x))
-    power = apply("mul", apply("sub", x, _number(0.5, x)), apply("sub", apply("log", t), one))
-    total = apply("sub", power, _number(7.0 - 0.5 * math.log(2 * math.pi), x))
+    t = apply("add", x, number(6.5, x))
+    power = apply("mul", apply("sub", x, number(0.5, x)), apply("sub", apply("log", t), one))
+    total = apply("sub", power, number(7.0 - 0.5 * math.log(2 * math.pi), x))
     return apply("add", total, apply("log", series))
 
 
 def _lgamma(x: Scalar) -> Scalar:
     """By reflection below 0.5: log(π / |sin πx|) − log Γ(1 − x)."""
-    below = apply("lt", x, _number(0.5, x))
-    one = _number(1, x)
+    below = apply("lt", x, number(0.5, x))
+    one = number(1, x)
     positive = _lgamma_positive(apply("where", below, apply("sub", one, x), x))
     fraction = apply("sub", x, apply("floor", x))
-    sine = apply("abs", apply("sin", apply("mul", fraction, _number(math.pi, x))))
-    reflected = apply("sub", _number(math.log(math.pi), x), apply("log", sine))
+    sine = apply("abs", apply("sin", apply("mul", fraction, number(math.pi, x))))
+    reflected = apply("sub", number(math.log(math.pi), x), apply("log", sine))
     value = apply("where", below, apply("sub", reflected, positive), positive)
-    pole = apply("bitwise_and", _le(x, 0), apply("eq", fraction, _number(0, x)))
-    return apply("where", apply("bitwise_or", pole, apply("isinf", x)), _number(math.inf, x), value)
+    pole = apply("bitwise_and", _le(x, 0), apply("eq", fraction, number(0, x)))
+    return apply("where", apply("bitwise_or", pole, apply("isinf", x)), number(math.inf, x), value)
 
 
 # −Bₖ / k for k = 14, 12, …, 2, and a 0.
@@ -108,36 +96,36 @@ def _digamma_positive(x: Scalar) -> Scalar:
     Its first omitted term is 1e-10 at y = 6 with 4 terms, and 4e-17 at y = 10 with 7.
     """
     steps, terms = (10, 8) if x.dtype is dtypes.float64 else (6, 5)
-    total = _number(0, x)
+    total = number(0, x)
     for k in range(steps):
-        step = apply("reciprocal", apply("add", x, _number(float(k), x)))
+        step = apply("reciprocal", apply("add", x, number(float(k), x)))
         total = apply("sub", total, step)
-    y = apply("add", x, _number(float(steps), x))
+    y = apply("add", x, number(float(steps), x))
     z = apply("reciprocal", apply("square", y))
-    tail = _polynomial(z, _BERNOULLI[-terms:])
-    half = apply("div", _number(0.5, y), y)
+    tail = polynomial(z, _BERNOULLI[-terms:])
+    half = apply("div", number(0.5, y), y)
     series = apply("add", apply("sub", apply("log", y), half), tail)
     return apply("add", total, series)
 
 
 def _digamma(x: Scalar) -> Scalar:
     """By reflection at and below 0: ψ(1 − x) − π / tan(πx)."""
-    zero, one = _number(0, x), _number(1, x)
+    zero, one = number(0, x), number(1, x)
     below = _le(x, 0)
     positive = _digamma_positive(apply("where", below, apply("sub", one, x), x))
     fraction = apply("sub", x, apply("trunc", x))
-    cotangent = apply("tan", apply("mul", fraction, _number(math.pi, x)))
-    reflected = apply("sub", positive, apply("div", _number(math.pi, x), cotangent))
+    cotangent = apply("tan", apply("mul", fraction, number(math.pi, x)))
+    reflected = apply("sub", positive, apply("div", number(math.pi, x), cotangent))
     value = apply("where", below, reflected, positive)
     whole = apply("bitwise_and", below, apply("eq", fraction, zero))
-    value = apply("where", whole, _number(math.nan, x), value)
-    pole = apply("copysign", _number(math.inf, x), apply("neg", x))
+    value = apply("where", whole, number(math.nan, x), value)
+    pole = apply("copysign", number(math.inf, x), apply("neg", x))
     return apply("where", apply("eq", x, zero), pole, value)
 
 
 @lowers(aten.erfinv.default)
 def lower_erfinv(builder: Builder, self: Value) -> Value:
-    return elementwise(builder, _erfinv, self, dtype=float_dtype(self.dtype))
+    return elementwise(builder, erfinv, self, dtype=float_dtype(self.dtype))
 
 
 @lowers(aten.lgamma.default)
@@ -155,7 +143,7 @@ def lower_angle(builder: Builder, self: Value) -> Value:
     """Of real numbers: π below 0, NaN of NaN."""
 
     def body(x: Scalar) -> Scalar:
-        angle = apply("where", apply("lt", x, _number(0, x)), _number(math.pi, x), _number(0, x))
+        angle = apply("where", apply("lt", x, number(0, x)), number(math.pi, x), number(0, x))
         return apply("where", apply("isnan", x), x, angle)
 
     return elementwise(builder, body, self, dtype=float_dtype(self.dtype))

@@ -140,7 +140,7 @@ def test_views_of_other_dtypes():
         x[4:6] = 1.5
         octets[41:60:3] = 7
         halves[33:40] = 2.0
-        octets[100:104].view(torch.int32).fill_(-1)
+        octets[100:104].view(torch.int32).fill_(77)  # not NaN: its sign is not defined
         x[8:].mul_(2)
         return x, bits, halves, octets, octets[8:16].view(torch.int64)
 

@@ -1,0 +1,256 @@
+"""Sums, means and maxima of bags of embeddings. Source: ATen ``EmbeddingBag.cpp``.
+
+Shapes: weight [N, D], indices [n], offsets [B], where bags start in ``indices`` (with
+``include_last_offset`` one more, the end of the last bag); result [B, D].
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .. import dtypes
+from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..sizes import Expr, IntLike
+from .builder import Builder, masked
+from .indexing import data_index
+from .promotion import compute_dtype
+from .registry import NotLowered, lowers
+from .scattering import scatter
+from .searching import binary_search
+from .sorting import LONGEST_ROW
+from .value import Value, positions
+
+aten = torch.ops.aten
+
+SUM, MEAN, MAX = range(3)
+
+
+def _zeros(like: Value) -> Value:
+    return Value(like.dtype, like.sizes, const(0, like.dtype))
+
+
+def _zero(value: Scalar) -> Scalar:
+    return const(0, value.dtype)
+
+
+def _result(builder: Builder, number: int) -> Value:
+    """Result ``number``, filled with zeros."""
+    signature = builder.results[number]
+    assert signature is not None
+    return Value(signature.dtype, signature.sizes, const(0, signature.dtype))
+
+
+def _bags(builder: Builder, offsets: Value, count: Expr) -> Value:
+    """The bag of each of ``count`` samples: the last one that starts at or before it."""
+    (at,) = positions((count,))
+
+    def starts(position: Scalar) -> Scalar:
+        return apply("le", cast(offsets.at([position]), dtypes.int64), Index(at))
+
+    bags = offsets.sizes[0]
+    found = binary_search(starts, Index(bags), bags)
+    body = apply("sub", found, const(1, dtypes.int64))
+    return builder.pointwise(body, (count,), name="bags")
+
+
+def _is_kept(row: Scalar, padding_idx: IntLike) -> Scalar:
+    """Whether a sample counts: all do but those of the padding row."""
+    if isinstance(padding_idx, int) and padding_idx < 0:
+        return const(True, dtypes.bool_)
+    assert isinstance(padding_idx, int)
+    return apply("ne", row, const(padding_idx, dtypes.int64))
+
+
+def _bag_sizes(
+    builder: Builder, rows: Value, bags: Value, like: Value, padding_idx: IntLike
+) -> Value:
+    """How many samples of each bag count."""
+    kept = cast(_is_kept(cast(rows.body, dtypes.int64), padding_idx), like.dtype)
+    return scatter(builder, _zeros(like), rows.sizes, [bags.body], kept, accumulate=True)
+
+
+@lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def lower_embedding_bag(
+    builder: Builder,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Value | None = None,
+    include_last_offset: bool = False,
+    padding_idx: IntLike = -1,
+) -> tuple[Value, Value, Value, Value]:
+    """(result, bag of each sample, samples of each bag, rows of the maxima)."""
+    out, offset2bag, bag_size, max_indices = (_result(builder, k) for k in range(4))
+    if indices.is_empty or out.is_empty:
+        return out, offset2bag, bag_size, max_indices
+    bags = _bags(builder, offsets, indices.sizes[0])
+    if not offset2bag.is_empty:
+        offset2bag = bags.cast(offset2bag.dtype)
+    sizes = _bag_sizes(builder, indices, bags, Value(bag_size.dtype, out.sizes[:1], bag_size.body),
+                       padding_idx)  # fmt: skip
+    if mode == MAX:
+        if per_sample_weights is not None:
+            raise NotLowered("the maximum of weighted embeddings")
+        result, maxima = _maximum(builder, weight, indices, bags, out, padding_idx)
+        if max_indices.sizes == maxima.sizes:
+            max_indices = maxima.cast(max_indices.dtype)
+    else:
+        result = _sum(builder, weight, indices, bags, out, per_sample_weights, padding_idx)
+        if mode == MEAN:
+            bag, column = positions(out.sizes)
+            size = apply("maximum", sizes.at([bag]), const(1, sizes.dtype))
+            mean = apply("div", result.at([bag, column]), cast(size, result.dtype))
+            result = Value(result.dtype, out.sizes, mean)
+        result = builder.pointwise(cast(result.body, out.dtype), out.sizes)
+    return result, offset2bag, sizes if bag_size.sizes == sizes.sizes else bag_size, max_indices
+
+
+def _sum(
+    builder: Builder,
+    weight: Value,
+    indices: Value,
+    bags: Value,
+    out: Value,
+    per_sample_weights: Value | None,
+    padding_idx: IntLike,
+) -> Value:
+    """Every sample's row added to its bag, in the compute dtype."""
+    dtype = compute_dtype(out.dtype)
+    sizes = (indices.sizes[0], out.sizes[1])
+    sample, column = positions(sizes)
+    row = data_index(indices.at([sample]), weight.sizes[0], wrap=False)
+    body = cast(weight.at([row, column]), dtype)
+    if per_sample_weights is not None:
+        body = apply("mul", body, cast(per_sample_weights.at([sample]), dtype))
+    body = masked(_is_kept(row, padding_idx), body, _zero(body))
+    zeros = Value(dtype, out.sizes, const(0, dtype))
+    return scatter(builder, zeros, sizes, [bags.at([sample]), column], body, accumulate=True)
+
+
+def _maximum(
+    builder: Builder,
+    weight: Value,
+    indices: Value,
+    bags: Value,
+    out: Value,
+    padding_idx: IntLike,
+) -> tuple[Value, Value]:
+    """(maxima, the rows that they are from); both 0 for empty bags."""
+    count = indices.sizes[0]
+    if not (count.is_constant and count.constant <= LONGEST_ROW):
+        raise NotLowered(f"the maximum over bags of {count} samples")
+    dtype = compute_dtype(out.dtype)
+    bag, column = positions(out.sizes)
+    (r,) = positions((count,), "r")
+    row = data_index(indices.at([r]), weight.sizes[0], wrap=False)
+    inside = apply("eq", bags.at([r]), Index(bag))
+    inside = apply("bitwise_and", inside, _is_kept(row, padding_idx))
+    lowest = const(float("-inf"), dtype)
+    value = masked(inside, cast(weight.at([row, column]), dtype), lowest)
+    place = builder.reduce("argmax", value, out.sizes, (count,), name="place")
+    hits = builder.reduce("sum", cast(inside, dtypes.int32), out.sizes, (count,), name="hits")
+    some = apply("gt", hits.body, const(0, dtypes.int32))
+    row = data_index(indices.at([place.body]), weight.sizes[0], wrap=False)
+    where = builder.pointwise(apply("where", some, row, _zero(row)), out.sizes, name="rows")
+    best = masked(some, weight.at([where.body, column]), const(0, weight.dtype))
+    return builder.pointwise(best, out.sizes), where
+
+
+@lowers(aten._embedding_bag_backward.default)
+def lower_backward(
+    builder: Builder,
+    grad: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    bag_size: Value,
+    maximum_indices: Value,
+    num_weights: IntLike,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Value | None,
+    padding_idx: IntLike = -1,
+) -> Value:
+    if sparse:
+        raise NotLowered("sparse gradients")
+    bags = offset2bag
+    if bags.is_empty and not indices.is_empty:
+        bags = _bags(builder, offsets, indices.sizes[0])
+    return lower_dense_backward(
+        builder, grad, indices, bags, bag_size, maximum_indices, num_weights, scale_grad_by_freq,
+        mode, per_sample_weights, padding_idx,
+    )  # fmt: skip
+
+
+@lowers(aten._embedding_bag_dense_backward.default)
+def lower_dense_backward(
+    builder: Builder,
+    grad: Value,
+    indices: Value,
+    offset2bag: Value,
+    bag_size: Value,
+    maximum_indices: Value,
+    num_weights: IntLike,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Value | None,
+    padding_idx: IntLike = -1,
+) -> Value:
+    """Every bag's gradient added to the rows of its samples, or to those of its maxima."""
+    if scale_grad_by_freq:
+        raise NotLowered("scale_grad_by_freq")
+    zeros = _result(builder, 0)
+    if grad.is_empty or indices.is_empty:
+        return zeros
+    rows = zeros.sizes[0]
+    if mode == MAX:
+        bag, column = positions(grad.sizes)
+        some = apply("gt", bag_size.at([bag]), const(0, bag_size.dtype))
+        body = masked(some, grad.body, _zero(grad.body))
+        row = data_index(maximum_indices.body, rows, wrap=False)
+        return scatter(builder, zeros, grad.sizes, [row, column], body, accumulate=True)
+    sizes = (indices.sizes[0], grad.sizes[1])
+    sample, column = positions(sizes)
+    row = data_index(indices.at([sample]), rows, wrap=False)
+    own = cast(offset2bag.at([sample]), dtypes.int64)
+    body = cast(grad.at([own, column]), compute_dtype(grad.dtype))
+    if per_sample_weights is not None:
+        body = apply("mul", body, cast(per_sample_weights.at([sample]), body.dtype))
+    if mode == MEAN:
+        size = apply("maximum", bag_size.at([own]), const(1, bag_size.dtype))
+        body = apply("div", body, cast(size, body.dtype))
+    body = masked(_is_kept(row, padding_idx), body, _zero(body))
+    return scatter(builder, zeros, sizes, [row, column], cast(body, zeros.dtype), accumulate=True)
+
+
+@lowers(aten._embedding_bag_per_sample_weights_backward.default)
+def lower_per_sample_weights_backward(
+    builder: Builder,
+    grad: Value,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    mode: int,
+    padding_idx: IntLike = -1,
+) -> Value:
+    """The product of each sample's row with the gradient of its bag."""
+    out = builder.out
+    if indices.is_empty or grad.is_empty:
+        return _result(builder, 0)
+    bags = offset2bag
+    if bags.is_empty:
+        bags = _bags(builder, offsets, indices.sizes[0])
+    dtype = compute_dtype(out.dtype)
+    (sample,) = positions(out.sizes)
+    (column,) = positions((weight.sizes[1],), "r")
+    row = data_index(indices.at([sample]), weight.sizes[0], wrap=False)
+    own = cast(bags.at([sample]), dtypes.int64)
+    body = apply("mul", cast(weight.at([row, column]), dtype), cast(grad.at([own, column]), dtype))
+    body = masked(_is_kept(row, padding_idx), body, _zero(body))
+    total = builder.reduce("sum", body, out.sizes, (weight.sizes[1],), name="sum")
+    return builder.pointwise(cast(total.body, out.dtype), out.sizes)

@@ -1,0 +1,103 @@
+"""Derivatives of the digamma function. Source of the operator: ATen ``polygamma``."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import torch
+
+from ..ir.scalar import Scalar, apply
+from ..sizes import IntLike
+from .builder import Builder
+from .pointwise import elementwise
+from .promotion import float_dtype
+from .registry import NotLowered, lowers
+from .series import is_double, number, polynomial
+from .special import lower_digamma
+from .value import Value
+
+aten = torch.ops.aten
+
+_MOST = 20  # coefficients grow as n!: those of derivative 20 still fit float32
+
+
+def _bernoulli(count: int) -> list[Fraction]:
+    """B₀, B₁, …: Σ over j ≤ k of C(k + 1, j) Bⱼ is 0."""
+    found: list[Fraction] = []
+    for k in range(count):
+        total = sum((math.comb(k + 1, j) * found[j] for j in range(k)), Fraction(0))
+        found.append(Fraction(1) if k == 0 else -total / (k + 1))
+    return found
+
+
+def _power(x: Scalar, n: int) -> Scalar:
+    """x to the n ≥ 1, by multiplication."""
+    if n == 1:
+        return x
+    half = _power(apply("square", x), n // 2)
+    return apply("mul", half, x) if n % 2 else half
+
+
+def _hurwitz_zeta(x: Scalar, s: int) -> Scalar:
+    """Σ over k ≥ 0 of 1 / (x + k)ˢ for x ≥ ½: some terms, then Euler's and Maclaurin's formula."""
+    steps, terms = (12, 9) if is_double(x) else (8, 4)
+    total: Scalar | None = None
+    for k in range(steps):
+        term = apply("reciprocal", _power(apply("add", x, number(float(k), x)), s))
+        total = term if total is None else apply("add", total, term)
+    assert total is not None
+    y = apply("add", x, number(float(steps), x))
+    # y^(1-s) / (s - 1) + y^-s / 2 + Σ over j of B₂ⱼ / (2j)! · s (s + 1) … (s + 2j - 2) / y^(s+2j-1)
+    bernoulli = _bernoulli(2 * terms + 1)
+    factors = []
+    for j in range(1, terms + 1):
+        rising = math.prod(range(s, s + 2 * j - 1))
+        factors.append(float(bernoulli[2 * j] * rising / math.factorial(2 * j)))
+    z = apply("reciprocal", apply("square", y))
+    series = apply("mul", polynomial(z, factors[::-1]), apply("reciprocal", y))
+    head = apply("mul", y, number(1 / (s - 1), x))
+    tail = apply("add", apply("add", series, number(0.5, x)), head)
+    return apply("add", total, apply("mul", tail, apply("reciprocal", _power(y, s))))
+
+
+def _cotangent_derivative(n: int) -> list[int]:
+    """The nth derivative of cot as a polynomial in cot, lowest power first: P' · -(1 + c²)."""
+    found = [0, 1]
+    for _ in range(n):
+        slope = [k * factor for k, factor in enumerate(found)][1:]
+        found = [0] * (len(slope) + 2)
+        for k, factor in enumerate(slope):
+            found[k] -= factor
+            found[k + 2] -= factor
+    return found
+
+
+def _polygamma(x: Scalar, n: int) -> Scalar:
+    """(-1)ⁿ⁺¹ n! ζ(n + 1, x), or below ½ by reflection -πⁿ⁺¹ cot⁽ⁿ⁾(πx) - n! ζ(n + 1, 1 - x)."""
+    below = apply("lt", x, number(0.5, x))
+    at = apply("where", below, apply("sub", number(1, x), x), x)
+    sign = 1.0 if n % 2 else -1.0
+    zeta = apply("mul", _hurwitz_zeta(at, n + 1), number(float(math.factorial(n)), x))
+    fraction = apply("sub", x, apply("round", x))
+    angle = apply("mul", fraction, number(math.pi, x))
+    cotangent = apply("reciprocal", apply("tan", angle))
+    factors = [float(factor) * math.pi ** (n + 1) for factor in _cotangent_derivative(n)]
+    reflected = apply("neg", apply("add", polynomial(cotangent, factors[::-1]), zeta))
+    value = apply("where", below, reflected, apply("mul", zeta, number(sign, x)))
+    whole = apply("eq", fraction, number(0, x))
+    if n == 1:
+        value = apply("where", apply("eq", x, number(math.inf, x)), number(0, x), value)
+    else:  # to PyTorch, -∞ is one of the negative integers
+        whole = apply("bitwise_or", whole, apply("isinf", x))
+    pole = apply("bitwise_and", whole, below)
+    return apply("where", pole, number(sign * math.inf, x), value)
+
+
+@lowers(aten.polygamma.default)
+def lower_polygamma(builder: Builder, n: IntLike, self: Value) -> Value:
+    if n == 0:
+        return lower_digamma(builder, self)
+    if not isinstance(n, int) or n > _MOST:
+        raise NotLowered(f"derivative {n} of the digamma function")
+    return elementwise(builder, lambda x: _polygamma(x, n), self, dtype=float_dtype(self.dtype))
