@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 
-from . import autoload, copies, distributed, factories, foreach, masks, printing, views
+from . import (
+    autoload,
+    checks,
+    copies,
+    distributed,
+    factories,
+    foreach,
+    masks,
+    printing,
+    views,
+)
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -45,6 +55,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_to_copy": copies.to_copy,
     "_local_scalar_dense": copies.local_scalar_dense,
     "equal": masks.equal,
+    "uniform_": checks.uniform_,
     "nonzero": masks.nonzero,
     "masked_select": masks.masked_select,
     "index.Tensor": masks.index,

@@ -61,6 +61,9 @@ class _Runs:
 
 def write(target: Tensor, value: Tensor) -> bool:
     """Writes ``value`` (same shape and dtype, other memory) into ``target``; whether it could."""
+    limit = devices.get_device(target.get_device()).target.max_binding_nbytes
+    if span(target.shape, target.stride()) * target.element_size() > limit - ALIGNMENT:
+        return _write_halves(target, value)
     runs, value = _runs(target, value)
     itemsize = target.element_size()
     start = offset_at(data_ptr(target))
@@ -79,6 +82,19 @@ def write(target: Tensor, value: Tensor) -> bool:
     prepared.launch(buffers if prepared.value else buffers[::-1])
     counters.add_call(prepared.launch.dispatch_count, 0, 0)
     return True
+
+
+def _write_halves(target: Tensor, value: Tensor) -> bool:
+    """A write into more memory than can be bound at once."""
+    reach = [
+        stride * (size - 1) for size, stride in zip(target.shape, target.stride(), strict=True)
+    ]
+    dim = reach.index(max(reach))
+    half = target.shape[dim] // 2
+    return all(
+        write(target.narrow(dim, start, length), value.narrow(dim, start, length))
+        for start, length in ((0, half), (half, target.shape[dim] - half))
+    )
 
 
 def _runs(target: Tensor, value: Tensor) -> tuple[_Runs, Tensor]:
