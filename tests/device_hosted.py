@@ -1,7 +1,7 @@
 """ATen operators that may run on the host: those without a kernel. Anything else is a failure.
 
-Operators with kernels for real numbers are here where complex numbers, or data-dependent sizes, send
-some samples to the host.
+Operators with kernels for real numbers are here where complex numbers, or data-dependent sizes,
+send some samples to the host.
 """
 
 from __future__ import annotations

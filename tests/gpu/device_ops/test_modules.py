@@ -29,7 +29,7 @@ RANDOM = {
 
 def is_random(name, sample, training):
     """Whether results depend on the device's random numbers: lazy modules draw their parameters."""
-    if name.startswith("nn.Lazy") or name.startswith("nn.FractionalMaxPool"):
+    if name.startswith(("nn.Lazy", "nn.FractionalMaxPool")):
         return True
     return training and (name in RANDOM or dropout_of(sample))
 
