@@ -21,6 +21,7 @@ from . import autocast_rules as rules
 _KEY = "AutocastPrivateUse1"
 _KEYS = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
 
+_FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _without_autocast = torch._C._ExcludeDispatchKeyGuard
 _lock = threading.Lock()
 _libraries: list[Any] = []
@@ -39,9 +40,13 @@ def register() -> None:
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         for name, kernel in _kernels().items():
             library.impl(name, kernel, _KEY)
+        # The other operators are not autocast's concern. It takes milliseconds, too many for
+        # ``import torch``.
+        others: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+        others.fallback(torch.library.fallthrough_kernel, _KEY)
         # autocast calls it as an attribute of ``torch``, when the outermost context is left.
         torch.clear_autocast_cache = clear_cache
-        _libraries.append(library)
+        _libraries.extend((library, others))
 
 
 def clear_cache() -> None:
@@ -129,10 +134,7 @@ def _run(
 def _is_eligible(value: Any) -> bool:
     """Whether autocast changes a tensor's dtype: not of doubles, which somebody chose."""
     return (
-        isinstance(value, Tensor)
-        and value.device.type == devices.NAME
-        and value.is_floating_point()
-        and value.dtype is not torch.float64
+        isinstance(value, Tensor) and value.dtype in _FLOATS and value.device.type == devices.NAME
     )
 
 
@@ -150,7 +152,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     """A tensor or a list of them in a dtype; whatever else as it is."""
     if isinstance(value, (list, tuple)):
         return [_cast(item, dtype) for item in value]
-    if not _is_eligible(value) or value.dtype is dtype:
+    if not isinstance(value, Tensor) or value.dtype is dtype or not _is_eligible(value):
         return value
     if _is_weight(value) and dtype is not torch.float32 and torch.is_autocast_cache_enabled():
         return _cached_cast(value, dtype)

@@ -59,8 +59,6 @@ def _register() -> None:
     )
     library: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     library.fallback(lambda op, *a, **k: run(op, *a, **k), "PrivateUse1")
-    # The operators that autocast leaves alone; `autocast` has the others.
-    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     host: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for operator, kernel in pinning.KERNELS.items():
         host.impl(operator, kernel, "CPU")

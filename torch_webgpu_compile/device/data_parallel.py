@@ -16,7 +16,10 @@ from .. import devices
 _empty = torch.ops.aten.empty.memory_format
 
 
-class _MapsOnHost(TorchDispatchMode):
+_Mode: Any = TorchDispatchMode  # its methods have no types
+
+
+class _MapsOnHost(_Mode):  # type: ignore[misc]
     """Keeps tensors of int32 on the host."""
 
     def __torch_dispatch__(
@@ -48,7 +51,6 @@ def _reducer(original: Any) -> Any:
         C++ can provide an allocator (with ``find_unused_parameters`` or ``static_graph``).
         """
 
-        @functools.wraps(original.__init__)
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
             with _MapsOnHost():
                 super().__init__(*arguments, **keywords)

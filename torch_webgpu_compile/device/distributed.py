@@ -5,15 +5,18 @@ group is an operator of the namespace ``c10d``, also those of ``DistributedDataP
 code: its kernel here runs it on copies in host memory, and brings what it wrote to the device. So
 ``init_process_group("gloo")`` serves the device without more.
 
-One asynchronous collective after another may be on its way: the copy to the device is made when one
-ends, by the thread of the backend that ends it. (A message that is received is copied by
-``wait()``, as gloo has no thread for it.)
+Several asynchronous collectives may be on their way: the copy to the device is made when one ends,
+by the thread of the backend that ends it. (A message that is received is copied by ``wait()``, as
+gloo has no thread for it.)
 """
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache, partial
 from typing import Any
@@ -142,6 +145,7 @@ def _finish(name: str, boxed: Any, copies: _Copies, is_async: bool) -> Any:
     targets = [target for _, target in copies]
     if is_async:
         future = work.get_future().then(partial(_when_done, copies, targets))
+        _wait_for_at_exit(future)
     else:
         work.wait()
         _write(copies)
@@ -154,6 +158,30 @@ def _when_done(copies: _Copies, targets: Sequence[Tensor], future: Any) -> Any:
     future.value()  # raises what the backend raised
     _write(copies)
     return targets
+
+
+_numbers = itertools.count()
+_pending: dict[int, Any] = {}
+
+
+def _wait_for_at_exit(future: Any) -> None:
+    """Lets the interpreter end only after the copies: their threads would abort it."""
+    _register_exit()
+    number = next(_numbers)
+    _pending[number] = future
+    future.add_done_callback(lambda _: _pending.pop(number, None))
+
+
+@cache
+def _register_exit() -> None:
+    """Called when a device is in use: what is registered last runs first, before it closes."""
+    atexit.register(_wait_for_all)
+
+
+def _wait_for_all() -> None:
+    for future in list(_pending.values()):
+        with suppress(Exception):  # nobody has asked for it
+            future.wait()
 
 
 @cache
