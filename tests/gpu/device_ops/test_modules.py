@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.utils.prune as prune
 from torch import Tensor, nn
 from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -37,8 +38,10 @@ def made(info, sample, training):
     """A module with the same parameters at every call, or the error of its constructor."""
     torch.manual_seed(0)
     arguments = sample.constructor_input
-    module = info.module_cls(*arguments.args, **arguments.kwargs)
-    return module.train(training)
+    module = info.module_cls(*arguments.args, **arguments.kwargs).float().train(training)
+    if info.is_lazy:  # parameters are made by the first call
+        module(*copied(sample.forward_input.args), **sample.forward_input.kwargs)
+    return module
 
 
 def run(module, values, seeds=None):
@@ -190,7 +193,7 @@ def test_parametrizations_and_pruning():
         layer = wrap(nn.Linear(6, 6)).to(DEVICE)
         layer(x).sum().backward()
         assert torch.isfinite(layer(x)).all()
-    layer = nn.utils.prune.l1_unstructured(nn.Linear(6, 6).to(DEVICE), "weight", 0.5)
+    layer = prune.l1_unstructured(nn.Linear(6, 6).to(DEVICE), "weight", 0.5)
     assert layer.weight.count_nonzero() == 18
 
 
