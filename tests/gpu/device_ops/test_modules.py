@@ -31,7 +31,7 @@ RANDOM = {
 
 def is_random(name, sample, training):
     """Whether results depend on the device's random numbers: lazy modules draw their parameters."""
-    return name.startswith("nn.Lazy") or training and (name in RANDOM or dropout_of(sample))
+    return name.startswith("nn.Lazy") or (training and (name in RANDOM or dropout_of(sample)))
 
 
 def made(info, sample, training):
