@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import devices
+from .untraced import untraced
 
 
 @functools.cache
@@ -87,4 +88,4 @@ def install() -> None:
     """Replaces PyTorch's functions."""
     for name, function in _FUNCTIONS.items():
         if hasattr(torch._C, name):  # some are newer than PyTorch 2.11
-            setattr(torch._C, name, function)
+            setattr(torch._C, name, untraced(function))
