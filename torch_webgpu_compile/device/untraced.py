@@ -1,7 +1,7 @@
 """Keeps Dynamo out of Python functions that PyTorch's C++ code calls.
 
-While a compiled function runs the parts that Dynamo left in Python, Dynamo looks at every frame that
-starts, also at those of our kernels. Tracing them is slow and of no use. `torch._dynamo` has a
+While a compiled function runs the parts that Dynamo left in Python, Dynamo looks at every frame
+that starts, also at those of our kernels. Tracing them is slow and of no use. `torch._dynamo` has a
 decorator for this, but importing it takes a second: this asks the C part, which is always loaded.
 """
 
