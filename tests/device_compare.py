@@ -92,7 +92,7 @@ def wide(values: Any) -> Any:
 def without_ties(info: Any, values: tuple[Any, Any, Any], results: Any) -> Any:
     """Elements in the place of positions, where equal elements may come in any order."""
     input, args, kwargs = values
-    if info.name not in _POSITIONS or kwargs.get("stable"):
+    if results is None or info.name not in _POSITIONS or kwargs.get("stable"):
         return results
     numbers = [arg for arg in args if isinstance(arg, int) and not isinstance(arg, bool)]
     takes_count = info.name in ("topk", "kthvalue")

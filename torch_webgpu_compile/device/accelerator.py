@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def _stats(index: int) -> OrderedDict[str, Any]:
     return stats
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_get_accelerator": lambda *_: current(),
     "_accelerator_getAccelerator": current,
     "_accelerator_getDeviceIndex": lambda: _module().current_device(),
