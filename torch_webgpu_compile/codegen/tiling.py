@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..sizes import Expr
 from ..target import Target
@@ -90,76 +90,6 @@ def _column_tiling(rows: Expr, length: Expr, limit: int) -> RowTiling:
     chunks = -(-n // threads)
     keep = length.is_constant and chunks <= 16
     return RowTiling(threads, share, False, 1, chunks if keep else None)
-
-
-@dataclass(frozen=True, slots=True)
-class MatmulTiling:
-    """A tile of a contraction's result per workgroup, a register tile per invocation.
-
-    Attributes:
-        rows, columns, inner: the workgroup's tile, elements.
-        thread_rows, thread_columns: the invocation's tile, elements (multiples of 4).
-        double_buffer: load the next tile into registers and the other half of workgroup memory
-            while computing on this one.
-        unroll: steps of ``inner`` per loop iteration in the multiply loop; neither naga nor drivers
-            unroll. swizzle: row tiles that consecutive workgroups share before moving to the next
-            column tile.
-    """
-
-    rows: int
-    columns: int
-    inner: int
-    thread_rows: int
-    thread_columns: int
-    double_buffer: bool
-    unroll: int
-    swizzle: int = 8
-
-    @property
-    def workgroup(self) -> int:
-        return (self.rows // self.thread_rows) * (self.columns // self.thread_columns)
-
-    def workgroup_nbytes(self, itemsize: int) -> int:
-        """Workgroup memory of both operands' tiles."""
-        buffers = 2 if self.double_buffer else 1
-        return itemsize * buffers * self.inner * (self.rows + self.columns)
-
-
-# The best of a small search on an H200 for 4096³ (f32) first, then tiles for smaller results: they
-# are tried in this order until the grid has enough workgroups.
-MATMUL_TILINGS = (
-    MatmulTiling(128, 128, 8, 8, 8, True, 8),
-    MatmulTiling(64, 64, 16, 4, 4, True, 8),
-    MatmulTiling(32, 32, 16, 4, 4, True, 8),
-)
-MATMUL_FEW_ROWS = MatmulTiling(16, 64, 16, 4, 4, True, 8)
-MATMUL_FEW_COLUMNS = MatmulTiling(64, 16, 16, 4, 4, True, 8)
-
-# Workgroups wanted in flight: about one per multiprocessor of a large GPU.
-_WORKGROUPS = 120
-
-
-def choose_matmul_tiling(
-    batch: Expr, rows: Expr, columns: Expr, itemsize: int, target: Target
-) -> MatmulTiling:
-    """The tiling for ``batch`` products of ``rows`` × ``columns`` results of ``itemsize`` bytes;
-    symbolic sizes count as large.
-    """
-    b, m, n = (int(e) if e.is_constant else 512 for e in (batch, rows, columns))
-    few = MATMUL_FEW_ROWS if m <= 16 else MATMUL_FEW_COLUMNS if n <= 16 else None
-    if itemsize == 8:  # twice the workgroup memory: one buffer instead of two
-        return replace(few or MATMUL_TILINGS[-1], double_buffer=False)
-    if few is not None:
-        return few
-    for tiling in MATMUL_TILINGS:
-        tiles = b * -(-m // tiling.rows) * -(-n // tiling.columns)
-        fits = (
-            tiling.workgroup <= target.max_workgroup_invocations
-            and tiling.workgroup_nbytes(itemsize) <= target.max_workgroup_nbytes
-        )
-        if fits and tiles >= _WORKGROUPS:
-            return tiling
-    return MATMUL_TILINGS[-1]
 
 
 @dataclass(frozen=True, slots=True)
