@@ -15,7 +15,7 @@ import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
-from . import random
+from . import counting, distances, losses, random
 
 aten = torch.ops.aten
 
@@ -51,6 +51,8 @@ def _candidates() -> dict[OpOverload, Decomposition]:
         if op in REFERENCES or (written and not op.is_view):
             chosen[op] = decomposition
     chosen.update(core_aten_decompositions())
+    for family in (counting, distances, losses):
+        chosen.update(family.DECOMPOSITIONS)
     return chosen
 
 
