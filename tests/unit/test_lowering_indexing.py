@@ -195,3 +195,12 @@ def test_searches(name: str, count: int) -> None:
     edges = torch.linspace(-1, 1, count)
     x = torch.cat([edges[:: count // 3 + 1], torch.tensor([-2.0, 0.01, 5.0, float("nan")])])
     check(SEARCHES[name], edges, x.expand(3, -1).contiguous())
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_mode(dtype: torch.dtype, dim: int, keepdim: bool) -> None:
+    x = torch.randint(0, 4, (3, 12, 2), generator=torch.Generator().manual_seed(0)).to(dtype)
+    check(lambda x: x.mode(dim, keepdim), x)
+    check(lambda x: x.mode(), torch.tensor(2).to(dtype))
