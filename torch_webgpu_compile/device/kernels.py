@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import autoload, copies, factories, masks, printing, views
+from . import autoload, copies, counting, factories, masks, printing, views
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -46,6 +46,10 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "equal": masks.equal,
     "nonzero": masks.nonzero,
     "masked_select": masks.masked_select,
+    "bincount": counting.bincount,
+    "repeat_interleave.Tensor": counting.repeat_interleave,
+    "_unique2": counting.unique,
+    "unique_consecutive": counting.unique_consecutive,
     "index.Tensor": masks.index,
     "_index_put_impl_": masks.index_put_impl_,
 }
