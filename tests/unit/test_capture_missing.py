@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.eager_calls import check_call
-from torch_webgpu_compile.capture import counting, distances, losses
+from torch_webgpu_compile.capture import decompositions
+from torch_webgpu_compile.compilation import native_operators
 
 aten = torch.ops.aten
 
@@ -104,11 +105,48 @@ def test_segments(reduce: str, initial: float | None) -> None:
         check_call(op, data, reduce, offsets=offsets, initial=initial)
 
 
-@pytest.mark.parametrize("family", [counting, distances, losses])
-def test_every_rule_is_used(family: Any) -> None:
-    from torch_webgpu_compile.capture import decompositions
-    from torch_webgpu_compile.compilation import native_operators
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_gradients_of_segments(reduce: str) -> None:
+    data = torch.tensor([[1.0, 2.0], [1.0, 3.0], [0.0, 5.0], [4.0, 4.0], [4.0, -1.0], [2.0, 0.0]])
+    lengths = torch.tensor([2, 0, 3, 1])
+    out = aten.segment_reduce.default(data, reduce, lengths=lengths, initial=0)
+    op = aten._segment_reduce_backward.default
+    check_call(op, floats(4, 2), out, data, reduce, lengths=lengths, initial=0)
 
+
+def test_embedding_renorm() -> None:
+    weight, indices = floats(5, 3), torch.tensor([[0, 2], [2, 4]])
+    check_call(aten.embedding_renorm_.default, weight, indices, 0.5, 2.0)
+    check_call(aten.embedding_renorm_.default, weight.clone(), indices, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize(("rank", "mode"), [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
+def test_grid_samplers(rank: int, mode: int, padding: int, align: bool) -> None:
+    x = floats(2, 3, 5, 4, 3)[..., 0] if rank == 2 else floats(2, 3, 5, 4, 3)
+    places = [3, 2] if rank == 2 else [2, 1, 3]
+    grid = torch.rand(2, *places, rank, generator=torch.Generator().manual_seed(0)) * 3 - 1.5
+    options = mode, padding, align
+    if rank == 3:
+        check_call(aten.grid_sampler_3d.default, x, grid, *options)
+    op = getattr(aten, f"grid_sampler_{rank}d_backward").default
+    check_call(op, floats(2, 3, *places), x.contiguous(), grid, *options, [True, True])
+    check_call(op, floats(2, 3, *places), x.contiguous(), grid, *options, [False, True])
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(3, 4), (9, 13), (1, 1)])
+def test_antialiasing(size: tuple[int, int], kind: str, align: bool) -> None:
+    op = getattr(aten, f"_upsample_{kind}2d_aa")
+    backward = getattr(aten, f"_upsample_{kind}2d_aa_backward")
+    check_call(op.default, floats(2, 3, 7, 11), size, align)
+    check_call(backward.default, floats(2, 3, *size), size, [2, 3, 7, 11], align)
+
+
+@pytest.mark.parametrize("family", decompositions.FAMILIES)
+def test_every_rule_is_used(family: Any) -> None:
     table = decompositions.table(native_operators())
     rules: dict[Any, Callable[..., Any]] = family.DECOMPOSITIONS
     assert all(table.get(op) is rule for op, rule in rules.items())

@@ -147,11 +147,53 @@ def segment_reduce(
     return mean if initial is None else torch.where(sizes == 0, start, mean)
 
 
+def segment_reduce_backward(
+    grad: Tensor,
+    output: Tensor,
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    initial: float | None = None,
+) -> Any:
+    """Of an extreme, equal shares to the elements that are it (as in PyTorch, of positive ones)."""
+    given = lengths if lengths is not None else offsets
+    if given is None or given.dim() != 1 or 0 in data.shape or reduce == "prod":
+        return NotImplemented
+    segments, count = _segments(data, lengths, offsets)
+    spread = grad.index_select(0, segments)
+    if reduce == "sum":
+        return spread
+    if reduce == "mean":
+        shares = torch.ones_like(data)
+    else:
+        shares = (data == output.index_select(0, segments)).to(data.dtype)
+    totals = torch.zeros((count, *data.shape[1:]), dtype=data.dtype, device=data.device)
+    totals = totals.index_add(0, segments, shares)
+    share = spread / totals.index_select(0, segments)
+    if reduce != "mean":
+        share = torch.where(spread > 0, share, spread)
+    return torch.where(shares == 0, 0, share)
+
+
+def embedding_renorm(self: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    """Rows that are used and longer than ``max_norm`` made as long as that."""
+    used = torch.zeros(self.shape[0], dtype=torch.bool, device=self.device)
+    used = used.index_fill(0, indices.reshape(-1), True)
+    norms = torch.linalg.vector_norm(self, norm_type, dim=1)
+    scale = torch.where(used & (norms > max_norm), max_norm / (norms + 1e-7), 1)
+    return self * scale.unsqueeze(1)
+
+
 DECOMPOSITIONS: dict[Any, Any] = {
+    aten.embedding_renorm.default: embedding_renorm,
     aten.histc.default: histc,
     aten.histogram.bin_ct: histogram,
     aten.histogram.bins_tensor: histogram_of_edges,
     aten.repeat_interleave.Tensor: repeat_interleave,
     aten.nonzero_static.default: nonzero_static,
     aten.segment_reduce.default: segment_reduce,
+    aten._segment_reduce_backward.default: segment_reduce_backward,
 }

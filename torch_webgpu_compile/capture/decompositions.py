@@ -15,7 +15,7 @@ import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
-from . import counting, distances, losses, random
+from . import antialiasing, counting, distances, grid_sampling, losses, random
 
 aten = torch.ops.aten
 
@@ -41,6 +41,10 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 )
 
 
+# Rules for operators that PyTorch has none for.
+FAMILIES = (antialiasing, counting, distances, grid_sampling, losses)
+
+
 @cache
 def _candidates() -> dict[OpOverload, Decomposition]:
     chosen: dict[OpOverload, Decomposition] = {}
@@ -51,7 +55,7 @@ def _candidates() -> dict[OpOverload, Decomposition]:
         if op in REFERENCES or (written and not op.is_view):
             chosen[op] = decomposition
     chosen.update(core_aten_decompositions())
-    for family in (counting, distances, losses):
+    for family in FAMILIES:
         chosen.update(family.DECOMPOSITIONS)
     return chosen
 
