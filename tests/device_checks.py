@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from torch_webgpu_compile import counters
+from torch_webgpu_compile.fallbacks import FallbackWarning
 
 DEVICE = "webgpu"
 
@@ -31,7 +33,11 @@ def compare(
     wanted, error = _outcome(function, "cpu")
     torch.manual_seed(0)
     counters.reset()
-    got, other = _outcome(function, DEVICE)
+    with warnings.catch_warnings():
+        if host is None or host:
+            warnings.simplefilter("ignore", FallbackWarning)
+            warnings.filterwarnings("error", ".*please report this", FallbackWarning)
+        got, other = _outcome(function, DEVICE)
     hosted = set(counters.fallbacks)
     if error is not None:
         assert type(other) is type(error), f"{other!r} instead of {error!r}"

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import DecorateInfo
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 DEVICE = "webgpu"
@@ -51,10 +52,13 @@ OUT_OF_CPU = {
     "nn.functional.avg_pool3d": "the CPU kernel ignores the strides of out=",
     "narrow_copy": "the CPU kernel ignores the strides of out=",
     "nn.functional.gelu": "the CPU kernel ignores the strides of out=",
-    "bucketize": "out= may have any integer dtype here",
-    "searchsorted": "out= may have any integer dtype here",
 }
 """Operators whose ``out=`` is not compared, with the reason."""
+
+# Results that an out= of any dtype takes here; the CPU wants one dtype.
+_OUT_OF_ANY_DTYPE = frozenset(
+    {"all", "any", "bucketize", "isin", "isneginf", "isposinf", "searchsorted", "signbit"}
+)
 
 # Operators that want some of their tensors on the CPU, wherever they run.
 _WITH_CPU_TENSORS = frozenset({"tensor_split"})
@@ -257,25 +261,34 @@ def _call(function: Callable[..., Any], values: tuple[Any, Any, Any]) -> Any:
     return function(first, *args, **kwargs)
 
 
-def _expected(function: Callable[..., Any], values: Any) -> tuple[Any, Exception | None]:
+class _RandomOperators(TorchDispatchMode):
+    """Notices operators that take random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What PyTorch gives on the CPU: results or an error, and whether they are random."""
+
+    value: Any
+    error: Exception | None
+    is_random: bool
+
+
+def _expected(function: Callable[..., Any], values: Any) -> _Expected:
+    watch = _RandomOperators()
     try:
-        return _call(function, values), None
+        with watch:
+            return _Expected(_call(function, values), None, watch.found)
     except Exception as error:
-        return None, error
-
-
-def _is_random(function: Callable[..., Any], values: Any, wanted: Any) -> bool:
-    """Whether a second call with another seed gives something else."""
-    state = torch.get_rng_state()
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    try:
-        function(values[0], *values[1], **values[2])
-        return not torch.equal(before, torch.get_rng_state())
-    except Exception:
-        return False
-    finally:
-        torch.set_rng_state(state)
+        return _Expected(None, error, watch.found)
 
 
 def _fails_alike(function: Callable[..., Any], values: Any, error: Exception) -> None:
@@ -302,8 +315,7 @@ def _near(info: Any, function: Callable[..., Any], values: Any, wanted: Any) -> 
     dtypes = {leaf.dtype for leaf in tree_leaves(wanted) if isinstance(leaf, Tensor)}
     if not dtypes & {torch.float16, torch.bfloat16}:
         return None
-    near, error = _expected(function, _wide(values))
-    return None if error else near
+    return _expected(function, _wide(values)).value
 
 
 def _open(info: Any, values: Any) -> Any:
@@ -315,12 +327,13 @@ def run_forward(info: Any, sample: Any) -> None:
     """The operator's results."""
     values = _of(sample)
     moved = on_device(values, info)
-    wanted, error = _expected(info.op, copied(values))
-    if error is not None:
-        _fails_alike(info.op, moved, error)
+    expected = _expected(info.op, copied(values))
+    wanted = expected.value
+    if expected.error is not None:
+        _fails_alike(info.op, moved, expected.error)
         return
     got = on_cpu(_call(info.op, moved))
-    if _is_random(info.op, copied(values), wanted):
+    if expected.is_random:
         got, wanted = _shapes_only(got), _shapes_only(wanted)
     near = _near(info, info.op, values, wanted)
     same(info, _open(info, got), _open(info, wanted), near)
@@ -330,15 +343,16 @@ def run_backward(info: Any, sample: Any) -> None:
     """Gradients of everything that asks for one."""
     values = _of(sample)
     moved = on_device(values, info)
-    on_cpu_values = copied(values)
+    watch = _RandomOperators()
     try:
-        wanted = _gradients(info, sample, on_cpu_values)
+        with watch:
+            wanted = _gradients(info, sample, copied(values))
     except Skip:
         raise
     except Exception as error:
         raise Skip(f"PyTorch cannot: {error}") from error
     got = _gradients(info, sample, moved)
-    if _is_random(info.op, on_cpu_values, wanted) or name_of(info) in OPEN:
+    if watch.found or name_of(info) in OPEN:
         got, wanted = _shapes_only(got), _shapes_only(wanted)
     same(info, got, wanted, scale=10.0)  # sums over the results
 
@@ -370,15 +384,15 @@ def run_inplace(info: Any, sample: Any) -> None:
         values = memory, first, tuple(sample.args), dict(sample.kwargs)
         memory, first, *rest = copied(values)
         moved_memory, moved_first, *moved_rest = on_device(values)
-        wanted, error = _expected(function, (first, *rest))
-        if error is not None:
-            _fails_alike(function, (moved_first, *moved_rest), error)
+        expected = _expected(function, (first, *rest))
+        if expected.error is not None:
+            _fails_alike(function, (moved_first, *moved_rest), expected.error)
             continue
         got = _call(function, (moved_first, *moved_rest))
-        assert (got is moved_first) == (wanted is first)
-        if _is_random(function, (first.clone(), *rest), wanted):
+        assert (got is moved_first) == (expected.value is first)
+        if expected.is_random:
             continue
-        near = _near(info, info.op, _of(sample), wanted)
+        near = _near(info, info.op, _of(sample), expected.value)
         same(info, moved_first, first, near)
         if near is None:
             same(info, moved_memory, memory)
@@ -401,19 +415,23 @@ def _gapped(tensor: Tensor) -> tuple[Tensor, Tensor]:
 def run_out(info: Any, sample: Any) -> None:
     """``out=``: empty, of the right sizes, in larger memory with gaps, of a wrong dtype."""
     values = _of(sample)
-    wanted, error = _expected(info.op, copied(values))
+    expected = _expected(info.op, copied(values))
+    wanted = expected.value
     tensors = tree_leaves(wanted)
-    if error is not None or not all(isinstance(t, Tensor) for t in tensors) or not tensors:
+    if expected.error is not None or not all(isinstance(t, Tensor) for t in tensors):
         raise Skip("no results to write")
-    if _is_random(info.op, copied(values), wanted):
+    if expected.is_random or not tensors:
         raise Skip("random")
     near = _near(info, info.op, values, wanted)
-    for make in (_same_sizes, _empty, _with_gaps, _other_dtype):
+    makers = [_same_sizes, _empty, _with_gaps]
+    if info.name not in _OUT_OF_ANY_DTYPE:
+        makers.append(_other_dtype)
+    for make in makers:
         outs = [make(t.detach()) for t in tensors]
         cpu_memory, cpu_outs, cpu_values = copied((*map(list, zip(*outs, strict=True)), values))
         memory, moved, moved_values = on_device((*map(list, zip(*outs, strict=True)), values))
         form = _form(wanted)
-        _, error = _expected(_with_out(info.op, form(cpu_outs)), cpu_values)
+        error = _expected(_with_out(info.op, form(cpu_outs)), cpu_values).error
         if error is not None:
             _fails_alike(_with_out(info.op, form(moved)), moved_values, error)
             continue
@@ -454,7 +472,7 @@ def _other_dtype(tensor: Tensor) -> tuple[Tensor, Tensor]:
 def run_error(info: Any, error_input: Any) -> None:
     """What PyTorch refuses is refused with the same type of error."""
     values = _of(error_input.sample_input)
-    _, error = _expected(info.op, copied(values))
+    error = _expected(info.op, copied(values)).error
     if error is None:
         raise Skip("PyTorch accepts it on the CPU")
     _fails_alike(info.op, on_device(values), error)

@@ -19,8 +19,10 @@ from torch_webgpu_compile.capture.eager import (
     capture_call,
 )
 from torch_webgpu_compile.compilation import native_operators
+from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.size_sources import bound_offset
+from torch_webgpu_compile.sizes import as_symbol
 
 
 def describe(value: Any) -> Any:
@@ -42,23 +44,38 @@ def bound_memory(tensor: Tensor) -> Any:
     return to_array(tensor.as_strided((count,), (1,), start))
 
 
-def _argument(leaf: Any, is_resized: bool) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    if is_resized or bound_offset(leaf):
-        return bound_memory(leaf)
-    return to_array(leaf)  # with its sizes, from which symbols take their values
+def symbol_values(graph: LoopGraph, call: CapturedCall, leaves: list[Any]) -> dict[str, int]:
+    """The values of a graph's symbols for a call."""
+    found: dict[str, int] = {}
+    for leaf, entry in zip(call.arguments, graph.inputs, strict=False):
+        value = leaves[leaf]
+        places = [(entry.size, value)]
+        if entry.buffer is not None and leaf not in call.resized:
+            buffer = graph.buffers[entry.buffer]
+            places = [
+                *zip(buffer.sizes, value.shape, strict=True),
+                *zip(buffer.strides, value.stride(), strict=True),
+                (buffer.offset, bound_offset(value)),
+            ]
+        for expr, number in places:
+            symbol = None if expr is None else as_symbol(expr)
+            if symbol is not None:
+                assert found.setdefault(symbol.name, number) == number
+    return found
 
 
 def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False) -> Any:
     """Lowers and interprets; changes tensors among ``leaves``; gives what the call returns."""
     graph = lower_checked(call.captured, allow_host=allow_host)
-    arguments = [_argument(leaves[k], k in call.resized) for k in call.arguments]
+    arguments = [
+        bound_memory(leaves[k]) if isinstance(leaves[k], Tensor) else leaves[k]
+        for k in call.arguments
+    ]
     if call.numbers:
         arguments.append(np.array([leaves[k] for k in call.numbers], np.float32))
     if call.phase.seeds:
         arguments.append(np.arange(1, 2 * call.phase.seeds + 1, dtype=np.int32).reshape(-1, 2))
-    arrays = interpret(graph, arguments, host_callback(graph))
+    arrays = interpret(graph, arguments, host_callback(graph), symbol_values(graph, call, leaves))
     outputs, changes = [], []
     for array, output in zip(arrays, graph.outputs, strict=True):
         value = array

@@ -250,4 +250,4 @@ def compare(actual: Sequence[Any], expected: Sequence[Any], **tolerance: Any) ->
         if isinstance(wanted, torch.Tensor):
             torch.testing.assert_close(got, wanted.detach(), equal_nan=True, **tolerance)
         else:
-            assert got == wanted, (got, wanted)
+            assert got == wanted or (got != got and wanted != wanted), (got, wanted)

@@ -48,9 +48,8 @@ def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
 
 def device_for(options: CompileOptions) -> Device:
     """The GPU that the options choose. Raises AdapterError when there is none."""
-    adapter: int | str | None = options.adapter or None
-    if options.adapter.isdecimal():
-        adapter = int(options.adapter)
+    first = options.adapter.split(",")[0].strip()  # one for each webgpu device, see `devices`
+    adapter = int(first) if first.isdecimal() else first or None
     return open_device(options.provider or "wgpu", adapter, options.checked)
 
 

@@ -21,7 +21,6 @@ from .host_calls import HostCalls
 from .plan.model import Plan
 from .runtime.device import Device, GpuBuffer
 from .runtime.executor import BoundPlan, Executor
-from .runtime.transfer import Range
 from .signature import MutationRecipe, Signature, Variant
 
 _RESIDENT = "_webgpu_resident"
@@ -186,63 +185,58 @@ class CompiledGraph:
         fresh: dict[str, GpuBuffer],
     ) -> tuple[list[Any], int]:
         """What the call returns, and the bytes that were downloaded for it."""
+        wanted = [r for r in variant.tensors if r.nbytes and r.buffer not in fresh]
+        changed = [r for r in variant.mutations if r.nbytes]
+        ranges = [(bound.buffer(r.buffer), r.offset_nbytes, r.nbytes) for r in wanted]
+        ranges += [(bound.buffer(r.buffer), r.offset_nbytes, r.nbytes) for r in changed]
+        download = self.device.start_download(ranges) if ranges else None
+        # The rest takes about as long as a small graph on the GPU.
         results = list(variant.constants)
-        ranges: list[Range] = []
+        addresses: list[int] = []
         for recipe in variant.tensors:
             tensor = _empty_strided(recipe.sizes, recipe.strides, recipe.dtype)
             kept = fresh.get(recipe.buffer)
             if kept is not None:
                 setattr(tensor, _RESIDENT, Resident(self.device, kept, recipe.strides))
             elif recipe.nbytes:
-                source = bound.buffer(recipe.buffer)
-                ranges.append((source, recipe.offset_nbytes, recipe.nbytes, tensor.data_ptr()))
+                addresses.append(tensor.data_ptr())
             for position, view in recipe.results:
                 results[position] = tensor if view is None else tensor.as_strided(*view)
-        changed = variant.mutations
-        staged = [self._stage(values, mutation, bound, ranges) for mutation in changed]
-        if ranges:
-            self.device.download_many(ranges)
-        if changed:
-            for mutation, temporary in zip(changed, staged, strict=True):
-                self._write_back(values[mutation.position], mutation, temporary, fresh)
         for output, position in self.signature.forwarded:
             results[output] = values[position]
+        staged = [_staging(values[r.position], r) for r in variant.mutations]
+        if download is not None:
+            for mutation, target in zip(variant.mutations, staged, strict=True):
+                if mutation.nbytes:
+                    addresses.append(target.data_ptr())
+            download.finish(addresses)
+        for mutation, target in zip(variant.mutations, staged, strict=True):
+            self._write_back(values[mutation.position], mutation, target, fresh)
         return results, sum([entry[2] for entry in ranges])
-
-    def _stage(
-        self,
-        values: list[Any],
-        recipe: MutationRecipe,
-        bound: BoundPlan,
-        ranges: list[Range],
-    ) -> Tensor | None:
-        """Downloads a changed argument: in place, or to a temporary where its layout needs that."""
-        target, temporary = values[recipe.position], None
-        if not recipe.dense or target.stride() != recipe.strides:
-            temporary = target = torch.empty_strided(
-                recipe.sizes, recipe.strides, dtype=recipe.dtype
-            )
-        if recipe.nbytes:
-            source = bound.buffer(recipe.buffer)
-            ranges.append((source, recipe.offset_nbytes, recipe.nbytes, target.data_ptr()))
-        return temporary
 
     def _write_back(
         self,
         tensor: Tensor,
         recipe: MutationRecipe,
-        temporary: Tensor | None,
+        value: Tensor,
         fresh: dict[str, GpuBuffer],
     ) -> None:
-        if temporary is not None:
+        if value is not tensor:
             with torch.no_grad():
-                tensor.copy_(temporary)
+                tensor.copy_(value)
         elif not recipe.counted and not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
         kept = fresh.get(recipe.buffer) if recipe.keep else None
         if kept is not None:
             # The GPU already has the value: the next call need not copy it back.
             self._static.replace(tensor, recipe.strides, kept)
+
+
+def _staging(tensor: Tensor, recipe: MutationRecipe) -> Tensor:
+    """What a changed argument is downloaded to: itself, or a tensor with the plan's layout."""
+    if recipe.dense and tensor.stride() == recipe.strides:
+        return tensor
+    return torch.empty_strided(recipe.sizes, recipe.strides, dtype=recipe.dtype)
 
 
 def _getter(positions: Sequence[int]) -> Any:

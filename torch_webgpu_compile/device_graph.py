@@ -16,7 +16,7 @@ from torch import Tensor
 from . import devices, storages
 from .copying import write_part
 from .counters import counters
-from .device.random import draw_seeds
+from .generators import draw_seeds
 from .host_calls import HostCalls
 from .plan.model import HostStep, Plan
 from .runtime.buffers import SMALL_NBYTES, AnyBuffer, round_up

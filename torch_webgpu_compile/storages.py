@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import devices
+from .dlpack import empty_tensor
 from .errors import DeviceError
 from .runtime.device import GpuBuffer
 
@@ -102,8 +103,6 @@ def _empty_elsewhere(dtype: torch.dtype, index: int) -> Tensor:
     """An empty tensor on a device other than the first, which PyTorch makes only from DLPack."""
     template = _templates.get((dtype, index))
     if template is None:
-        from .device.dlpack import empty_tensor
-
         template = _templates[dtype, index] = empty_tensor(dtype, index)
     tensor: Tensor = _alias(CPU_KEYS, template)
     return tensor

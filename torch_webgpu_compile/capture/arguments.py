@@ -27,14 +27,19 @@ _SIZES = frozenset(
 )
 # Operators whose numbers choose the code or the sizes of the result.
 _STATIC_NUMBERS = frozenset(
-    {"pow", "pow_", "float_power", "float_power_", "_foreach_pow", "_foreach_pow_"}
+    {"pow", "float_power", "_foreach_pow"}
     | {"linalg_vector_norm", "norm", "_foreach_norm", "dist", "renorm", "cdist", "_cdist_forward"}
     | {"linspace", "logspace", "range", "histc", "special_polygamma", "_pdist_forward"}
 )
 # Operators whose integers may be symbols, but not their floats.
 _STATIC_FLOATS = frozenset({"arange"})
 _STATIC_NAMES = frozenset({"beta1", "beta2", "momentum", "dampening"})
-_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+# Operators that round a number to the tensor's dtype, where most compute in float32 with it.
+_ROUNDING = frozenset(
+    {"eq", "ne", "lt", "le", "gt", "ge", "fill", "full", "full_like", "new_full", "masked_fill"}
+    | {"index_fill", "where", "constant_pad_nd", "threshold", "clamp", "clamp_min", "clamp_max"}
+    | {"hardtanh"}
+)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
@@ -126,7 +131,7 @@ def symbolic_leaves(
     for name, kind, value in _bound(op, args, kwargs):
         for item in tree_leaves(value):
             is_number = "number" in kind or (kind.startswith(("Tensor", "Optional[Tensor")))
-            is_number = is_number and op._schema.name.split("::")[1] not in _STATIC_NUMBERS
+            is_number = is_number and _base_name(op) not in _STATIC_NUMBERS
             if type(item) is int and 2 <= item <= MAX_INT and (name in sizes or is_number):
                 found.append(leaf)
             elif type(item) is float and math.isfinite(item) and floats:
@@ -135,6 +140,11 @@ def symbolic_leaves(
                     found.append(leaf)
             leaf += 1
     return frozenset(found)
+
+
+def _base_name(op: OpOverload) -> str:
+    """The operator's name, the same in place."""
+    return op._schema.name.split("::")[1].rstrip("_")
 
 
 def _bound(
@@ -158,13 +168,14 @@ def _size_names(op: OpOverload) -> frozenset[str]:
 def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | None) -> bool:
     """Whether PyTorch computes with the operator's numbers in float32 at most."""
     found = [leaf.dtype for leaf in leaves if isinstance(leaf, TensorSpec)]
-    name = op._schema.name.split("::")[1].rstrip("_")
+    name = _base_name(op)
     if name in _STATIC_FLOATS:
         return False
+    floats = (torch.float32,) if name in _ROUNDING else _FLOATS
     if not found:
-        return (dtype or torch.get_default_dtype()) in _FLOATS
-    if any(d not in (*_FLOATS, *_INTEGERS) for d in found) or dtype not in (None, *_FLOATS):
-        return False
-    if name in _COMPARISONS:  # in the tensor's dtype, to which the number is rounded
-        return all(d not in (torch.float16, torch.bfloat16) for d in found)
-    return any(d in _FLOATS for d in found)
+        return (dtype or torch.get_default_dtype()) in floats
+    return (
+        dtype in (None, *floats)
+        and all(d in floats or d in _INTEGERS for d in found)
+        and any(d in floats for d in found)
+    )

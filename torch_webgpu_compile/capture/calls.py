@@ -72,8 +72,8 @@ class CapturedCall:
         mutated: the leaves that the call changes.
         resized: those of them that have other sizes than the result, as ``out=`` arguments may: the
             caller gives them the sizes and strides that the plan writes, before the call.
-        accepts: whether the graph also computes the call with these leaves, which have a
-            `TensorSpec` for each tensor.
+        accepts: whether the graph also computes the call with these leaves, of the same structure
+            (lengths of lists, names of keywords), which have a `TensorSpec` for each tensor.
     """
 
     captured: CapturedGraph

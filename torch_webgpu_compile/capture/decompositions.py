@@ -41,7 +41,7 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 )
 
 
-# Rules for operators that PyTorch has none for.
+# Rules for operators that PyTorch has none for, or one with other results than its kernels.
 FAMILIES = (antialiasing, counting, distances, grid_sampling, losses)
 
 

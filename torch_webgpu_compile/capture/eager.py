@@ -37,7 +37,7 @@ from .arguments import (
 from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
 from .dynamic import StaticInputs, SymbolicInputs
 from .rewrites import REWRITES
-from .tracing import Traced, trace
+from .tracing import Traced, clean_dispatch, trace
 
 __all__ = ["Argument", "CapturedCall", "Constant", "Output", "Result", "TensorSpec", "capture_call"]
 
@@ -83,18 +83,20 @@ def capture_call(
     """
     _check_schema(op)
     leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
-    chosen: frozenset[int] = frozenset()
-    if dynamic or numbers:
-        chosen = symbolic_leaves(op, args, kwargs, leaves)
-    if numbers is False or not dynamic:
-        kept = int if dynamic else float
-        chosen = frozenset(k for k in chosen if type(leaves[k]) is kept)
+    kinds: list[type] = [int] if dynamic else []
+    kinds += [float] if (dynamic if numbers is None else numbers) else []
+    chosen = symbolic_leaves(op, args, kwargs, leaves) if kinds else frozenset()
+    chosen = frozenset(k for k in chosen if type(leaves[k]) in kinds)
     symbolic = dynamic or bool(chosen)
     inputs: StaticInputs | SymbolicInputs
     try:
-        inputs = SymbolicInputs(leaves, chosen, dynamic, like) if symbolic else StaticInputs(leaves)
-        traced = _trace(op, leaves, spec, inputs, native)
-        return _call(op, leaves, inputs, traced)
+        with clean_dispatch(symbolic=symbolic):
+            if symbolic:
+                inputs = SymbolicInputs(leaves, chosen, dynamic, like)
+            else:
+                inputs = StaticInputs(leaves)
+            traced = _trace(op, leaves, spec, inputs, native)
+            return _call(op, leaves, inputs, traced)
     except UnsupportedOp:
         raise
     except Exception as error:

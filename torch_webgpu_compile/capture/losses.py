@@ -1,4 +1,4 @@
-"""Gradients of losses and of pools that PyTorch has no decompositions of. Source: ATen."""
+"""Margin losses, and gradients of adaptive pools. Source: ATen ``LossMultiMargin``, …."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 aten = torch.ops.aten
 
-_NONE, _MEAN = 0, 1  # values of ``reduction``
+_NONE, _MEAN, _SUM = 0, 1, 2  # torch.nn._reduction
 
 
 def _rows(value: Tensor) -> Tensor:
@@ -53,13 +53,34 @@ def multi_margin_loss_backward(
     return _scaled(gradient, grad_output, reduction, self)
 
 
+def multilabel_margin_loss_forward(input: Tensor, target: Tensor, reduction: int) -> Any:
+    """(loss, which classes are targets). A row of ``target`` ends at its first -1.
+
+    PyTorch's decomposition adds the margins of class 0 for every target after the first -1.
+    """
+    x, labels = _rows(input), _rows(target)
+    classes = labels.shape[1]
+    position = torch.arange(classes, device=target.device)
+    end = torch.where(labels == -1, position, classes).amin(-1, keepdim=True)
+    counts = position < end
+    wanted = x.gather(-1, torch.where(counts, labels, 0))
+    is_target = (position == torch.where(counts, labels, -1).unsqueeze(-1)).any(1)
+    margins = (1.0 - wanted.unsqueeze(-1) + x.unsqueeze(1)).clamp_min(0) / classes
+    masked = torch.where(counts.unsqueeze(-1) & ~is_target.unsqueeze(1), margins, 0)
+    losses = masked.sum((1, 2))
+    if reduction == _MEAN:
+        result = losses.mean()
+    elif reduction == _SUM:
+        result = losses.sum()
+    else:
+        result = losses if target.dim() == 2 else losses.reshape(())
+    return result, is_target.to(input.dtype).reshape(target.shape)
+
+
 def multilabel_margin_loss_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
 ) -> Tensor:
-    """Of Σ over targets t and other classes of max(0, 1 - x[t] + x) / classes.
-
-    A row of ``target`` ends at its first -1.
-    """
+    """Of Σ over targets t and other classes of max(0, 1 - x[t] + x) / classes."""
     if self.numel() == 0:
         return torch.zeros_like(self)
     x, labels = _rows(self), _rows(target)
@@ -94,6 +115,7 @@ def adaptive_max_pool3d_backward(grad_output: Tensor, self: Tensor, indices: Ten
 
 DECOMPOSITIONS: dict[Any, Any] = {
     aten.multi_margin_loss_backward.default: multi_margin_loss_backward,
+    aten.multilabel_margin_loss_forward.default: multilabel_margin_loss_forward,
     aten.multilabel_margin_loss_backward.default: multilabel_margin_loss_backward,
     aten.adaptive_max_pool2d_backward.default: adaptive_max_pool2d_backward,
     aten.adaptive_max_pool3d_backward.default: adaptive_max_pool3d_backward,

@@ -44,6 +44,15 @@ def native_batch_norm(
     )
 
 
+def native_batch_norm_out(
+    *arguments: Any, out: Tensor, save_mean: Tensor, save_invstd: Tensor
+) -> Any:
+    """Into tensors of the right sizes."""
+    results = out, save_mean, save_invstd
+    _assign(results, native_batch_norm(*arguments))
+    return results
+
+
 def cummax_helper(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
     """``_cummax_helper``, which ``cummax`` calls on a device."""
     _assign((values, indices), aten.cummax.default(self, dim))
@@ -222,6 +231,7 @@ def fused_adagrad(
 
 REWRITES: dict[OpOverload, Callable[..., Any]] = {
     aten.native_batch_norm.default: native_batch_norm,
+    aten.native_batch_norm.out: native_batch_norm_out,
     aten._cummax_helper.default: cummax_helper,
     aten._cummin_helper.default: cummin_helper,
     aten._amp_foreach_non_finite_check_and_unscale_.default: unscale,

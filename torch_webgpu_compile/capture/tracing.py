@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def trace(
     *,
     mutates: bool,
 ) -> Traced:
-    """Records ``function(*inputs)``.
+    """Records ``function(*inputs)``, inside of `clean_dispatch`.
 
     Args:
         function: may change its tensors in place if ``mutates``.
@@ -73,7 +74,7 @@ def trace(
         UnsupportedOp: the call cannot be made functional.
     """
     recorder = Recorder(decompositions, native)
-    with clean_dispatch(symbolic=mode.shape_env is not None), mode:
+    with mode:
         for number, value in enumerate(inputs):
             recorder.input(f"arg{number}", value)
         traced = _run(recorder, function, inputs, mutates=mutates)
@@ -114,19 +115,40 @@ def _functional(
     return found
 
 
+@cache
+def _plain_keys() -> tuple[Any, Any]:
+    """The dispatch keys that PyTorch includes and excludes in a kernel, outside of any transform.
+
+    A new thread is outside of them all.
+    """
+    found: list[Any] = []
+
+    def look() -> None:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            found.append(torch._C._dispatch_tls_local_include_set())
+            found.append(torch._C._dispatch_tls_local_exclude_set())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return found[0], found[1]
+
+
 @contextmanager
 def clean_dispatch(*, symbolic: bool) -> Iterator[None]:
-    """Tracing whatever modes the caller is under: none of them applies to it."""
-    # Some C++ kernels take no symbols; PyTorch's Python ones do.
-    python_kernels = enable_python_dispatcher() if symbolic else nullcontext()
-    with (
-        _disable_current_modes(),
-        torch._C.DisableTorchFunction(),
-        torch.no_grad(),
-        python_kernels,
-        _quiet(),
-    ):
-        yield
+    """Hides the modes that the caller is under. ``symbolic``: there will be symbolic sizes."""
+    with torch._C._ForceDispatchKeyGuard(*_plain_keys()):
+        # Some C++ kernels take no symbols; PyTorch's Python ones do.
+        python_kernels = enable_python_dispatcher() if symbolic else nullcontext()
+        with (
+            _disable_current_modes(),
+            torch._C.DisableTorchFunction(),
+            torch._C._DisableAutocast(),
+            torch.no_grad(),
+            python_kernels,
+            _quiet(),
+        ):
+            yield
 
 
 class _Quiet(logging.Filter):

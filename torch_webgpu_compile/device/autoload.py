@@ -34,15 +34,27 @@ def register() -> None:
 
 def _register() -> None:
     import torch
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+    from torch.utils import backend_registration
 
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"PyTorch's place for a device is taken by {name!r}")
-    from . import accelerator, module, moving, pinning, storage_methods
+    from . import (
+        accelerator,
+        data_parallel,
+        guard,
+        module,
+        moving,
+        pinning,
+        process_groups,
+        safetensors_files,
+        storage_methods,
+    )
 
-    _setup_privateuseone_for_python_backend("webgpu", backend_module=module)
-    torch.utils.generate_methods_for_privateuse1_backend(
+    backend_registration._setup_privateuseone_for_python_backend(
+        "webgpu", backend_module=module, device_guard=guard.DeviceGuard()
+    )
+    backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_packed_sequence=False, for_storage=True
     )
     library: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
@@ -51,11 +63,16 @@ def _register() -> None:
     for operator, kernel in pinning.KERNELS.items():
         host.impl(operator, kernel, "CPU")
     _libraries.extend((library, host))
+    guard.install()
     accelerator.install()
     storage_methods.install()
     moving.install()
-    allowed: Any = torch.nn.parameter.UninitializedTensorMixin._allowed_methods
-    allowed.append(torch.Tensor.webgpu)  # type: ignore[attr-defined]
+    process_groups.install()
+    data_parallel.install()
+    safetensors_files.install()
+    parameter: Any = torch.nn.parameter
+    tensor: Any = torch.Tensor
+    parameter.UninitializedTensorMixin._allowed_methods.append(tensor.webgpu)
 
 
 def run(op: Any, *arguments: Any, **keywords: Any) -> Any:

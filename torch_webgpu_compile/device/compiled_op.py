@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,11 +20,12 @@ from ..compilation import compile_graph, native_operators
 from ..counters import counters
 from ..device_graph import DeviceGraph
 from ..errors import UnsupportedOp
+from ..generators import draw_seeds
 from ..options import CompileOptions, resolve
 from ..signature import Signature
 from ..sizes import evaluate
 from ..storages import ALIGNMENT, data_ptr
-from . import random
+from . import outputs
 
 aten = torch.ops.aten
 
@@ -81,8 +81,9 @@ class Placement:
             )
         place = next(iter(places or asked), None)
         specs = specs_of(leaves)
-        kind = (op, spec, *map(_kind, specs))
-        return Placement(devices.index_of(place), specs, spec, kind, _cause_for_host(tensors))
+        index = devices.index_of(place)
+        kind = (op, index, spec, *map(_kind, specs))
+        return Placement(index, specs, spec, kind, _cause_for_host(tensors))
 
 
 def _has_place(op: OpOverload, tensor: Tensor) -> bool:
@@ -148,7 +149,7 @@ class CompiledOp:
             position = self._arguments.index(leaf)
             output = next(o for o in self._graph.plan.outputs if o.mutates == position)
             sizes, strides = ([evaluate(e, {}) for e in x] for x in (output.sizes, output.strides))
-            leaves[leaf].resize_(sizes).as_strided_(sizes, strides)
+            outputs.resize(leaves[leaf], sizes, strides)
         return bool(self._call.resized)
 
     @property
@@ -173,13 +174,13 @@ class CompiledOp:
             values.append(np.array(numbers, np.float32).tobytes())
         if self._seeds:
             generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
-            values.append(random.draw_seeds(self._graph.index, self._seeds, generator))
-        outputs = self._graph.run_seeded(values)
+            values.append(draw_seeds(self._graph.index, self._seeds, generator))
+        made = self._graph.run_seeded(values)
         single = self._single
         if single is None:
-            results = [_result(result, outputs, leaves) for result in self._call.results]
+            results = [_result(result, made, leaves) for result in self._call.results]
             return pytree.tree_unflatten(results, self._call.results_spec)
-        return _result(single, outputs, leaves)
+        return _result(single, made, leaves)
 
 
 def _result(result: Output | Argument | Constant, outputs: list[Any], leaves: list[Any]) -> Any:
@@ -207,25 +208,13 @@ def compile_op(
     """
     described, named = pytree.tree_unflatten(placement.specs, placement.spec)
     native = native_operators()
-    with _quiet():
-        if like is not None:
-            # Whatever symbols make impossible: the call as it is decides.
-            with suppress(Exception):
-                call = capture_call(op, described, named, native, dynamic=True, like=like)
-                if not call.resized:  # else the sizes have to be known here
-                    return _compile(call, placement)
-        return _compile(capture_call(op, described, named, native), placement)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Fake tensors log each wrong argument with a traceback, which is the caller's exception."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+    if like is not None:
+        # Whatever symbols make impossible: the call as it is decides.
+        with suppress(Exception):
+            call = capture_call(op, described, named, native, dynamic=True, like=like)
+            if not call.resized:  # else the sizes have to be known here
+                return _compile(call, placement)
+    return _compile(capture_call(op, described, named, native), placement)
 
 
 def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:

@@ -28,6 +28,15 @@ _MAX_NUMBERS = 256
 _INF = float("inf")
 _UNKNOWN = object()
 
+# Reductions that have no result for no elements.
+_NEED_ELEMENTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("max", "min", "amax", "amin", "aminmax", "argmax", "argmin"),
+        *("median", "nanmedian", "mode", "kthvalue", "cummax", "cummin"),
+    )
+)
+
 _lock = threading.RLock()
 # None: on the host. A dictionary: by the values of the floats, which matter to what was compiled.
 _by_signature: dict[tuple[Any, ...], Any] = {}
@@ -56,7 +65,8 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     if type(compiled) is dict:
         compiled = compiled.get(_numbers(leaves), _UNKNOWN)
     if compiled is _UNKNOWN:
-        return _first_time(op, arguments, keywords, leaves, signature)
+        with torch._C._DisableAutocast():  # tracing calls operators: they are this one's parts
+            return _first_time(op, arguments, keywords, leaves, signature)
     if compiled is None:
         return run_on_host(op, arguments, keywords)
     return compiled.run(leaves)
@@ -109,20 +119,19 @@ def _first_time(
 ) -> Any:
     cause = aliasing.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
     placement = Placement.of(op, leaves, tree_structure((arguments, keywords)))
+    if op._schema.name in _NEED_ELEMENTS and arguments[0].numel() == 0:
+        return run_on_host(op, arguments, keywords)  # an error, unless no results are asked for
     try:
-        resized = False
-        if _is_mutable(op):
-            resized, refused = outputs.fit(op, arguments, keywords)
-            if refused:
-                return _refused(op, arguments, keywords, leaves, refused)
-        if not resized:
-            compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
+        refused = outputs.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
+        if refused:
+            return _refused(op, arguments, keywords, leaves, refused)
+        compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
     except Exception as error:
         if isinstance(error, DeviceError) and not isinstance(error, ShaderError):
             raise
         cause = f"{type(error).__name__}: {error}; please report this"
         return _refused(op, arguments, keywords, leaves, cause)
-    if resized or (compiled is not None and compiled.resize(leaves)):
+    if compiled is not None and compiled.resize(leaves):
         return run(op, *arguments, **keywords)
     _remember(signature, leaves, compiled)
     if compiled is None:

@@ -34,7 +34,8 @@ def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, A
     host_arguments, host_keywords = pytree.tree_map(moved.to_host, (arguments, keywords))
     if moved.index is None and "device" in keywords:
         moved.index = devices.index_of(keywords["device"])
-    results = op(*host_arguments, **host_keywords)
+    with torch._C._DisableAutocast():  # of the CPU
+        results = op(*host_arguments, **host_keywords)
     counters.add_fallback(str(op))
     moved.write_back(op, arguments, keywords)
     return pytree.tree_map(moved.to_device, results)
@@ -103,8 +104,13 @@ class _Moved:
         if memory is not None and copy.untyped_storage()._cdata == memory.untyped_storage()._cdata:
             from_host(memory, _bytes_of(tensor))
             return
-        if copy.shape != tensor.shape:
-            tensor.resize_(copy.shape).as_strided_(copy.shape, copy.stride())
+        if copy.shape != tensor.shape or copy.stride() != tensor.stride():
+            # The operator gave an output another layout, perhaps in more memory than it shows.
+            whole = torch.empty(0, dtype=copy.dtype).set_(copy.untyped_storage())
+            tensor.resize_(whole.shape)
+            from_host(whole, tensor)
+            tensor.as_strided_(copy.shape, copy.stride(), copy.storage_offset())
+            return
         _write(copy, tensor)
 
     def to_device(self, value: Any) -> Any:

@@ -9,11 +9,23 @@ from typing import Any
 
 import torch
 
-from . import autoload, copies, counting, factories, masks, printing, views
+from . import (
+    autoload,
+    checks,
+    copies,
+    counting,
+    distributed,
+    factories,
+    foreach,
+    masks,
+    printing,
+    views,
+)
 from .dispatch import run
 
 _lock = threading.Lock()
 _library: Any = None
+_collectives: Any = None
 
 # Their composite kernels are made of views, factories and copies, which is all there is to do.
 _COMPOSITE = frozenset(
@@ -44,6 +56,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_to_copy": copies.to_copy,
     "_local_scalar_dense": copies.local_scalar_dense,
     "equal": masks.equal,
+    "uniform_": checks.uniform_,
     "nonzero": masks.nonzero,
     "masked_select": masks.masked_select,
     "bincount": counting.bincount,
@@ -57,12 +70,12 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 
 def register() -> None:
     """Registers every kernel; does nothing the second time."""
-    global _library
+    global _library, _collectives
     with _lock:
         if _library is not None:
             return
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        kernels = {**_KERNELS, **views.kernels()}
+        kernels = {**_KERNELS, **views.kernels(), **foreach.kernels()}
         for name, kernel in kernels.items():
             library.impl(name, kernel, "PrivateUse1")
         for name in (*_taken_from_composites(kernels), *_REFUSING):
@@ -70,6 +83,7 @@ def register() -> None:
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         printing.install()
+        _collectives = distributed.register()
         _library = library
         autoload.run = run
 

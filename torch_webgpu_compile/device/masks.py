@@ -74,18 +74,17 @@ def equal(tensor: Tensor, other: Tensor) -> bool:
 
 def nonzero(tensor: Tensor) -> Tensor:
     """``aten::nonzero``."""
-    dims = tensor.dim()
     if tensor.numel() == 0:
-        return torch.empty((0, dims), dtype=torch.int64, device=tensor.device)
+        return torch.empty((0, tensor.dim()), dtype=torch.int64, device=tensor.device)
     choice = Choice.of(tensor if tensor.dtype is torch.bool else tensor != 0)
-    position = torch.arange(tensor.numel(), device=tensor.device)
-    columns = []
-    for size in reversed(tensor.shape):
-        columns.append(position % size)
-        position = position // size
-    if not columns:
-        return torch.empty((choice.count, 0), dtype=torch.int64, device=tensor.device)
-    return choice.take(torch.stack(columns[::-1], 1))
+    # One dimension after the other in memory, as PyTorch's own kernels have it.
+    result = torch.empty((tensor.dim(), choice.count), dtype=torch.int64, device=tensor.device)
+    if tensor.dim():
+        position = choice.take(torch.arange(tensor.numel(), device=tensor.device))
+        for row, size in reversed(list(zip(result, tensor.shape, strict=True))):
+            row.copy_(position % size)
+            position = position // size
+    return result.t()
 
 
 def masked_select(tensor: Tensor, mask: Tensor) -> Tensor:

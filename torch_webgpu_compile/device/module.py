@@ -10,8 +10,18 @@ from typing import Any
 
 import torch
 
-from .. import devices
-from . import several
+from .. import devices, several_devices
+from ..generators import (
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
 from .memory import (
     empty_cache,
     max_memory_allocated,
@@ -30,17 +40,6 @@ from .properties import (
     get_device_name,
     get_device_properties,
     is_bf16_supported,
-)
-from .random import (
-    get_rng_state,
-    get_rng_state_all,
-    initial_seed,
-    manual_seed,
-    manual_seed_all,
-    seed,
-    seed_all,
-    set_rng_state,
-    set_rng_state_all,
 )
 from .streams import (
     Event,
@@ -138,7 +137,7 @@ def set_device(device: _Device) -> None:
         AdapterError: there is no such device.
         ValueError: it is not a ``webgpu`` device.
     """
-    several.set_current(devices.resolve_index(device))
+    several_devices.set_current(devices.resolve_index(device))
 
 
 class device:
@@ -153,7 +152,7 @@ class device:
         self.prev_idx = -1
 
     def __enter__(self) -> None:
-        self.prev_idx = several.set_current(self.idx)
+        self.prev_idx = several_devices.set_current(self.idx)
 
     def __exit__(
         self,
@@ -161,7 +160,7 @@ class device:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        several.set_current(self.prev_idx)
+        several_devices.set_current(self.prev_idx)
 
 
 class device_of(device):
@@ -191,6 +190,12 @@ def _lazy_init() -> None:
     kernels.register()
 
 
+def __getattr__(name: str) -> Any:
+    if name == "_initialized":  # torch.utils.checkpoint asks before it saves generators' states
+        return is_initialized()
+    raise AttributeError(f"module 'torch.webgpu' has no attribute {name!r}")
+
+
 class _utils:
     """Where ``torch.load`` looks for a function."""
 
@@ -199,5 +204,5 @@ class _utils:
         return devices.resolve_index(device)
 
 
-_exchange_device = several.set_current
-_maybe_exchange_device = several.set_current
+_exchange_device = several_devices.set_current
+_maybe_exchange_device = several_devices.set_current

@@ -24,11 +24,12 @@ _Function = Callable[[Tensor], Tensor]
 
 def install() -> None:
     """Wraps ``torch.nn.Module._apply``, through which modules move."""
-    original = Module._apply
+    original: Any = Module._apply
 
     def _apply(self: Module, fn: _Function, recurse: bool = True) -> Module:
         if isinstance(fn, _Moving):  # a child of a module that moves
-            return original(self, fn, recurse)
+            child: Module = original(self, fn, recurse)
+            return child
         moving = _Moving(fn)
         places = _places_of_tied(self) if recurse else {}
         moved: Module = original(self, moving, recurse)
@@ -36,7 +37,7 @@ def install() -> None:
             _tie(places)
         return moved
 
-    Module._apply = _apply  # type: ignore[method-assign,assignment]
+    Module._apply = _apply  # type: ignore[method-assign]
 
 
 class _Moving:

@@ -1,9 +1,9 @@
-"""Operators that write into tensors they are given: what PyTorch checks, and resizes, before."""
+"""Operators that write into tensors they are given: what PyTorch checks before."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -20,53 +20,36 @@ _RESIZED = (
 )
 
 
-def fit(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[bool, str]:
-    """Gives ``out=`` arguments the sizes and strides of the results.
+def cause_for_host(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    """Why a call cannot write its results where it should, or "".
 
-    PyTorch's meta kernels decide, those of the functional overload if there is one.
-
-    Returns:
-        Whether any size was changed, and why the call is for the host, or "". There PyTorch's own
-        kernels refuse it, or convert the results.
+    PyTorch's own kernels refuse it, or know how to convert. The functional overload says what the
+    results are.
 
     Raises:
         Exception: what PyTorch raises about the arguments.
     """
-    if op.namespace != "aten":
-        return False, ""
-    written = _written(op, arguments, keywords)
-    if not written:
-        return False, ""
     functional = functional_of(op)
+    written = _written(op, arguments, keywords)
+    if functional is None or not written:
+        return ""
     try:
-        if functional is not None:
-            wanted = _results(op, functional, arguments, keywords)
-        else:
-            wanted = _outs(op, arguments, keywords)
+        results = _results(op, functional, arguments, keywords)
     except NotImplementedError:
-        return False, ""
-    if len(wanted) != len(written):
-        return False, ""
-    for tensor, result in zip(written, wanted, strict=True):
+        return ""
+    for tensor, result in zip(written, results, strict=False):
         if not torch.can_cast(result.dtype, tensor.dtype):
-            return False, f"its result, {result.dtype}, cannot be cast to {tensor.dtype}"
+            return f"its result, {result.dtype}, cannot be cast to {tensor.dtype}"
         if not _has_outs(op) and result.shape != tensor.shape:
-            return False, f"its result has other sizes than its argument, {list(result.shape)}"
-    if not _has_outs(op):
-        return False, ""
-    resized = [_resize(t, w) for t, w in zip(written, wanted, strict=True)]
-    return any(resized), ""
+            return f"its result has other sizes than its argument: {list(result.shape)}"
+    return ""
 
 
-def _resize(tensor: Tensor, wanted: Tensor) -> bool:
-    if tensor.shape == wanted.shape:
-        return False
+def resize(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> None:
+    """Gives an ``out=`` argument the layout of the result, with a warning unless it is empty."""
     if tensor.numel():
-        warnings.warn(_RESIZED.format(list(tensor.shape), list(wanted.shape)), stacklevel=2)
-    tensor.resize_(wanted.shape)
-    if wanted.stride() != tensor.stride():
-        tensor.as_strided_(wanted.shape, wanted.stride())
-    return True
+        warnings.warn(_RESIZED.format(list(tensor.shape), list(sizes)), stacklevel=2)
+    tensor.resize_(sizes).as_strided_(sizes, strides)
 
 
 @cache
@@ -89,7 +72,9 @@ def _written(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any])
 def functional_of(op: OpOverload) -> OpOverload | None:
     """The overload that returns what ``op`` writes; None if there is none, or for random ones."""
     schema = op._schema
-    if not schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
+    if op.namespace != "aten" or not schema.is_mutable:
+        return None
+    if torch.Tag.nondeterministic_seeded in op.tags:
         return None
     name = schema.name.split("::")[1]
     if not _has_outs(op):
@@ -124,31 +109,16 @@ def _results(
 ) -> list[Tensor]:
     outs = {argument.name for argument in op._schema.arguments if argument.is_out}
     rest = {name: value for name, value in keywords.items() if name not in outs}
-    described, named = tree_map(_to_meta({}), (arguments, rest))
+    described, named = tree_map(_to_meta, (arguments, rest))
     return _tensors(functional(*described, **named))
-
-
-def _outs(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Tensor]:
-    """The ``out=`` arguments after a call on the meta device."""
-    made: dict[int, Tensor] = {}
-    described, named = tree_map(_to_meta(made), (arguments, keywords))
-    op(*described, **named)
-    return [made[id(tensor)] for tensor in _written(op, arguments, keywords)]
 
 
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _to_meta(made: dict[int, Tensor]) -> Callable[[Any], Any]:
-    def move(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            found = made.get(id(value))
-            if found is None:
-                sizes, strides = value.shape, value.stride()
-                found = torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
-                made[id(value)] = found
-            return found
-        return torch.device("meta") if isinstance(value, torch.device) else value
-
-    return move
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        sizes, strides = value.shape, value.stride()
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+    return torch.device("meta") if isinstance(value, torch.device) else value

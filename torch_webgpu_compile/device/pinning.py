@@ -1,7 +1,7 @@
-"""Pinned host memory, which WebGPU does not have: any memory serves, transfers stage on their own.
+"""Pinned host memory, which WebGPU does not have: any memory serves, as transfers stage it.
 
-``pin_memory()`` therefore costs nothing and gives a tensor over the same memory, which ``is_pinned``
-from then on. Where CUDA or another accelerator is in charge (see `accelerator`), both mean that one.
+``pin_memory()`` costs nothing: it gives a tensor over the same memory, which ``is_pinned`` from
+then on. Where CUDA or another device is the accelerator (see `accelerator`), both mean that one.
 """
 
 from __future__ import annotations

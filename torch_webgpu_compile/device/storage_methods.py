@@ -14,7 +14,7 @@ import torch
 
 from .. import devices
 
-Storage = torch.UntypedStorage
+Storage: Any = torch.UntypedStorage  # its methods have no types
 
 
 def install() -> None:
@@ -27,7 +27,7 @@ def install() -> None:
             return original(cls, *arguments, **keywords)
         return _make(torch.device(device), *arguments)
 
-    Storage.__new__ = staticmethod(new)  # type: ignore[method-assign,assignment]
+    Storage.__new__ = staticmethod(new)
     for name, method in _METHODS.items():
         if hasattr(Storage, name):  # some are newer than PyTorch 2.11
             setattr(Storage, name, _guarded(getattr(Storage, name), method))
@@ -35,14 +35,14 @@ def install() -> None:
 
 def _guarded(original: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
-    def call(self: Storage, *arguments: Any, **keywords: Any) -> Any:
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         here = self.device.type == devices.NAME
         return (method if here else original)(self, *arguments, **keywords)
 
     return call
 
 
-def _make(device: torch.device, content: Any = 0) -> Storage:
+def _make(device: torch.device, content: Any = 0) -> Any:
     """A storage of ``content`` bytes, or with a sequence of bytes as its contents."""
     from ..storages import new_storage
 
@@ -53,18 +53,18 @@ def _make(device: torch.device, content: Any = 0) -> Storage:
     return storage.copy_(Storage(content))
 
 
-def _new(storage: Storage) -> Storage:
+def _new(storage: Any) -> Any:
     return _make(storage.device)
 
 
-def _byteswap(storage: Storage, element_size: int) -> None:
+def _byteswap(storage: Any, element_size: int) -> None:
     host = storage.cpu()
     host._byteswap(element_size)
     storage.copy_(host)
 
 
 def _refuse(reason: str, error: type[Exception] = NotImplementedError) -> Callable[..., Any]:
-    def method(storage: Storage, *_: Any, **__: Any) -> Any:
+    def method(storage: Any, *_: Any, **__: Any) -> Any:
         raise error(reason)
 
     return method

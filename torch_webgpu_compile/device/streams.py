@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import devices
-from . import several
+from .. import devices, several_devices
 
 _DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1.value)
 
@@ -67,23 +66,23 @@ class Stream(torch.Stream):
         self.synchronize()
         return True
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
         """Records an event, a new one by default."""
         event = Event() if event is None else event
         event.record(self)
         return event
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: torch.Event) -> None:
         """Makes later work wait for an event."""
         event.wait(self)
 
-    def wait_stream(self, stream: Stream) -> None:
+    def wait_stream(self, stream: torch.Stream) -> None:
         """Makes later work wait for what is in a stream now."""
         if stream.device != self.device:
             stream.synchronize()
 
     def __enter__(self) -> Stream:
-        self._entered.append(several.set_current(self.device_index))
+        self._entered.append(several_devices.set_current(self.device_index))
         return self
 
     def __exit__(
@@ -92,7 +91,7 @@ class Stream(torch.Stream):
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        several.set_current(self._entered.pop())
+        several_devices.set_current(self._entered.pop())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and self.device == other.device
@@ -137,7 +136,7 @@ class Event(torch.Event):
         """The device on which the event was recorded last."""
         return self._device
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: torch.Stream | None = None) -> None:
         """Puts the event behind all work so far."""
         stream = current_stream() if stream is None else stream
         self._device = stream.device
@@ -145,7 +144,7 @@ class Event(torch.Event):
             stream.synchronize()
             self._seconds = time.perf_counter()
 
-    def wait(self, stream: Stream | None = None) -> None:
+    def wait(self, stream: torch.Stream | None = None) -> None:
         """Makes later work in a stream (the current one by default) wait for the event."""
         stream = current_stream() if stream is None else stream
         if self._device is not None and self._device != stream.device:
@@ -161,12 +160,15 @@ class Event(torch.Event):
         self.synchronize()
         return True
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: torch.Event) -> float:
         """Milliseconds from this event to another one.
 
         Raises:
+            TypeError: the other one is not of this class.
             ValueError: one of them has no timing, or was not recorded.
         """
+        if not isinstance(end_event, Event):
+            raise TypeError(f"expected a torch.webgpu.Event, got {type(end_event).__name__}")
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._device is None or end_event._device is None:
@@ -209,4 +211,4 @@ def default_stream(device: torch.device | str | int | None = None) -> Stream:
 
 def set_stream(stream: Stream) -> None:
     """Makes a stream current: its device is."""
-    several.set_current(stream.device_index)
+    several_devices.set_current(stream.device_index)

@@ -1,20 +1,25 @@
 """Writes into a part of a storage with a kernel that touches nothing but that part.
 
 The kernel is the second half of ``as_strided_scatter``, which copies a buffer and then updates the
-copy: here the update is made in the buffer itself. Elements are moved as integers of their size.
-Those of less than 4 bytes share words with others, which the kernel leaves as they are.
+copy: here the update is made in the buffer itself. Sizes, strides and the offset are parameters, so
+that a few kernels do for all. Elements are moved as integers of their size; those of less than 4
+bytes share words with others, which the kernel leaves as they are.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from .. import devices
 from ..captured import CapturedGraph, Phase
@@ -28,118 +33,229 @@ from ..runtime.launcher import Launcher
 from ..storages import ALIGNMENT, buffer_of, data_ptr, offset_at, span
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds
 _MAX_LAUNCHERS = 1 << 12
 
 _lock = threading.Lock()
-_launchers: dict[tuple[Any, ...], tuple[Launcher, int] | None] = {}
+_launchers: dict[tuple[Any, ...], _Prepared | None] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A kernel at its sizes, and the position of the value among its two buffers."""
+
+    launch: Launcher
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """A part of memory, by its dimensions of more than one element, none of which can be merged.
+
+    The last one is innermost in the value, which is contiguous; ``strides`` are the target's.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 def write(target: Tensor, value: Tensor) -> bool:
     """Writes ``value`` (same shape and dtype, other memory) into ``target``; whether it could."""
+    limit = devices.get_device(target.get_device()).target.max_binding_nbytes
+    if span(target.shape, target.stride()) * target.element_size() > limit - ALIGNMENT:
+        return _write_halves(target, value)
+    runs, value = _runs(target, value)
     itemsize = target.element_size()
     start = offset_at(data_ptr(target))
     binding = start // ALIGNMENT * ALIGNMENT
-    offset = (start - binding) // itemsize
-    index = target.get_device()
-    key = (index, itemsize, target.shape, target.stride(), value.stride(), offset)
-    known = _launchers.get(key)
-    if known is None:
+    key = target.get_device(), itemsize, runs.sizes, runs.strides, (start - binding) // itemsize
+    prepared = _launchers.get(key)
+    if prepared is None:
         if key in _launchers:
             return False
-        known = _prepare(key)
-        if known is None:
+        prepared = _prepare(key, *key)
+        if prepared is None:
             return False
-    launcher, first = known
-    source, memory = buffer_of(value), buffer_of(target)
-    if offset_at(data_ptr(value)):
-        return False
+    memory = buffer_of(target)
     bound = memory.slice(binding) if binding else memory
-    launcher([source, bound] if first == 0 else [bound, source])
-    counters.add_call(launcher.dispatch_count, 0, 0)
+    buffers = [bound, buffer_of(value)]
+    prepared.launch(buffers if prepared.value else buffers[::-1])
+    counters.add_call(prepared.launch.dispatch_count, 0, 0)
     return True
 
 
-def _prepare(key: tuple[Any, ...]) -> tuple[Launcher, int] | None:
-    """A launcher, and the position of the value among its buffers; None without a kernel."""
+def _write_halves(target: Tensor, value: Tensor) -> bool:
+    """A write into more memory than can be bound at once."""
+    reach = [
+        stride * (size - 1) for size, stride in zip(target.shape, target.stride(), strict=True)
+    ]
+    dim = reach.index(max(reach))
+    half = target.shape[dim] // 2
+    return all(
+        write(target.narrow(dim, start, length), value.narrow(dim, start, length))
+        for start, length in ((0, half), (half, target.shape[dim] - half))
+    )
+
+
+def _runs(target: Tensor, value: Tensor) -> tuple[_Runs, Tensor]:
+    """The dimensions to loop over, and the value with as many elements in that order."""
+    dims = [
+        (value.stride(k), k)
+        for k, size in enumerate(target.shape)
+        if size > 1 and target.stride(k) > 0
+    ]
+    order = [k for _, k in sorted(dims, reverse=True)]
+    if len(order) < value.dim():  # dimensions of size 1, and repetitions of one element
+        for k in sorted(set(range(value.dim())) - set(order), reverse=True):
+            value = value.select(k, 0)
+        kept = sorted(order)
+        value = value.permute([kept.index(k) for k in order])
+    else:
+        value = value.permute(order)
+    if not value.is_contiguous() or offset_at(data_ptr(value)):
+        value = value.clone(memory_format=torch.contiguous_format)
+    sizes: list[int] = []
+    strides: list[int] = []
+    for k in order:
+        size, stride = target.shape[k], target.stride(k)
+        if sizes and strides[-1] == size * stride:
+            sizes[-1] *= size
+            strides[-1] = stride
+        else:
+            sizes.append(size)
+            strides.append(stride)
+    return _Runs(tuple(sizes), tuple(strides)), value
+
+
+def _prepare(
+    key: tuple[Any, ...],
+    index: int,
+    itemsize: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+) -> _Prepared | None:
     with _lock:
         if key not in _launchers:
             if len(_launchers) >= _MAX_LAUNCHERS:
                 _launchers.clear()
             try:
-                _launchers[key] = _compile(*key)
+                _launchers[key] = _at(index, itemsize, sizes, strides, offset)
             except UnsupportedOp:
                 _launchers[key] = None
         return _launchers[key]
 
 
-def _compile(
+def _at(
     index: int,
     itemsize: int,
     sizes: tuple[int, ...],
     strides: tuple[int, ...],
-    value_strides: tuple[int, ...],
     offset: int,
-) -> tuple[Launcher, int] | None:
-    unit = _UNITS.get(itemsize)
-    if unit is None:
+) -> _Prepared | None:
+    length = offset + span(sizes, strides)
+    if itemsize not in _UNITS or length > _MAX_INT:
         return None
+    kernel = _kernel(index, itemsize, len(sizes), bool(strides) and strides[-1] == 1)
+    values = dict(zip(kernel.symbols, (length, offset, *sizes, *strides), strict=False))
+    launcher = kernel.executor.launcher(values)
+    return _Prepared(launcher, launcher.names.index(kernel.value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A compiled write.
+
+    Attributes:
+        symbols: the names of the length, the offset, the sizes and the strides.
+        value: the plan buffer of the value.
+    """
+
+    executor: Executor
+    symbols: tuple[str, ...]
+    value: str
+
+
+@cache
+def _kernel(index: int, itemsize: int, rank: int, unit_stride: bool) -> _Kernel:
     device = devices.get_device(index)
-    captured = _captured(unit, sizes, strides, value_strides, offset)
+    captured, symbols = _captured(_UNITS[itemsize], rank, unit_stride)
     options = resolve(options={"fallback": "error"})
     plan = compile_graph(captured, Phase("inference"), device.target, options).plan
     written, value = _without_copy(plan)
     before = device.kernels_compiled
-    launcher = Executor(written, device).launcher()
+    executor = Executor(written, device, max_programs=_MAX_LAUNCHERS)
     counters.add(kernels_compiled=device.kernels_compiled - before)
-    return launcher, launcher.names.index(value)
+    return _Kernel(executor, symbols, value)
+
+
+class _Symbols:
+    """Symbolic integers without any assumption but that they are at least 2."""
+
+    def __init__(self) -> None:
+        self.environment = ShapeEnv(duck_shape=False)
+        self.names: list[str] = []
+
+    def make(self, name: str) -> torch.SymInt:
+        hint = 1000 + len(self.names)  # any number that is not special
+        source = ConstantSource(name)
+        symbol = self.environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+        self.names.append(str(symbol))
+        made = self.environment.create_symintnode(symbol, hint=hint, source=source)
+        assert isinstance(made, torch.SymInt)
+        return made
 
 
 def _captured(
-    dtype: torch.dtype,
-    sizes: tuple[int, ...],
-    strides: tuple[int, ...],
-    value_strides: tuple[int, ...],
-    offset: int,
-) -> CapturedGraph:
-    """``as_strided_scatter`` of all memory up to the last element."""
-    mode, cpu = FakeTensorMode(), torch.device("cpu")
+    dtype: torch.dtype, rank: int, unit_stride: bool
+) -> tuple[CapturedGraph, tuple[str, ...]]:
+    """``as_strided_scatter`` of all memory up to the last element, and its symbols."""
+    symbols = _Symbols()
+    length, offset = symbols.make("length"), symbols.make("offset")
+    sizes = [symbols.make(f"size{k}") for k in range(rank)]
+    strides: list[Any] = [symbols.make(f"stride{k}") for k in range(rank)]
+    if unit_stride:
+        strides[-1] = 1
+    mode, cpu = FakeTensorMode(shape_env=symbols.environment), torch.device("cpu")
 
-    def fake(shape: tuple[int, ...], stride: tuple[int, ...]) -> FakeTensor:
-        meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        return FakeTensor(mode, meta, cpu)
+    def fake(shape: Sequence[Any]) -> FakeTensor:
+        return FakeTensor(mode, torch.empty(shape, dtype=dtype, device="meta"), cpu)
 
     graph = Graph()
     memory, value = graph.placeholder("memory"), graph.placeholder("value")
-    memory.meta["val"] = fake((offset + span(sizes, strides),), (1,))
-    value.meta["val"] = fake(sizes, value_strides)
+    memory.meta["val"], value.meta["val"] = fake([length]), fake(sizes)
+
+    def scalar(symbol: Any) -> Any:
+        if isinstance(symbol, int):
+            return symbol
+        node = graph.placeholder(f"scalar_{symbol}")
+        node.meta["val"] = symbol
+        return node
+
+    layout = [scalar(size) for size in sizes], [scalar(stride) for stride in strides]
     scatter = torch.ops.aten.as_strided_scatter.default
-    arguments = (memory, value, list(sizes), list(strides), offset)
-    result = graph.call_function(scatter, arguments)
-    result.meta["val"] = fake((offset + span(sizes, strides),), (1,))
+    result = graph.call_function(scatter, (memory, value, *layout, scalar(offset)))
+    result.meta["val"] = fake([length])
     graph.output((result,))
-    return CapturedGraph("write", GraphModule({}, graph), frozenset())
+    return CapturedGraph("write", GraphModule({}, graph), frozenset()), tuple(symbols.names)
 
 
 def _without_copy(plan: Plan) -> tuple[Plan, str]:
     """The plan without its first step, the copy of its first input; the name of the other input."""
-    memory, value = (entry.buffer for entry in plan.inputs)
+    memory, value = plan.inputs[0].buffer, plan.inputs[1].buffer
     assert memory is not None
     assert value is not None
     copy, *rest = plan.steps
-    uses = [
-        any(b.buffer == memory for b in step.bindings)
-        for step in plan.steps
-        if isinstance(step, Dispatch)
-    ]
-    assert isinstance(copy, Dispatch)
+    dispatches = [step for step in plan.steps if isinstance(step, Dispatch)]
+    uses = [any(binding.buffer == memory for binding in step.bindings) for step in dispatches]
     assert uses == [True] + [False] * len(rest), "a scatter starts with a copy"
-    buffers = {name: buffer for name, buffer in plan.buffers.items() if name != memory}
-    steps = tuple(
-        replace(step, kernel=step.kernel - 1) if isinstance(step, Dispatch) else step
-        for step in rest
-    )
+    assert isinstance(copy, Dispatch)
     assert copy.kernel == 0
-    inputs = plan.inputs[1:]
-    return replace(
-        plan, kernels=plan.kernels[1:], buffers=buffers, steps=steps, inputs=inputs
-    ), value
+    buffers = {name: buffer for name, buffer in plan.buffers.items() if name != memory}
+    steps = tuple(replace(step, kernel=step.kernel - 1) for step in dispatches[1:])
+    return (
+        replace(
+            plan, kernels=plan.kernels[1:], buffers=buffers, steps=steps, inputs=plan.inputs[1:]
+        ),
+        value,
+    )

@@ -37,23 +37,29 @@ RunHostCall = Callable[[HostCall, Mapping[str, Array], Mapping[str, int]], Seque
 
 
 def interpret(
-    graph: LoopGraph, arguments: Sequence[Any], run_host_call: RunHostCall | None = None
+    graph: LoopGraph,
+    arguments: Sequence[Any],
+    run_host_call: RunHostCall | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> list[Any]:
     """The graph's outputs, in order, those that mutate an input included.
 
     An argument is an integer for a size, else an array of the buffer's sizes (of any strides) or a
     flat array of its memory. Outputs have the strides of their `GraphOutput`.
-    ``run_host_call(call, arrays by buffer name, sizes by name)`` runs what has no kernel.
+    ``run_host_call(call, arrays by buffer name, sizes by name)`` runs what has no kernel. ``sizes``
+    are the values of symbols that the arguments do not show.
     """
     with np.errstate(all="ignore"):
-        return _Run(graph, run_host_call).run(arguments)
+        return _Run(graph, run_host_call, sizes or {}).run(arguments)
 
 
 class _Run:
-    def __init__(self, graph: LoopGraph, run_host_call: RunHostCall | None) -> None:
+    def __init__(
+        self, graph: LoopGraph, run_host_call: RunHostCall | None, sizes: Mapping[str, int]
+    ) -> None:
         self.graph = graph
         self.run_host_call = run_host_call
-        self.sizes: dict[str, int] = {}
+        self.sizes = dict(sizes)
         self.arrays: dict[str, Array] = {}
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:

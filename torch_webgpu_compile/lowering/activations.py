@@ -6,11 +6,10 @@ import math
 
 import torch
 
-from ..ir.scalar import Scalar, apply, const
+from ..ir.scalar import Scalar, apply
 from ..sizes import ONE
 from .builder import Builder, operand
 from .pointwise import elementwise
-from .promotion import compute_dtype
 from .registry import lowers
 from .value import Value, reshape
 
@@ -240,16 +239,14 @@ def lower_tanh_backward(builder: Builder, grad_output: Value, output: Value) -> 
 
 @lowers(aten.logit.default)
 def lower_logit(builder: Builder, self: Value, eps: float | None = None) -> Value:
-    compute = compute_dtype(self.dtype)
-
     def body(x: Scalar) -> Scalar:
         one = _number(1, x)
         if eps is not None:
-            x = apply("maximum", x, const(eps, compute))
-            x = apply("minimum", x, const(1 - eps, compute))
+            x = apply("maximum", x, _number(eps, x))
+            x = apply("minimum", x, _number(1 - eps, x))
         return apply("log", apply("div", x, apply("sub", one, x)))
 
-    return elementwise(builder, body, self)
+    return elementwise(builder, body, self.cast(builder.out.dtype))
 
 
 @lowers(aten.prelu.default, aten._prelu_kernel.default)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
 from ..sizes import ONE, ZERO, IntLike, is_nonnegative
 from .builder import Builder, masked, operand
 from .convolution import all_of, in_range
@@ -28,9 +28,38 @@ def lower_cat(builder: Builder, tensors: Sequence[Value], dim: int = 0) -> Value
     parts = [t for t in parts if t.sizes[dim] is not ZERO]
     if not parts:
         return Value(out.dtype, out.sizes, const(0, out.dtype))
-    index = positions(out.sizes)
+    while len(_buffers_of(parts)) >= builder.target.max_storage_buffers:
+        # A kernel has a buffer to write besides.
+        most = builder.target.max_storage_buffers - 1
+        parts = [_join(builder, group, dim) for group in _groups(parts, most)]
+    return _join(builder, parts, dim)
+
+
+def _buffers_of(parts: Sequence[Value]) -> set[str]:
+    return {load.buffer for part in parts for load in loads_of(part.body)}
+
+
+def _groups(parts: Sequence[Value], most: int) -> Iterator[Sequence[Value]]:
+    """Divides parts into runs that read at most so many buffers, or are one part."""
+    run: list[Value] = []
+    for part in parts:
+        if run and len(_buffers_of([*run, part])) > most:
+            yield run
+            run = []
+        run.append(part)
+    yield run
+
+
+def _join(builder: Builder, parts: Sequence[Value], dim: int) -> Value:
+    """One value from parts that differ in the size of ``dim`` at most."""
+    dtype = builder.out.dtype
+    sizes = list(builder.out.sizes)
+    sizes[dim] = ZERO
+    for part in parts:
+        sizes[dim] = sizes[dim] + part.sizes[dim]
+    index = positions(sizes)
     along = index[dim]
-    body: Scalar = const(0, out.dtype)
+    body: Scalar = const(0, dtype)
     start = ZERO
     pieces = []
     for part in parts:
@@ -38,11 +67,11 @@ def lower_cat(builder: Builder, tensors: Sequence[Value], dim: int = 0) -> Value
         at = [*index[:dim], ZERO if part.sizes[dim] is ONE else position, *index[dim + 1 :]]
         # Each piece is masked on both sides: the other branch of a mask may be evaluated anyway.
         condition = all_of(in_range(position, part.sizes[dim]))
-        pieces.append((condition, cast(part.at(at), out.dtype)))
+        pieces.append((condition, cast(part.at(at), dtype)))
         start = start + part.sizes[dim]
     for condition, piece in reversed(pieces):
         body = masked(condition, piece, body)
-    return builder.pointwise(body, out.sizes)
+    return builder.pointwise(body, tuple(sizes))
 
 
 @lowers(aten.stack.default)

@@ -27,7 +27,7 @@ from .native import NativeBackend
 from .pipelines import Pipeline, PipelineCache
 from .portable import PortableBackend
 from .queue import CommandQueue, Recording
-from .transfer import Range, Transfers, host_memory
+from .transfer import Download, Range, Transfers, host_memory
 
 __all__ = ["AdapterInfo", "Device", "GpuBuffer", "list_adapters", "open_device"]
 
@@ -149,6 +149,10 @@ class Device:
     def download_many(self, ranges: Sequence[Range]) -> None:
         """`download` of (buffer, offset, nbytes, address) ranges with one submit and one wait."""
         self._transfers.download_many(ranges)
+
+    def start_download(self, ranges: Sequence[tuple[AnyBuffer, int, int]]) -> Download:
+        """Submits a download of (buffer, offset, nbytes) ranges; `Download.finish` waits for it."""
+        return self._transfers.start_download(ranges)
 
     def copy(
         self,

@@ -181,29 +181,27 @@ class Transfers:
 
     def download_many(self, ranges: Sequence[Range]) -> None:
         """`download` of many ranges with one submit and one wait (per chunk)."""
-        for buffer, offset, nbytes, _ in ranges:
+        started = self.start_download([entry[:3] for entry in ranges])
+        started.finish([entry[3] for entry in ranges])
+
+    def start_download(self, ranges: Sequence[tuple[AnyBuffer, int, int]]) -> Download:
+        """Submits the copies of a download of (buffer, offset, nbytes) ranges.
+
+        What the host does before `Download.finish` costs no time while the GPU works.
+
+        Raises:
+            DeviceError: a range is outside its buffer, or the device failed.
+        """
+        for buffer, offset, nbytes in ranges:
             _check(buffer, offset, nbytes, "a download")
         with self._lock:
-            self.bytes_downloaded += sum(entry[2] for entry in ranges)
-        self._download([entry for entry in ranges if entry[2]])
+            self.bytes_downloaded += sum([entry[2] for entry in ranges])
+        return Download(self, ranges)
 
     def _download(self, ranges: Sequence[Range]) -> None:
-        started: deque[_Round] = deque()
-        try:
-            for pieces, total in _rounds(ranges):
-                if len(started) == _IN_FLIGHT:
-                    self._finish(started[0])
-                    started.popleft()
-                started.append(self._start(pieces, total))
-            while started:
-                self._finish(started[0])
-                started.popleft()
-        except BaseException:
-            for current in started:
-                self._backend.release_buffer(current.staging)
-            raise
+        Download(self, [entry[:3] for entry in ranges]).finish([entry[3] for entry in ranges])
 
-    def _start(self, pieces: list[_Piece], total: int) -> _Round:
+    def start_round(self, pieces: list[_Piece], total: int) -> _Round:
         nbytes = max(_SMALLEST, 1 << (total - 1).bit_length())
         with self._lock:
             free = self._staging.get(nbytes)
@@ -221,14 +219,17 @@ class Transfers:
             raise
         return _Round(staging, nbytes, total, pieces, submission)
 
-    def _finish(self, current: _Round) -> None:
+    def finish_round(self, current: _Round, addresses: Sequence[int]) -> None:
         address = self._backend.map(current.staging, current.total, current.submission)
         for piece in current.pieces:
             source = address + piece.position + piece.skip
-            copy_memory(piece.address, source, piece.wanted)
+            copy_memory(addresses[piece.index] + piece.done, source, piece.wanted)
         self._backend.unmap(current.staging)
         with self._lock:
             self._staging.setdefault(current.nbytes, []).append(current.staging)
+
+    def drop_round(self, current: _Round) -> None:
+        self._backend.release_buffer(current.staging)
 
     def empty(self) -> None:
         """Frees the staging buffers that are not in use."""
@@ -242,24 +243,58 @@ class Transfers:
                 self._backend.release_buffer(handle)
 
 
+class Download:
+    """A download that has been submitted: see `Transfers.start_download`."""
+
+    def __init__(self, transfers: Transfers, ranges: Sequence[tuple[AnyBuffer, int, int]]) -> None:
+        self._transfers = transfers
+        self._started: deque[_Round] = deque()
+        self._rounds = iter(_rounds(ranges))
+        self._start()
+
+    def _start(self) -> None:
+        while len(self._started) < _IN_FLIGHT:
+            following = next(self._rounds, None)
+            if following is None:
+                return
+            self._started.append(self._transfers.start_round(*following))
+
+    def finish(self, addresses: Sequence[int]) -> None:
+        """Waits, and copies each range to a host address.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        while self._started:
+            self._transfers.finish_round(self._started[0], addresses)
+            self._started.popleft()
+            self._start()
+
+    def __del__(self) -> None:
+        # Not finished: the staging buffers may still be written, so they are not used again.
+        for current in getattr(self, "_started", ()):
+            self._transfers.drop_round(current)
+
+
 class _Piece:
     """A part of a range.
 
     ``nbytes`` from ``start`` of a buffer land at ``position`` of the staging buffer, and ``wanted``
-    of them, after ``skip``, go to the host address.
+    of them, after ``skip``, go to the host memory of range ``index``, after ``done`` bytes.
     """
 
-    __slots__ = ("address", "buffer", "nbytes", "position", "skip", "start", "wanted")
+    __slots__ = ("buffer", "done", "index", "nbytes", "position", "skip", "start", "wanted")
 
     def __init__(
-        self, buffer: AnyBuffer, offset: int, wanted: int, address: int, position: int
+        self, buffer: AnyBuffer, offset: int, wanted: int, index: int, done: int, position: int
     ) -> None:
         self.buffer = buffer
         self.start = buffer.offset_nbytes + (offset & ~3)
         self.skip = offset & 3
         self.nbytes = round_up(self.skip + wanted, 4)
         self.wanted = wanted
-        self.address = address
+        self.index = index
+        self.done = done
         self.position = position
 
 
@@ -288,24 +323,25 @@ class _UploadStaging:
         self.submission: int | None = None
 
 
-def _rounds(ranges: Sequence[Range]) -> list[tuple[list[_Piece], int]]:
+def _rounds(ranges: Sequence[tuple[AnyBuffer, int, int]]) -> list[tuple[list[_Piece], int]]:
     """Packs ranges into the contents of staging buffers, with their bytes."""
-    chunk = _chunk_nbytes(sum([nbytes for _, _, nbytes, _ in ranges]))
+    chunk = _chunk_nbytes(sum([nbytes for _, _, nbytes in ranges]))
     rounds: list[tuple[list[_Piece], int]] = []
     pieces: list[_Piece] = []
     position = 0
-    for buffer, offset, nbytes, address in ranges:
-        while nbytes:
+    for index, (buffer, offset, nbytes) in enumerate(ranges):
+        done = 0
+        while done < nbytes:
             room = chunk - position
             if room < 16:
                 rounds.append((pieces, position))
                 pieces, position = [], 0
                 continue
-            part = min(nbytes, room - 8)
-            piece = _Piece(buffer, offset, part, address, position)
+            part = min(nbytes - done, room - 8)
+            piece = _Piece(buffer, offset + done, part, index, done, position)
             pieces.append(piece)
             position += round_up(piece.nbytes, 8)
-            offset, nbytes, address = offset + part, nbytes - part, address + part
+            done += part
     if pieces:
         rounds.append((pieces, position))
     return rounds

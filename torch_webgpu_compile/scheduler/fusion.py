@@ -280,7 +280,9 @@ def _as_rows(group: Group, node: Reduction) -> Group | None:
     if product(map(extent_of, group.rows)) is not product(map(extent_of, rows + elements)):
         return None
     back = invert_partially(index, own)
-    if back is None or any(s not in back for s in rows + elements if extent_of(s) is not ONE):
+    if back is None or back.remainders:
+        return None
+    if any(s not in back.values for s in rows + elements if extent_of(s) is not ONE):
         return None
     mapping = dict(zip(group.rows, index, strict=True))
     members = [_moved(m, mapping) for m in group.members]

@@ -7,6 +7,7 @@ kernel, the consumer's symbols ``s`` must be functions of the producer's: the in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ..ir.scalar import Index, Load, Scalar, loads_of, substitute_symbols
 from ..sizes import (
@@ -44,13 +45,29 @@ def load_index(load: Load) -> tuple[Expr, ...] | None:
     return exprs if len(exprs) == len(load.index) else None
 
 
-def invert_partially(index: Sequence[Expr], targets: Sequence[Expr]) -> Mapping_ | None:
+@dataclass
+class _Inverse:
+    """What an index determines of symbols.
+
+    Attributes:
+        values: the symbols, as functions of the targets.
+        remainders: of symbols that are determined only down to a multiple, what it is a multiple
+            of: their value plus anything less reads the same element.
+    """
+
+    values: Mapping_
+    remainders: dict[Symbol, Expr]
+
+
+def invert_partially(index: Sequence[Expr], targets: Sequence[Expr]) -> _Inverse | None:
     """Symbols s such that index(s) = targets, as far as the index determines them.
 
     Understands symbols, mixed-radix sums of symbols and quotients or remainders of one symbol by
-    constants: what views and permutations of contiguous tensors give. The caller verifies.
+    constants: what views and permutations of contiguous tensors give. None for anything else, and
+    where the upper digits of a symbol are not determined.
     """
     found: Mapping_ = {}
+    digits: dict[Symbol, list[tuple[Expr, Expr | None]]] = {}
     for expr, target in zip(index, targets, strict=True):
         pieces = _pieces(expr)
         if pieces is None:
@@ -60,7 +77,40 @@ def invert_partially(index: Sequence[Expr], targets: Sequence[Expr]) -> Mapping_
             if modulus is not None:
                 part = part % modulus
             found[symbol] = found.get(symbol, ZERO) + part * weight
-    return found
+            digits.setdefault(symbol, []).append((weight, _modulus(expr)))
+    remainders: dict[Symbol, Expr] = {}
+    for symbol, known in digits.items():
+        lowest = _lowest_digit(symbol, known)
+        if lowest is None:
+            return None
+        if lowest is not ONE:
+            remainders[symbol] = lowest
+    return _Inverse(found, remainders)
+
+
+def _modulus(expr: Expr) -> Expr | None:
+    """m of ``… % m``; None of anything else."""
+    if len(expr.terms) != 1 or len(expr.terms[0][0]) != 1:
+        return None
+    atom = expr.terms[0][0][0]
+    return atom.denominator if isinstance(atom, Mod) else None
+
+
+def _lowest_digit(symbol: Symbol, digits: list[tuple[Expr, Expr | None]]) -> Expr | None:
+    """The weight of the lowest of a symbol's (weight, modulus) digits; None if others lack."""
+    by_weight = dict(digits)
+    if len(by_weight) < len(digits) or any(not weight.is_constant for weight in by_weight):
+        return ONE if all(weight is ONE for weight in by_weight) else None
+    lowest = min(by_weight, key=lambda weight: weight.constant)
+    expected = lowest
+    while by_weight:
+        if expected not in by_weight:
+            return None
+        modulus = by_weight.pop(expected)
+        if modulus is None:
+            return None if by_weight else lowest
+        expected = expected * modulus
+    return lowest if expected is extent_of(symbol) else None
 
 
 def _pieces(expr: Expr) -> list[tuple[Symbol, Expr, Expr | None, Expr]] | None:
@@ -120,14 +170,18 @@ def _digit(expr: Expr) -> tuple[Symbol, Expr] | None:
 
 def flat_mapping(symbols: Sequence[Symbol], space: Sequence[Symbol]) -> Mapping_ | None:
     """Both spaces in row-major order, element by element; None when their sizes differ."""
-    sizes = [extent_of(s) for s in symbols]
+    values = _flat_values([extent_of(s) for s in symbols], space)
+    return None if values is None else dict(zip(symbols, values, strict=True))
+
+
+def _flat_values(sizes: Sequence[Expr], space: Sequence[Symbol]) -> Sequence[Expr] | None:
+    """The point in a space of these sizes with the row-major position of one in ``space``."""
     extents = [extent_of(s) for s in space]
     if product(sizes) is not product(extents):
         return None
-    if sizes == extents:
-        return dict(zip(symbols, point_of(space), strict=True))
-    flat = linearize(point_of(space), contiguous_strides(extents))
-    return dict(zip(symbols, delinearize(flat, sizes), strict=True))
+    if list(sizes) == extents:
+        return point_of(space)
+    return delinearize(linearize(point_of(space), contiguous_strides(extents)), list(sizes))
 
 
 def mappings(
@@ -149,21 +203,24 @@ def mappings(
         index = load_index(load)
         if load.buffer not in computed or index is None:
             continue
-        partial = invert_partially(index, computed[load.buffer])
-        if partial is None:
+        inverse = invert_partially(index, computed[load.buffer])
+        if inverse is None:
             continue
-        rest = [s for s in symbols if s not in partial]
-        full = dict(partial)
-        for symbol in rest:
-            if extent_of(symbol) is ONE:
-                full[symbol] = ZERO
-        rest = [s for s in rest if s not in full]
-        if not rest:
-            yield full
-            continue
-        remaining = flat_mapping(rest, elements)
-        if remaining is not None:
-            yield {**full, **remaining}
+        # What the read leaves open runs over the elements: whole symbols, or their remainders.
+        opened = [
+            (s, inverse.remainders.get(s, extent_of(s)))
+            for s in symbols
+            if s not in inverse.values or s in inverse.remainders
+        ]
+        full = {s: ZERO for s, _ in opened} | inverse.values
+        opened = [(s, extent) for s, extent in opened if extent is not ONE]
+        if opened:
+            remaining = _flat_values([extent for _, extent in opened], elements)
+            if remaining is None:
+                continue
+            for (symbol, _), value in zip(opened, remaining, strict=True):
+                full[symbol] = full[symbol] + value
+        yield full
     flat = flat_mapping(symbols, space)
     if flat is not None:
         yield flat

@@ -140,7 +140,7 @@ def test_views_of_other_dtypes():
         x[4:6] = 1.5
         octets[41:60:3] = 7
         halves[33:40] = 2.0
-        octets[100:104].view(torch.int32).fill_(-1)
+        octets[100:104].view(torch.int32).fill_(77)  # not NaN: its sign is not defined
         x[8:].mul_(2)
         return x, bits, halves, octets, octets[8:16].view(torch.int64)
 
@@ -243,7 +243,7 @@ def test_changes_of_expanded_tensors_with_a_warning():
         x[:4].expand(3, 4).masked_fill_(mask, 7)
         return x
 
-    with pytest.warns(UserWarning, match="."):
+    with pytest.warns(UserWarning, match="masked_fill_ on expanded tensors is deprecated"):
         compare(f, host={"aten.masked_fill_.Scalar"})
 
 
@@ -253,15 +253,14 @@ def test_tensors_that_overlap_themselves():
         x.as_strided((3, 3), (2, 1)).add_(1)
         return x.as_strided((3, 3), (2, 1)) * 2
 
-    with pytest.warns(UserWarning, match="overlaps itself"):
-        compare(f, host={"aten.add_.Tensor"})
+    compare(f, host={"aten.add_.Tensor"})
 
 
 def test_lists_of_parts_of_one_storage():
     def f(device):
         x = torch.arange(12.0, device=device)
         torch._foreach_add_([x[:6], x[6:]], 1.0)
-        torch._foreach_mul_([x[2:4], x[5:9]], [x[2:4], x[8:12]])
+        torch._foreach_mul_([x[2:4], x[5:8]], [x[2:4], x[8:11]])
         return x
 
     compare(f)
@@ -277,8 +276,7 @@ def test_lists_of_overlapping_parts():
         torch._foreach_mul_([x, x], 2.0)
         return x
 
-    with pytest.warns(UserWarning, match="share memory"):
-        compare(f, host={"aten._foreach_add_.Scalar", "aten._foreach_mul_.Scalar"})
+    compare(f, host={"aten._foreach_add_.Scalar", "aten._foreach_mul_.Scalar"})
 
 
 # ---- out=, resize_, set_

@@ -15,7 +15,7 @@ import torch
 from torch.autograd import Variable
 from torch.utils import _device
 
-from .. import devices
+from . import devices
 
 _installed = False
 
@@ -26,6 +26,7 @@ def install() -> None:
     if _installed:
         return
     _installed = True
+    _device._device_constructors()  # keeps the functions that are replaced below, which C++ names
     Variable._execution_engine = _Engine()
     for owner, name in (
         (torch, "tensor"),
@@ -36,8 +37,8 @@ def install() -> None:
         setattr(owner, name, _with_index(getattr(owner, name)))
     to = _with_index(torch.Tensor.to, 1)
     torch.Tensor.to = to  # type: ignore[method-assign]
-    torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(to)
-    _device._device_constructors.cache_clear()  # it holds the functions above
+    parameter: Any = torch.nn.parameter
+    parameter.UninitializedTensorMixin._allowed_methods.append(to)
 
 
 def set_current(index: int) -> int:

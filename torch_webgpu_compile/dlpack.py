@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..storages import CPU_KEYS
-from . import several
+from . import several_devices
 
 _EXT_DEV = 12  # kDLExtDev of dlpack.h
 _UINT = 1  # kDLUInt
 
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _view = torch.ops.aten.view.dtype._handle.redispatch_boxed
 
 
@@ -50,10 +50,10 @@ def empty_tensor(dtype: torch.dtype, index: int) -> Tensor:
     """A tensor of shape (0,) without memory on ``webgpu:index``."""
     with _lock:
         if index not in _made:
-            several.install()
+            several_devices.install()
             _made[index] = _make(index)
         empty = _made[index][1]
-    tensor: Tensor = _view(CPU_KEYS, empty, dtype)
+    tensor: Tensor = _view(_CPU, empty, dtype)
     return tensor
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .. import devices
+from . import devices
 
 _WORD = (1 << 64) - 1
 _STATE = struct.Struct("<Qq")  # seed, offset: the layout of a CUDA generator's state

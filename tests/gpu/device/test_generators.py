@@ -1,0 +1,124 @@
+"""Random numbers: seeds, states, and what repeats them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.gpu.device.processes import run
+from torch_webgpu_compile.generators import draw_seeds
+
+webgpu: Any = torch.webgpu  # type: ignore[attr-defined]
+
+
+def draw(device: str = "webgpu") -> list[float]:
+    return torch.rand(4, device=device).tolist()
+
+
+def test_manual_seed_repeats_numbers() -> None:
+    torch.manual_seed(3)
+    first, second = draw(), draw()
+    assert first != second
+    torch.manual_seed(3)
+    assert [draw(), draw()] == [first, second]
+    torch.manual_seed(4)
+    assert draw() != first
+
+
+def test_devices_have_generators_of_their_own() -> None:
+    torch.manual_seed(3)
+    first = draw("webgpu:0")
+    assert draw("webgpu:1") == first
+    with webgpu.device(1):
+        webgpu.manual_seed(5)
+        assert webgpu.initial_seed() == 5
+    assert webgpu.initial_seed() == 3
+    webgpu.manual_seed_all(7)
+    assert draw("webgpu:0") == draw("webgpu:1")
+    webgpu.seed_all()
+    assert draw("webgpu:0") == draw("webgpu:1") != first
+    webgpu.seed()
+    assert draw("webgpu:0") != draw("webgpu:1")
+
+
+def test_states() -> None:
+    webgpu.manual_seed(1)
+    draw()
+    state = webgpu.get_rng_state()
+    assert state.dtype == torch.uint8
+    assert state.device.type == "cpu"
+    numbers = draw()
+    webgpu.set_rng_state(state)
+    assert draw() == numbers
+    states = webgpu.get_rng_state_all()
+    assert len(states) == 2
+    numbers = draw()
+    webgpu.set_rng_state_all(states)
+    assert draw() == numbers
+    with pytest.raises(TypeError, match="ByteTensor"):
+        webgpu.set_rng_state(torch.zeros(16))
+    with pytest.raises(RuntimeError, match="3 bytes"):
+        webgpu.set_rng_state(torch.zeros(3, dtype=torch.uint8))
+
+
+def test_fork_rng() -> None:
+    torch.manual_seed(2)
+    with torch.random.fork_rng(devices=[0], device_type="webgpu"):
+        numbers = draw()
+        torch.manual_seed(9)
+        draw()
+    assert draw() == numbers
+
+
+def test_checkpoint_repeats_dropout() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.ones(64, device="webgpu", requires_grad=True)
+    y: Any = checkpoint(
+        lambda value: torch.nn.functional.dropout(value, 0.5) * value, x, use_reentrant=False
+    )
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, 2 * y)
+
+
+def test_seeds() -> None:
+    webgpu.manual_seed(0)
+    seeds = draw_seeds(0, 1000)
+    assert seeds.dtype == torch.int32
+    assert seeds.shape == (1000, 2)
+    assert len(set(map(tuple, seeds.tolist()))) == 1000
+    bits = (seeds.view(-1, 1) >> torch.arange(32, dtype=torch.int32)) & 1
+    assert ((bits.float().mean(0) - 0.5).abs() < 0.06).all()  # 2000 samples: 5 sigma
+    webgpu.manual_seed(0)
+    assert torch.equal(torch.cat([draw_seeds(0, 1) for _ in range(1000)]), seeds)
+    webgpu.manual_seed(1)
+    assert not (draw_seeds(0, 1000) == seeds).any(1).all()
+
+
+def test_generator_arguments_seed_the_operator() -> None:
+    generator = torch.Generator().manual_seed(1)
+    before = webgpu.get_rng_state()
+    first = torch.rand(4, device="webgpu", generator=generator)
+    second = torch.rand(4, device="webgpu", generator=generator)
+    assert not torch.equal(first, second)
+    assert torch.equal(torch.rand(4, device="webgpu", generator=generator.manual_seed(1)), first)
+    assert torch.equal(webgpu.get_rng_state(), before)
+
+
+def test_generators_on_the_device_are_refused() -> None:
+    """Only C++ can provide one: use a generator on the CPU."""
+    with pytest.raises(NotImplementedError):
+        torch.Generator(device="webgpu")
+
+
+def test_seed_before_the_device_is_known() -> None:
+    code = """
+print(torch.rand(2, device="webgpu").tolist())
+"""
+    seed = "import torch; torch.manual_seed(11)"
+    register = "from torch_webgpu_compile.device.autoload import register; register()"
+    late = run(f"{seed}\n{register}\n{code}")
+    assert late == run(f"torch.manual_seed(11)\n{code}")

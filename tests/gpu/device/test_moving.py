@@ -1,0 +1,166 @@
+"""Modules that move keep their parameters, as they do on ``cuda``."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+
+def tied() -> Any:
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    model[1].weight = model[0].weight
+    return model
+
+
+def is_tied(model: Any) -> bool:
+    return model[0].weight is model[1].weight
+
+
+MOVES = {
+    "to": lambda m: m.to("webgpu"),
+    "webgpu": lambda m: m.webgpu(),
+    "to another": lambda m: m.to("webgpu").to("webgpu:1"),
+    "there and back": lambda m: m.to("webgpu").cpu(),
+    "to, with a dtype": lambda m: m.to("webgpu", torch.bfloat16),
+    "half": lambda m: m.webgpu().half(),
+    "float64 and back": lambda m: m.double().to("webgpu").float(),
+    "to_empty": lambda m: m.to_empty(device="webgpu"),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_parameters_stay_the_same_objects(name: str) -> None:
+    model = tied()
+    parameter = model[0].weight
+    parameter.note = "kept"
+    reference = weakref.ref(parameter)
+    MOVES[name](model)
+    assert model[0].weight is parameter
+    assert is_tied(model)
+    assert reference() is parameter
+    assert parameter.note == "kept"
+    assert type(parameter) is nn.Parameter
+    assert parameter.is_leaf
+    assert parameter.requires_grad
+    assert not torch.__future__.get_swap_module_params_on_conversion()
+
+
+def test_values_and_gradients_move() -> None:
+    model = tied()
+    model(torch.tensor([1, 2])).sum().backward()
+    value, gradient = model[0].weight.detach().clone(), model[0].weight.grad.clone()
+    model.to("webgpu")
+    assert model[0].weight.grad.device == torch.device("webgpu:0")
+    assert torch.equal(model[0].weight.cpu(), value)
+    assert torch.equal(model[0].weight.grad.cpu(), gradient)
+    model.cpu()
+    assert torch.equal(model[0].weight, value)
+    assert torch.equal(model[0].weight.grad, gradient)
+
+
+def test_optimizers_made_before_keep_what_they_update() -> None:
+    torch.manual_seed(0)
+    here, there = tied(), tied()
+    there.load_state_dict(here.state_dict())
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (here, there)]
+    here.to("webgpu")
+    for model, optimizer in zip((here, there), optimizers, strict=True):
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.tensor([1, 2], device=model[0].weight.device)).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(here[0].weight.cpu(), there[0].weight)
+
+
+def test_hooks_stay() -> None:
+    model: Any = nn.Linear(2, 2)
+    called: list[str] = []
+    model.weight.register_hook(lambda gradient: called.append("hook"))
+    model.weight.register_post_accumulate_grad_hook(lambda parameter: called.append("after"))
+    model.to("webgpu")(torch.ones(1, 2, device="webgpu")).sum().backward()
+    assert called == ["hook", "after"]
+
+
+def test_graphs_recorded_before_raise() -> None:
+    model = tied()
+    loss = model(torch.tensor([1])).sum()
+    model.to("webgpu")
+    assert is_tied(model)
+    with pytest.raises(RuntimeError, match="moved to or from a webgpu device"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+        lambda: nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)),
+        lambda: nn.LSTM(3, 3),
+        lambda: nn.BatchNorm1d(3),
+        lambda: nn.ParameterList([nn.Parameter(torch.ones(2), requires_grad=False)]),
+        lambda: nn.ParameterDict({"a": nn.Parameter(torch.ones(2))}),
+    ],
+)
+def test_kinds_of_modules(make: Any) -> None:
+    model = make()
+    before = list(model.parameters())
+    model.to("webgpu")
+    after = list(model.parameters())
+    assert all(a is b for a, b in zip(before, after, strict=True))
+    assert {t.device.type for t in model.state_dict().values()} == {"webgpu"}
+    if isinstance(model, nn.LSTM):
+        assert all(w.device.type == "webgpu" for w in model._flat_weights)
+
+
+@pytest.mark.parametrize("device", ["webgpu", "webgpu:1"])
+def test_lazy_modules(device: str) -> None:
+    model: Any = nn.LazyLinear(3).to(device)
+    assert model(torch.ones(2, 4, device=device)).shape == (2, 3)
+    model = nn.LazyLinear(3)
+    assert model.webgpu()(torch.ones(2, 4, device="webgpu")).shape == (2, 3)
+
+
+def test_copies_are_tied_too() -> None:
+    model = tied().to("webgpu")
+    again = copy.deepcopy(model)
+    assert is_tied(again)
+    assert again[0].weight is not model[0].weight
+    assert torch.equal(again[0].weight, model[0].weight)
+
+
+@pytest.mark.parametrize("setting", ["swap", "overwrite"])
+def test_what_the_user_set_holds(setting: str) -> None:
+    set_it = getattr(torch.__future__, f"set_{setting}_module_params_on_conversion")
+    set_it(True)
+    try:
+        model = tied()
+        parameter = model[0].weight
+        model.to("webgpu")
+        assert (model[0].weight is parameter) == is_tied(model) == (setting == "swap")
+    finally:
+        set_it(False)
+
+
+def test_a_parameter_that_cannot_be_kept_stays_tied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("Expected no weakrefs")
+
+    monkeypatch.setattr(torch._C, "_swap_tensor_impl", refuse)
+    model = tied()
+    model(torch.tensor([1])).sum().backward()
+    parameter = model[0].weight
+    model.to("webgpu")
+    assert is_tied(model)
+    assert model[0].weight is not parameter
+    assert model[0].weight.grad.device.type == "webgpu"
+
+
+def test_data_of_another_device_is_refused() -> None:
+    """PyTorch's C++ code allows it for its own devices only: use ``module.to``."""
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        nn.Parameter(torch.ones(2)).data = torch.ones(2, device="webgpu")

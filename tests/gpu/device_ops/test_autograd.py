@@ -1,0 +1,478 @@
+"""Automatic differentiation on device tensors: backward, forward mode, ``torch.func``, hooks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import nn
+from torch.func import (
+    functional_call,
+    grad,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    linearize,
+    vjp,
+    vmap,
+)
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from tests.device_checks import DEVICE, compare
+
+
+def numbers(*shape, device, seed=0, grad=True):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=generator).to(device)
+    return x.requires_grad_() if grad else x
+
+
+def network(device):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)).to(device)
+
+
+# ---- backward
+
+
+def test_backward_and_accumulation():
+    def f(device):
+        x, w = numbers(3, 4, device=device), numbers(4, 2, device=device, seed=1)
+        y = (x @ w).relu()
+        y.sum().backward(retain_graph=True)
+        first = w.grad.clone()
+        y.pow(2).sum().backward()
+        (x[0] * 2).sum().backward()
+        return x.grad, w.grad, first
+
+    compare(f)
+
+
+def test_grad_of_some_inputs():
+    def f(device):
+        x, w = numbers(3, device=device), numbers(3, device=device, seed=1)
+        y = x * w + w.exp()
+        return torch.autograd.grad(
+            y, (x, w), torch.ones_like(y), retain_graph=True
+        ), torch.autograd.grad(y.sum(), w, allow_unused=True)
+
+    compare(f)
+
+
+def test_double_backward():
+    def f(device):
+        x = numbers(5, device=device)
+        y = (x.sin() * x.exp()).sum()
+        (first,) = torch.autograd.grad(y, x, create_graph=True)
+        (second,) = torch.autograd.grad(first.pow(2).sum(), x, create_graph=True)
+        second.sum().backward()
+        return first, second, x.grad
+
+    compare(f, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_penalty():
+    def f(device):
+        model, x = network(device), numbers(5, 4, device=device)
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (slope.norm(dim=1) - 1).pow(2).mean().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    compare(f, rtol=1e-4, atol=1e-5)
+
+
+def test_retain_graph_error():
+    def f(device):
+        x = numbers(3, device=device)
+        y = x.exp().sum()
+        y.backward()
+        y.backward()
+
+    compare(f)
+
+
+def test_in_place_operators_in_a_graph():
+    def f(device):
+        x = numbers(4, 3, device=device)
+        y = x * 2
+        y[1:3].mul_(x[:2])
+        y[:, 1] = x[:, 0] * 3
+        y.t()[2].add_(x[:, 2].detach())
+        y.relu_().sum().backward()
+        return y, x.grad
+
+    compare(f)
+
+
+def test_views_of_leaves_in_place():
+    def f(device):
+        x = torch.zeros(4, device=device)
+        w = numbers(2, device=device)
+        x[1:3] = w
+        x[0].copy_(w[0] * 2)
+        (x**2).sum().backward()
+        return x, w.grad
+
+    compare(f)
+
+
+def test_non_scalar_and_complex_results():
+    def f(device):
+        x = numbers(4, device=device)
+        (x[None] * x[:, None]).backward(torch.eye(4, device=device))
+        return x.grad
+
+    compare(f)
+
+
+# ---- hooks
+
+
+def test_tensor_hooks():
+    def f(device):
+        seen = []
+        x = numbers(3, device=device)
+        y = x * 2
+        y.retain_grad()
+        handle = y.register_hook(lambda g: g * 3)
+        x.register_hook(lambda g: seen.append(g.clone()))
+        x.register_post_accumulate_grad_hook(lambda t: t.grad.mul_(2))
+        y.sum().backward(retain_graph=True)
+        handle.remove()
+        y.sum().backward()
+        return seen, x.grad, y.grad
+
+    compare(f)
+
+
+def test_module_hooks():
+    def f(device):
+        model, seen = network(device), []
+        model[0].register_forward_pre_hook(lambda m, inputs: (inputs[0] * 2,))
+        model[1].register_forward_hook(lambda m, inputs, output: output + 1)
+        model[0].register_full_backward_hook(lambda m, gi, go: seen.append(go[0].clone()))
+        model[2].register_full_backward_pre_hook(lambda m, go: (go[0] * 0.5,))
+        model(numbers(2, 4, device=device)).sum().backward()
+        return seen, [p.grad for p in model.parameters()]
+
+    compare(f, rtol=1e-4, atol=1e-5)
+
+
+def test_saved_tensor_hooks():
+    def f(device):
+        packed = []
+
+        def pack(tensor):
+            packed.append(tensor.device.type)
+            return tensor.cpu()
+
+        x = numbers(3, device=device)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t.to(device)):
+            y = (x.exp() * x).sum()
+        y.backward()
+        with torch.autograd.graph.save_on_cpu():
+            (x.sin() * 2).sum().backward()
+        return x.grad, len(packed)
+
+    compare(f)
+
+
+def test_multi_grad_hooks_and_nodes():
+    def f(device):
+        x, w, seen = numbers(3, device=device), numbers(3, device=device, seed=1), []
+        torch.autograd.graph.register_multi_grad_hook((x, w), lambda gs: seen.extend(gs))
+        y = x * w
+        y.grad_fn.register_prehook(lambda gs: (gs[0] * 2,))
+        y.sum().backward()
+        return seen, y.grad_fn.name()
+
+    compare(f)
+
+
+# ---- checkpointing
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint(use_reentrant):
+    def f(device):
+        model, x = network(device), numbers(2, 4, device=device)
+        y = checkpoint(model, x, use_reentrant=use_reentrant)
+        y.pow(2).sum().backward()
+        return x.grad, [p.grad for p in model.parameters()]
+
+    compare(f, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_repeats_random_numbers(use_reentrant):
+    """What dropout dropped forward it drops again when it is computed once more."""
+    x = torch.ones(64, device=DEVICE, requires_grad=True)
+    kept = []
+
+    def f(x):
+        y = nn.functional.dropout(x, 0.5)
+        kept.append(y.detach())
+        return y * y
+
+    torch.manual_seed(3)
+    checkpoint(f, x, use_reentrant=use_reentrant).sum().backward()
+    assert len(kept) == 2
+    assert torch.equal(kept[0], kept[1])
+    torch.testing.assert_close(x.grad, 4 * kept[0])
+    assert 0 < kept[0].count_nonzero() < 64
+
+
+def test_checkpoint_sequential():
+    def f(device):
+        model, x = network(device), numbers(2, 4, device=device)
+        checkpoint_sequential(model, 2, x, use_reentrant=False).sum().backward()
+        return x.grad
+
+    compare(f, rtol=1e-4, atol=1e-5)
+
+
+# ---- torch.func
+
+
+def test_func_transforms():
+    def f(device):
+        x, w = (numbers(3, device=device, seed=k, grad=False) for k in range(2))
+
+        def loss(x):
+            return (x.sin() * w).sum()
+
+        value, back = vjp(loss, x)
+        result, along = linearize(loss, x)
+        return (
+            grad(loss)(x),
+            jvp(loss, (x,), (w,)),
+            jacrev(lambda x: x * w)(x),
+            jacfwd(lambda x: x.exp())(x),
+            hessian(loss)(x),
+            vmap(grad(loss))(torch.stack([x, w])),
+            value,
+            back(torch.ones_like(value)),
+            result,
+            along(w),
+        )
+
+    compare(f, rtol=1e-4, atol=1e-5)
+
+
+def test_vmap():
+    def f(device):
+        x = numbers(4, 3, device=device, grad=False)
+        w = numbers(4, 3, 2, device=device, seed=1, grad=False)
+        return (
+            vmap(torch.matmul)(x, w),
+            vmap(lambda x: x.softmax(0))(x),
+            vmap(lambda x, y: x + y, in_dims=(0, None))(x, x[0]),
+            vmap(vmap(torch.sin))(x),
+            vmap(lambda x: x[torch.tensor([0, 2], device=device)])(x),
+            vmap(torch.sum, out_dims=0)(x),
+            vmap(lambda x: nn.functional.layer_norm(x, (3,)))(x),
+        )
+
+    compare(f, rtol=1e-4, atol=1e-5)
+
+
+def test_vmap_of_random_numbers():
+    x = torch.zeros(3, 100, device=DEVICE)
+    different = vmap(lambda x: x + torch.rand_like(x), randomness="different")(x)
+    same = vmap(lambda x: x + torch.rand_like(x), randomness="same")(x)
+    assert not torch.equal(different[0], different[1])
+    assert torch.equal(same[0], same[1])
+
+
+def test_per_sample_gradients():
+    def f(device):
+        model = network(device)
+        x, y = numbers(5, 4, device=device, grad=False), torch.arange(5, device=device) % 3
+        params = {k: v.detach() for k, v in model.named_parameters()}
+
+        def loss(params, x, y):
+            return nn.functional.cross_entropy(functional_call(model, params, (x[None],)), y[None])
+
+        return vmap(grad(loss), (None, 0, 0))(params, x, y)
+
+    compare(f, rtol=1e-4, atol=1e-5)
+
+
+def test_ensembles():
+    def f(device):
+        models = [network(device) for _ in range(2)]
+        params, buffers = torch.func.stack_module_state(models)
+        x = numbers(5, 4, device=device, grad=False)
+        return vmap(lambda p, b: functional_call(models[0], (p, b), (x,)))(params, buffers)
+
+    compare(f, rtol=1e-4, atol=1e-5)
+
+
+# ---- forward mode
+
+
+def test_forward_mode():
+    def f(device):
+        x = numbers(3, device=device, grad=False)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            y = (dual.sin() * dual).view(1, 3)
+            y[0, 1] = dual[0] * 2
+            return tuple(forward_ad.unpack_dual(y))
+
+    compare(f)
+
+
+def test_functional_jacobians():
+    def f(device):
+        x = numbers(3, device=device)
+        function = torch.autograd.functional
+        return (
+            function.jacobian(torch.exp, x),
+            function.hessian(lambda x: x.pow(3).sum(), x),
+            function.vhp(lambda x: x.pow(3).sum(), x, torch.ones_like(x)),
+        )
+
+    compare(f)
+
+
+# ---- custom functions
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return scale * x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * ctx.scale * 3 * x**2, None
+
+
+class Double(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * 2
+
+
+class AddInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.add_(1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_custom_functions():
+    def f(device):
+        x = numbers(3, device=device)
+        y = AddInPlace.apply(Cube.apply(x, 2.0))
+        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        first.sum().backward()
+        doubled = vmap(grad(lambda x: Double.apply(x).sum()))(x.detach()[None])
+        return y, x.grad, doubled, jvp(Double.apply, (x.detach(),), (x.detach(),))
+
+    compare(f)
+
+
+# ---- modes
+
+
+def test_no_grad_and_inference_mode():
+    def f(device):
+        x = numbers(3, device=device)
+        with torch.no_grad():
+            y = x * 2
+            y.add_(1)
+        with torch.enable_grad(), torch.set_grad_enabled(False):
+            z = x * 3
+        with torch.inference_mode():
+            w = x * 4
+            w.add_(1)
+            w[0] = 2
+        return y, z, w.clone(), w.is_inference(), x.is_inference()
+
+    compare(f)
+
+
+def test_inference_tensors_are_refused_in_graphs():
+    def f(device):
+        with torch.inference_mode():
+            x = torch.ones(3, device=device)
+        w = torch.ones(3, device=device, requires_grad=True)
+        return x * w
+
+    compare(f)
+
+
+@pytest.mark.filterwarnings("ignore:.*[Aa]nomaly.*", "ignore:Error detected in")
+def test_anomaly_mode():
+    def f(device):
+        x = torch.zeros(2, device=device, requires_grad=True)
+        with torch.autograd.detect_anomaly():
+            (x.sqrt() * 0).sum().backward()
+
+    compare(f)
+
+
+def test_autograd_in_other_threads():
+    """The backward pass runs in a thread of its own per device, or in the caller's."""
+    x = torch.ones(3, device=DEVICE, requires_grad=True)
+    threads = []
+    y = x * 2
+    y.register_hook(lambda g: threads.append(torch._C._current_autograd_node().name()))
+    y.sum().backward()
+    assert len(threads) == 1
+    with torch.autograd.set_multithreading_enabled(False):
+        (x * 3).sum().backward()
+    assert x.grad.tolist() == [5.0, 5.0, 5.0]
+
+
+# ---- gradcheck
+
+
+@pytest.mark.filterwarnings("ignore:Input #. requires gradient and is not a double precision")
+@pytest.mark.parametrize("name", ["linear", "conv", "norm", "softmax", "reductions"])
+def test_gradcheck(name):
+    """Finite differences in float32: a step of 1e-2 leaves about three digits."""
+    device = DEVICE
+    x, w = numbers(2, 3, 4, device=device), numbers(4, 4, device=device, seed=2)
+    functions = {
+        "linear": lambda x, w: (x @ w).tanh(),
+        "conv": lambda x, w: nn.functional.conv1d(x, w[:3, :3, None].reshape(3, 3, 1), padding=1),
+        "norm": lambda x, w: nn.functional.layer_norm(x, (4,), w[0], w[1]),
+        "softmax": lambda x, w: (x @ w).softmax(-1),
+        "reductions": lambda x, w: (x.mean(1) * w[0]).prod(1) + x.logsumexp((1, 2)),
+    }
+    assert torch.autograd.gradcheck(
+        functions[name], (x, w), eps=1e-2, atol=2e-2, rtol=2e-2, fast_mode=True,
+        nondet_tol=1e-5,
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::torch_webgpu_compile.fallbacks.FallbackWarning")
+def test_gradcheck_in_double_precision():
+    x = torch.randn(3, 4, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: (x @ x.t()).sin().sum(0), (x,))
+    assert torch.autograd.gradgradcheck(lambda x: x.exp().sum(0), (x,))
