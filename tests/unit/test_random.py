@@ -128,3 +128,5 @@ def test_what_is_left_to_the_host():
     assert random.rand([3], dtype=torch.int32) is NotImplemented
     assert random.randint_low(-(1 << 63), 1, [3]) is NotImplemented
     assert random.random(torch.empty(3), generator=generator) is NotImplemented
+    assert random.multinomial(torch.ones(2, 3, 4), 1) is NotImplemented
+    assert random.multinomial(torch.ones(3), 0) is NotImplemented

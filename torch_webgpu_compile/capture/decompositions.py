@@ -43,6 +43,10 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
 FAMILIES = (antialiasing, counting, distances, grid_sampling, losses)
+# Of all families.
+OWN: dict[OpOverload, Decomposition] = {
+    op: rule for family in FAMILIES for op, rule in family.DECOMPOSITIONS.items()
+}
 
 
 @cache
@@ -55,9 +59,7 @@ def _candidates() -> dict[OpOverload, Decomposition]:
         if op in REFERENCES or (written and not op.is_view):
             chosen[op] = decomposition
     chosen.update(core_aten_decompositions())
-    for family in FAMILIES:
-        chosen.update(family.DECOMPOSITIONS)
-    return chosen
+    return chosen | OWN
 
 
 def _is_inplace(op: OpOverload) -> bool:

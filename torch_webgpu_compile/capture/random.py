@@ -273,6 +273,8 @@ def multinomial(
     """
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
+    if self.dim() not in (1, 2) or num_samples < 1:
+        return NotImplemented  # PyTorch says what is wrong
     weights = self.to(_wide(self.dtype))
     if replacement and num_samples != 1:
         total = weights.cumsum(-1)

@@ -64,6 +64,14 @@ def unique(
     return found, places, counts
 
 
+def unique_without_counts(
+    self: Tensor, sorted: bool = True, return_inverse: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``aten::_unique``."""
+    values, places, _ = unique(self, sorted, return_inverse)
+    return values, places
+
+
 def unique_consecutive(
     self: Tensor,
     return_inverse: bool = False,

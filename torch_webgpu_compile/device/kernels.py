@@ -61,6 +61,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "masked_select": masks.masked_select,
     "bincount": counting.bincount,
     "repeat_interleave.Tensor": counting.repeat_interleave,
+    "_unique": counting.unique_without_counts,
     "_unique2": counting.unique,
     "unique_consecutive": counting.unique_consecutive,
     "index.Tensor": masks.index,

@@ -23,6 +23,7 @@ def test_unique(dtype):
         return (
             x.unique(),
             x.unique(return_inverse=True, return_counts=True),
+            torch.ops.aten._unique(x, True, True),
             x.unique_consecutive(return_inverse=True, return_counts=True),
             x.sort().values.unique_consecutive(return_counts=True),
             x[0].unique_consecutive(dim=0),
@@ -78,6 +79,13 @@ def test_repeat_interleave():
 
 
 ERRORS = {
+    "dtype of out=": lambda device: torch.histogram(
+        torch.ones(3, device=device),
+        4,
+        out=(torch.ones(4, device=device).long(), torch.ones(5, device=device)),
+    ),
+    "three dimensions": lambda device: torch.multinomial(torch.ones(2, 3, 4, device=device), 1),
+    "no samples": lambda device: torch.multinomial(torch.ones(3, device=device), 0),
     "negative": lambda device: torch.bincount(torch.tensor([1, -1], device=device)),
     "two dimensions": lambda device: torch.bincount(torch.ones(3, 2, device=device).long()),
     "negative repeats": lambda device: torch.repeat_interleave(
@@ -88,4 +96,4 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
-    compare(ERRORS[name])
+    compare(ERRORS[name], host=None)
