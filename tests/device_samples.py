@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import DecorateInfo
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-DEVICE = "webgpu"
+from tests.device_compare import same, wide, without_ties
+from tests.device_values import copied, on_cpu, on_device
+
 KINDS = ("forward", "backward", "inplace", "out", "errors")
 
 # Operators whose results hold whatever memory held, or that are about something else than values.
@@ -59,9 +59,6 @@ OUT_OF_CPU = {
 _OUT_OF_ANY_DTYPE = frozenset(
     {"all", "any", "bucketize", "isin", "isneginf", "isposinf", "searchsorted", "signbit"}
 )
-
-# Operators that want some of their tensors on the CPU, wherever they run.
-_WITH_CPU_TENSORS = frozenset({"tensor_split"})
 
 # Results that are determined up to a sign, a phase, or the order of equal elements.
 OPEN = frozenset({"svd", "linalg.svd", "linalg.eigh", "linalg.eig", "svd_lowrank", "pca_lowrank"})
@@ -115,139 +112,6 @@ def _applies(info: Any, kind: str, dtype: torch.dtype) -> bool:
     return True
 
 
-# ---- moving samples
-
-
-def on_device(values: Any, info: Any = None) -> Any:
-    """The same values on the device: the layouts, offsets and shared memory of ``values``."""
-    if info is not None and info.name in _WITH_CPU_TENSORS:
-        first, *rest = values
-        return on_device(first), *copied(rest)
-    storages: dict[int, Tensor] = {}
-
-    def move(tensor: Tensor) -> Tensor:
-        if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
-            return tensor.detach().to(DEVICE).requires_grad_(tensor.requires_grad)
-        storage = tensor.untyped_storage()
-        if storage._cdata not in storages:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-            storages[storage._cdata] = whole.to(DEVICE)
-        memory = storages[storage._cdata].untyped_storage()
-        made = torch.empty(0, dtype=tensor.dtype, device=DEVICE)
-        made.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
-        return made.requires_grad_(tensor.requires_grad)
-
-    def place(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.device.type == "cpu":
-            return move(value)
-        if isinstance(value, torch.device) and value.type == "cpu":
-            return torch.device(DEVICE)
-        return DEVICE if isinstance(value, str) and value == "cpu" else value
-
-    with torch.no_grad():
-        return tree_map(place, values)
-
-
-def on_cpu(values: Any) -> Any:
-    """Detached CPU copies."""
-    return tree_map_only(Tensor, lambda t: t.detach().cpu().clone(), values)
-
-
-def copied(values: Any) -> Any:
-    """Copies with the layouts and shared memory of CPU tensors."""
-    storages: dict[int, Tensor] = {}
-
-    def copy(tensor: Tensor) -> Tensor:
-        plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
-        if not plain or tensor.is_conj() or tensor.is_neg():
-            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        storage = tensor.untyped_storage()
-        if storage._cdata not in storages:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-            storages[storage._cdata] = whole.clone()
-        memory = storages[storage._cdata].untyped_storage()
-        made = torch.empty(0, dtype=tensor.dtype)
-        made.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
-        return made.requires_grad_(tensor.requires_grad)
-
-    with torch.no_grad():
-        return tree_map_only(Tensor, copy, values)
-
-
-# ---- comparing
-
-
-@cache
-def _tolerances(name: str) -> dict[torch.dtype, tuple[float, float]]:
-    """PyTorch's own tolerances of an operator: (relative, absolute), where it has any."""
-    found: dict[torch.dtype, tuple[float, float]] = {}
-    for entry in OPERATORS[name].decorators:
-        for rule in entry.decorators if isinstance(entry, DecorateInfo) else [entry]:
-            if isinstance(rule, toleranceOverride):
-                given = {dtype: (tol.rtol, tol.atol) for dtype, tol in rule.d.items()}
-            elif isinstance(rule, precisionOverride):
-                given = {dtype: (atol, atol) for dtype, atol in rule.d.items()}
-            else:
-                continue
-            for dtype, (rtol, atol) in given.items():
-                r, a = found.get(dtype, (0.0, 0.0))
-                found[dtype] = max(r, rtol), max(a, atol)
-    return found
-
-
-_DEFAULT = {
-    # Sums of a few hundred elements in another order; PyTorch's default is 1.3e-6 and 1e-5.
-    torch.float32: (1e-5, 1e-5),
-    torch.float16: (2e-3, 1e-4),  # two roundings: the CPU's and the device's
-    torch.bfloat16: (1.6e-2, 1e-4),
-}
-
-
-def same(info: Any, got: Any, wanted: Any, near: Any = None, scale: float = 1.0) -> None:
-    """Values, dtypes and sizes; ``near``: the same computed in float32, which is right as well."""
-    got_leaves, wanted_leaves = tree_leaves(got), tree_leaves(wanted)
-    assert len(got_leaves) == len(wanted_leaves), (len(got_leaves), len(wanted_leaves))
-    near_leaves = tree_leaves(near) if near is not None else [None] * len(got_leaves)
-    for g, w, n in zip(got_leaves, wanted_leaves, near_leaves, strict=True):
-        if not isinstance(w, Tensor):
-            if isinstance(w, (float, complex)):
-                torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5, equal_nan=True)
-            else:
-                assert g == w or isinstance(w, torch.device), (g, w)
-            continue
-        assert isinstance(g, Tensor), type(g)
-        _same_tensor(info, g, w, n, scale)
-
-
-def _same_tensor(info: Any, got: Tensor, wanted: Tensor, near: Any, scale: float) -> None:
-    rtol, atol = _DEFAULT.get(wanted.dtype, (None, None))
-    own = _tolerances(name_of(info)).get(wanted.dtype)
-    if rtol is not None and own is not None:
-        rtol, atol = max(rtol, own[0]), max(atol, own[1])
-    if rtol is not None:
-        rtol, atol = rtol * scale, atol * scale
-    got = got.detach().cpu()
-    options: dict[str, Any] = {"rtol": rtol, "atol": atol, "equal_nan": True}
-    try:
-        torch.testing.assert_close(got, wanted, **options)
-    except AssertionError:
-        if not isinstance(near, Tensor) or near.shape != wanted.shape:
-            raise
-        torch.testing.assert_close(got, near.to(wanted.dtype), **options)
-
-
-def _wide(values: Any) -> Any:
-    """16-bit floats as float32."""
-    small = (torch.float16, torch.bfloat16)
-
-    def widen(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dtype in small:
-            return value.detach().float()
-        return torch.float32 if value in small and isinstance(value, torch.dtype) else value
-
-    return tree_map(widen, values)
-
-
 # ---- running
 
 
@@ -282,13 +146,14 @@ class _Expected:
     is_random: bool
 
 
-def _expected(function: Callable[..., Any], values: Any) -> _Expected:
-    watch = _RandomOperators()
+def _expected(function: Callable[..., Any], values: Any, *, watch: bool = True) -> _Expected:
+    """Watching makes some operators forget their ``out=``: `torch.linalg.matrix_rank`."""
+    mode = _RandomOperators()
     try:
-        with watch:
-            return _Expected(_call(function, values), None, watch.found)
+        with mode if watch else nullcontext():
+            return _Expected(_call(function, values), None, mode.found)
     except Exception as error:
-        return _Expected(None, error, watch.found)
+        return _Expected(None, error, mode.found)
 
 
 def _fails_alike(function: Callable[..., Any], values: Any, error: Exception) -> None:
@@ -315,7 +180,7 @@ def _near(info: Any, function: Callable[..., Any], values: Any, wanted: Any) -> 
     dtypes = {leaf.dtype for leaf in tree_leaves(wanted) if isinstance(leaf, Tensor)}
     if not dtypes & {torch.float16, torch.bfloat16}:
         return None
-    return _expected(function, _wide(values)).value
+    return _expected(function, wide(values)).value
 
 
 def _open(info: Any, values: Any) -> Any:
@@ -336,6 +201,7 @@ def run_forward(info: Any, sample: Any) -> None:
     if expected.is_random:
         got, wanted = _shapes_only(got), _shapes_only(wanted)
     near = _near(info, info.op, values, wanted)
+    got, wanted, near = (without_ties(info, values, found) for found in (got, wanted, near))
     same(info, _open(info, got), _open(info, wanted), near)
 
 
@@ -431,7 +297,7 @@ def run_out(info: Any, sample: Any) -> None:
         cpu_memory, cpu_outs, cpu_values = copied((*map(list, zip(*outs, strict=True)), values))
         memory, moved, moved_values = on_device((*map(list, zip(*outs, strict=True)), values))
         form = _form(wanted)
-        error = _expected(_with_out(info.op, form(cpu_outs)), cpu_values).error
+        error = _expected(_with_out(info.op, form(cpu_outs)), cpu_values, watch=False).error
         if error is not None:
             _fails_alike(_with_out(info.op, form(moved)), moved_values, error)
             continue

@@ -31,10 +31,18 @@ logical_and bitwise_and eq floor_divide unbind aminmax var_mean addcdiv lerp""".
 _OPEN = ("svd", "eig", "qr", "empty", "lstsq", "_fft", "ormqr", "householder", "geqrf", "pinv")
 
 
-# PyTorch gives views of one tensor; binary_cross_entropy.out writes to a resized copy of ``out``.
-_PECULIAR = frozenset({"unsafe_split", "unsafe_chunk", "nn.functional.binary_cross_entropy"})
+# PyTorch gives views of one tensor; binary_cross_entropy.out writes to a resized copy of ``out``;
+# some kernels of embedding_bag leave the sizes of bags 0.
+_PECULIAR = frozenset(
+    {
+        "unsafe_split",
+        "unsafe_chunk",
+        "nn.functional.binary_cross_entropy",
+        "nn.functional.embedding_bag",
+    }
+)
 # The positions of equal values.
-_WITH_TIES = frozenset({"topk", "kthvalue", "sort", "msort", "mode"})
+_WITH_TIES = frozenset({"argsort", "topk", "kthvalue", "sort", "msort", "mode"})
 
 
 def is_comparable(name: str, dtype: torch.dtype) -> bool:

@@ -47,9 +47,13 @@ def native_batch_norm(
 def native_batch_norm_out(
     *arguments: Any, out: Tensor, save_mean: Tensor, save_invstd: Tensor
 ) -> Any:
-    """Into tensors of the right sizes."""
+    """Resizes the tensors it writes."""
     results = out, save_mean, save_invstd
-    _assign(results, native_batch_norm(*arguments))
+    values = native_batch_norm(*arguments)
+    for target, value in zip(results, values, strict=True):
+        if target.shape != value.shape:
+            target.resize_(value.shape)
+    _assign(results, values)
     return results
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import devices
+from .untraced import untraced
 
 
 @functools.cache
@@ -62,7 +64,7 @@ def _stats(index: int) -> OrderedDict[str, Any]:
     return stats
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_get_accelerator": lambda *_: current(),
     "_accelerator_getAccelerator": current,
     "_accelerator_getDeviceIndex": lambda: _module().current_device(),
@@ -87,4 +89,4 @@ def install() -> None:
     """Replaces PyTorch's functions."""
     for name, function in _FUNCTIONS.items():
         if hasattr(torch._C, name):  # some are newer than PyTorch 2.11
-            setattr(torch._C, name, function)
+            setattr(torch._C, name, untraced(function))

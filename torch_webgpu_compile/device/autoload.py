@@ -50,6 +50,7 @@ def _register() -> None:
         safetensors_files,
         storage_methods,
     )
+    from .untraced import untraced
 
     backend_registration._setup_privateuseone_for_python_backend(
         "webgpu", backend_module=module, device_guard=guard.DeviceGuard()
@@ -58,10 +59,10 @@ def _register() -> None:
         for_tensor=False, for_module=False, for_packed_sequence=False, for_storage=True
     )
     library: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
-    library.fallback(lambda op, *a, **k: run(op, *a, **k), "PrivateUse1")
+    library.fallback(untraced(lambda op, *a, **k: run(op, *a, **k)), "PrivateUse1")
     host: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for operator, kernel in pinning.KERNELS.items():
-        host.impl(operator, kernel, "CPU")
+        host.impl(operator, untraced(kernel), "CPU")
     _libraries.extend((library, host))
     guard.install()
     accelerator.install()

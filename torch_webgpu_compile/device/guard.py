@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from .untraced import untraced
+
 _DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1
 _pending: list[BaseException] = []
 
@@ -24,6 +26,7 @@ _check: Any = functools.partial(int)
 class DeviceGuard(torch._C._acc.DeviceGuard):
     """The guard to register: there is one device as far as C++ is concerned."""
 
+    @untraced
     def type_(self) -> Any:
         try:
             _check()

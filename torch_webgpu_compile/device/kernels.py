@@ -22,6 +22,7 @@ from . import (
     views,
 )
 from .dispatch import run
+from .untraced import untraced
 
 _lock = threading.Lock()
 _library: Any = None
@@ -78,7 +79,7 @@ def register() -> None:
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         kernels = {**_KERNELS, **views.kernels(), **foreach.kernels()}
         for name, kernel in kernels.items():
-            library.impl(name, kernel, "PrivateUse1")
+            library.impl(name, untraced(kernel), "PrivateUse1")
         for name in (*_taken_from_composites(kernels), *_REFUSING):
             library.impl(name, partial(run, _overload(name)), "PrivateUse1")
         for key in ("Conjugate", "Negative"):
@@ -86,7 +87,7 @@ def register() -> None:
         printing.install()
         _collectives = distributed.register()
         _library = library
-        autoload.run = run
+        autoload.run = untraced(run)
 
 
 def _overload(name: str) -> torch._ops.OpOverload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -42,6 +43,8 @@ def cause_for_host(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[st
     for tensor, result in zip(written, results, strict=False):
         if not torch.can_cast(result.dtype, tensor.dtype):
             return f"its result, {result.dtype}, cannot be cast to {tensor.dtype}"
+        if result.dtype != tensor.dtype:
+            _check_dtypes(op, arguments, keywords)
         if not _has_outs(op) and result.shape != tensor.shape:
             return f"its result has other sizes than its argument: {list(result.shape)}"
     return ""
@@ -52,6 +55,14 @@ def resize(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> None
     if tensor.numel():
         warnings.warn(_RESIZED.format(list(tensor.shape), list(sizes)), stacklevel=2)
     tensor.resize_(sizes).as_strided_(sizes, strides)
+
+
+def _check_dtypes(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """Has PyTorch check the dtypes of ``out=``: some operators cast their results, some do not."""
+    described, named = tree_map(_to_meta, (arguments, keywords))
+    with warnings.catch_warnings(), suppress(NotImplementedError):
+        warnings.simplefilter("ignore")  # about sizes, which are another matter
+        op(*described, **named)
 
 
 @cache

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.device_checks import DEVICE
 from tests.device_hosted import HOSTED
-from tests.device_samples import copied, on_device
+from tests.device_values import copied, on_device
 from torch_webgpu_compile import counters
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of deprecated arguments

@@ -1,0 +1,110 @@
+"""Compares what an operator gives on the device with what it gives on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
+from torch.testing._internal.opinfo.core import DecorateInfo
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+def _tolerances(info: Any) -> dict[torch.dtype, tuple[float, float]]:
+    """PyTorch's own tolerances of an operator: (relative, absolute), where it has any."""
+    found: dict[torch.dtype, tuple[float, float]] = {}
+    for entry in info.decorators:
+        for rule in entry.decorators if isinstance(entry, DecorateInfo) else [entry]:
+            if isinstance(rule, toleranceOverride):
+                given = {dtype: (tol.rtol, tol.atol) for dtype, tol in rule.d.items()}
+            elif isinstance(rule, precisionOverride):
+                given = {dtype: (atol, atol) for dtype, atol in rule.d.items()}
+            else:
+                continue
+            for dtype, (rtol, atol) in given.items():
+                r, a = found.get(dtype, (0.0, 0.0))
+                found[dtype] = max(r, rtol), max(a, atol)
+    return found
+
+
+# Functions that turn the last bit of their argument into several of their result.
+_NEAR_POLES = frozenset({"polygamma", "special.polygamma", "digamma"})
+
+# Operators that find positions of elements, which are open among equal ones.
+_POSITIONS = frozenset({"argsort", "kthvalue", "sort", "topk"})
+
+_DEFAULT = {
+    # Sums of a few hundred elements in another order; PyTorch's default is 1.3e-6 and 1e-5.
+    torch.float32: (1e-5, 1e-5),
+    torch.float16: (2e-3, 1e-4),  # two roundings: the CPU's and the device's
+    torch.bfloat16: (1.6e-2, 1e-4),
+}
+
+
+def same(info: Any, got: Any, wanted: Any, near: Any = None, scale: float = 1.0) -> None:
+    """Values, dtypes and sizes; ``near``: the same computed in float32, which is right as well."""
+    got_leaves, wanted_leaves = tree_leaves(got), tree_leaves(wanted)
+    assert len(got_leaves) == len(wanted_leaves), (len(got_leaves), len(wanted_leaves))
+    near_leaves = tree_leaves(near) if near is not None else [None] * len(got_leaves)
+    for g, w, n in zip(got_leaves, wanted_leaves, near_leaves, strict=True):
+        if not isinstance(w, Tensor):
+            if isinstance(w, (float, complex)):
+                torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5, equal_nan=True)
+            else:
+                assert g == w or isinstance(w, torch.device), (g, w)
+            continue
+        assert isinstance(g, Tensor), type(g)
+        _same_tensor(info, g, w, n, scale)
+
+
+def _same_tensor(info: Any, got: Tensor, wanted: Tensor, near: Any, scale: float) -> None:
+    rtol, atol = _DEFAULT.get(wanted.dtype, (None, None))
+    own = _tolerances(info).get(wanted.dtype)
+    if rtol is not None and own is not None:
+        rtol, atol = max(rtol, own[0]), max(atol, own[1])
+    if rtol is not None:
+        rtol, atol = rtol * scale, atol * scale
+    if wanted.is_floating_point() and info.name in _NEAR_POLES:
+        rtol = max(rtol or 0.0, 1e-4)
+    got = got.detach().cpu()
+    options: dict[str, Any] = {"rtol": rtol, "atol": atol, "equal_nan": True}
+    try:
+        torch.testing.assert_close(got, wanted, **options)
+    except AssertionError:
+        if not isinstance(near, Tensor) or near.shape != wanted.shape:
+            raise
+        torch.testing.assert_close(got, near.to(wanted.dtype), **options)
+
+
+def wide(values: Any) -> Any:
+    """16-bit floats as float32."""
+    small = (torch.float16, torch.bfloat16)
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype in small:
+            return value.detach().float()
+        return torch.float32 if value in small and isinstance(value, torch.dtype) else value
+
+    return tree_map(widen, values)
+
+
+def without_ties(info: Any, values: tuple[Any, Any, Any], results: Any) -> Any:
+    """Elements in the place of positions, where equal elements may come in any order."""
+    input, args, kwargs = values
+    if results is None or info.name not in _POSITIONS or kwargs.get("stable"):
+        return results
+    numbers = [arg for arg in args if isinstance(arg, int) and not isinstance(arg, bool)]
+    takes_count = info.name in ("topk", "kthvalue")
+    dim = kwargs.get("dim", numbers[takes_count] if len(numbers) > takes_count else -1)
+
+    def look_up(result: Tensor) -> Tensor:
+        if result.dtype is not torch.int64 or not input.dim():
+            return result
+        positions = result if result.dim() == input.dim() else result.unsqueeze(dim)
+        return input.detach().cpu().gather(dim, positions.cpu()).reshape(result.shape)
+
+    if isinstance(results, Tensor):
+        return look_up(results) if info.name == "argsort" else results
+    elements, positions = results
+    return [elements, look_up(positions)]
