@@ -14,6 +14,8 @@ from torch_webgpu_compile.compilation import native_operators
 
 aten = torch.ops.aten
 
+pytestmark = pytest.mark.slow
+
 
 def floats(*sizes: int) -> torch.Tensor:
     return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes)))
