@@ -12,7 +12,7 @@ from tests.compilations import compile_function
 # (batch, dtype, whether sizes are symbolic): not the whole grid, which takes minutes
 VARIANTS = [
     pytest.param(1, torch.float32, None, id="one"),
-    pytest.param(2, torch.float32, True, id="dynamic"),
+    pytest.param(2, torch.float32, True, id="dynamic", marks=pytest.mark.slow),
     pytest.param(2, torch.bfloat16, None, id="bf16", marks=pytest.mark.slow),
 ]
 

@@ -32,12 +32,18 @@ GATHERS: dict[str, Callable[[torch.Tensor], Any]] = {
         x[None], torch.tanh(x.permute(1, 2, 0)[None]), align_corners=False
     ),
 }
+MASK = torch.arange(24).view(2, 3, 4) % 3 == 0
 SCATTERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "index_put": lambda x: x.index_put((torch.tensor([0, -1]),), x[:1] * 2),
     "index_put accumulate": lambda x: x.index_put((torch.tensor([1, 1]),), x[:1], True),
     "index_put two": lambda x: x.index_put((INDEX, INDEX), torch.tensor(3.0)),
     "index_put mask": lambda x: x.index_put((x > 0,), torch.tensor(7.0)),
     "index_put mask of rows": lambda x: x.index_put((x[:, 0, 0] > 0,), torch.tensor(7.0)),
+    "index_put values by mask": lambda x: x.index_put((MASK,), torch.arange(8.0)),
+    "index_put rows by mask": lambda x: x.index_put(
+        (torch.tensor([True, False]),), x[:1] * torch.tensor([2.0]), True
+    ),
+    "index_put later mask": lambda x: _assign_columns(x),
     "masked_fill": lambda x: x.masked_fill(x > 0, -1.0),
     "masked_scatter": lambda x: x.masked_scatter(x > 0, torch.arange(100.0)),
     "scatter": lambda x: x.scatter(1, torch.tensor([[[0, 1], [2, 0]]]), x[:, :2, :2] * 5),
@@ -77,6 +83,12 @@ SCANS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 def sample() -> torch.Tensor:
     return torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def _assign_columns(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:, torch.tensor([True, False, True])] = torch.tensor([[1.0], [2.0]])
+    return y
 
 
 def _assign(x: torch.Tensor) -> torch.Tensor:
@@ -195,3 +207,12 @@ def test_searches(name: str, count: int) -> None:
     edges = torch.linspace(-1, 1, count)
     x = torch.cat([edges[:: count // 3 + 1], torch.tensor([-2.0, 0.01, 5.0, float("nan")])])
     check(SEARCHES[name], edges, x.expand(3, -1).contiguous())
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_mode(dtype: torch.dtype, dim: int, keepdim: bool) -> None:
+    x = torch.randint(0, 4, (3, 12, 2), generator=torch.Generator().manual_seed(0)).to(dtype)
+    check(lambda x: x.mode(dim, keepdim), x)
+    check(lambda x: x.mode(), torch.tensor(2).to(dtype))

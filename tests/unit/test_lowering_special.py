@@ -60,3 +60,11 @@ def test_poles() -> None:
     check(lambda x: torch.polygamma(2, x), whole)
     check(lambda x: torch.polygamma(3, x), whole)
     check(torch.special.ndtri, torch.tensor([0.0, 1.0, -0.1, 1.1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_frexp(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, -0.0, 1.0, -3.7, math.inf, -math.inf, math.nan, 3e38, 0.5, 6e-8, 1e-40])
+    target = FLOAT64 if dtype is torch.float64 else TARGET
+    check(torch.frexp, x.to(dtype), target=target, rtol=0, atol=0)
+    check(torch.frexp, torch.tensor(10.0, dtype=dtype), target=target, rtol=0, atol=0)

@@ -98,9 +98,35 @@ def test_half_precision_never_rounds_up_to_one(dtype):
     assert x.max() < 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("samples", [1, 2, 3])
+@pytest.mark.parametrize("replacement", [False, True])
+def test_multinomial(dtype, samples, replacement):
+    torch.manual_seed(0)
+    weights = torch.tensor([1.0, 4.0, 0.0, 5.0], dtype=dtype).expand(N, 4)
+    chosen = random.multinomial(weights, samples, replacement)
+    assert chosen.shape == (N, samples)
+    first = torch.bincount(chosen[:, 0], minlength=4) / N
+    torch.testing.assert_close(first, torch.tensor([0.1, 0.4, 0.0, 0.5]), rtol=0, atol=0.005)
+    if replacement:
+        assert (chosen != 2).all()
+    else:
+        assert all(len(set(row)) == samples for row in chosen[:1000].tolist())
+
+
+def test_float64_has_more_bits():
+    torch.manual_seed(0)
+    for x in (random.rand([N], dtype=torch.float64), random.randn([N], dtype=torch.float64)):
+        assert x.dtype is torch.float64
+        assert len(x.unique()) == N
+        assert (x.float().double() != x).any()
+
+
 def test_what_is_left_to_the_host():
     generator = torch.Generator()
     assert random.uniform(torch.empty(3), 0, 1, generator) is NotImplemented
-    assert random.rand([3], dtype=torch.float64) is NotImplemented
+    assert random.rand([3], dtype=torch.int32) is NotImplemented
     assert random.randint_low(-(1 << 63), 1, [3]) is NotImplemented
     assert random.random(torch.empty(3), generator=generator) is NotImplemented
+    assert random.multinomial(torch.ones(2, 3, 4), 1) is NotImplemented
+    assert random.multinomial(torch.ones(3), 0) is NotImplemented

@@ -15,8 +15,7 @@ import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
-from . import random
-from .corrections import CORRECTIONS
+from . import antialiasing, counting, distances, grid_sampling, losses, random
 
 aten = torch.ops.aten
 
@@ -42,6 +41,14 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 )
 
 
+# Rules for operators that PyTorch has none for, or one with other results than its kernels.
+FAMILIES = (antialiasing, counting, distances, grid_sampling, losses)
+# Of all families.
+OWN: dict[OpOverload, Decomposition] = {
+    op: rule for family in FAMILIES for op, rule in family.DECOMPOSITIONS.items()
+}
+
+
 @cache
 def _candidates() -> dict[OpOverload, Decomposition]:
     chosen: dict[OpOverload, Decomposition] = {}
@@ -52,7 +59,7 @@ def _candidates() -> dict[OpOverload, Decomposition]:
         if op in REFERENCES or (written and not op.is_view):
             chosen[op] = decomposition
     chosen.update(core_aten_decompositions())
-    return chosen
+    return chosen | OWN
 
 
 def _is_inplace(op: OpOverload) -> bool:
@@ -64,4 +71,4 @@ def table(native: Collection[OpOverload]) -> dict[OpOverload, Decomposition]:
     """The decompositions to trace with, when lowering knows the ``native`` operators."""
     kept = frozenset(native)
     chosen = {op: rule for op, rule in _candidates().items() if op not in kept}
-    return chosen | CORRECTIONS | random.DECOMPOSITIONS
+    return chosen | random.DECOMPOSITIONS

@@ -23,7 +23,7 @@ from .. import custom_ops as custom_ops  # defines the operators
 aten = torch.ops.aten
 
 # The significant bits of each dtype: a uniform number with more of them could round up to 1.
-_BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 # Integers are scaled from 24 random bits: a larger range would leave some of its values out.
 _MAX_RANGE = 1 << 20
 # For a larger range they are the remainder of 63 bits, three times this many.
@@ -42,7 +42,9 @@ def seed() -> Tensor:
 
 
 def _uniform(size: Size, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers in [0, 1) of a float dtype of at most 32 bits."""
+    """Numbers in [0, 1) of a float dtype: multiples of 2⁻²⁴, in float64 of 2⁻⁴⁸."""
+    if dtype == torch.float64:
+        return _uniform(size).double() + _uniform(size).double() * 2.0**-24
     numbers: Tensor = torch.ops.webgpu.uniform.default(seed(), list(size))
     if dtype == torch.float32:
         return numbers
@@ -50,10 +52,21 @@ def _uniform(size: Size, dtype: torch.dtype = torch.float32) -> Tensor:
     return ((numbers * scale).floor() / scale).to(dtype)
 
 
-def _normal(size: Size) -> Tensor:
-    """Standard normal numbers, by Box and Muller's method."""
-    radius = (-2.0 * torch.log1p(-_uniform(size))).sqrt()
-    return radius * torch.cos(_uniform(size) * (2.0 * math.pi))
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """In which numbers of ``dtype`` are computed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _normal(size: Size, dtype: torch.dtype) -> Tensor:
+    """Standard normal numbers to be rounded to ``dtype``, by Box and Muller's method."""
+    wide = _wide(dtype)
+    radius = (-2.0 * torch.log1p(-_uniform(size, wide))).sqrt()
+    return radius * torch.cos(_uniform(size, wide) * (2.0 * math.pi))
+
+
+def _exponential(size: Size, dtype: torch.dtype) -> Tensor:
+    """Exponentially distributed numbers of mean 1, to be rounded to ``dtype``."""
+    return -torch.log1p(-_uniform(size, _wide(dtype)))
 
 
 def _is_float(dtype: torch.dtype) -> bool:
@@ -77,7 +90,7 @@ def rand_like(self: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> An
 def randn(size: Size, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if not _is_float(_dtype(dtype)):
         return NotImplemented
-    return _normal(size).to(_dtype(dtype))
+    return _normal(size, _dtype(dtype)).to(_dtype(dtype))
 
 
 def randn_like(self: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
@@ -95,7 +108,7 @@ def normal_functional(
 ) -> Any:
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
-    return (_normal(self.shape) * std + mean).to(self.dtype)
+    return (_normal(self.shape, self.dtype) * std + mean).to(self.dtype)
 
 
 def normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Any:
@@ -104,7 +117,7 @@ def normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Any:
         return NotImplemented
     shapes = [value.shape for value in (mean, std) if isinstance(value, Tensor)]
     shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    return (_normal(shape) * std + mean).to(dtype)
+    return (_normal(shape, dtype) * std + mean).to(dtype)
 
 
 def normal_size(
@@ -129,7 +142,7 @@ def bernoulli_p(self: Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
 def exponential(self: Tensor, lambd: float = 1.0, generator: Any = None) -> Any:
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
-    return (torch.log1p(-_uniform(self.shape)) * (-1.0 / lambd)).to(self.dtype)
+    return (_exponential(self.shape, self.dtype) * (1.0 / lambd)).to(self.dtype)
 
 
 def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
@@ -180,7 +193,7 @@ def _integers(size: Size, low: int, high: int, dtype: torch.dtype) -> Tensor:
 def _largest(dtype: torch.dtype) -> int:
     """The largest n such that a tensor of ``dtype`` holds every whole number up to n."""
     if dtype.is_floating_point:
-        return 1 << _BITS.get(dtype, 53)
+        return 1 << _BITS[dtype]
     return 1 if dtype == torch.bool else torch.iinfo(dtype).max
 
 
@@ -202,21 +215,21 @@ def random_from(self: Tensor, from_: int, to: int | None = None, *, generator: A
 def geometric(self: Tensor, p: float, *, generator: Any = None) -> Any:
     if generator is not None or not 0 < p < 1:
         return NotImplemented
-    trials = torch.log1p(-_uniform(self.shape)) * (1.0 / math.log1p(-p))
+    trials = _exponential(self.shape, self.dtype) * (-1.0 / math.log1p(-p))
     return trials.ceil().clamp(min=1).to(self.dtype)
 
 
 def cauchy(self: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> Any:
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
-    quantile = torch.tan((_uniform(self.shape) - 0.5) * math.pi)
+    quantile = torch.tan((_uniform(self.shape, _wide(self.dtype)) - 0.5) * math.pi)
     return (quantile * sigma + median).to(self.dtype)
 
 
 def log_normal(self: Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None) -> Any:
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
-    return (_normal(self.shape) * std + mean).exp().to(self.dtype)
+    return (_normal(self.shape, self.dtype) * std + mean).exp().to(self.dtype)
 
 
 def bernoulli_tensor(self: Tensor, p: Tensor, *, generator: Any = None) -> Any:
@@ -250,6 +263,30 @@ def rrelu_with_noise(
     return self * chosen, chosen
 
 
+def multinomial(
+    self: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
+) -> Any:
+    """Without replacement the largest of p / q, where q is exponentially distributed.
+
+    Replacement makes no difference to one sample. That probabilities are not negative, and that
+    there are as many above 0 as samples, is not checked: the host would have to wait for the GPU.
+    """
+    if generator is not None or not _is_float(self.dtype):
+        return NotImplemented
+    if self.dim() not in (1, 2) or num_samples < 1:
+        return NotImplemented  # PyTorch says what is wrong
+    weights = self.to(_wide(self.dtype))
+    if replacement and num_samples != 1:
+        total = weights.cumsum(-1)
+        chosen = _uniform((*self.shape[:-1], num_samples), weights.dtype) * total[..., -1:]
+        found = torch.searchsorted(total, chosen, right=True)
+        return found.clamp(max=self.shape[-1] - 1)
+    race = weights / _exponential(self.shape, weights.dtype).clamp_min(1e-30)
+    if num_samples == 1:
+        return race.argmax(-1, keepdim=True)
+    return race.topk(num_samples).indices
+
+
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.rand.default: rand,
     aten.rand_like.default: rand_like,
@@ -278,6 +315,7 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.bernoulli.Tensor: bernoulli_tensor,
     aten._fused_dropout.default: fused_dropout,
     aten.rrelu_with_noise_functional.default: rrelu_with_noise,
+    aten.multinomial.default: multinomial,
 }
 
 

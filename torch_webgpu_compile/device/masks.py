@@ -25,7 +25,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 @dataclass(frozen=True)
-class _Choice:
+class Choice:
     """A mask in row-major order.
 
     Attributes:
@@ -39,10 +39,10 @@ class _Choice:
     count: int
 
     @staticmethod
-    def of(mask: Tensor) -> _Choice:
+    def of(mask: Tensor) -> Choice:
         flat = mask.reshape(-1)
         ranks = flat.cumsum(0, dtype=torch.int32)
-        return _Choice(flat, ranks, int(ranks[-1].item()))
+        return Choice(flat, ranks, int(ranks[-1].item()))
 
     def take(self, rows: Tensor) -> Tensor:
         """The chosen ones of n rows."""
@@ -76,7 +76,7 @@ def nonzero(tensor: Tensor) -> Tensor:
     """``aten::nonzero``."""
     if tensor.numel() == 0:
         return torch.empty((0, tensor.dim()), dtype=torch.int64, device=tensor.device)
-    choice = _Choice.of(tensor if tensor.dtype is torch.bool else tensor != 0)
+    choice = Choice.of(tensor if tensor.dtype is torch.bool else tensor != 0)
     # One dimension after the other in memory, as PyTorch's own kernels have it.
     result = torch.empty((tensor.dim(), choice.count), dtype=torch.int64, device=tensor.device)
     if tensor.dim():
@@ -94,7 +94,7 @@ def masked_select(tensor: Tensor, mask: Tensor) -> Tensor:
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
     if math.prod(shape) == 0:
         return torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return _Choice.of(mask.expand(shape)).take(tensor.expand(shape).reshape(-1))
+    return Choice.of(mask.expand(shape)).take(tensor.expand(shape).reshape(-1))
 
 
 def index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
@@ -104,7 +104,7 @@ def index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
     mask = _leading_mask(tensor, indices)
     if mask is not None:
         rest = tensor.shape[mask.dim() :]
-        return _Choice.of(mask).take(tensor.reshape(-1, *rest))
+        return Choice.of(mask).take(tensor.reshape(-1, *rest))
     return run(_index, tensor, _without_masks(tensor, indices))
 
 
@@ -125,7 +125,7 @@ def index_put_impl_(
     elif values.numel() == 1:
         run(_index_put, tensor, [mask], values, accumulate)
     else:
-        choice, rest = _Choice.of(mask), tensor.shape[mask.dim() :]
+        choice, rest = Choice.of(mask), tensor.shape[mask.dim() :]
         shape = choice.count, *rest
         _check_values(values, shape)
         moved = values.to(tensor.device).expand(shape)

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..capture import decompositions
+
 _RESIZED = (
     "An output with one or more elements was resized since it had shape {}, which does not match "
     "the required output shape {}. This behavior is deprecated, and in a future PyTorch release "
@@ -121,7 +123,14 @@ def _results(
     outs = {argument.name for argument in op._schema.arguments if argument.is_out}
     rest = {name: value for name, value in keywords.items() if name not in outs}
     described, named = tree_map(_to_meta, (arguments, rest))
-    return _tensors(functional(*described, **named))
+    try:
+        found = functional(*described, **named)
+    except NotImplementedError:  # PyTorch does not know the results; our decomposition may
+        rule = decompositions.OWN.get(functional)
+        found = NotImplemented if rule is None else rule(*described, **named)
+        if found is NotImplemented:
+            raise
+    return _tensors(found)
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -23,6 +23,7 @@ FAMILIES = (
     "scans",
     "searching",
     "sorting",
+    "modes",
     "resampling",
     "products",
     "scatter_reductions",

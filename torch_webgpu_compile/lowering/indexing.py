@@ -183,7 +183,7 @@ def lower_index_put(
 ) -> Value:
     """self with self[indices] set to, or increased by, the values."""
     masks = [t for t in indices if t is not None]
-    if len(masks) == 1 and masks[0].dtype is dtypes.bool_ and values.numel is ONE:
+    if len(masks) == 1 and masks[0].dtype is dtypes.bool_:
         return _masked_put(builder, self, indices, values, accumulate)
     found = Indexed(self, indices)
     if found.is_empty:
@@ -199,16 +199,33 @@ def _masked_put(
     new: Value,
     accumulate: bool,
 ) -> Value:
-    """One value at every element of a mask, which covers consecutive dimensions."""
+    """New values, in order, at the elements of a mask, which covers consecutive dimensions."""
+    if value.is_empty or new.is_empty:
+        return value
     first = next(k for k, t in enumerate(indices) if t is not None)
     mask = indices[first]
     assert mask is not None
-    index = positions(value.sizes)[first : first + mask.rank]
-    condition = mask.at(list(index))
-    element = cast(new.at([ZERO] * new.rank), value.dtype)
+    index = list(positions(value.sizes))
+    place: list[IndexLike] = list(index[first : first + mask.rank])
+    condition = mask.at(place)
+    number: IndexLike = ZERO
+    if new.numel is not ONE:
+        number = _number_among_chosen(builder, mask).at(place)
+    at = [*index[:first], number, *index[first + mask.rank :]]
+    element = cast(new.at(broadcast_index(new, at)), value.dtype)
     if accumulate:
         element = plus(value.body, element)
-    return builder.pointwise(apply("where", condition, element, value.body), value.sizes)
+    return builder.pointwise(masked(condition, element, value.body), value.sizes)
+
+
+def _number_among_chosen(builder: Builder, mask: Value) -> Value:
+    """How many elements of a mask are set before each one, in row-major order."""
+    from .scans import inclusive_scan
+
+    flat = reshape(mask, [mask.numel]).cast(dtypes.int64)
+    count = reshape(inclusive_scan(builder, "sum", flat, 0), mask.sizes)
+    before = apply("sub", count.body, const(1, dtypes.int64))
+    return Value(dtypes.int64, mask.sizes, before)
 
 
 def _along(value: Value, dim: int, index: Value) -> list[IndexLike]:

@@ -138,6 +138,34 @@ def lower_digamma(builder: Builder, self: Value) -> Value:
     return elementwise(builder, _digamma, self, dtype=float_dtype(self.dtype))
 
 
+@lowers(aten.frexp.Tensor)
+def lower_frexp(builder: Builder, self: Value) -> tuple[Value, Value]:
+    """(mantissa in ±[½, 1), exponent), from the bits; of 0, infinities and NaN (itself, 0)."""
+    dtype = compute_dtype(self.dtype)
+    bits, fraction, lift = (dtypes.int64, 52, 54) if dtype.itemsize == 8 else (dtypes.int32, 23, 24)
+    field = (1 << (dtype.bits - 1 - fraction)) - 1
+    x = cast(self.body, dtype)
+    low = apply("lt", apply("abs", x), number(2.0 ** (2 - (field + 1) // 2), x))
+    word = apply(
+        "bitcast", apply("where", low, apply("mul", x, number(2.0**lift, x)), x), dtype=bits
+    )
+    biased = apply(
+        "bitwise_and", apply("shift_right", word, const(fraction, bits)), const(field, bits)
+    )
+    half = field // 2 - 1  # the field of numbers in [½, 1)
+    sized = apply("bitwise_and", word, const(~(field << fraction), bits))
+    mantissa = apply(
+        "bitcast", apply("bitwise_or", sized, const(half << fraction, bits)), dtype=dtype
+    )
+    lifted = apply("where", low, const(half + lift, bits), const(half, bits))
+    exponent = cast(apply("sub", biased, lifted), dtypes.int32)
+    whole = apply("bitwise_or", apply("eq", x, number(0, x)), apply("isinf", x))
+    whole = apply("bitwise_or", whole, apply("isnan", x))
+    mantissa = cast(apply("where", whole, x, mantissa), self.dtype)
+    exponent = apply("where", whole, const(0, dtypes.int32), exponent)
+    return builder.pointwise(mantissa, self.sizes), builder.pointwise(exponent, self.sizes)
+
+
 @lowers(aten.angle.default)
 def lower_angle(builder: Builder, self: Value) -> Value:
     """Of real numbers: π below 0, NaN of NaN."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch  # noqa: F401  (PyTorch first: the device is registered with it)
 
 from torch_webgpu_compile import devices
 from torch_webgpu_compile.device.autoload import register

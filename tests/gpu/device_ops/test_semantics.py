@@ -149,14 +149,6 @@ def test_what_depends_on_data():
     compare(f)
 
 
-def test_unique():
-    def f(device):
-        x = torch.tensor([3, 1, 3, 2, 1], device=device)
-        return x.unique(return_inverse=True, return_counts=True), x.unique_consecutive()
-
-    compare(f, host=None)
-
-
 # ---- dtypes
 
 

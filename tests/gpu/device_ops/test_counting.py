@@ -1,0 +1,99 @@
+"""Counting and repeating: results whose sizes depend on data, made on the GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.device_checks import compare
+
+DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64]
+NAN = float("nan")
+
+
+def numbers(device, dtype=torch.int64, sizes=(5, 40)):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 9, sizes, generator=generator).to(dtype).to(device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unique(dtype):
+    def f(device):
+        x = numbers(device, dtype)
+        return (
+            x.unique(),
+            x.unique(return_inverse=True, return_counts=True),
+            torch.ops.aten._unique(x, True, True),
+            x.unique_consecutive(return_inverse=True, return_counts=True),
+            x.sort().values.unique_consecutive(return_counts=True),
+            x[0].unique_consecutive(dim=0),
+            x[:0].unique(return_inverse=True, return_counts=True),
+        )
+
+    compare(f)
+
+
+def test_unique_of_nan():
+    compare(lambda device: torch.tensor([1.0, NAN, 1.0, NAN], device=device).unique())
+
+
+@pytest.mark.filterwarnings("ignore::torch_webgpu_compile.fallbacks.FallbackWarning")
+def test_unique_rows_are_for_the_host():
+    compare(
+        lambda device: numbers(device, sizes=(30, 2)).unique_consecutive(dim=0),
+        host=["aten.unique_consecutive.default"],
+    )
+
+
+def test_bincount():
+    def f(device):
+        x = numbers(device, sizes=(1000,))
+        weights = torch.rand(1000, generator=torch.Generator().manual_seed(0)).to(device)
+        return (
+            x.bincount(),
+            x.to(torch.uint8).bincount(minlength=20),
+            x.bincount(weights),
+            x.bincount(weights.double()),
+            x.bincount(x),
+            x[:0].bincount(),
+            x[:0].bincount(minlength=3),
+        )
+
+    compare(f)
+
+
+def test_repeat_interleave():
+    def f(device):
+        repeats = torch.tensor([2, 0, 3, 1], device=device)
+        rows = torch.arange(12.0, device=device).view(4, 3)
+        return (
+            repeats.repeat_interleave(),
+            torch.repeat_interleave(repeats.int()),
+            torch.repeat_interleave(repeats * 0),
+            rows.repeat_interleave(repeats, 0),
+            rows.repeat_interleave(repeats, 0, output_size=6),
+            rows.repeat_interleave(2, 1),
+        )
+
+    compare(f)
+
+
+ERRORS = {
+    "dtype of out=": lambda device: torch.histogram(
+        torch.ones(3, device=device),
+        4,
+        out=(torch.ones(4, device=device).long(), torch.ones(5, device=device)),
+    ),
+    "three dimensions": lambda device: torch.multinomial(torch.ones(2, 3, 4, device=device), 1),
+    "no samples": lambda device: torch.multinomial(torch.ones(3, device=device), 0),
+    "negative": lambda device: torch.bincount(torch.tensor([1, -1], device=device)),
+    "two dimensions": lambda device: torch.bincount(torch.ones(3, 2, device=device).long()),
+    "negative repeats": lambda device: torch.repeat_interleave(
+        torch.tensor([1, -1], device=device)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name):
+    compare(ERRORS[name], host=None)

@@ -1,0 +1,199 @@
+"""Histograms, segments and repetitions. Source: ATen ``SummaryOps``, ``HistogramKernel``, …."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def _counted(places: Tensor, inside: Tensor, bins: int, weights: Tensor) -> Tensor:
+    """The sum of weights in each bin; what is not inside goes to one bin more."""
+    places = torch.where(inside, places, bins)
+    totals = torch.zeros(bins + 1, dtype=weights.dtype, device=places.device)
+    return totals.index_add(0, places, weights)[:bins].clone()
+
+
+def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+    """How many elements are in each of equal parts of [min, max], by default of all elements."""
+    if bins <= 0 or not self.is_floating_point():
+        return NotImplemented
+    flat = self.reshape(-1)
+    low, high = torch.full_like(flat[:1].sum(), min), torch.full_like(flat[:1].sum(), max)
+    if min == max and flat.numel():
+        low, high = flat.amin(), flat.amax()
+    empty = low == high
+    low, high = torch.where(empty, low - 1, low), torch.where(empty, high + 1, high)
+    places = ((flat - low) * bins / (high - low)).to(torch.int64).clamp(0, bins - 1)
+    inside = (flat >= low) & (flat <= high)
+    return _counted(places, inside, bins, torch.ones_like(flat))
+
+
+def _histogram(
+    self: Tensor, edges: Tensor, weight: Tensor | None, density: bool
+) -> tuple[Tensor, Tensor]:
+    flat = self.reshape(-1)
+    bins = edges.shape[0] - 1
+    places = (torch.searchsorted(edges, flat, right=True) - 1).clamp(0, bins - 1)
+    inside = (flat >= edges[0]) & (flat <= edges[-1])
+    weights = torch.ones_like(flat) if weight is None else weight.reshape(-1)
+    counts = _counted(places, inside, bins, weights)
+    if density:
+        counts = counts / counts.sum() / edges.diff()
+    return counts, edges
+
+
+def histogram(
+    self: Tensor,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> Any:
+    """(counts, edges) of equal bins; the last one has both of its ends."""
+    if self.numel() == 0 and range is None:
+        return NotImplemented
+    if range is None:
+        low, high = self.amin(), self.amax()
+    else:
+        low, high = self.new_full((), range[0]), self.new_full((), range[1])
+    empty = low == high
+    low, high = torch.where(empty, low - 0.5, low), torch.where(empty, high + 0.5, high)
+    place = torch.arange(bins + 1, device=self.device)
+    step = (high - low) / bins
+    # From the nearer end, as ``linspace`` does.
+    edges = torch.where(place < (bins + 1) // 2, low + step * place, high - step * (bins - place))
+    return _histogram(self, edges.to(self.dtype), weight, density)
+
+
+def histogram_of_edges(
+    self: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(counts, edges) of bins given by their edges."""
+    return _histogram(self, bins.clone(), weight, density)
+
+
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Any:
+    """Position k ``repeats[k]`` times; their number must be known."""
+    if output_size is None:
+        return NotImplemented
+    ends = repeats.cumsum(0)
+    place = torch.arange(output_size, device=repeats.device, dtype=ends.dtype)
+    return torch.searchsorted(ends, place, right=True).to(repeats.dtype)
+
+
+def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """Positions of the first ``size`` elements that are not 0."""
+    chosen = (self != 0).reshape(-1)
+    order = torch.where(chosen, chosen.cumsum(0) - 1, size).clamp(max=size)
+    place = torch.arange(chosen.shape[0], device=self.device)
+    columns = []
+    for length in reversed(self.shape):
+        columns.append(place % length)
+        place = place // length
+    if not columns or size == 0:
+        return torch.full((size, self.dim()), fill_value, dtype=torch.int64, device=self.device)
+    rows = torch.stack(columns[::-1], 1)
+    table = torch.full((size + 1, self.dim()), fill_value, dtype=torch.int64, device=self.device)
+    return table.index_copy(0, order, rows)[:size].clone()
+
+
+_SEGMENT_KINDS = {"sum": "sum", "mean": "sum", "max": "amax", "min": "amin", "prod": "prod"}
+_SEGMENT_INITIAL = {"sum": 0.0, "mean": 0.0, "max": -torch.inf, "min": torch.inf, "prod": 1.0}
+
+
+def _segments(data: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, int]:
+    """(the segment of each row, the number of segments)."""
+    if offsets is None:
+        assert lengths is not None
+        ends, count = lengths.cumsum(0), lengths.shape[0]
+    else:
+        ends, count = offsets[1:], offsets.shape[0] - 1
+    rows = torch.arange(data.shape[0], device=data.device, dtype=ends.dtype)
+    return torch.searchsorted(ends, rows, right=True).clamp(max=count - 1), count
+
+
+def segment_reduce(
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    indices: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Any:
+    """Consecutive rows reduced; the mean of none is NaN."""
+    given = lengths if lengths is not None else offsets
+    if given is None or given.dim() != 1 or indices is not None or 0 in data.shape:
+        return NotImplemented
+    segments, count = _segments(data, lengths, offsets)
+    start = _SEGMENT_INITIAL[reduce] if initial is None else initial
+    total = data.new_full((count, *data.shape[1:]), start)
+    index = segments.view(-1, *[1] * (data.dim() - 1)).expand_as(data)
+    found = total.scatter_reduce(0, index, data, _SEGMENT_KINDS[reduce])
+    if reduce != "mean":
+        return found
+    sizes = torch.zeros(count, dtype=data.dtype, device=data.device)
+    sizes = sizes.index_add(0, segments, torch.ones_like(sizes[:1]).expand(data.shape[0]))
+    sizes = sizes.view(-1, *[1] * (data.dim() - 1))
+    mean = found / sizes
+    return mean if initial is None else torch.where(sizes == 0, start, mean)
+
+
+def segment_reduce_backward(
+    grad: Tensor,
+    output: Tensor,
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    initial: float | None = None,
+) -> Any:
+    """Of an extreme, equal shares to the elements that are it (as in PyTorch, of positive ones)."""
+    given = lengths if lengths is not None else offsets
+    if given is None or given.dim() != 1 or 0 in data.shape or reduce == "prod":
+        return NotImplemented
+    segments, count = _segments(data, lengths, offsets)
+    spread = grad.index_select(0, segments)
+    if reduce == "sum":
+        return spread
+    if reduce == "mean":
+        shares = torch.ones_like(data)
+    else:
+        shares = (data == output.index_select(0, segments)).to(data.dtype)
+    totals = torch.zeros((count, *data.shape[1:]), dtype=data.dtype, device=data.device)
+    totals = totals.index_add(0, segments, shares)
+    share = spread / totals.index_select(0, segments)
+    if reduce != "mean":
+        share = torch.where(spread > 0, share, spread)
+    return torch.where(shares == 0, 0, share)
+
+
+def embedding_renorm(self: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    """Rows that are used and longer than ``max_norm`` made as long as that."""
+    used = torch.zeros(self.shape[0], dtype=torch.bool, device=self.device)
+    used = used.index_fill(0, indices.reshape(-1), True)
+    norms = torch.linalg.vector_norm(self, norm_type, dim=1)
+    scale = torch.where(used & (norms > max_norm), max_norm / (norms + 1e-7), 1)
+    return self * scale.unsqueeze(1)
+
+
+DECOMPOSITIONS: dict[Any, Any] = {
+    aten.embedding_renorm.default: embedding_renorm,
+    aten.histc.default: histc,
+    aten.histogram.bin_ct: histogram,
+    aten.histogram.bins_tensor: histogram_of_edges,
+    aten.repeat_interleave.Tensor: repeat_interleave,
+    aten.nonzero_static.default: nonzero_static,
+    aten.segment_reduce.default: segment_reduce,
+    aten._segment_reduce_backward.default: segment_reduce_backward,
+}

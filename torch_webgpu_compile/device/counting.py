@@ -1,0 +1,100 @@
+"""Operators whose results have sizes that depend on data: a number or two comes to the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .host import report, run_on_host
+from .masks import Choice
+
+
+def _numbers(*values: Tensor) -> list[int]:
+    """Whole numbers from the GPU, in one download."""
+    found: list[int] = torch.stack([value.to(torch.int64) for value in values]).tolist()
+    return found
+
+
+def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """``aten::bincount``."""
+    if self.dim() != 1 or self.is_floating_point() or self.dtype is torch.bool:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if minlength < 0:
+        raise RuntimeError("minlength should be >= 0")
+    if weights is not None and weights.shape != self.shape:
+        raise RuntimeError("weights should be 1-d and have the same length as input")
+    low, high = _numbers(*self.aminmax()) if self.numel() else [0, -1]
+    if low < 0:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if weights is None or not self.numel():
+        weights = torch.ones(self.shape, dtype=torch.int64, device=self.device)
+    elif weights.dtype is not torch.float32:
+        weights = weights.to(torch.float64)
+    totals = torch.zeros(max(minlength, high + 1), dtype=weights.dtype, device=self.device)
+    return totals.index_add_(0, self.to(torch.int64), weights)
+
+
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    """``aten::repeat_interleave.Tensor``: position k ``repeats[k]`` times."""
+    if repeats.dim() != 1:
+        raise RuntimeError("repeat_interleave only accept 1D vector as repeat")
+    if repeats.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError("repeats has to be Long or Int tensor")
+    if not repeats.numel():
+        return torch.empty_like(repeats)
+    ends = repeats.cumsum(0)
+    if output_size is None:
+        output_size, lowest = _numbers(ends[-1], repeats.amin())
+        if lowest < 0:
+            raise RuntimeError("repeats can not be negative")
+    place = torch.arange(output_size, device=repeats.device)
+    return torch.searchsorted(ends, place, right=True).to(repeats.dtype)
+
+
+def unique(
+    self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``aten::_unique2``: (values, where each element's is, how often each is)."""
+    if not self.numel():
+        return unique_consecutive(self, return_inverse, return_counts)
+    values, order = self.reshape(-1).sort()
+    found, places, counts = unique_consecutive(values, return_inverse, return_counts)
+    if return_inverse:
+        places = torch.empty_like(places).index_copy_(0, order, places).view(self.shape)
+    return found, places, counts
+
+
+def unique_without_counts(
+    self: Tensor, sorted: bool = True, return_inverse: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``aten::_unique``."""
+    values, places, _ = unique(self, sorted, return_inverse)
+    return values, places
+
+
+def unique_consecutive(
+    self: Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``aten::unique_consecutive``."""
+    if dim is not None and self.dim() > 1:
+        op = torch.ops.aten.unique_consecutive.default
+        report(op, "rows have no order on the GPU", [self])
+        arguments = self, return_inverse, return_counts, dim
+        found: tuple[Tensor, Tensor, Tensor] = run_on_host(op, arguments, {})
+        return found
+    none = torch.empty(0, dtype=torch.int64, device=self.device)
+    flat = self.reshape(-1)
+    if not flat.numel():
+        return flat.clone(), none.view(self.shape) if return_inverse else none, none.clone()
+    starts = torch.ones(flat.shape, dtype=torch.bool, device=self.device)
+    starts[1:].copy_(flat[1:] != flat[:-1])
+    choice = Choice.of(starts)
+    places = choice.ranks.to(torch.int64) - 1
+    counts = none
+    if return_counts:
+        counts = torch.zeros(choice.count, dtype=torch.int64, device=self.device)
+        counts.index_add_(0, places, torch.ones_like(places))
+    return choice.take(flat), places.view(self.shape) if return_inverse else none, counts
