@@ -94,37 +94,72 @@ def _column_tiling(rows: Expr, length: Expr, limit: int) -> RowTiling:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
-    """Queries per workgroup, keys per step; an invocation computes 4 × 4 scores.
+    """How a workgroup covers queries and keys.
 
-    The query tile stays in workgroup memory; keys and values take turns in a second tile.
+    Attributes:
+        queries: per workgroup. Their tile stays in workgroup memory.
+        keys: per step and slice; keys and values take turns in a second tile.
+        thread_rows: queries of an invocation (4 or 8), which computes their scores with 4 keys.
+        slices: groups of invocations that take turns with the key tiles (a power of two).
     """
 
     queries: int
     keys: int
+    thread_rows: int = 4
+    slices: int = 1
 
     @property
     def workgroup(self) -> int:
-        return self.queries * self.keys // 16
+        return self.slices * self.queries * self.keys // (4 * self.thread_rows)
+
+    def other_size(self, head: int, value_head: int) -> int:
+        """vec4s of a slice's second tile, which also hands its results to another slice."""
+        threads = self.keys // 4
+        size = self.keys * max(head, value_head) // 4
+        own = -(-value_head // 4 // threads)
+        return max(size, self.queries * own * threads) if self.slices > 1 else size
 
     def workgroup_nbytes(self, head: int, value_head: int) -> int:
         """Workgroup memory in bytes for these head sizes (rounded up to 4)."""
-        wide = max(head, value_head)
-        floats = head * self.queries + wide * self.keys + self.queries * (self.keys + 3)
-        return 4 * floats
+        scores = self.queries * self.keys + self.queries * self.keys // 4
+        floats = head * self.queries
+        floats += self.slices * (4 * self.other_size(head, value_head) + scores)
+        return 4 * floats + 8
 
 
-_ATTENTION_TILINGS = tuple(
-    AttentionTiling(q, k) for q, k in ((64, 32), (32, 32), (32, 16), (16, 16), (8, 8), (4, 4))
+# By the number of queries; of each list the first that fits workgroup memory.
+_ATTENTION_LARGE = (AttentionTiling(64, 32, 8), AttentionTiling(64, 32))
+_ATTENTION_USUAL = tuple(
+    AttentionTiling(queries, keys, slices=slices)
+    for queries, keys, slices in ((32, 32, 2), (32, 32, 1), (32, 16, 2), (32, 16, 1))
 )
+_ATTENTION_FEW = tuple(
+    AttentionTiling(queries, keys, slices=slices)
+    for queries, keys, slices in ((16, 32, 4), (16, 32, 2), (16, 16, 2), (16, 16, 1))
+)
+_ATTENTION_ONE = tuple(
+    AttentionTiling(4, keys, slices=slices)
+    for keys, slices in ((32, 8), (32, 4), (16, 4), (16, 1), (4, 1))
+)
+_ATTENTION_LAST = (AttentionTiling(8, 8), AttentionTiling(4, 4))
+_MANY_QUERY_TILES = 264  # two per multiprocessor of a large GPU
 
 
 def choose_attention_tiling(
-    queries: Expr, head: int, value_head: int, target: Target
+    rows: Expr, queries: Expr, head: int, value_head: int, target: Target
 ) -> AttentionTiling | None:
-    """The largest tiling that fits workgroup memory and does not waste most of its queries."""
+    """The tiling for ``rows`` heads (of all batches); None if no tile fits workgroup memory."""
     few = int(queries) if queries.is_constant else 64
-    for tiling in _ATTENTION_TILINGS:
+    tiles = -(-few // 64) * (int(rows) if rows.is_constant else _MANY_QUERY_TILES)
+    wanted = (
+        *(_ATTENTION_LARGE if few >= 64 and tiles >= _MANY_QUERY_TILES else ()),
+        *(_ATTENTION_USUAL if few > 16 else ()),
+        *(_ATTENTION_FEW if few > 4 else ()),
+        *_ATTENTION_ONE,
+        *_ATTENTION_LAST,
+    )
+    for tiling in wanted:
         fits = tiling.workgroup_nbytes(head, value_head) <= target.max_workgroup_nbytes
-        if fits and (tiling.queries < 2 * few or tiling.queries <= 16):
+        if fits and tiling.workgroup <= target.max_workgroup_invocations:
             return tiling
     return None
