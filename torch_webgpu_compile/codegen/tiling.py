@@ -151,7 +151,7 @@ def choose_attention_tiling(
     """The tiling for ``rows`` heads (of all batches); None if no tile fits workgroup memory."""
     few = int(queries) if queries.is_constant else 64
     tiles = -(-few // 64) * (int(rows) if rows.is_constant else _MANY_QUERY_TILES)
-    wanted = (
+    wanted: tuple[AttentionTiling, ...] = (
         *(_ATTENTION_LARGE if few >= 64 and tiles >= _MANY_QUERY_TILES else ()),
         *(_ATTENTION_USUAL if few > 16 else ()),
         *(_ATTENTION_FEW if few > 4 else ()),
