@@ -8,12 +8,14 @@ cache folder is given. They are used in every mode; only max-autotune adds to th
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,6 +31,8 @@ from .target import Target
 
 Tune = Callable[[Schedule], Tilings]
 """Measures what a schedule needs and returns every tiling known."""
+
+_log = logging.getLogger(__name__)
 
 _ROUNDS = 3
 _ROUND_SECONDS = 0.004
@@ -48,13 +52,15 @@ def tuner(device: Device, folder: str | None) -> Tune:
 
     def tune(schedule: Schedule) -> Tilings:
         known = known_tilings(device.target, folder)
-        found = {}
+        work: dict[str, _Candidates] = {}
         for group in _contractions(schedule):
             problem = problem_of(group, schedule.graph.buffers, device.target)
             key = problem.key
-            if key is None or key in known or key in found or problem.itemsize == 8:
-                continue
-            found[key] = _fastest(group, schedule, problem, device)
+            if key is not None and key not in known and key not in work and problem.itemsize < 8:
+                work[key] = _candidates(group, schedule, problem, device.target)
+        with suppress(DeviceError):  # of a kernel that the driver refuses; the others are compiled
+            device.compile_many([c.kernel for calls in work.values() for c in calls.values()])
+        found = {key: _fastest(key, calls, schedule, device) for key, calls in work.items()}
         if found:
             _add(device.target, folder, found)
         return {**known, **found}
@@ -71,12 +77,21 @@ def _contractions(schedule: Schedule) -> Iterator[AnchorGroup]:
 # ---- measuring
 
 
-def _fastest(
-    group: AnchorGroup, schedule: Schedule, problem: MatmulProblem, device: Device
-) -> MatmulTiling:
+_Candidates = dict[MatmulTiling, KernelCall]
+
+
+def _candidates(
+    group: AnchorGroup, schedule: Schedule, problem: MatmulProblem, target: Target
+) -> _Candidates:
+    return {
+        tiling: generate_tiled(group, schedule.graph.buffers, target, problem, tiling)
+        for tiling in matmul_candidates(problem, target)
+    }
+
+
+def _fastest(key: str, calls: _Candidates, schedule: Schedule, device: Device) -> MatmulTiling:
     times: dict[MatmulTiling, float] = {}
-    for tiling in matmul_candidates(problem, device.target):
-        call = generate_tiled(group, schedule.graph.buffers, device.target, problem, tiling)
+    for tiling, call in calls.items():
         try:
             times[tiling] = seconds_of(call, schedule, device)
         except OutOfMemoryError:
@@ -84,7 +99,9 @@ def _fastest(
         except DeviceError:  # a driver may refuse what its limits allow
             continue
     if not times:
-        raise DeviceError(f"no tiling of {problem.key} runs on {device.target.name}; report it")
+        raise DeviceError(f"no tiling of {key} runs on {device.target.name}; report it")
+    for tiling, seconds in sorted(times.items(), key=lambda item: item[1]):
+        _log.debug("%s: %.2f µs %s", key, seconds * 1e6, tiling)
     return min(times, key=times.__getitem__)
 
 
