@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SYSTEMS = ("webgpu", "eager", "inductor", "cudagraphs", "onnxruntime_webgpu")
+SYSTEMS = ("webgpu", "autotuned", "eager", "inductor", "cudagraphs", "onnxruntime_webgpu")
 LIMITS = "limits"
 
 
@@ -99,18 +99,19 @@ def measurements(
     case = CASES[case_name]
     function, inputs = case.build(small)
 
-    def measure_webgpu() -> dict[str, Any]:
+    def measure_webgpu(mode: str | None = None) -> dict[str, Any]:
         from . import webgpu
 
         on_device, moved = pytorch.on_device(function, inputs)
         with torch.no_grad():
             expected = on_device(*moved).cpu()
         del on_device, moved
-        return webgpu.measure(function, inputs, budget_s, expected, case.extra)
+        return webgpu.measure(function, inputs, budget_s, expected, case.extra, mode)
 
     return {
         "eager": lambda: pytorch.measure_eager(function, inputs, budget_s),
         "webgpu": measure_webgpu,
+        "autotuned": lambda: measure_webgpu("max-autotune"),
         "inductor": lambda: pytorch.measure_compiled(function, inputs, budget_s),
         "cudagraphs": lambda: pytorch.measure_compiled(
             function, inputs, budget_s, mode="reduce-overhead"

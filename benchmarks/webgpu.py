@@ -84,13 +84,14 @@ def measure(
     budget_s: float,
     expected: Any = None,
     extra: str = "",
+    mode: str | None = None,
 ) -> dict[str, Any]:
     """All figures of one case; times in seconds."""
     counters = torch_webgpu_compile.counters
     result: dict[str, Any] = {}
     with torch.no_grad(), recorded_plans() as plans:
         counters.reset()
-        compiled = torch.compile(function, backend="webgpu")
+        compiled = torch.compile(function, backend="webgpu", mode=mode)
         result["compile_cold_s"] = seconds(lambda: compiled(*inputs))
         result["kernels"] = counters.kernels_compiled
         result["fallbacks"] = dict(counters.fallbacks)
@@ -123,7 +124,7 @@ def measure(
         if extra:
             result |= EXTRAS[extra](function, inputs, bound, call, budget_s)
         torch._dynamo.reset()
-        again = torch.compile(function, backend="webgpu")
+        again = torch.compile(function, backend="webgpu", mode=mode)
         result["compile_again_s"] = seconds(lambda: again(*inputs))
     return result
 

@@ -10,6 +10,7 @@ from torch import is_tensor
 from torch.utils._pytree import tree_leaves
 
 from . import devices
+from .autotune import tuner
 from .capture import aot, dynamo
 from .captured import CapturedGraph, Phase
 from .compilation import (
@@ -66,8 +67,11 @@ def compile_module(
     index = device_index(module, example_inputs)
     device = device_for(options) if index is None else devices.get_device(index)
 
+    tune = tuner(device, options.cache) if options.autotune else None
+
     def compile_captured(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
-        state = compile_graph(captured, phase, device.target, options, use_cache=observer is None)
+        cached = observer is None
+        state = compile_graph(captured, phase, device.target, options, cached, tune)
         before = device.kernels_compiled
         compiled: CompiledGraph | DeviceGraph
         if index is None:

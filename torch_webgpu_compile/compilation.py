@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from . import debug, fallbacks, plan_cache
+from .autotune import Tune, known_tilings
 from .captured import CapturedGraph, Phase
 from .codegen import generate
 from .counters import counters
@@ -48,6 +49,7 @@ class Compilation:
     phase: Phase
     target: Target
     options: CompileOptions
+    tune: Tune | None = None
     results: dict[str, Any] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
 
@@ -118,7 +120,11 @@ def _schedule_unfused(graph: LoopGraph, target: Target) -> Schedule:
 
 
 def _generate(state: Compilation) -> tuple[Any, ...]:
-    return generate(state.schedule, state.target)
+    if state.tune is not None:
+        tilings = state.tune(state.schedule)
+    else:
+        tilings = known_tilings(state.target, state.options.cache)
+    return generate(state.schedule, state.target, tilings)
 
 
 def _plan(state: Compilation) -> Plan:
@@ -143,15 +149,22 @@ def compile_graph(
     target: Target,
     options: CompileOptions,
     use_cache: bool = True,
+    tune: Tune | None = None,
 ) -> Compilation:
     """Runs every pass, or takes the plan from the cache after lowering; needs no GPU.
+
+    Args:
+        captured, phase: what to compile.
+        target, options: for what, and how.
+        use_cache: whether a plan compiled before will do.
+        tune: measures kernels on the GPU; without it they are chosen by what is known.
 
     Raises:
         UnsupportedOp: an operator can run neither on the GPU nor on the host, or not at all under
             ``fallback="error"``.
         VerificationError: a pass gave an inconsistent result.
     """
-    state = Compilation(captured, phase, target, options)
+    state = Compilation(captured, phase, target, options, tune)
     show = debug.Shower(captured.name, options)
     show("fx", lambda: debug.fx_text(captured))
     key = ""

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from .autotune import known_tilings
 from .ir.graph import LoopGraph
 from .ir.text import format_graph
 from .options import CompileOptions
@@ -43,6 +44,7 @@ def _parts(graph: LoopGraph, target: Target, options: CompileOptions) -> Iterato
     yield sources_digest().encode()
     features = ",".join(sorted(target.features))
     yield f"{replace(target, features=frozenset())!r} {features} {options.fusion}".encode()
+    yield repr(sorted(known_tilings(target, options.cache).items())).encode()
     yield format_graph(replace(graph, name="graph")).encode()
     for name, data in sorted(graph.constants.items()):
         yield name.encode()

@@ -19,7 +19,7 @@ from ..plan.model import KernelCall
 from ..sizes import ZERO, product
 from ..target import Target
 from .attention import generate_attention
-from .contraction import generate_contraction
+from .contraction import Tilings, generate_contraction
 from .pointwise import generate_map
 from .reduction import generate_rows
 from .scatter import generate_scatter
@@ -27,16 +27,18 @@ from .scatter import generate_scatter
 __all__ = ["generate"]
 
 
-def generate(schedule: Schedule, target: Target) -> tuple[KernelCall | HostCall, ...]:
+def generate(
+    schedule: Schedule, target: Target, tilings: Tilings
+) -> tuple[KernelCall | HostCall, ...]:
     """The kernel calls (and host calls) of a schedule, in order."""
     calls: list[KernelCall | HostCall] = []
     for group in schedule.groups:
-        calls += _generate_group(group, schedule.graph.buffers, target)
+        calls += _generate_group(group, schedule.graph.buffers, target, tilings)
     return tuple(calls)
 
 
 def _generate_group(
-    group: KernelGroup, buffers: dict[str, Buffer], target: Target
+    group: KernelGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
 ) -> Sequence[KernelCall | HostCall]:
     match group:
         case MapGroup():
@@ -49,7 +51,7 @@ def _generate_group(
             if buffers[group.anchor.output].numel is ZERO:
                 return []
             if isinstance(group.anchor, Contraction):
-                return [generate_contraction(group, buffers, target)]
+                return [generate_contraction(group, buffers, target, tilings)]
             return [generate_attention(group, buffers, target)]
         case SingleGroup(node=HostCall() as call):
             return [call]

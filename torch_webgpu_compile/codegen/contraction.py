@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.graph import AnchorGroup, Buffer, Member
@@ -26,9 +26,9 @@ from ..target import Target
 from .index_wgsl import are_aligned_neighbours, is_multiple_of
 from .kernel import KernelBuilder, fold_grid, lane_addresses
 from .literals import zero_of
+from .matmul_tiling import MatmulProblem, MatmulTiling, choose_matmul_tiling
 from .pointwise import Lanes, group_origins, render_members
 from .storage import VECTOR
-from .tiling import choose_matmul_tiling
 from .values import Scope, Text
 
 
@@ -51,10 +51,38 @@ class Store:
     guard: str
 
 
+Tilings = Mapping[str, MatmulTiling]
+"""Measured tilings, by `MatmulProblem.key`."""
+
+
+def problem_of(group: AnchorGroup, buffers: dict[str, Buffer], target: Target) -> MatmulProblem:
+    """The problem that a contraction's tiling is chosen for."""
+    node = group.anchor
+    assert isinstance(node, Contraction)
+    builder = KernelBuilder(target, buffers)
+    sizes = (product(node.batch), product(node.rows), product(node.columns), product(node.inner))
+    lhs = _choose_axis(builder, node, node.lhs, "m", node.rows)
+    rhs = _choose_axis(builder, node, node.rhs, "n", node.columns)
+    return MatmulProblem.of(sizes, node.lhs.dtype.itemsize, lhs, rhs)
+
+
 def generate_contraction(
-    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+    group: AnchorGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
 ) -> KernelCall:
-    """The kernel of a contraction and its epilogue."""
+    """The kernel of a contraction and its epilogue, in the measured tiling if there is one."""
+    problem = problem_of(group, buffers, target)
+    tiling = tilings.get(problem.key or "") or choose_matmul_tiling(problem, target)
+    return generate_tiled(group, buffers, target, problem, tiling)
+
+
+def generate_tiled(
+    group: AnchorGroup,
+    buffers: dict[str, Buffer],
+    target: Target,
+    problem: MatmulProblem,
+    tiling: MatmulTiling,
+) -> KernelCall:
+    """The kernel of a contraction and its epilogue in a given tiling."""
     node = group.anchor
     assert isinstance(node, Contraction)
     builder = KernelBuilder(target, buffers)
@@ -62,10 +90,10 @@ def generate_contraction(
         product(sizes) for sizes in (node.batch, node.rows, node.columns, node.inner)
     )
     dtype = node.lhs.dtype
-    tiling = choose_matmul_tiling(batch, rows, columns, dtype.itemsize, target)
     tiles_m, tiles_n = ceildiv(rows, tiling.rows), ceildiv(columns, tiling.columns)
-    lhs = _operand(builder, node, node.lhs, ("m", node.rows), tiling.rows, tiling.inner)
-    rhs = _operand(builder, node, node.rhs, ("n", node.columns), tiling.columns, tiling.inner)
+    depth = tiling.inner * tiling.slices
+    lhs = _operand(builder, node, node.lhs, problem.lhs, ("m", node.rows), tiling.rows, depth)
+    rhs = _operand(builder, node, node.rhs, problem.rhs, ("n", node.columns), tiling.columns, depth)
     store = _store(builder, group, node, tiling.rows, tiling.columns)
     total = batch * tiles_m * tiles_n
     return builder.finish(
@@ -101,6 +129,7 @@ def _operand(
     builder: KernelBuilder,
     node: Contraction,
     body: Scalar,
+    axis: str,
     outer: tuple[str, Sequence[Expr]],
     tile: int,
     inner_tile: int,
@@ -108,7 +137,6 @@ def _operand(
     prefix, outer_sizes = outer
     outer_count, inner_count = product(outer_sizes), product(node.inner)
     batch = flat_values("b", node.batch, iteration("b", product(node.batch)))
-    axis = _choose_axis(builder, node, body, prefix, outer_sizes)
 
     def environment(o: Expr, i: Expr) -> dict[Symbol, Expr]:
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..sizes import Expr
 from ..target import Target
@@ -93,108 +93,73 @@ def _column_tiling(rows: Expr, length: Expr, limit: int) -> RowTiling:
 
 
 @dataclass(frozen=True, slots=True)
-class MatmulTiling:
-    """A tile of a contraction's result per workgroup, a register tile per invocation.
+class AttentionTiling:
+    """How a workgroup covers queries and keys.
 
     Attributes:
-        rows, columns, inner: the workgroup's tile, elements.
-        thread_rows, thread_columns: the invocation's tile, elements (multiples of 4).
-        double_buffer: load the next tile into registers and the other half of workgroup memory
-            while computing on this one.
-        unroll: steps of ``inner`` per loop iteration in the multiply loop; neither naga nor drivers
-            unroll. swizzle: row tiles that consecutive workgroups share before moving to the next
-            column tile.
-    """
-
-    rows: int
-    columns: int
-    inner: int
-    thread_rows: int
-    thread_columns: int
-    double_buffer: bool
-    unroll: int
-    swizzle: int = 8
-
-    @property
-    def workgroup(self) -> int:
-        return (self.rows // self.thread_rows) * (self.columns // self.thread_columns)
-
-    def workgroup_nbytes(self, itemsize: int) -> int:
-        """Workgroup memory of both operands' tiles."""
-        buffers = 2 if self.double_buffer else 1
-        return itemsize * buffers * self.inner * (self.rows + self.columns)
-
-
-# The best of a small search on an H200 for 4096³ (f32) first, then tiles for smaller results: they
-# are tried in this order until the grid has enough workgroups.
-MATMUL_TILINGS = (
-    MatmulTiling(128, 128, 8, 8, 8, True, 8),
-    MatmulTiling(64, 64, 16, 4, 4, True, 8),
-    MatmulTiling(32, 32, 16, 4, 4, True, 8),
-)
-MATMUL_FEW_ROWS = MatmulTiling(16, 64, 16, 4, 4, True, 8)
-MATMUL_FEW_COLUMNS = MatmulTiling(64, 16, 16, 4, 4, True, 8)
-
-# Workgroups wanted in flight: about one per multiprocessor of a large GPU.
-_WORKGROUPS = 120
-
-
-def choose_matmul_tiling(
-    batch: Expr, rows: Expr, columns: Expr, itemsize: int, target: Target
-) -> MatmulTiling:
-    """The tiling for ``batch`` products of ``rows`` × ``columns`` results of ``itemsize`` bytes;
-    symbolic sizes count as large.
-    """
-    b, m, n = (int(e) if e.is_constant else 512 for e in (batch, rows, columns))
-    few = MATMUL_FEW_ROWS if m <= 16 else MATMUL_FEW_COLUMNS if n <= 16 else None
-    if itemsize == 8:  # twice the workgroup memory: one buffer instead of two
-        return replace(few or MATMUL_TILINGS[-1], double_buffer=False)
-    if few is not None:
-        return few
-    for tiling in MATMUL_TILINGS:
-        tiles = b * -(-m // tiling.rows) * -(-n // tiling.columns)
-        fits = (
-            tiling.workgroup <= target.max_workgroup_invocations
-            and tiling.workgroup_nbytes(itemsize) <= target.max_workgroup_nbytes
-        )
-        if fits and tiles >= _WORKGROUPS:
-            return tiling
-    return MATMUL_TILINGS[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionTiling:
-    """Queries per workgroup, keys per step; an invocation computes 4 × 4 scores.
-
-    The query tile stays in workgroup memory; keys and values take turns in a second tile.
+        queries: per workgroup. Their tile stays in workgroup memory.
+        keys: per step and slice; keys and values take turns in a second tile.
+        thread_rows: queries of an invocation (4 or 8), which computes their scores with 4 keys.
+        slices: groups of invocations that take turns with the key tiles (a power of two).
     """
 
     queries: int
     keys: int
+    thread_rows: int = 4
+    slices: int = 1
 
     @property
     def workgroup(self) -> int:
-        return self.queries * self.keys // 16
+        return self.slices * self.queries * self.keys // (4 * self.thread_rows)
+
+    def other_size(self, head: int, value_head: int) -> int:
+        """vec4s of a slice's second tile, which also hands its results to another slice."""
+        threads = self.keys // 4
+        size = self.keys * max(head, value_head) // 4
+        own = -(-value_head // 4 // threads)
+        return max(size, self.queries * own * threads) if self.slices > 1 else size
 
     def workgroup_nbytes(self, head: int, value_head: int) -> int:
         """Workgroup memory in bytes for these head sizes (rounded up to 4)."""
-        wide = max(head, value_head)
-        floats = head * self.queries + wide * self.keys + self.queries * (self.keys + 3)
-        return 4 * floats
+        scores = self.queries * self.keys + self.queries * self.keys // 4
+        floats = head * self.queries
+        floats += self.slices * (4 * self.other_size(head, value_head) + scores)
+        return 4 * floats + 8
 
 
-_ATTENTION_TILINGS = tuple(
-    AttentionTiling(q, k) for q, k in ((64, 32), (32, 32), (32, 16), (16, 16), (8, 8), (4, 4))
+# By the number of queries; of each list the first that fits workgroup memory.
+_ATTENTION_LARGE = (AttentionTiling(64, 32, 8), AttentionTiling(64, 32))
+_ATTENTION_USUAL = tuple(
+    AttentionTiling(queries, keys, slices=slices)
+    for queries, keys, slices in ((32, 32, 2), (32, 32, 1), (32, 16, 2), (32, 16, 1))
 )
+_ATTENTION_FEW = tuple(
+    AttentionTiling(queries, keys, slices=slices)
+    for queries, keys, slices in ((16, 32, 4), (16, 32, 2), (16, 16, 2), (16, 16, 1))
+)
+_ATTENTION_ONE = tuple(
+    AttentionTiling(4, keys, slices=slices)
+    for keys, slices in ((32, 8), (32, 4), (16, 4), (16, 1), (4, 1))
+)
+_ATTENTION_LAST = (AttentionTiling(8, 8), AttentionTiling(4, 4))
+_MANY_QUERY_TILES = 264  # two per multiprocessor of a large GPU
 
 
 def choose_attention_tiling(
-    queries: Expr, head: int, value_head: int, target: Target
+    rows: Expr, queries: Expr, head: int, value_head: int, target: Target
 ) -> AttentionTiling | None:
-    """The largest tiling that fits workgroup memory and does not waste most of its queries."""
+    """The tiling for ``rows`` heads (of all batches); None if no tile fits workgroup memory."""
     few = int(queries) if queries.is_constant else 64
-    for tiling in _ATTENTION_TILINGS:
+    tiles = -(-few // 64) * (int(rows) if rows.is_constant else _MANY_QUERY_TILES)
+    wanted: tuple[AttentionTiling, ...] = (
+        *(_ATTENTION_LARGE if few >= 64 and tiles >= _MANY_QUERY_TILES else ()),
+        *(_ATTENTION_USUAL if few > 16 else ()),
+        *(_ATTENTION_FEW if few > 4 else ()),
+        *_ATTENTION_ONE,
+        *_ATTENTION_LAST,
+    )
+    for tiling in wanted:
         fits = tiling.workgroup_nbytes(head, value_head) <= target.max_workgroup_nbytes
-        if fits and (tiling.queries < 2 * few or tiling.queries <= 16):
+        if fits and tiling.workgroup <= target.max_workgroup_invocations:
             return tiling
     return None

@@ -1,0 +1,134 @@
+"""Matmul and attention kernels in every kind of tiling, and the choice by measurement."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from torch_webgpu_compile import autotune, plan_cache
+from torch_webgpu_compile.codegen import attention, contraction
+from torch_webgpu_compile.codegen.matmul_tiling import MatmulTiling
+from torch_webgpu_compile.codegen.tiling import AttentionTiling
+from torch_webgpu_compile.runtime.device import open_device
+
+MATMULS = [
+    MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=4),
+    MatmulTiling(64, 64, 16, 8, 8, False, 8, slices=4),
+    MatmulTiling(32, 32, 8, 8, 8, True, 8, slices=8),
+    MatmulTiling(64, 32, 8, 8, 4, True, 8, slices=2),
+    MatmulTiling(4, 64, 16, 4, 4, True, 8, slices=16),
+    MatmulTiling(128, 64, 8, 8, 8, True, 8),
+]
+ATTENTIONS = [
+    AttentionTiling(64, 32, 8),
+    AttentionTiling(16, 16, 8, slices=2),
+    AttentionTiling(16, 32, slices=4),
+    AttentionTiling(4, 32, slices=8),
+    AttentionTiling(4, 4),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def forget_plans():
+    """Plans are remembered by what they compute, not by a patched choice."""
+    plan_cache.clear()
+    yield
+    plan_cache.clear()
+
+
+@pytest.mark.parametrize("tiling", MATMULS, ids=str)
+def test_matmul(tiling, monkeypatch, forget_plans):
+    target = open_device().target
+    if tiling.workgroup > target.max_workgroup_invocations:
+        pytest.skip("the adapter's workgroups are smaller")
+    monkeypatch.setattr(contraction, "choose_matmul_tiling", lambda *_: tiling)
+    for sizes in ((64, 64, 64), (70, 33, 50), (3, 300, 129), (100, 7, 30)):
+        rows, inner, columns = sizes
+        x, bias = torch.randn(rows, inner), torch.randn(columns)
+        for w in (torch.randn(inner, columns), torch.randn(columns, inner).t()):
+            torch._dynamo.reset()
+
+            def f(x, w, bias):
+                return torch.relu(x @ w + bias)
+
+            got = torch.compile(f, backend="webgpu", dynamic=False)(x, w, bias)
+            torch.testing.assert_close(got, f(x, w, bias), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "lowest", "float", "no key"])
+@pytest.mark.parametrize("tiling", ATTENTIONS, ids=str)
+def test_attention(tiling, kind, monkeypatch, forget_plans):
+    monkeypatch.setattr(attention, "choose_attention_tiling", lambda *_: tiling)
+    for heads, queries, keys, head, value_head in ((2, 70, 70, 32, 32), (1, 33, 100, 12, 20)):
+        q, k = torch.randn(1, heads, queries, head), torch.randn(1, heads, keys, head)
+        v = torch.randn(1, heads, keys, value_head)
+        causal = torch.ones(queries, keys, dtype=torch.bool).tril()
+        lowest = torch.finfo(torch.float32).min
+        mask = {
+            "bool": causal,
+            "lowest": torch.where(causal, 0.0, lowest).index_fill(0, torch.tensor([3]), lowest),
+            "float": torch.randn(queries, keys),
+            "no key": causal & (torch.arange(queries) != 5).unsqueeze(1),
+        }.get(kind)
+        torch._dynamo.reset()
+
+        def f(q, k, v, mask):
+            return F.scaled_dot_product_attention(q, k, v, mask, is_causal=kind == "causal")
+
+        with torch.no_grad():
+            got = torch.compile(f, backend="webgpu", dynamic=False)(q, k, v, mask)
+            torch.testing.assert_close(got, f(q, k, v, mask), rtol=1e-4, atol=1e-5)
+
+
+def test_measured_tilings_are_kept(tmp_path, monkeypatch):
+    x, w = torch.randn(48, 72), torch.randn(72, 40)
+    measured = []
+    original = autotune.seconds_of
+
+    def seconds_of(*arguments):
+        measured.append(original(*arguments))
+        return measured[-1]
+
+    monkeypatch.setattr(autotune, "seconds_of", seconds_of)
+    candidates = [MatmulTiling(32, 32, 16, 4, 4, True, 8), MATMULS[2]]
+    monkeypatch.setattr(autotune, "matmul_candidates", lambda *_: candidates)
+
+    def run(mode):
+        torch._dynamo.reset()
+        options = {"cache": str(tmp_path)}
+        if mode is None:
+            function = torch.compile(lambda x: x @ w, backend="webgpu", options=options)
+        else:
+            monkeypatch.setenv("TORCH_WEBGPU_CACHE", str(tmp_path))
+            function = torch.compile(lambda x: x @ w, backend="webgpu", mode=mode)
+        torch.testing.assert_close(function(x), x @ w, rtol=1e-4, atol=1e-4)
+
+    run("max-autotune")
+    assert len(measured) == 2
+    assert all(seconds > 0 for seconds in measured)
+    (path,) = (tmp_path / "tunings").iterdir()
+    ((key, fields),) = json.loads(path.read_text()).items()
+    assert key == "32-bit 1x48x40x72 inner outer"
+    assert MatmulTiling(**fields) == candidates[measured.index(min(measured))]
+
+    autotune._measured.clear()  # as in a new process
+    run("max-autotune")
+    run(None)
+    assert len(measured) == 2
+    path.write_text("not a table")
+    autotune._measured.clear()
+    for plan in tmp_path.glob("*.json"):
+        plan.unlink()
+    plan_cache.clear()
+    run("max-autotune")
+    assert len(measured) == 4

@@ -1,0 +1,172 @@
+"""How contractions are tiled: the problem, the tilings to choose from, and the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..sizes import Expr
+from ..target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulProblem:
+    """What the best tiling of a contraction depends on.
+
+    Attributes:
+        batch, rows, columns, inner: sizes; None for those that a call decides.
+        itemsize: bytes of an element while it is multiplied.
+        lhs, rhs: how the operands lie in memory: the axis along which their tiles are loaded, see
+            `contraction.Operand`.
+    """
+
+    batch: int | None
+    rows: int | None
+    columns: int | None
+    inner: int | None
+    itemsize: int
+    lhs: str
+    rhs: str
+
+    @classmethod
+    def of(
+        cls, sizes: tuple[Expr, Expr, Expr, Expr], itemsize: int, lhs: str, rhs: str
+    ) -> MatmulProblem:
+        """``sizes``: batch, rows, columns, inner."""
+        batch, rows, columns, inner = (int(s) if s.is_constant else None for s in sizes)
+        return cls(batch, rows, columns, inner, itemsize, lhs, rhs)
+
+    @property
+    def key(self) -> str | None:
+        """Names the problem in tables of measured tilings; None if a size is not known."""
+        sizes = (self.batch, self.rows, self.columns, self.inner)
+        if None in sizes:
+            return None
+        return f"{self.itemsize * 8}-bit {'x'.join(map(str, sizes))} {self.lhs} {self.rhs}"
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTiling:
+    """A tile of a contraction's result per workgroup, a register tile per invocation.
+
+    Attributes:
+        rows, columns, inner: the workgroup's tile, elements.
+        thread_rows, thread_columns: the invocation's tile, elements (multiples of 4).
+        slices: groups of invocations that compute the same tile from parts of the inner dimension
+            (a power of two): parallelism for small results.
+        double_buffer: load the next tile into registers and the other half of workgroup memory
+            while computing on this one.
+        unroll: steps of ``inner`` per loop iteration in the multiply loop; neither naga nor drivers
+            unroll. swizzle: row tiles that consecutive workgroups share before moving to the next
+            column tile.
+    """
+
+    rows: int
+    columns: int
+    inner: int
+    thread_rows: int
+    thread_columns: int
+    double_buffer: bool
+    unroll: int
+    slices: int = 1
+    swizzle: int = 8
+
+    @property
+    def workgroup(self) -> int:
+        tile = (self.rows // self.thread_rows) * (self.columns // self.thread_columns)
+        return tile * self.slices
+
+    def workgroup_nbytes(self, itemsize: int) -> int:
+        """Workgroup memory of both operands' tiles, which the sums of slices share."""
+        buffers = 2 if self.double_buffer else 1
+        tiles = self.slices * buffers * self.inner * (self.rows + self.columns)
+        return itemsize * max(tiles, self.slices // 2 * self.rows * self.columns)
+
+
+# The best of a search on an H200 for 4096³ (f32) first, then tiles for smaller results: they are
+# tried in this order until the grid has enough workgroups.
+_BY_SIZE = (
+    MatmulTiling(128, 128, 8, 8, 8, True, 8),
+    MatmulTiling(64, 64, 16, 4, 4, True, 8),
+    MatmulTiling(32, 32, 16, 4, 4, True, 8),
+)
+_FEW_ROWS = MatmulTiling(16, 64, 16, 4, 4, True, 8)
+_FEW_COLUMNS = MatmulTiling(64, 16, 16, 4, 4, True, 8)
+
+# What is measured under ``mode="max-autotune"``: rows, columns, inner, register tile, slices.
+_MEASURED = (
+    *_BY_SIZE,
+    MatmulTiling(128, 128, 16, 8, 8, False, 8),
+    MatmulTiling(128, 64, 8, 8, 8, True, 8),
+    MatmulTiling(64, 128, 8, 8, 8, True, 8),
+    MatmulTiling(128, 64, 8, 8, 8, True, 8, slices=2),
+    MatmulTiling(64, 64, 8, 8, 8, True, 8),
+    MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=2),
+    MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=4),
+    MatmulTiling(64, 64, 16, 8, 8, False, 8, slices=4),
+    MatmulTiling(64, 64, 8, 8, 4, True, 8, slices=2),
+    MatmulTiling(64, 32, 8, 8, 4, True, 8, slices=2),
+    MatmulTiling(64, 32, 8, 8, 4, True, 8, slices=4),
+    MatmulTiling(32, 64, 8, 4, 8, True, 8, slices=4),
+    MatmulTiling(32, 32, 8, 8, 4, True, 8, slices=4),
+    MatmulTiling(32, 32, 8, 4, 4, True, 8, slices=4),
+    MatmulTiling(32, 32, 8, 8, 8, True, 8, slices=8),
+)
+_MEASURED_FEW_ROWS = (
+    _FEW_ROWS,
+    MatmulTiling(16, 64, 8, 4, 4, True, 8, slices=4),
+    MatmulTiling(16, 128, 8, 4, 8, True, 8, slices=4),
+    MatmulTiling(16, 32, 16, 4, 4, True, 8, slices=8),
+    MatmulTiling(8, 64, 16, 4, 4, True, 8, slices=8),
+    MatmulTiling(4, 64, 16, 4, 4, True, 8, slices=16),
+)
+
+# Workgroups wanted in flight: about one per multiprocessor of a large GPU.
+_WORKGROUPS = 120
+_UNKNOWN = 512  # sizes that a call decides count as large
+
+
+def fits(tiling: MatmulTiling, itemsize: int, target: Target) -> bool:
+    """Whether the adapter's limits allow it."""
+    return (
+        tiling.workgroup <= target.max_workgroup_invocations
+        and tiling.workgroup_nbytes(itemsize) <= target.max_workgroup_nbytes
+    )
+
+
+def matmul_candidates(problem: MatmulProblem, target: Target) -> Iterator[MatmulTiling]:
+    """The tilings worth measuring for a problem."""
+    m, n = problem.rows or _UNKNOWN, problem.columns or _UNKNOWN
+    found: Sequence[MatmulTiling] = _MEASURED
+    if m <= 16:
+        found = _MEASURED_FEW_ROWS
+    elif n <= 16:
+        found = [_transposed(tiling) for tiling in _MEASURED_FEW_ROWS]
+    for tiling in found:
+        if fits(tiling, problem.itemsize, target):
+            yield tiling
+
+
+def _transposed(tiling: MatmulTiling) -> MatmulTiling:
+    return replace(
+        tiling,
+        rows=tiling.columns,
+        columns=tiling.rows,
+        thread_rows=tiling.thread_columns,
+        thread_columns=tiling.thread_rows,
+    )
+
+
+def choose_matmul_tiling(problem: MatmulProblem, target: Target) -> MatmulTiling:
+    """The tiling for a problem that nobody measured."""
+    b, m, n = (size or _UNKNOWN for size in (problem.batch, problem.rows, problem.columns))
+    few = _FEW_ROWS if m <= 16 else _FEW_COLUMNS if n <= 16 else None
+    if problem.itemsize == 8:  # twice the workgroup memory: one buffer instead of two
+        return replace(few or _BY_SIZE[-1], double_buffer=False)
+    if few is not None:
+        return few
+    for tiling in _BY_SIZE:
+        tiles = b * -(-m // tiling.rows) * -(-n // tiling.columns)
+        if fits(tiling, problem.itemsize, target) and tiles >= _WORKGROUPS:
+            return tiling
+    return _BY_SIZE[-1]
