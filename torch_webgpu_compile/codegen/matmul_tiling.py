@@ -83,46 +83,48 @@ class MatmulTiling:
         return itemsize * max(tiles, self.slices // 2 * self.rows * self.columns)
 
 
-# The best of a search on an H200 for 4096³ (f32) first, then tiles for smaller results: they are
-# tried in this order until the grid has enough workgroups.
+# By falling size, with the workgroups that make each worth while: two per multiprocessor of a large
+# GPU. On an H200 and the 38 products of GPT-2, BERT, ViT and ResNet-50, this choice takes 1.07 times
+# as long as the best of `_MEASURED` (geometric mean; a single tiling of all takes at least 1.21).
 _BY_SIZE = (
-    MatmulTiling(128, 128, 8, 8, 8, True, 8),
-    MatmulTiling(64, 64, 16, 4, 4, True, 8),
-    MatmulTiling(32, 32, 16, 4, 4, True, 8),
+    (MatmulTiling(64, 128, 8, 8, 8, True, 8), 260),
+    (MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=2), 260),
+    (MatmulTiling(64, 32, 8, 8, 4, True, 8, slices=2), 200),
+    (MatmulTiling(32, 32, 8, 8, 4, True, 8, slices=4), 0),
 )
-_FEW_ROWS = MatmulTiling(16, 64, 16, 4, 4, True, 8)
-_FEW_COLUMNS = MatmulTiling(64, 16, 16, 4, 4, True, 8)
+_SMALLEST = MatmulTiling(32, 32, 8, 4, 4, True, 8)
+_FEW_ROWS = (
+    MatmulTiling(16, 32, 16, 4, 4, True, 8, slices=8),
+    MatmulTiling(16, 32, 8, 4, 4, True, 8, slices=4),
+    MatmulTiling(16, 64, 16, 4, 4, True, 8),
+)
 
 # What is measured under ``mode="max-autotune"``: rows, columns, inner, register tile, slices.
 _MEASURED = (
-    *_BY_SIZE,
+    *(tiling for tiling, _ in _BY_SIZE),
+    MatmulTiling(32, 32, 16, 4, 4, True, 8),
+    MatmulTiling(64, 64, 16, 4, 4, True, 8),
+    MatmulTiling(128, 128, 8, 8, 8, True, 8),
     MatmulTiling(128, 128, 16, 8, 8, False, 8),
     MatmulTiling(128, 64, 8, 8, 8, True, 8),
-    MatmulTiling(64, 128, 8, 8, 8, True, 8),
     MatmulTiling(128, 64, 8, 8, 8, True, 8, slices=2),
     MatmulTiling(64, 64, 8, 8, 8, True, 8),
-    MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=2),
     MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=4),
     MatmulTiling(64, 64, 16, 8, 8, False, 8, slices=4),
     MatmulTiling(64, 64, 8, 8, 4, True, 8, slices=2),
-    MatmulTiling(64, 32, 8, 8, 4, True, 8, slices=2),
     MatmulTiling(64, 32, 8, 8, 4, True, 8, slices=4),
     MatmulTiling(32, 64, 8, 4, 8, True, 8, slices=4),
-    MatmulTiling(32, 32, 8, 8, 4, True, 8, slices=4),
     MatmulTiling(32, 32, 8, 4, 4, True, 8, slices=4),
     MatmulTiling(32, 32, 8, 8, 8, True, 8, slices=8),
 )
 _MEASURED_FEW_ROWS = (
-    _FEW_ROWS,
+    *_FEW_ROWS,
     MatmulTiling(16, 64, 8, 4, 4, True, 8, slices=4),
     MatmulTiling(16, 128, 8, 4, 8, True, 8, slices=4),
-    MatmulTiling(16, 32, 16, 4, 4, True, 8, slices=8),
     MatmulTiling(8, 64, 16, 4, 4, True, 8, slices=8),
     MatmulTiling(4, 64, 16, 4, 4, True, 8, slices=16),
 )
 
-# Workgroups wanted in flight: about one per multiprocessor of a large GPU.
-_WORKGROUPS = 120
 _UNKNOWN = 512  # sizes that a call decides count as large
 
 
@@ -160,13 +162,22 @@ def _transposed(tiling: MatmulTiling) -> MatmulTiling:
 def choose_matmul_tiling(problem: MatmulProblem, target: Target) -> MatmulTiling:
     """The tiling for a problem that nobody measured."""
     b, m, n = (size or _UNKNOWN for size in (problem.batch, problem.rows, problem.columns))
-    few = _FEW_ROWS if m <= 16 else _FEW_COLUMNS if n <= 16 else None
-    if problem.itemsize == 8:  # twice the workgroup memory: one buffer instead of two
-        return replace(few or _BY_SIZE[-1], double_buffer=False)
-    if few is not None:
-        return few
-    for tiling in _BY_SIZE:
-        tiles = b * -(-m // tiling.rows) * -(-n // tiling.columns)
-        if fits(tiling, problem.itemsize, target) and tiles >= _WORKGROUPS:
+    for tiling in _in_order(b, m, n):
+        if problem.itemsize == 8:  # twice the workgroup memory: one buffer instead of two
+            tiling = replace(tiling, double_buffer=False)
+        if fits(tiling, problem.itemsize, target):
             return tiling
-    return _BY_SIZE[-1]
+    return replace(_SMALLEST, double_buffer=False)
+
+
+def _in_order(batch: int, rows: int, columns: int) -> Iterator[MatmulTiling]:
+    """Best first, whether they fit the adapter or not."""
+    if rows <= 16:
+        yield from _FEW_ROWS
+    elif columns <= 16:
+        yield from (_transposed(tiling) for tiling in _FEW_ROWS)
+    else:
+        for tiling, least in _BY_SIZE:
+            if batch * -(-rows // tiling.rows) * -(-columns // tiling.columns) >= least:
+                yield tiling
+    yield _SMALLEST
