@@ -84,8 +84,8 @@ class MatmulTiling:
 
 
 # By falling size, with the workgroups that make each worth while: two per multiprocessor of a large
-# GPU. On an H200 and the 38 products of GPT-2, BERT, ViT and ResNet-50, this choice takes 1.07 times
-# as long as the best of `_MEASURED` (geometric mean; a single tiling of all takes at least 1.21).
+# GPU. On an H200 and the 38 products of GPT-2, BERT, ViT and ResNet-50, this choice takes 1.07
+# times as long as the best of `_MEASURED` (geometric mean; one tiling for all at least 1.21).
 _BY_SIZE = (
     (MatmulTiling(64, 128, 8, 8, 8, True, 8), 260),
     (MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=2), 260),

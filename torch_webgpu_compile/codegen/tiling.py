@@ -127,8 +127,8 @@ class AttentionTiling:
         return 4 * floats + 8
 
 
-# Best first. On an H200, 8 rows per invocation leave too few invocations to hide the loads of a tile
-# (1.6 times slower), and slices pay only where there is no other parallelism.
+# Best first. On an H200, 8 rows per invocation leave too few invocations to hide the loads of a
+# tile (1.6 times slower), and slices pay only where there is no other parallelism.
 _ATTENTION_TILINGS = (
     AttentionTiling(64, 32),
     AttentionTiling(32, 32),
