@@ -149,8 +149,10 @@ def choose_attention_tiling(
 ) -> AttentionTiling | None:
     """The first tiling that fits and does not waste most of its queries; None if none fits."""
     few = int(queries) if queries.is_constant else 64
-    usual = [t for t in _ATTENTION_TILINGS if t.queries < 2 * few or t.queries <= 16]
-    for tiling in (*(usual if few > 4 else ()), *_ATTENTION_FEW):
+    wanted = list(_ATTENTION_FEW)
+    if few > 4:
+        wanted[:0] = [t for t in _ATTENTION_TILINGS if t.queries < 2 * few or t.queries <= 16]
+    for tiling in wanted:
         fits = tiling.workgroup_nbytes(head, value_head) <= target.max_workgroup_nbytes
         if fits and tiling.workgroup <= target.max_workgroup_invocations:
             return tiling
