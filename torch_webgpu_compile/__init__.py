@@ -6,6 +6,7 @@ Nothing needs to be imported for that. This package offers a look inside:
 
 - `explain`: what the compiler made of a function;
 - `counters`: what it has done so far;
+- `profile`: the time of each kernel on the GPU;
 - `invalidate`: parameters were changed behind PyTorch's back;
 - `CompileOptions`: settings, see `options`;
 - the exceptions of `errors`, and `FallbackWarning`.
@@ -33,6 +34,7 @@ from .fallbacks import FallbackWarning
 from .options import CompileOptions
 
 if TYPE_CHECKING:
+    from .profiling import profile
     from .report import Report, explain
     from .static_buffers import invalidate
 
@@ -54,9 +56,15 @@ __all__ = [
     "counters",
     "explain",
     "invalidate",
+    "profile",
 ]
 
-_LAZY = {"explain": "report", "Report": "report", "invalidate": "static_buffers"}
+_LAZY = {
+    "explain": "report",
+    "Report": "report",
+    "invalidate": "static_buffers",
+    "profile": "profiling",
+}
 
 
 def __getattr__(name: str) -> Any:

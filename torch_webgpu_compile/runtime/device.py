@@ -273,6 +273,12 @@ def open_device(
         return device
 
 
+def opened_devices() -> list[Device]:
+    """The devices that `open_device` has given and that still work."""
+    with _lock:
+        return [d for d in _devices.values() if not (d.is_closed or d.is_lost)]
+
+
 def create_device(
     provider: str, info: AdapterInfo, adapter: Any, checked: bool, portable: bool = False
 ) -> Device:

@@ -55,6 +55,9 @@ class Copy:
 
 Command = DispatchRun | Copy
 
+Span = tuple[float, float]
+"""When a dispatch began and ended, in seconds of some clock."""
+
 
 class Backend(Protocol):
     """A device of a provider. All failures are raised as exceptions of `errors`.
@@ -118,5 +121,5 @@ class Backend(Protocol):
     def unmap(self, handle: Handle) -> None:
         """Ends the mapping; required before the buffer is used in a submit."""
 
-    def submit_timed(self, run: DispatchRun, name: str) -> list[float] | None:
-        """Runs the dispatches one by one; seconds of each, or None without timestamp queries."""
+    def submit_timed(self, run: DispatchRun, name: str) -> list[Span] | None:
+        """Runs the dispatches one by one and waits; None (and does nothing) without timestamps."""

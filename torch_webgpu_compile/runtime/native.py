@@ -28,6 +28,7 @@ from .interface import (
     DispatchItem,
     DispatchRun,
     Handle,
+    Span,
 )
 from .native_pipelines import NativePipelines
 from .timestamps import time_run
@@ -292,7 +293,7 @@ class NativeBackend:
         self.lib.wgpuDevicePoll(self.device, True, index)
         self._finished_index = max(self._finished_index, submission or 0)
 
-    def submit_timed(self, run: DispatchRun, name: str) -> list[float] | None:
+    def submit_timed(self, run: DispatchRun, name: str) -> list[Span] | None:
         return time_run(self, run, name) if self._timestamps else None
 
 

@@ -13,7 +13,16 @@ import numpy as np
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
 from .failures import device_error, shader_error
-from .interface import COPY_DST, MAP_READ, MAP_WRITE, BindGroupMaker, Command, DispatchRun, Handle
+from .interface import (
+    COPY_DST,
+    MAP_READ,
+    MAP_WRITE,
+    BindGroupMaker,
+    Command,
+    DispatchRun,
+    Handle,
+    Span,
+)
 
 _COMPUTE = 0x4  # WebGPU spec, GPUShaderStage
 
@@ -163,6 +172,6 @@ class PortableBackend:
             self._fence.map_sync(MAP_READ)
             self._fence.unmap()
 
-    def submit_timed(self, run: DispatchRun, name: str) -> list[float] | None:
+    def submit_timed(self, run: DispatchRun, name: str) -> list[Span] | None:
         """None: not worth a second implementation, the profiler then measures on the host."""
         return None

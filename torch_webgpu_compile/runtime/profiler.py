@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from .executor import BoundPlan
 from .interface import DispatchRun
+from .queue import time_on_host
 from .sized import HostCommand
 
 _REPEATS = 20
@@ -34,26 +33,10 @@ def time_steps(bound: BoundPlan) -> list[float]:
                     queue.submit([command], name)
                     continue
                 queue.flush()  # the next line goes past the queue
-                times = backend.submit_timed(command, name)
-                measured += _time_on_host(bound, command) if times is None else times
+                spans = backend.submit_timed(command, name)
+                spans = spans or time_on_host(backend, command, name, _REPEATS)
+                measured += [end - start for start, end in spans]
     seconds = [0.0] * executor.plan.dispatch_count
     for step, value in zip(bound.program.dispatch_steps, measured, strict=True):
         seconds[step] = value
-    return seconds
-
-
-def _time_on_host(bound: BoundPlan, run: DispatchRun) -> list[float]:
-    backend = bound.executor.device.backend
-    seconds = []
-    current = None
-    for pipeline, group, x, y, z in run.items:
-        current = pipeline if pipeline is not None else current
-        first = DispatchRun([(current, group, x, y, z)])
-        backend.submit([first], bound.executor.plan.name)
-        backend.wait()
-        repeats = DispatchRun(first.items + [(None, group, x, y, z)] * (_REPEATS - 1))
-        start = time.perf_counter()
-        backend.submit([repeats], bound.executor.plan.name)
-        backend.wait()
-        seconds.append((time.perf_counter() - start) / _REPEATS)
     return seconds

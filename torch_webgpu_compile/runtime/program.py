@@ -64,22 +64,30 @@ def build_segments(
     """
     segments: list[Segment] = []
     commands: list[Command] = []
+    made: list[SizedDispatch] = []
     run: DispatchRun | None = None
     last: Handle = None
+
+    def close() -> None:
+        nonlocal commands, made, run, last
+        if commands:
+            segments.append(Recording(commands, name, made, sized.sizes))
+        commands, made = [], []
+        run = last = None
+
     for step in sized.steps:
         match step:
             case SizedDispatch():
                 if run is not None and len(run.items) == MIN_BATCH:
                     # The GPU starts with the first batches while the host encodes the others.
-                    segments.append(Recording(commands, name))
-                    commands = []
-                    run = last = None
+                    close()
                 if run is None:
                     run = DispatchRun([])
                     commands.append(run)
                 pipeline = step.pipeline
                 group = _bind_group(step, sized, buffers, groups)
                 run.items.append((None if pipeline is last else pipeline, group, *step.grid))
+                made.append(step)
                 last = pipeline
             case SizedCopy(source, destination, nbytes):
                 origin, target = buffers[source], buffers[destination]
@@ -95,15 +103,11 @@ def build_segments(
                     )
                     run = last = None
             case HostCommand():
-                if commands:
-                    segments.append(Recording(commands, name))
+                close()
                 segments.append(step)
-                commands = []
-                run = last = None
             case _:
                 assert_never(step)
-    if commands:
-        segments.append(Recording(commands, name))
+    close()
     return segments
 
 
@@ -116,7 +120,7 @@ def _bind_group(
     for read, written in step.conflicts:
         if buffers[read].serial == buffers[written].serial:
             raise DeviceError(
-                f"kernel {step.kernel} reads and writes {sized.names[written]} through two "
+                f"kernel {step.kernel.name} reads and writes {sized.names[written]} through two "
                 "bindings; give bind() distinct buffers, or let the kernel use one read_write "
                 "binding"
             )

@@ -7,11 +7,16 @@ commands wait until there are enough of them, or until something needs them on t
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from ..errors import DeviceError, DeviceLostError
-from .interface import Backend, Command, DispatchRun
+from .interface import Backend, Command, DispatchRun, Span
+
+if TYPE_CHECKING:
+    from .sized import SizedDispatch
 
 MIN_BATCH = 16
 """Dispatches of the first batch after a download or a wait: an idle GPU should start soon."""
@@ -29,18 +34,32 @@ class Recording:
         commands: not to be changed while they are pending. Nothing else has to be kept: their bind
             groups live as long as they do, and the pool flushes before it frees buffers.
         name: of the plan or operator, for error messages.
+        steps: what its dispatches are, in order, for profiles.
+        sizes: the values of their plan's size symbols.
     """
 
-    __slots__ = ("commands", "dispatch_count", "name")
+    __slots__ = ("commands", "dispatch_count", "name", "sizes", "steps")
 
-    def __init__(self, commands: Sequence[Command], name: str) -> None:
+    def __init__(
+        self,
+        commands: Sequence[Command],
+        name: str,
+        steps: Sequence[SizedDispatch] = (),
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
         self.commands = commands
         self.name = name
+        self.steps = steps
+        self.sizes = sizes or {}
         count = 0
         for command in commands:
             if isinstance(command, DispatchRun):
                 count += len(command.items)
         self.dispatch_count = count
+
+
+Watcher = Callable[[Recording, list[Span]], None]
+"""Is told when each dispatch of a recording ran."""
 
 
 class CommandQueue:
@@ -68,6 +87,7 @@ class CommandQueue:
         self._pending_dispatches = 0
         self._limit = MIN_BATCH
         self._sending = False
+        self._watcher: Watcher | None = None
         self.batch = 0
         self.sent = 0
         self.dispatches = 0
@@ -84,6 +104,9 @@ class CommandQueue:
             DeviceError: pending commands were refused. These commands are recorded all the same.
         """
         with self._lock:
+            if self._watcher is not None and not self._sending:
+                self._run_watched(recording, self._watcher)
+                return
             self._pending.append(recording)
             self.dispatches += recording.dispatch_count
             self._pending_dispatches += recording.dispatch_count
@@ -112,6 +135,25 @@ class CommandQueue:
             self._pending.append(Recording(commands, name))
             self._limit = MIN_BATCH
             return self._send()
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """From now on runs dispatches one at a time and tells ``watcher`` when; None: as before."""
+        with self._lock:
+            self.flush()
+            self._watcher = watcher
+
+    def _run_watched(self, recording: Recording, watcher: Watcher) -> None:
+        if self._pending:
+            self._send()
+        self.dispatches += recording.dispatch_count
+        spans: list[Span] = []
+        for command in recording.commands:
+            if isinstance(command, DispatchRun):
+                found = self._backend.submit_timed(command, recording.name)
+                spans += found or time_on_host(self._backend, command, recording.name)
+            else:
+                self._backend.submit([command], recording.name)
+        watcher(recording, spans)
 
     def wait(self) -> None:
         """Submits what is pending and waits until the GPU has done everything."""
@@ -172,3 +214,22 @@ class CommandQueue:
         if failure is not None:
             raise failure
         return submission
+
+
+def time_on_host(backend: Backend, run: DispatchRun, name: str, repeats: int = 1) -> list[Span]:
+    """`Backend.submit_timed` by the host's clock, for devices without timestamp queries.
+
+    With ``repeats`` the mean of so many dispatches, which changes the contents of buffers that a
+    kernel updates in place.
+    """
+    spans = []
+    current = None
+    for pipeline, group, x, y, z in run.items:
+        current = pipeline if pipeline is not None else current
+        items = [(current, group, x, y, z)] + [(None, group, x, y, z)] * (repeats - 1)
+        backend.wait()
+        start = time.perf_counter()
+        backend.submit([DispatchRun(items)], name)
+        backend.wait()
+        spans.append((start, start + (time.perf_counter() - start) / repeats))
+    return spans

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from ..errors import DeviceError
-from ..plan.model import Binding, CopyBuffer, Dispatch, HostBuffer, HostStep, Plan, PlanBuffer
+from ..plan.model import (
+    Binding,
+    CopyBuffer,
+    Dispatch,
+    HostBuffer,
+    HostStep,
+    Kernel,
+    Plan,
+    PlanBuffer,
+)
 from ..sizes import evaluate
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device
@@ -45,7 +54,7 @@ class SizedDispatch:
     Attributes:
         index: among the plan's `Dispatch` steps.
         serial: never used twice.
-        kernel: its name.
+        kernel, step: of the plan.
         pipeline: the provider's.
         grid: workgroups per dimension.
         buffers: positions, in `SizedPlan.names`, of the plan buffers of its bindings.
@@ -57,7 +66,8 @@ class SizedDispatch:
 
     index: int
     serial: int
-    kernel: str
+    kernel: Kernel
+    step: Dispatch
     pipeline: Handle
     grid: tuple[int, int, int]
     buffers: tuple[int, ...]
@@ -243,7 +253,8 @@ class _Sizer:
         return SizedDispatch(
             index,
             next(_serials),
-            kernel.name,
+            kernel,
+            step,
             pipeline.handle,
             (x, y, z),
             tuple(self._positions[binding.buffer] for binding in step.bindings),

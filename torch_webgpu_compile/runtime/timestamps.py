@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .failures import device_error
-from .interface import COPY_DST, COPY_SRC, MAP_READ, QUERY_RESOLVE, DispatchRun, Handle
+from .interface import COPY_DST, COPY_SRC, MAP_READ, QUERY_RESOLVE, DispatchRun, Handle, Span
 
 if TYPE_CHECKING:
     from .native import NativeBackend
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 _MAX_QUERIES = 4096  # WebGPU spec, the largest query set
 
 
-def time_run(backend: NativeBackend, run: DispatchRun, name: str) -> list[float]:
-    """Runs the dispatches, each in a pass of its own; seconds of each. Raises DeviceError."""
-    seconds: list[float] = []
+def time_run(backend: NativeBackend, run: DispatchRun, name: str) -> list[Span]:
+    """Runs the dispatches, each in a pass of its own, and waits. Raises DeviceError."""
+    spans: list[Span] = []
     current: Handle | None = None
     for first in range(0, len(run.items), _MAX_QUERIES // 2):
         items = []
         for pipeline, *rest in run.items[first : first + _MAX_QUERIES // 2]:
             current = pipeline if pipeline is not None else current
             items.append((current, *rest))
-        seconds += _time(backend, DispatchRun(items), name)
-    return seconds
+        spans += _time(backend, DispatchRun(items), name)
+    return spans
 
 
-def _time(backend: NativeBackend, run: DispatchRun, name: str) -> list[float]:
+def _time(backend: NativeBackend, run: DispatchRun, name: str) -> list[Span]:
     ffi, lib = backend.ffi, backend.lib
     count = 2 * len(run.items)
     desc = ffi.new("WGPUQuerySetDescriptor *")
@@ -59,4 +59,4 @@ def _time(backend: NativeBackend, run: DispatchRun, name: str) -> list[float]:
         backend.release_buffer(values)
         backend.release_buffer(staging)
     period = lib.wgpuQueueGetTimestampPeriod(backend.queue) * 1e-9
-    return [max(0, ticks[i + 1] - ticks[i]) * period for i in range(0, count, 2)]
+    return [(ticks[i] * period, max(ticks[i], ticks[i + 1]) * period) for i in range(0, count, 2)]

@@ -1,0 +1,101 @@
+"""What a GPU reaches at best, measured: the bandwidth of a copy, and f32 multiply-adds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..dtypes import float32
+from ..plan.model import Binding, Dispatch, Kernel, KernelBinding, Plan, PlanBuffer
+from ..sizes import ONE, ZERO, as_expr
+from .device import Device
+from .executor import Executor
+
+_SECONDS = 0.003
+_COPY_NBYTES = 64 << 20
+_THREADS, _STEPS, _CHAINS = 256, 64, 8
+# Independent chains of multiply-adds on four lanes; the condition keeps their results in use.
+_MULTIPLY_ADDS = f"""
+@group(0) @binding(0) var<storage, read_write> result: array<vec4<f32>>;
+@compute @workgroup_size({_THREADS})
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
+  let scale = vec4<f32>(f32(id.x) * 1e-9 + 0.5f);
+  {"".join(f"var v{k} = scale + {k}.0f;" for k in range(_CHAINS))}
+  for (var step = 0; step < {_STEPS}; step++) {{
+    {f"{chr(10)}    ".join(f"v{k} = fma(v{k}, scale, scale);" for k in range(_CHAINS)) * 8}
+  }}
+  let total = {" + ".join(f"v{k}" for k in range(_CHAINS))};
+  if (total.x == 12345.0f) {{ result[0] = total; }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes (read and written) and f32 operations per second."""
+
+    bytes_per_second: float
+    flops_per_second: float
+
+
+def measure(device: Device) -> Limits:
+    """Takes some tens of milliseconds on a GPU. Raises DeviceError, OutOfMemoryError."""
+    return Limits(_copy(device), _multiply_add(device))
+
+
+def _rate(run: Callable[[int], None], device: Device) -> float:
+    """Repetitions of ``run`` per second; ``run(count)`` records so many."""
+    count = 1
+    run(1)
+    device.synchronize()
+    while True:
+        start = time.perf_counter()
+        run(count)
+        device.synchronize()
+        elapsed = time.perf_counter() - start
+        if elapsed > _SECONDS or count >= 1 << 16:
+            return count / elapsed
+        count *= 4
+
+
+def _copy(device: Device) -> float:
+    nbytes = min(_COPY_NBYTES, device.target.max_buffer_nbytes)
+    source, target = device.allocate(nbytes), device.allocate(nbytes)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            device.copy(source, 0, target, 0, nbytes)
+
+    return 2 * nbytes * _rate(run, device)
+
+
+def _multiply_add(device: Device) -> float:
+    kernel = Kernel(
+        "multiply_adds",
+        "limits",
+        _MULTIPLY_ADDS,
+        (KernelBinding(True),),
+        (_THREADS, 1, 1),
+    )
+    buffer = PlanBuffer("result", "intermediate", float32, (as_expr(4),), (ONE,), ZERO, as_expr(16))
+
+    def bound_plan(workgroups: int) -> Callable[[int], None]:
+        grid = (as_expr(workgroups), ONE, ONE)
+        step = Dispatch(0, (Binding("result"),), grid, (), ZERO, ZERO, ZERO)
+        plan = Plan("limits", (kernel,), {"result": buffer}, (step,), (), ())
+        bound = Executor(plan, device).bind()
+
+        def run(count: int) -> None:
+            for _ in range(count):
+                bound.replay()
+
+        return run
+
+    flops = 2 * 4 * _CHAINS * 8 * _STEPS * _THREADS
+    best, workgroups = 0.0, 4
+    while True:  # until more workgroups do not help
+        found = flops * workgroups * _rate(bound_plan(workgroups), device)
+        if found < 1.2 * best or workgroups >= device.target.max_grid // 8:
+            return max(best, found)
+        best, workgroups = found, workgroups * 8
