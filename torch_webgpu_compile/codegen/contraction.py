@@ -26,7 +26,7 @@ from ..target import Target
 from .index_wgsl import are_aligned_neighbours, is_multiple_of
 from .kernel import KernelBuilder, fold_grid, lane_addresses
 from .literals import zero_of
-from .matmul_tiling import MatmulProblem, MatmulTiling, choose_matmul_tiling
+from .matmul_tiling import MatmulProblem, MatmulTiling, choose_matmul_tiling, fits
 from .pointwise import Lanes, group_origins, render_members
 from .storage import VECTOR
 from .values import Scope, Text
@@ -71,7 +71,9 @@ def generate_contraction(
 ) -> KernelCall:
     """The kernel of a contraction and its epilogue, in the measured tiling if there is one."""
     problem = problem_of(group, buffers, target)
-    tiling = tilings.get(problem.key or "") or choose_matmul_tiling(problem, target)
+    tiling = tilings.get(problem.key or "")
+    if tiling is None or not fits(tiling, problem.itemsize, target):
+        tiling = choose_matmul_tiling(problem, target)
     return generate_tiled(group, buffers, target, problem, tiling)
 
 
