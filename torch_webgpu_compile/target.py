@@ -14,6 +14,7 @@ class Target:
     Attributes:
         name: the adapter's own description.
         vendor: lower-case vendor name, "" when unknown.
+        software: whether it is a CPU.
         backend: ``Vulkan``, ``Metal``, ``D3D12`` or ``OpenGL``.
         features: WebGPU feature names that a device is created with.
         max_binding_nbytes: largest storage-buffer binding, bytes.
@@ -28,6 +29,7 @@ class Target:
 
     name: str = "default"
     vendor: str = ""
+    software: bool = False
     backend: str = "Vulkan"
     features: frozenset[str] = frozenset({"shader-f16", "shader-int64"})
     max_binding_nbytes: int = 128 << 20

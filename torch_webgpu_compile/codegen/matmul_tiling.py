@@ -99,6 +99,11 @@ _FEW_ROWS = (
     MatmulTiling(16, 64, 16, 4, 4, True, 8),
 )
 
+# A CPU gains nothing from slices, and its driver compiles long kernels at their first dispatch (2 s
+# more for GPT-2).
+_SOFTWARE = MatmulTiling(32, 32, 16, 4, 4, True, 8)
+_SOFTWARE_FEW_ROWS = MatmulTiling(16, 64, 16, 4, 4, True, 8)
+
 # What is measured under ``mode="max-autotune"``: rows, columns, inner, register tile, slices.
 _MEASURED = (
     *(tiling for tiling, _ in _BY_SIZE),
@@ -162,12 +167,20 @@ def _transposed(tiling: MatmulTiling) -> MatmulTiling:
 def choose_matmul_tiling(problem: MatmulProblem, target: Target) -> MatmulTiling:
     """The tiling for a problem that nobody measured."""
     b, m, n = (size or _UNKNOWN for size in (problem.batch, problem.rows, problem.columns))
-    for tiling in _in_order(b, m, n):
+    for tiling in _in_software(m, n) if target.software else _in_order(b, m, n):
         if problem.itemsize == 8:  # twice the workgroup memory: one buffer instead of two
             tiling = replace(tiling, double_buffer=False)
         if fits(tiling, problem.itemsize, target):
             return tiling
     return replace(_SMALLEST, double_buffer=False)
+
+
+def _in_software(rows: int, columns: int) -> Iterator[MatmulTiling]:
+    if rows <= 16:
+        yield _SOFTWARE_FEW_ROWS
+    elif columns <= 16:
+        yield _transposed(_SOFTWARE_FEW_ROWS)
+    yield _SOFTWARE
 
 
 def _in_order(batch: int, rows: int, columns: int) -> Iterator[MatmulTiling]:

@@ -93,6 +93,7 @@ class AdapterInfo:
         return Target(
             name=self.name,
             vendor=self.vendor,
+            software=self.type == "cpu",
             backend=self.backend,
             features=frozenset(features),
             max_binding_nbytes=limits["max-storage-buffer-binding-size"] & ~3,
