@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -22,11 +19,13 @@ from pathlib import Path
 from .codegen.contraction import Tilings, generate_tiled, problem_of
 from .codegen.matmul_tiling import MatmulProblem, MatmulTiling, matmul_candidates
 from .errors import DeviceError, OutOfMemoryError
+from .files import write_atomically
 from .ir.graph import AnchorGroup, Schedule
 from .ir.nodes import Contraction
-from .plan.model import Dispatch, KernelCall, Plan, PlanBuffer
+from .plan.model import KernelCall, Plan, PlanBuffer
 from .runtime.device import Device
 from .runtime.executor import Executor
+from .runtime.profiler import best_seconds
 from .target import Target
 
 Tune = Callable[[Schedule], Tilings]
@@ -115,42 +114,18 @@ def seconds_of(call: KernelCall, schedule: Schedule, device: Device) -> float:
     executor = Executor(_single(call, schedule), device)
     bound = executor.bind()
     with executor.lock:
-        bound.replay()
-        device.synchronize()
-        count, best = 1, float("inf")
-        rounds = 0
-        while rounds < _ROUNDS:
-            start = time.perf_counter()
-            for _ in range(count):
-                bound.replay()
-            device.synchronize()
-            elapsed = time.perf_counter() - start
-            if elapsed < _ROUND_SECONDS and count < 1024:
-                count *= 4
-                continue
-            best = min(best, elapsed / count)
-            rounds += 1
-    return best
+        return best_seconds(bound.replay, device, _ROUND_SECONDS, _ROUNDS)
 
 
 def _single(call: KernelCall, schedule: Schedule) -> Plan:
     """A plan of one dispatch."""
-    step = Dispatch(
-        0,
-        call.bindings,
-        call.grid,
-        call.parameters,
-        call.bytes_read,
-        call.bytes_written,
-        call.flops,
-    )
     buffers = {}
     for name in {binding.buffer for binding in call.bindings}:
         b = schedule.graph.buffers[name]
         buffers[name] = PlanBuffer(
             name, "intermediate", b.dtype, b.sizes, b.strides, b.offset, b.nbytes
         )
-    return Plan("autotune", (call.kernel,), buffers, (step,), (), ())
+    return Plan("autotune", (call.kernel,), buffers, (call.dispatch(0),), (), ())
 
 
 # ---- tables
@@ -173,7 +148,7 @@ def _add(target: Target, folder: str | None, found: dict[str, MatmulTiling]) -> 
         if folder is not None:
             path = Path(folder) / "tunings" / _file_name(target)
             table.update({**_read(path), **table})  # what other processes found meanwhile
-            write_table(path, table)
+            _write(path, table)
 
 
 def _file_name(target: Target) -> str:
@@ -190,15 +165,6 @@ def _read(path: Path) -> dict[str, MatmulTiling]:
         return {}
 
 
-def write_table(path: Path, table: Tilings) -> None:
-    """Stores a table so that no reader ever sees half of it. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+def _write(path: Path, table: Tilings) -> None:
     lines = [f"{json.dumps(key)}: {json.dumps(asdict(table[key]))}" for key in sorted(table)]
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write("{\n" + ",\n".join(lines) + "\n}\n")
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")

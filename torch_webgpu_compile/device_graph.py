@@ -187,11 +187,8 @@ class DeviceGraph:
     def _memory(self, tensor: Tensor | bytes, recipe: UploadRecipe) -> AnyBuffer:
         """The memory of an argument, laid out as the plan expects it."""
         if isinstance(tensor, bytes):
-            return (
-                self.device.upload_small(tensor)
-                if len(tensor) <= SMALL_NBYTES
-                else (self.device.upload_new(tensor))
-            )
+            small = len(tensor) <= SMALL_NBYTES
+            return self.device.upload_small(tensor) if small else self.device.upload_new(tensor)
         if tensor.stride() != recipe.strides and not _same_layout(tensor, recipe.strides):
             tensor = _with_layout(tensor, recipe.strides)
         if tensor.device.type != devices.NAME:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from .autotune import known_tilings
+from .files import write_atomically
 from .ir.graph import LoopGraph
 from .ir.text import format_graph
 from .options import CompileOptions
@@ -83,16 +82,7 @@ def store(key: str, plan: Plan, folder: str | None) -> None:
     _remember(key, plan)
     if folder is None:
         return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    # A rename is atomic: another process never reads half a plan.
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(serialize.to_json(plan), file)
-        os.replace(temporary, Path(folder) / f"{key}.json")
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomically(Path(folder) / f"{key}.json", json.dumps(serialize.to_json(plan)))
 
 
 def _remember(key: str, plan: Plan) -> None:

@@ -206,3 +206,15 @@ class KernelCall:
     bytes_read: Expr
     bytes_written: Expr
     flops: Expr
+
+    def dispatch(self, kernel: int) -> Dispatch:
+        """The step of a plan in which the kernel has this number."""
+        return Dispatch(
+            kernel,
+            self.bindings,
+            self.grid,
+            self.parameters,
+            self.bytes_read,
+            self.bytes_written,
+            self.flops,
+        )

@@ -37,17 +37,7 @@ def build_plan(schedule: Schedule, calls: Sequence[KernelCall | HostCall]) -> Pl
         if key not in kernels:
             kernels[key] = len(table)
             table.append(_unique_name(call.kernel, table))
-        steps.append(
-            Dispatch(
-                kernels[key],
-                call.bindings,
-                call.grid,
-                call.parameters,
-                call.bytes_read,
-                call.bytes_written,
-                call.flops,
-            )
-        )
+        steps.append(call.dispatch(kernels[key]))
     buffers = _plan_buffers(graph, steps)
     return Plan(
         name=graph.name,

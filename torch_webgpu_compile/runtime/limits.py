@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..dtypes import float32
 from ..plan.model import Binding, Dispatch, Kernel, KernelBinding, Plan, PlanBuffer
 from ..sizes import ONE, ZERO, as_expr
 from .device import Device
-from .executor import Executor
+from .executor import BoundPlan, Executor
+from .profiler import best_seconds
 
 _SECONDS = 0.003
 _COPY_NBYTES = 64 << 20
@@ -44,30 +43,14 @@ def measure(device: Device) -> Limits:
     return Limits(_copy(device), _multiply_add(device))
 
 
-def _rate(run: Callable[[int], None], device: Device) -> float:
-    """Repetitions of ``run`` per second; ``run(count)`` records so many."""
-    count = 1
-    run(1)
-    device.synchronize()
-    while True:
-        start = time.perf_counter()
-        run(count)
-        device.synchronize()
-        elapsed = time.perf_counter() - start
-        if elapsed > _SECONDS or count >= 1 << 16:
-            return count / elapsed
-        count *= 4
-
-
 def _copy(device: Device) -> float:
     nbytes = min(_COPY_NBYTES, device.target.max_buffer_nbytes)
     source, target = device.allocate(nbytes), device.allocate(nbytes)
 
-    def run(count: int) -> None:
-        for _ in range(count):
-            device.copy(source, 0, target, 0, nbytes)
+    def record() -> None:
+        device.copy(source, 0, target, 0, nbytes)
 
-    return 2 * nbytes * _rate(run, device)
+    return 2 * nbytes / best_seconds(record, device, _SECONDS)
 
 
 def _multiply_add(device: Device) -> float:
@@ -80,22 +63,17 @@ def _multiply_add(device: Device) -> float:
     )
     buffer = PlanBuffer("result", "intermediate", float32, (as_expr(4),), (ONE,), ZERO, as_expr(16))
 
-    def bound_plan(workgroups: int) -> Callable[[int], None]:
+    def bound_plan(workgroups: int) -> BoundPlan:
         grid = (as_expr(workgroups), ONE, ONE)
         step = Dispatch(0, (Binding("result"),), grid, (), ZERO, ZERO, ZERO)
         plan = Plan("limits", (kernel,), {"result": buffer}, (step,), (), ())
-        bound = Executor(plan, device).bind()
-
-        def run(count: int) -> None:
-            for _ in range(count):
-                bound.replay()
-
-        return run
+        return Executor(plan, device).bind()
 
     flops = 2 * 4 * _CHAINS * 8 * _STEPS * _THREADS
     best, workgroups = 0.0, 4
     while True:  # until more workgroups do not help
-        found = flops * workgroups * _rate(bound_plan(workgroups), device)
+        seconds = best_seconds(bound_plan(workgroups).replay, device, _SECONDS)
+        found = flops * workgroups / seconds
         if found < 1.2 * best or workgroups >= device.target.max_grid // 8:
             return max(best, found)
         best, workgroups = found, workgroups * 8

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
+from .device import Device
 from .executor import BoundPlan
 from .interface import DispatchRun
 from .queue import time_on_host
 from .sized import HostCommand
 
 _REPEATS = 20
+_MOST_REPEATS = 1 << 12
 
 
 def time_steps(bound: BoundPlan) -> list[float]:
@@ -40,3 +45,28 @@ def time_steps(bound: BoundPlan) -> list[float]:
     for step, value in zip(bound.program.dispatch_steps, measured, strict=True):
         seconds[step] = value
     return seconds
+
+
+def best_seconds(
+    record: Callable[[], None], device: Device, round_seconds: float, rounds: int = 1
+) -> float:
+    """Seconds of what ``record`` records, among as many as fill a round; the best of the rounds.
+
+    Raises:
+        DeviceError: the device refused.
+    """
+    record()
+    device.synchronize()
+    count, best = 1, float("inf")
+    while rounds > 0:
+        start = time.perf_counter()
+        for _ in range(count):
+            record()
+        device.synchronize()
+        elapsed = time.perf_counter() - start
+        if elapsed < round_seconds and count < _MOST_REPEATS:
+            count *= 4
+            continue
+        best = min(best, elapsed / count)
+        rounds -= 1
+    return best
