@@ -80,7 +80,6 @@ def generate_attention(
             "bias": bias,
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
-            "queries": builder.index(queries),
             "keys": builder.index(keys),
             "total": builder.index(total),
             "tiles": builder.index(tiles),
