@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import UnsupportedOp
@@ -22,7 +23,7 @@ from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid
 from .pointwise import Lanes, group_origins
 from .storage import VECTOR
-from .tiling import choose_attention_tiling
+from .tiling import AttentionTiling, attention_subgroup, choose_attention_tiling
 from .values import Scope
 
 
@@ -60,11 +61,12 @@ def generate_attention(
         )
     builder = KernelBuilder(target, buffers)
     b = flat_values("b", (batch, heads), iteration("b", batch * heads))
-    make = _OperandMaker(builder, b)
+    make = _OperandMaker(builder, b, tiling)
     query = make(node.query, ("m", queries), ("k", head))
     key = make(node.key, ("n", keys), ("k", head))
     value = make(node.value, ("n", keys), ("d", value_head))
     bias = None if node.bias is None else make(node.bias, ("m", queries), ("n", keys))
+    subgroup = attention_subgroup(tiling, target)
     tiles = ceildiv(queries, tiling.queries)
     total = batch * heads * tiles
     return builder.finish(
@@ -81,6 +83,7 @@ def generate_attention(
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
             "keys": builder.index(keys),
+            "subgroup": subgroup,
             "total": builder.index(total),
             "tiles": builder.index(tiles),
             "store": _store(builder, group, node, b),
@@ -89,7 +92,7 @@ def generate_attention(
         grid=fold_grid(total, target),
         origins=[*node.origins, *group_origins(group.epilogue)],
         flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
-        workgroup_nbytes=tiling.workgroup_nbytes(wide, value_wide),
+        workgroup_nbytes=tiling.workgroup_nbytes(wide, value_wide, subgroup),
     )
 
 
@@ -99,6 +102,7 @@ class _OperandMaker:
 
     builder: KernelBuilder
     batch: dict[Symbol, Expr]
+    tiling: AttentionTiling
 
     def __call__(self, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]) -> Operand:
         """``outer`` and ``inner``: prefix of the symbol (and name of the parameter), and its
@@ -114,9 +118,22 @@ class _OperandMaker:
         lanes: Lanes = [{**fixed, **flat_values(prefix, (size,), p)} for p in positions]
         scope = Scope()
         result = self.builder.renderer(lanes, scope).render(body)
-        bounds = ((name, count), (prefix, limit))
-        guard = " && ".join(f"{n} < {self.builder.index(e)}" for n, e in bounds)
-        return Operand(len(lanes), scope.lines, result.widen(len(lanes)), guard)
+        guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
+        return Operand(len(lanes), scope.lines, result.widen(len(lanes)), " && ".join(guards))
+
+    def _exceeded(
+        self, outer: tuple[str, Expr], inner: tuple[str, Expr], limit: Expr
+    ) -> Iterator[tuple[str, Expr]]:
+        """The coordinates that may pass their end, with that end."""
+        tiling = self.tiling
+        steps = {"m": tiling.queries, "n": tiling.keys * tiling.slices, "k": VECTOR, "d": VECTOR}
+        name, count = outer
+        prefix, size = inner
+        vectors = tiling.keys * int(ceildiv(size, VECTOR)) if name == "n" else 0
+        if not is_multiple_of(count, steps[name]) or vectors % tiling.slice_workgroup:
+            yield name, count
+        if not is_multiple_of(size, steps[prefix]):
+            yield prefix, limit
 
 
 def _store(

@@ -98,38 +98,62 @@ class AttentionTiling:
 
     Attributes:
         queries: per workgroup. Their tile stays in workgroup memory.
-        keys: per step and slice; keys and values take turns in a second tile.
-        thread_rows: queries of an invocation (4 or 8), which computes their scores with 4 keys.
+        keys: per step and slice.
+        thread_rows, thread_keys: an invocation computes the scores of this many queries with this
+            many keys (4 or 8 each).
         slices: groups of invocations that take turns with the key tiles (a power of two).
     """
 
     queries: int
     keys: int
     thread_rows: int = 4
+    thread_keys: int = 4
     slices: int = 1
 
     @property
+    def slice_workgroup(self) -> int:
+        """Invocations of a slice."""
+        return self.queries * self.keys // (self.thread_rows * self.thread_keys)
+
+    @property
     def workgroup(self) -> int:
-        return self.slices * self.queries * self.keys // (4 * self.thread_rows)
+        return self.slices * self.slice_workgroup
 
-    def other_size(self, head: int, value_head: int) -> int:
-        """vec4s of a slice's second tile, which also hands its results to another slice."""
-        threads = self.keys // 4
-        size = self.keys * max(head, value_head) // 4
-        own = -(-value_head // 4 // threads)
-        return max(size, self.queries * own * threads) if self.slices > 1 else size
+    @property
+    def sharing(self) -> int:
+        """Invocations that share a query."""
+        return self.keys // self.thread_keys
 
-    def workgroup_nbytes(self, head: int, value_head: int) -> int:
+    def keys_size(self, head: int) -> int:
+        """vec4s of a slice's tile of keys, whose place the probabilities take later."""
+        return self.keys // 4 * max(head, self.queries)
+
+    def slice_size(self, head: int, value_head: int, subgroup: int) -> int:
+        """vec4s of workgroup memory of a slice: keys, values, and what invocations exchange.
+
+        ``subgroup``: invocations that exchange values without workgroup memory, or 0.
+        """
+        size = self.keys_size(head) + self.keys * value_head // 4
+        if not subgroup:
+            size += self.sharing * self.queries // 4
+        votes = 1 + -(-self.workgroup // max(1, subgroup))
+        results = 0
+        if self.slices > 1:
+            own = -(-value_head // 4 // self.sharing)
+            results = self.slice_workgroup * (self.thread_rows * own + self.thread_rows // 2)
+        return max(size, votes, results)
+
+    def workgroup_nbytes(self, head: int, value_head: int, subgroup: int) -> int:
         """Workgroup memory in bytes for these head sizes (rounded up to 4)."""
-        scores = self.queries * self.keys + self.queries * self.keys // 4
-        floats = head * self.queries
-        floats += self.slices * (4 * self.other_size(head, value_head) + scores)
-        return 4 * floats + 8
+        size = head * self.queries // 4
+        size += self.slices * self.slice_size(head, value_head, subgroup)
+        return 16 * size + (0 if subgroup else 4)
 
 
 # Best first. On an H200, 8 rows per invocation leave too few invocations to hide the loads of a
 # tile (1.6 times slower), and slices pay only where there is no other parallelism.
 _ATTENTION_TILINGS = (
+    AttentionTiling(64, 64, 4, 8),
     AttentionTiling(64, 32),
     AttentionTiling(32, 32),
     AttentionTiling(32, 16),
@@ -153,7 +177,14 @@ def choose_attention_tiling(
     if few > 4:
         wanted[:0] = [t for t in _ATTENTION_TILINGS if t.queries < 2 * few or t.queries <= 16]
     for tiling in wanted:
-        fits = tiling.workgroup_nbytes(head, value_head) <= target.max_workgroup_nbytes
+        subgroup = attention_subgroup(tiling, target)
+        fits = tiling.workgroup_nbytes(head, value_head, subgroup) <= target.max_workgroup_nbytes
         if fits and tiling.workgroup <= target.max_workgroup_invocations:
             return tiling
     return None
+
+
+def attention_subgroup(tiling: AttentionTiling, target: Target) -> int:
+    """Invocations that exchange values by shuffles: a subgroup, or 0 where that is not certain."""
+    size = target.subgroup_size
+    return size if size >= tiling.sharing and tiling.workgroup % max(1, size) == 0 else 0
