@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 from ..ir.access import typical_numel
@@ -92,9 +92,10 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         return True
     numel = typical_numel(product(node.ranges))
     own = numel * graph.buffers[node.output].dtype.itemsize
+    sites = Counter(load.buffer for load in set(loads))
     read = sum(
-        min(typical_numel(graph.buffers[b].numel), numel) * graph.buffers[b].dtype.itemsize
-        for b in {load.buffer for load in loads}
+        min(typical_numel(graph.buffers[b].numel), count * numel) * graph.buffers[b].dtype.itemsize
+        for b, count in sites.items()
     )
     extra_reads = max(0, (len(users) - 1) * read - len(users) * own)
     extra_work = cost * (repeats - 1)

@@ -1,12 +1,16 @@
-"""Splitting reductions with too few rows to fill a GPU: partial results, then theirs."""
+"""Splitting what is too small to fill a GPU: partial results, then theirs.
+
+Reductions of few, long rows, and contractions of small results over a long inner dimension.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..ir.access import neighbours_in_rows
 from ..ir.graph import Buffer, BufferOrigin, LoopGraph
-from ..ir.nodes import Node, Reduction, iteration_symbols, symbol_keys
+from ..ir.nodes import Contraction, Node, Pointwise, Reduction, iteration_symbols, symbol_keys
 from ..ir.scalar import (
     Load,
     Masked,
@@ -17,14 +21,19 @@ from ..ir.scalar import (
     substitute_symbols,
 )
 from ..sizes import (
+    ONE,
     ZERO,
+    Expr,
+    Symbol,
     as_expr,
     ceildiv,
     contiguous_strides,
     delinearize,
     iteration,
     product,
+    substitute,
 )
+from ..target import Target
 
 SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
 
@@ -35,6 +44,12 @@ _PART = 1 << 14
 # Columns: threads wanted in flight, and the shortest column part.
 _THREADS = 1 << 18
 _COLUMN_PART = 256
+# Contractions: the tile that multiplies fastest, the workgroups of it that fill a large GPU (two
+# per multiprocessor), and the shortest part of the inner dimension that is worth a second kernel.
+_TILE = (64, 128)
+_WORKGROUPS = 192
+_INNER_PART = 512
+_MOST_PARTS = 8
 
 
 def identity_of(kind: str, like: Scalar) -> Scalar:
@@ -124,3 +139,80 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
     second = replace(node, reduce_ranges=(as_expr(parts),), body=again)
     assert result.dtype is node.body.dtype or node.kind in SPLITTABLE
     return [first, second]
+
+
+def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
+    """Makes the contractions that need it batches of shorter ones, and adds their results.
+
+    The sum is pointwise, so that what follows joins it in one kernel.
+    """
+    if target.software:  # few cores are full soon
+        return graph
+    buffers = dict(graph.buffers)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        found = _inner_parts(node) if isinstance(node, Contraction) else None
+        if isinstance(node, Contraction) and found is not None:
+            nodes += _split_contraction(node, *found, buffers)
+        else:
+            nodes.append(node)
+    return graph.with_nodes(tuple(nodes), buffers)
+
+
+def _inner_parts(node: Contraction) -> tuple[int, int] | None:
+    """The inner dimension to divide, and into how many parts; None where that does not pay."""
+    sizes = [product(s) for s in (node.batch, node.rows, node.columns, node.inner)]
+    if not all(size.is_constant for size in (*sizes, *node.inner)):
+        return None
+    batch, rows, columns, inner = map(int, sizes)
+    tiles = batch * -(-rows // _TILE[0]) * -(-columns // _TILE[1])
+    if min(rows, columns) < min(_TILE) or tiles >= _WORKGROUPS:
+        return None
+    most = min(_MOST_PARTS, inner // _INNER_PART, -(-_WORKGROUPS // tiles))
+    for parts in range(most, 1, -1):
+        for dim, size in enumerate(node.inner):
+            if int(size) % (4 * parts) == 0 or (len(node.inner) > 1 and int(size) % parts == 0):
+                return dim, parts
+    return None
+
+
+def _split_contraction(
+    node: Contraction, dim: int, parts: int, buffers: dict[str, Buffer]
+) -> list[Node]:
+    name = f"{node.output}_parts"
+    result = buffers[node.output]
+    sizes = (as_expr(parts), *result.sizes)
+    buffers[name] = Buffer(
+        name, result.dtype, sizes, contiguous_strides(sizes), ZERO, BufferOrigin.INTERMEDIATE
+    )
+    batch = (as_expr(parts), *node.batch)
+    inner = list(node.inner)
+    inner[dim] = inner[dim] // parts
+    b, k = iteration_symbols("b", batch), iteration_symbols("k", inner)
+    moved: dict[Symbol, Expr] = dict(zip(_keys("b", node.batch), b[1:], strict=True))
+    moved.update(zip(_keys("k", node.inner), k, strict=True))
+    moved[_keys("k", node.inner)[dim]] = b[0] * inner[dim] + k[dim]
+    first = replace(
+        node,
+        output=name,
+        batch=batch,
+        inner=tuple(inner),
+        lhs=substitute_symbols(node.lhs, moved),
+        rhs=substitute_symbols(node.rhs, moved),
+        index=(b[0], *(substitute(i, moved) for i in node.index)),
+    )
+    at = [ZERO if size is ONE else i for i, size in _points(result.sizes)]
+    total: Scalar | None = None
+    for part in range(parts):
+        value = Load(name, (index(as_expr(part)), *(index(i) for i in at)), result.dtype)
+        total = value if total is None else apply("add", total, value)
+    assert total is not None
+    return [first, Pointwise(node.output, result.sizes, total, node.origins)]
+
+
+def _keys(prefix: str, sizes: Sequence[Expr]) -> tuple[Symbol, ...]:
+    return symbol_keys(iteration_symbols(prefix, sizes))
+
+
+def _points(sizes: Sequence[Expr]) -> Iterator[tuple[Expr, Expr]]:
+    return zip(iteration_symbols("i", sizes), sizes, strict=True)
