@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import kernel_cases
+from . import convolution_cases, kernel_cases
 from .kernel_cases import Case
 
 
@@ -115,6 +115,7 @@ CASES: dict[str, Case] = {
     case.name: case
     for case in (
         *kernel_cases.cases(),
+        *convolution_cases.cases(),
         Case("dispatch_chain", dispatch_chain, goal="≤ 1.2 µs of host time per dispatch"),
         Case("tiny_call", tiny_call, goal="≤ 30 µs above Dynamo's floor", extra="call_overhead"),
         Case("mlp", mlp),
