@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="sizes for a software adapter")
     parser.add_argument("--systems", help=f"comma-separated: {', '.join(SYSTEMS)}")
     parser.add_argument("--budget", type=float, help="seconds for each timing (0.5; suites: 0.3)")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds for each case")
+    parser.add_argument("--timeout", type=float, default=180, help="seconds for each case")
     parser.add_argument("--output", type=Path, help="JSON file (default: benchmarks/results/…)")
     parser.add_argument("--plot", action="store_true", help="a figure per suite next to it")
     parser.add_argument(

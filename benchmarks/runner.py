@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,7 @@ class Runner:
         self.command = tuple(command)
         self._folder = tempfile.TemporaryDirectory()
         self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
         self._answers: queue.Queue[str | None] = queue.Queue()
 
     def __enter__(self) -> Runner:
@@ -181,15 +183,18 @@ class Runner:
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
+            start_new_session=True,
         )
 
         def read() -> None:
             assert process.stdout is not None
-            for line in process.stdout:
-                answers.put(line)
+            with process.stdout:
+                for line in process.stdout:
+                    answers.put(line)
             answers.put(None)
 
-        threading.Thread(target=read, daemon=True).start()
+        self._reader = threading.Thread(target=read, daemon=True)
+        self._reader.start()
         while "ready" not in self._answer(time.perf_counter() + _START_S):
             pass
 
@@ -218,6 +223,15 @@ class Runner:
 
     def _kill(self) -> None:
         process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
+        if process is None:
+            return
+        assert process.stdin is not None
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError):  # it and what it has started
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        with suppress(OSError):
+            process.stdin.close()
+        if self._reader is not None:
+            self._reader.join(timeout=5)

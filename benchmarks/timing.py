@@ -15,18 +15,19 @@ def seconds_per_call(
     """Median over batches of (calls, then one synchronize) / calls.
 
     The time of a steady stream of calls: the host works ahead of the device, as in real use. Takes
-    about ``budget_s`` seconds, at least one batch per `_BATCHES` of one call.
+    about ``budget_s`` seconds; calls that are slower than that are timed one by one, three times.
     """
-    for _ in range(3):
-        call()
+    call()
     synchronize()
     start = time.perf_counter()
     call()
     synchronize()
     once = max(time.perf_counter() - start, 1e-7)
     calls = max(1, min(2000, int(budget_s / _BATCHES / once)))
+    for _ in range(2 if once < budget_s else 0):
+        call()
     batches = []
-    for _ in range(_BATCHES):
+    for _ in range(_BATCHES if once < budget_s else 3):
         start = time.perf_counter()
         for _ in range(calls):
             call()
