@@ -136,7 +136,7 @@ def describe(goal: Goal) -> str:
 def kernel_seconds(result: Mapping[str, Any]) -> float:
     """The GPU's time. Each figure is an upper bound of it: timestamps add a pass per dispatch,
     and a stream of calls adds the gaps between them."""
-    return min(result["seconds"], result.get("gpu_s") or math.inf)
+    return float(min(result["seconds"], result.get("gpu_s") or math.inf))
 
 
 def judge(
@@ -186,7 +186,7 @@ def _measure(
                 for result in (results[than], results[OURS])
             ]
             ratio = times[0] / times[1]
-            return ratio, ratio / factor, f"{ratio:.3g} ×"
+            return ratio, ratio / factor, f"{ratio:.2f} ×"
         case CopyShare(share=wanted):
             ours = results[OURS]
             nbytes = work.nbytes or ours["weights_nbytes"]
@@ -200,4 +200,4 @@ def _measure(
             return value, limit / max(value, 1e-12), f"{value:.4g}{unit and ' ' + unit}"
         case Leaner(than=than, factor=factor):
             ratio = results[OURS]["gpu_nbytes"] / results[than]["gpu_nbytes"]
-            return ratio, factor / ratio, f"{ratio:.3g} ×"
+            return ratio, factor / ratio, f"{ratio:.2f} ×"

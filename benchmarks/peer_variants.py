@@ -16,9 +16,12 @@ def memory_formats(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> 
     cudnn = torch.backends.cudnn
 
     def fastest(*inputs: Tensor) -> Any:
-        # allow_tf32 would be switched on by default here.
-        with cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+        # Not `cudnn.flags`, whose defaults would switch TF32 on.
+        before, cudnn.benchmark = cudnn.benchmark, True
+        try:
             return function(*inputs)
+        finally:
+            cudnn.benchmark = before
 
     yield "contiguous", fastest, inputs
     last = tuple(x.contiguous(memory_format=torch.channels_last) for x in inputs)

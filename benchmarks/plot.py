@@ -22,6 +22,7 @@ _LONGEST = 2.5
 def draw(results: dict[str, Any], folder: Path = RESULTS) -> list[Path]:
     """Writes ``<suite>.svg`` for every suite with a measurement. Raises ImportError without
     matplotlib."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     bars: dict[str, list[tuple[str, Verdict]]] = {}
@@ -39,7 +40,8 @@ def draw(results: dict[str, Any], folder: Path = RESULTS) -> list[Path]:
         figure.text(0.99, 0.99, where, ha="right", va="top", fontsize=7, color="#5f6368")
         name = f"{suite}{'-small' if results['small'] else ''}.svg"
         # Without a date and with fixed ids, the same results give the same file.
-        figure.savefig(folder / name, metadata={"Date": None})
+        with rc_context({"svg.hashsalt": suite}):
+            figure.savefig(folder / name, metadata={"Date": None})
         drawn.append(folder / name)
     return drawn
 
@@ -59,7 +61,7 @@ def _draw_bars(axes: Any, found: list[tuple[str, Verdict]]) -> None:
     for place, (_, verdict), share in zip(places, found, shares, strict=True):
         text = f"{verdict.measured}  ({verdict.goal})"
         text += f", {verdict.note}" if verdict.note else ""
-        end = min(share, _LONGEST)
+        end = max(1.0, min(share, _LONGEST))  # not across the goal's line
         axes.text(end + 0.02, place, text, va="center", fontsize=8)
     axes.set_yticks(places, [case for case, _ in found], fontsize=9)
     axes.set_ylim(len(found) - 0.4, -0.8)

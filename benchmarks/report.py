@@ -40,7 +40,7 @@ def format_seconds(value: float | None) -> str:
 
 
 def has_cuda(results: dict[str, Any]) -> bool:
-    return results["machine"].get("torch_device", "CPU") != "CPU"
+    return bool(results["machine"].get("torch_device", "CPU") != "CPU")
 
 
 def verdicts(results: dict[str, Any]) -> Iterator[tuple[str, str, Verdict]]:

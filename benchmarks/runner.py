@@ -174,7 +174,8 @@ class Runner:
         return answer
 
     def _start(self) -> None:
-        self._answers = answers = queue.Queue()
+        answers: queue.Queue[str | None] = queue.Queue()
+        self._answers = answers
         command = [*self.command, json.dumps(asdict(self.settings))]
         process = self._process = subprocess.Popen(
             command,

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks import report
+from benchmarks.cases import CASES
+from benchmarks.convolution_cases import layers
 from benchmarks.goals import AtMost, CopyShare, Faster, FlopRate, Goal, Leaner, Work, judge
 from benchmarks.runner import SYSTEMS, WORK, Runner, Settings
 from benchmarks.suites import SUITES, rows_of
@@ -82,6 +84,17 @@ def test_suites_name_systems_and_merge() -> None:
     assert set().union(*rows_of(SUITES).values()) <= set(SYSTEMS)
 
 
+def test_suites_name_cases() -> None:
+    missing = set(rows_of(SUITES)) - set(CASES) - {"decode"}
+    assert not missing, "a suite names a case that benchmarks/cases.py does not have"
+
+
+def test_the_convolutions_are_those_of_resnet50() -> None:
+    assert len(layers()) == 53
+    # 4.09 GMAC per image of 224×224 (He et al., arXiv:1512.03385, with the stride in the 3×3)
+    assert sum(layer.flops_per_image for layer in layers()) == pytest.approx(2 * 4.087e9, rel=1e-3)
+
+
 def results() -> dict[str, Any]:
     return {
         "date": "2026-11-21",
@@ -109,7 +122,7 @@ def test_report(tmp_path: Path) -> None:
     path = report.save(results(), tmp_path / "run.json")
     table = report.markdown([json.loads(path.read_text())])
     assert "| attention | 2 ms | 1 ms | 1 ms |" in table
-    assert "| attention | 1 × | ≥ 0.8 × PyTorch's best f32 SDPA | yes |" in table
+    assert "| attention | 1.00 × | ≥ 0.8 × PyTorch's best f32 SDPA | yes |" in table
 
 
 WORKER = """
