@@ -111,7 +111,7 @@ def text(results: dict[str, Any]) -> str:
             times = [case.get(system, {}).get("gpu_s") for system in systems]
             cells = "".join(f"{format_seconds(time) if time else '':>20}" for time in times)
             lines.append(f"{'  on the GPU':20}{cells}")
-    lines += ["", *_details(cases)]
+    lines += ["", *_details(cases), *_first_calls(cases)]
     errors = [
         f"{name} · {system}: {result['error']}"
         for name, case in cases.items()
@@ -154,6 +154,20 @@ def _details(cases: dict[str, Any]) -> Iterator[str]:
                 f"and replay {format_seconds(ours['device_s'])}, the rest "
                 f"{format_seconds(ours['overhead_s'])}"
             )
+
+
+def _first_calls(cases: dict[str, Any]) -> Iterator[str]:
+    """The parts of first calls that had processes of their own."""
+    for name, case in cases.items():
+        for kind in ("cold", "cached"):
+            parts = case.get("first_call", {}).get(kind)
+            if parts:
+                shown = (
+                    f"{part.removesuffix('_s').replace('_', ' ')} {format_seconds(seconds)}"
+                    for part, seconds in parts.items()
+                    if part.endswith("_s")
+                )
+                yield f"{name}, {kind}: {', '.join(shown)}"
 
 
 def markdown(runs: Sequence[dict[str, Any]]) -> str:

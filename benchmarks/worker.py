@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,9 @@ from . import compile_time, limits, onnxruntime_webgpu, pytorch, tinygrad_webgpu
 from .cases import CASES
 from .pytorch import Workload
 from .runner import BUILD, LIMITS, MACHINE, Settings
+
+if TYPE_CHECKING:
+    from torch_webgpu_compile.runtime.device import Device
 
 
 class Unusable(Exception):
@@ -156,10 +159,14 @@ def _release() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     with suppress(Exception):  # no adapter: the case has said so
-        from torch_webgpu_compile.backend import device_for
-        from torch_webgpu_compile.options import resolve
+        _device().empty_cache()
 
-        device_for(resolve()).empty_cache()
+
+def _device() -> Device:
+    from torch_webgpu_compile.backend import device_for
+    from torch_webgpu_compile.options import resolve
+
+    return device_for(resolve())
 
 
 def machine() -> dict[str, Any]:
@@ -174,9 +181,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
     }
     try:
-        from torch_webgpu_compile.runtime.device import open_device
-
-        info = open_device().info
+        info = _device().info
         found["adapter"] = f"{info.name} ({info.backend})"
     except Exception as error:
         found["adapter"] = f"none: {error}"
