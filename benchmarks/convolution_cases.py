@@ -52,7 +52,7 @@ def layers(image: int = 224) -> list[Layer]:
 
 def _case(batch: int) -> Case:
     def sizes(small: bool) -> tuple[int, list[Layer]]:
-        return (1, layers(64)) if small else (batch, layers())
+        return (1, layers(32)) if small else (batch, layers())
 
     def build(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
         count, todo = sizes(small)

@@ -118,6 +118,11 @@ def needs_limits(goal: Goal) -> bool:
     return isinstance(goal, CopyShare)
 
 
+def is_count(goal: Goal) -> bool:
+    """Whether it means the same for small sizes and on a slow adapter."""
+    return isinstance(goal, AtMost) and not goal.unit
+
+
 def describe(goal: Goal) -> str:
     """For a table."""
     match goal:
