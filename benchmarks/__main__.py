@@ -85,7 +85,9 @@ def parse() -> argparse.Namespace:
     if arguments.systems:
         arguments.systems = arguments.systems.split(",")
         check(parser, arguments.systems, SYSTEMS)
-    if arguments.cases:
+    if arguments.cases and arguments.suite:
+        check(parser, arguments.cases, rows_of(arguments.suite))
+    elif arguments.cases:
         from .cases import CASES
 
         check(parser, arguments.cases, CASES)
