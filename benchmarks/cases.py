@@ -12,6 +12,14 @@ from . import convolution_cases, kernel_cases
 from .kernel_cases import Case
 
 
+_SMALL_ENCODER = {
+    "num_hidden_layers": 2,
+    "hidden_size": 192,
+    "num_attention_heads": 3,
+    "intermediate_size": 768,
+}
+
+
 def mlp(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
     layers = [
         nn.Linear(784, 1024),
@@ -53,14 +61,6 @@ class Hidden(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.model(tokens).last_hidden_state
-
-
-_SMALL_ENCODER = {
-    "num_hidden_layers": 2,
-    "hidden_size": 192,
-    "num_attention_heads": 3,
-    "intermediate_size": 768,
-}
 
 
 def bert(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
