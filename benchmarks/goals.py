@@ -135,7 +135,7 @@ def describe(goal: Goal) -> str:
         case AtMost(limit=limit, unit=unit, what=what):
             return f"≤ {limit:g}{unit and ' ' + unit} {what}".rstrip()
         case Leaner(factor=factor, label=label):
-            return f"≤ {factor:g} × the peak memory of {label}"
+            return f"≤ {factor:g} × peak memory of {label}"
 
 
 def kernel_seconds(result: Mapping[str, Any]) -> float:
