@@ -161,11 +161,12 @@ def judge(
     difference = results.get(OURS, {}).get("relative_difference", 0.0)
     if not difference <= _LARGEST_DIFFERENCE:  # NaN too
         return Verdict(text, note=f"wrong result: it differs by {difference:.1e}", reached=False)
+    is_peer_here = has_cuda or not _needs_cuda(goal)
     try:
         value, share, measured = _measure(goal, results, limits, work)
     except KeyError as error:
-        return Verdict(text, note=f"{error.args[0]} was not measured")
-    is_peer_here = has_cuda or not _needs_cuda(goal)
+        note = f"{error.args[0]} was not measured" if is_peer_here else "no CUDA"
+        return Verdict(text, note=note)
     reached = share >= 1 if is_peer_here else None
     return Verdict(text, measured, value, share, reached, "" if is_peer_here else "no CUDA")
 

@@ -57,6 +57,8 @@ def test_peers_without_cuda_give_a_ratio_and_no_answer() -> None:
     found = verdict(Faster("eager", 1.0, "cuBLAS"), {"eager": {"seconds": 1.0}}, cuda=False)
     assert (found.reached, found.note) == (None, "no CUDA")
     assert found.value == pytest.approx(1000)
+    memory = verdict(Leaner("eager", 1.1, "it"), {"eager": {"seconds": 1.0}}, cuda=False)
+    assert (memory.reached, memory.note) == (None, "no CUDA")
     webgpu_peer = Faster("tinygrad_webgpu", 8, "tinygrad", needs_cuda=False)
     assert verdict(webgpu_peer, {"tinygrad_webgpu": {"seconds": 1.0}}, cuda=False).reached
 
