@@ -130,6 +130,8 @@ def choose_transpose_tiling(
     together. ``lanes``: elements that one load, and one store, can be. None where strided reads
     are no slower, or for symbolic sizes, of which neither is known to be large.
     """
+    if target.software:
+        return None  # a CPU's caches hold the columns: tiles took twice as long on lavapipe
     if not (inner.is_constant and outer.is_constant and numel.is_constant):
         return None
     if min(int(inner), int(outer)) < 16 or int(numel) < _TRANSPOSED_NUMEL:
