@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.compilations import compile_function
+from torch_webgpu_compile.target import Target
 
 LONG = 50257
 
@@ -84,3 +85,26 @@ def test_an_index_from_data_is_not_put_into_index_arithmetic():
         return (x.flip(0) * 2)[i]
 
     assert len(kernels_of(function, torch.randn(64), torch.randint(0, 64, (8,)))) == 2
+
+
+GPU = Target(
+    features=frozenset({"subgroup", "shader-f16"}),
+    subgroup_sizes=(32, 32),
+    max_workgroup_invocations=1024,
+)
+
+
+@pytest.mark.parametrize(("rows", "length", "barriers"), [(8192, 1024, 0), (64, 1024, 2)])
+def test_rows_of_one_subgroup_have_no_barriers(rows, length, barriers):
+    x = torch.empty(rows, length)
+    (kernel,) = kernels_of(lambda x: F.layer_norm(x, (length,)), x, target=GPU)
+    assert kernel.count("workgroupBarrier();") == barriers
+    assert ("var<workgroup>" in kernel) == (barriers > 0)
+    assert kernel.count("load4_x0(g") == length // 4 // (32 if barriers == 0 else 64)
+
+
+def test_long_rows_exchange_pairs_in_subgroups():
+    (kernel,) = kernels_of(lambda x: torch.logsumexp(x, -1), torch.empty(4, LONG), target=GPU)
+    assert loops(kernel) == 1
+    # 32 subgroups of 32 invocations: within each, then across them.
+    assert kernel.count("subgroupShuffleXor(a2") == kernel.count("subgroupShuffleXor(a0") == 10

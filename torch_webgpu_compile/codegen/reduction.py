@@ -159,10 +159,9 @@ class _RowKernel:
         It needs one known subgroup size, and rows that are runs of invocations. 64-bit and bool
         values are not shuffled everywhere.
         """
-        low, high = self.target.subgroup_sizes
         types = {m.body.dtype.compute for m in self.group.members if m.reduction}
-        known = low == high and low > 1 and "subgroup" in self.target.features
-        return low if known and self.tiling.elements_fast and types <= {"f32", "i32", "u32"} else 0
+        shuffled = self.tiling.elements_fast and types <= {"f32", "i32", "u32"}
+        return self.target.subgroup_size if shuffled else 0
 
     def _phase(self, d: int) -> Phase:
         """Pass d: reductions of depth d, and stores of elements known before it."""

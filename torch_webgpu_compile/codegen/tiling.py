@@ -45,6 +45,8 @@ class RowTiling:
 # Registers per invocation that a row may occupy: 32 f32 values still leave 4 workgroups of 256
 # resident per multiprocessor on an H200 (65,536 registers).
 _ROW_REGISTERS = 32
+# Rows that fill an H200 (132 multiprocessors) with 4 workgroups of 8 rows on each.
+_MANY_ROWS = 4 * 132 * 8
 
 
 def choose_row_tiling(
@@ -68,6 +70,10 @@ def choose_row_tiling(
         return RowTiling(min(128, limit), 1, True, lanes, None)
     vectors = -(-int(length) // lanes)
     threads = min(limit, power_of_two_at_least(-(-vectors // 4)))
+    subgroup = target.subgroup_size
+    many = rows.is_constant and int(rows) >= _MANY_ROWS
+    if several_phases and many and subgroup and vectors * lanes <= subgroup * _ROW_REGISTERS:
+        threads = min(threads, subgroup)  # reductions without barriers and workgroup memory
     if vectors > 16 * limit and target.max_workgroup_invocations >= 1024:
         threads = 1024
     share = max(1, limit // threads)
@@ -77,7 +83,8 @@ def choose_row_tiling(
     assert chunks is not None
     if chunks * lanes > _ROW_REGISTERS or (not several_phases and chunks > 8):
         chunks = None
-    return RowTiling(threads, share, True, lanes, chunks)
+    # As many bytes in flight with scalar loads as half of the vectors would be.
+    return RowTiling(threads, share, True, lanes, chunks, 4 if lanes > 1 else 8)
 
 
 def _column_tiling(rows: Expr, length: Expr, limit: int) -> RowTiling:
