@@ -161,6 +161,13 @@ def cases() -> Iterator[Case]:
     yield _moving(
         "transpose", lambda x: x.t().contiguous(), (8192, 8192), result=True, goal="≥ 60 % of copy"
     )
+    yield _moving(
+        "channels_last",
+        lambda x: torch.relu(x).to(memory_format=torch.channels_last),
+        (64, 256, 56, 56),
+        result=True,
+        goal="≥ 60 % of copy",
+    )
     yield Case(
         "matmul",
         _square,

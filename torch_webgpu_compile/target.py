@@ -43,7 +43,7 @@ class Target:
 
     @property
     def subgroup_size(self) -> int:
-        """The size of every subgroup; 0 where it varies or there are no subgroups."""
+        """Invocations of every subgroup; 0 where their number is not known, or not the same."""
         low, high = self.subgroup_sizes
         return low if low == high and low > 1 and "subgroup" in self.features else 0
 

@@ -23,6 +23,7 @@ from .contraction import Tilings, generate_contraction
 from .pointwise import generate_map
 from .reduction import generate_rows
 from .scatter import generate_scatter
+from .transpose import find_transposition, generate_transpose
 
 __all__ = ["generate"]
 
@@ -42,8 +43,12 @@ def _generate_group(
 ) -> Sequence[KernelCall | HostCall]:
     match group:
         case MapGroup():
-            empty = product(group.ranges) is ZERO
-            return [] if empty else [generate_map(group, buffers, target)]
+            if product(group.ranges) is ZERO:
+                return []
+            found = find_transposition(group, buffers, target)
+            if found is not None:
+                return [generate_transpose(group, found, buffers, target)]
+            return [generate_map(group, buffers, target)]
         case RowGroup():
             empty = product(group.rows) is ZERO
             return [] if empty else [generate_rows(group, buffers, target)]

@@ -58,7 +58,7 @@ def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) ->
         workgroup_size=workgroup,
         grid=fold_grid(ceildiv(count, workgroup), target),
         origins=group_origins(group.members),
-        flops=numel * sum(_arithmetic(m) for m in group.members),
+        flops=group_flops(group),
     )
 
 
@@ -67,8 +67,10 @@ def group_origins(members: Sequence[Member]) -> list[Origin]:
     return [origin for member in members for origin in member.origins]
 
 
-def _arithmetic(member: Member) -> int:
-    return sum(isinstance(node, Op) for node in walk(member.body))
+def group_flops(group: MapGroup) -> Expr:
+    """Scalar operations of all members at all points."""
+    count = sum(isinstance(node, Op) for m in group.members for node in walk(m.body))
+    return product(group.ranges) * count
 
 
 def render_members(

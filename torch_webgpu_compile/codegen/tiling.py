@@ -45,6 +45,8 @@ class RowTiling:
 # Registers per invocation that a row may occupy: 32 f32 values still leave 4 workgroups of 256
 # resident per multiprocessor on an H200 (65,536 registers).
 _ROW_REGISTERS = 32
+# Rows that fill an H200 (132 multiprocessors) with 4 workgroups of 8 rows on each.
+_MANY_ROWS = 4 * 132 * 8
 
 
 def choose_row_tiling(
@@ -68,6 +70,10 @@ def choose_row_tiling(
         return RowTiling(min(128, limit), 1, True, lanes, None)
     vectors = -(-int(length) // lanes)
     threads = min(limit, power_of_two_at_least(-(-vectors // 4)))
+    subgroup = target.subgroup_size
+    many = rows.is_constant and int(rows) >= _MANY_ROWS
+    if several_phases and many and subgroup and vectors * lanes <= subgroup * _ROW_REGISTERS:
+        threads = min(threads, subgroup)  # reductions without barriers and workgroup memory
     if vectors > 16 * limit and target.max_workgroup_invocations >= 1024:
         threads = 1024
     share = max(1, limit // threads)
@@ -77,7 +83,8 @@ def choose_row_tiling(
     assert chunks is not None
     if chunks * lanes > _ROW_REGISTERS or (not several_phases and chunks > 8):
         chunks = None
-    return RowTiling(threads, share, True, lanes, chunks)
+    # As many bytes in flight with scalar loads as half of the vectors would be.
+    return RowTiling(threads, share, True, lanes, chunks, 4 if lanes > 1 else 8)
 
 
 def _column_tiling(rows: Expr, length: Expr, limit: int) -> RowTiling:
@@ -90,6 +97,59 @@ def _column_tiling(rows: Expr, length: Expr, limit: int) -> RowTiling:
     chunks = -(-n // threads)
     keep = length.is_constant and chunks <= 16
     return RowTiling(threads, share, False, 1, chunks if keep else None)
+
+
+@dataclass(frozen=True, slots=True)
+class TransposeTiling:
+    """How a workgroup moves elements between two memory orders, through workgroup memory.
+
+    Attributes:
+        inner: elements of a tile along the input's fastest dimension.
+        outer: elements of a tile along the output's fastest dimension.
+        workgroup: invocations.
+        load_lanes: neighbouring elements that an invocation loads at once (1 or 4).
+        store_lanes: neighbouring elements that it stores at once (1 or 4).
+    """
+
+    inner: int
+    outer: int
+    workgroup: int
+    load_lanes: int
+    store_lanes: int
+
+    def nbytes(self, element_nbytes: int) -> int:
+        """Workgroup memory of one tile; a column more keeps its columns in different banks."""
+        return self.inner * (self.outer + 1) * element_nbytes
+
+
+# Below this many elements a kernel's launch takes longer than strided reads from the cache.
+_TRANSPOSED_NUMEL = 1 << 15
+# Elements from which tiles of 64×64 still give an H200 four workgroups per multiprocessor.
+_LARGE_TILES_NUMEL = 4 * 132 * 64 * 64
+
+
+def choose_transpose_tiling(
+    inner: Expr, outer: Expr, numel: Expr, tile_nbytes: int, target: Target, lanes: tuple[int, int]
+) -> TransposeTiling | None:
+    """The tiling for dimensions ``inner`` (fastest in the input) and ``outer`` (in the output).
+
+    ``tile_nbytes``: bytes that one element of the tile takes in workgroup memory, all inputs
+    together. ``lanes``: elements that one load, and one store, can be. None where strided reads
+    are no slower, or for symbolic sizes, of which neither is known to be large.
+    """
+    if target.software:
+        return None  # a CPU's caches hold the columns: tiles took twice as long on lavapipe
+    if not (inner.is_constant and outer.is_constant and numel.is_constant):
+        return None
+    if min(int(inner), int(outer)) < 16 or int(numel) < _TRANSPOSED_NUMEL:
+        return None
+    large = int(numel) >= _LARGE_TILES_NUMEL and min(int(inner), int(outer)) >= 48
+    workgroup = min(256, target.max_workgroup_invocations)
+    for size in (64, 32) if large else (32,):
+        tiling = TransposeTiling(size, size, workgroup, *lanes)
+        if tiling.nbytes(tile_nbytes) <= target.max_workgroup_nbytes:
+            return tiling
+    return None
 
 
 @dataclass(frozen=True, slots=True)
