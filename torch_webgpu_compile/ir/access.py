@@ -40,6 +40,14 @@ def typical_numel(numel: Expr) -> int:
     return evaluate(numel, {s.name: _TYPICAL for s in symbols_of(numel)})
 
 
+def step_of(address: Expr, symbol: Symbol) -> int:
+    """How far the first step of a symbol moves an address; symbolic strides at a typical size."""
+    start, end = substitute(address, {symbol: ZERO}), substitute(address, {symbol: ONE})
+    difference = end - start
+    names = {s.name: _TYPICAL if s.extent is None else 0 for s in symbols_of(difference)}
+    return abs(evaluate(difference, names))
+
+
 def _steps_by_one(address: Expr, symbols: Sequence[Symbol]) -> bool:
     return any(
         symbol.extent is not ONE
