@@ -21,7 +21,6 @@ from ..sizes import (
     Expr,
     Symbol,
     as_symbol,
-    atom_expr,
     contiguous_strides,
     linearize,
     product,
@@ -110,28 +109,35 @@ def reads_channels(convolution: Convolution, strides: Mapping[str, Sequence[Expr
     return (
         channel is not None
         and _is_divisible(channel)
-        and all(
-            step_of(address_of(o, strides[o.buffer]), channel) == 1 for o in convolution.images
-        )
+        and all(step_of(address_of(o, strides[o.buffer]), channel) == 1 for o in convolution.images)
     )
 
 
 def reads_positions(convolution: Convolution, strides: Mapping[str, Sequence[Expr]]) -> bool:
     """Whether four neighbouring columns of a convolution by a 1×1 kernel are one access."""
     node = convolution.node
-    columns = [s for s in symbol_keys(iteration_symbols("n", node.columns)) if s.extent is not ONE]
+    columns = symbol_keys(iteration_symbols("n", node.columns))
     channels = ONE if convolution.channel is None else extent_of(convolution.channel)
-    if not columns or product(node.inner) is not channels:
-        return False
-    return stores_vectors(node) and all(
-        step_of(address_of(o, strides[o.buffer]), columns[-1]) == 1 for o in convolution.images
+    return product(node.inner) is channels and all(
+        _in_vectors(address_of(o, strides[o.buffer]), columns) for o in convolution.images
     )
 
 
-def stores_vectors(node: Contraction) -> bool:
-    """Whether full vectors cover the columns."""
-    count = product(node.columns)
-    return count.is_constant and count.constant % VECTOR == 0
+def stores_positions(node: Contraction, strides: Sequence[Expr]) -> bool:
+    """Whether four neighbouring columns of the result are one access."""
+    columns = symbol_keys(iteration_symbols("n", node.columns))
+    return _in_vectors(linearize(node.index, strides), columns)
+
+
+def _in_vectors(address: Expr, symbols: Sequence[Symbol]) -> bool:
+    """Whether the elements along the last symbols lie in dense runs of full vectors."""
+    run = 1
+    for symbol in reversed([s for s in symbols if s.extent is not ONE]):
+        extent = extent_of(symbol)
+        if step_of(address, symbol) != run or not extent.is_constant:
+            break
+        run *= extent.constant
+    return run > 1 and run % VECTOR == 0
 
 
 def positions_of(node: Contraction) -> Expr:
@@ -188,16 +194,7 @@ def _reads_weight_vectors(
     row = convolution.row
     if row is not None and _is_divisible(row) and step_of(address, row) == 1:
         return True
-    inner = [s for s in inner if s.extent is not ONE]
-    if not inner or step_of(address, inner[-1]) != 1:
-        return False
-    if _is_divisible(inner[-1]):
-        return True
-    sizes = [extent_of(s) for s in inner]
-    flat = linearize([atom_expr(s) for s in inner], contiguous_strides(sizes))
-    count = product(sizes)
-    dense = symbols_of(address - flat).isdisjoint(inner)
-    return dense and count.is_constant and count.constant % VECTOR == 0
+    return _in_vectors(address, inner)
 
 
 def _columns_last(convolution: Convolution, buffer: Buffer) -> tuple[Expr, ...] | None:

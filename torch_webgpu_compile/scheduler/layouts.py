@@ -30,7 +30,7 @@ from ..ir.nodes import (
     outputs_of,
     symbol_keys,
 )
-from ..ir.scalar import Load, Scalar, loads_of, scalar_symbols, substitute_symbols
+from ..ir.scalar import Scalar, loads_of, scalar_symbols, substitute_symbols
 from ..sizes import ONE, ZERO, Expr, Symbol, contiguous_strides, linearize, product, symbols_of
 from .convolutions import (
     VECTOR,
@@ -40,7 +40,7 @@ from .convolutions import (
     reads_channels,
     reads_positions,
     recognise,
-    stores_vectors,
+    stores_positions,
     strides_in,
     written_for,
 )
@@ -202,7 +202,10 @@ def _cost(
         case Pointwise() | Reduction():
             points = point_of(symbol_keys(iteration_symbols("i", node.ranges)))
             output = linearize(points, strides[node.output])
-            accesses = [(output, _nbytes(node.output, buffers)), *_reads([node.body], buffers, strides)]
+            accesses = [
+                (output, _nbytes(node.output, buffers)),
+                *_reads([node.body], buffers, strides),
+            ]
             ranges = [("i", node.ranges)]
             if isinstance(node, Reduction):
                 ranges.append(("r", node.reduce_ranges))
@@ -228,7 +231,7 @@ def _convolution_cost(
         total += flops * _NBYTES_PER_FLOP
     output = buffers[node.output]
     turns = _has_layouts(output) and strides[node.output] == channels_last(output.sizes)
-    if not turns and not stores_vectors(node):
+    if not turns and not stores_positions(node, strides[node.output]):
         total += _nbytes(node.output, buffers)
     return total
 
