@@ -24,8 +24,8 @@ from ..sizes import (
 )
 from ..target import Target
 from .accumulate import Accumulator, accumulator
-from .kernel import KernelBuilder, fold_grid
-from .pointwise import Lanes, group_origins
+from .kernel import KernelBuilder, flat_environment, fold_grid
+from .pointwise import Lanes, group_origins, memory_order
 from .scalar_wgsl import Renderer
 from .storage import VECTOR
 from .tiling import choose_row_tiling
@@ -77,7 +77,8 @@ class _RowKernel:
         )
         self.values: dict[str, Text] = {}
         self.row_scope = Scope()
-        row_env = dict(zip(self.row_symbols, delinearize(self._row(), group.rows), strict=True))
+        order = memory_order(group.members, self.row_symbols, buffers)
+        row_env = flat_environment(self.row_symbols, self._row(), order)
         row_env.update({s: ZERO for s in self.element_symbols if s.extent is ONE})
         self.row_env = row_env
         self.row_renderer = self.builder.renderer(

@@ -20,9 +20,11 @@ def neighbours_in_rows(
 ) -> bool:
     """Whether the memory that is read has neighbouring elements of a row side by side.
 
-    False when neighbouring rows are: a reduction over columns. Larger buffers decide.
+    False when neighbouring rows are: a reduction over columns. Larger buffers decide. Of windows
+    that slide by one, both are, and neighbouring rows share most of what they read.
     """
     votes = 0
+    slides = False
     for body in bodies:
         for load in loads_of(body):
             if load.buffer not in buffers:
@@ -31,8 +33,10 @@ def neighbours_in_rows(
             exprs = [i.expr if isinstance(i, Index) else ZERO for i in load.index]
             address = linearize(exprs, buffer.strides)
             weight = typical_numel(buffer.numel)
-            votes += weight * (_steps_by_one(address, elements) - _steps_by_one(address, rows))
-    return votes >= 0
+            along, across = _steps_by_one(address, elements), _steps_by_one(address, rows)
+            votes += weight * (along - across)
+            slides = slides or (along and across)
+    return votes > 0 or (votes == 0 and not slides)
 
 
 def typical_numel(numel: Expr) -> int:

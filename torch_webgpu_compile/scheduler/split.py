@@ -121,6 +121,7 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
     (part,) = iteration_symbols("r", (parts,))
     rows = iteration_symbols("i", node.ranges)
     again: Scalar = Load(name, (index(part), *(index(i) for i in rows)), node.body.dtype)
-    second = replace(node, reduce_ranges=(as_expr(parts),), body=again)
+    own = node.origins[-1:]  # those before it are of what the first part computes inline
+    second = replace(node, reduce_ranges=(as_expr(parts),), body=again, origins=own)
     assert result.dtype is node.body.dtype or node.kind in SPLITTABLE
     return [first, second]
