@@ -197,26 +197,25 @@ def _reads_weight_vectors(
     return _in_vectors(address, inner)
 
 
-def _columns_last(convolution: Convolution, buffer: Buffer) -> tuple[Expr, ...] | None:
-    """Strides of the weight with output channels fastest and input channels next, if it has both.
+def _vector_layout(convolution: Convolution, buffer: Buffer) -> tuple[Expr, ...] | None:
+    """Strides of the weight with output channels fastest, then input channels.
 
     Rows of such a copy go to workgroup memory as they are: no element has to change its place.
+    Where vectors do not divide the output channels, input channels are fastest.
     """
-    if convolution.row is None:
-        return None
-    wanted = [convolution.row] if convolution.channel is None else []
-    wanted = wanted or [s for s in (convolution.channel, convolution.row) if s is not None]
+    wanted = [s for s in (convolution.channel, convolution.row) if s is not None]
+    while wanted and not _is_divisible(wanted[-1]):
+        wanted.pop()
+    index = load_index(convolution.weight) or ()
     fast = []
     for symbol in wanted:
-        index = load_index(convolution.weight) or ()
         dims = [k for k, entry in enumerate(index) if symbol in symbols_of(entry)]
         if len(dims) != 1 or step_of(index[dims[0]], symbol) != 1:
             return None
         fast += dims
-    if len(set(fast)) != len(fast) or not _is_divisible(convolution.row):
+    if not fast or len(set(fast)) != len(fast):
         return None
-    order = [k for k in range(len(buffer.sizes)) if k not in fast] + fast
-    return strides_in(order, buffer.sizes)
+    return strides_in([*(k for k in range(len(index)) if k not in fast), *fast], buffer.sizes)
 
 
 def strides_in(order: Sequence[int], sizes: Sequence[Expr]) -> tuple[Expr, ...]:
@@ -265,7 +264,7 @@ def written_for(
     copied = None
     if (reorders or turn) and not _reads_weight_vectors(convolution, after, weight.strides):
         many = typical_numel(positions_of(node)) >= _POSITIONS_FOR_A_COPY
-        layout = _columns_last(convolution, weight)
+        layout = _vector_layout(convolution, weight)
         if many and layout is not None:
             name, copied = copies.copy(weight.name, layout)
             node = replace(node, lhs=_renamed(node.lhs, weight.name, name))
