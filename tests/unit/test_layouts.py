@@ -88,7 +88,7 @@ def between(module: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 # name: (function, argument)
 GRAPHS: dict[str, tuple[Callable[..., Any], Tensor]] = {
-    "residual": (stem(nn.MaxPool2d(3, 2, padding=1), Block(), Block(32)), randn(2, 3, 32, 32)),
+    "residual": (stem(nn.MaxPool2d(3, 2, padding=1), Block()), randn(2, 3, 32, 32)),
     "one image": (stem(Block()), randn(1, 3, 24, 20)),
     "channels-last input": (
         stem(Block()),

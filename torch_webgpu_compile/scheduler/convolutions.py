@@ -198,24 +198,20 @@ def _reads_weight_vectors(
 
 
 def _vector_layout(convolution: Convolution, buffer: Buffer) -> tuple[Expr, ...] | None:
-    """Strides of the weight with output channels fastest, then input channels.
+    """Strides of the weight with output channels fastest, or else input channels.
 
-    Rows of such a copy go to workgroup memory as they are: no element has to change its place.
-    Where vectors do not divide the output channels, input channels are fastest.
+    Rows of the former go to workgroup memory as they are: no element has to change its place. The
+    other dimensions keep their order, so that a workgroup that copies reads whole sectors.
     """
-    wanted = [s for s in (convolution.channel, convolution.row) if s is not None]
-    while wanted and not _is_divisible(wanted[-1]):
-        wanted.pop()
-    index = load_index(convolution.weight) or ()
-    fast = []
-    for symbol in wanted:
-        dims = [k for k, entry in enumerate(index) if symbol in symbols_of(entry)]
-        if len(dims) != 1 or step_of(index[dims[0]], symbol) != 1:
-            return None
-        fast += dims
-    if not fast or len(set(fast)) != len(fast):
+    fastest = [convolution.row, convolution.channel]
+    symbol = next((s for s in fastest if s is not None and _is_divisible(s)), None)
+    index = load_index(convolution.weight)
+    if symbol is None or index is None:
         return None
-    return strides_in([*(k for k in range(len(index)) if k not in fast), *fast], buffer.sizes)
+    dims = [k for k, entry in enumerate(index) if symbol in symbols_of(entry)]
+    if len(dims) != 1 or step_of(index[dims[0]], symbol) != 1:
+        return None
+    return strides_in([*(k for k in range(len(index)) if k not in dims), *dims], buffer.sizes)
 
 
 def strides_in(order: Sequence[int], sizes: Sequence[Expr]) -> tuple[Expr, ...]:
