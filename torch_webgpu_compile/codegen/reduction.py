@@ -25,8 +25,8 @@ from ..sizes import (
 )
 from ..target import Target
 from .accumulate import Accumulator, ExpSum, accumulator, exp_sum
-from .kernel import KernelBuilder, fold_grid
-from .pointwise import Lanes, group_origins
+from .kernel import KernelBuilder, flat_environment, fold_grid
+from .pointwise import Lanes, group_origins, memory_order
 from .row_members import ShiftedSum, passes_needed, shifted_sums, varying_members
 from .scalar_wgsl import Renderer
 from .storage import VECTOR
@@ -92,7 +92,8 @@ class _RowKernel:
             self.phases_count = max(self.depth[m.output] for m in group.members if m.reduction)
         self.values: dict[str, Text] = {}
         self.row_scope = Scope()
-        row_env = dict(zip(self.row_symbols, delinearize(self._row(), group.rows), strict=True))
+        order = memory_order(group.members, self.row_symbols, buffers)
+        row_env = flat_environment(self.row_symbols, self._row(), order)
         row_env.update({s: ZERO for s in self.element_symbols if s.extent is ONE})
         self.row_env = row_env
         self.row_renderer = self.builder.renderer(

@@ -6,6 +6,7 @@ from ..ir.graph import LoopGraph, Schedule
 from ..target import Target
 from .fusion import fuse
 from .inline import inline_producers
+from .layouts import choose_layouts
 from .order import order_groups
 from .split import split_contractions, split_reductions
 from .units import drop_unit_symbols
@@ -15,6 +16,6 @@ __all__ = ["schedule"]
 
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
-    divided = split_reductions(split_contractions(drop_unit_symbols(graph), target))
-    inlined = inline_producers(divided, target)
-    return order_groups(inlined, fuse(inlined, target))
+    laid_out = choose_layouts(inline_producers(drop_unit_symbols(graph), target))
+    divided = split_reductions(split_contractions(laid_out, target))
+    return order_groups(divided, fuse(divided, target))

@@ -136,7 +136,8 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
     (part,) = iteration_symbols("r", (parts,))
     rows = iteration_symbols("i", node.ranges)
     again: Scalar = Load(name, (index(part), *(index(i) for i in rows)), node.body.dtype)
-    second = replace(node, reduce_ranges=(as_expr(parts),), body=again)
+    own = node.origins[-1:]  # those before it are of what the first part computes inline
+    second = replace(node, reduce_ranges=(as_expr(parts),), body=again, origins=own)
     assert result.dtype is node.body.dtype or node.kind in SPLITTABLE
     return [first, second]
 
@@ -182,9 +183,8 @@ def _split_contraction(
     name = f"{node.output}_parts"
     result = buffers[node.output]
     sizes = (as_expr(parts), *result.sizes)
-    buffers[name] = Buffer(
-        name, result.dtype, sizes, contiguous_strides(sizes), ZERO, BufferOrigin.INTERMEDIATE
-    )
+    strides = (result.span, *result.strides)  # each part in the result's own order
+    buffers[name] = Buffer(name, result.dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
     batch = (as_expr(parts), *node.batch)
     inner = list(node.inner)
     inner[dim] = inner[dim] // parts
