@@ -12,6 +12,7 @@ from ..ir.graph import (
     MapGroup,
     RowGroup,
     Schedule,
+    SiblingGroup,
     SingleGroup,
 )
 from ..ir.nodes import Contraction, HostCall, Scatter
@@ -19,7 +20,7 @@ from ..plan.model import KernelCall
 from ..sizes import ZERO, product
 from ..target import Target
 from .attention import generate_attention
-from .contraction import Tilings, generate_contraction
+from .contraction import Tilings, generate_contraction, kernels_of
 from .pointwise import generate_map
 from .reduction import generate_rows
 from .scatter import generate_scatter
@@ -51,8 +52,13 @@ def _generate_group(
             if buffers[group.anchor.output].numel is ZERO:
                 return []
             if isinstance(group.anchor, Contraction):
-                return [generate_contraction(group, buffers, target, tilings)]
+                return [generate_contraction([group], buffers, target, tilings)]
             return [generate_attention(group, buffers, target)]
+        case SiblingGroup():
+            return [
+                generate_contraction(siblings, buffers, target, tilings)
+                for siblings in kernels_of(group, buffers, target)
+            ]
         case SingleGroup(node=HostCall() as call):
             return [call]
         case SingleGroup(node=Scatter() as scatter):

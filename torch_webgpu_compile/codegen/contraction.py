@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from ..ir.graph import AnchorGroup, Buffer, Member
-from ..ir.nodes import Contraction, iteration_symbols, symbol_keys
+from ..ir.graph import AnchorGroup, Buffer, Member, SiblingGroup
+from ..ir.nodes import Contraction, Origin, iteration_symbols, symbol_keys
 from ..ir.scalar import Index, Load, Scalar, loads_of
 from ..plan.model import KernelCall
 from ..sizes import (
@@ -55,49 +56,80 @@ Tilings = Mapping[str, MatmulTiling]
 """Measured tilings, by `MatmulProblem.key`."""
 
 
-def problem_of(group: AnchorGroup, buffers: dict[str, Buffer], target: Target) -> MatmulProblem:
-    """The problem that a contraction's tiling is chosen for."""
-    node = group.anchor
-    assert isinstance(node, Contraction)
+def kernels_of(
+    group: AnchorGroup | SiblingGroup, buffers: dict[str, Buffer], target: Target
+) -> list[tuple[AnchorGroup, ...]]:
+    """The contractions of each kernel: siblings whose tiles are loaded and stored alike share."""
+    if isinstance(group, AnchorGroup):
+        return [(group,)]
     builder = KernelBuilder(target, buffers)
-    sizes = (product(node.batch), product(node.rows), product(node.columns), product(node.inner))
-    lhs = _choose_axis(builder, node, node.lhs, "m", node.rows)
-    rhs = _choose_axis(builder, node, node.rhs, "n", node.columns)
-    return MatmulProblem.of(sizes, node.lhs.dtype.itemsize, lhs, rhs)
+    found: dict[Hashable, list[AnchorGroup]] = {}
+    for sibling in group.groups:
+        node = contraction_of(sibling)
+        lanes = len(_store_lanes(builder, sibling, node))
+        found.setdefault((_axes(builder, node), lanes), []).append(sibling)
+    return [tuple(siblings) for siblings in found.values()]
+
+
+def contraction_of(group: AnchorGroup) -> Contraction:
+    """The anchor of a contraction's group."""
+    assert isinstance(group.anchor, Contraction)
+    return group.anchor
+
+
+def problem_of(
+    siblings: Sequence[AnchorGroup], buffers: dict[str, Buffer], target: Target
+) -> MatmulProblem:
+    """The problem that a kernel's tiling is chosen for; ``siblings``: see `kernels_of`."""
+    nodes = [contraction_of(group) for group in siblings]
+    first = nodes[0]
+    shapes = [(product(node.rows), product(node.columns)) for node in nodes]
+    axes = _axes(KernelBuilder(target, buffers), first)
+    batch, inner = product(first.batch), product(first.inner)
+    return MatmulProblem.of(batch, shapes, inner, first.lhs.dtype.itemsize, axes)
 
 
 def generate_contraction(
-    group: AnchorGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
+    siblings: Sequence[AnchorGroup], buffers: dict[str, Buffer], target: Target, tilings: Tilings
 ) -> KernelCall:
-    """The kernel of a contraction and its epilogue, in the measured tiling if there is one."""
-    problem = problem_of(group, buffers, target)
+    """The kernel of contractions and their epilogues, in the measured tiling if there is one."""
+    problem = problem_of(siblings, buffers, target)
     tiling = tilings.get(problem.key or "")
     if tiling is None or not fits(tiling, problem.itemsize, target):
         tiling = choose_matmul_tiling(problem, target)
-    return generate_tiled(group, buffers, target, problem, tiling)
+    return generate_tiled(siblings, buffers, target, problem, tiling)
 
 
 def generate_tiled(
-    group: AnchorGroup,
+    siblings: Sequence[AnchorGroup],
     buffers: dict[str, Buffer],
     target: Target,
     problem: MatmulProblem,
     tiling: MatmulTiling,
 ) -> KernelCall:
-    """The kernel of a contraction and its epilogue in a given tiling."""
-    node = group.anchor
-    assert isinstance(node, Contraction)
+    """The kernel of contractions and their epilogues in a given tiling."""
     builder = KernelBuilder(target, buffers)
-    batch, rows, columns, inner = (
-        product(sizes) for sizes in (node.batch, node.rows, node.columns, node.inner)
-    )
-    dtype = node.lhs.dtype
-    tiles_m, tiles_n = ceildiv(rows, tiling.rows), ceildiv(columns, tiling.columns)
+    nodes = [contraction_of(group) for group in siblings]
+    dtype = nodes[0].lhs.dtype
+    batch, inner = product(nodes[0].batch), product(nodes[0].inner)
     depth = tiling.inner * tiling.slices
-    lhs = _operand(builder, node, node.lhs, problem.lhs, ("m", node.rows), tiling.rows, depth)
-    rhs = _operand(builder, node, node.rhs, problem.rhs, ("n", node.columns), tiling.columns, depth)
-    store = _store(builder, group, node, tiling.rows, tiling.columns)
-    total = batch * tiles_m * tiles_n
+    # An operand that all siblings share is loaded by one function for all.
+    left = {(node.lhs, node.rows): node for node in nodes}
+    right = {(node.rhs, node.columns): node for node in nodes}
+    lhs = [
+        _operand(builder, node, node.lhs, problem.lhs, ("m", node.rows), tiling.rows, depth)
+        for node in (nodes if len(left) > 1 else nodes[:1])
+    ]
+    rhs = [
+        _operand(builder, node, node.rhs, problem.rhs, ("n", node.columns), tiling.columns, depth)
+        for node in (nodes if len(right) > 1 else nodes[:1])
+    ]
+    stores = [_store(builder, group, tiling.rows, tiling.columns) for group in siblings]
+    tiles = [
+        (ceildiv(product(node.rows), tiling.rows), ceildiv(product(node.columns), tiling.columns))
+        for node in nodes
+    ]
+    ends = list(accumulate(batch * tiles_m * tiles_n for tiles_m, tiles_n in tiles))
     return builder.finish(
         "matmul",
         "matmul.wgsl.jinja",
@@ -107,18 +139,25 @@ def generate_tiled(
             "tiling": tiling,
             "lhs": lhs,
             "rhs": rhs,
-            "store": store,
-            "total": builder.index(total),
-            "tiles_m": builder.index(tiles_m),
-            "tiles_n": builder.index(tiles_n),
+            "stores": stores,
+            "tiles": [(builder.index(m), builder.index(n)) for m, n in tiles],
+            "ends": [builder.index(end) for end in ends],
             "inner_count": builder.index(inner),
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, target),
-        origins=[*node.origins, *group_origins(group.epilogue)],
-        flops=batch * rows * columns * inner * 2,
+        grid=fold_grid(ends[-1], target),
+        origins=_origins(siblings),
+        flops=batch * inner * 2 * sum((product((*n.rows, *n.columns)) for n in nodes), ZERO),
         workgroup_nbytes=tiling.workgroup_nbytes(dtype.itemsize),
     )
+
+
+def _origins(siblings: Sequence[AnchorGroup]) -> list[Origin]:
+    return [
+        origin
+        for group in siblings
+        for origin in (*group.anchor.origins, *group_origins(group.epilogue))
+    ]
 
 
 def flat_values(prefix: str, sizes: Sequence[Expr], flat: Expr) -> dict[Symbol, Expr]:
@@ -169,6 +208,14 @@ def _operand(
     if not is_multiple_of(inner_count, inner_tile):
         guards.append(f"k < {builder.index(limits[1])}")
     return Operand(axis, scope.lines, value.widen(len(lanes)), " && ".join(guards))
+
+
+def _axes(builder: KernelBuilder, node: Contraction) -> tuple[str, str]:
+    """How lhs and rhs are loaded."""
+    return (
+        _choose_axis(builder, node, node.lhs, "m", node.rows),
+        _choose_axis(builder, node, node.rhs, "n", node.columns),
+    )
 
 
 def _choose_axis(
@@ -233,34 +280,37 @@ def _flat_symbols(expr: Expr) -> list[Symbol]:
     return [s for s in symbols_of(expr) if s.name == "flat"]
 
 
-def _store(
-    builder: KernelBuilder, group: AnchorGroup, node: Contraction, tile_m: int, tile_n: int
-) -> Store:
-    rows, columns = product(node.rows), product(node.columns)
-    members = anchor_members(group, node.output, node.index, builder)
+def _store_lanes(builder: KernelBuilder, group: AnchorGroup, node: Contraction) -> Lanes:
+    """The points that an invocation stores at once: four neighbouring columns, or one."""
+    columns = product(node.columns)
 
     def environment(n: Expr) -> dict[Symbol, Expr]:
         return {
             **flat_values("b", node.batch, iteration("b", product(node.batch))),
-            **flat_values("m", node.rows, iteration("m", rows)),
+            **flat_values("m", node.rows, iteration("m", product(node.rows))),
             **flat_values("n", node.columns, n),
         }
 
-    lanes: Lanes = []
     if is_multiple_of(columns, VECTOR):
         quad = iteration("n", columns // VECTOR)
         lanes = [environment(quad * VECTOR + x) for x in range(VECTOR)]
-        if not all(store_is_vector(builder, m, lanes) for m in members if m.store):
-            lanes = []
-    limit = columns // VECTOR if lanes else columns
-    if not lanes:
-        lanes = [environment(iteration("n", columns))]
+        members = anchor_members(group, node.output, node.index, builder)
+        if all(store_is_vector(builder, m, lanes) for m in members if m.store):
+            return lanes
+    return [environment(iteration("n", columns))]
+
+
+def _store(builder: KernelBuilder, group: AnchorGroup, tile_m: int, tile_n: int) -> Store:
+    node = contraction_of(group)
+    rows, columns = product(node.rows), product(node.columns)
+    lanes = _store_lanes(builder, group, node)
+    members = anchor_members(group, node.output, node.index, builder)
     lines = render_epilogue(builder, members, node.output, lanes)
     guards = []
     if not is_multiple_of(rows, tile_m):
         guards.append(f"m < {builder.index(rows)}")
     if not is_multiple_of(columns, tile_n):
-        guards.append(f"n < {builder.index(limit)}")
+        guards.append(f"n < {builder.index(columns // len(lanes))}")
     return Store(len(lanes), lines, " && ".join(guards))
 
 

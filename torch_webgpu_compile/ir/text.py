@@ -30,6 +30,7 @@ from .graph import (
     Member,
     RowGroup,
     Schedule,
+    SiblingGroup,
     SingleGroup,
 )
 from .nodes import (
@@ -232,6 +233,9 @@ def _format_group(number: int, group: KernelGroup) -> list[str]:
     match group:
         case SingleGroup(node):
             return [f"group {number}:", f"  {format_node(node)}"]
+        case SiblingGroup(groups):
+            parts = [line for k, sibling in enumerate(groups) for line in _format_group(k, sibling)]
+            return [f"group {number}: siblings", *(f"  {line}" for line in parts)]
         case MapGroup(ranges, members):
             head = f"group {number}: map over {_sizes(ranges)}"
         case RowGroup(rows, elements, members):
