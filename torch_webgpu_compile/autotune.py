@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ from .codegen.contraction import Tilings, generate_tiled, kernels_of, problem_of
 from .codegen.matmul_tiling import MatmulProblem, MatmulTiling, matmul_candidates
 from .errors import DeviceError, OutOfMemoryError
 from .files import write_atomically
-from .ir.graph import AnchorGroup, Schedule, SiblingGroup
+from .ir.graph import AnchorGroup, ContractionGroup, PairGroup, Schedule, SiblingGroup
 from .ir.nodes import Contraction
 from .plan.model import KernelCall, Plan, PlanBuffer
 from .runtime.device import Device
@@ -52,11 +52,11 @@ def tuner(device: Device, folder: str | None) -> Tune:
     def tune(schedule: Schedule) -> Tilings:
         known = known_tilings(device.target, folder)
         work: dict[str, _Candidates] = {}
-        for siblings in _contractions(schedule, device.target):
-            problem = problem_of(siblings, schedule.graph.buffers, device.target)
+        for group in _contractions(schedule, device.target):
+            problem = problem_of(group, schedule.graph.buffers, device.target)
             key = problem.key
             if key is not None and key not in known and key not in work and problem.itemsize < 8:
-                work[key] = _candidates(siblings, schedule, problem, device.target)
+                work[key] = _candidates(group, schedule, problem, device.target)
         with suppress(DeviceError):  # of a kernel that the driver refuses; the others are compiled
             device.compile_many([c.kernel for calls in work.values() for c in calls.values()])
         found = {key: _fastest(key, calls, schedule, device) for key, calls in work.items()}
@@ -67,11 +67,11 @@ def tuner(device: Device, folder: str | None) -> Tune:
     return tune
 
 
-def _contractions(schedule: Schedule, target: Target) -> Iterator[tuple[AnchorGroup, ...]]:
-    """The contractions of each kernel."""
+def _contractions(schedule: Schedule, target: Target) -> Iterator[ContractionGroup]:
+    """What each kernel of contractions computes."""
     for group in schedule.groups:
         match group:
-            case SiblingGroup() | AnchorGroup(anchor=Contraction()):
+            case SiblingGroup() | PairGroup() | AnchorGroup(anchor=Contraction()):
                 yield from kernels_of(group, schedule.graph.buffers, target)
 
 
@@ -82,10 +82,10 @@ _Candidates = dict[MatmulTiling, KernelCall]
 
 
 def _candidates(
-    siblings: Sequence[AnchorGroup], schedule: Schedule, problem: MatmulProblem, target: Target
+    group: ContractionGroup, schedule: Schedule, problem: MatmulProblem, target: Target
 ) -> _Candidates:
     return {
-        tiling: generate_tiled(siblings, schedule.graph.buffers, target, problem, tiling)
+        tiling: generate_tiled(group, schedule.graph.buffers, target, problem, tiling)
         for tiling in matmul_candidates(problem, target)
     }
 

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torch_webgpu_compile import autotune, explain
-from torch_webgpu_compile.codegen.matmul_tiling import MatmulTiling
+from torch_webgpu_compile import autotune, explain, plan_cache
+from torch_webgpu_compile.codegen import contraction
+from torch_webgpu_compile.codegen.matmul_tiling import MatmulTiling, fits
+from torch_webgpu_compile.runtime.device import open_device
 
 randn = torch.randn
 
@@ -99,6 +101,75 @@ def test_batches():
         return torch.bmm(x, u), torch.bmm(x, v)
 
     check(function, randn(3, 20, 16), randn(3, 16, 40), randn(3, 16, 24), products=1)
+
+
+# ---- pairs
+
+
+def swiglu(x, gate, up, b=None, c=None):
+    return F.silu(F.linear(x, gate, b)) * F.linear(x, up, c)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "columns", "dtype"),
+    [
+        ((70, 48), 64, torch.float32),
+        ((2, 9, 48), 100, torch.float32),
+        ((3, 30), 33, torch.float32),
+        ((40, 33), 9, torch.float32),
+        ((2, 35, 48), 40, torch.bfloat16),
+        ((3, 48), 64, torch.float16),
+    ],
+)
+def test_swiglu(sizes, columns, dtype):
+    weights, biases = operands((columns, columns), sizes[-1], dtype)
+    arguments = randn(sizes, dtype=dtype), *weights, *biases
+    got = torch.compile(swiglu, backend="webgpu", fullgraph=True)(*arguments)
+    # Eager PyTorch rounds every intermediate of 16 bits, which adds up to more than its tolerance.
+    wanted = swiglu(*(argument.float() for argument in arguments)).to(dtype)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_a_pair_of_different_layouts():
+    check(swiglu, randn(40, 48), randn(64, 48), randn(48, 64).t(), products=1)
+
+
+def test_a_pair_of_which_both_are_returned():
+    def function(x, gate, up):
+        g, u = F.linear(x, gate), F.linear(x, up)
+        return g, F.gelu(g) * u + x, u
+
+    check(function, randn(40, 48), randn(48, 48) / 7, randn(48, 48) / 7, products=1)
+
+
+def test_a_batched_pair():
+    def function(x, p, q):
+        return (torch.bmm(x, p) - torch.bmm(x, q)).transpose(1, 2)
+
+    check(function, randn(3, 20, 16), randn(3, 16, 36), randn(3, 16, 36), products=1)
+
+
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=4),
+        MatmulTiling(64, 64, 16, 8, 8, False, 8, slices=4),
+        MatmulTiling(16, 128, 8, 4, 8, True, 8, slices=2),
+        MatmulTiling(16, 64, 8, 4, 16, True, 8),
+    ],
+    ids=str,
+)
+def test_pairs_in_tilings(tiling, monkeypatch):
+    if not fits(tiling, 4, open_device().target):
+        pytest.skip("the adapter's workgroups are smaller")
+    monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
+    monkeypatch.setattr(contraction, "choose_matmul_tiling", lambda *_: tiling)
+    for rows, inner, columns in ((64, 64, 64), (70, 33, 50), (100, 12, 44)):
+        for w in (randn(inner, columns), randn(columns, inner).t()):
+            plan_cache.clear()
+            torch._dynamo.reset()
+            check(lambda x, w: (x @ w) * (x @ w.flip(1)), randn(rows, inner), w / inner**0.5)
+    plan_cache.clear()
 
 
 class Projections(nn.Module):

@@ -1,4 +1,4 @@
-"""Which products share a dispatch, without an adapter."""
+"""Which products share a dispatch, or even invocations, without an adapter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tests.compilations import TARGET, compile_function
 from torch_webgpu_compile.codegen.contraction import problem_of
 from torch_webgpu_compile.errors import VerificationError
-from torch_webgpu_compile.ir.graph import AnchorGroup, SiblingGroup
+from torch_webgpu_compile.ir.graph import AnchorGroup, PairGroup, SiblingGroup
 from torch_webgpu_compile.ir.verify import verify_schedule
 
 randn = torch.randn
@@ -28,6 +28,8 @@ def sizes_of(state) -> list[int]:
     for group in state.schedule.groups:
         if isinstance(group, SiblingGroup):
             found.append(len(group.groups))
+        elif isinstance(group, PairGroup):
+            found.append(2)
         elif isinstance(group, AnchorGroup):
             found.append(1)
     return found
@@ -127,10 +129,17 @@ def test_a_tied_weight_is_bound_once():
 
 
 def test_the_problem_names_every_product():
-    state = compiled(three, randn(40, 32), *WEIGHTS)
-    (group,) = state.schedule.groups
-    problem = problem_of(group.groups, state.schedule.graph.buffers, DESKTOP)
-    assert problem.key == "32-bit 1x40x64+40x20+40x37x32 inner inner"
+    def function(x, q, k):
+        return F.linear(x, q), F.linear(x, k)
+
+    assert key_of(function, *WEIGHTS[:2]) == "32-bit 1x40x64+40x20x32 inner inner"
+    assert key_of(swiglu, randn(24, 32), randn(24, 32)) == "32-bit 1x40x2*24x32 inner inner"
+
+
+def key_of(function, *weights):
+    schedule = compiled(function, randn(40, 32), *weights).schedule
+    (group,) = schedule.groups
+    return problem_of(group, schedule.graph.buffers, DESKTOP).key
 
 
 def test_siblings_that_need_each_other_are_refused():
@@ -140,5 +149,125 @@ def test_siblings_that_need_each_other_are_refused():
 
     schedule = compiled(function, randn(32, 32), randn(32, 32)).schedule
     wrong = replace(schedule, groups=(SiblingGroup(schedule.groups),))
-    with pytest.raises(VerificationError, match="siblings that do not need each other's"):
+    with pytest.raises(VerificationError, match="products that do not need each other's"):
         verify_schedule(wrong)
+
+
+# ---- pairs
+
+
+def swiglu(x, gate, up):
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def pairs_of(state) -> list[PairGroup]:
+    return [group for group in state.schedule.groups if isinstance(group, PairGroup)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [3, 40, 2000])
+def test_a_gated_product_is_one_kernel_that_stores_once(rows, dtype):
+    weights = [randn(64, 32, dtype=dtype) for _ in range(2)]
+    state = compiled(swiglu, randn(rows, 32, dtype=dtype), *weights)
+    assert len(pairs_of(state)) == state.plan.dispatch_count == 1
+    (kernel,) = state.plan.kernels
+    assert len(kernel.bindings) == 4
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_what_else_needs_the_first_result_gets_it(swap):
+    def function(x, gate, up):
+        g, u = F.linear(x, gate), F.linear(x, up)
+        return torch.sigmoid(u if swap else g) * (g if swap else u), g, u
+
+    state = compiled(function, randn(40, 32), randn(64, 32), randn(64, 32))
+    assert len(pairs_of(state)) == state.plan.dispatch_count == 1
+    (kernel,) = state.plan.kernels
+    assert len(kernel.bindings) == 6
+
+
+def test_a_sum_over_the_first_result_comes_between():
+    def function(x, gate, up):
+        g = F.linear(x, gate)
+        return g * F.linear(x, up) + torch.softmax(g, 0)
+
+    state = compiled(function, randn(40, 32), randn(64, 32), randn(64, 32))
+    verify_schedule(state.schedule)
+    assert not pairs_of(state)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "p", "q"),
+    [
+        (0, 1, randn(64, 32), randn(64, 32)),  # of two inputs
+        (0, 0, randn(64, 32), randn(1, 32)),  # broadcast: not point by point
+    ],
+)
+def test_other_products_are_no_pairs(x, y, p, q):
+    inputs = randn(40, 32), randn(40, 32)
+
+    def function(inputs, p, q):
+        return F.silu(F.linear(inputs[x], p)) * F.linear(inputs[y], q)
+
+    assert not pairs_of(compiled(function, inputs, p, q))
+
+
+def test_a_transposed_result_is_no_pair():
+    def function(x, p, q):
+        return F.linear(x, p).t() * F.linear(x, q)
+
+    assert not pairs_of(compiled(function, randn(32, 16), randn(32, 16), randn(32, 16)))
+
+
+def test_a_pair_without_room_for_its_bindings_is_none():
+    def function(x, gate, up, b, c):
+        return F.silu(F.linear(x, gate, b)) * F.linear(x, up, c)
+
+    arguments = randn(40, 32), randn(64, 32), randn(64, 32), randn(64), randn(64)
+    for limit, wanted in ((5, 0), (6, 1)):
+        target = replace(TARGET, max_storage_buffers=limit)
+        state = compiled(function, *arguments, target=target)
+        assert len(pairs_of(state)) == wanted
+
+
+# ---- models
+
+
+def dispatches(module, *inputs) -> int:
+    return compiled(lambda *x: module(*x).last_hidden_state, *inputs).plan.dispatch_count
+
+
+def test_a_layer_of_bert_is_seven_dispatches():
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    counts = [
+        dispatches(
+            BertModel(BertConfig(num_hidden_layers=layers, **sizes), False).eval(),
+            torch.randint(0, 99, (2, 16)),
+        )
+        for layers in (1, 2)
+    ]
+    assert counts[1] - counts[0] == 7
+
+
+def test_a_layer_of_llama_is_ten_dispatches():
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    counts = [
+        dispatches(
+            LlamaModel(
+                LlamaConfig(
+                    num_hidden_layers=n,
+                    num_key_value_heads=2,
+                    vocab_size=99,
+                    use_cache=False,
+                    **sizes,
+                )
+            ).eval(),
+            torch.randint(0, 99, (2, 16)),
+        )
+        for n in (1, 2)
+    ]
+    assert counts[1] - counts[0] == 10

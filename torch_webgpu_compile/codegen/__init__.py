@@ -10,6 +10,7 @@ from ..ir.graph import (
     Buffer,
     KernelGroup,
     MapGroup,
+    PairGroup,
     RowGroup,
     Schedule,
     SiblingGroup,
@@ -52,12 +53,12 @@ def _generate_group(
             if buffers[group.anchor.output].numel is ZERO:
                 return []
             if isinstance(group.anchor, Contraction):
-                return [generate_contraction([group], buffers, target, tilings)]
+                return [generate_contraction(group, buffers, target, tilings)]
             return [generate_attention(group, buffers, target)]
-        case SiblingGroup():
+        case SiblingGroup() | PairGroup():
             return [
-                generate_contraction(siblings, buffers, target, tilings)
-                for siblings in kernels_of(group, buffers, target)
+                generate_contraction(kernel, buffers, target, tilings)
+                for kernel in kernels_of(group, buffers, target)
             ]
         case SingleGroup(node=HostCall() as call):
             return [call]

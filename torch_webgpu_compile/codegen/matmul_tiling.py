@@ -18,6 +18,7 @@ class MatmulProblem:
     Attributes:
         batch, inner: sizes; None for those that a call decides.
         shapes: rows and columns of each product, likewise.
+        paired: whether there are two products of the one shape, both computed by each invocation.
         itemsize: bytes of an element while it is multiplied.
         lhs, rhs: how the operands lie in memory: the axis along which their tiles are loaded, see
             `contraction.Operand`.
@@ -29,19 +30,21 @@ class MatmulProblem:
     itemsize: int
     lhs: str
     rhs: str
+    paired: bool = False
 
     @classmethod
     def of(
         cls,
-        batch: Expr,
+        sizes: tuple[Expr, Expr],
         shapes: Sequence[tuple[Expr, Expr]],
-        inner: Expr,
         itemsize: int,
         axes: tuple[str, str],
+        paired: bool,
     ) -> MatmulProblem:
-        """``shapes``: rows and columns of each product; ``axes``: of lhs and rhs."""
+        """``sizes``: batch and inner; ``axes``: of lhs and rhs."""
+        batch, inner = map(_known, sizes)
         known = tuple((_known(rows), _known(columns)) for rows, columns in shapes)
-        return cls(_known(batch), known, _known(inner), itemsize, *axes)
+        return cls(batch, known, inner, itemsize, *axes, paired)
 
     @property
     def rows(self) -> int:
@@ -58,16 +61,28 @@ class MatmulProblem:
         """Names the problem in tables of measured tilings; None if a size is not known."""
         if None in (self.batch, self.inner) or any(None in shape for shape in self.shapes):
             return None
-        shapes = "+".join(f"{rows}x{columns}" for rows, columns in self.shapes)
+        times = "2*" if self.paired else ""
+        shapes = "+".join(f"{rows}x{times}{columns}" for rows, columns in self.shapes)
         sizes = f"{self.batch}x{shapes}x{self.inner}"
         return f"{self.itemsize * 8}-bit {sizes} {self.lhs} {self.rhs}"
 
     def workgroups(self, tiling: MatmulTiling) -> int:
         """Tiles of the results."""
+        width = self.columns_of(tiling)
         return (self.batch or _UNKNOWN) * sum(
-            -(-(rows or _UNKNOWN) // tiling.rows) * -(-(columns or _UNKNOWN) // tiling.columns)
+            -(-(rows or _UNKNOWN) // tiling.rows) * -(-(columns or _UNKNOWN) // width)
             for rows, columns in self.shapes
         )
+
+    def columns_of(self, tiling: MatmulTiling) -> int:
+        """Columns of a product that a workgroup computes: of a pair, half of the tile's each."""
+        return tiling.columns // 2 if self.paired else tiling.columns
+
+    def adapt(self, tiling: MatmulTiling) -> MatmulTiling:
+        """The tiling, wide enough for an invocation to have four columns of each of a pair."""
+        if not self.paired or tiling.thread_columns >= 8:
+            return tiling
+        return replace(tiling, columns=2 * tiling.columns, thread_columns=2 * tiling.thread_columns)
 
 
 def _known(size: Expr) -> int | None:
@@ -175,7 +190,7 @@ def matmul_candidates(problem: MatmulProblem, target: Target) -> Iterator[Matmul
         found = _MEASURED_FEW_ROWS
     elif problem.columns <= 16:
         found = [_transposed(tiling) for tiling in _MEASURED_FEW_ROWS]
-    for tiling in found:
+    for tiling in dict.fromkeys(map(problem.adapt, found)):
         if fits(tiling, problem.itemsize, target):
             yield tiling
 
@@ -192,12 +207,13 @@ def _transposed(tiling: MatmulTiling) -> MatmulTiling:
 
 def choose_matmul_tiling(problem: MatmulProblem, target: Target) -> MatmulTiling:
     """The tiling for a problem that nobody measured."""
-    for tiling in _in_software(problem) if target.software else _in_order(problem):
+    found = _in_software(problem) if target.software else _in_order(problem)
+    for tiling in map(problem.adapt, found):
         if problem.itemsize == 8:  # twice the workgroup memory: one buffer instead of two
             tiling = replace(tiling, double_buffer=False)
         if fits(tiling, problem.itemsize, target):
             return tiling
-    return replace(_SMALLEST, double_buffer=False)
+    return problem.adapt(replace(_SMALLEST, double_buffer=False))
 
 
 def _in_software(problem: MatmulProblem) -> Iterator[MatmulTiling]:
@@ -216,6 +232,6 @@ def _in_order(problem: MatmulProblem) -> Iterator[MatmulTiling]:
         yield from (_transposed(tiling) for tiling in _FEW_ROWS)
     else:
         for tiling, least in _BY_SIZE:
-            if problem.workgroups(tiling) >= least:
+            if problem.workgroups(problem.adapt(tiling)) >= least:
                 yield tiling
     yield _SMALLEST

@@ -189,7 +189,20 @@ class SiblingGroup:
     groups: tuple[AnchorGroup, ...]
 
 
-KernelGroup = MapGroup | RowGroup | AnchorGroup | SiblingGroup | SingleGroup
+@dataclass(frozen=True, slots=True)
+class PairGroup:
+    """Two contractions of the same sizes and lhs, of which every invocation computes both.
+
+    The second one's epilogue sees the results of the first one, at the same point.
+    """
+
+    groups: tuple[AnchorGroup, AnchorGroup]
+
+
+ContractionGroup = AnchorGroup | SiblingGroup | PairGroup
+"""What one kernel computes by tiles; the anchor of an `AnchorGroup` may be an `Attention`, too."""
+
+KernelGroup = MapGroup | RowGroup | ContractionGroup | SingleGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +230,7 @@ def buffers_of(group: KernelGroup) -> GroupBuffers:
         case SingleGroup(node):
             outputs = frozenset(outputs_of(node))
             return GroupBuffers(frozenset(inputs_of(node)), outputs, outputs)
-        case SiblingGroup(groups):
+        case SiblingGroup(groups) | PairGroup(groups):
             return reduce(or_, map(buffers_of, groups))
         case AnchorGroup(anchor, epilogue, store_anchor):
             output = frozenset({anchor.output})

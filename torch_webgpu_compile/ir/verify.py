@@ -16,6 +16,7 @@ from .graph import (
     BufferOrigin,
     GraphOutput,
     LoopGraph,
+    PairGroup,
     Schedule,
     SiblingGroup,
     buffers_of,
@@ -151,8 +152,8 @@ def verify_schedule(schedule: Schedule) -> None:
     written = {i.buffer for i in graph.inputs if i.buffer is not None} | set(graph.constants)
     for number, group in enumerate(schedule.groups):
         title = f"group {number}"
-        if isinstance(group, SiblingGroup):
-            _siblings(title, group)
+        if isinstance(group, SiblingGroup | PairGroup):
+            _side_by_side(title, group)
         found = buffers_of(group)
         for name in sorted(found.reads):
             known = name in written or _is_empty(graph.buffers[name])
@@ -165,22 +166,25 @@ def verify_schedule(schedule: Schedule) -> None:
         _verify_output(position, output, graph, written)
 
 
-def _siblings(title: str, group: SiblingGroup) -> None:
+def _side_by_side(title: str, group: SiblingGroup | PairGroup) -> None:
     first = group.groups[0].anchor
-    for sibling in group.groups:
+    for k, sibling in enumerate(group.groups):
         anchor = sibling.anchor
         same = isinstance(anchor, Contraction) and isinstance(first, Contraction)
-        _require(same, title, "contractions as siblings")
+        _require(same, title, "contractions")
         assert isinstance(anchor, Contraction)
         assert isinstance(first, Contraction)
-        _require(anchor.lhs.dtype is first.lhs.dtype, title, "siblings of one dtype")
+        _require(anchor.lhs.dtype is first.lhs.dtype, title, "one dtype")
         for sizes, others in ((anchor.batch, first.batch), (anchor.inner, first.inner)):
-            _require(product(sizes) is product(others), title, "siblings of equal batch and inner")
-        own = buffers_of(sibling)
-        for other in group.groups:
-            if other is not sibling:
-                read = own.loaded & buffers_of(other).computed
-                _require(not read, title, f"siblings that do not need each other's {sorted(read)}")
+            _require(product(sizes) is product(others), title, "equal batch and inner sizes")
+        if isinstance(group, PairGroup):
+            sizes = (*anchor.batch, *anchor.rows, *anchor.columns)
+            _require(anchor.lhs is first.lhs, title, "one lhs")
+            _require(sizes == (*first.batch, *first.rows, *first.columns), title, "equal sizes")
+        for j, other in enumerate(group.groups):
+            if j > k or (j < k and isinstance(group, SiblingGroup)):
+                read = buffers_of(sibling).loaded & buffers_of(other).computed
+                _require(not read, title, f"products that do not need each other's {sorted(read)}")
 
 
 def _body(

@@ -7,6 +7,7 @@ from ..target import Target
 from .fusion import fuse
 from .inline import inline_producers
 from .order import order_groups
+from .pairs import join_pairs
 from .siblings import join_siblings
 from .split import split_reductions
 from .units import drop_unit_symbols
@@ -18,4 +19,5 @@ def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
     divided = split_reductions(drop_unit_symbols(graph))
     inlined = inline_producers(divided, target)
-    return join_siblings(order_groups(inlined, fuse(inlined, target)), target)
+    fused = order_groups(inlined, fuse(inlined, target))
+    return join_siblings(join_pairs(fused, target), target)
