@@ -237,6 +237,7 @@ def dispatches(module, *inputs) -> int:
     return compiled(lambda *x: module(*x).last_hidden_state, *inputs).plan.dispatch_count
 
 
+@pytest.mark.slow
 def test_a_layer_of_bert_is_seven_dispatches():
     from transformers import BertConfig, BertModel
 
@@ -251,6 +252,7 @@ def test_a_layer_of_bert_is_seven_dispatches():
     assert counts[1] - counts[0] == 7
 
 
+@pytest.mark.slow
 def test_a_layer_of_llama_is_ten_dispatches():
     from transformers import LlamaConfig, LlamaModel
 

@@ -182,7 +182,7 @@ class SingleGroup:
 class SiblingGroup:
     """Contractions, each with its epilogue, that one dispatch computes side by side.
 
-    None needs what another one computes. They have an operand, the batch and the inner size in
+    None needs what another one computes. They have an operand, and batch and inner sizes, in
     common.
     """
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from .. import dtypes
 from ..dtypes import Kind
 from ..errors import VerificationError
-from ..sizes import Expr, Symbol, product, symbols_of
+from ..sizes import Expr, Symbol, symbols_of
 from .graph import (
     Buffer,
     BufferOrigin,
@@ -175,12 +175,12 @@ def _side_by_side(title: str, group: SiblingGroup | PairGroup) -> None:
         assert isinstance(anchor, Contraction)
         assert isinstance(first, Contraction)
         _require(anchor.lhs.dtype is first.lhs.dtype, title, "one dtype")
-        for sizes, others in ((anchor.batch, first.batch), (anchor.inner, first.inner)):
-            _require(product(sizes) is product(others), title, "equal batch and inner sizes")
+        equal = anchor.batch == first.batch and anchor.inner == first.inner
+        _require(equal, title, "equal batch and inner sizes")
         if isinstance(group, PairGroup):
-            sizes = (*anchor.batch, *anchor.rows, *anchor.columns)
             _require(anchor.lhs is first.lhs, title, "one lhs")
-            _require(sizes == (*first.batch, *first.rows, *first.columns), title, "equal sizes")
+            equal = anchor.rows == first.rows and anchor.columns == first.columns
+            _require(equal, title, "equal sizes")
         for j, other in enumerate(group.groups):
             if j > k or (j < k and isinstance(group, SiblingGroup)):
                 read = buffers_of(sibling).loaded & buffers_of(other).computed

@@ -53,7 +53,7 @@ def _same_rhs(node: Contraction) -> Hashable:
 
 
 def _in_common(node: Contraction) -> Hashable:
-    return product(node.batch), product(node.inner), node.lhs.dtype
+    return node.batch, node.inner, node.lhs.dtype
 
 
 def _is_small(node: Contraction) -> bool:
