@@ -56,6 +56,16 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
         [randn(20, 16), randn(24, 16), randn(24)],
         False,
     ),
+    "sibling_linears": (
+        lambda x, q, k, b: (F.linear(x, q, b), torch.relu(F.linear(x, k))),
+        [randn(20, 16), randn(24, 16), randn(8, 16), randn(24)],
+        False,
+    ),
+    "gated_linear": (
+        lambda x, gate, up: F.silu(F.linear(x, gate)) * F.linear(x, up),
+        [randn(20, 16), randn(24, 16), randn(24, 16)],
+        False,
+    ),
     "convolution": (
         lambda x, w: torch.relu(F.conv2d(x, w, stride=2, padding=1)),
         [randn(1, 3, 9, 9), randn(4, 3, 3, 3)],

@@ -10,8 +10,10 @@ from ..ir.graph import (
     Buffer,
     KernelGroup,
     MapGroup,
+    PairGroup,
     RowGroup,
     Schedule,
+    SiblingGroup,
     SingleGroup,
 )
 from ..ir.nodes import Contraction, HostCall, Scatter
@@ -19,7 +21,7 @@ from ..plan.model import KernelCall
 from ..sizes import ZERO, product
 from ..target import Target
 from .attention import generate_attention
-from .contraction import Tilings, generate_contraction
+from .contraction import Tilings, generate_contraction, kernels_of
 from .pointwise import generate_map
 from .reduction import generate_rows
 from .scatter import generate_scatter
@@ -58,6 +60,11 @@ def _generate_group(
             if isinstance(group.anchor, Contraction):
                 return [generate_contraction(group, buffers, target, tilings)]
             return [generate_attention(group, buffers, target)]
+        case SiblingGroup() | PairGroup():
+            return [
+                generate_contraction(kernel, buffers, target, tilings)
+                for kernel in kernels_of(group, buffers, target)
+            ]
         case SingleGroup(node=HostCall() as call):
             return [call]
         case SingleGroup(node=Scatter() as scatter):

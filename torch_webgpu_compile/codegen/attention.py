@@ -7,20 +7,15 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedOp
 from ..ir.graph import AnchorGroup, Buffer
-from ..ir.nodes import Attention, anchor_symbols
+from ..ir.nodes import Attention
 from ..ir.scalar import Scalar
 from ..plan.model import KernelCall
 from ..sizes import Expr, Symbol, ceildiv, iteration, product
 from ..target import Target
-from .contraction import (
-    Store,
-    anchor_members,
-    flat_values,
-    render_epilogue,
-    store_is_vector,
-)
+from .epilogue import Store, anchor_members, render_epilogue, store_is_vector
 from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid
+from .operands import flat_values
 from .pointwise import Lanes, group_origins
 from .storage import VECTOR
 from .tiling import AttentionTiling, attention_subgroup, choose_attention_tiling
@@ -141,7 +136,7 @@ def _store(
 ) -> Store:
     """Stores of four neighbouring elements of a head where memory allows, else of one."""
     _, _, queries, _, _, size = node.sizes
-    members = anchor_members(group, node.output, anchor_symbols(node), builder)
+    members = anchor_members([group], builder)
     fixed = {**batch, **flat_values("m", (queries,), iteration("m", queries))}
     lanes: Lanes = []
     limit = size
@@ -152,6 +147,6 @@ def _store(
     if not lanes or not all(store_is_vector(builder, m, lanes) for m in members if m.store):
         lanes = [{**fixed, **flat_values("d", (size,), iteration("d", size))}]
         limit = size
-    lines = render_epilogue(builder, members, node.output, lanes)
+    lines = render_epilogue(builder, members, {node.output: "value"}, lanes)
     guard = f"m < {builder.index(queries)} && d < {builder.index(limit)}"
     return Store(len(lanes), lines, guard)

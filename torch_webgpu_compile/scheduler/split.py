@@ -5,6 +5,7 @@ Reductions of few, long rows, and contractions of small results over a long inne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -151,8 +152,15 @@ def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
         return graph
     buffers = dict(graph.buffers)
     nodes: list[Node] = []
+    # Products of one operand share a dispatch (see `siblings`) and fill a GPU together.
+    tiles = Counter[tuple[str, Scalar]]()
     for node in graph.nodes:
-        found = _inner_parts(node) if isinstance(node, Contraction) else None
+        if isinstance(node, Contraction):
+            tiles.update(dict.fromkeys(_shared(node), _tiles(node)))
+    for node in graph.nodes:
+        found = None
+        if isinstance(node, Contraction):
+            found = _inner_parts(node, max(tiles[key] for key in _shared(node)))
         if isinstance(node, Contraction) and found is not None:
             nodes += _split_contraction(node, *found, buffers)
         else:
@@ -160,16 +168,29 @@ def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
     return graph.with_nodes(tuple(nodes), buffers)
 
 
-def _inner_parts(node: Contraction) -> tuple[int, int] | None:
-    """The inner dimension to divide, and into how many parts; None where that does not pay."""
-    sizes = [product(s) for s in (node.batch, node.rows, node.columns, node.inner)]
-    if not all(size.is_constant for size in (*sizes, *node.inner)):
+def _shared(node: Contraction) -> tuple[tuple[str, Scalar], ...]:
+    return ("lhs", node.lhs), ("rhs", node.rhs)
+
+
+def _tiles(node: Contraction) -> int:
+    """Workgroups of the largest tile; more than enough where a call decides."""
+    batch, rows, columns = (product(s) for s in (node.batch, node.rows, node.columns))
+    if not all(size.is_constant for size in (batch, rows, columns)):
+        return _WORKGROUPS
+    return int(batch) * -(-int(rows) // _TILE[0]) * -(-int(columns) // _TILE[1])
+
+
+def _inner_parts(node: Contraction, tiles: int) -> tuple[int, int] | None:
+    """The inner dimension to divide, and into how many parts; None where that does not pay.
+
+    ``tiles``: of all products that share its dispatch.
+    """
+    rows, columns, inner = (product(s) for s in (node.rows, node.columns, node.inner))
+    if tiles >= _WORKGROUPS or not all(size.is_constant for size in node.inner):
         return None
-    batch, rows, columns, inner = map(int, sizes)
-    tiles = batch * -(-rows // _TILE[0]) * -(-columns // _TILE[1])
-    if min(rows, columns) < min(_TILE) or tiles >= _WORKGROUPS:
+    if min(int(rows), int(columns)) < min(_TILE):
         return None
-    most = min(_MOST_PARTS, inner // _INNER_PART, -(-_WORKGROUPS // tiles))
+    most = min(_MOST_PARTS, int(inner) // _INNER_PART, -(-_WORKGROUPS // tiles))
     for parts in range(most, 1, -1):
         for dim, size in enumerate(node.inner):
             if int(size) % (4 * parts) == 0 or (len(node.inner) > 1 and int(size) % parts == 0):
