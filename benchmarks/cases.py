@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from . import convolution_cases, kernel_cases
 from .kernel_cases import Case
 
-
 _SMALL_ENCODER = {
     "num_hidden_layers": 2,
     "hidden_size": 192,
