@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from .. import dtypes
@@ -32,6 +32,10 @@ from .scalar_wgsl import Renderer
 from .storage import VECTOR
 from .tiling import choose_row_tiling
 from .values import Scope, Text
+
+# A row that is read once needs no more invocations than keep its loads in flight (50257 elements on
+# an H200: 0.42 ms with 512, 0.44 with 1024); of one that is read again more fit the cache.
+_ONE_PASS_THREADS = 512
 
 
 @dataclass
@@ -90,6 +94,9 @@ class _RowKernel:
             self.sums = shifted_sums(group, self.varying, self.outside)
             self.depth = passes_needed(group, self.sums)
             self.phases_count = max(self.depth[m.output] for m in group.members if m.reduction)
+            if self.phases_count == 1 and not final_pass:
+                threads = min(self.tiling.threads, _ONE_PASS_THREADS)
+                self.tiling = replace(self.tiling, threads=threads)
         self.values: dict[str, Text] = {}
         self.row_scope = Scope()
         order = memory_order(group.members, self.row_symbols, buffers)
