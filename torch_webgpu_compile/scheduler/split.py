@@ -46,11 +46,12 @@ _PART = 1 << 14
 _THREADS = 1 << 18
 _COLUMN_PART = 256
 # Contractions: the tile that multiplies fastest, the workgroups of it that fill a large GPU (three
-# per multiprocessor), and the shortest worthwhile part of the inner dimension. On an H200, 512×3072×
-# 768 takes 91 µs as one product and 65 in four parts; 512×768×768 28 and 24 in two or three.
+# per multiprocessor), and the shortest worthwhile part of the inner dimension: where there is a
+# workgroup for each multiprocessor, and where there is not. On an H200, 512×3072×768 takes 91 µs as
+# one product and 65 in four parts; 512×768×768 28 and 24 in two or three.
 _TILE = (64, 64)
 _WORKGROUPS = 384
-_INNER_PART = 256
+_INNER_PART, _INNER_PART_OF_FEW = 1024, 256
 _MOST_PARTS = 8
 
 
@@ -191,7 +192,8 @@ def _inner_parts(node: Contraction, tiles: int) -> tuple[int, int] | None:
         return None
     if min(int(rows), int(columns)) < min(_TILE):
         return None
-    most = min(_MOST_PARTS, int(inner) // _INNER_PART, -(-_WORKGROUPS // tiles))
+    shortest = _INNER_PART_OF_FEW if 2 * tiles <= _WORKGROUPS else _INNER_PART
+    most = min(_MOST_PARTS, int(inner) // shortest, -(-_WORKGROUPS // tiles))
     for parts in range(most, 1, -1):
         for dim, size in enumerate(node.inner):
             if int(size) % (4 * parts) == 0 or (len(node.inner) > 1 and int(size) % parts == 0):
