@@ -7,7 +7,6 @@ from typing import assert_never
 
 from ..ir.graph import (
     AnchorGroup,
-    Buffer,
     KernelGroup,
     MapGroup,
     RowGroup,
@@ -33,13 +32,14 @@ def generate(
     """The kernel calls (and host calls) of a schedule, in order."""
     calls: list[KernelCall | HostCall] = []
     for group in schedule.groups:
-        calls += _generate_group(group, schedule.graph.buffers, target, tilings)
+        calls += _generate_group(group, schedule, target, tilings)
     return tuple(calls)
 
 
 def _generate_group(
-    group: KernelGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
+    group: KernelGroup, schedule: Schedule, target: Target, tilings: Tilings
 ) -> Sequence[KernelCall | HostCall]:
+    buffers = schedule.graph.buffers
     match group:
         case MapGroup():
             empty = product(group.ranges) is ZERO
@@ -56,6 +56,7 @@ def _generate_group(
         case SingleGroup(node=HostCall() as call):
             return [call]
         case SingleGroup(node=Scatter() as scatter):
-            return generate_scatter(scatter, buffers, target)
+            in_place = scatter.output in schedule.in_place
+            return generate_scatter(scatter, buffers, target, in_place)
         case _:
             assert_never(group)  # type: ignore[arg-type]

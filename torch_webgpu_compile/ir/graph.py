@@ -172,7 +172,18 @@ KernelGroup = MapGroup | RowGroup | AnchorGroup | SingleGroup
 
 @dataclass(frozen=True)
 class Schedule:
-    """Kernel groups in execution order over the buffers of ``graph``."""
+    """Kernel groups in execution order over the buffers of ``graph``.
+
+    ``in_place`` maps a scatter's output to its initial buffer where both are the same memory: the
+    scatter makes no copy, and nothing reads the initial buffer from then on.
+    """
 
     graph: LoopGraph
     groups: tuple[KernelGroup, ...]
+    in_place: dict[str, str] = field(default_factory=dict)
+
+    def memory_of(self, name: str) -> str:
+        """The buffer in whose memory a buffer is: itself, unless it is written in place."""
+        while name in self.in_place:
+            name = self.in_place[name]
+        return name

@@ -225,6 +225,9 @@ def format_schedule(schedule: Schedule) -> str:
     lines = [f"schedule({schedule.graph.name!r})"]
     for number, group in enumerate(schedule.groups):
         lines += _format_group(number, group)
+        if isinstance(group, SingleGroup) and isinstance(group.node, Scatter):
+            initial = schedule.in_place.get(group.node.output)
+            lines += [] if initial is None else [f"  in the memory of {initial}"]
     return "\n".join(lines) + "\n"
 
 

@@ -32,12 +32,13 @@ from .nodes import (
     Pointwise,
     Reduction,
     Scatter,
+    bodies_of,
     inputs_of,
     iteration_symbols,
     outputs_of,
     symbol_keys,
 )
-from .scalar import OPS, Load, Masked, Op, Scalar, scalar_symbols, walk
+from .scalar import OPS, Load, Masked, Op, Scalar, loads_of, scalar_symbols, walk
 
 
 def verify_loop_graph(graph: LoopGraph) -> None:
@@ -164,6 +165,40 @@ def verify_schedule(schedule: Schedule) -> None:
         written |= stores
     for position, output in enumerate(graph.outputs):
         _verify_output(position, output, graph, written)
+    _verify_in_place(schedule)
+
+
+def _verify_in_place(schedule: Schedule) -> None:
+    """A shared memory has one layout, and its old contents are read before it is written only."""
+    graph = schedule.graph
+    left = dict(schedule.in_place)
+    for number, group in enumerate(schedule.groups):
+        if not (isinstance(group, SingleGroup) and isinstance(group.node, Scatter)):
+            continue
+        node = group.node
+        if left.pop(node.output, None) is None:
+            continue
+        title = f"group {number} in place"
+        _require(schedule.in_place[node.output] == node.initial, title, "its initial buffer")
+        root = graph.buffers[schedule.memory_of(node.output)]
+        own = graph.buffers[node.output]
+        same = root.strides == own.strides and root.offset is own.offset
+        _require(same, title, f"the layout of {root.name}")
+        _require(root.origin is not BufferOrigin.CONSTANT, title, "memory that may change")
+        if root.origin is BufferOrigin.INPUT:
+            assigned = any(
+                o.mutates is not None
+                and o.buffer is not None
+                and graph.inputs[o.mutates].buffer == root.name
+                and schedule.memory_of(o.buffer) == root.name
+                for o in graph.outputs
+            )
+            _require(assigned, title, f"a result that is assigned to {root.name}")
+        own_loads = {load.buffer for body in bodies_of(node) for load in loads_of(body)}
+        later = own_loads.union(*(_group_buffers(g)[0] for g in schedule.groups[number + 1 :]))
+        unread = node.initial not in later and node.initial not in graph.returned
+        _require(unread, title, f"no later reader of {node.initial}")
+    _require(not left, "schedule", f"scatters that write {sorted(left)}")
 
 
 def _group_buffers(

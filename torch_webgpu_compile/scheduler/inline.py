@@ -154,8 +154,8 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
                 origins=origins,
             )
         case Scatter():
-            if user.initial == producer.output:
-                return None
+            if user.initial in {producer.output, *inputs_of(producer)}:
+                return None  # a scatter that reads its initial contents cannot be done in place
             index = tuple(rewrite(i, change) for i in user.index)
             return replace(user, index=index, body=rewrite(user.body, change), origins=origins)
         case _:
