@@ -7,6 +7,7 @@ from typing import assert_never
 
 from ..ir.graph import (
     AnchorGroup,
+    Buffer,
     KernelGroup,
     MapGroup,
     RowGroup,
@@ -18,6 +19,7 @@ from ..plan.model import KernelCall
 from ..sizes import ZERO, product
 from ..target import Target
 from .attention import generate_attention
+from .attention_parts import generate_attention_parts
 from .contraction import Tilings, generate_contraction
 from .pointwise import generate_map
 from .reduction import generate_rows
@@ -32,14 +34,13 @@ def generate(
     """The kernel calls (and host calls) of a schedule, in order."""
     calls: list[KernelCall | HostCall] = []
     for group in schedule.groups:
-        calls += _generate_group(group, schedule, target, tilings)
+        calls += _generate_group(group, schedule.graph.buffers, target, tilings)
     return tuple(calls)
 
 
 def _generate_group(
-    group: KernelGroup, schedule: Schedule, target: Target, tilings: Tilings
+    group: KernelGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
 ) -> Sequence[KernelCall | HostCall]:
-    buffers = schedule.graph.buffers
     match group:
         case MapGroup():
             empty = product(group.ranges) is ZERO
@@ -52,11 +53,12 @@ def _generate_group(
                 return []
             if isinstance(group.anchor, Contraction):
                 return [generate_contraction(group, buffers, target, tilings)]
+            if group.anchor.parts > 1:
+                return [generate_attention_parts(group, buffers, target)]
             return [generate_attention(group, buffers, target)]
         case SingleGroup(node=HostCall() as call):
             return [call]
         case SingleGroup(node=Scatter() as scatter):
-            in_place = scatter.output in schedule.in_place
-            return generate_scatter(scatter, buffers, target, in_place)
+            return generate_scatter(scatter, buffers, target)
         case _:
             assert_never(group)  # type: ignore[arg-type]

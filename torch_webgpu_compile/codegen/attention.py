@@ -60,7 +60,7 @@ def generate_attention(
         )
     builder = KernelBuilder(target, buffers)
     b = flat_values("b", (batch, heads), iteration("b", batch * heads))
-    make = _OperandMaker(builder, b)
+    make = OperandMaker(builder, b)
     query = make(node.query, ("m", queries), ("k", head))
     key = make(node.key, ("n", keys), ("k", head))
     value = make(node.value, ("n", keys), ("d", value_head))
@@ -94,20 +94,26 @@ def generate_attention(
 
 
 @dataclass
-class _OperandMaker:
+class OperandMaker:
     """Renders load functions; ``batch`` are the values of b0 and b1 at flat position ``b``."""
 
     builder: KernelBuilder
     batch: dict[Symbol, Expr]
 
-    def __call__(self, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]) -> Operand:
+    def __call__(
+        self,
+        body: Scalar,
+        outer: tuple[str, Expr],
+        inner: tuple[str, Expr],
+        vector: bool = True,
+    ) -> Operand:
         """``outer`` and ``inner``: prefix of the symbol (and name of the parameter), and its
-        extent.
+        extent. ``vector``: four elements at once where they divide the extent.
         """
         name, count = outer
         prefix, size = inner
         fixed = {**self.batch, **flat_values(name, (count,), iteration(name, count))}
-        vector = is_multiple_of(size, VECTOR)
+        vector = vector and is_multiple_of(size, VECTOR)
         limit = size // VECTOR if vector else size
         at = iteration(prefix, limit)
         positions = [at * VECTOR + x for x in range(VECTOR)] if vector else [at]

@@ -19,10 +19,8 @@ from .values import Scope
 _ATOMIC_ADD = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32, dtypes.int64})
 
 
-def generate_scatter(
-    node: Scatter, buffers: dict[str, Buffer], target: Target, in_place: bool = False
-) -> list[KernelCall]:
-    """The copy and the update; empty ranges leave just the copy, ``in_place`` just the update.
+def generate_scatter(node: Scatter, buffers: dict[str, Buffer], target: Target) -> list[KernelCall]:
+    """The copy and the update; empty ranges leave just the copy, shared memory just the update.
 
     Raises:
         UnsupportedOp: accumulation in a dtype that 32-bit atomics cannot sum.
@@ -36,7 +34,7 @@ def generate_scatter(
         )
     if output.numel is ZERO:
         return []
-    calls = [] if in_place else [_copy(node, output, buffers, target)]
+    calls = [] if output.shares else [_copy(node, output, buffers, target)]
     if product(node.ranges) is not ZERO:
         calls.append(_update(node, buffers, target))
     return calls

@@ -28,6 +28,8 @@ class Buffer:
         sizes: logical sizes, in elements.
         strides: per dimension, in elements, ≥ 0; the first element is at ``offset``.
         offset: in elements, from the start of the memory.
+        shares: the buffer whose memory it takes over: a `Scatter` writes it where its initial
+            contents are, and nothing reads those from then on.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Buffer:
     strides: tuple[Expr, ...]
     offset: Expr
     origin: BufferOrigin
+    shares: str | None = None
 
     @property
     def numel(self) -> Expr:
@@ -101,6 +104,12 @@ class LoopGraph:
     def with_nodes(self, nodes: tuple[Node, ...], buffers: dict[str, Buffer]) -> LoopGraph:
         """The same graph with other nodes and buffers."""
         return replace(self, nodes=nodes, buffers=buffers)
+
+    def memory_of(self, name: str) -> str:
+        """The buffer in whose memory a buffer is: itself, unless it shares another one's."""
+        while (shared := self.buffers[name].shares) is not None:
+            name = shared
+        return name
 
     @property
     def returned(self) -> frozenset[str]:
@@ -172,18 +181,7 @@ KernelGroup = MapGroup | RowGroup | AnchorGroup | SingleGroup
 
 @dataclass(frozen=True)
 class Schedule:
-    """Kernel groups in execution order over the buffers of ``graph``.
-
-    ``in_place`` maps a scatter's output to its initial buffer where both are the same memory: the
-    scatter makes no copy, and nothing reads the initial buffer from then on.
-    """
+    """Kernel groups in execution order over the buffers of ``graph``."""
 
     graph: LoopGraph
     groups: tuple[KernelGroup, ...]
-    in_place: dict[str, str] = field(default_factory=dict)
-
-    def memory_of(self, name: str) -> str:
-        """The buffer in whose memory a buffer is: itself, unless it is written in place."""
-        while name in self.in_place:
-            name = self.in_place[name]
-        return name

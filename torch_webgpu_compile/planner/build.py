@@ -26,7 +26,7 @@ from .liveness import Interval, assign_slots
 def build_plan(schedule: Schedule, calls: Sequence[KernelCall | HostCall]) -> Plan:
     """The plan that runs ``calls`` in order; kernels with equal WGSL and bindings are one."""
     graph = schedule.graph
-    names = {name: schedule.memory_of(name) for name in graph.buffers}
+    names = {name: graph.memory_of(name) for name in graph.buffers}
     kernels: dict[tuple[Any, ...], int] = {}
     table: list[Kernel] = []
     steps: list[Step] = []

@@ -8,6 +8,7 @@ from .fusion import fuse
 from .inline import inline_producers
 from .order import order_groups
 from .split import split_reductions
+from .split_attention import split_attention
 from .units import drop_unit_symbols
 
 __all__ = ["schedule"]
@@ -15,6 +16,6 @@ __all__ = ["schedule"]
 
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
-    divided = split_reductions(drop_unit_symbols(graph))
+    divided = split_reductions(drop_unit_symbols(split_attention(graph, target)))
     inlined = inline_producers(divided, target)
     return order_groups(inlined, fuse(inlined, target))

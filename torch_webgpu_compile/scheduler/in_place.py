@@ -11,8 +11,8 @@ from ..sizes import ZERO
 from .fusion import Group
 
 
-def share_memory(graph: LoopGraph, groups: list[Group]) -> tuple[LoopGraph, dict[str, str]]:
-    """Which scatters need no copy, as output → initial buffer; orders the readers before them.
+def share_memory(graph: LoopGraph, groups: list[Group]) -> LoopGraph:
+    """Finds the scatters that need no copy, and orders the readers of what they overwrite.
 
     The initial contents may be overwritten when nothing reads them after the scatter: for an
     intermediate, when no group that depends on the scatter reads it; for an input, when in addition
@@ -20,14 +20,13 @@ def share_memory(graph: LoopGraph, groups: list[Group]) -> tuple[LoopGraph, dict
     the initial contents get to run before the scatter.
 
     Returns:
-        The graph, in which the results have the layouts of what they share memory with; and
-        output → initial buffer.
+        The graph, in which the results share the memory of the initial contents and their layout.
     """
     sharing = _Sharing(graph, groups)
     for at, group in enumerate(groups):
         if isinstance(group.anchor, Scatter):
             sharing.visit(group.anchor, at)
-    return graph.with_nodes(graph.nodes, sharing.buffers), sharing.found
+    return graph.with_nodes(graph.nodes, sharing.buffers)
 
 
 class _Sharing:
@@ -37,7 +36,6 @@ class _Sharing:
         self.graph = graph
         self.groups = groups
         self.buffers: dict[str, Buffer] = dict(graph.buffers)
-        self.found: dict[str, str] = {}
         self.roots: dict[str, str] = {}
         self.assigned = _assigned_inputs(graph, groups)
         self.readers: dict[str, list[int]] = {}
@@ -57,11 +55,13 @@ class _Sharing:
         if any(self._depends(reader, at) for reader in readers):
             return
         self.groups[at].needs |= set(readers)
-        self.found[node.output] = node.initial
         self.roots[node.output] = root
         layout = self.buffers[root]
         self.buffers[node.output] = replace(
-            self.buffers[node.output], strides=layout.strides, offset=layout.offset
+            self.buffers[node.output],
+            strides=layout.strides,
+            offset=layout.offset,
+            shares=node.initial,
         )
 
     def _is_legal(self, node: Scatter, root: str) -> bool:

@@ -13,7 +13,7 @@ from .in_place import share_memory
 
 def order_groups(graph: LoopGraph, groups: list[Group]) -> Schedule:
     """A topological order, earliest created first, and the buffers that each group must store."""
-    graph, in_place = share_memory(graph, groups)
+    graph = share_memory(graph, groups)
     waiting = [set(g.needs) for g in groups]
     ready = [k for k, needs in enumerate(waiting) if not needs]
     followers: list[list[int]] = [[] for _ in groups]
@@ -36,4 +36,4 @@ def order_groups(graph: LoopGraph, groups: list[Group]) -> Schedule:
         stored |= group.reads - set(group.computed)
         if group.kind == "single" and group.anchor is not None:
             stored |= set(inputs_of(group.anchor))
-    return Schedule(graph, tuple(finish(groups[k], stored) for k in order), in_place)
+    return Schedule(graph, tuple(finish(groups[k], stored) for k in order))
