@@ -7,8 +7,10 @@ from ..target import Target
 from .fusion import fuse
 from .inline import inline_producers
 from .order import order_groups
+from .small_maps import join_small_maps
 from .split import split_reductions
 from .split_attention import split_attention
+from .statistics import recompute_statistics
 from .units import drop_unit_symbols
 
 __all__ = ["schedule"]
@@ -16,6 +18,9 @@ __all__ = ["schedule"]
 
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
-    divided = split_reductions(drop_unit_symbols(split_attention(graph, target)))
+    divided = split_reductions(
+        recompute_statistics(drop_unit_symbols(split_attention(graph, target)))
+    )
     inlined = inline_producers(divided, target)
-    return order_groups(inlined, fuse(inlined, target))
+    groups = join_small_maps(inlined, fuse(inlined, target), target)
+    return order_groups(inlined, groups)
