@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..ir.graph import LoopGraph, Schedule
 from ..target import Target
 from .fusion import fuse
+from .in_place import share_memory
 from .inline import inline_producers
 from .order import order_groups
 from .small_maps import join_small_maps
@@ -22,5 +23,6 @@ def schedule(graph: LoopGraph, target: Target) -> Schedule:
         recompute_statistics(drop_unit_symbols(split_attention(graph, target)))
     )
     inlined = inline_producers(divided, target)
-    groups = join_small_maps(inlined, fuse(inlined, target), target)
-    return order_groups(inlined, groups)
+    groups = fuse(inlined, target)
+    shared = share_memory(inlined, groups)  # first: it needs old and new contents apart
+    return order_groups(shared, join_small_maps(shared, groups, target))

@@ -8,12 +8,10 @@ from ..errors import VerificationError
 from ..ir.graph import LoopGraph, Schedule
 from ..ir.nodes import inputs_of
 from .fusion import Group, finish
-from .in_place import share_memory
 
 
 def order_groups(graph: LoopGraph, groups: list[Group]) -> Schedule:
     """A topological order, earliest created first, and the buffers that each group must store."""
-    graph = share_memory(graph, groups)
     waiting = [set(g.needs) for g in groups]
     ready = [k for k, needs in enumerate(waiting) if not needs]
     followers: list[list[int]] = [[] for _ in groups]
