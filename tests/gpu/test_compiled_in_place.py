@@ -184,7 +184,7 @@ def test_no_memory_is_allocated_for_the_cache() -> None:
     at = torch.tensor([5]).to("webgpu")
     with torch.no_grad():
         report = torch_webgpu_compile.explain(update, cache, at, new)
-    assert [kernel.kind for kernel in report.kernels][0] == "scatter"
+    assert report.kernels[0].kind == "scatter"
     assert report.kernels[0].bytes_written == 2 * 64 * 4
     plan = report.graphs[0].plan
     owned = [b for b in plan.buffers.values() if b.role != "input"]

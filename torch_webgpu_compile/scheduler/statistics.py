@@ -47,10 +47,14 @@ def recompute_statistics(graph: LoopGraph) -> LoopGraph:
     nodes = {outputs_of(node)[0]: node for node in graph.nodes}
     order = list(nodes)
     buffers = dict(graph.buffers)
+    readers: dict[str, list[str]] = defaultdict(list)
+    for name, reader in nodes.items():
+        for buffer in inputs_of(reader):
+            readers[buffer].append(name)
     for name in order:
         node = nodes.get(name)
         if isinstance(node, Reduction) and _is_statistic(node, graph):
-            _Statistic(node, nodes, buffers, graph.returned).replace_users()
+            _Statistic(node, nodes, readers, buffers, graph.returned).replace_users()
     # A replaced sum is three nodes under its name: the statistic, the sum and its scaling.
     result: list[Node] = []
     for name in order:
@@ -82,17 +86,20 @@ class _Statistic:
         self,
         node: Reduction,
         nodes: dict[str, Node],
+        readers: dict[str, list[str]],
         buffers: dict[str, Buffer],
         returned: frozenset[str],
     ) -> None:
         self.node = node
         self.nodes = nodes
+        self.readers = readers
         self.buffers = buffers
         self.returned = returned
-        self.readers: dict[str, list[str]] = defaultdict(list)
-        for name, reader in nodes.items():
-            for buffer in inputs_of(reader):
-                self.readers[buffer].append(name)
+
+    def _readers(self, name: str) -> list[str]:
+        """The nodes that read a buffer now; replaced nodes are still listed in ``readers``."""
+        found = dict.fromkeys(self.readers[name])
+        return [r for r in found if r in self.nodes and name in inputs_of(self.nodes[r])]
 
     def replace_users(self) -> None:
         """Gives every sum that uses the statistic its own, or leaves all as they are."""
@@ -101,7 +108,7 @@ class _Statistic:
             return
         sums: dict[str, Reduction] = {}
         for name in inner:
-            for reader in self.readers[name]:
+            for reader in self._readers(name):
                 if reader not in inner:
                     found = self._inlined(reader, inner)
                     if found is None:
@@ -121,7 +128,7 @@ class _Statistic:
         """Squares and the like that only the statistic reads are computed where it is."""
         for name in inputs_of(self.node):
             producer = self.nodes.get(name)
-            own = self.readers[name] == [self.node.output] and name not in self.returned
+            own = self._readers(name) == [self.node.output] and name not in self.returned
             if own and isinstance(producer, Pointwise):
                 inlined = inline_into(self.node, producer)
                 if isinstance(inlined, Reduction):
@@ -134,7 +141,7 @@ class _Statistic:
         for name in inner:
             if len(inner) > _MOST_STEPS or name in self.returned:
                 return None
-            for reader in self.readers[name]:
+            for reader in self._readers(name):
                 if isinstance(self.nodes[reader], Pointwise) and reader not in inner:
                     inner.append(reader)
         return inner
@@ -174,6 +181,9 @@ class _Statistic:
         total = Load(unscaled, here, rest.dtype)
         body = apply("mul", total, rewrite(scale, own))
         self.nodes[name] = Pointwise(name, ranges, body, node.origins)
+        for key in (statistic, unscaled, name):
+            for buffer in inputs_of(self.nodes[key]):
+                self.readers[buffer].append(key)
 
 
 def _factors(body: Scalar, statistic: str) -> tuple[Scalar, Scalar] | None:
