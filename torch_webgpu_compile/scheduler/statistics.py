@@ -31,7 +31,7 @@ from ..ir.scalar import (
     rewrite,
     scalar_symbols,
 )
-from ..sizes import ONE, ZERO, contiguous_strides, product
+from ..sizes import ONE, ZERO, Expr, contiguous_strides, product
 from .inline import inline_into
 from .mapping import point_of
 
@@ -95,6 +95,8 @@ class _Statistic:
         self.readers = readers
         self.buffers = buffers
         self.returned = returned
+        self.found: list[tuple[Reduction, Scalar, Scalar]] = []
+        self.made: dict[tuple[Expr, ...], str] = {}
 
     def _readers(self, name: str) -> list[str]:
         """The nodes that read a buffer now; replaced nodes are still listed in ``readers``."""
@@ -118,9 +120,12 @@ class _Statistic:
         if not sums or any(pair is None for pair in split.values()):
             return
         self._inline_operands()
-        for name, pair in split.items():
-            assert pair is not None
-            self._replace(sums[name], *pair)
+        for name in self.nodes:  # in order, as the first one of a space makes its statistic
+            pair = split.get(name)
+            if pair is not None:
+                self.found.append((sums[name], *pair))
+        for entry in self.found:
+            self._replace(*entry)
         for name in inner:
             del self.nodes[name]
 
@@ -165,14 +170,11 @@ class _Statistic:
     def _replace(self, node: Reduction, scale: Scalar, rest: Scalar) -> None:
         """``scale`` · (sum of ``rest``), with the statistic for each row."""
         ranges, name = node.ranges, node.output
-        statistic, unscaled = f"{name}_statistic", f"{name}_unscaled"
-        for made, dtype in ((statistic, self.node.body.dtype), (unscaled, rest.dtype)):
-            self.buffers[made] = Buffer(
-                made, dtype, ranges, contiguous_strides(ranges), ZERO, BufferOrigin.INTERMEDIATE
-            )
+        statistic = self.made.setdefault(ranges, f"{name}_statistic")
+        unscaled = f"{name}_unscaled"
+        self._add(replace(self.node, output=statistic, ranges=ranges))
+        self._add(replace(node, output=unscaled, body=rest))
         here = tuple(index(i) for i in point_of(symbol_keys(iteration_symbols("i", ranges))))
-        self.nodes[statistic] = replace(self.node, output=statistic, ranges=ranges)
-        self.nodes[unscaled] = replace(node, output=unscaled, body=rest)
 
         def own(part: Scalar) -> Scalar | None:
             is_statistic = isinstance(part, Load) and part.buffer == self.node.output
@@ -180,10 +182,19 @@ class _Statistic:
 
         total = Load(unscaled, here, rest.dtype)
         body = apply("mul", total, rewrite(scale, own))
-        self.nodes[name] = Pointwise(name, ranges, body, node.origins)
-        for key in (statistic, unscaled, name):
-            for buffer in inputs_of(self.nodes[key]):
-                self.readers[buffer].append(key)
+        self._add(Pointwise(name, ranges, body, node.origins))
+
+    def _add(self, node: Reduction | Pointwise) -> None:
+        """Adds a node, or puts it in the place of one, with its buffer."""
+        name = node.output
+        self.nodes[name] = node
+        if name not in self.buffers:
+            strides = contiguous_strides(node.ranges)
+            self.buffers[name] = Buffer(
+                name, node.body.dtype, node.ranges, strides, ZERO, BufferOrigin.INTERMEDIATE
+            )
+        for buffer in inputs_of(node):
+            self.readers[buffer].append(name)
 
 
 def _factors(body: Scalar, statistic: str) -> tuple[Scalar, Scalar] | None:
