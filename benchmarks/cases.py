@@ -62,6 +62,58 @@ class Hidden(nn.Module):
         return self.model(tokens).last_hidden_state
 
 
+class Decoder(nn.Module):
+    """A language model with a static key-value cache: (token, position) → logits of the next token.
+
+    The call changes the cache in place.
+    """
+
+    def __init__(self, model: nn.Module, positions: int) -> None:
+        from transformers import StaticCache
+
+        super().__init__()
+        self.model = model
+        config: Any = model.config
+        self.cache = StaticCache(config=config, max_cache_len=positions)
+        heads = config.num_key_value_heads
+        size = config.hidden_size // config.num_attention_heads
+        self.cache.early_initialization(1, heads, size, torch.float32, torch.device("cpu"))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
+        """Moves the cache with the module: it is no parameter or buffer."""
+        super()._apply(fn, recurse)
+        for layer in self.cache.layers:
+            for name in ("keys", "values", "cumulative_length"):
+                moved = fn(getattr(layer, name))
+                torch._dynamo.mark_static_address(moved)  # as transformers does
+                setattr(layer, name, moved)
+            layer.device = layer.keys.device
+        return self
+
+    def forward(self, token: Tensor, position: Tensor) -> Tensor:
+        for layer in self.cache.layers:
+            layer.cumulative_length.copy_(position)
+        positions = position.reshape(1, 1)
+        return self.model(token, past_key_values=self.cache, position_ids=positions).logits
+
+
+def decode(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
+    """One token of a model with the sizes of Qwen2.5-0.5B, in the middle of 1024 positions."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=1000 if small else 151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=2 if small else 24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    model = Decoder(Qwen2ForCausalLM(config), positions=1024).eval()
+    return model, (torch.tensor([[7]]), torch.tensor(511))
+
+
 def bert(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
     from transformers import BertConfig, BertModel
 
@@ -130,6 +182,7 @@ CASES: dict[str, Case] = {
         Case("tiny_call", tiny_call, goal="≤ 30 µs above Dynamo's floor", extra="call_overhead"),
         Case("mlp", mlp),
         Case("gpt2", gpt2, goal="≥ 1.0 × Inductor; 5 × faster than ONNX Runtime WebGPU"),
+        Case("decode", decode, goal="≥ 55 % of one read of the weights; ≥ 2 × CUDA eager"),
         Case("bert", bert, goal="≥ 1.0 × Inductor"),
         Case("vit", vit, goal="≥ 1.0 × Inductor"),
         Case("resnet50", resnet50, goal="≥ 1.0 × Inductor"),

@@ -34,6 +34,7 @@ from .plan.model import Plan
 from .planner import build_plan
 from .scheduler import schedule
 from .scheduler.fusion import Fuser
+from .scheduler.in_place import share_memory
 from .scheduler.layouts import choose_layouts
 from .scheduler.order import order_groups
 from .scheduler.split import split_reductions
@@ -117,7 +118,7 @@ def _schedule_unfused(graph: LoopGraph, target: Target) -> Schedule:
     fuser = Fuser(divided, target)
     for node in divided.nodes:
         fuser._open(node)
-    return order_groups(divided, fuser.groups)
+    return order_groups(share_memory(divided, fuser.groups), fuser.groups)
 
 
 def _generate(state: Compilation) -> tuple[Any, ...]:

@@ -102,10 +102,20 @@ class CompiledGraph:
             variant = self.signature.variant(values)
             bound, fresh = self._bind(values, variant)
             uploaded = self._upload(values, variant, bound)
-            bound.replay()
-            results, downloaded = self._results(values, variant, bound, fresh)
+            try:
+                bound.replay()
+                results, downloaded = self._results(values, variant, bound, fresh)
+            except BaseException:
+                self._distrust(values, variant)
+                raise
         counters.add_call(bound.dispatch_count, uploaded, downloaded)
         return results
+
+    def _distrust(self, values: list[Any], variant: Variant) -> None:
+        """After a failure, copies that a plan changes in place may differ from their tensors."""
+        for mutation in variant.mutations:
+            if mutation.in_place:
+                self._static.invalidate(values[mutation.position])
 
     # ---- in
 
@@ -211,7 +221,7 @@ class CompiledGraph:
                     addresses.append(target.data_ptr())
             download.finish(addresses)
         for mutation, target in zip(variant.mutations, staged, strict=True):
-            self._write_back(values[mutation.position], mutation, target, fresh)
+            self._write_back(values[mutation.position], mutation, target, bound, fresh)
         return results, sum([entry[2] for entry in ranges])
 
     def _write_back(
@@ -219,6 +229,7 @@ class CompiledGraph:
         tensor: Tensor,
         recipe: MutationRecipe,
         value: Tensor,
+        bound: BoundPlan,
         fresh: dict[str, GpuBuffer],
     ) -> None:
         if value is not tensor:
@@ -227,6 +238,9 @@ class CompiledGraph:
         elif not recipe.counted and not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
         kept = fresh.get(recipe.buffer) if recipe.keep else None
+        if recipe.in_place and recipe.position in self.signature.static_inputs:
+            own = bound.buffer(recipe.buffer)
+            kept = own if isinstance(own, GpuBuffer) else None
         if kept is not None:
             # The GPU already has the value: the next call need not copy it back.
             self._static.replace(tensor, recipe.strides, kept)

@@ -111,6 +111,11 @@ def verify_plan(plan: Plan) -> None:
     names = [entry.buffer for entry in plan.inputs] + [entry.buffer for entry in plan.outputs]
     for name in (*names, *plan.constants):
         require(name is None or name in plan.buffers, f"no buffer {name}")
+    for output in plan.outputs:
+        if output.mutates is not None and output.buffer is not None:
+            role = plan.buffers[output.buffer].role
+            own = plan.inputs[output.mutates].buffer == output.buffer
+            require(role != "input" or own, f"{output.buffer} is another argument's memory")
 
 
 # ---- showing

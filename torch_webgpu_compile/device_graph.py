@@ -1,8 +1,9 @@
 """`DeviceGraph`: a compiled graph on ``webgpu`` tensors. Nothing passes through the host.
 
-Arguments are bound where they are. Results get memory of their own, which the kernels write; an
-argument that the graph changes gets new memory in the same way, which replaces its storage's when
-it is all of that storage (`storages.replace`), and is copied into it otherwise.
+Arguments are bound where they are. Results get memory of their own, which the kernels write. An
+argument that the graph changes is written where it is, if the plan says so; else it gets new memory
+in the same way, which replaces its storage's when it is all of that storage (`storages.replace`),
+and is copied into it otherwise.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from torch import Tensor
 from . import devices, storages
 from .copying import write_part
 from .counters import counters
+from .errors import SharedMemoryError
 from .generators import draw_seeds
 from .host_calls import HostCalls
 from .plan.model import HostStep, Plan
-from .runtime.buffers import SMALL_NBYTES, AnyBuffer, round_up
+from .runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
 from .runtime.device import Device, GpuBuffer
 from .runtime.executor import Executor
 from .runtime.launcher import Launcher
@@ -79,8 +81,8 @@ def _ready(executor: Executor, variant: Variant) -> _Ready:
     ]
     taken: set[str] = set()
 
-    def keep(name: str) -> _Kept:
-        shared = name in taken or plan.buffers[name].role != "output"
+    def keep(name: str, in_place: bool = False) -> _Kept:
+        shared = name in taken or not (in_place or plan.buffers[name].role == "output")
         taken.add(name)
         nbytes = evaluate(plan.buffers[name].nbytes, sizes) if shared else 0
         return _Kept(position.get(name, -1), launcher.constants.get(name), nbytes)
@@ -91,7 +93,7 @@ def _ready(executor: Executor, variant: Variant) -> _Ready:
         inputs,
         places,
         tuple(keep(recipe.buffer) for recipe in variant.tensors),
-        tuple(keep(recipe.buffer) for recipe in variant.mutations),
+        tuple(keep(recipe.buffer, recipe.in_place) for recipe in variant.mutations),
         launcher.dispatch_count,
         any(isinstance(step, HostStep) for step in plan.steps),
     )
@@ -100,8 +102,8 @@ def _ready(executor: Executor, variant: Variant) -> _Ready:
 class DeviceGraph:
     """A function of a list of arguments, which it empties, to a list of results.
 
-    It may be called from several threads. A failed call leaves the arguments and itself as they
-    were.
+    It may be called from several threads. A failed call leaves itself and the arguments as they
+    were, except for what it changes in place.
 
     Args:
         plan: what to run.
@@ -152,11 +154,11 @@ class DeviceGraph:
             buffer = allocate(nbytes)
             for position in positions:
                 buffers[position] = buffer
-        if ready.host_steps:
-            with self.executor.lock:
-                ready.launch(buffers)
-        else:
-            ready.launch(buffers)
+        try:
+            self._launch(ready, buffers)
+        except SharedMemoryError:
+            self._copy_changed(variant, ready, values, buffers)
+            self._launch(ready, buffers)
         counters.add_call(ready.dispatch_count, 0, 0)
         results: list[Any] = list(variant.constants)
         for made, kept in zip(variant.tensors, ready.tensors, strict=True):
@@ -166,6 +168,27 @@ class DeviceGraph:
         for output, position in self.signature.forwarded:
             results[output] = values[position]
         return results
+
+    def _launch(self, ready: _Ready, buffers: list[Any]) -> None:
+        if ready.host_steps:
+            with self.executor.lock:
+                ready.launch(buffers)
+        else:
+            ready.launch(buffers)
+
+    def _copy_changed(
+        self, variant: Variant, ready: _Ready, values: list[Any], buffers: list[Any]
+    ) -> None:
+        """Copies of what is changed in place: the call reads its memory through another argument.
+
+        `_assign` writes them back.
+        """
+        recipes = {recipe.position: recipe for recipe in variant.uploads}
+        for mutation, kept in zip(variant.mutations, ready.mutations, strict=True):
+            if mutation.in_place and values[mutation.position].device.type == devices.NAME:
+                recipe = recipes[mutation.position]
+                copy = _with_layout(values[mutation.position], recipe.strides)
+                buffers[kept.position] = storages.buffer_of(copy)
 
     def _kept(self, kept: _Kept, buffers: list[Any]) -> GpuBuffer:
         """The memory of a value after the call, a copy where something else needs it too."""
@@ -231,14 +254,22 @@ class DeviceGraph:
         if recipe.nbytes == 0:
             return
         on_device = tensor.device.type == devices.NAME
-        if on_device and tensor.stride() == recipe.strides and storages.fills_storage(tensor):
+        if recipe.in_place and on_device and _memory_of(buffer) is storages.buffer_of(tensor):
+            return
+        whole = recipe.offset_nbytes == 0 and tensor.stride() == recipe.strides
+        if on_device and whole and storages.fills_storage(tensor):
             storages.replace(tensor, buffer)
             return
-        storage = storages.new_storage(recipe.nbytes, self.index, buffer)
+        storage = storages.new_storage(recipe.offset_nbytes + recipe.nbytes, self.index, buffer)
+        start = recipe.offset_nbytes // recipe.dtype.itemsize
         value = storages.new_tensor(
-            storage, recipe.dtype, recipe.sizes, recipe.strides, 0, self.index
+            storage, recipe.dtype, recipe.sizes, recipe.strides, start, self.index
         )
         write_part(tensor.detach(), value)
+
+
+def _memory_of(buffer: AnyBuffer) -> GpuBuffer:
+    return buffer.buffer if isinstance(buffer, BufferSlice) else buffer
 
 
 def _same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:

@@ -8,6 +8,7 @@
     └── DeviceError            raised while a plan runs
         ├── ShaderError        a kernel was rejected by the WGSL compiler
         ├── OutOfMemoryError   an allocation failed
+        ├── SharedMemoryError  an argument that is changed in place shares memory with another one
         └── DeviceLostError    the GPU went away
 
 A message names what failed, why, and the next step.
@@ -61,6 +62,10 @@ class ShaderError(DeviceError):
 
 class OutOfMemoryError(DeviceError):
     """The GPU could not allocate a buffer."""
+
+
+class SharedMemoryError(DeviceError):
+    """An argument that a plan changes in place shares its memory with another argument."""
 
 
 class DeviceLostError(DeviceError):

@@ -72,6 +72,7 @@ class MutationRecipe:
         keep: the argument is static, the plan buffer has exactly its layout, and nothing else
             returns it.
         counted: its version counter has been incremented for this change before the call.
+        in_place: the plan writes it into the buffer that it reads the argument from.
     """
 
     position: int
@@ -84,6 +85,7 @@ class MutationRecipe:
     dense: bool
     keep: bool
     counted: bool
+    in_place: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -284,6 +286,7 @@ class Signature:
             dense=numel == elements,
             keep=keep,
             counted=output.mutates in self.counted,
+            in_place=buffer.role == "input",
         )
 
 

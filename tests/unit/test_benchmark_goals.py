@@ -87,7 +87,7 @@ def test_suites_name_systems_and_merge() -> None:
 
 
 def test_suites_name_cases() -> None:
-    missing = set(rows_of(SUITES)) - set(CASES) - {"decode"}
+    missing = set(rows_of(SUITES)) - set(CASES)
     assert not missing, "a suite names a case that benchmarks/cases.py does not have"
 
 

@@ -182,9 +182,15 @@ def _saved_outputs(graph: torch.fx.GraphModule) -> frozenset[int]:
 
 
 def _take_forwarded(graph: torch.fx.GraphModule) -> tuple[tuple[int, int], ...]:
-    """Replaces arguments among a graph's outputs by None; (output, input) positions of each."""
+    """Replaces arguments among a graph's outputs by None; (output, input) positions of each.
+
+    Also those that the graph changes: they are returned as the ``copy_`` into them.
+    """
     output = graph.graph.find_nodes(op="output")[0]
     positions = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        if node.args[0] in positions:
+            positions[node] = positions[node.args[0]]
     (returned,) = output.args
     found = tuple((k, positions[node]) for k, node in enumerate(returned) if node in positions)
     if found:

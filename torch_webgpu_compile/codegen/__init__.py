@@ -21,6 +21,7 @@ from ..plan.model import KernelCall
 from ..sizes import ZERO, product
 from ..target import Target
 from .attention import generate_attention
+from .attention_parts import generate_attention_parts
 from .contraction import Tilings, generate_contraction, kernels_of
 from .pointwise import generate_map
 from .reduction import generate_rows
@@ -59,6 +60,8 @@ def _generate_group(
                 return []
             if isinstance(group.anchor, Contraction):
                 return [generate_contraction(group, buffers, target, tilings)]
+            if group.anchor.parts > 1:
+                return [generate_attention_parts(group, buffers, target)]
             return [generate_attention(group, buffers, target)]
         case SiblingGroup() | PairGroup():
             return [

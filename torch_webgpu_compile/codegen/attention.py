@@ -56,7 +56,7 @@ def generate_attention(
         )
     builder = KernelBuilder(target, buffers)
     b = flat_values("b", (batch, heads), iteration("b", batch * heads))
-    make = _OperandMaker(builder, b, tiling)
+    make = OperandMaker(builder, b, tiling)
     query = make(node.query, ("m", queries), ("k", head))
     key = make(node.key, ("n", keys), ("k", head))
     value = make(node.value, ("n", keys), ("d", value_head))
@@ -92,21 +92,32 @@ def generate_attention(
 
 
 @dataclass
-class _OperandMaker:
-    """Renders load functions; ``batch`` are the values of b0 and b1 at flat position ``b``."""
+class OperandMaker:
+    """Renders load functions.
+
+    Attributes:
+        batch: the values of b0 and b1 at flat position ``b``.
+        tiling: what the kernel loads at a time, if that is known: what divides it needs no guard.
+    """
 
     builder: KernelBuilder
     batch: dict[Symbol, Expr]
-    tiling: AttentionTiling
+    tiling: AttentionTiling | None = None
 
-    def __call__(self, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]) -> Operand:
+    def __call__(
+        self,
+        body: Scalar,
+        outer: tuple[str, Expr],
+        inner: tuple[str, Expr],
+        vector: bool = True,
+    ) -> Operand:
         """``outer`` and ``inner``: prefix of the symbol (and name of the parameter), and its
-        extent.
+        extent. ``vector``: four elements at once where they divide the extent.
         """
         name, count = outer
         prefix, size = inner
         fixed = {**self.batch, **flat_values(name, (count,), iteration(name, count))}
-        vector = is_multiple_of(size, VECTOR)
+        vector = vector and is_multiple_of(size, VECTOR)
         limit = size // VECTOR if vector else size
         at = iteration(prefix, limit)
         positions = [at * VECTOR + x for x in range(VECTOR)] if vector else [at]
@@ -119,11 +130,15 @@ class _OperandMaker:
     def _exceeded(
         self, outer: tuple[str, Expr], inner: tuple[str, Expr], limit: Expr
     ) -> Iterator[tuple[str, Expr]]:
-        """The coordinates that may pass their end, with that end."""
+        """The coordinates that may pass their end, with that end: all of an unknown tiling."""
         tiling = self.tiling
-        steps = {"m": tiling.queries, "n": tiling.keys * tiling.slices, "k": VECTOR, "d": VECTOR}
         name, count = outer
         prefix, size = inner
+        if tiling is None:
+            yield name, count
+            yield prefix, limit
+            return
+        steps = {"m": tiling.queries, "n": tiling.keys * tiling.slices, "k": VECTOR, "d": VECTOR}
         vectors = tiling.keys * int(ceildiv(size, VECTOR)) if name == "n" else 0
         if not is_multiple_of(count, steps[name]) or vectors % tiling.slice_workgroup:
             yield name, count

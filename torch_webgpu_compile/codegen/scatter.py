@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .. import dtypes
 from ..errors import UnsupportedOp
 from ..ir.graph import Buffer, MapGroup, Member
@@ -18,7 +20,7 @@ _ATOMIC_ADD = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32, dtypes.int
 
 
 def generate_scatter(node: Scatter, buffers: dict[str, Buffer], target: Target) -> list[KernelCall]:
-    """The copy and the update; empty ranges leave just the copy.
+    """The copy and the update; empty ranges leave just the copy, shared memory just the update.
 
     Raises:
         UnsupportedOp: accumulation in a dtype that 32-bit atomics cannot sum.
@@ -32,13 +34,17 @@ def generate_scatter(node: Scatter, buffers: dict[str, Buffer], target: Target) 
         )
     if output.numel is ZERO:
         return []
-    points = iteration_symbols("i", output.sizes)
-    load = Load(node.initial, tuple(index(p) for p in points), output.dtype)
-    copy = MapGroup(output.sizes, (Member(node.output, load, points, True, None, node.origins),))
-    calls = [generate_map(copy, buffers, target)]
+    calls = [] if output.shares else [_copy(node, output, buffers, target)]
     if product(node.ranges) is not ZERO:
         calls.append(_update(node, buffers, target))
     return calls
+
+
+def _copy(node: Scatter, output: Buffer, buffers: dict[str, Buffer], target: Target) -> KernelCall:
+    points = iteration_symbols("i", output.sizes)
+    load = Load(node.initial, tuple(index(p) for p in points), output.dtype)
+    copy = MapGroup(output.sizes, (Member(node.output, load, points, True, None, node.origins),))
+    return generate_map(copy, buffers, target)
 
 
 def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> KernelCall:
@@ -65,7 +71,7 @@ def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> Kernel
     # Shaders run without bounds checks: a wrong index must not write foreign memory.
     scope.lines.append(f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store)
     workgroup = min(WORKGROUP, target.max_workgroup_invocations)
-    return builder.finish(
+    call = builder.finish(
         "scatter",
         "pointwise.wgsl.jinja",
         {"workgroup_size": workgroup, "count": builder.index(count), "lines": scope.lines},
@@ -74,3 +80,6 @@ def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> Kernel
         origins=node.origins,
         flops=count,
     )
+    touched = count * output.dtype.itemsize
+    read = call.bytes_read + touched if node.accumulate else call.bytes_read
+    return replace(call, bytes_read=read, bytes_written=touched)

@@ -250,3 +250,53 @@ def attention_subgroup(tiling: AttentionTiling, target: Target) -> int:
     """Invocations that exchange values by shuffles: a subgroup, or 0 where that is not certain."""
     size = target.subgroup_size
     return size if size >= tiling.sharing and tiling.workgroup % max(1, size) == 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPartsTiling:
+    """How a workgroup covers a part of the keys, for few queries.
+
+    Attributes:
+        lanes, value_lanes: vec4s of a key and of a value, one per invocation.
+        rows: keys that are loaded side by side.
+        unroll: keys of each row in flight at once.
+    """
+
+    lanes: int
+    value_lanes: int
+    rows: int
+    unroll: int
+
+    @property
+    def width(self) -> int:
+        """Invocations of a row."""
+        return max(self.lanes, self.value_lanes)
+
+    @property
+    def workgroup(self) -> int:
+        return self.width * self.rows
+
+    @property
+    def keys(self) -> int:
+        """Keys per step."""
+        return self.rows * self.unroll
+
+    @property
+    def workgroup_nbytes(self) -> int:
+        """Workgroup memory of products, scores, sums and weights."""
+        floats = self.keys * (self.lanes + 2) + self.rows * (4 * self.value_lanes + 1)
+        return 4 * floats
+
+
+def choose_attention_parts_tiling(
+    lanes: int, value_lanes: int, target: Target
+) -> AttentionPartsTiling | None:
+    """About 128 invocations with 8 keys and values each in flight; None if a row does not fit."""
+    width = max(lanes, value_lanes)
+    rows = max(1, min(128, target.max_workgroup_invocations) // width)
+    tiling = AttentionPartsTiling(lanes, value_lanes, rows, 8)
+    fits = (
+        tiling.workgroup <= target.max_workgroup_invocations
+        and tiling.workgroup_nbytes <= target.max_workgroup_nbytes
+    )
+    return tiling if fits else None

@@ -39,6 +39,8 @@ class Buffer:
         sizes: logical sizes, in elements.
         strides: per dimension, in elements, ≥ 0; the first element is at ``offset``.
         offset: in elements, from the start of the memory.
+        shares: the buffer whose memory it takes over: a `Scatter` writes it where its initial
+            contents are, and nothing reads those from then on.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Buffer:
     strides: tuple[Expr, ...]
     offset: Expr
     origin: BufferOrigin
+    shares: str | None = None
 
     @property
     def numel(self) -> Expr:
@@ -112,6 +115,12 @@ class LoopGraph:
     def with_nodes(self, nodes: tuple[Node, ...], buffers: dict[str, Buffer]) -> LoopGraph:
         """The same graph with other nodes and buffers."""
         return replace(self, nodes=nodes, buffers=buffers)
+
+    def memory_of(self, name: str) -> str:
+        """The buffer in whose memory a buffer is: itself, unless it shares another one's."""
+        while (shared := self.buffers[name].shares) is not None:
+            name = shared
+        return name
 
     @property
     def returned(self) -> frozenset[str]:

@@ -225,9 +225,28 @@ class _Run:
             scores = scores + space.full(node.bias)
         if node.causal:
             scores = np.where(np.tri(*scores.shape[-2:]) != 0, scores, -np.inf)
+        if node.parts > 1:
+            self._store(node.output, _attention_parts(node.parts, scores, v))
+            return
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out = np.matmul(weights, v) / weights.sum(-1, keepdims=True)
         self._store(node.output, out)
+
+
+def _attention_parts(parts: int, scores: Array, v: Array) -> Array:
+    """What `Attention` with parts gives, of all scores and values."""
+    per, wide = -(-scores.shape[-1] // parts), -(-v.shape[-1] // 4) * 4
+    out = np.zeros((parts, *scores.shape[:-1], wide + 4), np.float32)
+    out[..., wide] = -np.inf
+    for part in range(parts):
+        own = scores[..., part * per : (part + 1) * per]
+        if not own.shape[-1]:
+            continue
+        highest = own.max(-1, keepdims=True)
+        weights = np.exp(own - np.where(highest == -np.inf, 0, highest))
+        out[part, ..., : v.shape[-1]] = np.matmul(weights, v[..., part * per : (part + 1) * per, :])
+        out[part, ..., wide], out[part, ..., wide + 1] = highest[..., 0], weights.sum(-1)
+    return out
 
 
 _REDUCE: dict[str, Callable[[Array], Any]] = {

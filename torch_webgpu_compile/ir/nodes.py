@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from ..sizes import Expr, IntLike, Symbol, as_symbol, iteration
+from ..sizes import Expr, IntLike, Symbol, as_symbol, ceildiv, iteration
 from .scalar import Scalar
 
 
@@ -98,6 +98,11 @@ class Attention:
     ``bias`` over (b0, b1, m0, n0), all float32; the bias is added to the scaled score and may be
     -inf. ``causal`` keeps keys s ≤ q. A row whose keys are all masked gives 0, as PyTorch's kernels
     do.
+
+    With several ``parts`` the keys are divided into runs of ceil(keys / parts), and the output, in
+    float32, is [part, b, h, q, wide + 4], where wide is the value head size rounded up to 4. Over
+    the part's keys it has Σ exp(score - highest) · value at the elements d, the highest score at
+    wide, and Σ exp(score - highest) at wide + 1.
     """
 
     output: str
@@ -109,6 +114,12 @@ class Attention:
     causal: bool
     scale: float
     origins: tuple[Origin, ...] = ()
+    parts: int = 1
+
+    @property
+    def wide(self) -> Expr:
+        """The value head size rounded up to whole vectors."""
+        return ceildiv(self.sizes[5], 4) * 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,12 +287,11 @@ class _GraphParser:
         for prefix, ranges in spaces:
             _add_symbols(names, prefix, ranges)
         names.define(call.keywords)
-        causal, scale = (ast.literal_eval(arg) for arg in call.args[1:3])
-        query, key, value, *bias = map(names.scalar, call.args[3:])
+        causal, scale, parts = (ast.literal_eval(arg) for arg in call.args[1:4])
+        query, key, value, *rest = map(names.scalar, call.args[4:])
+        bias = rest[0] if rest else None
         six = (batch, heads, queries, keys, size, value_size)
-        return Attention(
-            output, six, query, key, value, bias[0] if bias else None, causal, scale, origins
-        )
+        return Attention(output, six, query, key, value, bias, causal, scale, origins, parts)
 
     def _space(
         self, names: Names, call: ast.Call, groups: Sequence[tuple[str, ast.expr]]

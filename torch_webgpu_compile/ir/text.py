@@ -169,7 +169,7 @@ def format_node(node: Node) -> str:
             bodies = ", ".join(text.text(body) for body in bodies_of(node))
             code = (
                 f"{node.output} = attention({_sizes(node.sizes)}, {node.causal}, "
-                f"{node.scale!r}, {bodies}"
+                f"{node.scale!r}, {node.parts}, {bodies}"
             )
         case Scatter():
             text = ScalarText([*node.index, node.body])
@@ -227,6 +227,9 @@ def format_schedule(schedule: Schedule) -> str:
     lines = [f"schedule({schedule.graph.name!r})"]
     for number, group in enumerate(schedule.groups):
         lines += _format_group(number, group)
+        if isinstance(group, SingleGroup) and isinstance(group.node, Scatter):
+            initial = schedule.graph.buffers[group.node.output].shares
+            lines += [] if initial is None else [f"  in the memory of {initial}"]
     return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from .. import dtypes
 from ..dtypes import Kind
 from ..errors import VerificationError
-from ..sizes import Expr, Symbol, symbols_of
+from ..sizes import Expr, Symbol, as_expr, symbols_of
 from .graph import (
     Buffer,
     BufferOrigin,
@@ -19,6 +19,7 @@ from .graph import (
     PairGroup,
     Schedule,
     SiblingGroup,
+    SingleGroup,
     buffers_of,
 )
 from .nodes import (
@@ -30,12 +31,13 @@ from .nodes import (
     Pointwise,
     Reduction,
     Scatter,
+    bodies_of,
     inputs_of,
     iteration_symbols,
     outputs_of,
     symbol_keys,
 )
-from .scalar import OPS, Load, Masked, Op, Scalar, scalar_symbols, walk
+from .scalar import OPS, Load, Masked, Op, Scalar, loads_of, scalar_symbols, walk
 
 
 def verify_loop_graph(graph: LoopGraph) -> None:
@@ -89,6 +91,9 @@ def verify_node(node: Node, graph: LoopGraph) -> None:
             _body(title, node.value, [outer, columns, ("d", (value_size,))], graph, sizes)
             if node.bias is not None:
                 _body(title, node.bias, [outer, rows, columns], graph, sizes)
+            if node.parts > 1:
+                wanted = (as_expr(node.parts), batch, heads, queries, node.wide + 4)
+                _shape(title, graph.buffers[node.output], wanted)
         case Scatter():
             output, initial = graph.buffers[node.output], graph.buffers[node.initial]
             _require(output.sizes == initial.sizes, title, "the sizes of its initial buffer")
@@ -164,6 +169,44 @@ def verify_schedule(schedule: Schedule) -> None:
         written |= found.stored
     for position, output in enumerate(graph.outputs):
         _verify_output(position, output, graph, written)
+    _verify_in_place(schedule)
+
+
+def _verify_in_place(schedule: Schedule) -> None:
+    """A shared memory has one layout, and its old contents are read before it is written only."""
+    graph = schedule.graph
+    left = {name for name, buffer in graph.buffers.items() if buffer.shares is not None}
+    for number, group in enumerate(schedule.groups):
+        if not (isinstance(group, SingleGroup) and isinstance(group.node, Scatter)):
+            continue
+        node = group.node
+        if node.output not in left:
+            continue
+        left.remove(node.output)
+        own, root = graph.buffers[node.output], graph.buffers[graph.memory_of(node.output)]
+        title = f"group {number} in place"
+        _require(own.shares == node.initial, title, "the memory of its initial buffer")
+        same = root.strides == own.strides and root.offset is own.offset
+        _require(same, title, f"the layout of {root.name}")
+        _require(root.origin is not BufferOrigin.CONSTANT, title, "memory that may change")
+        if root.origin is BufferOrigin.INPUT:
+            _require(_is_assigned(root.name, graph), title, f"a result assigned to {root.name}")
+        own_loads = {load.buffer for body in bodies_of(node) for load in loads_of(body)}
+        later = own_loads.union(*(buffers_of(g).reads for g in schedule.groups[number + 1 :]))
+        unread = node.initial not in later and node.initial not in graph.returned
+        _require(unread, title, f"no later reader of {node.initial}")
+    _require(not left, "schedule", f"scatters that write {sorted(left)}")
+
+
+def _is_assigned(name: str, graph: LoopGraph) -> bool:
+    """Whether an input takes what is in its own memory after the last node."""
+    return any(
+        output.mutates is not None
+        and output.buffer is not None
+        and graph.inputs[output.mutates].buffer == name
+        and graph.memory_of(output.buffer) == name
+        for output in graph.outputs
+    )
 
 
 def _side_by_side(title: str, group: SiblingGroup | PairGroup) -> None:

@@ -58,6 +58,8 @@ class Builder:
         results: signatures of the current operator's results; None where it is not a tensor.
         used: for an operator with several results, which of them are read.
         arguments: the fake tensors of its tensor arguments.
+        updates_argument: whether the current operator's result is an update of an argument, which
+            the graph changes: worth a scatter, which may be done in place.
         origin: the current operator and the user's line.
         hint: name for the next buffer.
     """
@@ -70,6 +72,7 @@ class Builder:
     results: tuple[Signature | None, ...] = ()
     used: frozenset[int] | None = None
     arguments: tuple[Any, ...] = ()
+    updates_argument: bool = False
     origin: Origin = _NO_ORIGIN
     hint: str = "value"
 

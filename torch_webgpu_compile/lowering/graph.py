@@ -27,6 +27,7 @@ from .families import register_all
 from .outputs import OutputLayouts
 from .registry import LOWERINGS, NotLowered
 from .symbols import dtype_of
+from .updates import argument_updates
 from .value import Value
 
 aten = torch.ops.aten
@@ -67,6 +68,7 @@ class _GraphLowering:
         self.inputs: list[GraphInput] = []
         self.positions: dict[FxNode, int] = {}
         self.mutations: dict[FxNode, Value] = {}
+        self.updates = argument_updates(captured.module.graph)
 
     def run(self) -> LoopGraph:
         graph = self.captured.module.graph
@@ -217,6 +219,7 @@ class _GraphLowering:
         builder = self.builder
         builder.origin = Origin(str(overload), _source(node))
         builder.hint = _identifier(node.name)
+        builder.updates_argument = node in self.updates
         result = node.meta.get("val")
         many = isinstance(result, (tuple, list))
         results: list[Any] = list(result) if isinstance(result, (tuple, list)) else [result]

@@ -114,6 +114,11 @@ def lower_slice_scatter(
     if src.is_empty:
         return self
     first = slice_start(start, self.sizes[dim])
+    if builder.updates_argument:
+        where = list(positions(src.sizes))
+        where[dim] = first + where[dim] * int(step)
+        element = cast(src.body, self.dtype)
+        return builder.scatter(self, src.sizes, where, element, accumulate=False)
     index = positions(self.sizes)
     offset = index[dim] - first
     inside = offset // int(step)
@@ -136,6 +141,11 @@ def lower_select_scatter(
     """``self`` with one element of a dimension replaced by ``src``."""
     dim %= self.rank
     chosen = wrapped(index, self.sizes[dim])
+    if builder.updates_argument and not src.is_empty:
+        where = list(positions(src.sizes))
+        where.insert(dim, chosen)
+        element = cast(src.body, self.dtype)
+        return builder.scatter(self, src.sizes, where, element, accumulate=False)
     at = positions(self.sizes)
     rest = [*at[:dim], *at[dim + 1 :]]
     condition = apply("eq", Index(at[dim]), Index(chosen))

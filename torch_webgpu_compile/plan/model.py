@@ -161,7 +161,8 @@ class PlanOutput:
     """A result: ``buffer`` seen through sizes, strides and offset in elements; or an integer; or a
     constant.
 
-    ``mutates``: the value is written into that argument instead of being returned.
+    ``mutates``: the value is written into that argument instead of being returned. When ``buffer``
+    is that argument's own, the steps have written it in place: it is all of the argument.
     """
 
     buffer: str | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..ir.graph import Buffer, BufferOrigin, LoopGraph, Schedule
+from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Schedule
 from ..ir.nodes import BufferArgument, HostCall
 from ..plan.model import (
     Dispatch,
@@ -26,29 +26,29 @@ from .liveness import Interval, assign_slots
 def build_plan(schedule: Schedule, calls: Sequence[KernelCall | HostCall]) -> Plan:
     """The plan that runs ``calls`` in order; kernels with equal WGSL and bindings are one."""
     graph = schedule.graph
+    names = {name: graph.memory_of(name) for name in graph.buffers}
     kernels: dict[tuple[Any, ...], int] = {}
     table: list[Kernel] = []
     steps: list[Step] = []
     for call in calls:
         if isinstance(call, HostCall):
-            steps.append(_host_step(call))
+            steps.append(_host_step(call, names))
             continue
         key = (call.kernel.wgsl, call.kernel.bindings)
         if key not in kernels:
             kernels[key] = len(table)
             table.append(_unique_name(call.kernel, table))
-        steps.append(call.dispatch(kernels[key]))
-    buffers = _plan_buffers(graph, steps)
+        bindings = tuple(replace(b, buffer=names[b.buffer]) for b in call.bindings)
+        steps.append(replace(call.dispatch(kernels[key]), bindings=bindings))
+    outputs = tuple(_plan_output(output, graph, names) for output in graph.outputs)
+    buffers = _plan_buffers(graph, steps, outputs)
     return Plan(
         name=graph.name,
         kernels=tuple(table),
         buffers=buffers,
         steps=tuple(steps),
         inputs=tuple(PlanInput(i.buffer, i.size) for i in graph.inputs),
-        outputs=tuple(
-            PlanOutput(o.buffer, o.sizes, o.strides, o.offset, o.size, o.constant, o.mutates)
-            for o in graph.outputs
-        ),
+        outputs=outputs,
         constants={
             name: bytes(memoryview(data).cast("B")) if data.nbytes else b""
             for name, data in graph.constants.items()
@@ -61,22 +61,31 @@ def _unique_name(kernel: Kernel, table: Sequence[Kernel]) -> Kernel:
     return replace(kernel, name=f"{kernel.name}_{len(table)}")
 
 
-def _host_step(call: HostCall) -> HostStep:
+def _plan_output(o: GraphOutput, graph: LoopGraph, names: Mapping[str, str]) -> PlanOutput:
+    strides, offset, buffer = o.strides, o.offset, o.buffer
+    if buffer is not None and names[buffer] != buffer:
+        buffer = names[buffer]
+        if graph.buffers[buffer].origin is BufferOrigin.INPUT:  # written in place: all of it
+            strides, offset = graph.buffers[buffer].strides, graph.buffers[buffer].offset
+    return PlanOutput(buffer, o.sizes, strides, offset, o.size, o.constant, o.mutates)
+
+
+def _host_step(call: HostCall, names: Mapping[str, str]) -> HostStep:
     source = next((o.source for o in call.origins if o.source), "")
     return HostStep(
         call.target,
         call.outputs,
-        tuple(_host_argument(a) for a in call.arguments),
-        tuple((k, _host_argument(v)) for k, v in call.keywords),
+        tuple(_host_argument(a, names) for a in call.arguments),
+        tuple((k, _host_argument(v, names)) for k, v in call.keywords),
         source,
     )
 
 
-def _host_argument(value: Any) -> Any:
+def _host_argument(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, BufferArgument):
-        return HostBuffer(value.buffer)
+        return HostBuffer(names[value.buffer])
     if isinstance(value, tuple):
-        return tuple(_host_argument(v) for v in value)
+        return tuple(_host_argument(v, names) for v in value)
     return value
 
 
@@ -98,12 +107,14 @@ def _arguments_buffers(value: Any) -> set[str]:
     return set()
 
 
-def _plan_buffers(graph: LoopGraph, steps: Sequence[Step]) -> dict[str, PlanBuffer]:
+def _plan_buffers(
+    graph: LoopGraph, steps: Sequence[Step], outputs: Sequence[PlanOutput]
+) -> dict[str, PlanBuffer]:
     used: dict[str, list[int]] = {}
     for k, step in enumerate(steps):
         for name in sorted(_step_buffers(step)):
             used.setdefault(name, []).append(k)
-    returned = graph.returned
+    returned = {output.buffer for output in outputs if output.buffer is not None}
     intervals = [
         Interval(name, graph.buffers[name].nbytes, min(at), max(at))
         for name, at in used.items()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..errors import SharedMemoryError
 from .buffers import AnyBuffer, GpuBuffer, Serial
 from .queue import Recording
 from .sized import HostCommand, Place, SizedDispatch, SizedPlan
@@ -34,6 +36,7 @@ class Launcher:
 
     __slots__ = (
         "__weakref__",
+        "_changed",
         "_constants",
         "_executor",
         "_has_host_steps",
@@ -60,6 +63,13 @@ class Launcher:
         count = len(sized.names) - len(constants)
         self.names = sized.names[:count]
         self.constants = dict(zip(sized.names[count:], constants, strict=True))
+        plan = executor.plan
+        changed = {o.buffer for o in plan.outputs if o.buffer and o.mutates is not None}
+        self._changed = tuple(
+            k
+            for k, name in enumerate(self.names)
+            if name in changed and plan.buffers[name].role == "input"
+        )
         self.dispatch_count = sum(isinstance(step, SizedDispatch) for step in sized.steps)
         executor.device.add_reclaimable(self)
 
@@ -82,6 +92,8 @@ class Launcher:
         Raises:
             DeviceError: a buffer is released, too small, or bound for reading and for writing by
                 one kernel; or pending commands were refused.
+            SharedMemoryError: an argument that the plan changes in place shares memory with another
+                one.
         """
         serials = tuple([buffer.serial for buffer in buffers])
         recordings = self._known.get(serials)
@@ -95,6 +107,7 @@ class Launcher:
     ) -> Sequence[Recording]:
         """What to record for these buffers; for a plan with host steps nothing, it has run."""
         executor = self._executor
+        self._check_changed(buffers)
         if self._has_host_steps:
             externals = dict(zip(self.names, buffers, strict=True))
             executor.bind(self._sized.sizes, externals).replay()
@@ -106,3 +119,16 @@ class Launcher:
                 self._known.pop(next(iter(self._known)))  # the oldest: cheaper than the last used
             self._known[serials] = recordings
         return recordings
+
+    def _check_changed(self, buffers: Sequence[AnyBuffer]) -> None:
+        """What is read through another binding may not change during the call."""
+        if not self._changed:
+            return
+        memories = [b.serial if isinstance(b.serial, int) else b.serial[0] for b in buffers]
+        loans = Counter(memories)
+        for position in self._changed:
+            if loans[memories[position]] > 1:
+                raise SharedMemoryError(
+                    f"plan {self._executor.plan.name} changes {self.names[position]} in place, but "
+                    "its memory is also another argument's; give it memory of its own"
+                )

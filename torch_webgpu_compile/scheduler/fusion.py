@@ -50,7 +50,7 @@ from .mapping import (
 
 # An epilogue that reads more than this many other buffers costs registers in the anchor's inner
 # loop.
-_MAX_MEMBERS = 24
+MAX_MEMBERS = 24
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Fuser:
         written = self._stored(group, extra=outputs_of(node)[0])
         limit = self.target.max_storage_buffers
         return (
-            len(group.members) < _MAX_MEMBERS
+            len(group.members) < MAX_MEMBERS
             and sum(self._windows(n) for n in reads | written) <= limit
         )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from .. import dtypes
 from ..ir.access import typical_numel
-from ..ir.graph import LoopGraph
+from ..ir.graph import BufferOrigin, LoopGraph
 from ..ir.nodes import (
     Attention,
     Contraction,
@@ -29,6 +29,10 @@ from .mapping import load_index
 
 _MAX_BODY = 400
 _CHEAP = 6
+# Scalar operations and loads from a cache that take less time than one more dispatch, spread over a
+# GPU: 2 µs are enough for several millions on a large one.
+_DISPATCH = 1 << 20
+_FEW = 4
 
 
 def body_cost(body: Scalar) -> int:
@@ -79,6 +83,10 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
     """Whether recomputing ``node`` in its readers beats writing it once and reading it back."""
     cost = body_cost(node.body)
     loads = loads_of(node.body)
+    if _is_query(node, users):
+        (user,) = users
+        assert isinstance(user, Attention)
+        return typical_numel(product(node.ranges)) * user.parts * (cost + len(loads)) <= _DISPATCH
     if any(isinstance(u, (Contraction, Attention)) for u in users):
         # Tiles are loaded many times; and a producer's epilogue would compute this for free.
         reads_anchor = any(
@@ -93,6 +101,10 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
     if len(users) == 1 and repeats <= 1:
         return True
     numel = typical_numel(product(node.ranges))
+    from_inputs = all(graph.buffers[b].origin is BufferOrigin.INPUT for b in inputs_of(node))
+    small = cost <= _CHEAP and numel * repeats * (cost + len(loads)) <= _DISPATCH
+    if from_inputs and small and len(users) <= _FEW:
+        return True
     own = numel * graph.buffers[node.output].dtype.itemsize
     sites = Counter(load.buffer for load in set(loads))
     read = sum(
@@ -102,6 +114,15 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
     extra_reads = max(0, (len(users) - 1) * read - len(users) * own)
     extra_work = cost * (repeats - 1)
     return extra_reads <= own and extra_work <= _CHEAP * max(1, len(users))
+
+
+def _is_query(node: Pointwise, users: list[Node]) -> bool:
+    """Whether a node is only the query of an attention whose workgroups load each query once."""
+    if len(users) != 1 or not isinstance(users[0], Attention) or users[0].parts == 1:
+        return False
+    user = users[0]
+    others = [body for body in (user.key, user.value, user.bias) if body is not None]
+    return all(load.buffer != node.output for body in others for load in loads_of(body))
 
 
 def _repeats(node: Pointwise, user: Node) -> float:
@@ -163,8 +184,8 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
                 origins=origins,
             )
         case Scatter():
-            if user.initial == producer.output:
-                return None
+            if user.initial in {producer.output, *inputs_of(producer)}:
+                return None  # a scatter that reads its initial contents cannot be done in place
             index = tuple(rewrite(i, change) for i in user.index)
             return replace(user, index=index, body=rewrite(user.body, change), origins=origins)
         case _:

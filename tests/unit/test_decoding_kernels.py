@@ -1,0 +1,111 @@
+"""Kernels of one token: statistics beside products, attention in parts, small maps together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compilations import TARGET, compile_function
+from torch_webgpu_compile.ir.graph import AnchorGroup, MapGroup, RowGroup
+from torch_webgpu_compile.ir.interpret import interpret
+from torch_webgpu_compile.ir.nodes import Attention
+from torch_webgpu_compile.ir.parse import parse_graph
+from torch_webgpu_compile.ir.text import format_graph
+from torch_webgpu_compile.ir.verify import verify_loop_graph
+from torch_webgpu_compile.scheduler.split_attention import split_attention
+from torch_webgpu_compile.scheduler.statistics import recompute_statistics
+from torch_webgpu_compile.scheduler.units import drop_unit_symbols
+
+randn = torch.randn
+
+
+def rms_norm(x, weight):
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def run(graph, arguments):
+    (result,) = interpret(graph, [x.numpy() for x in arguments])
+    return torch.from_numpy(np.asarray(result))
+
+
+def test_a_norm_and_the_products_that_use_it_are_one_kernel():
+    def function(x, g, gate, up):
+        y = rms_norm(x, g)
+        return F.silu(F.linear(y, gate)) * F.linear(y, up)
+
+    arguments = randn(1, 1, 64), randn(64), randn(96, 64), randn(96, 64)
+    state = compile_function(function, *arguments)
+    (group,) = state.schedule.groups
+    assert isinstance(group, RowGroup)
+    assert sum(member.reduction == "sum" for member in group.members) == 3
+    moved = recompute_statistics(drop_unit_symbols(state.graph))
+    verify_loop_graph(moved)
+    torch.testing.assert_close(run(moved, arguments), function(*arguments), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y, w: (F.linear(y, w), y),  # the norm is a result
+        lambda y, w: F.linear(y + 1, w),  # it is not a factor of the sum
+        lambda y, w: F.linear(y, w).sum() + y.max(),  # another reduction needs it
+    ],
+)
+def test_a_norm_that_is_needed_by_itself_is_computed_once(function):
+    arguments = randn(1, 64), randn(64), randn(96, 64)
+    state = compile_function(lambda x, g, w: function(rms_norm(x, g), w), *arguments)
+    graph = drop_unit_symbols(state.graph)
+    assert recompute_statistics(graph).nodes == graph.nodes
+
+
+def attention(heads, keys, queries, size, value_size, mask):
+    def function(q, k, v):
+        bias = torch.arange(keys)[None] < keys // 2 if mask else None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+    shape = 1, heads
+    return function, (
+        randn(*shape, queries, size),
+        randn(*shape, keys, size),
+        randn(*shape, keys, value_size),
+    )
+
+
+@pytest.mark.parametrize("case", [(2, 200, 1, 16, 16, True), (3, 333, 4, 24, 30, False)])
+def test_attention_in_parts_is_attention(case):
+    function, arguments = attention(*case)
+    state = compile_function(function, *arguments)
+    graph = split_attention(state.graph, TARGET)
+    verify_loop_graph(graph)
+    assert max(n.parts for n in graph.nodes if isinstance(n, Attention)) == -(-case[1] // 64)
+    again = parse_graph(format_graph(graph))
+    torch.testing.assert_close(run(again, arguments), function(*arguments))
+    kinds = [type(group) for group in state.schedule.groups]
+    assert kinds == [AnchorGroup, RowGroup]
+
+
+@pytest.mark.parametrize("case", [(2, 64, 1, 16, 16, False), (300, 512, 1, 16, 16, False)])
+def test_attention_with_few_keys_or_many_heads_stays_whole(case):
+    function, arguments = attention(*case)
+    state = compile_function(function, *arguments)
+    assert split_attention(state.graph, TARGET).nodes == state.graph.nodes
+
+
+def test_small_maps_over_equal_points_are_one_kernel():
+    state = compile_function(lambda x, y: (x.sin(), y.cos()), randn(64), randn(64))
+    (group,) = state.schedule.groups
+    assert isinstance(group, MapGroup)
+    large = compile_function(lambda x, y: (x.sin(), y.cos()), randn(1 << 13), randn(1 << 13))
+    assert len(large.schedule.groups) == 2
+
+
+def test_small_maps_that_need_each_other_by_a_detour_stay_apart():
+    def function(x, y):
+        a = x.sin()
+        total = torch.cumsum(a, 0)
+        return a, (total.flip(0) * y).cos()
+
+    groups = compile_function(function, randn(64), randn(64)).schedule.groups
+    assert len(groups) > 1

@@ -1,0 +1,67 @@
+"""Attention of few queries over a part of the keys per workgroup; the results are joined later."""
+
+from __future__ import annotations
+
+from ..errors import UnsupportedOp
+from ..ir.graph import AnchorGroup, Buffer
+from ..ir.nodes import Attention
+from ..plan.model import KernelCall
+from ..sizes import ceildiv, iteration, product
+from ..target import Target
+from .attention import OperandMaker
+from .kernel import KernelBuilder, fold_grid
+from .operands import flat_values
+from .storage import VECTOR
+from .tiling import choose_attention_parts_tiling
+
+
+def generate_attention_parts(
+    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+) -> KernelCall:
+    """The kernel of an attention node with several parts.
+
+    Raises:
+        UnsupportedOp: the head sizes do not fit a workgroup.
+    """
+    node = group.anchor
+    assert isinstance(node, Attention)
+    assert not group.epilogue
+    batch, heads, queries, keys, head, value_head = node.sizes
+    lanes, value_lanes = (int(ceildiv(size, VECTOR)) for size in (head, value_head))
+    tiling = choose_attention_parts_tiling(lanes, value_lanes, target)
+    if tiling is None:
+        cause = f"a head size of {max(int(head), int(value_head))} does not fit a workgroup"
+        raise UnsupportedOp("attention", cause, "use smaller heads")
+    builder = KernelBuilder(target, buffers)
+    b = flat_values("b", (batch, heads), iteration("b", batch * heads))
+    make = OperandMaker(builder, b)
+    total = batch * heads * node.parts
+    row = (iteration("part", node.parts) * batch * heads + iteration("b", batch * heads)) * queries
+    row = (row + iteration("m", queries)) * (node.wide // VECTOR + 1)
+    return builder.finish(
+        "attention",
+        "attention_parts.wgsl.jinja",
+        {
+            "tiling": tiling,
+            "queries": int(queries),
+            "query": make(node.query, ("m", queries), ("k", head)),
+            "key": make(node.key, ("n", keys), ("k", head)),
+            "value": make(node.value, ("n", keys), ("d", value_head)),
+            "bias": None
+            if node.bias is None
+            else make(node.bias, ("m", queries), ("n", keys), vector=False),
+            "causal": node.causal,
+            "scale": f"{node.scale!r}f",
+            "keys": builder.index(keys),
+            "per_part": builder.index(ceildiv(keys, node.parts)),
+            "total": builder.index(total),
+            "parts": node.parts,
+            "row": builder.index(row),
+            "store": builder.bindings.function(node.output, "store4"),
+        },
+        workgroup_size=tiling.workgroup,
+        grid=fold_grid(total, target),
+        origins=node.origins,
+        flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
+        workgroup_nbytes=tiling.workgroup_nbytes,
+    )

@@ -1,0 +1,109 @@
+"""Scatters that write where their initial contents are, instead of into a copy of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.graph import Buffer, BufferOrigin, LoopGraph
+from ..ir.nodes import Scatter, bodies_of, inputs_of
+from ..ir.scalar import loads_of
+from ..sizes import ZERO
+from .fusion import Group
+
+
+def share_memory(graph: LoopGraph, groups: list[Group]) -> LoopGraph:
+    """Finds the scatters that need no copy, and orders the readers of what they overwrite.
+
+    The initial contents may be overwritten when nothing reads them after the scatter: for an
+    intermediate, when no group that depends on the scatter reads it; for an input, when in addition
+    the graph gives that input exactly the result (of the last scatter of a chain). Groups that read
+    the initial contents get to run before the scatter.
+
+    Returns:
+        The graph, in which the results share the memory of the initial contents and their layout.
+    """
+    sharing = _Sharing(graph, groups)
+    for at, group in enumerate(groups):
+        if isinstance(group.anchor, Scatter):
+            sharing.visit(group.anchor, at)
+    return graph.with_nodes(graph.nodes, sharing.buffers)
+
+
+class _Sharing:
+    """The state of one `share_memory` call."""
+
+    def __init__(self, graph: LoopGraph, groups: list[Group]) -> None:
+        self.graph = graph
+        self.groups = groups
+        self.buffers: dict[str, Buffer] = dict(graph.buffers)
+        self.roots: dict[str, str] = {}
+        self.assigned = _assigned_inputs(graph, groups)
+        self.readers: dict[str, list[int]] = {}
+        for k, group in enumerate(groups):
+            read = set(group.reads)
+            if group.kind == "single" and group.anchor is not None:
+                read |= set(inputs_of(group.anchor))
+            for name in read:
+                self.readers.setdefault(name, []).append(k)
+
+    def visit(self, node: Scatter, at: int) -> None:
+        """Lets a scatter share memory if it may."""
+        root = self.roots.get(node.initial, node.initial)
+        if not self._is_legal(node, root):
+            return
+        readers = [k for k in self.readers.get(node.initial, ()) if k != at]
+        if any(self._depends(reader, at) for reader in readers):
+            return
+        self.groups[at].needs |= set(readers)
+        self.roots[node.output] = root
+        layout = self.buffers[root]
+        self.buffers[node.output] = replace(
+            self.buffers[node.output],
+            strides=layout.strides,
+            offset=layout.offset,
+            shares=node.initial,
+        )
+
+    def _is_legal(self, node: Scatter, root: str) -> bool:
+        """Whether the root's memory may hold the result, apart from who reads what it held."""
+        if any(load.buffer == node.initial for body in bodies_of(node) for load in loads_of(body)):
+            return False  # an invocation would read what another one has written
+        if node.initial in self.graph.returned:
+            return False
+        match self.buffers[root].origin:
+            case BufferOrigin.INPUT:
+                # An eager operator's argument may start inside of a binding: it is rare.
+                at_start = self.buffers[root].offset is ZERO
+                return at_start and self.assigned.get(node.output) == root
+            case BufferOrigin.INTERMEDIATE:
+                old, new = self.buffers[root], self.buffers[node.output]
+                return old.strides == new.strides and old.offset is new.offset
+            case _:
+                return False
+
+    def _depends(self, group: int, on: int) -> bool:
+        """Whether a group (transitively) needs another one to have run."""
+        stack, seen = [group], set()
+        while stack:
+            current = stack.pop()
+            if current == on:
+                return True
+            if current not in seen:
+                seen.add(current)
+                stack.extend(self.groups[current].needs)
+        return False
+
+
+def _assigned_inputs(graph: LoopGraph, groups: list[Group]) -> dict[str, str]:
+    """The input that a scatter's result, or that of a scatter which follows it, is assigned to."""
+    shown = [output.buffer for output in graph.outputs]
+    found: dict[str, str] = {}
+    for output in graph.outputs:
+        if output.mutates is not None and output.buffer and shown.count(output.buffer) == 1:
+            name = graph.inputs[output.mutates].buffer
+            if name is not None:
+                found[output.buffer] = name
+    for group in reversed(groups):
+        if isinstance(group.anchor, Scatter) and group.anchor.output in found:
+            found.setdefault(group.anchor.initial, found[group.anchor.output])
+    return found
