@@ -71,6 +71,11 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
         [randn(1, 3, 9, 9), randn(4, 3, 3, 3)],
         False,
     ),
+    "channels_last_convolutions": (
+        lambda x, w, v: F.conv2d(F.relu(F.conv2d(x, w)), v, padding=1).sum((2, 3)),
+        [randn(2, 4, 14, 14), randn(8, 4, 3, 3), randn(8, 8, 3, 3)],
+        False,
+    ),
     "attention": (attention, [randn(1, 2, 8, 16) for _ in range(3)], False),
     "gather": (
         lambda table, i: F.embedding(i, table) * 2,

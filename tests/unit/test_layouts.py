@@ -17,8 +17,9 @@ from tests.harness import backend_of, capture, compare, lower_checked, run_graph
 from torch_webgpu_compile.captured import CapturedGraph
 from torch_webgpu_compile.codegen.contraction import problem_of
 from torch_webgpu_compile.compilation import Compilation
-from torch_webgpu_compile.ir.graph import AnchorGroup, LoopGraph, MapGroup
+from torch_webgpu_compile.ir.graph import AnchorGroup, LoopGraph, MapGroup, RowGroup
 from torch_webgpu_compile.ir.nodes import Contraction
+from torch_webgpu_compile.ir.scalar import loads_of
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.scheduler.layouts import channels_last, choose_layouts
 from torch_webgpu_compile.scheduler.units import drop_unit_symbols
@@ -239,6 +240,20 @@ def test_channels_last_weights_are_not_copied() -> None:
     state = compile_function(model, x)
     assert [axes[:2] for axes in operands(state)[1:]] == [("inner", "inner")] * 5
     assert len(copies(state)) <= 1  # of the first, whose rows of 75 elements are no vectors
+
+
+def test_group_norm_reads_channels_last_images_once() -> None:
+    function, _ = GRAPHS["group norm"]
+    state = compile_function(function, randn(2, 4, 24, 24))
+    (group,) = [g for g in state.schedule.groups if isinstance(g, RowGroup)]
+    images = {
+        load.index
+        for member in group.members
+        for load in loads_of(member.body)
+        if len(load.index) == 4 and load.buffer not in {m.output for m in group.members}
+    }
+    assert len(images) == 1  # statistics and result go through the images at the same points
+    assert int(group.elements[-1]) == 4  # channels of a group, side by side in memory
 
 
 def test_few_positions_do_not_pay_for_a_copy_of_the_weight() -> None:

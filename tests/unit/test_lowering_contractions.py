@@ -101,6 +101,15 @@ def test_gradients_of_convolutions(name: str) -> None:
     check(gradients, x, w, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_depthwise_convolutions_are_sums_over_taps(dtype: torch.dtype) -> None:
+    x, w = floats(2, 4, 9, 8).to(dtype), floats(8, 1, 3, 3).to(dtype)
+    graph = check(lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=4), x, w)
+    node = graph.nodes[0]
+    assert isinstance(node, Reduction)
+    assert [int(size) for size in node.reduce_ranges] == [3, 3]
+
+
 def test_bias_is_an_epilogue() -> None:
     graph = lower_checked(
         capture(

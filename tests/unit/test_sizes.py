@@ -156,6 +156,7 @@ def test_a_remainder_times_a_size_is_merged():
         (lambda: (ATOMS["i"] * T) % T, lambda: ZERO),
         (lambda: (ATOMS["j"] // 5) % 7, lambda: ATOMS["j"] // 5),
         (lambda: ceildiv(S * 4, 4), lambda: S),
+        (lambda: (ATOMS["j"] // 2 + 1) // 3, lambda: (ATOMS["j"] + 2) // 6),
     ],
 )
 def test_simplifications(made, wanted):
