@@ -1,11 +1,22 @@
 """Measures this package, PyTorch's own backends and peers on the same machine in one run.
 
-    python -m benchmarks                    every case, all systems that are installed
-    python -m benchmarks gpt2 softmax       some cases
-    python -m benchmarks --small            sizes for a CPU or a software adapter
-    python -m benchmarks --list
+    python -m benchmarks --suite rows           a suite: its cases, the systems that its goals name
+    python -m benchmarks --suite rows,products  several; a case that both name is measured once
+    python -m benchmarks --suite models gpt2    one case of a suite
+    python -m benchmarks gpt2 softmax           cases with every detail, each in a fresh process
+    python -m benchmarks --list                 suites, cases and goals
+      --small                                   sizes for a CPU or a software adapter
+      --systems webgpu,autotuned                other systems than the usual ones
+      --plot                                    a figure per suite (`benchmarks.plot`)
+    python -m benchmarks.report FILE…           the table of the README, from the JSON of runs
 
-``cases`` says what is measured; ``webgpu``, ``pytorch`` and ``onnxruntime_webgpu`` measure one
-system each; ``limits`` measures what the machine can do at best; ``runner`` gives every case a
-process of its own; ``report`` prints and writes the results.
+``cases``, ``kernel_cases`` and ``convolution_cases`` say what is measured, ``suites`` what it must
+reach, and ``goals`` whether it does. ``webgpu``, ``pytorch``, ``onnxruntime_webgpu`` and
+``tinygrad_webgpu`` measure one system each, ``compile_time`` first calls; ``limits`` measures what
+the machine can do at best. ``runner`` gives cases to a ``worker``: a process that imports
+everything once, and is replaced when it crashes, hangs or loses its GPU. ``report`` prints and
+writes the results.
+
+Times are of a steady stream of calls, and of the GPU alone: by timestamps here, by replays of a
+CUDA graph there. f32 is f32: no TF32. Inputs and outputs stay on the GPU.
 """

@@ -6,56 +6,139 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from . import report, runner
-from .cases import CASES
+from . import report
+from .goals import describe, needs_limits
+from .runner import SYSTEMS, Runner, Settings
+from .suites import SUITES, rows_of
+
+_DEFAULT = ("webgpu", "eager", "inductor", "cudagraphs", "onnxruntime_webgpu")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks")
-    parser.add_argument("cases", nargs="*", help="names of cases (default: all)")
-    parser.add_argument("--list", action="store_true", help="list the cases")
-    parser.add_argument("--small", action="store_true", help="sizes for a software adapter")
-    parser.add_argument("--systems", help=f"comma-separated: {', '.join(runner.SYSTEMS)}")
-    parser.add_argument("--budget", type=float, default=0.5, help="seconds for each timing")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds for each case")
-    parser.add_argument("--output", type=Path, help="JSON file (default: benchmarks/results/…)")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    systems = tuple((arguments.systems or ",".join(runner.available_systems())).split(","))
-    unknown = [name for name in systems if name not in runner.SYSTEMS]
-    unknown += [name for name in arguments.cases if name not in CASES]
-    if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; see --list and --help")
-
+    arguments = parse()
     if arguments.list:
-        for case in CASES.values():
-            print(f"{case.name:20} {case.goal}")
+        show_list()
         return 0
-    if arguments.child:
-        settings = arguments.small, arguments.budget
-        runner.child(arguments.child, systems, *settings, output=arguments.output)
-        return 0
-
-    results = {
+    todo = plan(arguments)
+    is_suite = bool(arguments.suite)
+    settings = Settings(
+        arguments.small, arguments.budget or (0.3 if is_suite else 0.5), not is_suite
+    )
+    # A tuned tiling is used by every later case of its process.
+    is_fresh = not is_suite or any("autotuned" in systems for systems in todo.values())
+    start = time.perf_counter()
+    results: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "small": arguments.small,
-        "machine": runner.machine(),
+        "suites": arguments.suite,
         "limits": {},
         "cases": {},
     }
-    settings = arguments.small, arguments.budget, arguments.timeout
-    limits = runner.run_in_child(runner.LIMITS, (), *settings)
-    results["limits"] = limits.get(runner.LIMITS, {})
-    for name in arguments.cases or CASES:
-        start = time.perf_counter()
-        results["cases"][name] = runner.run_in_child(name, systems, *settings)
-        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-        report.save(results, arguments.output)
-    print(report.table(results))
-    print(f"\nwritten to {report.save(results, arguments.output)}")
-    failed = any("error" in r.get("webgpu", {}) for r in results["cases"].values())
+    with Runner(settings, arguments.timeout, is_fresh, arguments.inductor_cache) as runner:
+        results["machine"] = runner.machine()
+        log("started", start)
+        if "error" in results["machine"]:
+            print(f"nothing can be measured: {results['machine']['error']}", file=sys.stderr)
+            return 2
+        if not is_suite or needs_copy_bandwidth(arguments.suite):
+            results["limits"] = runner.limits()
+        for name, systems in todo.items():
+            begun = time.perf_counter()
+            found = runner.measure(name, [system for system in SYSTEMS if system in systems])
+            results["cases"].setdefault(name, {}).update(found)
+            log(name, begun)
+            path = report.save(results, arguments.output)
+    log("all", start)
+    print(report.text(results))
+    print(f"\nwritten to {path}")
+    if arguments.plot:
+        from .plot import draw
+
+        try:
+            print("\n".join(f"drawn to {drawn}" for drawn in draw(results, path.parent)))
+        except ImportError as error:  # the figures can be drawn elsewhere, from the JSON
+            print(f"no figures: {error}")
+    failed = any("error" in case.get("webgpu", {}) for case in results["cases"].values())
     return 1 if failed else 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("cases", nargs="*", help="names of cases (default: all)")
+    parser.add_argument("--suite", help=f"comma-separated, or all: {', '.join(SUITES)}")
+    parser.add_argument("--list", action="store_true", help="list suites, cases and goals")
+    parser.add_argument("--small", action="store_true", help="sizes for a software adapter")
+    parser.add_argument("--systems", help=f"comma-separated: {', '.join(SYSTEMS)}")
+    parser.add_argument("--budget", type=float, help="seconds for each timing (0.5; suites: 0.3)")
+    parser.add_argument("--timeout", type=float, default=180, help="seconds for each case")
+    parser.add_argument("--output", type=Path, help="JSON file (default: benchmarks/results/…)")
+    parser.add_argument("--plot", action="store_true", help="a figure per suite next to it")
+    parser.add_argument(
+        "--inductor-cache",
+        type=Path,
+        help="folder that keeps Inductor's kernels between runs; changes its compile times only",
+    )
+    arguments = parser.parse_args()
+    if arguments.suite:
+        names = list(SUITES) if arguments.suite == "all" else arguments.suite.split(",")
+        check(parser, names, SUITES)
+        arguments.suite = names
+    if arguments.systems:
+        arguments.systems = arguments.systems.split(",")
+        check(parser, arguments.systems, SYSTEMS)
+    if arguments.cases and arguments.suite:
+        check(parser, arguments.cases, rows_of(arguments.suite))
+    elif arguments.cases:
+        from .cases import CASES
+
+        check(parser, arguments.cases, CASES)
+    return arguments
+
+
+def check(parser: argparse.ArgumentParser, names: list[str], known: Any) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; see --list and --help")
+
+
+def plan(arguments: argparse.Namespace) -> dict[str, frozenset[str]]:
+    """The systems to measure, by case."""
+    asked = frozenset(arguments.systems or ())
+    if arguments.suite:
+        rows = rows_of(arguments.suite)
+        wanted = arguments.cases or rows
+        return {case: asked or systems for case, systems in rows.items() if case in wanted}
+    from .cases import CASES
+
+    return {case: asked or frozenset(_DEFAULT) for case in arguments.cases or CASES}
+
+
+def needs_copy_bandwidth(names: list[str]) -> bool:
+    return any(
+        needs_limits(goal) for name in names for row in SUITES[name].rows for goal in row.goals
+    )
+
+
+def show_list() -> None:
+    """Suites with their goals, then the cases that are in none."""
+    from .cases import CASES
+
+    for suite in SUITES.values():
+        print(f"{suite.name}: {suite.title}")
+        for row in suite.rows:
+            goals = "; ".join(describe(goal) for goal in row.goals)
+            print(f"  {row.case:20} {goals}{'' if row.case in CASES else '  (no such case here)'}")
+    print("in no suite")
+    covered = rows_of(SUITES)
+    for case in CASES.values():
+        if case.name not in covered:
+            print(f"  {case.name:20} {case.goal}")
+
+
+def log(what: str, since: float) -> None:
+    print(f"{what}: {time.perf_counter() - since:.0f} s", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

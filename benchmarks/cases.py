@@ -8,8 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import kernel_cases
+from . import convolution_cases, kernel_cases
 from .kernel_cases import Case
+
+_SMALL_ENCODER = {
+    "num_hidden_layers": 2,
+    "hidden_size": 192,
+    "num_attention_heads": 3,
+    "intermediate_size": 768,
+}
 
 
 def mlp(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
@@ -38,8 +45,10 @@ def gpt2(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
     """The 124M model, 12 layers also when small."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = Logits(GPT2LMHeadModel(GPT2Config())).eval()
-    return model, (torch.randint(0, 50257, (1, 32 if small else 512)),)
+    tiny = {"n_embd": 96, "n_head": 3, "vocab_size": 1000, "bos_token_id": 0, "eos_token_id": 0}
+    config = GPT2Config(**tiny if small else {})
+    tokens = torch.randint(0, config.vocab_size, (1, 32 if small else 512))
+    return Logits(GPT2LMHeadModel(config)).eval(), (tokens,)
 
 
 class Hidden(nn.Module):
@@ -108,7 +117,7 @@ def decode(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
 def bert(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
     from transformers import BertConfig, BertModel
 
-    config = BertConfig(num_hidden_layers=2 if small else 12)
+    config = BertConfig(**_SMALL_ENCODER if small else {})
     model = Hidden(BertModel(config, add_pooling_layer=False)).eval()
     return model, (torch.randint(0, 30000, (1 if small else 8, 128)),)
 
@@ -146,7 +155,8 @@ def dispatch_chain(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]
             x = x @ w
         return x
 
-    return chain, (torch.randn(16, 16), torch.randn(16, 16) / 4)
+    # An orthogonal matrix: 200 products with it neither overflow nor vanish.
+    return chain, (torch.randn(16, 16), torch.linalg.qr(torch.randn(16, 16)).Q)
 
 
 def tiny_call(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
@@ -159,7 +169,7 @@ def vit(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
     """ViT-B/16."""
     from transformers import ViTConfig, ViTModel
 
-    model = ViTModel(ViTConfig(num_hidden_layers=2 if small else 12), add_pooling_layer=False)
+    model = ViTModel(ViTConfig(**_SMALL_ENCODER if small else {}), add_pooling_layer=False)
     return Hidden(model).eval(), (torch.randn(1 if small else 8, 3, 224, 224),)
 
 
@@ -167,6 +177,7 @@ CASES: dict[str, Case] = {
     case.name: case
     for case in (
         *kernel_cases.cases(),
+        *convolution_cases.cases(),
         Case("dispatch_chain", dispatch_chain, goal="≤ 1.2 µs of host time per dispatch"),
         Case("tiny_call", tiny_call, goal="≤ 30 µs above Dynamo's floor", extra="call_overhead"),
         Case("mlp", mlp),

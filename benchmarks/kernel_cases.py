@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .peer_variants import Variant, attention_backends
+
 Build = Callable[[bool], tuple[Callable[..., Any], tuple[Tensor, ...]]]
 
 
@@ -25,6 +27,7 @@ class Case:
         flops: (small) → floating-point operations; 0: not of interest.
         goal: what the project wants of it.
         extra: another measurement of this case, by name: see `webgpu.EXTRAS`.
+        variants: (function, inputs) → other ways for eager PyTorch to do it; its fastest counts.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Case:
     flops: Callable[[bool], int] = lambda small: 0
     goal: str = ""
     extra: str = ""
+    variants: Callable[..., Iterator[Variant]] | None = None
 
 
 def _shrunk(sizes: tuple[int, ...], small: bool) -> tuple[int, ...]:
@@ -62,8 +66,12 @@ def _chain(x: Tensor) -> Tensor:
     return y * torch.sigmoid(y) - x.abs()
 
 
+def _gelu_chain(x: Tensor) -> Tensor:
+    return F.gelu(x * 1.5 + 0.25) * x
+
+
 def _add(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
-    n = (1 << 22 if small else 1 << 28) // 4
+    n = (1 << 22 if small else 1 << 30) // 4
     return torch.add, (torch.randn(n), torch.randn(n))
 
 
@@ -102,6 +110,11 @@ def _square(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
     return torch.matmul, (torch.randn(n, n), torch.randn(n, n))
 
 
+def _square_f16(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
+    function, inputs = _square(small)
+    return function, tuple(x.half() for x in inputs)
+
+
 def _attention(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
     heads, length = (2, 128) if small else (16, 1024)
 
@@ -118,11 +131,12 @@ def cases() -> Iterator[Case]:
     yield Case(
         "add",
         _add,
-        nbytes=lambda small: 3 << (22 if small else 28),
+        nbytes=lambda small: 3 << (22 if small else 30),
         goal="≥ 97 % of copy bandwidth",
     )
     yield _moving("pointwise_chain", _chain, (16384, 4096), result=True, goal=beaten)
-    yield _moving("softmax", lambda x: x.softmax(-1), (16384, 4096), result=True, goal=beaten)
+    yield _moving("gelu_chain", _gelu_chain, (65536, 4096), result=True, goal=beaten)
+    yield _moving("softmax", lambda x: x.softmax(-1), (65536, 4096), result=True, goal=beaten)
     yield _moving(
         "layer_norm", lambda x: F.layer_norm(x, (1024,)), (65536, 1024), result=True, goal=beaten
     )
@@ -147,11 +161,24 @@ def cases() -> Iterator[Case]:
     yield _moving(
         "transpose", lambda x: x.t().contiguous(), (8192, 8192), result=True, goal="≥ 60 % of copy"
     )
+    yield _moving(
+        "channels_last",
+        lambda x: torch.relu(x).to(memory_format=torch.channels_last),
+        (64, 256, 56, 56),
+        result=True,
+        goal="≥ 60 % of copy",
+    )
     yield Case(
         "matmul",
         _square,
         flops=lambda small: 2 * (512 if small else 4096) ** 3,
         goal="≥ 80 % of cuBLAS, f32",
+    )
+    yield Case(
+        "matmul_f16",
+        _square_f16,
+        flops=lambda small: 2 * (512 if small else 4096) ** 3,
+        goal="≥ 40 TFLOP/s, f32 accumulators",
     )
     yield _product("linear_768_768", 512, 768, 768)
     yield _product("linear_768_3072", 512, 768, 3072)
@@ -164,4 +191,5 @@ def cases() -> Iterator[Case]:
         _attention,
         flops=lambda small: 2 * 2 * 64 * (2 * 128**2 if small else 8 * 16 * 1024**2) // 2,
         goal="≥ 0.8 × PyTorch's best",
+        variants=attention_backends,
     )

@@ -41,6 +41,6 @@ def matmul_flops_per_second(n: int) -> float:
 def measure(small: bool) -> dict[str, float]:
     """Limits by name, in bytes and operations per second."""
     return {
-        "copy_bytes_per_second": copy_bytes_per_second((4 if small else 256) << 20),
+        "copy_bytes_per_second": copy_bytes_per_second((4 if small else 1024) << 20),
         "matmul_flops_per_second": matmul_flops_per_second(512 if small else 4096),
     }

@@ -1,16 +1,33 @@
-"""Results as a table and as JSON."""
+"""Results as text, as JSON and as Markdown.
+
+python -m benchmarks.report FILE…    the table of a README from the JSON of runs
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .cases import CASES
-from .runner import SYSTEMS
+from .goals import Verdict, Work, is_count, judge
+from .runner import SYSTEMS, WORK
+from .suites import SUITES
 
 RESULTS = Path(__file__).parent / "results"
+
+_LABELS = {
+    "webgpu": "this package",
+    "autotuned": "max-autotune",
+    "eager": "eager CUDA",
+    "inductor": "Inductor",
+    "cudagraphs": "CUDA graphs",
+    "onnxruntime_webgpu": "ONNX Runtime WebGPU",
+    "tinygrad_webgpu": "tinygrad WebGPU",
+}
 
 
 def format_seconds(value: float | None) -> str:
@@ -23,89 +40,190 @@ def format_seconds(value: float | None) -> str:
     return f"{value / 1e-6:.2g} µs"
 
 
-def share_of_limit(case: str, result: dict[str, Any], limits: dict[str, float], small: bool) -> str:
-    """The rate of a case against what the machine can do."""
-    seconds = result.get("seconds")
+def has_cuda(results: dict[str, Any]) -> bool:
+    return bool(results["machine"].get("torch_device", "CPU") != "CPU")
+
+
+def verdicts(results: dict[str, Any]) -> Iterator[tuple[str, str, Verdict]]:
+    """(suite, case, verdict) of every goal of the suites that ran."""
+    for name in results.get("suites") or ():
+        for row in SUITES[name].rows:
+            case = results["cases"].get(row.case)
+            if case is None:
+                continue
+            work = Work(**case.get(WORK, {}))
+            for goal in row.goals:
+                found = judge(goal, case, results["limits"], work, has_cuda(results))
+                if results["small"] and found.share is not None and not is_count(goal):
+                    found = replace(found, reached=None, note=found.note or "small sizes")
+                yield name, row.case, found
+
+
+def goals_text(results: dict[str, Any]) -> str:
+    """Per goal: what was measured, what was wanted, and whether it is reached."""
+    lines: list[str] = []
+    last = ""
+    for suite, case, verdict in verdicts(results):
+        if suite != last:
+            heads = f"{'measured':>16}  {'goal':36}{'reached':10}"
+            lines += ["", f"{SUITES[suite].title:22}{heads}note"]
+            last = suite
+        answer = {True: "yes", False: "NO", None: "?"}[verdict.reached]
+        cells = f"{verdict.measured:>16}  {verdict.goal:36}{answer:10}"
+        lines.append(f"{case:22}{cells}{verdict.note}".rstrip())
+    found = [verdict.reached for _, _, verdict in verdicts(results)]
+    if found:
+        lines += ["", f"reached {found.count(True)} of {len(found)}, open {found.count(None)}"]
+    return "\n".join(lines)
+
+
+def rate(case: dict[str, Any], limits: dict[str, float]) -> str:
+    """Of this package against what the machine can do."""
+    seconds = case.get("webgpu", {}).get("seconds")
+    work = case.get(WORK, {})
     if not seconds:
         return ""
-    for work, limit, scale, unit in (
-        (CASES[case].nbytes(small), "copy_bytes_per_second", 1e9, "GB/s"),
-        (CASES[case].flops(small), "matmul_flops_per_second", 1e12, "TFLOP/s"),
+    for name, limit, scale, unit in (
+        ("nbytes", "copy_bytes_per_second", 1e9, "GB/s"),
+        ("flops", "matmul_flops_per_second", 1e12, "TFLOP/s"),
     ):
-        if work:
-            rate = work / seconds
-            share = f", {rate / limits[limit]:.0%} of limit" if limit in limits else ""
-            return f"{rate / scale:.4g} {unit}{share}"
+        if work.get(name):
+            found = work[name] / seconds
+            share = f", {found / limits[limit]:.0%} of limit" if limits.get(limit) else ""
+            return f"{found / scale:.4g} {unit}{share}"
     return ""
 
 
-def table(results: dict[str, Any]) -> str:
-    """Time per call of each system, then the details of this package."""
-    limits, small = results["limits"], results["small"]
-    systems = [name for name in SYSTEMS if any(name in case for case in results["cases"].values())]
+def text(results: dict[str, Any]) -> str:
+    """Time per call of each system, the details of this package, and the goals."""
+    limits, machine = results["limits"], results["machine"]
+    cases = results["cases"]
+    systems = [
+        name for name in SYSTEMS if any("seconds" in c.get(name, {}) for c in cases.values())
+    ]
     lines = [
-        f"adapter {results['machine']['adapter']} · PyTorch {results['machine']['torch']} on "
-        f"{results['machine']['torch_device']}",
-        "limits  "
-        + " · ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in limits.items()),
+        f"adapter {machine.get('adapter')} · PyTorch {machine.get('torch')} on "
+        f"{machine.get('torch_device')}",
+        *(f"{name.replace('_', ' ')} {value:.4g}" for name, value in limits.items()),
         "",
         f"{'time per call':20}" + "".join(f"{name:>20}" for name in systems) + "  webgpu's rate",
     ]
-    for name, case in results["cases"].items():
-        cells = [
-            "failed"
-            if "error" in case.get(system, {})
-            else format_seconds(case.get(system, {}).get("seconds"))
-            for system in systems
-        ]
-        rate = share_of_limit(name, case.get("webgpu", {}), limits, small)
-        lines.append(f"{name:20}" + "".join(f"{cell:>20}" for cell in cells) + f"  {rate}")
+    for name, case in cases.items():
+        cells = "".join(f"{_cell(case.get(system, {})):>20}" for system in systems)
+        lines.append(f"{name:20}{cells}  {rate(case, limits)}".rstrip())
+        if any("gpu_s" in case.get(system, {}) for system in systems):
+            times = [case.get(system, {}).get("gpu_s") for system in systems]
+            cells = "".join(f"{format_seconds(time) if time else '':>20}" for time in times)
+            lines.append(f"{'  on the GPU':20}{cells}")
+    lines += ["", *_details(cases), *_first_calls(cases)]
+    errors = [
+        f"{name} · {system}: {result['error']}"
+        for name, case in cases.items()
+        for system, result in case.items()
+        if "error" in result
+    ]
+    return "\n".join(lines + (["", *errors] if errors else [])) + "\n" + goals_text(results)
 
-    columns = ("GPU", "host", "per dispatch", "dispatches", "kernels", "GB moved", "call", "cold")
-    lines += ["", f"{'webgpu':20}" + "".join(f"{c:>14}" for c in (*columns, "again", "diff"))]
-    for name, case in results["cases"].items():
-        lines.append(f"{name:20}" + "".join(f"{c:>14}" for c in details(case.get("webgpu", {}))))
-        if "overhead_s" in case.get("webgpu", {}):
-            ours = case["webgpu"]
-            lines.append(
+
+def _cell(result: dict[str, Any]) -> str:
+    if "error" in result:
+        return "–" if result.get("missing") else "failed"
+    return format_seconds(result.get("seconds"))
+
+
+def _details(cases: dict[str, Any]) -> Iterator[str]:
+    columns = ("host", "per dispatch", "dispatches", "kernels", "GB moved", "peak GB", "call")
+    heads = (*columns, "first call", "again", "diff")
+    yield f"{'webgpu':20}" + "".join(f"{head:>14}" for head in heads)
+    for name, case in cases.items():
+        ours = case.get("webgpu", {})
+        if "seconds" not in ours:
+            continue
+        cells = (
+            format_seconds(ours["host_replay_s"]),
+            format_seconds(ours["host_s_per_dispatch"]),
+            str(ours["dispatches"]),
+            str(ours["kernels"]),
+            f"{(ours['bytes_read'] + ours['bytes_written']) / 1e9:.3g}",
+            f"{ours['gpu_nbytes'] / 1e9:.3g}",
+            format_seconds(ours.get("call_with_transfers_s")),
+            format_seconds(ours.get("first_call_s")),
+            format_seconds(ours.get("compile_again_s")),
+            f"{ours.get('relative_difference', 0):.1e}",
+        )
+        yield f"{name:20}" + "".join(f"{cell:>14}" for cell in cells)
+        if "overhead_s" in ours:
+            yield (
                 f"{'':20}  of a call: Dynamo's floor {format_seconds(ours['floor_s'])}, transfers "
                 f"and replay {format_seconds(ours['device_s'])}, the rest "
                 f"{format_seconds(ours['overhead_s'])}"
             )
-    errors = [
-        f"{name} · {system}: {result['error']}"
-        for name, case in results["cases"].items()
-        for system, result in case.items()
-        if "error" in result
-    ]
-    return "\n".join(lines + (["", *errors] if errors else []))
 
 
-def details(ours: dict[str, Any]) -> list[str]:
-    """The cells of this package's row."""
-    if "seconds" not in ours:
-        return ["–"] * 10
-    moved = ours["bytes_read"] + ours["bytes_written"]
-    return [
-        format_seconds(ours["gpu_s"]),
-        format_seconds(ours["host_replay_s"]),
-        format_seconds(ours["host_s_per_dispatch"]),
-        str(ours["dispatches"]),
-        str(ours["kernels"]),
-        f"{moved / 1e9:.3g}",
-        format_seconds(ours["call_with_transfers_s"]),
-        format_seconds(ours["compile_cold_s"]),
-        format_seconds(ours["compile_again_s"]),
-        f"{ours.get('relative_difference', 0):.1e}",
+def _first_calls(cases: dict[str, Any]) -> Iterator[str]:
+    """The parts of first calls that had processes of their own."""
+    for name, case in cases.items():
+        for kind in ("cold", "cached"):
+            parts = case.get("first_call", {}).get(kind)
+            if parts:
+                shown = (
+                    f"{part.removesuffix('_s').replace('_', ' ')} {format_seconds(seconds)}"
+                    for part, seconds in parts.items()
+                    if part.endswith("_s")
+                )
+                yield f"{name}, {kind}: {', '.join(shown)}"
+
+
+def markdown(runs: Sequence[dict[str, Any]]) -> str:
+    """The table of a README: times, then goals. Later runs replace figures of earlier ones."""
+    machine = runs[-1]["machine"]
+    cases: dict[str, Any] = {}
+    for run in runs:
+        for name, case in run["cases"].items():
+            cases[name] = cases.get(name, {}) | case
+    systems = [
+        name for name in _LABELS if any("seconds" in c.get(name, {}) for c in cases.values())
     ]
+    labels = [_LABELS[name] for name in systems]
+    labels[1:1] = ["GPU time"]
+    lines = [
+        f"{machine.get('adapter')}, PyTorch {machine.get('torch')} on "
+        f"{machine.get('torch_device')}, {runs[-1]['date']}",
+        "",
+        *_row(["", *labels]),
+        "|---" * (len(labels) + 1) + "|",
+    ]
+    for name, case in cases.items():
+        if "seconds" in case.get("webgpu", {}):
+            times = [case.get(system, {}).get("seconds") for system in systems]
+            times[1:1] = [case["webgpu"].get("gpu_s")]
+            lines += _row([name, *("" if t is None else format_seconds(t) for t in times)])
+    judged = [found for run in runs for found in verdicts(run)]
+    if judged:
+        lines += ["", *_row(["", "measured", "goal", "reached"]), "|---|---|---|---|"]
+    for _, case, verdict in judged:
+        answer = {True: "yes", False: "no", None: verdict.note or "?"}[verdict.reached]
+        lines += _row([case, verdict.measured, verdict.goal, answer])
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(cells)} |"]
 
 
 def save(results: dict[str, Any], path: Path | None) -> Path:
-    """Writes the JSON; by default to ``results/<adapter>.json``."""
+    """Writes the JSON; by default to ``results/<adapter>.json``, with the suites in the name."""
     if path is None:
-        adapter = results["machine"]["adapter"].lower()
+        adapter = results["machine"].get("adapter", "").lower()
         name = re.sub(r"[^a-z0-9]+", "-", adapter.split("(")[0]).strip("-") or "unknown"
-        path = RESULTS / f"{name}{'-small' if results['small'] else ''}.json"
+        suites = "".join(f"-{suite}" for suite in results.get("suites") or ())
+        if len(results.get("suites") or ()) == len(SUITES):
+            suites = "-suites"
+        path = RESULTS / f"{name}{suites}{'-small' if results['small'] else ''}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
     return path
+
+
+if __name__ == "__main__":
+    print(markdown([json.loads(Path(name).read_text()) for name in sys.argv[1:]]))

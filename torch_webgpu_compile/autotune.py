@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from .codegen.contraction import Tilings, generate_tiled, problem_of
+from .codegen.contraction import Tilings, generate_tiled, kernels_of, problem_of
 from .codegen.matmul_tiling import MatmulProblem, MatmulTiling, matmul_candidates
 from .errors import DeviceError, OutOfMemoryError
 from .files import write_atomically
-from .ir.graph import AnchorGroup, Schedule
+from .ir.graph import AnchorGroup, ContractionGroup, PairGroup, Schedule, SiblingGroup
 from .ir.nodes import Contraction
 from .plan.model import KernelCall, Plan, PlanBuffer
 from .runtime.device import Device
@@ -52,7 +52,7 @@ def tuner(device: Device, folder: str | None) -> Tune:
     def tune(schedule: Schedule) -> Tilings:
         known = known_tilings(device.target, folder)
         work: dict[str, _Candidates] = {}
-        for group in _contractions(schedule):
+        for group in _contractions(schedule, device.target):
             problem = problem_of(group, schedule.graph.buffers, device.target)
             key = problem.key
             if key is not None and key not in known and key not in work and problem.itemsize < 8:
@@ -67,10 +67,12 @@ def tuner(device: Device, folder: str | None) -> Tune:
     return tune
 
 
-def _contractions(schedule: Schedule) -> Iterator[AnchorGroup]:
+def _contractions(schedule: Schedule, target: Target) -> Iterator[ContractionGroup]:
+    """What each kernel of contractions computes."""
     for group in schedule.groups:
-        if isinstance(group, AnchorGroup) and isinstance(group.anchor, Contraction):
-            yield group
+        match group:
+            case SiblingGroup() | PairGroup() | AnchorGroup(anchor=Contraction()):
+                yield from kernels_of(group, schedule.graph.buffers, target)
 
 
 # ---- measuring
@@ -80,7 +82,7 @@ _Candidates = dict[MatmulTiling, KernelCall]
 
 
 def _candidates(
-    group: AnchorGroup, schedule: Schedule, problem: MatmulProblem, target: Target
+    group: ContractionGroup, schedule: Schedule, problem: MatmulProblem, target: Target
 ) -> _Candidates:
     return {
         tiling: generate_tiled(group, schedule.graph.buffers, target, problem, tiling)

@@ -35,6 +35,7 @@ from .planner import build_plan
 from .scheduler import schedule
 from .scheduler.fusion import Fuser
 from .scheduler.in_place import share_memory
+from .scheduler.layouts import choose_layouts
 from .scheduler.order import order_groups
 from .scheduler.split import split_reductions
 from .scheduler.units import drop_unit_symbols
@@ -113,7 +114,7 @@ def _schedule(state: Compilation) -> Schedule:
 
 def _schedule_unfused(graph: LoopGraph, target: Target) -> Schedule:
     """A kernel group per node."""
-    divided = split_reductions(drop_unit_symbols(graph))
+    divided = split_reductions(choose_layouts(drop_unit_symbols(graph)))
     fuser = Fuser(divided, target)
     for node in divided.nodes:
         fuser._open(node)

@@ -296,12 +296,14 @@ def floordiv(a: Expr, b: Expr) -> Expr:
             return floordiv(split, b)
     if len(a.terms) == 1 and a.constant == 0 and a.terms[0][1] == 1 and len(a.terms[0][0]) == 1:
         atom = a.terms[0][0][0]
-        if isinstance(atom, FloorDiv):
-            return floordiv(atom.numerator, atom.denominator * b)
         if isinstance(atom, Mod):
             q, r = _divide_terms(atom.denominator, b)
             if r is ZERO:
                 return mod(floordiv(atom.numerator, b), q)
+    if len(a.terms) == 1 and a.terms[0][1] == 1 and len(a.terms[0][0]) == 1:
+        atom = a.terms[0][0][0]
+        if isinstance(atom, FloorDiv):  # ⌊(⌊x / y⌋ + c) / b⌋ = ⌊(x + c·y) / (y·b)⌋
+            return floordiv(atom.numerator + atom.denominator * a.constant, atom.denominator * b)
     return atom_expr(FloorDiv(a, b))
 
 

@@ -41,6 +41,12 @@ class Target:
     offset_alignment: int = 256
     subgroup_sizes: tuple[int, int] = (0, 0)
 
+    @property
+    def subgroup_size(self) -> int:
+        """Invocations of every subgroup; 0 where their number is not known, or not the same."""
+        low, high = self.subgroup_sizes
+        return low if low == high and low > 1 and "subgroup" in self.features else 0
+
     def supports(self, dtype: DType) -> bool:
         """Whether kernels can load, compute and store ``dtype``."""
         if dtype is float64 and "shader-int64" not in self.features:

@@ -43,11 +43,27 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
         False,
     ),
     "softmax": (lambda x: torch.softmax(x, -1), [randn(6, 100)], False),
+    "transpose": (
+        lambda x, y: x.mT.contiguous() + y,
+        [randn(2, 132, 130), randn(2, 130, 132)],
+        False,
+    ),
+    "long_softmax": (lambda x: torch.softmax(x, -1), [randn(2, 40964)], False),
     "column_sum": (lambda x: x.sum(0), [randn(300, 8)], False),
     "split_mean_square": (F.mse_loss, [randn(512, 1024), randn(512, 1024)], False),
     "gelu_linear": (
         lambda x, w, b: F.gelu(F.linear(x, w, b)),
         [randn(20, 16), randn(24, 16), randn(24)],
+        False,
+    ),
+    "sibling_linears": (
+        lambda x, q, k, b: (F.linear(x, q, b), torch.relu(F.linear(x, k))),
+        [randn(20, 16), randn(24, 16), randn(8, 16), randn(24)],
+        False,
+    ),
+    "gated_linear": (
+        lambda x, gate, up: F.silu(F.linear(x, gate)) * F.linear(x, up),
+        [randn(20, 16), randn(24, 16), randn(24, 16)],
         False,
     ),
     "convolution": (

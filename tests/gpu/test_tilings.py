@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,9 +24,11 @@ MATMULS = [
     MatmulTiling(128, 64, 8, 8, 8, True, 8),
 ]
 ATTENTIONS = [
-    AttentionTiling(64, 32, 8),
+    AttentionTiling(32, 32, 8),
+    AttentionTiling(32, 32, 4, 8),
+    AttentionTiling(32, 32, 8, 8),
     AttentionTiling(16, 16, 8, slices=2),
-    AttentionTiling(16, 32, slices=4),
+    AttentionTiling(16, 32, 4, 8, slices=4),
     AttentionTiling(4, 32, slices=8),
     AttentionTiling(4, 4),
 ]
@@ -65,9 +68,30 @@ def test_matmul(tiling, monkeypatch, forget_plans):
             torch.testing.assert_close(got, f(x, w, bias), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["none", "causal", "bool", "lowest", "float", "no key"])
+KINDS = ["none", "causal", "bool", "lowest", "float", "no key"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tiling", ATTENTIONS, ids=str)
 def test_attention(tiling, kind, monkeypatch, forget_plans):
+    _check_attention(tiling, kind, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tiling", ATTENTIONS[1:5], ids=str)
+def test_attention_with_shuffles(tiling, kind, monkeypatch, forget_plans):
+    """Lavapipe promises no subgroup size, but has that of its vectors."""
+    target = open_device().target
+    size = target.subgroup_size or (8 if "256 bits" in target.name else 0)
+    if not size:
+        pytest.skip("the adapter's subgroup size is not known")
+    known = replace(target, subgroup_sizes=(size, size))
+    assert attention.attention_subgroup(tiling, known) == size
+    monkeypatch.setattr(attention, "attention_subgroup", lambda *_: size)
+    _check_attention(tiling, kind, monkeypatch)
+
+
+def _check_attention(tiling, kind, monkeypatch):
     monkeypatch.setattr(attention, "choose_attention_tiling", lambda *_: tiling)
     for heads, queries, keys, head, value_head in ((2, 70, 70, 32, 32), (1, 33, 100, 12, 20)):
         q, k = torch.randn(1, heads, queries, head), torch.randn(1, heads, keys, head)

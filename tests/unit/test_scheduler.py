@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.compilations import TARGET, compile_function
+from tests.harness import run_graph
 from torch_webgpu_compile.ir.graph import (
     AnchorGroup,
     LoopGraph,
@@ -19,10 +20,13 @@ from torch_webgpu_compile.ir.graph import (
     Schedule,
     SingleGroup,
 )
-from torch_webgpu_compile.ir.nodes import inputs_of, outputs_of
+from torch_webgpu_compile.ir.nodes import Contraction, inputs_of, outputs_of
 from torch_webgpu_compile.ir.scalar import loads_of
+from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.scheduler import schedule
 from torch_webgpu_compile.scheduler.inline import inline_producers
+from torch_webgpu_compile.scheduler.split import split_contractions
+from torch_webgpu_compile.sizes import product
 
 randn = torch.randn
 
@@ -201,3 +205,53 @@ def test_random_graphs_run_in_a_valid_order(steps, results):
 def test_scheduling_is_deterministic():
     state = compile_function(lambda x: torch.softmax(x @ x, -1) + 1, randn(8, 8))
     assert schedule(state.graph, TARGET).groups == schedule(state.graph, TARGET).groups
+
+
+# ---- contractions of small results over a long inner dimension
+
+
+def _residual(x, w, y):
+    total = x @ w + y
+    return total, F.layer_norm(total, total.shape[-1:])
+
+
+LONG = {
+    "matmul": (lambda x, w: x @ w, [(64, 2048), (2048, 128)]),
+    "batched": (lambda w, x: x @ w.mT, [(2, 150, 1536), (2, 70, 1536)]),
+    "residual": (_residual, [(64, 2048), (2048, 128), (64, 128)]),
+    "convolution": (
+        lambda x, w: F.conv2d(x, w, padding=1),
+        [(2, 256, 9, 9), (128, 256, 3, 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_inner_dimension_is_split(name):
+    function, sizes = LONG[name]
+    arguments = [randn(s) / 8 for s in sizes]
+    graph = compile_function(function, *arguments).graph
+    divided = split_contractions(graph, TARGET)
+    verify_loop_graph(divided)
+    (before,) = (n for n in graph.nodes if isinstance(n, Contraction))
+    (after,) = (n for n in divided.nodes if isinstance(n, Contraction))
+    parts = int(after.batch[0])
+    assert parts > 1
+    assert int(product(before.inner)) == parts * int(product(after.inner))
+    found = run_graph(divided, arguments)
+    expected = function(*arguments)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_parts_are_added_where_they_are_used():
+    function, sizes = LONG["residual"]
+    assert kinds(function, *map(randn, sizes)) == ["anchor", "row"]
+
+
+@pytest.mark.parametrize("sizes", [(4096, 2048, 4096), (64, 300, 128), (8, 4096, 4096)])
+def test_what_fills_a_gpu_or_is_short_is_not_split(sizes):
+    rows, inner, columns = sizes
+    graph = compile_function(torch.mm, randn(rows, inner), randn(inner, columns)).graph
+    assert split_contractions(graph, TARGET).nodes == graph.nodes

@@ -10,8 +10,10 @@ from ..ir.graph import (
     Buffer,
     KernelGroup,
     MapGroup,
+    PairGroup,
     RowGroup,
     Schedule,
+    SiblingGroup,
     SingleGroup,
 )
 from ..ir.nodes import Contraction, HostCall, Scatter
@@ -20,10 +22,11 @@ from ..sizes import ZERO, product
 from ..target import Target
 from .attention import generate_attention
 from .attention_parts import generate_attention_parts
-from .contraction import Tilings, generate_contraction
+from .contraction import Tilings, generate_contraction, kernels_of
 from .pointwise import generate_map
 from .reduction import generate_rows
 from .scatter import generate_scatter
+from .transpose import find_transposition, generate_transpose
 
 __all__ = ["generate"]
 
@@ -43,8 +46,12 @@ def _generate_group(
 ) -> Sequence[KernelCall | HostCall]:
     match group:
         case MapGroup():
-            empty = product(group.ranges) is ZERO
-            return [] if empty else [generate_map(group, buffers, target)]
+            if product(group.ranges) is ZERO:
+                return []
+            found = find_transposition(group, buffers, target)
+            if found is not None:
+                return [generate_transpose(group, found, buffers, target)]
+            return [generate_map(group, buffers, target)]
         case RowGroup():
             empty = product(group.rows) is ZERO
             return [] if empty else [generate_rows(group, buffers, target)]
@@ -56,6 +63,11 @@ def _generate_group(
             if group.anchor.parts > 1:
                 return [generate_attention_parts(group, buffers, target)]
             return [generate_attention(group, buffers, target)]
+        case SiblingGroup() | PairGroup():
+            return [
+                generate_contraction(kernel, buffers, target, tilings)
+                for kernel in kernels_of(group, buffers, target)
+            ]
         case SingleGroup(node=HostCall() as call):
             return [call]
         case SingleGroup(node=Scatter() as scatter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import dtypes
@@ -85,6 +86,89 @@ class Accumulator:
         if dtype.compute == self.dtype.compute:
             return name
         return f"{dtype.compute}({name})"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpSum:
+    """A running maximum m of values v and Σ exp(v − m) (f32), so that one pass gives both.
+
+    A larger maximum rescales the sum (Milakov and Gimelshein, "Online normalizer calculation for
+    softmax", 2018). While m is -inf the lowest finite number stands in for it, as -inf − -inf is
+    NaN; a NaN among the values makes both NaN. ``parts`` are the maximum and the sum.
+    """
+
+    lanes: int
+    parts: tuple[Part, Part]
+    merges: tuple[str, ...]
+
+    def update(self, values: Sequence[tuple[Text, str | None]]) -> list[str]:
+        """Statements that take in all (value, predicate) of an iteration with one rescaling."""
+        largest, total = self.parts
+        wide = total.name + total.wide
+        vector = "vec4<f32>({})" if self.lanes > 1 else "{}"
+        lowest, zero = vector.format(largest.identity), vector.format("0.0f")
+        peaks, terms = [], []
+        for value, predicate in values:
+            code = value.widen(self.lanes)
+            term = f"exp({code} - {vector.format('shift')})"
+            # Elements past the end are dropped after exp: they hold numbers of another row.
+            peaks.append(f"select({lowest}, {code}, {predicate})" if predicate else code)
+            terms.append(f"select({zero}, {term}, {predicate})" if predicate else term)
+        lanes = [f"peak.{c}" for c in "xyzw"] if self.lanes > 1 else ["peak"]
+        return [
+            "{",
+            f"  let peak = {_in_pairs(peaks, self.lanes)};",
+            f"  let top = tw_maximum({largest.name}, {_in_pairs(lanes, 1)});",
+            "  let shift = tw_above_ninf(top);",
+            f"  let scale = exp(tw_above_ninf({largest.name}) - shift);",
+            f"  {wide} = {wide} * scale + ({' + '.join(terms)});",
+            f"  {largest.name} = top;",
+            "}",
+        ]
+
+    def close(self) -> list[str]:
+        """Statements that reduce four lanes to one."""
+        _, total = self.parts
+        wide = total.name + total.wide
+        if self.lanes == 1:
+            return []
+        return [f"var {total.name} = (({wide}.x + {wide}.y) + ({wide}.z + {wide}.w));"]
+
+    def total(self, shift: str) -> str:
+        """Σ exp(v − shift) for a shift that is known after the pass.
+
+        An infinite maximum decides alone: its own term is the NaN, infinity or 0 of the whole sum.
+        """
+        largest, total = (part.name for part in self.parts)
+        if shift == largest:  # Mesa takes x − x for 0
+            return f"select({total}, bitcast<f32>(tw_nan_bits), tw_isinf({largest}))"
+        return f"(select({total}, 1.0f, tw_isinf({largest})) * exp({largest} - {shift}))"
+
+
+def _in_pairs(codes: Sequence[str], lanes: int) -> str:
+    """The maximum of all: a balanced tree, so that few of its operations wait for each other."""
+    while len(codes) > 1:
+        pairs = [
+            combine("maximum", dtypes.float32, a, b, lanes)
+            for a, b in zip(codes[::2], codes[1::2], strict=False)
+        ]
+        codes = [*pairs, *codes[2 * len(pairs) :]]
+    return codes[0]
+
+
+def exp_sum(largest: str, total: str, lanes: int) -> ExpSum:
+    """The accumulator of a maximum and of the sum that is named ``total``."""
+    lowest = identity("maximum", dtypes.float32)
+    zero, wide = ("vec4<f32>(0.0f)", "_4") if lanes > 1 else ("0.0f", "")
+    parts = (Part(largest, "f32", lowest, 4), Part(total, "f32", zero, 4, wide))
+    merges = (
+        f"let {largest}_top = tw_maximum({largest}, {largest}_b);",
+        f"let {largest}_shift = tw_above_ninf({largest}_top);",
+        f"{total} = {total} * exp(tw_above_ninf({largest}) - {largest}_shift)"
+        f" + {total}_b * exp(tw_above_ninf({largest}_b) - {largest}_shift);",
+        f"{largest} = {largest}_top;",
+    )
+    return ExpSum(lanes, parts, merges)
 
 
 def combine(kind: str, dtype: DType, a: str, b: str, lanes: int) -> str:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import UnsupportedOp
 from ..ir.graph import AnchorGroup, Buffer
-from ..ir.nodes import Attention, anchor_symbols
+from ..ir.nodes import Attention
 from ..ir.scalar import Scalar
 from ..plan.model import KernelCall
 from ..sizes import Expr, Symbol, ceildiv, iteration, product
 from ..target import Target
-from .contraction import (
-    Store,
-    anchor_members,
-    flat_values,
-    render_epilogue,
-    store_is_vector,
-)
+from .epilogue import Store, anchor_members, render_epilogue, store_is_vector
 from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid
+from .operands import flat_values
 from .pointwise import Lanes, group_origins
 from .storage import VECTOR
-from .tiling import choose_attention_tiling
+from .tiling import AttentionTiling, attention_subgroup, choose_attention_tiling
 from .values import Scope
 
 
@@ -60,11 +56,12 @@ def generate_attention(
         )
     builder = KernelBuilder(target, buffers)
     b = flat_values("b", (batch, heads), iteration("b", batch * heads))
-    make = OperandMaker(builder, b)
+    make = OperandMaker(builder, b, tiling)
     query = make(node.query, ("m", queries), ("k", head))
     key = make(node.key, ("n", keys), ("k", head))
     value = make(node.value, ("n", keys), ("d", value_head))
     bias = None if node.bias is None else make(node.bias, ("m", queries), ("n", keys))
+    subgroup = attention_subgroup(tiling, target)
     tiles = ceildiv(queries, tiling.queries)
     total = batch * heads * tiles
     return builder.finish(
@@ -81,6 +78,7 @@ def generate_attention(
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
             "keys": builder.index(keys),
+            "subgroup": subgroup,
             "total": builder.index(total),
             "tiles": builder.index(tiles),
             "store": _store(builder, group, node, b),
@@ -89,16 +87,20 @@ def generate_attention(
         grid=fold_grid(total, target),
         origins=[*node.origins, *group_origins(group.epilogue)],
         flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
-        workgroup_nbytes=tiling.workgroup_nbytes(wide, value_wide),
+        workgroup_nbytes=tiling.workgroup_nbytes(wide, value_wide, subgroup),
     )
 
 
 @dataclass
 class OperandMaker:
-    """Renders load functions; ``batch`` are the values of b0 and b1 at flat position ``b``."""
+    """Renders load functions; ``batch`` are the values of b0 and b1 at flat position ``b``.
+
+    ``tiling`` tells how far past their ends coordinates may be; any distance without one.
+    """
 
     builder: KernelBuilder
     batch: dict[Symbol, Expr]
+    tiling: AttentionTiling | None = None
 
     def __call__(
         self,
@@ -120,9 +122,26 @@ class OperandMaker:
         lanes: Lanes = [{**fixed, **flat_values(prefix, (size,), p)} for p in positions]
         scope = Scope()
         result = self.builder.renderer(lanes, scope).render(body)
-        bounds = ((name, count), (prefix, limit))
-        guard = " && ".join(f"{n} < {self.builder.index(e)}" for n, e in bounds)
-        return Operand(len(lanes), scope.lines, result.widen(len(lanes)), guard)
+        guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
+        return Operand(len(lanes), scope.lines, result.widen(len(lanes)), " && ".join(guards))
+
+    def _exceeded(
+        self, outer: tuple[str, Expr], inner: tuple[str, Expr], limit: Expr
+    ) -> Iterator[tuple[str, Expr]]:
+        """The coordinates that may pass their end, with that end."""
+        tiling = self.tiling
+        if tiling is None:
+            yield outer
+            yield inner[0], limit
+            return
+        steps = {"m": tiling.queries, "n": tiling.keys * tiling.slices, "k": VECTOR, "d": VECTOR}
+        name, count = outer
+        prefix, size = inner
+        vectors = tiling.keys * int(ceildiv(size, VECTOR)) if name == "n" else 0
+        if not is_multiple_of(count, steps[name]) or vectors % tiling.slice_workgroup:
+            yield name, count
+        if not is_multiple_of(size, steps[prefix]):
+            yield prefix, limit
 
 
 def _store(
@@ -130,7 +149,7 @@ def _store(
 ) -> Store:
     """Stores of four neighbouring elements of a head where memory allows, else of one."""
     _, _, queries, _, _, size = node.sizes
-    members = anchor_members(group, node.output, anchor_symbols(node), builder)
+    members = anchor_members([group], builder)
     fixed = {**batch, **flat_values("m", (queries,), iteration("m", queries))}
     lanes: Lanes = []
     limit = size
@@ -141,6 +160,6 @@ def _store(
     if not lanes or not all(store_is_vector(builder, m, lanes) for m in members if m.store):
         lanes = [{**fixed, **flat_values("d", (size,), iteration("d", size))}]
         limit = size
-    lines = render_epilogue(builder, members, node.output, lanes)
+    lines = render_epilogue(builder, members, {node.output: "value"}, lanes)
     guard = f"m < {builder.index(queries)} && d < {builder.index(limit)}"
     return Store(len(lanes), lines, guard)

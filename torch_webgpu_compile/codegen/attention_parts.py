@@ -9,8 +9,8 @@ from ..plan.model import KernelCall
 from ..sizes import ceildiv, iteration, product
 from ..target import Target
 from .attention import OperandMaker
-from .contraction import flat_values
 from .kernel import KernelBuilder, fold_grid
+from .operands import flat_values
 from .storage import VECTOR
 from .tiling import choose_attention_parts_tiling
 

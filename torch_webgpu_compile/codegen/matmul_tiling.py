@@ -8,41 +8,85 @@ from dataclasses import dataclass, replace
 from ..sizes import Expr
 from ..target import Target
 
+_UNKNOWN = 512  # sizes that a call decides count as large
+
 
 @dataclass(frozen=True, slots=True)
 class MatmulProblem:
-    """What the best tiling of a contraction depends on.
+    """What the best tiling of a contraction, or of several in one dispatch, depends on.
 
     Attributes:
-        batch, rows, columns, inner: sizes; None for those that a call decides.
+        batch, inner: sizes; None for those that a call decides.
+        shapes: rows and columns of each product, likewise.
+        paired: whether there are two products of the one shape, both computed by each invocation.
         itemsize: bytes of an element while it is multiplied.
         lhs, rhs: how the operands lie in memory: the axis along which their tiles are loaded, see
             `contraction.Operand`.
     """
 
     batch: int | None
-    rows: int | None
-    columns: int | None
+    shapes: tuple[tuple[int | None, int | None], ...]
     inner: int | None
     itemsize: int
     lhs: str
     rhs: str
+    paired: bool = False
 
     @classmethod
     def of(
-        cls, sizes: tuple[Expr, Expr, Expr, Expr], itemsize: int, lhs: str, rhs: str
+        cls,
+        sizes: tuple[Expr, Expr],
+        shapes: Sequence[tuple[Expr, Expr]],
+        itemsize: int,
+        axes: tuple[str, str],
+        paired: bool,
     ) -> MatmulProblem:
-        """``sizes``: batch, rows, columns, inner."""
-        batch, rows, columns, inner = (int(s) if s.is_constant else None for s in sizes)
-        return cls(batch, rows, columns, inner, itemsize, lhs, rhs)
+        """``sizes``: batch and inner; ``axes``: of lhs and rhs."""
+        batch, inner = map(_known, sizes)
+        known = tuple((_known(rows), _known(columns)) for rows, columns in shapes)
+        return cls(batch, known, inner, itemsize, *axes, paired)
+
+    @property
+    def rows(self) -> int:
+        """The most rows of a product; a number for those that a call decides."""
+        return max(rows or _UNKNOWN for rows, _ in self.shapes)
+
+    @property
+    def columns(self) -> int:
+        """The most columns of a product; a number for those that a call decides."""
+        return max(columns or _UNKNOWN for _, columns in self.shapes)
 
     @property
     def key(self) -> str | None:
         """Names the problem in tables of measured tilings; None if a size is not known."""
-        sizes = (self.batch, self.rows, self.columns, self.inner)
-        if None in sizes:
+        if None in (self.batch, self.inner) or any(None in shape for shape in self.shapes):
             return None
-        return f"{self.itemsize * 8}-bit {'x'.join(map(str, sizes))} {self.lhs} {self.rhs}"
+        times = "2*" if self.paired else ""
+        shapes = "+".join(f"{rows}x{times}{columns}" for rows, columns in self.shapes)
+        sizes = f"{self.batch}x{shapes}x{self.inner}"
+        return f"{self.itemsize * 8}-bit {sizes} {self.lhs} {self.rhs}"
+
+    def workgroups(self, tiling: MatmulTiling) -> int:
+        """Tiles of the results."""
+        width = self.columns_of(tiling)
+        return (self.batch or _UNKNOWN) * sum(
+            -(-(rows or _UNKNOWN) // tiling.rows) * -(-(columns or _UNKNOWN) // width)
+            for rows, columns in self.shapes
+        )
+
+    def columns_of(self, tiling: MatmulTiling) -> int:
+        """Columns of a product that a workgroup computes: of a pair, half of the tile's each."""
+        return tiling.columns // 2 if self.paired else tiling.columns
+
+    def adapt(self, tiling: MatmulTiling) -> MatmulTiling:
+        """The tiling, wide enough for an invocation to have four columns of each of a pair."""
+        if not self.paired or tiling.thread_columns >= 8:
+            return tiling
+        return replace(tiling, columns=2 * tiling.columns, thread_columns=2 * tiling.thread_columns)
+
+
+def _known(size: Expr) -> int | None:
+    return int(size) if size.is_constant else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +128,11 @@ class MatmulTiling:
 
 
 # By falling size, with the workgroups that make each worth while: two per multiprocessor of a large
-# GPU. On an H200 and the 38 products of GPT-2, BERT, ViT and ResNet-50, this choice takes 1.07
-# times as long as the best of `_MEASURED` (geometric mean; one tiling for all at least 1.21).
+# GPU and more. On an H200 and the 34 products of GPT-2, BERT, ViT and ResNet-50, this choice takes
+# 1.04 times as long as the best of `_MEASURED` (geometric mean; the second tiling for all 1.06).
 _BY_SIZE = (
-    (MatmulTiling(64, 128, 8, 8, 8, True, 8), 260),
-    (MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=2), 260),
-    (MatmulTiling(64, 32, 8, 8, 4, True, 8, slices=2), 200),
+    (MatmulTiling(128, 64, 8, 8, 8, True, 8), 350),
+    (MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=2), 130),
     (MatmulTiling(32, 32, 8, 8, 4, True, 8, slices=4), 0),
 )
 _SMALLEST = MatmulTiling(32, 32, 8, 4, 4, True, 8)
@@ -107,11 +150,12 @@ _SOFTWARE_FEW_ROWS = MatmulTiling(16, 64, 16, 4, 4, True, 8)
 # What is measured under ``mode="max-autotune"``: rows, columns, inner, register tile, slices.
 _MEASURED = (
     *(tiling for tiling, _ in _BY_SIZE),
+    MatmulTiling(64, 128, 8, 8, 8, True, 8),
+    MatmulTiling(64, 32, 8, 8, 4, True, 8, slices=2),
     MatmulTiling(32, 32, 16, 4, 4, True, 8),
     MatmulTiling(64, 64, 16, 4, 4, True, 8),
     MatmulTiling(128, 128, 8, 8, 8, True, 8),
     MatmulTiling(128, 128, 16, 8, 8, False, 8),
-    MatmulTiling(128, 64, 8, 8, 8, True, 8),
     MatmulTiling(128, 64, 8, 8, 8, True, 8, slices=2),
     MatmulTiling(64, 64, 8, 8, 8, True, 8),
     MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=4),
@@ -130,8 +174,6 @@ _MEASURED_FEW_ROWS = (
     MatmulTiling(4, 64, 16, 4, 4, True, 8, slices=16),
 )
 
-_UNKNOWN = 512  # sizes that a call decides count as large
-
 
 def fits(tiling: MatmulTiling, itemsize: int, target: Target) -> bool:
     """Whether the adapter's limits allow it."""
@@ -143,13 +185,12 @@ def fits(tiling: MatmulTiling, itemsize: int, target: Target) -> bool:
 
 def matmul_candidates(problem: MatmulProblem, target: Target) -> Iterator[MatmulTiling]:
     """The tilings worth measuring for a problem."""
-    m, n = problem.rows or _UNKNOWN, problem.columns or _UNKNOWN
     found: Sequence[MatmulTiling] = _MEASURED
-    if m <= 16:
+    if problem.rows <= 16:
         found = _MEASURED_FEW_ROWS
-    elif n <= 16:
+    elif problem.columns <= 16:
         found = [_transposed(tiling) for tiling in _MEASURED_FEW_ROWS]
-    for tiling in found:
+    for tiling in dict.fromkeys(map(problem.adapt, found)):
         if fits(tiling, problem.itemsize, target):
             yield tiling
 
@@ -166,31 +207,31 @@ def _transposed(tiling: MatmulTiling) -> MatmulTiling:
 
 def choose_matmul_tiling(problem: MatmulProblem, target: Target) -> MatmulTiling:
     """The tiling for a problem that nobody measured."""
-    b, m, n = (size or _UNKNOWN for size in (problem.batch, problem.rows, problem.columns))
-    for tiling in _in_software(m, n) if target.software else _in_order(b, m, n):
+    found = _in_software(problem) if target.software else _in_order(problem)
+    for tiling in map(problem.adapt, found):
         if problem.itemsize == 8:  # twice the workgroup memory: one buffer instead of two
             tiling = replace(tiling, double_buffer=False)
         if fits(tiling, problem.itemsize, target):
             return tiling
-    return replace(_SMALLEST, double_buffer=False)
+    return problem.adapt(replace(_SMALLEST, double_buffer=False))
 
 
-def _in_software(rows: int, columns: int) -> Iterator[MatmulTiling]:
-    if rows <= 16:
+def _in_software(problem: MatmulProblem) -> Iterator[MatmulTiling]:
+    if problem.rows <= 16:
         yield _SOFTWARE_FEW_ROWS
-    elif columns <= 16:
+    elif problem.columns <= 16:
         yield _transposed(_SOFTWARE_FEW_ROWS)
     yield _SOFTWARE
 
 
-def _in_order(batch: int, rows: int, columns: int) -> Iterator[MatmulTiling]:
+def _in_order(problem: MatmulProblem) -> Iterator[MatmulTiling]:
     """Best first, whether they fit the adapter or not."""
-    if rows <= 16:
+    if problem.rows <= 16:
         yield from _FEW_ROWS
-    elif columns <= 16:
+    elif problem.columns <= 16:
         yield from (_transposed(tiling) for tiling in _FEW_ROWS)
     else:
         for tiling, least in _BY_SIZE:
-            if batch * -(-rows // tiling.rows) * -(-columns // tiling.columns) >= least:
+            if problem.workgroups(problem.adapt(tiling)) >= least:
                 yield tiling
     yield _SMALLEST

@@ -35,7 +35,7 @@ def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) ->
     """The kernel of a map group."""
     symbols = symbol_keys(iteration_symbols("i", group.ranges))
     numel = product(group.ranges)
-    order = _memory_order(group, buffers)
+    order = memory_order(group.members, symbols, buffers)
     builder = KernelBuilder(target, buffers)
     mode, width = _choose_mode(group, buffers, symbols, order, numel)
     count = ceildiv(numel, width)
@@ -58,7 +58,7 @@ def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) ->
         workgroup_size=workgroup,
         grid=fold_grid(ceildiv(count, workgroup), target),
         origins=group_origins(group.members),
-        flops=numel * sum(_arithmetic(m) for m in group.members),
+        flops=group_flops(group),
     )
 
 
@@ -67,8 +67,10 @@ def group_origins(members: Sequence[Member]) -> list[Origin]:
     return [origin for member in members for origin in member.origins]
 
 
-def _arithmetic(member: Member) -> int:
-    return sum(isinstance(node, Op) for node in walk(member.body))
+def group_flops(group: MapGroup) -> Expr:
+    """Scalar operations of all members at all points."""
+    count = sum(isinstance(node, Op) for m in group.members for node in walk(m.body))
+    return product(group.ranges) * count
 
 
 def render_members(
@@ -133,12 +135,13 @@ def _packed_lines(
     return lines
 
 
-def _memory_order(group: MapGroup, buffers: dict[str, Buffer]) -> list[int]:
-    """Dimensions from the slowest to the fastest in the first stored output's memory."""
-    member = next(m for m in group.members if m.store)
+def memory_order(
+    members: Sequence[Member], symbols: Sequence[Symbol], buffers: dict[str, Buffer]
+) -> list[int]:
+    """Positions of symbols from the slowest to the fastest in the first stored output's memory."""
+    member = next(m for m in members if m.store)
     buffer = buffers[member.output]
     address = linearize(member.index, buffer.strides)
-    symbols = symbol_keys(iteration_symbols("i", group.ranges))
     steps = [_step(address, s) for s in symbols]
     return sorted(range(len(symbols)), key=lambda k: (-steps[k], k))
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from .. import dtypes
 from ..ir.access import neighbours_in_rows
 from ..ir.graph import Buffer, Member, RowGroup
 from ..ir.nodes import iteration_symbols, symbol_keys
-from ..ir.scalar import Index, Load, Scalar, children, loads_of
+from ..ir.scalar import Index, Load, Scalar, children
 from ..plan.model import KernelCall
 from ..sizes import (
     ONE,
@@ -23,13 +24,18 @@ from ..sizes import (
     symbols_of,
 )
 from ..target import Target
-from .accumulate import Accumulator, accumulator
-from .kernel import KernelBuilder, fold_grid
-from .pointwise import Lanes, group_origins
+from .accumulate import Accumulator, ExpSum, accumulator, exp_sum
+from .kernel import KernelBuilder, flat_environment, fold_grid
+from .pointwise import Lanes, group_origins, memory_order
+from .row_members import ShiftedSum, passes_needed, shifted_sums, varying_members
 from .scalar_wgsl import Renderer
 from .storage import VECTOR
 from .tiling import choose_row_tiling
 from .values import Scope, Text
+
+# A row that is read once needs no more invocations than keep its loads in flight (50257 elements on
+# an H200: 0.42 ms with 512, 0.44 with 1024); of one that is read again more fit the cache.
+_ONE_PASS_THREADS = 512
 
 
 @dataclass
@@ -37,10 +43,17 @@ class Phase:
     """One pass over the row; see ``templates/reduction.wgsl.jinja``."""
 
     lines: list[str] = field(default_factory=list)
-    accumulators: list[Accumulator] = field(default_factory=list)
-    loop: str = ""
+    accumulators: list[Accumulator | ExpSum] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     close: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of the row that an invocation takes together: once, or in each of ``trips``."""
+
+    trips: Expr | None
+    chunks: tuple[tuple[Expr, str | None, Renderer], ...]
 
 
 def generate_rows(group: RowGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
@@ -58,8 +71,10 @@ class _RowKernel:
         self.rows = product(group.rows)
         self.length = product(group.elements)
         self.by_name = {m.output: m for m in group.members}
-        self.varying = self._varying_members()
-        self.depth = self._depths()
+        self.varying = varying_members(group)
+        self.outside = lru_cache(maxsize=None)(self._belongs_to_row)
+        self.sums: dict[str, ShiftedSum] = {}
+        self.depth = passes_needed(group, self.sums)
         self.phases_count = max(self.depth[m.output] for m in group.members if m.reduction)
         final_pass = any(m.store and m.output in self.varying for m in group.members)
         self.tiling = choose_row_tiling(
@@ -75,38 +90,28 @@ class _RowKernel:
             self.phases_count > 1 or final_pass,
             1 if any(m.body.dtype is dtypes.float64 for m in group.members) else VECTOR,
         )
+        if self.tiling.chunks is None:  # a row that is not kept is read again in every pass
+            self.sums = shifted_sums(group, self.varying, self.outside)
+            self.depth = passes_needed(group, self.sums)
+            self.phases_count = max(self.depth[m.output] for m in group.members if m.reduction)
+            if self.phases_count == 1 and not final_pass:
+                threads = min(self.tiling.threads, _ONE_PASS_THREADS)
+                self.tiling = replace(self.tiling, threads=threads)
         self.values: dict[str, Text] = {}
         self.row_scope = Scope()
-        row_env = dict(zip(self.row_symbols, delinearize(self._row(), group.rows), strict=True))
+        order = memory_order(group.members, self.row_symbols, buffers)
+        row_env = flat_environment(self.row_symbols, self._row(), order)
         row_env.update({s: ZERO for s in self.element_symbols if s.extent is ONE})
         self.row_env = row_env
         self.row_renderer = self.builder.renderer(
             [row_env], self.row_scope, member=lambda load: self.values.get(load.buffer)
         )
         self.kept: dict[int, Scope] = {}
-        self.outside = lru_cache(maxsize=None)(self._belongs_to_row)
 
     def _row(self) -> Expr:
         return iteration("row", self.rows)
 
     # -- analysis --------------------------------------------------------------------------------
-
-    def _varying_members(self) -> set[str]:
-        """Members with one value per element rather than per row."""
-        elements = set(self.element_symbols)
-        found: set[str] = set()
-        for m in self.group.members:
-            if m.reduction is None and any(symbols_of(i) & elements for i in m.index):
-                found.add(m.output)
-        return found
-
-    def _depths(self) -> dict[str, int]:
-        """Passes over the row that must be complete before a member's value is known."""
-        depth: dict[str, int] = {}
-        for m in self.group.members:
-            needs = [depth[o.buffer] for o in loads_of(m.body) if o.buffer in depth]
-            depth[m.output] = max(needs, default=0) + (1 if m.reduction else 0)
-        return depth
 
     def _belongs_to_row(self, node: Scalar) -> bool:
         if isinstance(node, Index):
@@ -162,42 +167,82 @@ class _RowKernel:
         It needs one known subgroup size, and rows that are runs of invocations. 64-bit and bool
         values are not shuffled everywhere.
         """
-        low, high = self.target.subgroup_sizes
         types = {m.body.dtype.compute for m in self.group.members if m.reduction}
-        known = low == high and low > 1 and "subgroup" in self.target.features
-        return low if known and self.tiling.elements_fast and types <= {"f32", "i32", "u32"} else 0
+        shuffled = self.tiling.elements_fast and types <= {"f32", "i32", "u32"}
+        return self.target.subgroup_size if shuffled else 0
 
     def _phase(self, d: int) -> Phase:
         """Pass d: reductions of depth d, and stores of elements known before it."""
         phase = Phase()
         self._row_members(d - 1)
-        reductions = [m for m in self.group.members if m.reduction and self.depth[m.output] == d]
+        reductions = [
+            m
+            for m in self.group.members
+            if m.reduction and m.output not in self.sums and self.depth[m.output] == d
+        ]
         stores = [
             m
             for m in self.group.members
             if m.store and m.output in self.varying and self.depth[m.output] == d - 1
         ]
-        phase.accumulators = [
-            accumulator(f"a{self.by_order(m)}", m.reduction or "", m.body.dtype, self.tiling.lanes)
-            for m in reductions
-        ]
-        for chunk, predicate, renderer in self._chunks(phase):
-            lines = renderer.scope.lines
-            for m, acc in zip(reductions, phase.accumulators, strict=True):
-                value = renderer.render(m.body)
-                lines += acc.update(value, predicate, self._position(chunk))
-            for m in stores:
-                lines += self._store_element(m, renderer, predicate)
-            phase.body += lines
-            renderer.scope.lines = []
+        phase.accumulators = [self._accumulator(m) for m in reductions]
+        for shares in self._shares():
+            phase.body += self._share_lines(shares, reductions, phase.accumulators, stores)
         for acc in phase.accumulators:
             phase.close += acc.close()
         phase.lines, self.row_scope.lines = self.row_scope.lines, []
         for m, acc in zip(reductions, phase.accumulators, strict=True):
             dtype = self.builder.buffers[m.output].dtype
-            narrow = acc.parts[-1].name if acc.is_position else ""
-            self.values[m.output] = Text(acc.result(dtype), 1, dtype, narrow)
+            if isinstance(acc, ExpSum):
+                self.values[m.output] = Text(acc.parts[0].name, 1, dtype)
+            else:
+                narrow = acc.parts[-1].name if acc.is_position else ""
+                self.values[m.output] = Text(acc.result(dtype), 1, dtype, narrow)
         return phase
+
+    def _accumulator(self, member: Member) -> Accumulator | ExpSum:
+        """Of one reduction, or of a maximum together with its sum."""
+        name = f"a{self.by_order(member)}"
+        for output, own in self.sums.items():
+            if own.largest == member.output:
+                total = f"a{self.by_order(self.by_name[output])}"
+                return exp_sum(name, total, self.tiling.lanes)
+        return accumulator(name, member.reduction or "", member.body.dtype, self.tiling.lanes)
+
+    def _share_lines(
+        self,
+        shares: Shares,
+        reductions: Sequence[Member] = (),
+        accumulators: Sequence[Accumulator | ExpSum] = (),
+        stores: Sequence[Member] = (),
+    ) -> list[str]:
+        """Statements that take in, and store, what an invocation covers of a row.
+
+        Stores come last: a driver that cannot tell buffers apart moves no load across a store.
+        """
+        lines: list[str] = []
+        last: list[str] = []
+        together: list[list[tuple[Text, str | None]]] = [[] for _ in accumulators]
+        for chunk, predicate, renderer in shares.chunks:
+            own = renderer.scope.lines
+            for m, acc, values in zip(reductions, accumulators, together, strict=True):
+                value = renderer.render(m.body)
+                if isinstance(acc, ExpSum):
+                    values.append((value, predicate))
+                else:
+                    own += acc.update(value, predicate, self._position(chunk))
+            for m in stores:
+                last += self._store_element(m, renderer, predicate)
+            lines += own
+            renderer.scope.lines = []
+        for acc, values in zip(accumulators, together, strict=True):
+            if isinstance(acc, ExpSum):
+                lines += acc.update(values)
+        lines += last
+        if shares.trips is None or not lines:
+            return lines
+        head = f"for (var c = 0; c < {self.builder.index(shares.trips)}; c++) {{"
+        return [head, *(f"  {line}" for line in lines), "}"]
 
     def by_order(self, member: Member) -> int:
         """A member's position in the group."""
@@ -212,26 +257,25 @@ class _RowKernel:
             for m in self.group.members
             if m.store and m.output in self.varying and self.depth[m.output] == last
         ]
-        loop = Phase()
-        for _, predicate, renderer in self._chunks(loop) if stores else ():
-            for m in stores:
-                renderer.scope.lines += self._store_element(m, renderer, predicate)
-            loop.body += renderer.scope.lines
-            renderer.scope.lines = []
+        body: list[str] = []
+        for shares in self._shares() if stores else ():
+            body += self._share_lines(shares, stores=stores)
         lines = self.row_scope.lines + self._row_stores()
         self.row_scope.lines = []
-        if loop.loop and loop.body:
-            return [*lines, f"for (var c = 0; c < {loop.loop}; c++) {{", *loop.body, "}"]
-        return [*lines, *loop.body]
+        return [*lines, *body]
 
     def _row_members(self, depth: int) -> None:
         """Values per row that are known after ``depth`` passes."""
         for m in self.group.members:
-            if (
-                m.reduction is None
-                and m.output not in self.varying
-                and self.depth[m.output] == depth
-            ):
+            if m.output in self.varying or self.depth[m.output] != depth:
+                continue
+            own = self.sums.get(m.output)
+            if own is not None:
+                acc = self._accumulator(self.by_name[own.largest])
+                assert isinstance(acc, ExpSum)
+                code = acc.total(self.row_renderer.render(own.shift).code)
+                self.values[m.output] = self.row_renderer.let(code, 1, m.body.dtype)
+            elif m.reduction is None:
                 self.values[m.output] = self.row_renderer.render(m.body)
 
     def _row_stores(self) -> list[str]:
@@ -259,20 +303,45 @@ class _RowKernel:
 
     # -- chunks ----------------------------------------------------------------------------------
 
-    def _chunks(self, phase: Phase) -> list[tuple[Expr, str | None, Renderer]]:
-        """(chunk, predicate, renderer) for each share of the row that an invocation covers."""
+    def _shares(self) -> list[Shares]:
+        """What an invocation covers of the row: a loop and its rest, or the shares that it keeps.
+
+        A loop over a row of known length has no tests: what is left over follows it.
+        """
         t = self.tiling
         step = t.threads * t.lanes
-        if t.chunks is None:
+        if t.chunks is not None:
+            kept = []
+            for k in range(t.chunks):
+                scope = self.kept.setdefault(k, Scope(parent=self.row_scope))
+                kept.append(self._chunk(as_expr(k), scope, self._inside(k)))
+            return [Shares(None, tuple(kept))]
+        if not self.length.is_constant:
             trips = ceildiv(self.length, step * t.unroll)
-            phase.loop = self.builder.index(trips)
-            first = iteration("c", trips) * t.unroll
-            return [self._chunk(first + u, Scope(parent=self.row_scope)) for u in range(t.unroll)]
-        result = []
-        for k in range(t.chunks):
-            scope = self.kept.setdefault(k, Scope(parent=self.row_scope))
-            result.append(self._chunk(as_expr(k), scope))
-        return result
+            whole = (self.length % (step * t.unroll)) is ZERO
+            return [self._loop(trips, whole)]
+        whole_trips = int(self.length) // (step * t.unroll)
+        rest = range(whole_trips * t.unroll, -(-int(self.length) // step))
+        found = [self._loop(as_expr(whole_trips), True)] if whole_trips else []
+        left = [
+            self._chunk(as_expr(k), Scope(parent=self.row_scope), self._inside(k)) for k in rest
+        ]
+        return [*found, Shares(None, tuple(left))] if left else found
+
+    def _loop(self, trips: Expr, inside: bool) -> Shares:
+        first = iteration("c", trips) * self.tiling.unroll
+        chunks = [
+            self._chunk(first + u, Scope(parent=self.row_scope), inside)
+            for u in range(self.tiling.unroll)
+        ]
+        return Shares(trips, tuple(chunks))
+
+    def _inside(self, chunk: int) -> bool:
+        """Whether no invocation's part of a share passes the end of the row."""
+        step = self.tiling.threads * self.tiling.lanes
+        if self.length.is_constant:
+            return (chunk + 1) * step <= int(self.length)
+        return (self.length % step) is ZERO
 
     def _position(self, chunk: Expr, lane: int = 0) -> str:
         return self.builder.index(self._element(chunk, lane))
@@ -282,18 +351,14 @@ class _RowKernel:
         g = iteration("g", t.threads) if t.threads > 1 else ZERO
         return (chunk * t.threads + g) * t.lanes + lane
 
-    def _chunk(self, chunk: Expr, scope: Scope) -> tuple[Expr, str | None, Renderer]:
+    def _chunk(self, chunk: Expr, scope: Scope, inside: bool) -> tuple[Expr, str | None, Renderer]:
         t = self.tiling
-        step = t.threads * t.lanes
         lanes: Lanes = []
         for lane in range(t.lanes):
             index = delinearize(self._element(chunk, lane), self.group.elements)
             lanes.append({**self.row_env, **dict(zip(self.element_symbols, index, strict=True))})
-        whole = (self.length % (step if t.chunks else step * t.unroll)) is ZERO
-        if chunk.is_constant and self.length.is_constant:
-            whole = whole or (chunk.constant + 1) * step <= int(self.length)
         predicate = None
-        if not whole:
+        if not inside:
             key = ("predicate", chunk)
             known = scope.find(key)
             if known is None:

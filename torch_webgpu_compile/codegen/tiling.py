@@ -45,6 +45,8 @@ class RowTiling:
 # Registers per invocation that a row may occupy: 32 f32 values still leave 4 workgroups of 256
 # resident per multiprocessor on an H200 (65,536 registers).
 _ROW_REGISTERS = 32
+# Rows that fill an H200 (132 multiprocessors) with 4 workgroups of 8 rows on each.
+_MANY_ROWS = 4 * 132 * 8
 
 
 def choose_row_tiling(
@@ -68,6 +70,10 @@ def choose_row_tiling(
         return RowTiling(min(128, limit), 1, True, lanes, None)
     vectors = -(-int(length) // lanes)
     threads = min(limit, power_of_two_at_least(-(-vectors // 4)))
+    subgroup = target.subgroup_size
+    many = rows.is_constant and int(rows) >= _MANY_ROWS
+    if several_phases and many and subgroup and vectors * lanes <= subgroup * _ROW_REGISTERS:
+        threads = min(threads, subgroup)  # reductions without barriers and workgroup memory
     if vectors > 16 * limit and target.max_workgroup_invocations >= 1024:
         threads = 1024
     share = max(1, limit // threads)
@@ -77,7 +83,8 @@ def choose_row_tiling(
     assert chunks is not None
     if chunks * lanes > _ROW_REGISTERS or (not several_phases and chunks > 8):
         chunks = None
-    return RowTiling(threads, share, True, lanes, chunks)
+    # As many bytes in flight with scalar loads as half of the vectors would be.
+    return RowTiling(threads, share, True, lanes, chunks, 4 if lanes > 1 else 8)
 
 
 def _column_tiling(rows: Expr, length: Expr, limit: int) -> RowTiling:
@@ -93,43 +100,122 @@ def _column_tiling(rows: Expr, length: Expr, limit: int) -> RowTiling:
 
 
 @dataclass(frozen=True, slots=True)
+class TransposeTiling:
+    """How a workgroup moves elements between two memory orders, through workgroup memory.
+
+    Attributes:
+        inner: elements of a tile along the input's fastest dimension.
+        outer: elements of a tile along the output's fastest dimension.
+        workgroup: invocations.
+        load_lanes: neighbouring elements that an invocation loads at once (1 or 4).
+        store_lanes: neighbouring elements that it stores at once (1 or 4).
+    """
+
+    inner: int
+    outer: int
+    workgroup: int
+    load_lanes: int
+    store_lanes: int
+
+    def nbytes(self, element_nbytes: int) -> int:
+        """Workgroup memory of one tile; a column more keeps its columns in different banks."""
+        return self.inner * (self.outer + 1) * element_nbytes
+
+
+# Below this many elements a kernel's launch takes longer than strided reads from the cache.
+_TRANSPOSED_NUMEL = 1 << 15
+# Elements from which tiles of 64×32 still give an H200 eight workgroups per multiprocessor. They
+# move 8192² f32 at 86 % of copy bandwidth there; 32×32 82 %, 64×64 76 %, strided reads 10 %.
+_LARGE_TILES_NUMEL = 8 * 132 * 64 * 32
+
+
+def choose_transpose_tiling(
+    inner: Expr, outer: Expr, numel: Expr, tile_nbytes: int, target: Target, lanes: tuple[int, int]
+) -> TransposeTiling | None:
+    """The tiling for dimensions ``inner`` (fastest in the input) and ``outer`` (in the output).
+
+    ``tile_nbytes``: bytes that one element of the tile takes in workgroup memory, all inputs
+    together. ``lanes``: elements that one load, and one store, can be. None where strided reads
+    are no slower, or for symbolic sizes, of which neither is known to be large.
+    """
+    if target.software:
+        return None  # a CPU's caches hold the columns: tiles took twice as long on lavapipe
+    if not (inner.is_constant and outer.is_constant and numel.is_constant):
+        return None
+    if min(int(inner), int(outer)) < 16 or int(numel) < _TRANSPOSED_NUMEL:
+        return None
+    large = int(numel) >= _LARGE_TILES_NUMEL and min(int(inner), int(outer)) >= 48
+    workgroup = min(256, target.max_workgroup_invocations)
+    for rows, columns in ((64, 32), (32, 32)) if large else ((32, 32),):
+        tiling = TransposeTiling(rows, columns, workgroup, *lanes)
+        if tiling.nbytes(tile_nbytes) <= target.max_workgroup_nbytes:
+            return tiling
+    return None
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionTiling:
     """How a workgroup covers queries and keys.
 
     Attributes:
         queries: per workgroup. Their tile stays in workgroup memory.
-        keys: per step and slice; keys and values take turns in a second tile.
-        thread_rows: queries of an invocation (4 or 8), which computes their scores with 4 keys.
+        keys: per step and slice.
+        thread_rows, thread_keys: an invocation computes the scores of this many queries with this
+            many keys (4 or 8 each).
         slices: groups of invocations that take turns with the key tiles (a power of two).
     """
 
     queries: int
     keys: int
     thread_rows: int = 4
+    thread_keys: int = 4
     slices: int = 1
 
     @property
+    def slice_workgroup(self) -> int:
+        """Invocations of a slice."""
+        return self.queries * self.keys // (self.thread_rows * self.thread_keys)
+
+    @property
     def workgroup(self) -> int:
-        return self.slices * self.queries * self.keys // (4 * self.thread_rows)
+        return self.slices * self.slice_workgroup
 
-    def other_size(self, head: int, value_head: int) -> int:
-        """vec4s of a slice's second tile, which also hands its results to another slice."""
-        threads = self.keys // 4
-        size = self.keys * max(head, value_head) // 4
-        own = -(-value_head // 4 // threads)
-        return max(size, self.queries * own * threads) if self.slices > 1 else size
+    @property
+    def sharing(self) -> int:
+        """Invocations that share a query."""
+        return self.keys // self.thread_keys
 
-    def workgroup_nbytes(self, head: int, value_head: int) -> int:
+    def keys_size(self, head: int) -> int:
+        """vec4s of a slice's tile of keys, whose place the probabilities take later."""
+        return self.keys // 4 * max(head, self.queries)
+
+    def slice_size(self, head: int, value_head: int, subgroup: int) -> int:
+        """vec4s of workgroup memory of a slice: keys, values, and what invocations exchange.
+
+        ``subgroup``: invocations that exchange values without workgroup memory, or 0.
+        """
+        size = self.keys_size(head) + self.keys * value_head // 4
+        if not subgroup:
+            size += self.sharing * self.queries // 4
+        votes = 1 + -(-self.workgroup // max(1, subgroup))
+        results = 0
+        if self.slices > 1:
+            own = -(-value_head // 4 // self.sharing)
+            results = self.slice_workgroup * (self.thread_rows * own + self.thread_rows // 2)
+        return max(size, votes, results)
+
+    def workgroup_nbytes(self, head: int, value_head: int, subgroup: int) -> int:
         """Workgroup memory in bytes for these head sizes (rounded up to 4)."""
-        scores = self.queries * self.keys + self.queries * self.keys // 4
-        floats = head * self.queries
-        floats += self.slices * (4 * self.other_size(head, value_head) + scores)
-        return 4 * floats + 8
+        size = head * self.queries // 4
+        size += self.slices * self.slice_size(head, value_head, subgroup)
+        return 16 * size + (0 if subgroup else 4)
 
 
-# Best first. On an H200, 8 rows per invocation leave too few invocations to hide the loads of a
-# tile (1.6 times slower), and slices pay only where there is no other parallelism.
+# Best first, as measured on an H200: 8×16 heads of 64 with 1024 causal keys take 0.76 ms in the
+# first (PyTorch's CUDA kernel: 0.62), 0.95 ms in the next two. Slices pay only where there is no
+# other parallelism.
 _ATTENTION_TILINGS = (
+    AttentionTiling(64, 64, thread_rows=8),
     AttentionTiling(64, 32),
     AttentionTiling(32, 32),
     AttentionTiling(32, 16),
@@ -153,10 +239,17 @@ def choose_attention_tiling(
     if few > 4:
         wanted[:0] = [t for t in _ATTENTION_TILINGS if t.queries < 2 * few or t.queries <= 16]
     for tiling in wanted:
-        fits = tiling.workgroup_nbytes(head, value_head) <= target.max_workgroup_nbytes
+        subgroup = attention_subgroup(tiling, target)
+        fits = tiling.workgroup_nbytes(head, value_head, subgroup) <= target.max_workgroup_nbytes
         if fits and tiling.workgroup <= target.max_workgroup_invocations:
             return tiling
     return None
+
+
+def attention_subgroup(tiling: AttentionTiling, target: Target) -> int:
+    """Invocations that exchange values by shuffles: a subgroup, or 0 where that is not certain."""
+    size = target.subgroup_size
+    return size if size >= tiling.sharing and tiling.workgroup % max(1, size) == 0 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,11 @@ def neighbours_in_rows(
 ) -> bool:
     """Whether the memory that is read has neighbouring elements of a row side by side.
 
-    False when neighbouring rows are: a reduction over columns. Larger buffers decide.
+    False when neighbouring rows are: a reduction over columns. Larger buffers decide. Of windows
+    that slide by one, both are, and neighbouring rows share most of what they read.
     """
     votes = 0
+    slides = False
     for body in bodies:
         for load in loads_of(body):
             if load.buffer not in buffers:
@@ -31,13 +33,23 @@ def neighbours_in_rows(
             exprs = [i.expr if isinstance(i, Index) else ZERO for i in load.index]
             address = linearize(exprs, buffer.strides)
             weight = typical_numel(buffer.numel)
-            votes += weight * (_steps_by_one(address, elements) - _steps_by_one(address, rows))
-    return votes >= 0
+            along, across = _steps_by_one(address, elements), _steps_by_one(address, rows)
+            votes += weight * (along - across)
+            slides = slides or (along and across)
+    return votes > 0 or (votes == 0 and not slides)
 
 
 def typical_numel(numel: Expr) -> int:
     """A number for a size: itself, or with every symbol at a typical value."""
     return evaluate(numel, {s.name: _TYPICAL for s in symbols_of(numel)})
+
+
+def step_of(address: Expr, symbol: Symbol) -> int:
+    """How far the first step of a symbol moves an address; symbolic strides at a typical size."""
+    start, end = substitute(address, {symbol: ZERO}), substitute(address, {symbol: ONE})
+    difference = end - start
+    names = {s.name: _TYPICAL if s.extent is None else 0 for s in symbols_of(difference)}
+    return abs(evaluate(difference, names))
 
 
 def _steps_by_one(address: Expr, symbols: Sequence[Symbol]) -> bool:

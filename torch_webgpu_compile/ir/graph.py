@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from ..dtypes import DType
 from ..sizes import Expr, product
-from .nodes import Attention, Contraction, HostCall, Node, Origin, Scatter
-from .scalar import Scalar
+from .nodes import (
+    Attention,
+    Contraction,
+    HostCall,
+    Node,
+    Origin,
+    Scatter,
+    inputs_of,
+    outputs_of,
+)
+from .scalar import Scalar, loads_of
 
 
 class BufferOrigin(enum.Enum):
@@ -176,7 +187,76 @@ class SingleGroup:
     node: Scatter | HostCall
 
 
-KernelGroup = MapGroup | RowGroup | AnchorGroup | SingleGroup
+@dataclass(frozen=True, slots=True)
+class SiblingGroup:
+    """Contractions, each with its epilogue, that one dispatch computes side by side.
+
+    None needs what another one computes. They have an operand, and batch and inner sizes, in
+    common.
+    """
+
+    groups: tuple[AnchorGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PairGroup:
+    """Two contractions of the same sizes and lhs, of which every invocation computes both.
+
+    The second one's epilogue sees the results of the first one, at the same point.
+    """
+
+    groups: tuple[AnchorGroup, AnchorGroup]
+
+
+ContractionGroup = AnchorGroup | SiblingGroup | PairGroup
+"""What one kernel computes by tiles; the anchor of an `AnchorGroup` may be an `Attention`, too."""
+
+KernelGroup = MapGroup | RowGroup | ContractionGroup | SingleGroup
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBuffers:
+    """Names of the buffers that a kernel group loads, computes and, of these, stores."""
+
+    loaded: frozenset[str]
+    computed: frozenset[str]
+    stored: frozenset[str]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What others, or the caller, computed."""
+        return self.loaded - self.computed
+
+    def __or__(self, other: GroupBuffers) -> GroupBuffers:
+        return GroupBuffers(
+            self.loaded | other.loaded, self.computed | other.computed, self.stored | other.stored
+        )
+
+
+def buffers_of(group: KernelGroup) -> GroupBuffers:
+    """What a kernel group loads, computes and stores."""
+    match group:
+        case SingleGroup(node):
+            outputs = frozenset(outputs_of(node))
+            return GroupBuffers(frozenset(inputs_of(node)), outputs, outputs)
+        case SiblingGroup(groups) | PairGroup(groups):
+            return reduce(or_, map(buffers_of, groups))
+        case AnchorGroup(anchor, epilogue, store_anchor):
+            output = frozenset({anchor.output})
+            own = GroupBuffers(
+                frozenset(inputs_of(anchor)), output, output if store_anchor else frozenset()
+            )
+            return own | _buffers_of_members(epilogue)
+        case MapGroup(members=members) | RowGroup(members=members):
+            return _buffers_of_members(members)
+
+
+def _buffers_of_members(members: tuple[Member, ...]) -> GroupBuffers:
+    return GroupBuffers(
+        frozenset(load.buffer for member in members for load in loads_of(member.body)),
+        frozenset(member.output for member in members),
+        frozenset(member.output for member in members if member.store),
+    )
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,10 @@ from .graph import (
     LoopGraph,
     MapGroup,
     Member,
+    PairGroup,
     RowGroup,
     Schedule,
+    SiblingGroup,
     SingleGroup,
 )
 from .nodes import (
@@ -235,6 +237,10 @@ def _format_group(number: int, group: KernelGroup) -> list[str]:
     match group:
         case SingleGroup(node):
             return [f"group {number}:", f"  {format_node(node)}"]
+        case SiblingGroup(groups) | PairGroup(groups):
+            parts = [line for k, sibling in enumerate(groups) for line in _format_group(k, sibling)]
+            kind = "siblings" if isinstance(group, SiblingGroup) else "pair"
+            return [f"group {number}: {kind}", *(f"  {line}" for line in parts)]
         case MapGroup(ranges, members):
             head = f"group {number}: map over {_sizes(ranges)}"
         case RowGroup(rows, elements, members):

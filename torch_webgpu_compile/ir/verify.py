@@ -12,16 +12,15 @@ from ..dtypes import Kind
 from ..errors import VerificationError
 from ..sizes import Expr, Symbol, as_expr, symbols_of
 from .graph import (
-    AnchorGroup,
     Buffer,
     BufferOrigin,
     GraphOutput,
     LoopGraph,
-    MapGroup,
-    Member,
-    RowGroup,
+    PairGroup,
     Schedule,
+    SiblingGroup,
     SingleGroup,
+    buffers_of,
 )
 from .nodes import (
     REDUCTIONS,
@@ -158,14 +157,16 @@ def verify_schedule(schedule: Schedule) -> None:
     written = {i.buffer for i in graph.inputs if i.buffer is not None} | set(graph.constants)
     for number, group in enumerate(schedule.groups):
         title = f"group {number}"
-        reads, inside, stores = _group_buffers(group)
-        for name in sorted(reads - inside):
+        if isinstance(group, SiblingGroup | PairGroup):
+            _side_by_side(title, group)
+        found = buffers_of(group)
+        for name in sorted(found.reads):
             known = name in written or _is_empty(graph.buffers[name])
             _require(known, title, f"{name} stored by an earlier group")
-        for name in stores:
+        for name in found.stored:
             _require(name in graph.buffers, title, f"a declaration of {name}")
             _require(name not in written, title, f"{name} stored once only")
-        written |= stores
+        written |= found.stored
     for position, output in enumerate(graph.outputs):
         _verify_output(position, output, graph, written)
     _verify_in_place(schedule)
@@ -191,7 +192,7 @@ def _verify_in_place(schedule: Schedule) -> None:
         if root.origin is BufferOrigin.INPUT:
             _require(_is_assigned(root.name, graph), title, f"a result assigned to {root.name}")
         own_loads = {load.buffer for body in bodies_of(node) for load in loads_of(body)}
-        later = own_loads.union(*(_group_buffers(g)[0] for g in schedule.groups[number + 1 :]))
+        later = own_loads.union(*(buffers_of(g).loaded for g in schedule.groups[number + 1 :]))
         unread = node.initial not in later and node.initial not in graph.returned
         _require(unread, title, f"no later reader of {node.initial}")
     _require(not left, "schedule", f"scatters that write {sorted(left)}")
@@ -208,31 +209,25 @@ def _is_assigned(name: str, graph: LoopGraph) -> bool:
     )
 
 
-def _group_buffers(
-    group: MapGroup | RowGroup | AnchorGroup | SingleGroup,
-) -> tuple[set[str], set[str], set[str]]:
-    """(loaded, computed inside, stored) buffer names of a group."""
-    reads: set[str] = set()
-    inside: set[str] = set()
-    stores: set[str] = set()
-    members: Sequence[Member] = ()
-    match group:
-        case SingleGroup(node):
-            return set(inputs_of(node)), set(), set(outputs_of(node))
-        case AnchorGroup(anchor, epilogue, store_anchor):
-            reads |= set(inputs_of(anchor))
-            inside.add(anchor.output)
-            if store_anchor:
-                stores.add(anchor.output)
-            members = epilogue
-        case MapGroup() | RowGroup():
-            members = group.members
-    for member in members:
-        reads |= {node.buffer for node in walk(member.body) if isinstance(node, Load)}
-        inside.add(member.output)
-        if member.store:
-            stores.add(member.output)
-    return reads, inside, stores
+def _side_by_side(title: str, group: SiblingGroup | PairGroup) -> None:
+    first = group.groups[0].anchor
+    for k, sibling in enumerate(group.groups):
+        anchor = sibling.anchor
+        same = isinstance(anchor, Contraction) and isinstance(first, Contraction)
+        _require(same, title, "contractions")
+        assert isinstance(anchor, Contraction)
+        assert isinstance(first, Contraction)
+        _require(anchor.lhs.dtype is first.lhs.dtype, title, "one dtype")
+        equal = anchor.batch == first.batch and anchor.inner == first.inner
+        _require(equal, title, "equal batch and inner sizes")
+        if isinstance(group, PairGroup):
+            _require(anchor.lhs is first.lhs, title, "one lhs")
+            equal = anchor.rows == first.rows and anchor.columns == first.columns
+            _require(equal, title, "equal sizes")
+        for j, other in enumerate(group.groups):
+            if j > k or (j < k and isinstance(group, SiblingGroup)):
+                read = buffers_of(sibling).loaded & buffers_of(other).computed
+                _require(not read, title, f"products that do not need each other's {sorted(read)}")
 
 
 def _body(

@@ -20,7 +20,7 @@ from .builder import Builder, masked
 from .matmul import add_scaled, is_contractible, wide_dtype
 from .normalization import channelwise
 from .promotion import compute_dtype
-from .reductions import summed
+from .reductions import converted, summed
 from .registry import NotLowered, lowers
 from .value import Value, positions
 
@@ -153,6 +153,8 @@ def convolve(
         return Value(dtype, sizes, const(0, dtype))
     if not is_contractible(dtype):
         raise NotLowered(f"convolution of {dtype.name}")
+    if geometry.groups > 1 and in_channels is ONE:
+        return _depthwise(builder, input, weight, geometry, transposed, sizes, dtype, name)
     axes = _axes(images, geometry.groups, space)
     (row,) = positions((out_channels,), "m")
     channel, *taps = positions(inner, "k")
@@ -176,6 +178,37 @@ def convolve(
         index=(axes.image, out_channel, *axes.space),
     )
     return builder.contract(dtype, sizes, node, name=name)
+
+
+def _depthwise(
+    builder: Builder,
+    input: Value,
+    weight: Value,
+    geometry: Geometry,
+    transposed: bool,
+    sizes: tuple[Expr, ...],
+    dtype: DType,
+    name: str,
+) -> Value:
+    """A convolution of each input channel by itself: a sum over taps.
+
+    As a contraction it would have one row, or few, and tiles would be empty but for those.
+    """
+    image, channel, *space = positions(sizes)
+    kernel = weight.sizes[2:]
+    taps = positions(kernel, "r")
+    multiplier = sizes[1] // geometry.groups
+    group = channel // multiplier
+    if transposed:
+        factor = weight.at([group, channel % multiplier, *taps])
+        window = geometry.read_transposed(input, [image, group], space, taps)
+    else:
+        factor = weight.at([channel, ZERO, *taps])
+        window = geometry.read(input, [image, group], space, taps)
+    wide = compute_dtype(dtype)
+    body = apply("mul", cast(window, wide), cast(factor, wide))
+    total = builder.reduce("sum", body, sizes, kernel, name=name)
+    return converted(builder, total, dtype)
 
 
 @lowers(aten.convolution.default)
@@ -252,6 +285,16 @@ def _weight_gradient(
     inner = (slow.sizes[0], *slow.sizes[2:])
     if any(size is ZERO for size in (*weight.sizes, *inner)):
         return Value(weight.dtype, weight.sizes, const(0, weight.dtype))
+    if not is_contractible(weight.dtype):
+        raise NotLowered(f"convolution of {weight.dtype.name}")
+    wide = compute_dtype(weight.dtype)
+    if groups > 1 and channels is ONE:
+        channel, _, *taps = positions(weight.sizes)
+        image, *at = positions(inner, "r")
+        window = geometry.read(fast, [image, channel // rows], at, taps)
+        body = apply("mul", cast(slow.at([image, channel, *at]), wide), cast(window, wide))
+        total = builder.reduce("sum", body, weight.sizes, inner, name="weight")
+        return converted(builder, total, weight.dtype)
     batch = (as_expr(groups),) if groups > 1 else ()
     group = positions(batch, "b")[0] if batch else ZERO
     (row,) = positions((rows,), "m")
@@ -259,9 +302,6 @@ def _weight_gradient(
     image, *at = positions(inner, "k")
     lhs = slow.at([image, group * rows + row, *at])
     rhs = geometry.read(fast, [image, group * channels + channel], at, taps)
-    if not is_contractible(weight.dtype):
-        raise NotLowered(f"convolution of {weight.dtype.name}")
-    wide = compute_dtype(weight.dtype)
     node = Contraction(
         output="",
         batch=batch,

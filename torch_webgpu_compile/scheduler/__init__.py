@@ -7,9 +7,12 @@ from ..target import Target
 from .fusion import fuse
 from .in_place import share_memory
 from .inline import inline_producers
+from .layouts import choose_layouts
 from .order import order_groups
+from .pairs import join_pairs
+from .siblings import join_siblings
 from .small_maps import join_small_maps
-from .split import split_reductions
+from .split import split_contractions, split_reductions
 from .split_attention import split_attention
 from .statistics import recompute_statistics
 from .units import drop_unit_symbols
@@ -19,10 +22,10 @@ __all__ = ["schedule"]
 
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
-    divided = split_reductions(
-        recompute_statistics(drop_unit_symbols(split_attention(graph, target)))
-    )
-    inlined = inline_producers(divided, target)
-    groups = fuse(inlined, target)
-    shared = share_memory(inlined, groups)  # first: it needs old and new contents apart
-    return order_groups(shared, join_small_maps(shared, groups, target))
+    moved = recompute_statistics(drop_unit_symbols(split_attention(graph, target)))
+    laid_out = choose_layouts(inline_producers(moved, target))
+    divided = split_reductions(split_contractions(laid_out, target))
+    groups = fuse(divided, target)
+    shared = share_memory(divided, groups)  # first: it needs old and new contents apart
+    fused = order_groups(shared, join_small_maps(shared, groups, target))
+    return join_siblings(join_pairs(fused, target), target)

@@ -45,6 +45,7 @@ from .mapping import (
     map_into,
     point_of,
     reads_agree,
+    tells_apart,
 )
 
 # An epilogue that reads more than this many other buffers costs registers in the anchor's inner
@@ -215,8 +216,9 @@ class Fuser:
             spaces = [(group.space, group.elements)]
             if group.kind == "row":
                 spaces.append((group.rows, ()))
+            read = _read_once(group)
             for space, elements in spaces:
-                found = map_into(node.body, symbols, group.computed, space, elements)
+                found = map_into(node.body, symbols, group.computed, space, elements, read)
                 if found is not None:
                     mapping, body = found
                     index = tuple(mapping[s] for s in symbols)
@@ -264,6 +266,24 @@ class Fuser:
             return None  # the same numbers of rows, but not the same rows
         index = tuple(mapping[s] for s in rows)
         return Member(node.output, body, index, True, node.kind, node.origins)
+
+
+def _read_once(group: Group) -> dict[str, tuple[Expr, ...]]:
+    """Of buffers whose elements a row group loads at one point each: the index, in its symbols.
+
+    What reads them too should do so at the same points, whatever the order of the elements.
+    """
+    if group.kind != "row":
+        return {}
+    found = {}
+    for member in group.members:
+        for load in loads_of(member.body):
+            index = load_index(load)
+            if load.buffer in group.computed or index is None:
+                continue
+            if tells_apart(index, group.space):
+                found[load.buffer] = index
+    return found
 
 
 def _as_rows(group: Group, node: Reduction) -> Group | None:

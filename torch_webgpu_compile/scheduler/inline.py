@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
+from .. import dtypes
 from ..ir.access import typical_numel
 from ..ir.graph import BufferOrigin, LoopGraph
 from ..ir.nodes import (
@@ -20,8 +22,8 @@ from ..ir.nodes import (
     outputs_of,
     symbol_keys,
 )
-from ..ir.scalar import OPS, Load, Op, Scalar, loads_of, rewrite, substitute_symbols, walk
-from ..sizes import Expr, product
+from ..ir.scalar import OPS, Index, Load, Op, Scalar, cast, loads_of, rewrite, walk
+from ..sizes import Expr, Symbol, as_symbol, product, substitute, symbols_of
 from ..target import Target
 from .mapping import load_index
 
@@ -104,9 +106,10 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
     if from_inputs and small and len(users) <= _FEW:
         return True
     own = numel * graph.buffers[node.output].dtype.itemsize
+    sites = Counter(load.buffer for load in set(loads))
     read = sum(
-        min(typical_numel(graph.buffers[b].numel), numel) * graph.buffers[b].dtype.itemsize
-        for b in {load.buffer for load in loads}
+        min(typical_numel(graph.buffers[b].numel), count * numel) * graph.buffers[b].dtype.itemsize
+        for b, count in sites.items()
     )
     extra_reads = max(0, (len(users) - 1) * read - len(users) * own)
     extra_work = cost * (repeats - 1)
@@ -142,20 +145,26 @@ def _ranges(node: Node) -> tuple[Expr, ...]:
 
 
 def inline_into(user: Node, producer: Pointwise) -> Node | None:
-    """``user`` with the producer's body in place of its loads, or None when it gathers from it."""
-    symbols = symbol_keys(iteration_symbols("i", producer.ranges))
+    """``user`` with the producer's body in place of its loads, or None where that has no form."""
+    inlined: dict[Scalar, Scalar] = {}
+    for body in bodies_of(user):
+        for load in loads_of(body):
+            if load.buffer != producer.output:
+                continue
+            if load_index(load) is None and not isinstance(user, (Pointwise, Reduction)):
+                return None  # tiles are loaded at affine indices
+            value = _body_at(producer, load.index)
+            if value is None:
+                return None
+            inlined[load] = value
 
     def change(node: Scalar) -> Scalar | None:
         if not isinstance(node, Load) or node.buffer != producer.output:
             return None
-        index = load_index(node)
-        assert index is not None
-        return substitute_symbols(producer.body, dict(zip(symbols, index, strict=True)))
+        found = inlined.get(node)
+        # An index that itself reads the producer has been rewritten by now.
+        return _body_at(producer, node.index) if found is None else found
 
-    for body in bodies_of(user):
-        for load in loads_of(body):
-            if load.buffer == producer.output and load_index(load) is None:
-                return None
     origins = tuple(dict.fromkeys(producer.origins + user.origins))
     match user:
         case Pointwise() | Reduction():
@@ -181,3 +190,35 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
             return replace(user, index=index, body=rewrite(user.body, change), origins=origins)
         case _:
             return None
+
+
+def _body_at(producer: Pointwise, index: Sequence[Scalar]) -> Scalar | None:
+    """A producer's body at an index, of which entries may be computed from data.
+
+    Such an entry can stand where the body uses its symbol alone, and not in index arithmetic.
+    """
+    symbols = symbol_keys(iteration_symbols("i", producer.ranges))
+    affine: dict[Symbol, Expr] = {}
+    gathered: dict[Symbol, Scalar] = {}
+    for symbol, entry in zip(symbols, index, strict=True):
+        if isinstance(entry, Index):
+            affine[symbol] = entry.expr
+        else:
+            gathered[symbol] = cast(entry, dtypes.int64)
+    if any(
+        isinstance(node, Index)
+        and as_symbol(node.expr) not in gathered
+        and not symbols_of(node.expr).isdisjoint(gathered)
+        for node in walk(producer.body)
+    ):
+        return None
+
+    def change(node: Scalar) -> Scalar | None:
+        if not isinstance(node, Index):
+            return None
+        symbol = as_symbol(node.expr)
+        if symbol is not None and symbol in gathered:
+            return gathered[symbol]
+        return Index(substitute(node.expr, affine))
+
+    return rewrite(producer.body, change)

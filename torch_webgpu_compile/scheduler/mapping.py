@@ -21,6 +21,7 @@ from ..sizes import (
     atom_expr,
     contiguous_strides,
     delinearize,
+    is_less,
     linearize,
     product,
 )
@@ -190,6 +191,7 @@ def mappings(
     computed: Mapping[str, Sequence[Expr]],
     space: Sequence[Symbol],
     elements: Sequence[Symbol],
+    read: Mapping[str, Sequence[Expr]],
 ) -> Iterator[Mapping_]:
     """Candidate mappings of ``symbols`` into ``space``, most specific first; none is verified.
 
@@ -198,7 +200,17 @@ def mappings(
         computed: per buffer that the group computes, its index in the group's symbols.
         space: the group's symbols that the consumer must cover.
         elements: the trailing part of ``space`` that reductions run over.
+        read: like ``computed``, of buffers that the group loads, a different element at each point.
     """
+    for load in loads_of(body):
+        index = load_index(load)
+        if load.buffer in read and index is not None:
+            inverse = invert_partially(index, read[load.buffer])
+            if inverse is None or inverse.remainders:
+                continue
+            # Both may read parts of the buffer, and not the same ones.
+            if all(is_less(value, extent_of(s)) for s, value in inverse.values.items()):
+                yield {s: ZERO for s in symbols if s.extent is ONE} | inverse.values
     for load in loads_of(body):
         index = load_index(load)
         if load.buffer not in computed or index is None:
@@ -236,12 +248,23 @@ def reads_agree(body: Scalar, computed: Mapping[str, Sequence[Expr]]) -> bool:
     return True
 
 
+def tells_apart(index: Sequence[Expr], space: Sequence[Symbol]) -> bool:
+    """Whether an index differs at any two points of a space, as far as `invert_partially` sees."""
+    inverse = invert_partially(index, index)
+    return (
+        inverse is not None
+        and not inverse.remainders
+        and all(s in inverse.values for s in space if extent_of(s) is not ONE)
+    )
+
+
 def map_into(
     body: Scalar,
     symbols: Sequence[Symbol],
     computed: Mapping[str, Sequence[Expr]],
     space: Sequence[Symbol],
     elements: Sequence[Symbol] = (),
+    read: Mapping[str, Sequence[Expr]] | None = None,
 ) -> tuple[Mapping_, Scalar] | None:
     """The mapping that lets the group compute ``body`` at each of its points, and the mapped body.
 
@@ -252,7 +275,7 @@ def map_into(
     sizes = product(extent_of(s) for s in symbols)
     if sizes is not product(extent_of(s) for s in space):
         return None
-    for mapping in mappings(body, symbols, computed, space, elements):
+    for mapping in mappings(body, symbols, computed, space, elements, read or {}):
         if any(s not in mapping for s in symbols):
             continue
         mapped = substitute_symbols(body, mapping)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection, Sequence
 
 from ..errors import VerificationError
 from ..ir.graph import LoopGraph, Schedule
@@ -10,13 +11,17 @@ from ..ir.nodes import inputs_of
 from .fusion import Group, finish
 
 
-def order_groups(graph: LoopGraph, groups: list[Group]) -> Schedule:
-    """A topological order, earliest created first, and the buffers that each group must store."""
-    waiting = [set(g.needs) for g in groups]
-    ready = [k for k, needs in enumerate(waiting) if not needs]
-    followers: list[list[int]] = [[] for _ in groups]
-    for k, needs in enumerate(waiting):
-        for n in needs:
+def topological_order(needs: Sequence[Collection[int]]) -> list[int]:
+    """Every number after those that it needs, else the smallest first.
+
+    Raises:
+        VerificationError: they need each other.
+    """
+    waiting = [set(n) for n in needs]
+    ready = [k for k, left in enumerate(waiting) if not left]
+    followers: list[list[int]] = [[] for _ in needs]
+    for k, left in enumerate(waiting):
+        for n in left:
             followers[n].append(k)
     heapq.heapify(ready)
     order: list[int] = []
@@ -27,8 +32,14 @@ def order_groups(graph: LoopGraph, groups: list[Group]) -> Schedule:
             waiting[k].discard(current)
             if not waiting[k]:
                 heapq.heappush(ready, k)
-    if len(order) != len(groups):
+    if len(order) != len(needs):
         raise VerificationError("kernel groups depend on each other in a cycle")
+    return order
+
+
+def order_groups(graph: LoopGraph, groups: list[Group]) -> Schedule:
+    """A topological order, earliest created first, and the buffers that each group must store."""
+    order = topological_order([g.needs for g in groups])
     stored = set(graph.returned)
     for group in groups:
         stored |= group.reads - set(group.computed)

@@ -1,0 +1,156 @@
+"""The suites: which cases are measured together, and what each must reach on a GPU with CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .goals import AtMost, CopyShare, Faster, FlopRate, Goal, Leaner, systems_of
+
+_GPT2_LAYERS = 12
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case of a suite. A case that `cases` does not have is left out."""
+
+    case: str
+    goals: tuple[Goal, ...]
+
+    @property
+    def systems(self) -> frozenset[str]:
+        """What has to be measured."""
+        return frozenset().union(*(systems_of(goal) for goal in self.goals))
+
+
+@dataclass(frozen=True)
+class Suite:
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+
+
+def _inductor(factor: float, *, stream: bool = False) -> Faster:
+    return Faster("inductor", factor, "Inductor", "stream" if stream else "kernel")
+
+
+def _cublas() -> Faster:
+    return Faster("eager", 0.8, "cuBLAS")
+
+
+def _onnxruntime(factor: float) -> Faster:
+    label = "ONNX Runtime WebGPU"
+    return Faster("onnxruntime_webgpu", factor, label, "stream", needs_cuda=False)
+
+
+def _tinygrad() -> Faster:
+    return Faster("tinygrad_webgpu", 8.0, "tinygrad WebGPU", "stream", needs_cuda=False)
+
+
+def _each(goals: Mapping[str, Goal | tuple[Goal, ...]]) -> tuple[Row, ...]:
+    return tuple(
+        Row(case, goal if isinstance(goal, tuple) else (goal,)) for case, goal in goals.items()
+    )
+
+
+def _same(goal: Goal, cases: Iterable[str]) -> tuple[Row, ...]:
+    return tuple(Row(case, (goal,)) for case in cases)
+
+
+_MODELS = ("gpt2", "bert", "vit", "resnet50")
+_BEATEN = (
+    "softmax",
+    "layer_norm",
+    "rms_norm",
+    "layer_norm_softmax",
+    "cross_entropy",
+    "gelu_chain",
+)
+_PRODUCTS = (
+    "matmul",
+    "linear_768_768",
+    "linear_768_3072",
+    "linear_3072_768",
+    "matrix_vector",
+    "linear_1024",
+    "batched",
+)
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            "rows",
+            "Streaming kernels",
+            (
+                Row("add", (CopyShare(0.97),)),
+                *_same(_inductor(1.1), _BEATEN),
+                *_same(CopyShare(0.9), ("column_sum", "full_sum", "few_rows")),
+            ),
+        ),
+        Suite(
+            "products",
+            "Matrix products",
+            (*_same(_cublas(), _PRODUCTS), Row("matmul_f16", (FlopRate(40e12),))),
+        ),
+        Suite(
+            "attention",
+            "Attention",
+            _each({"attention": Faster("eager", 0.8, "PyTorch's best f32 SDPA")}),
+        ),
+        Suite(
+            "convolutions",
+            "ResNet-50's convolutions",
+            _same(Faster("eager", 0.8, "cuDNN"), ("convolutions_8", "convolutions_32")),
+        ),
+        Suite("models", "Models", _same(_inductor(1.0, stream=True), _MODELS)),
+        Suite(
+            "decode",
+            "Decoding a token",
+            _each({"decode": (Faster("eager", 2.0, "CUDA eager", "stream"), CopyShare(0.55))}),
+        ),
+        Suite(
+            "peers",
+            "Other WebGPU systems",
+            (
+                *_same(_onnxruntime(5.0), ("gpt2", "bert", "vit")),
+                Row("resnet50", (_onnxruntime(1.5),)),
+                *_same(_tinygrad(), ("matmul", "layer_norm_softmax", "mlp")),
+            ),
+        ),
+        Suite(
+            "runtime",
+            "Dispatches and the host",
+            _each(
+                {
+                    "gpt2": AtMost("dispatches", 7 * _GPT2_LAYERS + 4, what="dispatches"),
+                    "dispatch_chain": AtMost(
+                        "host_s_per_dispatch", 1.2, "µs", "of host time per dispatch"
+                    ),
+                }
+            ),
+        ),
+        Suite(
+            "compile",
+            "First call",
+            _each(
+                {
+                    "gpt2": (
+                        AtMost("cold_s", 5.0, "s", "cold", "first_call"),
+                        AtMost("cached_s", 1.0, "s", "from the plan cache", "first_call"),
+                    )
+                }
+            ),
+        ),
+        Suite("memory", "Peak memory", _same(Leaner("eager", 1.1, "eager CUDA"), _MODELS)),
+    )
+}
+
+
+def rows_of(names: Iterable[str]) -> dict[str, frozenset[str]]:
+    """The systems that suites need, by case, in order; a case that several name comes once."""
+    found: dict[str, frozenset[str]] = {}
+    for name in names:
+        for row in SUITES[name].rows:
+            found[row.case] = found.get(row.case, frozenset()) | row.systems
+    return found

@@ -1,0 +1,187 @@
+"""Goals of the benchmark suites, their report, and a runner that survives its workers."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import report
+from benchmarks.cases import CASES
+from benchmarks.convolution_cases import layers
+from benchmarks.goals import AtMost, CopyShare, Faster, FlopRate, Goal, Leaner, Work, judge
+from benchmarks.runner import SYSTEMS, WORK, Runner, Settings
+from benchmarks.suites import SUITES, rows_of
+
+LIMITS = {"copy_bytes_per_second": 4e12}
+OURS = {"seconds": 2e-3, "gpu_s": 1e-3, "relative_difference": 1e-6, "gpu_nbytes": 110}
+
+
+def verdict(goal: Goal, results: dict[str, Any], work: Work = Work(), cuda: bool = True) -> Any:  # noqa: B008
+    return judge(goal, {"webgpu": OURS} | results, LIMITS, work, cuda)
+
+
+@pytest.mark.parametrize(
+    ("goal", "others", "work", "value", "reached"),
+    [
+        # A kernel's time is the least of both clocks, on both sides.
+        (Faster("inductor", 1.1, "Inductor"), {"seconds": 1.2e-3}, Work(), 1.2, True),
+        (Faster("inductor", 1.1, "I"), {"seconds": 1.2e-3, "gpu_s": 1e-3}, Work(), 1.0, False),
+        (Faster("inductor", 1.1, "I", "stream"), {"seconds": 1.2e-3}, Work(), 0.6, False),
+        (CopyShare(0.97), {}, Work(nbytes=4_000_000_000), 1.0, True),
+        (CopyShare(0.97), {}, Work(nbytes=3_800_000_000), 0.95, False),
+        (FlopRate(40e12), {}, Work(flops=41_000_000_000), 41e12, True),
+        (AtMost("seconds", 2500, "µs"), {}, Work(), 2000, True),
+        (AtMost("gpu_nbytes", 109), {}, Work(), 110, False),
+        (Leaner("inductor", 1.1, "it"), {"gpu_nbytes": 100}, Work(), 1.1, True),
+        (Leaner("inductor", 1.1, "it"), {"gpu_nbytes": 90}, Work(), 110 / 90, False),
+    ],
+)
+def test_judge(goal: Goal, others: Any, work: Work, value: float, reached: bool) -> None:
+    found = verdict(goal, {"inductor": others}, work)
+    assert found.value == pytest.approx(value)
+    assert found.reached is reached
+    assert (found.share >= 1 - 1e-9) is reached
+
+
+def test_weights_are_the_work_of_a_case_that_names_none() -> None:
+    found = verdict(CopyShare(0.5), {"webgpu": OURS | {"weights_nbytes": 2_400_000_000}})
+    assert found.value == pytest.approx(0.6)
+
+
+def test_peers_without_cuda_give_a_ratio_and_no_answer() -> None:
+    found = verdict(Faster("eager", 1.0, "cuBLAS"), {"eager": {"seconds": 1.0}}, cuda=False)
+    assert (found.reached, found.note) == (None, "no CUDA")
+    assert found.value == pytest.approx(1000)
+    memory = verdict(Leaner("eager", 1.1, "it"), {"eager": {"seconds": 1.0}}, cuda=False)
+    assert (memory.reached, memory.note) == (None, "no CUDA")
+    webgpu_peer = Faster("tinygrad_webgpu", 8, "tinygrad", needs_cuda=False)
+    assert verdict(webgpu_peer, {"tinygrad_webgpu": {"seconds": 1.0}}, cuda=False).reached
+
+
+@pytest.mark.parametrize("difference", [0.5, math.nan, math.inf])
+def test_a_wrong_result_reaches_no_goal(difference: float) -> None:
+    ours = OURS | {"relative_difference": difference}
+    found = verdict(FlopRate(1.0), {"webgpu": ours}, Work(flops=1000))
+    assert found.reached is False
+    assert "wrong result" in found.note
+
+
+def test_failures_are_told_from_what_is_not_there() -> None:
+    goal = Faster("inductor", 1.0, "Inductor")
+    assert verdict(goal, {}).reached is None
+    assert verdict(goal, {"inductor": {"error": "it crashed"}}).reached is None
+    assert verdict(goal, {"webgpu": {"error": "it crashed"}, "inductor": OURS}).reached is False
+    missing = {"error": "there is no case 'decode'", "missing": True}
+    assert verdict(goal, {"webgpu": missing, "inductor": missing}).reached is None
+
+
+def test_suites_name_systems_and_merge() -> None:
+    rows = rows_of(["models", "memory", "compile"])
+    assert rows["gpt2"] == {"webgpu", "inductor", "eager", "first_call"}
+    assert set().union(*rows_of(SUITES).values()) <= set(SYSTEMS)
+
+
+def test_suites_name_cases() -> None:
+    missing = set(rows_of(SUITES)) - set(CASES) - {"decode"}
+    assert not missing, "a suite names a case that benchmarks/cases.py does not have"
+
+
+def test_the_convolutions_are_those_of_resnet50() -> None:
+    assert len(layers()) == 53
+    # 4.09 GMAC per image of 224×224 (He et al., arXiv:1512.03385, with the stride in the 3×3)
+    assert sum(layer.flops_per_image for layer in layers()) == pytest.approx(2 * 4.087e9, rel=1e-3)
+
+
+def results() -> dict[str, Any]:
+    return {
+        "date": "2026-11-21",
+        "small": False,
+        "suites": ["attention", "decode"],
+        "machine": {"adapter": "A GPU (Vulkan)", "torch": "2.11.0", "torch_device": "A GPU"},
+        "limits": LIMITS,
+        "cases": {
+            "attention": {
+                WORK: {"nbytes": 0, "flops": 10**9},
+                "webgpu": OURS
+                | {"host_replay_s": 1e-5, "host_s_per_dispatch": 1e-5, "dispatches": 1}
+                | {"kernels": 1, "bytes_read": 0, "bytes_written": 0},
+                "eager": {"seconds": 1e-3},
+            },
+            "decode": {"webgpu": {"error": "there is no case 'decode'", "missing": True}},
+        },
+    }
+
+
+def test_report(tmp_path: Path) -> None:
+    text = report.text(results())
+    assert "reached 1 of 3, open 2" in text
+    assert "there is no case 'decode'" in text
+    path = report.save(results(), tmp_path / "run.json")
+    table = report.markdown([json.loads(path.read_text())])
+    assert "| attention | 2 ms | 1 ms | 1 ms |" in table
+    assert "| attention | 1.00 × | ≥ 0.8 × PyTorch's best f32 SDPA | yes |" in table
+
+
+WORKER = """
+import json, os, sys, time
+def send(answer):
+    print(json.dumps(answer), flush=True)
+send({"ready": True})
+for line in sys.stdin:
+    request = json.loads(line)
+    send({"starting": "build"})
+    send({"system": "build", "result": {"nbytes": 1, "flops": 2}})
+    for system in request["systems"]:
+        send({"starting": system})
+        if system == "crashes":
+            os._exit(3)
+        if system == "hangs":
+            time.sleep(60)
+        send({"system": system, "result": {"process": os.getpid()}})
+        if system == "loses the GPU":
+            send({"done": request["case"], "usable": False})
+            sys.exit()
+    send({"done": request["case"], "usable": True})
+"""
+
+
+def runner(tmp_path: Path, timeout_s: float = 50.0, fresh: bool = False) -> Runner:
+    path = tmp_path / "worker.py"
+    path.write_text(WORKER)
+    settings = Settings(small=True, budget_s=0.1, thorough=False)
+    return Runner(settings, timeout_s, fresh, command=(sys.executable, str(path)))
+
+
+def test_one_worker_measures_many_cases(tmp_path: Path) -> None:
+    with runner(tmp_path) as running:
+        first, second = (running.measure(case, ["a", "b"]) for case in ("x", "y"))
+    assert first == second
+    assert first[WORK] == {"nbytes": 1, "flops": 2}
+
+
+def test_fresh_workers(tmp_path: Path) -> None:
+    with runner(tmp_path, fresh=True) as running:
+        assert running.measure("x", ["a"]) != running.measure("y", ["a"])
+
+
+@pytest.mark.parametrize("system", ["crashes", "loses the GPU"])
+def test_a_lost_worker_loses_one_system(tmp_path: Path, system: str) -> None:
+    with runner(tmp_path) as running:
+        found = running.measure("x", ["a", system, "b"])
+    assert found["a"]["process"] != found["b"]["process"]
+    if system == "crashes":
+        assert found[system] == {"error": "the process ended with 3"}
+
+
+def test_a_case_that_hangs_loses_the_rest_of_it(tmp_path: Path) -> None:
+    with runner(tmp_path, timeout_s=3.0) as running:
+        running.measure("x", ["a"])  # the start has time of its own
+        found = running.measure("x", ["a", "hangs", "b"])
+        assert "no result" in found["hangs"]["error"]
+        assert "error" in found["b"]
+        assert "process" in running.measure("y", ["a"])["a"]

@@ -1,0 +1,82 @@
+"""A schedule's groups, while some of them are put into one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..ir.graph import GroupBuffers, Schedule, buffers_of
+from ..target import Target
+from .order import topological_order
+
+
+class Clusters:
+    """A partition of a schedule's groups into what one kernel computes.
+
+    Attributes:
+        of: the cluster of each group, named by its first member.
+        members: the groups of each cluster.
+        buffers: of each group.
+    """
+
+    def __init__(self, schedule: Schedule, target: Target) -> None:
+        self.schedule = schedule
+        self.target = target
+        self.of = list(range(len(schedule.groups)))
+        self.members = {k: [k] for k in self.of}
+        self.buffers = [buffers_of(group) for group in schedule.groups]
+        self.writer = {name: k for k, found in enumerate(self.buffers) for name in found.stored}
+        self._needs = {
+            k: {self.writer[name] for name in found.reads if name in self.writer}
+            for k, found in enumerate(self.buffers)
+        }
+        for k, found in enumerate(self.buffers):
+            overwritten = {schedule.graph.buffers[name].shares for name in found.stored} - {None}
+            for reader, other in enumerate(self.buffers if overwritten else ()):
+                if reader != k and not overwritten.isdisjoint(other.reads):
+                    self._needs[k].add(reader)
+
+    def join(self, k: int, cluster: int) -> None:
+        """Puts cluster ``k`` into another one."""
+        for member in self.members[k]:
+            self.of[member] = cluster
+        self.members[cluster] += self.members.pop(k)
+        self._needs[cluster] |= self._needs.pop(k)
+
+    def in_order(self) -> Iterator[list[int]]:
+        """The members of the clusters in an order in which each follows what it needs."""
+        of = self.of
+        needs = [{of[n] for n in self._needs.get(k, ())} - {k} for k in range(len(of))]
+        for k in topological_order(needs):
+            if of[k] == k:
+                yield self.members[k]
+
+    def independent(self, one: int, other: int) -> bool:
+        """Whether neither cluster needs the other one."""
+        return not self._leads(self._needs[one], other) and not self._leads(self._needs[other], one)
+
+    def needs_by_detour(self, cluster: int, on: int) -> bool:
+        """Whether a cluster needs another one to have run for what a third one computes."""
+        return self._leads({n for n in self._needs[cluster] if self.of[n] != on}, on)
+
+    def _leads(self, needs: Iterable[int], to: int) -> bool:
+        """Whether a cluster is among the needed ones or among what those need, and so on."""
+        seen = {self.of[n] for n in needs}
+        stack = list(seen)
+        while stack:
+            current = stack.pop()
+            if current == to:
+                return True
+            fresh = {self.of[n] for n in self._needs[current]} - seen
+            seen |= fresh
+            stack += fresh
+        return False
+
+    def bindings(self, found: GroupBuffers) -> int:
+        """Storage bindings of a kernel that reads and stores these buffers."""
+        return sum(map(self._windows, found.reads | found.stored))
+
+    def _windows(self, name: str) -> int:
+        nbytes = self.schedule.graph.buffers[name].nbytes
+        if not nbytes.is_constant:
+            return 1
+        return max(1, -(-int(nbytes) // self.target.max_binding_nbytes))
