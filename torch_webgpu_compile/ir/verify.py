@@ -192,7 +192,7 @@ def _verify_in_place(schedule: Schedule) -> None:
         if root.origin is BufferOrigin.INPUT:
             _require(_is_assigned(root.name, graph), title, f"a result assigned to {root.name}")
         own_loads = {load.buffer for body in bodies_of(node) for load in loads_of(body)}
-        later = own_loads.union(*(buffers_of(g).reads for g in schedule.groups[number + 1 :]))
+        later = own_loads.union(*(buffers_of(g).loaded for g in schedule.groups[number + 1 :]))
         unread = node.initial not in later and node.initial not in graph.returned
         _require(unread, title, f"no later reader of {node.initial}")
     _require(not left, "schedule", f"scatters that write {sorted(left)}")

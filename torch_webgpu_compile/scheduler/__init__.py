@@ -22,8 +22,8 @@ __all__ = ["schedule"]
 
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
-    prepared = recompute_statistics(drop_unit_symbols(split_attention(graph, target)))
-    laid_out = choose_layouts(inline_producers(prepared, target))
+    moved = recompute_statistics(drop_unit_symbols(split_attention(graph, target)))
+    laid_out = choose_layouts(inline_producers(moved, target))
     divided = split_reductions(split_contractions(laid_out, target))
     groups = fuse(divided, target)
     shared = share_memory(divided, groups)  # first: it needs old and new contents apart

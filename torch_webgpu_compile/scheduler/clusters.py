@@ -29,14 +29,11 @@ class Clusters:
             k: {self.writer[name] for name in found.reads if name in self.writer}
             for k, found in enumerate(self.buffers)
         }
-        self._overwritten_last()
-
-    def _overwritten_last(self) -> None:
-        """What writes into the memory of another buffer needs that one's readers to have run."""
         for k, found in enumerate(self.buffers):
-            shared = {self.schedule.graph.buffers[name].shares for name in found.stored}
-            readers = {j for j, other in enumerate(self.buffers) if other.reads & shared}
-            self._needs[k] |= readers - {k}
+            overwritten = {schedule.graph.buffers[name].shares for name in found.stored} - {None}
+            for reader, other in enumerate(self.buffers if overwritten else ()):
+                if reader != k and not overwritten.isdisjoint(other.reads):
+                    self._needs[k].add(reader)
 
     def join(self, k: int, cluster: int) -> None:
         """Puts cluster ``k`` into another one."""
