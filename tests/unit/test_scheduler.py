@@ -245,9 +245,18 @@ def test_a_long_inner_dimension_is_split(name):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+def _projection(x, w, bias, y):
+    """As transformers have it: a product of rows, added to a batch of sequences."""
+    total = torch.addmm(bias, x, w).view(y.shape) + y
+    return total, F.layer_norm(total, total.shape[-1:])
+
+
 def test_parts_are_added_where_they_are_used():
     function, sizes = LONG["residual"]
     assert kinds(function, *map(randn, sizes)) == ["anchor", "row"]
+    for batch in (1, 2):
+        sizes = [(64, 2048), (2048, 128), (128,), (batch, 64 // batch, 128)]
+        assert kinds(_projection, *map(randn, sizes)) == ["anchor", "row"]
 
 
 @pytest.mark.parametrize("sizes", [(4096, 2048, 4096), (64, 300, 128), (8, 4096, 4096)])

@@ -11,7 +11,7 @@ from .device import Device
 from .executor import BoundPlan, Executor
 from .profiler import best_seconds
 
-_SECONDS = 0.003
+_SECONDS = 0.02  # a GPU that was idle raises its clocks meanwhile
 _COPY_NBYTES, _SOFTWARE_COPY_NBYTES = 256 << 20, 32 << 20  # more than what caches hold
 _THREADS, _STEPS, _CHAINS = 256, 64, 8
 # Independent chains of multiply-adds on four lanes; the condition keeps their results in use.

@@ -294,17 +294,17 @@ def _as_rows(group: Group, node: Reduction) -> Group | None:
     index = None if load is None else load_index(load)
     if load is None or index is None:
         return None
-    own = point_of(group.rows)
-    if group.computed[load.buffer] != own:
-        return None
+    computed = group.computed[load.buffer]
     if product(map(extent_of, group.rows)) is not product(map(extent_of, rows + elements)):
         return None
-    back = invert_partially(index, own)
-    if back is None or back.remainders:
+    # One point of the group for each that the reduction reads, and the other way round.
+    there, back = invert_partially(computed, index), invert_partially(index, computed)
+    if there is None or back is None or there.remainders or back.remainders:
         return None
-    if any(s not in back.values for s in rows + elements if extent_of(s) is not ONE):
+    known = {*there.values, *back.values}
+    if any(s not in known for s in (*group.rows, *rows, *elements) if extent_of(s) is not ONE):
         return None
-    mapping = dict(zip(group.rows, index, strict=True))
+    mapping = {s: there.values.get(s, ZERO) for s in group.rows}
     members = [_moved(m, mapping) for m in group.members]
     return replace(
         group,

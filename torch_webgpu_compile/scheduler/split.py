@@ -11,7 +11,15 @@ from dataclasses import replace
 
 from ..ir.access import neighbours_in_rows
 from ..ir.graph import Buffer, BufferOrigin, LoopGraph
-from ..ir.nodes import Contraction, Node, Pointwise, Reduction, iteration_symbols, symbol_keys
+from ..ir.nodes import (
+    Contraction,
+    Node,
+    Pointwise,
+    Reduction,
+    inputs_of,
+    iteration_symbols,
+    symbol_keys,
+)
 from ..ir.scalar import (
     Load,
     Masked,
@@ -46,9 +54,9 @@ _PART = 1 << 14
 _THREADS = 1 << 18
 _COLUMN_PART = 256
 # Contractions: the tile that multiplies fastest, the workgroups of it that fill a large GPU (three
-# per multiprocessor), and the shortest worthwhile part of the inner dimension: where there is a
-# workgroup for each multiprocessor, and where there is not. On an H200, 512×3072×768 takes 91 µs as
-# one product and 65 in four parts; 512×768×768 28 and 24 in two or three.
+# per multiprocessor), and the shortest worthwhile part of the inner dimension: where each
+# multiprocessor has work without it and the sum of the parts is a kernel more, and elsewhere. On an
+# H200, 512×3072×768 takes 91 µs as one product and 65 in four parts; 512×768×768 28 and 24.
 _TILE = (64, 64)
 _WORKGROUPS = 384
 _INNER_PART, _INNER_PART_OF_FEW = 1024, 256
@@ -159,15 +167,26 @@ def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
     for node in graph.nodes:
         if isinstance(node, Contraction):
             tiles.update(dict.fromkeys(_shared(node), _tiles(node)))
+    reduced = _reduced(graph)
     for node in graph.nodes:
         found = None
         if isinstance(node, Contraction):
-            found = _inner_parts(node, max(tiles[key] for key in _shared(node)))
+            together = max(tiles[key] for key in _shared(node))
+            found = _inner_parts(node, together, node.output in reduced)
         if isinstance(node, Contraction) and found is not None:
             nodes += _split_contraction(node, *found, buffers)
         else:
             nodes.append(node)
     return graph.with_nodes(tuple(nodes), buffers)
+
+
+def _reduced(graph: LoopGraph) -> set[str]:
+    """Buffers that reductions read, directly or through pointwise nodes."""
+    found: set[str] = set()
+    for node in reversed(graph.nodes):
+        if isinstance(node, Reduction) or (isinstance(node, Pointwise) and node.output in found):
+            found.update(inputs_of(node))
+    return found
 
 
 def _shared(node: Contraction) -> tuple[tuple[str, Scalar], ...]:
@@ -182,17 +201,19 @@ def _tiles(node: Contraction) -> int:
     return int(batch) * -(-int(rows) // _TILE[0]) * -(-int(columns) // _TILE[1])
 
 
-def _inner_parts(node: Contraction, tiles: int) -> tuple[int, int] | None:
+def _inner_parts(node: Contraction, tiles: int, reduced: bool) -> tuple[int, int] | None:
     """The inner dimension to divide, and into how many parts; None where that does not pay.
 
-    ``tiles``: of all products that share its dispatch.
+    ``tiles``: of all products that share its dispatch. ``reduced``: whether the sum of the parts
+    has a kernel to join.
     """
     rows, columns, inner = (product(s) for s in (node.rows, node.columns, node.inner))
     if tiles >= _WORKGROUPS or not all(size.is_constant for size in node.inner):
         return None
     if min(int(rows), int(columns)) < min(_TILE):
         return None
-    shortest = _INNER_PART_OF_FEW if 2 * tiles <= _WORKGROUPS else _INNER_PART
+    cheap = reduced or 2 * tiles <= _WORKGROUPS
+    shortest = _INNER_PART_OF_FEW if cheap else _INNER_PART
     most = min(_MOST_PARTS, int(inner) // shortest, -(-_WORKGROUPS // tiles))
     for parts in range(most, 1, -1):
         for dim, size in enumerate(node.inner):
