@@ -26,6 +26,8 @@ from .value import Value, expand, positions, reshape
 aten = torch.ops.aten
 
 BLOCK = 64  # a power of two, so that divisions of the index are shifts
+# Up to this many additions, one kernel that adds each prefix anew takes less time than three.
+DIRECT_ADDITIONS, DIRECT_SIZE = 1 << 20, 1024
 # A size that is not known when compiling: after two rounds of blocks of 64, a million elements have
 # become 244, which are scanned at once.
 SYMBOLIC_ROUNDS = 2
@@ -45,8 +47,7 @@ def inclusive_scan(builder: Builder, kind: str, value: Value, dim: int, rounds: 
     size = value.sizes[dim]
     if value.is_empty or size is ONE:
         return value
-    is_short = size.constant <= BLOCK if size.is_constant else rounds == SYMBOLIC_ROUNDS
-    if is_short:
+    if _is_short(value, size, rounds):
         return _prefix(builder, kind, value, dim, value.sizes, size)
     blocks = ceildiv(size, BLOCK)
     last = _blocked_totals(builder, kind, value, dim, blocks)
@@ -59,6 +60,17 @@ def inclusive_scan(builder: Builder, kind: str, value: Value, dim: int, rounds: 
     carried = masked(is_first, before.at(previous), _identity(kind, value))
     body = _COMBINE[kind](carried, within.body)
     return builder.pointwise(body, value.sizes, name="scan")
+
+
+def _is_short(value: Value, size: Expr, rounds: int) -> bool:
+    """Whether one reduction per element is all that is needed."""
+    if not size.is_constant:
+        return rounds == SYMBOLIC_ROUNDS
+    if int(size) <= BLOCK:
+        return True
+    additions = value.numel * size
+    few = additions.is_constant and int(additions) <= DIRECT_ADDITIONS
+    return few and int(size) <= DIRECT_SIZE
 
 
 def _prefix(
