@@ -24,6 +24,7 @@ from torch_webgpu_compile.ir.nodes import Contraction, inputs_of, outputs_of
 from torch_webgpu_compile.ir.scalar import loads_of
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.scheduler import schedule
+from torch_webgpu_compile.scheduler.equal_nodes import share_equal_nodes
 from torch_webgpu_compile.scheduler.inline import inline_producers
 from torch_webgpu_compile.scheduler.split import split_contractions
 from torch_webgpu_compile.sizes import product
@@ -205,6 +206,39 @@ def test_random_graphs_run_in_a_valid_order(steps, results):
 def test_scheduling_is_deterministic():
     state = compile_function(lambda x: torch.softmax(x @ x, -1) + 1, randn(8, 8))
     assert schedule(state.graph, TARGET).groups == schedule(state.graph, TARGET).groups
+
+
+# ---- nodes that repeat others
+
+
+def test_what_is_computed_twice_is_computed_once():
+    def function(x, w):
+        first, second = torch.tanh(x).cumsum(0), torch.tanh(x).cumsum(0)
+        return first @ w + second.sum(1, keepdim=True)
+
+    graph = compile_function(function, randn(5, 16), randn(16, 4)).graph
+    shared = share_equal_nodes(graph)
+    verify_loop_graph(shared)
+    assert len(shared.nodes) < len(graph.nodes)
+    arguments = [randn(5, 16), randn(16, 4)]
+    torch.testing.assert_close(run_graph(shared, arguments)[0], function(*arguments))
+
+
+def test_results_stay_when_they_are_equal():
+    graph = compile_function(lambda x: (x + 1, x + 1), randn(7)).graph
+    assert share_equal_nodes(graph).returned == graph.returned
+
+
+def test_a_mask_is_converted_once():
+    def function(x, mask):
+        bias = torch.where(mask.cumsum(1) > 3, 0.0, -1e30).unsqueeze(1)
+        for _ in range(3):
+            x = F.scaled_dot_product_attention(x, x, x, bias.clone())
+        return x
+
+    mask = torch.ones(2, 32, 32, dtype=torch.int64)
+    assert kinds(function, randn(2, 2, 32, 16), mask).count("anchor") == 3
+    assert len(kinds(function, randn(2, 2, 32, 16), mask)) == 4
 
 
 # ---- contractions of small results over a long inner dimension

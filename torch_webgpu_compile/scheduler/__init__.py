@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..ir.graph import LoopGraph, Schedule
 from ..target import Target
+from .equal_nodes import share_equal_nodes
 from .fusion import fuse
 from .in_place import share_memory
 from .inline import inline_producers
@@ -22,7 +23,8 @@ __all__ = ["schedule"]
 
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
-    moved = recompute_statistics(drop_unit_symbols(split_attention(graph, target)))
+    distinct = share_equal_nodes(drop_unit_symbols(split_attention(graph, target)))
+    moved = recompute_statistics(distinct)
     laid_out = choose_layouts(inline_producers(moved, target))
     divided = split_reductions(split_contractions(laid_out, target))
     groups = fuse(divided, target)

@@ -54,12 +54,12 @@ _PART = 1 << 14
 _THREADS = 1 << 18
 _COLUMN_PART = 256
 # Contractions: the tile that multiplies fastest, the workgroups of it that fill a large GPU (three
-# per multiprocessor), and the shortest worthwhile part of the inner dimension: where each
-# multiprocessor has work without it and the sum of the parts is a kernel more, and elsewhere. On an
-# H200, 512×3072×768 takes 91 µs as one product and 65 in four parts; 512×768×768 28 and 24.
+# per multiprocessor), and the shortest worthwhile part of the inner dimension: where the sum of the
+# parts joins a kernel that is there anyway, and where it is one more. On an H200, 512×3072×768
+# takes 91 µs as one product and 71 in four parts with their sum; 512×768×768 28 and 30.
 _TILE = (64, 64)
 _WORKGROUPS = 384
-_INNER_PART, _INNER_PART_OF_FEW = 1024, 256
+_JOINED_INNER_PART, _INNER_PART = 384, 768
 _MOST_PARTS = 8
 
 
@@ -212,8 +212,7 @@ def _inner_parts(node: Contraction, tiles: int, reduced: bool) -> tuple[int, int
         return None
     if min(int(rows), int(columns)) < min(_TILE):
         return None
-    cheap = reduced or 2 * tiles <= _WORKGROUPS
-    shortest = _INNER_PART_OF_FEW if cheap else _INNER_PART
+    shortest = _JOINED_INNER_PART if reduced else _INNER_PART
     most = min(_MOST_PARTS, int(inner) // shortest, -(-_WORKGROUPS // tiles))
     for parts in range(most, 1, -1):
         for dim, size in enumerate(node.inner):
