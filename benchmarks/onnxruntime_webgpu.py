@@ -9,6 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -63,13 +64,22 @@ def export(function: Callable[..., Any], inputs: tuple[Tensor, ...], path: Path)
         )
 
 
-def open_session(path: Path) -> Any:
-    """A session on the WebGPU provider. Raises RuntimeError without one."""
+@cache
+def _register() -> None:
+    """Once per process: a worker measures several cases."""
     import onnxruntime
     import onnxruntime_ep_webgpu as provider
 
     onnxruntime.set_default_logger_severity(3)
     onnxruntime.register_execution_provider_library("webgpu", provider.get_library_path())
+
+
+def open_session(path: Path) -> Any:
+    """A session on the WebGPU provider. Raises RuntimeError without one."""
+    import onnxruntime
+    import onnxruntime_ep_webgpu as provider
+
+    _register()
     name = provider.get_ep_name()
     devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
     if not devices:
