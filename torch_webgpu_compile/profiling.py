@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from .backend import device_for
 from .options import resolve
@@ -27,6 +29,7 @@ class KernelRun:
         plan: of the compiled graph or operator that it belongs to.
         device: the GPU's number among those in the profile.
         start: seconds of that GPU's clock.
+        host_start: seconds since the epoch, by the host's clock: later by up to a submit's time.
         seconds: its duration.
         nbytes: the least traffic, bytes read and written.
         flops: arithmetic operations.
@@ -39,6 +42,7 @@ class KernelRun:
     plan: str
     device: int
     start: float
+    host_start: float
     seconds: float
     nbytes: int
     flops: int
@@ -104,35 +108,34 @@ class Profile:
         """Of all dispatches."""
         return sum(run.seconds for run in self.runs)
 
-    def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes a trace for Perfetto (ui.perfetto.dev) or ``chrome://tracing``."""
+    def save_trace(
+        self, path: str | os.PathLike[str], torch_trace: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Writes a trace for Perfetto (ui.perfetto.dev) or ``chrome://tracing``.
+
+        Args:
+            path: the file.
+            torch_trace: what ``torch.profiler.profile.export_chrome_trace`` wrote about the same
+                calls: its events are in the trace as well, on the same clock.
+
+        Raises:
+            ValueError: ``torch_trace`` is no such file.
+        """
+        trace: dict[str, Any] = {"traceEvents": [], "displayTimeUnit": "ms"}
         first = min((run.start for run in self.runs), default=0.0)
-        events: list[dict[str, object]] = [
-            {"ph": "M", "name": "process_name", "pid": k, "args": {"name": name}}
-            for k, name in enumerate(self.names)
-        ]
-        for run in self.runs:
-            details = {
-                "plan": run.plan,
-                "ops": list(run.ops),
-                "source": list(run.sources),
-                "GB/s": run.nbytes / max(run.seconds, 1e-12) / 1e9,
-                "GFLOP/s": run.flops / max(run.seconds, 1e-12) / 1e9,
-            }
+        times = [run.start - first for run in self.runs]
+        if torch_trace is not None:
+            trace, base = _read_torch_trace(torch_trace)
+            times = [run.host_start - base for run in self.runs]
+        events = trace["traceEvents"]
+        for k, name in enumerate(self.names):
+            named = {"name": f"{name} (webgpu:{k})"}
             events.append(
-                {
-                    "ph": "X",
-                    "name": run.name,
-                    "cat": run.kind,
-                    "pid": run.device,
-                    "tid": 0,
-                    "ts": (run.start - first) * 1e6,
-                    "dur": run.seconds * 1e6,
-                    "args": details,
-                }
+                {"ph": "M", "name": "process_name", "pid": f"webgpu:{k}", "tid": 0, "args": named}
             )
+        events += [_event(run, at) for run, at in zip(self.runs, times, strict=True)]
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+            json.dump(trace, file)
 
     def __str__(self) -> str:
         lines = [
@@ -158,6 +161,38 @@ class Profile:
             lines.append(f"{total.name[:43]:44}{row}  {total.source}")
         lines.append(f"{'all':44}{len(self.runs):>10}{self.seconds * 1e3:>10.3f}")
         return "\n".join(lines)
+
+
+def _read_torch_trace(path: str | os.PathLike[str]) -> tuple[dict[str, Any], float]:
+    """A trace of ``torch.profiler``, and seconds from the epoch to its time 0."""
+    with open(path, encoding="utf-8") as file:
+        trace = json.load(file)
+    if not isinstance(trace, dict) or "baseTimeNanoseconds" not in trace:
+        raise ValueError(
+            f"{os.fspath(path)} is not a trace of torch.profiler: give what "
+            "export_chrome_trace of a torch.profiler.profile wrote"
+        )
+    return trace, trace["baseTimeNanoseconds"] / 1e9
+
+
+def _event(run: KernelRun, seconds: float) -> dict[str, object]:
+    details = {
+        "plan": run.plan,
+        "ops": list(run.ops),
+        "source": list(run.sources),
+        "GB/s": run.nbytes / max(run.seconds, 1e-12) / 1e9,
+        "GFLOP/s": run.flops / max(run.seconds, 1e-12) / 1e9,
+    }
+    return {
+        "ph": "X",
+        "name": run.name,
+        "cat": run.kind,
+        "pid": f"webgpu:{run.device}",
+        "tid": 0,
+        "ts": seconds * 1e6,
+        "dur": run.seconds * 1e6,
+        "args": details,
+    }
 
 
 @contextmanager
@@ -190,6 +225,7 @@ def profile() -> Iterator[Profile]:
 
 
 def _add(found: Profile, device: int, recording: Recording, spans: list[Span]) -> None:
+    to_host = time.time() - max((end for _, end in spans), default=0.0)
     for step, (start, end) in zip(recording.steps, spans, strict=True):
         kernel, dispatch, sizes = step.kernel, step.step, recording.sizes
         moved = evaluate(dispatch.bytes_read, sizes) + evaluate(dispatch.bytes_written, sizes)
@@ -202,6 +238,7 @@ def _add(found: Profile, device: int, recording: Recording, spans: list[Span]) -
                 recording.name,
                 device,
                 start,
+                start + to_host,
                 end - start,
                 moved,
                 evaluate(dispatch.flops, sizes),

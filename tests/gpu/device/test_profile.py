@@ -46,6 +46,31 @@ def test_a_compiled_model(tmp_path):
     assert len(found.runs) == 9  # nothing after the context
 
 
+def test_beside_a_trace_of_torch(tmp_path):
+    x = torch.randn(32, 64, device="webgpu")
+    (x @ x.T).cpu()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with (
+        torch.profiler.profile(activities=activities) as of_torch,
+        profile() as found,
+        torch.profiler.record_function("my part"),
+    ):
+        (x @ x.T).cpu()
+    of_torch.export_chrome_trace(str(tmp_path / "torch.json"))
+    found.save_trace(tmp_path / "both.json", torch_trace=tmp_path / "torch.json")
+    events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
+    (part,) = [event for event in events if event.get("name") == "my part"]
+    kernels = [event for event in events if event.get("pid") == "webgpu:0" and event["ph"] == "X"]
+    assert len(kernels) == len(found.runs) > 0
+    second = 1e6  # clocks are apart by less; the epoch is decades ago
+    for event in kernels:
+        assert part["ts"] - second < event["ts"] < part["ts"] + part["dur"] + second
+
+    (tmp_path / "other.json").write_text("[]")
+    with pytest.raises(ValueError, match="export_chrome_trace"):
+        found.save_trace(tmp_path / "both.json", torch_trace=tmp_path / "other.json")
+
+
 def test_device_tensors_and_dynamic_sizes():
     device = torch.device("webgpu")
     torch.ones(3, device=device) * 2
