@@ -52,7 +52,7 @@ FUNCTIONS = {
     "with a later shift": lambda x: torch.exp(
         x - (x.amax(-1, keepdim=True) + (x - x.mean(-1, keepdim=True)).tanh().amax(-1, True))
     ).sum(-1),
-    "with a second reduction": lambda x: (x.logsumexp(-1), x.clamp(-5, 5).sum(-1)),
+    "with a second reduction": lambda x: (x.logsumexp(-1), x.clamp(-5, 5).abs().sum(-1)),
 }
 
 
