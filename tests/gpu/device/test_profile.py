@@ -46,6 +46,7 @@ def test_a_compiled_model(tmp_path):
     assert len(found.runs) == 9  # nothing after the context
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11 says so each time
 def test_beside_a_trace_of_torch(tmp_path):
     x = torch.randn(32, 64, device="webgpu")
     (x @ x.T).cpu()
