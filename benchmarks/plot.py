@@ -39,8 +39,8 @@ def draw(results: dict[str, Any], folder: Path = RESULTS) -> list[Path]:
         figure.suptitle(SUITES[suite].title, x=0.01, ha="left", fontweight="bold")
         figure.text(0.99, 0.99, where, ha="right", va="top", fontsize=7, color="#5f6368")
         name = f"{suite}{'-small' if results['small'] else ''}.svg"
-        # Without a date and with fixed ids, the same results give the same file.
-        with rc_context({"svg.hashsalt": suite}):
+        # Without a date and with fixed ids, the same results give the same file; text stays text.
+        with rc_context({"svg.hashsalt": suite, "svg.fonttype": "none"}):
             figure.savefig(folder / name, metadata={"Date": None})
         drawn.append(folder / name)
     return drawn
