@@ -7,8 +7,8 @@ extents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Union
 
 from ..sizes import Expr, IntLike, Symbol, as_symbol, ceildiv, iteration
@@ -184,6 +184,27 @@ def bodies_of(node: Node) -> tuple[Scalar, ...]:
             return (*node.index, node.body)
         case HostCall():
             return ()
+
+
+def map_bodies(node: Node, change: Callable[[Scalar], Scalar]) -> Node:
+    """The node with ``change`` of every scalar expression in it."""
+    match node:
+        case Pointwise() | Reduction():
+            return replace(node, body=change(node.body))
+        case Contraction():
+            return replace(node, lhs=change(node.lhs), rhs=change(node.rhs))
+        case Attention():
+            return replace(
+                node,
+                query=change(node.query),
+                key=change(node.key),
+                value=change(node.value),
+                bias=None if node.bias is None else change(node.bias),
+            )
+        case Scatter():
+            return replace(node, index=tuple(map(change, node.index)), body=change(node.body))
+        case HostCall():
+            return node
 
 
 def inputs_of(node: Node) -> tuple[str, ...]:

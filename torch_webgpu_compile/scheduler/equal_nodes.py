@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ..ir.graph import Buffer, LoopGraph
 from ..ir.nodes import (
-    Attention,
     Contraction,
     HostCall,
     Node,
@@ -15,6 +14,7 @@ from ..ir.nodes import (
     Reduction,
     Scatter,
     inputs_of,
+    map_bodies,
 )
 from ..ir.scalar import Load, Scalar, rewrite
 
@@ -71,20 +71,4 @@ def _renamed(node: Node, instead: dict[str, str]) -> Node:
             return Load(instead[scalar.buffer], scalar.index, scalar.dtype)
         return None
 
-    def at(body: Scalar) -> Scalar:
-        return rewrite(body, change)
-
-    match node:
-        case Pointwise() | Reduction():
-            return replace(node, body=at(node.body))
-        case Contraction():
-            return replace(node, lhs=at(node.lhs), rhs=at(node.rhs))
-        case Attention():
-            bias = None if node.bias is None else at(node.bias)
-            return replace(
-                node, query=at(node.query), key=at(node.key), value=at(node.value), bias=bias
-            )
-        case Scatter():
-            return replace(node, index=tuple(map(at, node.index)), body=at(node.body))
-        case HostCall():
-            return node
+    return map_bodies(node, lambda body: rewrite(body, change))

@@ -7,7 +7,7 @@ group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir.graph import (
@@ -81,6 +81,26 @@ class Group:
         self.reads |= {r for r in reads if r not in self.computed}
 
 
+def depends(
+    groups: Sequence[Group], group: int, on: int, joined: Mapping[int, int] | None = None
+) -> bool:
+    """Whether a group is another one, or (transitively) needs it to have run.
+
+    ``joined``: where groups are that were joined to others.
+    """
+    joined = joined or {}
+    stack, seen = [group], set()
+    while stack:
+        current = stack.pop()
+        current = joined.get(current, current)
+        if current == on:
+            return True
+        if current not in seen:
+            seen.add(current)
+            stack.extend(groups[current].needs)
+    return False
+
+
 class Fuser:
     """The state of one `fuse` call."""
 
@@ -120,23 +140,11 @@ class Fuser:
                 found[at] = max(found.get(at, 0), rank)
         return sorted(found, key=lambda g: (-found[g], -g))
 
-    def _depends(self, group: int, on: int) -> bool:
-        """Whether a group (transitively) needs another one to have run."""
-        stack, seen = [group], set()
-        while stack:
-            current = stack.pop()
-            if current == on:
-                return True
-            if current not in seen:
-                seen.add(current)
-                stack.extend(self.groups[current].needs)
-        return False
-
     def _may_join(self, node: Node, at: int) -> bool:
         """No cycle, and the bindings fit."""
         group = self.groups[at]
         others = {self.writer[n] for n in inputs_of(node) if n in self.writer} - {at}
-        if any(self._depends(other, at) for other in others):
+        if any(depends(self.groups, other, at) for other in others):
             return False
         reads = (group.reads | set(inputs_of(node))) - set(group.computed)
         written = self._stored(group, extra=outputs_of(node)[0])

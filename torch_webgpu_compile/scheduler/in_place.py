@@ -8,7 +8,7 @@ from ..ir.graph import Buffer, BufferOrigin, LoopGraph
 from ..ir.nodes import Scatter, bodies_of, inputs_of
 from ..ir.scalar import loads_of
 from ..sizes import ZERO
-from .fusion import Group
+from .fusion import Group, depends
 
 
 def share_memory(graph: LoopGraph, groups: list[Group]) -> LoopGraph:
@@ -52,7 +52,7 @@ class _Sharing:
         if not self._is_legal(node, root):
             return
         readers = [k for k in self.readers.get(node.initial, ()) if k != at]
-        if any(self._depends(reader, at) for reader in readers):
+        if any(depends(self.groups, reader, at) for reader in readers):
             return
         self.groups[at].needs |= set(readers)
         self.roots[node.output] = root
@@ -80,18 +80,6 @@ class _Sharing:
                 return old.strides == new.strides and old.offset is new.offset
             case _:
                 return False
-
-    def _depends(self, group: int, on: int) -> bool:
-        """Whether a group (transitively) needs another one to have run."""
-        stack, seen = [group], set()
-        while stack:
-            current = stack.pop()
-            if current == on:
-                return True
-            if current not in seen:
-                seen.add(current)
-                stack.extend(self.groups[current].needs)
-        return False
 
 
 def _assigned_inputs(graph: LoopGraph, groups: list[Group]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from ..ir.graph import BufferOrigin, LoopGraph
 from ..ir.nodes import (
     Attention,
     Contraction,
+    HostCall,
     Node,
     Pointwise,
     Reduction,
@@ -19,6 +20,7 @@ from ..ir.nodes import (
     bodies_of,
     inputs_of,
     iteration_symbols,
+    map_bodies,
     outputs_of,
     symbol_keys,
 )
@@ -165,31 +167,12 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
         # An index that itself reads the producer has been rewritten by now.
         return _body_at(producer, node.index) if found is None else found
 
+    if isinstance(user, HostCall):
+        return None
+    if isinstance(user, Scatter) and user.initial in {producer.output, *inputs_of(producer)}:
+        return None  # a scatter that reads its initial contents cannot be done in place
     origins = tuple(dict.fromkeys(producer.origins + user.origins))
-    match user:
-        case Pointwise() | Reduction():
-            return replace(user, body=rewrite(user.body, change), origins=origins)
-        case Contraction():
-            return replace(
-                user, lhs=rewrite(user.lhs, change), rhs=rewrite(user.rhs, change), origins=origins
-            )
-        case Attention():
-            bias = None if user.bias is None else rewrite(user.bias, change)
-            return replace(
-                user,
-                query=rewrite(user.query, change),
-                key=rewrite(user.key, change),
-                value=rewrite(user.value, change),
-                bias=bias,
-                origins=origins,
-            )
-        case Scatter():
-            if user.initial in {producer.output, *inputs_of(producer)}:
-                return None  # a scatter that reads its initial contents cannot be done in place
-            index = tuple(rewrite(i, change) for i in user.index)
-            return replace(user, index=index, body=rewrite(user.body, change), origins=origins)
-        case _:
-            return None
+    return replace(map_bodies(user, lambda body: rewrite(body, change)), origins=origins)
 
 
 def _body_at(producer: Pointwise, index: Sequence[Scalar]) -> Scalar | None:

@@ -10,7 +10,7 @@ from ..ir.access import typical_numel
 from ..ir.graph import LoopGraph
 from ..sizes import product
 from ..target import Target
-from .fusion import MAX_MEMBERS, Group
+from .fusion import MAX_MEMBERS, Group, depends
 from .mapping import extent_of
 
 # With more points, the groups fill a GPU better than side by side in its registers.
@@ -53,20 +53,6 @@ def _may_join(
     return (
         len(one.members) + len(other.members) <= MAX_MEMBERS
         and len(bound) <= target.max_storage_buffers
-        and not _reaches(groups, first, second, into)
-        and not _reaches(groups, second, first, into)
+        and not depends(groups, first, second, into)
+        and not depends(groups, second, first, into)
     )
-
-
-def _reaches(groups: list[Group], start: int, wanted: int, into: dict[int, int]) -> bool:
-    """Whether ``start`` (transitively) needs ``wanted``, groups being where they were joined to."""
-    stack, seen = [start], set()
-    while stack:
-        current = stack.pop()
-        current = into.get(current, current)
-        if current == wanted:
-            return True
-        if current not in seen:
-            seen.add(current)
-            stack.extend(groups[current].needs)
-    return False

@@ -6,7 +6,7 @@ Reductions of few, long rows, and contractions of small results over a long inne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.access import neighbours_in_rows
@@ -30,7 +30,6 @@ from ..ir.scalar import (
     substitute_symbols,
 )
 from ..sizes import (
-    ONE,
     ZERO,
     Expr,
     Symbol,
@@ -43,6 +42,7 @@ from ..sizes import (
     substitute,
 )
 from ..target import Target
+from .mapping import point_of
 
 SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
 
@@ -245,7 +245,7 @@ def _split_contraction(
         rhs=substitute_symbols(node.rhs, moved),
         index=(b[0], *(substitute(i, moved) for i in node.index)),
     )
-    at = [ZERO if size is ONE else i for i, size in _points(result.sizes)]
+    at = point_of(_keys("i", result.sizes))
     total: Scalar | None = None
     for part in range(parts):
         value = Load(name, (index(as_expr(part)), *(index(i) for i in at)), result.dtype)
@@ -256,7 +256,3 @@ def _split_contraction(
 
 def _keys(prefix: str, sizes: Sequence[Expr]) -> tuple[Symbol, ...]:
     return symbol_keys(iteration_symbols(prefix, sizes))
-
-
-def _points(sizes: Sequence[Expr]) -> Iterator[tuple[Expr, Expr]]:
-    return zip(iteration_symbols("i", sizes), sizes, strict=True)
