@@ -170,7 +170,8 @@ _MEASURED = (
     MatmulTiling(64, 96, 8, 8, 8, True, 8, slices=4),
     MatmulTiling(48, 64, 8, 8, 8, True, 8, slices=2),
     MatmulTiling(48, 64, 8, 8, 8, True, 8, slices=4),
-    MatmulTiling(96, 64, 8, 8, 8, True, 8, slices=2),
+    MatmulTiling(96, 64, 8, 12, 8, True, 8, slices=2),
+    MatmulTiling(64, 96, 8, 8, 12, True, 8, slices=2),
 )
 _MEASURED_FEW_ROWS = (
     *_FEW_ROWS,
