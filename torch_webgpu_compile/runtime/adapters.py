@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import AdapterError, OptionError
 from ..target import Target
+from .type_strings import parse_only_needed
 
 PROVIDERS = {"wgpu": "wgpu", "wgpudawn": "wgpudawn"}
 
@@ -159,6 +160,8 @@ def _adapters(provider: str) -> list[tuple[AdapterInfo, Any]]:
     with _lock:
         if provider not in _found:
             module = provider_module(provider)
+            if provider == "wgpu":
+                parse_only_needed(import_module("wgpu.backends.wgpu_native._ffi").ffi)
             with _quiet_display():
                 objects = module.gpu.enumerate_adapters_sync()
             described = sorted(
