@@ -143,3 +143,18 @@ def test_transformer_encoder(train, padding):
                 strict=True,
             ):
                 torch.testing.assert_close(g, w, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("length", [40, 130])
+def test_causal_mask_of_several_documents(length):
+    """The kernel knows that the mask is causal, and that it says more."""
+
+    def f(q, k, v, ids):
+        position = torch.arange(length)
+        mask = (position <= position.unsqueeze(1)) & (ids == ids.unsqueeze(1))
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    q, k, v = (torch.randn(1, 2, length, 16) for _ in range(3))
+    ids = torch.arange(length) // 33
+    got = torch.compile(f, backend="webgpu", dynamic=False)(q, k, v, ids)
+    torch.testing.assert_close(got, f(q, k, v, ids))

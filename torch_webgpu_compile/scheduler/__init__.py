@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..ir.graph import LoopGraph, Schedule
 from ..target import Target
+from .causal import find_causal
 from .equal_nodes import share_equal_nodes
 from .fusion import fuse
 from .in_place import share_memory
@@ -23,7 +24,7 @@ __all__ = ["schedule"]
 
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
-    distinct = share_equal_nodes(drop_unit_symbols(split_attention(graph, target)))
+    distinct = share_equal_nodes(drop_unit_symbols(split_attention(find_causal(graph), target)))
     moved = recompute_statistics(distinct)
     laid_out = choose_layouts(inline_producers(moved, target))
     divided = split_reductions(split_contractions(laid_out, target))

@@ -155,7 +155,7 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
                 continue
             if load_index(load) is None and not isinstance(user, (Pointwise, Reduction)):
                 return None  # tiles are loaded at affine indices
-            value = _body_at(producer, load.index)
+            value = body_at(producer, load.index)
             if value is None:
                 return None
             inlined[load] = value
@@ -165,7 +165,7 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
             return None
         found = inlined.get(node)
         # An index that itself reads the producer has been rewritten by now.
-        return _body_at(producer, node.index) if found is None else found
+        return body_at(producer, node.index) if found is None else found
 
     if isinstance(user, HostCall):
         return None
@@ -175,7 +175,7 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
     return replace(map_bodies(user, lambda body: rewrite(body, change)), origins=origins)
 
 
-def _body_at(producer: Pointwise, index: Sequence[Scalar]) -> Scalar | None:
+def body_at(producer: Pointwise, index: Sequence[Scalar]) -> Scalar | None:
     """A producer's body at an index, of which entries may be computed from data.
 
     Such an entry can stand where the body uses its symbol alone, and not in index arithmetic.
