@@ -16,7 +16,8 @@ from torch.testing import assert_close
 
 import torch_webgpu_compile
 from torch_webgpu_compile import counters, explain, plan_cache
-from torch_webgpu_compile.backend import device_for
+from torch_webgpu_compile.backend import compile_module, device_for
+from torch_webgpu_compile.errors import DeviceError
 from torch_webgpu_compile.options import resolve
 
 BOTH = pytest.mark.parametrize("place", ["cpu", "webgpu"])
@@ -419,6 +420,22 @@ def test_what_people_see(place: str, tmp_path: Any) -> None:
 
 
 @BOTH
+def test_a_bound_plan_needs_what_is_prepared(place: str) -> None:
+    found: list[Any] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return compile_module(module, inputs, resolve(), lambda _, graph: found.append(graph))
+
+    model = Mixing().eval().to(place)
+    x = torch.randn(4, 16).to(place)
+    with torch.no_grad():
+        torch.compile(model, backend=backend)(x)
+    (graph,) = found
+    with pytest.raises(DeviceError, match=r"prepared\(\)"):
+        graph.executor.bind()
+
+
+@BOTH
 def test_host_steps(place: str) -> None:
     """A graph part of which runs on the host."""
 
@@ -431,5 +448,7 @@ def test_host_steps(place: str) -> None:
     x = torch.randn(16, 16).to(place)
     with torch.no_grad():
         for _ in range(3):
+            before = sum(counters.fallbacks.values())
             check(function, model, x)
+            assert sum(counters.fallbacks.values()) > before
             model.weight.mul_(2)
