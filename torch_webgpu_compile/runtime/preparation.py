@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..counters import counters
@@ -13,6 +14,8 @@ from .buffers import AnyBuffer, GpuBuffer, Serial
 if TYPE_CHECKING:
     from .executor import Executor
     from .launcher import Launcher
+
+_version_of = attrgetter("version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Preparation:
             DeviceError: as `Launcher`.
             OutOfMemoryError: the buffers do not fit.
         """
-        known = self._known.get(tuple([buffer.version for buffer in inputs]))
+        known = self._known.get(tuple(map(_version_of, inputs)))
         return self._prepare(inputs) if known is None else known.buffers
 
     def reclaim(self) -> None:
@@ -76,7 +79,7 @@ class Preparation:
         with self._executor.lock:
             for buffer in inputs:
                 buffer.memory.know_version()
-            state = tuple([buffer.version for buffer in inputs])
+            state = tuple(map(_version_of, inputs))
             known = self._known.get(state)
             if known is not None:  # another thread was here first
                 return known.buffers

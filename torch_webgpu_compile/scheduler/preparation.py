@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ..ir.access import typical_numel
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph
 from ..ir.nodes import (
     Attention,
@@ -32,6 +31,7 @@ from ..ir.nodes import (
 from ..ir.scalar import scalar_symbols
 from ..sizes import Expr, product
 from .inline import body_cost
+from .memory import held_nbytes, nbytes_of
 
 # Measured peaks are up to 0.98 of eager PyTorch's (ResNet-50), so that a twelfth more is 1.06.
 _PART_OF_A_CALL = 12
@@ -150,20 +150,18 @@ def _within_budget(graph: LoopGraph, chosen: dict[str, Node]) -> dict[str, Node]
     """The nodes whose results that are kept fit into the budget."""
     if not chosen:
         return chosen
-    budget = _held_nbytes(graph) // _PART_OF_A_CALL
+    budget = held_nbytes(graph) // _PART_OF_A_CALL
     while True:
         # What nothing reads any more is not worth computing once.
         kept = _kept(graph, chosen)
         chosen = _needed(chosen, kept)
-        large = [name for name in kept if _nbytes(graph.buffers[name]) > _SMALL_NBYTES]
-        if sum(_nbytes(graph.buffers[name]) for name in large) <= budget:
+        large = [name for name in kept if nbytes_of(graph.buffers[name]) > _SMALL_NBYTES]
+        if sum(nbytes_of(graph.buffers[name]) for name in large) <= budget:
             return chosen
-        worst = min(large, key=lambda name: _saved(chosen[name], graph) / _size(graph, name))
+        worst = min(
+            large, key=lambda name: _saved(chosen[name], graph) / nbytes_of(graph.buffers[name])
+        )
         chosen = _without(chosen, worst)
-
-
-def _size(graph: LoopGraph, name: str) -> int:
-    return _nbytes(graph.buffers[name])
 
 
 def _without(chosen: Mapping[str, Node], name: str) -> dict[str, Node]:
@@ -190,32 +188,7 @@ def _needed(chosen: Mapping[str, Node], kept: Iterable[str]) -> dict[str, Node]:
 def _saved(node: Node, graph: LoopGraph) -> float:
     """The time that a call does not spend in a node, as bytes of memory traffic."""
     (output,) = outputs_of(node)
-    moved = sum(_nbytes(graph.buffers[name]) for name in (*inputs_of(node), output))
+    moved = sum(nbytes_of(graph.buffers[name]) for name in (*inputs_of(node), output))
     work = sum(body_cost(body) for body in bodies_of(node)) + isinstance(node, Contraction)
     points = max(1, product(_ranges(node)).constant)
     return _DISPATCH_NBYTES + moved + work * points * _NBYTES_PER_FLOP
-
-
-def _nbytes(buffer: Buffer) -> int:
-    """Bytes of a buffer, of which symbolic sizes count as small ones."""
-    return typical_numel(buffer.nbytes)
-
-
-def _held_nbytes(graph: LoopGraph) -> int:
-    """What a call needs at once: its arguments, and the most that other buffers ever take."""
-    last: dict[str, int] = {}
-    for at, node in enumerate(graph.nodes):
-        last.update(dict.fromkeys((*inputs_of(node), *outputs_of(node)), at))
-    last.update(dict.fromkeys(graph.returned, len(graph.nodes)))
-    given = [spec.buffer for spec in graph.inputs if spec.buffer is not None]
-    held = sum(_nbytes(graph.buffers[name]) for name in (*given, *graph.constants))
-    ending: dict[int, int] = {}
-    peak = alive = 0
-    for at, node in enumerate(graph.nodes):
-        for name in outputs_of(node):
-            nbytes = _nbytes(graph.buffers[name])
-            alive += nbytes
-            ending[last[name]] = ending.get(last[name], 0) + nbytes
-        peak = max(peak, alive)
-        alive -= ending.get(at, 0)
-    return held + peak
