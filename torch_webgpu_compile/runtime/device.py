@@ -180,7 +180,7 @@ class Device:
             nbytes,
         )
         self.queue.record(Recording([copy], "a copy"))
-        destination.version = 0
+        destination.memory.version = 0
 
     @property
     def bytes_uploaded(self) -> int:

@@ -1,13 +1,14 @@
 """What depends on parameters and constants alone is computed once, not in every call.
 
-Weights in the layout that a kernel wants, tables of positions, masks, casts of weights: their nodes
-become a graph of its own, the *preparation*, and its results are kept beside the parameters.
+Weights in the layout that a kernel wants, tables of positions, masks, products of weights: their
+nodes become a graph of its own, the *preparation*, and its results are kept beside the parameters.
+What is inlined into the kernel that reads it, as a cast of a weight, costs no dispatch and stays.
 
 Kept buffers are memory that a call without them would need for a moment only. Peak memory is to
 stay within 1.1 times that of eager PyTorch, and what a call holds anyway (arguments, and the
 intermediates alive at its worst point) is about that much: so a part of it is the budget. Of what
-does not fit, those buffers are left out that save the least time per byte. Small buffers, as the
-vectors of a folded batch norm, always fit.
+does not fit, those buffers are left out that save the least time per byte. Small buffers, as those
+of one number per channel, always fit.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def separate(graph: LoopGraph) -> tuple[LoopGraph, LoopGraph | None]:
     chosen = _within_budget(graph, _static_nodes(graph))
     if not chosen:
         return graph, None
-    nodes = tuple(n for n in graph.nodes if outputs_of(n)[0] in chosen)
-    rest = tuple(n for n in graph.nodes if outputs_of(n)[0] not in chosen)
+    nodes = tuple(node for node in graph.nodes if _is_in(node, chosen))
+    rest = tuple(node for node in graph.nodes if not _is_in(node, chosen))
     kept = _kept(graph, chosen)
     inside = {name for node in nodes for name in (*inputs_of(node), *outputs_of(node))}
     preparation = LoopGraph(
@@ -77,6 +78,10 @@ def separate(graph: LoopGraph) -> tuple[LoopGraph, LoopGraph | None]:
         constants={name: data for name, data in graph.constants.items() if name in left},
     )
     return called, preparation
+
+
+def _is_in(node: Node, chosen: Mapping[str, Node]) -> bool:
+    return any(name in chosen for name in outputs_of(node))  # a host call may have no output
 
 
 def _whole(buffer: Buffer) -> GraphOutput:
@@ -142,7 +147,7 @@ def _ranges(node: Node) -> tuple[Expr, ...]:
 
 def _kept(graph: LoopGraph, chosen: Mapping[str, Node]) -> list[str]:
     """Results of the chosen nodes that others read."""
-    read = set().union(*(inputs_of(n) for n in graph.nodes if outputs_of(n)[0] not in chosen))
+    read = set().union(*(inputs_of(node) for node in graph.nodes if not _is_in(node, chosen)))
     return [name for name in chosen if name in read]
 
 

@@ -83,7 +83,7 @@ def choose(
     limit = max(alive, default=0) + held_nbytes(graph) // _PART_OF_A_CALL
     chosen: dict[str, Winograd] = {}
     for at, node in enumerate(graph.nodes):
-        convolution = convolutions.get(outputs_of(node)[0])
+        convolution = next((convolutions[n] for n in outputs_of(node) if n in convolutions), None)
         found = None if convolution is None else recognise(convolution, buffers)
         if found is None or found.weight not in static:
             continue
