@@ -3,6 +3,7 @@
 fx        capture gives it: a functional ATen graph
 ir        lowering: a `LoopGraph`
 schedule  fusion: a `Schedule` of kernel groups
+preparation  the plan of what is computed once for many calls, if anything is
 wgsl      code generation: kernel calls
 plan      planning: a `Plan`
 """
@@ -103,7 +104,9 @@ def _lower(state: Compilation) -> LoopGraph:
         report(op, dtype, source, cause)
         state.fallbacks.append(op)
 
-    return lower(state.captured, state.target, on_fallback)
+    # A training step changes the parameters: what it computes from them serves one call only.
+    unchanging = state.captured.static_inputs if state.phase.name == "inference" else frozenset()
+    return lower(state.captured, state.target, on_fallback, unchanging)
 
 
 def _schedule(state: Compilation) -> Schedule:
@@ -121,16 +124,38 @@ def _schedule_unfused(graph: LoopGraph, target: Target) -> Schedule:
     return order_groups(share_memory(divided, fuser.groups), fuser.groups)
 
 
-def _generate(state: Compilation) -> tuple[Any, ...]:
+def _generate_calls(state: Compilation, made: Schedule) -> tuple[Any, ...]:
     if state.tune is not None:
-        tilings = state.tune(state.schedule)
+        tilings = state.tune(made)
     else:
         tilings = known_tilings(state.target, state.options.cache)
-    return generate(state.schedule, state.target, tilings)
+    return generate(made, state.target, tilings)
+
+
+def _prepare(state: Compilation) -> Plan | None:
+    preparation = state.schedule.preparation
+    if preparation is None:
+        return None
+    return build_plan(preparation, _generate_calls(state, preparation))
+
+
+def _verify_preparation(plan: Plan | None) -> None:
+    if plan is not None:
+        debug.verify_plan(plan)
+
+
+def _preparation_text(plan: Plan | None) -> str:
+    if plan is None:
+        return "nothing is prepared"
+    return "\n\n".join([debug.plan_text(plan), *map(debug.kernel_text, plan.kernels)])
+
+
+def _generate(state: Compilation) -> tuple[Any, ...]:
+    return _generate_calls(state, state.schedule)
 
 
 def _plan(state: Compilation) -> Plan:
-    return build_plan(state.schedule, state.results["wgsl"])
+    return build_plan(state.schedule, state.results["wgsl"], state.results["preparation"])
 
 
 def _nothing_to_verify(_: Any) -> None:
@@ -140,6 +165,7 @@ def _nothing_to_verify(_: Any) -> None:
 PASSES: tuple[Pass, ...] = (
     Pass("ir", _lower, verify_loop_graph, format_graph),
     Pass("schedule", _schedule, verify_schedule, format_schedule),
+    Pass("preparation", _prepare, _verify_preparation, _preparation_text),
     Pass("wgsl", _generate, _nothing_to_verify, debug.calls_text),
     Pass("plan", _plan, debug.verify_plan, debug.plan_text),
 )

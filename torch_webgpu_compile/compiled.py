@@ -132,6 +132,7 @@ class CompiledGraph:
                 entry.buffer: self._static.get(values[entry.position], strides)
                 for entry, strides in variant.static
             }
+            externals |= self.executor.prepared(externals)
             if externals != self._static_externals:
                 self._static_externals = externals
                 known = self._bound = None

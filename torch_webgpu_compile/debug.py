@@ -49,6 +49,8 @@ def calls_text(calls: Sequence[KernelCall | HostCall]) -> str:
 def plan_text(plan: Plan) -> str:
     """Buffers, steps, inputs and outputs of a plan."""
     lines = [f"plan {plan.name}: {plan.dispatch_count} dispatches of {len(plan.kernels)} kernels"]
+    if plan.preparation is not None:
+        lines[0] += f", {plan.preparation.dispatch_count} in its preparation"
     lines += ["", "buffers:"]
     for buffer in plan.buffers.values():
         slot = "" if buffer.slot is None else f" slot {buffer.slot}"
@@ -108,6 +110,16 @@ def verify_plan(plan: Plan) -> None:
             )
             for binding in step.bindings:
                 require(binding.buffer in plan.buffers, f"no buffer {binding.buffer}")
+    prepared = [name for name, buffer in plan.buffers.items() if buffer.role == "prepared"]
+    made: list[str | None] = []
+    if plan.preparation is not None:
+        verify_plan(plan.preparation)
+        made = [output.buffer for output in plan.preparation.outputs]
+        given = {entry.buffer for entry in plan.inputs}
+        for needed in plan.preparation.inputs:
+            require(needed.buffer in given, f"no input {needed.buffer} for its preparation")
+    for buffer in prepared:
+        require(buffer in made, f"{buffer} is not prepared")
     names = [entry.buffer for entry in plan.inputs] + [entry.buffer for entry in plan.outputs]
     for name in (*names, *plan.constants):
         require(name is None or name in plan.buffers, f"no buffer {name}")
@@ -147,9 +159,10 @@ class Shower:
         """One ``.wgsl`` per kernel, and the plan as JSON."""
         if self._folder is None:
             return
-        for number, kernel in enumerate(plan.kernels):
-            name = re.sub(r"\W", "_", kernel.name)
-            path = self._folder / f"{number:03}_{name}.wgsl"
-            path.write_text(kernel_text(kernel) + "\n", encoding="utf-8")
+        for part, start in ((plan, ""), (plan.preparation, "preparation_")):
+            for number, kernel in enumerate(() if part is None else part.kernels):
+                name = re.sub(r"\W", "_", kernel.name)
+                path = self._folder / f"{start}{number:03}_{name}.wgsl"
+                path.write_text(kernel_text(kernel) + "\n", encoding="utf-8")
         text = json.dumps(serialize.to_json(plan), indent=1)
         (self._folder / "plan.json").write_text(text, encoding="utf-8")

@@ -4,7 +4,7 @@
 environment                      ``options={...}``     meaning
 ===============================  ====================  ==========================================
 ``TORCH_WEBGPU_DEBUG``           ``"debug"``           comma-separated stages to print to stderr:
-                                                       fx, ir, schedule, wgsl, plan
+                                                       fx, ir, schedule, preparation, wgsl, plan
 ``TORCH_WEBGPU_DUMP``            ``"dump"``            folder that gets a folder per graph
 ``TORCH_WEBGPU_FALLBACK``        ``"fallback"``        an operator without a kernel: warn (default),
                                                        error, silent
@@ -28,7 +28,7 @@ from typing import Any
 
 from .errors import OptionError
 
-DEBUG_STAGES = ("fx", "ir", "schedule", "wgsl", "plan")
+DEBUG_STAGES = ("fx", "ir", "schedule", "preparation", "wgsl", "plan")
 FALLBACK_POLICIES = ("warn", "error", "silent")
 PROVIDERS = ("wgpu", "wgpudawn")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

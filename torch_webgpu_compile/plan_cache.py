@@ -74,7 +74,7 @@ def load(key: str, name: str, folder: str | None) -> Plan | None:
         except (OSError, ValueError):
             return None
         _remember(key, found)
-    return None if found is None else replace(found, name=name)
+    return None if found is None else found.renamed(name)
 
 
 def store(key: str, plan: Plan, folder: str | None) -> None:

@@ -65,7 +65,8 @@ class GraphReport:
     Attributes:
         name: e.g. ``graph0_forward``.
         phase: ``inference``, ``forward`` or ``backward``.
-        steps: dispatches and host calls, in order.
+        steps: dispatches and host calls of every call, in order.
+        preparation: dispatches that run only after parameters have changed.
         texts: readable results of every compiler stage, by the stage's name.
         plan: what runs.
     """
@@ -75,9 +76,11 @@ class GraphReport:
     steps: tuple[KernelReport | HostReport, ...]
     texts: Mapping[str, str] = field(repr=False)
     plan: Plan = field(repr=False)
+    preparation: tuple[KernelReport | HostReport, ...] = ()
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
+        """The dispatches of every call."""
         return tuple(step for step in self.steps if isinstance(step, KernelReport))
 
     @property
@@ -132,18 +135,30 @@ class Report:
 
 
 def _title(graph: GraphReport) -> str:
-    return f"{graph.name} ({graph.phase}): {len(graph.kernels)} dispatches"
+    return f"{graph.name} ({graph.phase}): {dispatches_of(graph)}"
+
+
+def dispatches_of(graph: GraphReport) -> str:
+    """How many dispatches a graph has, and how many that are not made in every call."""
+    prepared = f", {len(graph.preparation)} more prepare for it" if graph.preparation else ""
+    return f"{len(graph.kernels)} dispatches{prepared}"
+
+
+def numbered_steps(graph: GraphReport) -> list[tuple[int, str, KernelReport | HostReport]]:
+    """A graph's steps and then those of its preparation: number, mark and step."""
+    steps = (*graph.steps, *graph.preparation)
+    return [(k, "" if k < len(graph.steps) else "(once) ", step) for k, step in enumerate(steps)]
 
 
 def _table(graph: GraphReport) -> list[str]:
     rows = [("kernel", "grid", "read", "written", "flops", "ops", "from")]
-    for step in graph.steps:
+    for _, mark, step in numbered_steps(graph):
         if isinstance(step, HostReport):
             rows.append(("(host)", "", "", "", "", step.op, short_source(step.source)))
             continue
         rows.append(
             (
-                step.name,
+                mark + step.name,
                 "×".join(map(str, step.grid)),
                 human_bytes(step.bytes_read),
                 human_bytes(step.bytes_written),
@@ -233,6 +248,16 @@ def _graph_report(state: Compilation, compiled: CompiledGraph | DeviceGraph) -> 
             return 0  # never called: the sizes are unknown
         return evaluate(expr, sizes or {})
 
+    def steps_of(plan: Plan | None) -> tuple[KernelReport | HostReport, ...]:
+        return () if plan is None else _steps(plan, number)
+
+    texts = {"fx": debug.fx_text(state.captured)}
+    texts |= {step.name: step.text(state.results[step.name]) for step in state.passes}
+    prepared = steps_of(plan.preparation)
+    return GraphReport(plan.name, state.phase.name, steps_of(plan), texts, plan, prepared)
+
+
+def _steps(plan: Plan, number: Callable[[Expr], int]) -> tuple[KernelReport | HostReport, ...]:
     steps: list[KernelReport | HostReport] = []
     for step in plan.steps:
         if isinstance(step, Dispatch):
@@ -257,9 +282,7 @@ def _graph_report(state: Compilation, compiled: CompiledGraph | DeviceGraph) -> 
         elif isinstance(step, HostStep):
             reads = _names(debug.host_step_buffers(step))
             steps.append(HostReport(step.target, step.source, reads, step.outputs))
-    texts = {"fx": debug.fx_text(state.captured)}
-    texts |= {step.name: step.text(state.results[step.name]) for step in state.passes}
-    return GraphReport(plan.name, state.phase.name, tuple(steps), texts, plan)
+    return tuple(steps)
 
 
 def _names(buffers: Any) -> tuple[str, ...]:

@@ -9,8 +9,10 @@ from .report import (
     HostReport,
     KernelReport,
     Report,
+    dispatches_of,
     human_bytes,
     human_count,
+    numbered_steps,
     short_source,
 )
 
@@ -65,14 +67,14 @@ def page(report: Report) -> str:
 
 def _graph(number: int, graph: GraphReport) -> str:
     parts = [
-        f"<h2>{escape(graph.name)}: {len(graph.kernels)} dispatches</h2>",
+        f"<h2>{escape(graph.name)}: {dispatches_of(graph)}</h2>",
         f'<div class="drawing">{drawing(number, graph)}</div>',
         _table(number, graph),
     ]
-    for k, step in enumerate(graph.steps):
+    for k, _, step in numbered_steps(graph):
         if isinstance(step, KernelReport):
             parts.append(_kernel(f"k{number}-{k}", step))
-    for stage in ("fx", "ir", "schedule", "plan"):
+    for stage in ("fx", "ir", "schedule", "preparation", "plan"):
         text = escape(graph.texts.get(stage, ""))
         parts.append(f"<details><summary>{stage}</summary><pre>{text}</pre></details>")
     return "\n".join(parts)
@@ -89,7 +91,7 @@ def _kernel(anchor: str, kernel: KernelReport) -> str:
 
 def _table(number: int, graph: GraphReport) -> str:
     rows = []
-    for k, step in enumerate(graph.steps):
+    for k, mark, step in numbered_steps(graph):
         if isinstance(step, HostReport):
             cells = ["(host)", "", "", "", "", step.op, short_source(step.source)]
             rows.append("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>")
@@ -102,7 +104,7 @@ def _table(number: int, graph: GraphReport) -> str:
             human_count(step.flops),
         )
         rows.append(
-            f'<tr><td><a href="#k{number}-{k}">{escape(step.name)}</a></td>'
+            f'<tr><td><a href="#k{number}-{k}">{escape(mark + step.name)}</a></td>'
             + "".join(f'<td class="n">{cell}</td>' for cell in numbers)
             + f"<td>{escape(' '.join(step.ops))}</td><td>{escape(source)}</td></tr>"
         )

@@ -318,6 +318,8 @@ def _with_nbytes(
 def _buffers_read(plan: Plan) -> set[str]:
     """Buffers that a step touches or an output shows: an input outside of these is not uploaded."""
     used = {output.buffer for output in plan.outputs if output.buffer is not None}
+    if plan.preparation is not None:
+        used.update(i.buffer for i in plan.preparation.inputs if i.buffer is not None)
     for step in plan.steps:
         match step:
             case Dispatch():

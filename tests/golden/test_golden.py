@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from tests.compilations import compile_function
 from torch_webgpu_compile.compilation import PASSES
@@ -28,6 +29,17 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Mixing(nn.Module):
+    """Its softmax is computed once, not in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(randn(16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ F.softmax(self.weight, -1)
 
 
 # name: (function, arguments, whether sizes are symbolic)
@@ -82,6 +94,7 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
         [randn(10, 8), torch.zeros(3, 4, dtype=torch.int64)],
         False,
     ),
+    "prepared_weight": (Mixing(), [randn(3, 16)], False),
     "symbolic_rms_norm": (rms_norm, [randn(4, 6, 32), randn(32)], True),
 }
 

@@ -45,7 +45,7 @@ def test_explain():
         assert kernel.bytes_read > 0
         assert kernel.bytes_written > 0
     assert sum(kernel.flops for kernel in report.kernels) >= 2 * 3 * (16 * 32 + 32 * 4)
-    assert set(graph.texts) == {"fx", "ir", "schedule", "wgsl", "plan"}
+    assert set(graph.texts) == {"fx", "ir", "schedule", "preparation", "wgsl", "plan"}
     for kernel in report.kernels:
         assert kernel.name in str(report)
 

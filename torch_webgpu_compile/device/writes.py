@@ -80,6 +80,7 @@ def write(target: Tensor, value: Tensor) -> bool:
     bound = memory.slice(binding) if binding else memory
     buffers = [bound, buffer_of(value)]
     prepared.launch(buffers if prepared.value else buffers[::-1])
+    memory.version = 0
     counters.add_call(prepared.launch.dispatch_count, 0, 0)
     return True
 

@@ -24,11 +24,12 @@ from .scalar import Scalar, loads_of
 
 
 class BufferOrigin(enum.Enum):
-    """Where a buffer's contents come from."""
+    """Where a buffer's contents come from; PREPARED ones from `Schedule.preparation`."""
 
     INPUT = "input"
     CONSTANT = "constant"
     INTERMEDIATE = "intermediate"
+    PREPARED = "prepared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,14 @@ class GraphOutput:
 
 @dataclass(frozen=True, slots=True)
 class GraphInput:
-    """A graph argument: a buffer's name, or the size expression that an integer argument binds."""
+    """A graph argument: a buffer's name, or the size expression that an integer argument binds.
+
+    ``static``: a parameter or buffer of a module that stays as it is from call to call, mostly.
+    """
 
     buffer: str | None = None
     size: Expr | None = None
+    static: bool = False
 
 
 @dataclass(frozen=True)
@@ -261,7 +266,12 @@ def _buffers_of_members(members: tuple[Member, ...]) -> GroupBuffers:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Kernel groups in execution order over the buffers of ``graph``."""
+    """Kernel groups in execution order over the buffers of ``graph``.
+
+    ``preparation`` computes the PREPARED buffers of ``graph``, which are its outputs, from static
+    inputs and constants: once, and again only after one of those inputs has changed.
+    """
 
     graph: LoopGraph
     groups: tuple[KernelGroup, ...]
+    preparation: Schedule | None = None

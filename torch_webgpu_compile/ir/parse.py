@@ -25,7 +25,11 @@ from .nodes import (
 from .scalar import Const, Index, Load, Masked, Op, Scalar, apply
 
 _FLOATS = {"inf": float("inf"), "nan": float("nan")}
-_ORIGINS = {"input": BufferOrigin.INPUT, "constant": BufferOrigin.CONSTANT}
+_ORIGINS = {
+    "input": BufferOrigin.INPUT,
+    "constant": BufferOrigin.CONSTANT,
+    "prepared": BufferOrigin.PREPARED,
+}
 
 
 class ParseError(ValueError):
@@ -210,6 +214,7 @@ class _GraphParser:
                 GraphInput(
                     buffer=first.id if isinstance(first, ast.Name) else None,
                     size=names.expr(size) if is_size and size is not None else None,
+                    static="static" in keywords,
                 )
             )
         elif isinstance(first, ast.Name) and first.id in self.buffers:

@@ -109,7 +109,7 @@ def format_graph(graph: LoopGraph) -> str:
     lines += [_format_buffer(buffer) for buffer in graph.buffers.values()]
     for spec in graph.inputs:
         if spec.buffer is not None:
-            lines.append(f"argument({spec.buffer})")
+            lines.append(f"argument({spec.buffer}{', static=True' if spec.static else ''})")
         else:
             lines.append(f"argument(size={'None' if spec.size is None else repr(spec.size)})")
     lines += [format_node(node) for node in graph.nodes]
@@ -224,7 +224,10 @@ def _format_output(output: GraphOutput) -> str:
 
 def format_schedule(schedule: Schedule) -> str:
     """Kernel groups in order, one line per member."""
-    lines = [f"schedule({schedule.graph.name!r})"]
+    lines = []
+    if schedule.preparation is not None:
+        lines += [format_schedule(schedule.preparation)]
+    lines += [f"schedule({schedule.graph.name!r})"]
     for number, group in enumerate(schedule.groups):
         lines += _format_group(number, group)
         if isinstance(group, SingleGroup) and isinstance(group.node, Scatter):

@@ -152,9 +152,10 @@ def _verify_output(
 
 
 def verify_schedule(schedule: Schedule) -> None:
-    """Every buffer that a group reads is an input, a constant or stored by an earlier group."""
+    """Every buffer that a group reads is given, or stored by an earlier group."""
     graph = schedule.graph
     written = {i.buffer for i in graph.inputs if i.buffer is not None} | set(graph.constants)
+    written |= _verify_preparation(schedule)
     for number, group in enumerate(schedule.groups):
         title = f"group {number}"
         if isinstance(group, SiblingGroup | PairGroup):
@@ -170,6 +171,29 @@ def verify_schedule(schedule: Schedule) -> None:
     for position, output in enumerate(graph.outputs):
         _verify_output(position, output, graph, written)
     _verify_in_place(schedule)
+
+
+def _verify_preparation(schedule: Schedule) -> set[str]:
+    """The buffers that are prepared: exactly those that need to be, from what does not change."""
+    graph, preparation = schedule.graph, schedule.preparation
+    prepared = {n for n, b in graph.buffers.items() if b.origin is BufferOrigin.PREPARED}
+    given: frozenset[str] = frozenset()
+    if preparation is not None:
+        verify_schedule(preparation)
+        given = preparation.graph.returned
+        static = {i.buffer for i in graph.inputs if i.static}
+        for spec in preparation.graph.inputs:
+            _require(spec.buffer in static, "preparation", f"{spec.buffer} a static input")
+        for output in graph.outputs:
+            if output.mutates is not None:
+                changed = graph.inputs[output.mutates]
+                _require(
+                    changed not in preparation.graph.inputs,
+                    "preparation",
+                    f"{changed.buffer} unchanged by the graph",
+                )
+    _require(given == prepared, "preparation", f"the outputs {sorted(prepared)}")
+    return prepared
 
 
 def _verify_in_place(schedule: Schedule) -> None:

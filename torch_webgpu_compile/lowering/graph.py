@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,22 +46,31 @@ _NO_FALLBACK_STEP = "write it with operators that PyTorch decomposes, or leave i
 
 
 def lower(
-    captured: CapturedGraph, target: Target, on_fallback: OnFallback | None = None
+    captured: CapturedGraph,
+    target: Target,
+    on_fallback: OnFallback | None = None,
+    unchanging: Collection[int] = (),
 ) -> LoopGraph:
     """Lowers a graph for a GPU.
 
     ``on_fallback(op, dtype, source, cause)`` is called for every operator that goes to the host.
+    ``unchanging``: positions of arguments that mostly stay as they are from call to call.
     Raises UnsupportedOp for what the host cannot run either, or whatever ``on_fallback`` raises.
     """
     register_all()
-    return _GraphLowering(captured, target, on_fallback).run()
+    return _GraphLowering(captured, target, on_fallback, unchanging).run()
 
 
 class _GraphLowering:
     def __init__(
-        self, captured: CapturedGraph, target: Target, on_fallback: OnFallback | None
+        self,
+        captured: CapturedGraph,
+        target: Target,
+        on_fallback: OnFallback | None,
+        unchanging: Collection[int],
     ) -> None:
         self.captured = captured
+        self.unchanging = unchanging
         self.on_fallback = on_fallback
         self.builder = Builder(target)
         self.values: dict[FxNode, Any] = {}
@@ -117,7 +126,8 @@ class _GraphLowering:
                 self.builder.reader.strides(value.stride()),
                 self.builder.reader.size(self.captured.offsets.get(position, 0)),
             )
-            self.inputs.append(GraphInput(buffer=buffer.name))
+            static = position in self.unchanging
+            self.inputs.append(GraphInput(buffer=buffer.name, static=static))
             self._numbers(position, buffer)
             loaded = self.builder.load(buffer)
             if not self._is_usable(loaded) and not loaded.sizes and node.users:

@@ -7,13 +7,13 @@ of sizes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..dtypes import DType
 from ..sizes import Expr
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,9 @@ class PlanBuffer:
     """Typed memory of a plan.
 
     Attributes:
-        role: ``input`` (given by the caller), ``constant`` (data in the plan), ``intermediate`` or
-            ``output`` (owned by the plan until the caller takes it).
+        role: ``input`` (given by the caller), ``constant`` (data in the plan), ``intermediate``,
+            ``output`` (owned by the plan until the caller takes it) or ``prepared`` (an output of
+            `Plan.preparation`).
         slot: intermediates and outputs with the same slot share memory at different times.
         nbytes: bytes that kernels may touch, a multiple of 4 not required.
     """
@@ -176,7 +177,14 @@ class PlanOutput:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything an executor needs. ``constants`` maps constant buffers to their bytes."""
+    """Everything an executor needs.
+
+    Attributes:
+        constants: the bytes of constant buffers.
+        preparation: computes the buffers of role ``prepared``, which are its outputs and have the
+            same names there, from inputs of this plan, by name. Its results stay as they are while
+            the contents of those inputs do. It has no sizes to be given.
+    """
 
     name: str
     kernels: tuple[Kernel, ...]
@@ -186,6 +194,14 @@ class Plan:
     outputs: tuple[PlanOutput, ...]
     constants: dict[str, bytes] = field(default_factory=dict)
     version: int = VERSION
+    preparation: Plan | None = None
+
+    def renamed(self, name: str) -> Plan:
+        """The same plan by another name."""
+        inner = self.preparation
+        if inner is not None:
+            inner = replace(inner, name=f"{name}_preparation")
+        return replace(self, name=name, preparation=inner)
 
     @property
     def dispatch_count(self) -> int:

@@ -65,6 +65,7 @@ def to_json(plan: Plan) -> dict[str, Json]:
         },
     }
     body["symbols"] = writer.symbols
+    body["preparation"] = None if plan.preparation is None else to_json(plan.preparation)
     return body
 
 
@@ -223,6 +224,7 @@ class _Reader:
                 for name, text in data["constants"].items()
             },
             version=data["version"],
+            preparation=None if data["preparation"] is None else from_json(data["preparation"]),
         )
 
     def expr(self, data: Json) -> Expr:

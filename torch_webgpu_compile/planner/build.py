@@ -23,8 +23,13 @@ from ..plan.model import (
 from .liveness import Interval, assign_slots
 
 
-def build_plan(schedule: Schedule, calls: Sequence[KernelCall | HostCall]) -> Plan:
-    """The plan that runs ``calls`` in order; kernels with equal WGSL and bindings are one."""
+def build_plan(
+    schedule: Schedule, calls: Sequence[KernelCall | HostCall], preparation: Plan | None = None
+) -> Plan:
+    """The plan that runs ``calls`` in order; kernels with equal WGSL and bindings are one.
+
+    ``preparation``: the plan of the schedule's.
+    """
     graph = schedule.graph
     names = {name: graph.memory_of(name) for name in graph.buffers}
     kernels: dict[tuple[Any, ...], int] = {}
@@ -54,6 +59,7 @@ def build_plan(schedule: Schedule, calls: Sequence[KernelCall | HostCall]) -> Pl
             for name, data in graph.constants.items()
             if name in buffers
         },
+        preparation=preparation,
     )
 
 

@@ -25,6 +25,7 @@ SMALL_NBYTES = 256
 MIN_NBYTES = 16
 
 _serials = itertools.count(1)
+_versions = itertools.count(1)
 
 
 def round_up(nbytes: int, multiple: int) -> int:
@@ -69,10 +70,22 @@ class GpuBuffer:
         capacity: usable bytes, a multiple of 16. Raises DeviceError after `release`.
         handle: the provider's buffer. Raises DeviceError after `release`.
         serial: identifies the memory (equal for successive loans of it); 0 after `release`.
+        version: identifies the contents, once somebody has asked for it with `know_version`; 0
+            while nobody has. Whoever changes the contents of a buffer that others may hold sets it
+            to 0, after the commands that do so have been recorded.
     """
 
     # Plain slots, not properties: an eager operator reads them several times per call.
-    __slots__ = ("__weakref__", "_allocation", "_pool", "capacity", "handle", "nbytes", "serial")
+    __slots__ = (
+        "__weakref__",
+        "_allocation",
+        "_pool",
+        "capacity",
+        "handle",
+        "nbytes",
+        "serial",
+        "version",
+    )
 
     def __init__(self, pool: BufferPool, allocation: Allocation, nbytes: int) -> None:
         self._pool = pool
@@ -81,8 +94,19 @@ class GpuBuffer:
         self.capacity: int = allocation.capacity
         self.handle: Handle = allocation.handle
         self.serial: int = allocation.serial
+        self.version: int = 0
 
     offset_nbytes = 0  # see `BufferSlice`
+
+    @property
+    def memory(self) -> GpuBuffer:
+        """Itself: see `BufferSlice`."""
+        return self
+
+    def know_version(self) -> None:
+        """Gives the contents a version, if they have none, that no others ever have."""
+        if not self.version:
+            self.version = next(_versions)
 
     def slice(self, offset_nbytes: int) -> BufferSlice:
         """The part from ``offset_nbytes``, a multiple of 256, to the end."""
@@ -144,6 +168,17 @@ class BufferSlice:
     def handle(self) -> Handle:
         """The provider's buffer. Raises DeviceError after `GpuBuffer.release`."""
         return self.buffer.handle
+
+    @property
+    def memory(self) -> GpuBuffer:
+        """What it is a part of."""
+        return self.buffer
+
+    @property
+    def version(self) -> Serial:
+        """As that of a `GpuBuffer`: any change of the buffer counts."""
+        version = self.buffer.version
+        return version and (version, self.offset_nbytes)
 
 
 AnyBuffer = GpuBuffer | BufferSlice

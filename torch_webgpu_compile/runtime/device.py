@@ -103,7 +103,10 @@ class Device:
         Raises:
             DeviceError: the range is outside the buffer, or the device failed.
         """
-        self._transfers.upload(buffer, source, offset)
+        try:
+            self._transfers.upload(buffer, source, offset)
+        finally:
+            buffer.memory.version = 0
 
     def upload_new(self, source: Any, usage: int = STORAGE_USAGE) -> GpuBuffer:
         """A new buffer with this content. Unlike `upload` it leaves pending commands pending.
@@ -177,6 +180,7 @@ class Device:
             nbytes,
         )
         self.queue.record(Recording([copy], "a copy"))
+        destination.memory.version = 0
 
     @property
     def bytes_uploaded(self) -> int:

@@ -26,6 +26,7 @@ from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device
 from .interface import Handle
 from .launcher import Launcher
+from .preparation import Preparation
 from .program import Program, Segment, build_segments
 from .sized import HostCommand, SizedPlan, size_plan
 
@@ -48,6 +49,8 @@ class Executor:
     Attributes:
         lock: hold it over upload → replay → download when several threads use this executor: its
             buffers are the same for all calls.
+        preparation: computes the plan's prepared buffers; None when it has none.
+        changed: the inputs that the plan writes where they are.
 
     Raises:
         ShaderError: a kernel does not compile.
@@ -73,6 +76,13 @@ class Executor:
         self._host_call = host_call
         self.max_programs = max_programs
         self._pipelines = device.compile_many(plan.kernels)
+        self.preparation: Preparation | None = None
+        if plan.preparation is not None:
+            self.preparation = Preparation(Executor(plan.preparation, device))
+        changed = dict.fromkeys(o.buffer for o in plan.outputs if o.mutates is not None)
+        self.changed = tuple(
+            name for name in changed if name is not None and plan.buffers[name].role == "input"
+        )
         self._constants: dict[str, GpuBuffer] = {}
         self._owned: dict[str | int, GpuBuffer] = {}
         self._sized_plans: OrderedDict[tuple[Any, ...], SizedPlan] = OrderedDict()
@@ -98,12 +108,12 @@ class Executor:
         Args:
             sizes: the value of every size symbol of the plan.
             externals: the caller's memory, by plan buffer name: for inputs, for outputs that the
-                caller keeps, or for anything else. Buffers that are not given belong to the
-                executor; their contents last until its next call.
+                caller keeps, or for anything else, and what `prepared` gives. Other buffers that
+                are not given belong to the executor; their contents last until its next call.
 
         Raises:
             DeviceError: a given buffer is released, too small, or bound for reading and for writing
-                by one kernel.
+                by one kernel; or a prepared buffer is missing.
             OutOfMemoryError: the plan's own buffers do not fit.
         """
         sizes = _NOTHING if sizes is None else sizes
@@ -120,6 +130,20 @@ class Executor:
                 if len(self._programs) > self.max_programs:
                     self._programs.popitem(last=False)
         return BoundPlan(self, program, externals)
+
+    def prepared(self, memory: Mapping[str, AnyBuffer]) -> dict[str, GpuBuffer]:
+        """The plan's prepared buffers, by name, for inputs of which ``memory`` has the static ones.
+
+        Ask before every call during which the inputs may have other contents than before.
+
+        Raises:
+            DeviceError: as `Launcher`.
+        """
+        preparation = self.preparation
+        if preparation is None:
+            return {}
+        made = preparation([memory[name] for name in preparation.reads])
+        return dict(zip(preparation.names, made, strict=True))
 
     def launcher(self, sizes: Mapping[str, int] | None = None) -> Launcher:
         """Runs the plan at these sizes on memory that is all the caller's; keep it for many calls.
@@ -152,6 +176,12 @@ class Executor:
             if name not in self.plan.buffers:
                 raise DeviceError(f"plan {self.plan.name} has no buffer {name}")
         given = {**self._constants, **externals}
+        for name in () if self.preparation is None else self.preparation.names:
+            if name not in given:
+                raise DeviceError(
+                    f"plan {self.plan.name} needs its prepared buffer {name}; give bind() what "
+                    "prepared() returns"
+                )
         if len(given) < len(sized.names):
             owned = self._own(sized, given)
             given |= owned
@@ -272,9 +302,13 @@ class BoundPlan:
         """
         executor = self._executor
         record = executor.device.queue.record
-        with executor.lock:
-            for segment in self.program.segments:
-                if isinstance(segment, HostCommand):
-                    executor.run_host_step(segment, self)
-                else:
-                    record(segment)
+        try:
+            with executor.lock:
+                for segment in self.program.segments:
+                    if isinstance(segment, HostCommand):
+                        executor.run_host_step(segment, self)
+                    else:
+                        record(segment)
+        finally:
+            for name in executor.changed:
+                self.buffer(name).memory.version = 0

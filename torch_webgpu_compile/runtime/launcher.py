@@ -28,7 +28,7 @@ class Launcher:
     uses it later in the queue.
 
     Attributes:
-        names: the plan buffers that a call gives memory for: all but the constants.
+        names: the plan buffers that a call gives memory for: all but prepared ones and constants.
         places: which of them are outputs and intermediates, and the memory that those need.
         constants: the plan's own buffers by name.
         dispatch_count: dispatches per call.
@@ -41,8 +41,10 @@ class Launcher:
         "_executor",
         "_has_host_steps",
         "_known",
+        "_preparation",
         "_record",
         "_sized",
+        "_static",
         "constants",
         "dispatch_count",
         "names",
@@ -61,15 +63,14 @@ class Launcher:
         self._record = executor.device.queue.record
         self._known: dict[tuple[Serial, ...], Sequence[Recording]] = {}
         count = len(sized.names) - len(constants)
-        self.names = sized.names[:count]
         self.constants = dict(zip(sized.names[count:], constants, strict=True))
-        plan = executor.plan
-        changed = {o.buffer for o in plan.outputs if o.buffer and o.mutates is not None}
-        self._changed = tuple(
-            k
-            for k, name in enumerate(self.names)
-            if name in changed and plan.buffers[name].role == "input"
-        )
+        preparation = self._preparation = executor.preparation
+        self._static: tuple[int, ...] = ()
+        if preparation is not None:
+            self._static = tuple(map(sized.names.index, preparation.reads))
+            count -= len(preparation.names)
+        self.names = sized.names[:count]
+        self._changed = tuple(map(self.names.index, executor.changed))
         self.dispatch_count = sum(isinstance(step, SizedDispatch) for step in sized.steps)
         executor.device.add_reclaimable(self)
 
@@ -95,12 +96,19 @@ class Launcher:
             SharedMemoryError: an argument that the plan changes in place shares memory with another
                 one.
         """
+        preparation = self._preparation
+        if preparation is not None:
+            buffers = [*buffers, *preparation([buffers[k] for k in self._static])]
         serials = tuple([buffer.serial for buffer in buffers])
         recordings = self._known.get(serials)
         if recordings is None:
             recordings = self._bind(buffers, serials)
-        for recording in recordings:
-            self._record(recording)
+        try:
+            for recording in recordings:
+                self._record(recording)
+        finally:
+            for k in self._changed:
+                buffers[k].memory.version = 0
 
     def _bind(
         self, buffers: Sequence[AnyBuffer], serials: tuple[Serial, ...]
@@ -109,7 +117,7 @@ class Launcher:
         executor = self._executor
         self._check_changed(buffers)
         if self._has_host_steps:
-            externals = dict(zip(self.names, buffers, strict=True))
+            externals = dict(zip(self._sized.names, buffers, strict=False))  # without constants
             executor.bind(self._sized.sizes, externals).replay()
             return ()
         with executor.lock:

@@ -103,7 +103,7 @@ class SizedPlan:
 
     Attributes:
         sizes: values of the plan's size symbols.
-        names: the plan's buffers, constants last.
+        names: the plan's buffers: prepared ones and then constants last.
         nbytes: of each of them, a multiple of 16.
         steps: in order; those with nothing to do are left out.
         places: what a caller has to give besides inputs if the executor is to own no memory.
@@ -148,7 +148,11 @@ class _Sizer:
         self._sizes = sizes
         self._pipelines = pipelines
         self._shared_parameters = parameters
-        names = sorted(plan.buffers, key=lambda name: name in plan.constants)
+        last = ("prepared", "constant")
+        names = sorted(
+            plan.buffers,
+            key=lambda name: last.index(role) if (role := plan.buffers[name].role) in last else -1,
+        )
         self._positions = {name: position for position, name in enumerate(names)}
         self._nbytes = {name: _buffer_nbytes(plan.buffers[name], sizes) for name in names}
 

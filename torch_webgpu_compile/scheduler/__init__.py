@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir.graph import LoopGraph, Schedule
 from ..target import Target
 from .causal import find_causal
@@ -12,6 +14,7 @@ from .inline import inline_producers
 from .layouts import choose_layouts
 from .order import order_groups
 from .pairs import join_pairs
+from .preparation import separate
 from .siblings import join_siblings
 from .small_maps import join_small_maps
 from .split import split_contractions, split_reductions
@@ -28,7 +31,13 @@ def schedule(graph: LoopGraph, target: Target) -> Schedule:
     moved = recompute_statistics(distinct)
     laid_out = choose_layouts(inline_producers(moved, target))
     divided = split_reductions(split_contractions(laid_out, target))
-    groups = fuse(divided, target)
-    shared = share_memory(divided, groups)  # first: it needs old and new contents apart
+    called, preparation = separate(divided)
+    made = _grouped(called, target)
+    return made if preparation is None else replace(made, preparation=_grouped(preparation, target))
+
+
+def _grouped(graph: LoopGraph, target: Target) -> Schedule:
+    groups = fuse(graph, target)
+    shared = share_memory(graph, groups)  # first: it needs old and new contents apart
     fused = order_groups(shared, join_small_maps(shared, groups, target))
     return join_siblings(join_pairs(fused, target), target)
