@@ -199,6 +199,17 @@ class SiblingGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeachGroup:
+    """Map groups that one dispatch computes side by side, each on buffers of its own.
+
+    Their members are equal up to the names and layouts of buffers and up to sizes
+    (`canonical.canonical_form`). None needs what another one computes.
+    """
+
+    groups: tuple[MapGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PairGroup:
     """Two contractions of the same sizes and lhs, of which every invocation computes both.
 
@@ -211,7 +222,7 @@ class PairGroup:
 ContractionGroup = AnchorGroup | SiblingGroup | PairGroup
 """What one kernel computes by tiles; the anchor of an `AnchorGroup` may be an `Attention`, too."""
 
-KernelGroup = MapGroup | RowGroup | ContractionGroup | SingleGroup
+KernelGroup = MapGroup | ForeachGroup | RowGroup | ContractionGroup | SingleGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +250,7 @@ def buffers_of(group: KernelGroup) -> GroupBuffers:
         case SingleGroup(node):
             outputs = frozenset(outputs_of(node))
             return GroupBuffers(frozenset(inputs_of(node)), outputs, outputs)
-        case SiblingGroup(groups) | PairGroup(groups):
+        case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups):
             return reduce(or_, map(buffers_of, groups))
         case AnchorGroup(anchor, epilogue, store_anchor):
             output = frozenset({anchor.output})

@@ -23,6 +23,7 @@ from .graph import (
     AnchorGroup,
     Buffer,
     BufferOrigin,
+    ForeachGroup,
     GraphOutput,
     KernelGroup,
     LoopGraph,
@@ -237,9 +238,11 @@ def _format_group(number: int, group: KernelGroup) -> list[str]:
     match group:
         case SingleGroup(node):
             return [f"group {number}:", f"  {format_node(node)}"]
-        case SiblingGroup(groups) | PairGroup(groups):
-            parts = [line for k, sibling in enumerate(groups) for line in _format_group(k, sibling)]
-            kind = "siblings" if isinstance(group, SiblingGroup) else "pair"
+        case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups):
+            together: Sequence[KernelGroup] = groups
+            parts = [line for k, part in enumerate(together) for line in _format_group(k, part)]
+            names = {SiblingGroup: "siblings", PairGroup: "pair", ForeachGroup: "foreach"}
+            kind = names[type(group)]
             return [f"group {number}: {kind}", *(f"  {line}" for line in parts)]
         case MapGroup(ranges, members):
             head = f"group {number}: map over {_sizes(ranges)}"

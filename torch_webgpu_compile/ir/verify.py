@@ -11,9 +11,11 @@ from .. import dtypes
 from ..dtypes import Kind
 from ..errors import VerificationError
 from ..sizes import Expr, Symbol, as_expr, symbols_of
+from .canonical import canonical_form
 from .graph import (
     Buffer,
     BufferOrigin,
+    ForeachGroup,
     GraphOutput,
     LoopGraph,
     PairGroup,
@@ -159,6 +161,8 @@ def verify_schedule(schedule: Schedule) -> None:
         title = f"group {number}"
         if isinstance(group, SiblingGroup | PairGroup):
             _side_by_side(title, group)
+        if isinstance(group, ForeachGroup):
+            _equal_maps(title, group, graph)
         found = buffers_of(group)
         for name in sorted(found.reads):
             known = name in written or _is_empty(graph.buffers[name])
@@ -228,6 +232,18 @@ def _side_by_side(title: str, group: SiblingGroup | PairGroup) -> None:
             if j > k or (j < k and isinstance(group, SiblingGroup)):
                 read = buffers_of(sibling).loaded & buffers_of(other).computed
                 _require(not read, title, f"products that do not need each other's {sorted(read)}")
+
+
+def _equal_maps(title: str, group: ForeachGroup, graph: LoopGraph) -> None:
+    forms = [canonical_form(part, graph.buffers) for part in group.groups]
+    _require(None not in forms, title, "maps that have a canonical form")
+    same = len({form.key for form in forms if form is not None}) == 1
+    _require(same, title, "maps that compute the same")
+    found = list(map(buffers_of, group.groups))
+    computed = frozenset().union(*(part.computed for part in found))
+    for part in found:
+        read = part.loaded & (computed - part.computed)
+        _require(not read, title, f"maps that do not need each other's {sorted(read)}")
 
 
 def _body(

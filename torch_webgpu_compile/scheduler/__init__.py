@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..ir.graph import LoopGraph, Schedule
 from ..target import Target
 from .equal_nodes import share_equal_nodes
+from .foreach import join_foreach
 from .fusion import fuse
 from .in_place import share_memory
 from .inline import inline_producers
@@ -29,5 +30,6 @@ def schedule(graph: LoopGraph, target: Target) -> Schedule:
     divided = split_reductions(split_contractions(laid_out, target))
     groups = fuse(divided, target)
     shared = share_memory(divided, groups)  # first: it needs old and new contents apart
-    fused = order_groups(shared, join_small_maps(shared, groups, target))
-    return join_siblings(join_pairs(fused, target), target)
+    fused = order_groups(shared, groups)
+    maps = join_small_maps(join_foreach(fused, target), target)
+    return join_siblings(join_pairs(maps, target), target)

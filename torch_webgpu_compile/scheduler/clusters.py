@@ -73,7 +73,15 @@ class Clusters:
 
     def bindings(self, found: GroupBuffers) -> int:
         """Storage bindings of a kernel that reads and stores these buffers."""
-        return sum(map(self._windows, found.reads | found.stored))
+        return self.windows(self.memory(found))
+
+    def memory(self, found: GroupBuffers) -> frozenset[str]:
+        """The buffers in whose memory a kernel reads and stores these."""
+        return frozenset(map(self.schedule.graph.memory_of, found.reads | found.stored))
+
+    def windows(self, names: Iterable[str]) -> int:
+        """Storage bindings through which a kernel reaches these buffers."""
+        return sum(map(self._windows, names))
 
     def _windows(self, name: str) -> int:
         nbytes = self.schedule.graph.buffers[name].nbytes
