@@ -25,15 +25,18 @@ class Clusters:
         self.members = {k: [k] for k in self.of}
         self.buffers = [buffers_of(group) for group in schedule.groups]
         self.writer = {name: k for k, found in enumerate(self.buffers) for name in found.stored}
+        self._windows_of: dict[str, int] = {}
         self._needs = {
             k: {self.writer[name] for name in found.reads if name in self.writer}
             for k, found in enumerate(self.buffers)
         }
+        readers: dict[str | None, set[int]] = {}
         for k, found in enumerate(self.buffers):
-            overwritten = {schedule.graph.buffers[name].shares for name in found.stored} - {None}
-            for reader, other in enumerate(self.buffers if overwritten else ()):
-                if reader != k and not overwritten.isdisjoint(other.reads):
-                    self._needs[k].add(reader)
+            for name in found.reads:
+                readers.setdefault(name, set()).add(k)
+        for k, found in enumerate(self.buffers):
+            for name in found.stored:
+                self._needs[k] |= readers.get(schedule.graph.buffers[name].shares, set()) - {k}
 
     def join(self, k: int, cluster: int) -> None:
         """Puts cluster ``k`` into another one."""
@@ -84,7 +87,11 @@ class Clusters:
         return sum(map(self._windows, names))
 
     def _windows(self, name: str) -> int:
-        nbytes = self.schedule.graph.buffers[name].nbytes
-        if not nbytes.is_constant:
-            return 1
-        return max(1, -(-int(nbytes) // self.target.max_binding_nbytes))
+        found = self._windows_of.get(name)
+        if found is None:
+            nbytes = self.schedule.graph.buffers[name].nbytes
+            found = 1
+            if nbytes.is_constant:
+                found = max(1, -(-int(nbytes) // self.target.max_binding_nbytes))
+            self._windows_of[name] = found
+        return found

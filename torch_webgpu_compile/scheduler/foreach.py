@@ -28,6 +28,7 @@ class _Open:
 
     cluster: int
     count: int = 0
+    windows: int = 0
     bound: set[str] = field(default_factory=set)
 
 
@@ -60,8 +61,7 @@ def _may_move(clusters: Clusters, k: int) -> bool:
 def _join_all(clusters: Clusters, numbers: list[int]) -> None:
     opened: list[_Open] = []
     for k in numbers:
-        found = clusters.buffers[k]
-        memory = clusters.memory(found)
+        memory = clusters.memory(clusters.buffers[k])
         into = next((place for place in opened if _fits(clusters, place, k, memory)), None)
         if into is None:
             into = _Open(k)
@@ -69,15 +69,16 @@ def _join_all(clusters: Clusters, numbers: list[int]) -> None:
         else:
             clusters.join(k, into.cluster)
         into.count += 1
+        into.windows += clusters.windows(memory - into.bound)
         into.bound |= memory
+        if into.count == _MOST or into.windows >= clusters.target.max_storage_buffers:
+            opened.remove(into)
 
 
 def _fits(clusters: Clusters, place: _Open, k: int, memory: frozenset[str]) -> bool:
-    return (
-        place.count < _MOST
-        and clusters.windows(place.bound | memory) <= clusters.target.max_storage_buffers
-        and clusters.independent(k, place.cluster)
-    )
+    return place.windows + clusters.windows(
+        memory - place.bound
+    ) <= clusters.target.max_storage_buffers and clusters.independent(k, place.cluster)
 
 
 def _as_group(groups: list[KernelGroup]) -> KernelGroup:
