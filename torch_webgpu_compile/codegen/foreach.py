@@ -200,9 +200,15 @@ def _stores(builder: KernelBuilder, part: _Part, member: Member, value: Text) ->
 
     The value is of the first map of the kernel; ``member`` is of this one.
     """
-    lines = builder.store(member, value, part.lanes)
-    if len(lines) == 1 or part.whole:
-        return lines
+    if not part.whole and builder.buffers[member.output].shares is not None:
+        # What follows an argument that is written in place may be another tensor.
+        lanes = enumerate(part.lanes)
+        texts = [(Text(value.lane(k), 1, value.dtype), lane) for k, lane in lanes]
+        lines = [line for text, lane in texts for line in builder.store(member, text, [lane])]
+    else:
+        lines = builder.store(member, value, part.lanes)
+        if part.whole or len(lines) == 1:
+            return lines
     return [
         f"if ({_is_inside(part, lane)}) {{ {line} }}" if lane else line
         for lane, line in enumerate(lines)

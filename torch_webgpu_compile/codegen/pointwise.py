@@ -199,11 +199,16 @@ def _is_flat(
 def _stays_in_padding(
     group: MapGroup, buffers: dict[str, Buffer], lanes: Sequence[Mapping[Symbol, Expr]]
 ) -> bool:
-    """Whether the lanes past the end only touch the padding to 16 bytes of each buffer."""
+    """Whether the lanes past the end only touch the padding to 16 bytes of each buffer.
+
+    What follows an argument that is written in place may be another tensor.
+    """
     computed = {m.output for m in group.members}
     for member in group.members:
-        if member.store and buffers[member.output].dtype.itemsize > 4:
-            return False
+        if member.store:
+            buffer = buffers[member.output]
+            if buffer.dtype.itemsize > 4 or buffer.shares is not None:
+                return False
         for node in walk(member.body):
             if not isinstance(node, Load) or node.buffer in computed:
                 continue

@@ -28,6 +28,10 @@ class _Use:
     functions: set[str] = field(default_factory=set)
 
     @property
+    def reads(self) -> bool:
+        return any(f.startswith("load") for f in self.functions)
+
+    @property
     def writes(self) -> bool:
         return any(f.startswith(("store", "add")) for f in self.functions)
 
@@ -42,10 +46,13 @@ class Bindings:
 
     def function(self, buffer: str, verb: str) -> str:
         """The WGSL name of ``load``, ``load4``, ``store``, ``store4`` or ``add`` on a buffer."""
-        use = self._uses.get(buffer)
+        memory = buffer  # one binding for all that share it
+        while (shared := self.buffers[memory].shares) is not None:
+            memory = shared
+        use = self._uses.get(memory)
         if use is None:
-            use = _Use(self.buffers[buffer], f"x{len(self._uses)}")
-            self._uses[buffer] = use
+            use = _Use(self.buffers[memory], f"x{len(self._uses)}")
+            self._uses[memory] = use
         use.functions.add(verb)
         return f"{verb}_{use.alias}"
 
@@ -119,7 +126,7 @@ class Bindings:
             nbytes = use.buffer.numel * use.buffer.dtype.itemsize
             if use.writes:
                 written = written + nbytes
-            else:
+            if use.reads or not use.writes:
                 read = read + nbytes
         return read, written
 
@@ -195,13 +202,17 @@ def _load4(use: _Use, element: str) -> list[str]:
     if dtype.packing == 1:
         lanes = [_widen(dtype, f"{x}[4 * i + {k}]", "") for k in range(VECTOR)]
         return [f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
+
+    def word(at: str) -> str:
+        return f"atomicLoad(&{x}[{at}])" if element.startswith("atomic") else f"{x}[{at}]"
+
     if dtype.packing == 4:
         lanes = [_unpack(dtype, f"(w >> {8 * k}u)") for k in range(4)]
-        head = f"  let w = {x}[i];"
+        head = f"  let w = {word('i')};"
     else:
         halves = ("w0", "(w0 >> 16u)", "w1", "(w1 >> 16u)")
         lanes = [_unpack(dtype, half) for half in halves]
-        head = f"  let w0 = {x}[2 * i];\n  let w1 = {x}[2 * i + 1];"
+        head = f"  let w0 = {word('2 * i')};\n  let w1 = {word('2 * i + 1')};"
     return [head, f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
 
 

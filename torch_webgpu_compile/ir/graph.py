@@ -39,8 +39,8 @@ class Buffer:
         sizes: logical sizes, in elements.
         strides: per dimension, in elements, ≥ 0; the first element is at ``offset``.
         offset: in elements, from the start of the memory.
-        shares: the buffer whose memory it takes over: a `Scatter` writes it where its initial
-            contents are, and nothing reads those from then on.
+        shares: the buffer whose memory it takes over, and which nothing reads from then on: a
+            `Scatter` writes it where its initial contents are, a map over an input.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..ir.graph import LoopGraph, Schedule
 from ..target import Target
+from .connected_maps import join_connected_maps
 from .equal_nodes import share_equal_nodes
 from .foreach import join_foreach
 from .fusion import fuse
@@ -30,6 +31,6 @@ def schedule(graph: LoopGraph, target: Target) -> Schedule:
     divided = split_reductions(split_contractions(laid_out, target))
     groups = fuse(divided, target)
     shared = share_memory(divided, groups)  # first: it needs old and new contents apart
-    fused = order_groups(shared, groups)
+    fused = join_connected_maps(order_groups(shared, groups), target)
     maps = join_small_maps(join_foreach(fused, target), target)
     return join_siblings(join_pairs(maps, target), target)

@@ -59,7 +59,8 @@ class Clusters:
 
     def needs_by_detour(self, cluster: int, on: int) -> bool:
         """Whether a cluster needs another one to have run for what a third one computes."""
-        return self._leads({n for n in self._needs[cluster] if self.of[n] != on}, on)
+        others = {n for n in self._needs[cluster] if self.of[n] not in (on, cluster)}
+        return self._leads(others, on)
 
     def _leads(self, needs: Iterable[int], to: int) -> bool:
         """Whether a cluster is among the needed ones or among what those need, and so on."""
