@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import Any
 
@@ -122,7 +122,7 @@ class LoopGraph:
             name = shared
         return name
 
-    @property
+    @cached_property
     def returned(self) -> frozenset[str]:
         """Buffers that outlive the nodes because an output shows them."""
         return frozenset(o.buffer for o in self.outputs if o.buffer is not None)
