@@ -22,6 +22,10 @@ MATMULS = [
     MatmulTiling(64, 32, 8, 8, 4, True, 8, slices=2),
     MatmulTiling(4, 64, 16, 4, 4, True, 8, slices=16),
     MatmulTiling(128, 64, 8, 8, 8, True, 8),
+    MatmulTiling(72, 96, 8, 8, 8, True, 8, slices=2),
+    MatmulTiling(48, 80, 8, 8, 4, True, 8),
+    MatmulTiling(96, 64, 8, 12, 8, True, 8, slices=2),
+    MatmulTiling(40, 48, 8, 4, 8, False, 8, slices=4),
 ]
 ATTENTIONS = [
     AttentionTiling(32, 32, 8),

@@ -78,6 +78,8 @@ def generate_attention(
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
             "keys": builder.index(keys),
+            "whole_keys": is_multiple_of(keys, tiling.keys * tiling.slices),
+            "queries": "" if is_multiple_of(queries, tiling.queries) else builder.index(queries),
             "subgroup": subgroup,
             "total": builder.index(total),
             "tiles": builder.index(tiles),

@@ -165,6 +165,13 @@ _MEASURED = (
     MatmulTiling(32, 64, 8, 4, 8, True, 8, slices=4),
     MatmulTiling(32, 32, 8, 4, 4, True, 8, slices=4),
     MatmulTiling(32, 32, 8, 8, 8, True, 8, slices=8),
+    # Sizes between powers of two, for results whose number of tiles is just above what a GPU runs at
+    # once; in general they are slower.
+    MatmulTiling(64, 96, 8, 8, 8, True, 8, slices=4),
+    MatmulTiling(48, 64, 8, 8, 8, True, 8, slices=2),
+    MatmulTiling(48, 64, 8, 8, 8, True, 8, slices=4),
+    MatmulTiling(96, 64, 8, 12, 8, True, 8, slices=2),
+    MatmulTiling(64, 96, 8, 8, 12, True, 8, slices=2),
 )
 _MEASURED_FEW_ROWS = (
     *_FEW_ROWS,
