@@ -9,6 +9,7 @@ from ..ir.graph import (
     AnchorGroup,
     Buffer,
     ForeachGroup,
+    JointGroup,
     KernelGroup,
     MapGroup,
     PairGroup,
@@ -25,6 +26,7 @@ from .attention import generate_attention
 from .attention_parts import generate_attention_parts
 from .contraction import Tilings, generate_contraction, kernels_of
 from .foreach import generate_foreach
+from .joint import generate_joint
 from .pointwise import generate_map
 from .reduction import generate_rows
 from .scatter import generate_scatter
@@ -51,6 +53,8 @@ def _generate_group(
             return [] if product(group.ranges) is ZERO else [_map(group, buffers, target)]
         case ForeachGroup():
             return _foreach(group, buffers, target)
+        case JointGroup():
+            return [generate_joint(group, buffers, target)]
         case RowGroup():
             empty = product(group.rows) is ZERO
             return [] if empty else [generate_rows(group, buffers, target)]

@@ -29,6 +29,28 @@ from .storage import VECTOR, Bindings, check_index_range
 from .values import Names, Scope, Text
 
 
+@dataclass(frozen=True)
+class Body:
+    """What a kernel computes, or one of several that are joined to one.
+
+    Attributes:
+        kind: see `plan.model.Kernel`.
+        template, inputs: the template also gets ``number``, that of a part of a joint kernel.
+        workgroup_size: invocations.
+        workgroups: how many have work, from number 0.
+        workgroup_nbytes: workgroup memory, bytes.
+    """
+
+    kind: str
+    template: str
+    inputs: dict[str, Any]
+    workgroup_size: int
+    workgroups: Expr
+    origins: Sequence[Origin]
+    flops: Expr
+    workgroup_nbytes: int = 0
+
+
 @dataclass
 class KernelBuilder:
     """Collects bindings, parameters and names while a kernel is rendered."""
@@ -76,6 +98,19 @@ class KernelBuilder:
             return [f"{function}({self.index(addresses[0] // VECTOR)}, {value.widen(VECTOR)});"]
         function = self.bindings.function(member.output, "store")
         return [f"{function}({self.index(a)}, {value.lane(k)});" for k, a in enumerate(addresses)]
+
+    def finish_body(self, body: Body) -> KernelCall:
+        """The kernel of one body."""
+        return self.finish(
+            body.kind,
+            body.template,
+            {**body.inputs, "workgroup_size": body.workgroup_size, "number": None},
+            workgroup_size=body.workgroup_size,
+            grid=fold_grid(body.workgroups, self.target),
+            origins=body.origins,
+            flops=body.flops,
+            workgroup_nbytes=body.workgroup_nbytes,
+        )
 
     def finish(
         self,

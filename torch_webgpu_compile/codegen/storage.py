@@ -26,10 +26,11 @@ class _Use:
     buffer: Buffer
     alias: str
     functions: set[str] = field(default_factory=set)
+    touched: Expr | None = None
 
     @property
     def reads(self) -> bool:
-        return any(f.startswith("load") for f in self.functions)
+        return any(f.startswith(("load", "add")) for f in self.functions)
 
     @property
     def writes(self) -> bool:
@@ -46,9 +47,7 @@ class Bindings:
 
     def function(self, buffer: str, verb: str) -> str:
         """The WGSL name of ``load``, ``load4``, ``store``, ``store4`` or ``add`` on a buffer."""
-        memory = buffer  # one binding for all that share it
-        while (shared := self.buffers[memory].shares) is not None:
-            memory = shared
+        memory = self._memory(buffer)
         use = self._uses.get(memory)
         if use is None:
             use = _Use(self.buffers[memory], f"x{len(self._uses)}")
@@ -56,9 +55,19 @@ class Bindings:
         use.functions.add(verb)
         return f"{verb}_{use.alias}"
 
+    def touch(self, buffer: str, numel: Expr) -> None:
+        """Says how many elements of a buffer that it uses a kernel moves, where not all."""
+        self._uses[self._memory(buffer)].touched = numel
+
     def can_vectorize(self, dtype: DType) -> bool:
         """Whether four elements of a dtype are one access (a vec4, or whole words when packed)."""
         return dtype.itemsize <= 4
+
+    def _memory(self, buffer: str) -> str:
+        """The buffer whose binding all that share its memory have."""
+        while (shared := self.buffers[buffer].shares) is not None:
+            buffer = shared
+        return buffer
 
     def windows(self, buffer: Buffer) -> int:
         """Bindings through which the whole buffer is reached."""
@@ -120,10 +129,11 @@ class Bindings:
         return tuple(bindings), tuple(kernel)
 
     def traffic(self) -> tuple[Expr, Expr]:
-        """(bytes read, bytes written) when every bound element moves once."""
+        """(bytes read, bytes written) when every bound element that is touched moves once."""
         read = written = as_expr(0)
         for use in self._uses.values():
-            nbytes = use.buffer.numel * use.buffer.dtype.itemsize
+            numel = use.buffer.numel if use.touched is None else use.touched
+            nbytes = numel * use.buffer.dtype.itemsize
             if use.writes:
                 written = written + nbytes
             if use.reads or not use.writes:

@@ -219,10 +219,25 @@ class PairGroup:
     groups: tuple[AnchorGroup, AnchorGroup]
 
 
+JointPart = MapGroup | RowGroup | SingleGroup
+"""What may be a part of a `JointGroup`; of nodes that are never fused, only scatters."""
+
+
+@dataclass(frozen=True, slots=True)
+class JointGroup:
+    """Small groups of any kind that one dispatch computes side by side.
+
+    None needs what another one computes, or writes over what another one reads. Scatters among
+    them write where their initial contents are. All have known sizes.
+    """
+
+    groups: tuple[JointPart, ...]
+
+
 ContractionGroup = AnchorGroup | SiblingGroup | PairGroup
 """What one kernel computes by tiles; the anchor of an `AnchorGroup` may be an `Attention`, too."""
 
-KernelGroup = MapGroup | ForeachGroup | RowGroup | ContractionGroup | SingleGroup
+KernelGroup = MapGroup | ForeachGroup | RowGroup | ContractionGroup | SingleGroup | JointGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +265,7 @@ def buffers_of(group: KernelGroup) -> GroupBuffers:
         case SingleGroup(node):
             outputs = frozenset(outputs_of(node))
             return GroupBuffers(frozenset(inputs_of(node)), outputs, outputs)
-        case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups):
+        case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups) | JointGroup(groups):
             return reduce(or_, map(buffers_of, groups))
         case AnchorGroup(anchor, epilogue, store_anchor):
             output = frozenset({anchor.output})

@@ -17,6 +17,8 @@ from .graph import (
     BufferOrigin,
     ForeachGroup,
     GraphOutput,
+    JointGroup,
+    KernelGroup,
     LoopGraph,
     MapGroup,
     PairGroup,
@@ -164,6 +166,8 @@ def verify_schedule(schedule: Schedule) -> None:
             _side_by_side(title, group)
         if isinstance(group, ForeachGroup):
             _equal_maps(title, group, graph)
+        if isinstance(group, ForeachGroup | JointGroup):
+            _independent(title, group)
         found = buffers_of(group)
         for name in sorted(found.reads):
             known = name in written or _is_empty(graph.buffers[name])
@@ -185,32 +189,43 @@ def _verify_in_place(schedule: Schedule) -> None:
         return
     readers: dict[str, list[int]] = {}
     for number, group in enumerate(schedule.groups):
-        for part in group.groups if isinstance(group, ForeachGroup) else (group,):
+        for part in _parts(group):
             for name in buffers_of(part).loaded:
                 readers.setdefault(name, []).append(number)
     for number, group in enumerate(schedule.groups):
-        if isinstance(group, MapGroup | ForeachGroup):
-            for part in group.groups if isinstance(group, ForeachGroup) else (group,):
+        for part in _parts(group):
+            if isinstance(part, MapGroup):
                 left -= _verify_map_in_place(graph, part, number, readers)
-        if not (isinstance(group, SingleGroup) and isinstance(group.node, Scatter)):
-            continue
-        node = group.node
-        if node.output not in left:
-            continue
-        left.remove(node.output)
-        own, root = graph.buffers[node.output], graph.buffers[graph.memory_of(node.output)]
-        title = f"group {number} in place"
-        _require(own.shares == node.initial, title, "the memory of its initial buffer")
-        same = root.strides == own.strides and root.offset is own.offset
-        _require(same, title, f"the layout of {root.name}")
-        _require(root.origin is not BufferOrigin.CONSTANT, title, "memory that may change")
-        if root.origin is BufferOrigin.INPUT:
-            _require(_is_assigned(root.name, graph), title, f"a result assigned to {root.name}")
-        own_loads = {load.buffer for body in bodies_of(node) for load in loads_of(body)}
-        later = [k for k in readers.get(node.initial, ()) if k > number]
-        unread = not later and node.initial not in own_loads | graph.returned
-        _require(unread, title, f"no later reader of {node.initial}")
+            elif isinstance(part, SingleGroup) and isinstance(part.node, Scatter):
+                if part.node.output in left:
+                    _verify_scatter_in_place(graph, part.node, number, readers)
+                    left.remove(part.node.output)
+                elif isinstance(group, JointGroup):
+                    raise VerificationError(f"group {number} needs {part.node.output} in place")
     _require(not left, "schedule", f"scatters or maps that write {sorted(left)}")
+
+
+def _parts(group: KernelGroup) -> Sequence[KernelGroup]:
+    """What a kernel computes side by side, each part by workgroups of its own."""
+    return group.groups if isinstance(group, ForeachGroup | JointGroup) else (group,)
+
+
+def _verify_scatter_in_place(
+    graph: LoopGraph, node: Scatter, number: int, readers: Mapping[str, Sequence[int]]
+) -> None:
+    """``readers``: the numbers of the groups that read a buffer, one for each of their parts."""
+    own, root = graph.buffers[node.output], graph.buffers[graph.memory_of(node.output)]
+    title = f"group {number} in place"
+    _require(own.shares == node.initial, title, "the memory of its initial buffer")
+    same = root.strides == own.strides and root.offset is own.offset
+    _require(same, title, f"the layout of {root.name}")
+    _require(root.origin is not BufferOrigin.CONSTANT, title, "memory that may change")
+    if root.origin is BufferOrigin.INPUT:
+        _require(_is_assigned(root.name, graph), title, f"a result assigned to {root.name}")
+    own_loads = {load.buffer for body in bodies_of(node) for load in loads_of(body)}
+    others = [k for k in readers.get(node.initial, ()) if k >= number]
+    unread = len(others) <= 1 and node.initial not in own_loads | graph.returned
+    _require(unread, title, f"no other reader of {node.initial} then")
 
 
 def _verify_map_in_place(
@@ -277,11 +292,14 @@ def _equal_maps(title: str, group: ForeachGroup, graph: LoopGraph) -> None:
     _require(None not in forms, title, "maps that have a canonical form")
     same = len({form.key for form in forms if form is not None}) == 1
     _require(same, title, "maps that compute the same")
+
+
+def _independent(title: str, group: ForeachGroup | JointGroup) -> None:
     found = list(map(buffers_of, group.groups))
     computed = frozenset().union(*(part.computed for part in found))
     for part in found:
         read = part.loaded & (computed - part.computed)
-        _require(not read, title, f"maps that do not need each other's {sorted(read)}")
+        _require(not read, title, f"parts that do not need each other's {sorted(read)}")
 
 
 def _body(

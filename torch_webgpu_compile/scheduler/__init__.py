@@ -10,6 +10,7 @@ from .foreach import join_foreach
 from .fusion import fuse
 from .in_place import share_memory
 from .inline import inline_producers
+from .joint import join_small_kernels
 from .layouts import choose_layouts
 from .order import order_groups
 from .pairs import join_pairs
@@ -33,4 +34,5 @@ def schedule(graph: LoopGraph, target: Target) -> Schedule:
     shared = share_memory(divided, groups)  # first: it needs old and new contents apart
     fused = join_connected_maps(order_groups(shared, groups), target)
     maps = join_small_maps(join_foreach(fused, target), target)
-    return join_siblings(join_pairs(maps, target), target)
+    products = join_siblings(join_pairs(maps, target), target)
+    return join_small_kernels(products, target)

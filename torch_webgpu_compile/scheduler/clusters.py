@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ..ir.access import typical_numel
 from ..ir.graph import GroupBuffers, Schedule, buffers_of
 from ..target import Target
 from .order import topological_order
@@ -61,6 +62,13 @@ class Clusters:
         """Whether a cluster needs another one to have run for what a third one computes."""
         others = {n for n in self._needs[cluster] if self.of[n] not in (on, cluster)}
         return self._leads(others, on)
+
+    def largest_passed(self, k: int) -> int:
+        """Bytes of the largest intermediate that a group gets, or leaves to others."""
+        graph, found = self.schedule.graph, self.buffers[k]
+        passed = {name for name in found.reads if name in self.writer}
+        passed |= found.stored - graph.returned
+        return max((typical_numel(graph.buffers[name].nbytes) for name in passed), default=0)
 
     def _leads(self, needs: Iterable[int], to: int) -> bool:
         """Whether a cluster is among the needed ones or among what those need, and so on."""

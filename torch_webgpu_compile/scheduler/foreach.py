@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from ..ir.access import typical_numel
 from ..ir.canonical import canonical_form
 from ..ir.graph import ForeachGroup, KernelGroup, MapGroup, Schedule
 from ..target import Target
@@ -52,10 +51,7 @@ def join_foreach(schedule: Schedule, target: Target) -> Schedule:
 
 def _may_move(clusters: Clusters, k: int) -> bool:
     """Whether a group may run earlier or later without much memory being used for longer."""
-    graph, found = clusters.schedule.graph, clusters.buffers[k]
-    passing = {name for name in found.reads if name in clusters.writer}
-    passing |= found.stored - graph.returned
-    return all(typical_numel(graph.buffers[name].nbytes) <= _SMALL_NBYTES for name in passing)
+    return clusters.largest_passed(k) <= _SMALL_NBYTES
 
 
 def _join_all(clusters: Clusters, numbers: list[int]) -> None:
