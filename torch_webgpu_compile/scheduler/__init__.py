@@ -12,6 +12,7 @@ from .in_place import share_memory
 from .inline import inline_producers
 from .joint import join_small_kernels
 from .layouts import choose_layouts
+from .new_rows import read_new_rows
 from .order import order_groups
 from .pairs import join_pairs
 from .siblings import join_siblings
@@ -27,7 +28,7 @@ __all__ = ["schedule"]
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
     distinct = share_equal_nodes(drop_unit_symbols(split_attention(graph, target)))
-    moved = recompute_statistics(distinct)
+    moved = read_new_rows(recompute_statistics(distinct), target)
     laid_out = choose_layouts(inline_producers(moved, target))
     divided = split_reductions(split_contractions(laid_out, target))
     groups = fuse(divided, target)
