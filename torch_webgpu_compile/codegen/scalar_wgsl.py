@@ -204,7 +204,9 @@ class Renderer:
         other = self.render(node.other)
         around = self.scope
         self.scope = Scope(parent=around)
+        self.masked += 1
         body = self.render(node.body)
+        self.masked -= 1
         inner, self.scope = self.scope.lines, around
         lanes = max(body.lanes, other.lanes)
         name = self.names.fresh("t")

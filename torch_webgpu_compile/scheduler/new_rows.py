@@ -31,7 +31,7 @@ from ..ir.scalar import (
     scalar_symbols,
     substitute_symbols,
 )
-from ..sizes import ONE, ZERO, Expr, Symbol, as_symbol
+from ..sizes import ONE, Expr, Symbol, as_symbol
 from ..target import Target
 from .mapping import load_index
 
@@ -56,7 +56,8 @@ def read_new_rows(graph: LoopGraph, target: Target) -> LoopGraph:
 
     Only where then nothing reads the result of the scatter: it can still be done in place.
     """
-    rows = {row.node.output: row for row in map(_row_of, graph.nodes) if row is not None}
+    found = (_row_of(node, graph) for node in graph.nodes)
+    rows = {row.node.output: row for row in found if row is not None}
     assigned = {
         output.buffer: graph.inputs[output.mutates].buffer
         for output in graph.outputs
@@ -76,8 +77,8 @@ def read_new_rows(graph: LoopGraph, target: Target) -> LoopGraph:
     return graph.with_nodes(tuple(nodes), graph.buffers)
 
 
-def _row_of(node: Node) -> _Row | None:
-    """A scatter as one of a row; None of anything else."""
+def _row_of(node: Node, graph: LoopGraph) -> _Row | None:
+    """A scatter as one of a whole row: of all elements at one position of a dimension."""
     if not isinstance(node, Scatter) or node.accumulate:
         return None
     if any(load.buffer == node.initial for load in loads_of(node.body)):
@@ -86,12 +87,14 @@ def _row_of(node: Node) -> _Row | None:
     found: list[tuple[int, Scalar]] = []
     symbols: list[Symbol | None] = []
     for dimension, entry in enumerate(node.index):
+        size = graph.buffers[node.output].sizes[dimension]
         symbol = as_symbol(entry.expr) if isinstance(entry, Index) else None
-        symbols.append(symbol)
-        if symbol is not None and symbol in left:
+        if symbol in left and symbol is not None and symbol.extent is size:
             left.remove(symbol)
-        elif not (isinstance(entry, Index) and entry.expr is ZERO):
-            symbols[-1] = None
+            symbols.append(symbol)
+            continue
+        symbols.append(None)
+        if size is not ONE:
             found.append((dimension, entry))
     if left or len(found) != 1 or any(s.extent is not None for s in scalar_symbols(found[0][1])):
         return None
