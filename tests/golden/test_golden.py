@@ -30,6 +30,21 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def queries_and_keys(
+    x: torch.Tensor, norm: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y = rms_norm(x, norm)
+    return F.linear(y, q), F.linear(y, k)
+
+
+def attention_over_a_cache(
+    keys: torch.Tensor, values: torch.Tensor, q: torch.Tensor, new: torch.Tensor, at: torch.Tensor
+) -> torch.Tensor:
+    keys.index_copy_(2, at, new)
+    values.index_copy_(2, at, torch.cat([-new[..., 8:], new[..., :8]], -1))
+    return F.scaled_dot_product_attention(q, keys, values)
+
+
 # name: (function, arguments, whether sizes are symbolic)
 GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
     "pointwise_of_several_outputs": (
@@ -80,6 +95,20 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
     "gather": (
         lambda table, i: F.embedding(i, table) * 2,
         [randn(10, 8), torch.zeros(3, 4, dtype=torch.int64)],
+        False,
+    ),
+    "joint_products": (
+        queries_and_keys,
+        [randn(1, 1, 64), randn(64), randn(48, 64), randn(24, 64)],
+        False,
+    ),
+    "attention_over_a_cache": (
+        attention_over_a_cache,
+        [
+            *(randn(1, 2, 130, 16) for _ in range(2)),
+            *(randn(1, 2, 1, 16) for _ in range(2)),
+            torch.tensor([5]),
+        ],
         False,
     ),
     "symbolic_rms_norm": (rms_norm, [randn(4, 6, 32), randn(32)], True),
