@@ -54,7 +54,11 @@ def _generate_group(
         case ForeachGroup():
             return _foreach(group, buffers, target)
         case JointGroup():
-            return [generate_joint(group, buffers, target)]
+            joint = generate_joint(group, buffers, target)
+            if joint is not None:
+                return [joint]
+            calls = (_generate_group(part, buffers, target, tilings) for part in group.groups)
+            return [call for part in calls for call in part]
         case RowGroup():
             empty = product(group.rows) is ZERO
             return [] if empty else [generate_rows(group, buffers, target)]

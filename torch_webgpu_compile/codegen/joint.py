@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 
 from ..ir.graph import Buffer, JointGroup, JointPart, MapGroup, RowGroup, SingleGroup
@@ -9,7 +11,7 @@ from ..ir.nodes import Scatter
 from ..plan.model import KernelCall
 from ..sizes import as_expr
 from ..target import Target
-from .kernel import Body, KernelBuilder, fold_grid
+from .kernel import Body, KernelBuilder, WorkgroupArray, fold_grid
 from .pointwise import WORKGROUP, map_body
 from .reduction import RowKernel
 from .render import render_template
@@ -21,7 +23,7 @@ class Part:
     """A kernel of several, as the template prints it.
 
     Attributes:
-        text: the function, and the workgroup memory that it declares.
+        text: the function.
         first: its first workgroup.
     """
 
@@ -36,8 +38,12 @@ def workgroup_size(group: JointPart, buffers: dict[str, Buffer], target: Target)
     return min(WORKGROUP, target.max_workgroup_invocations)
 
 
-def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
-    """The kernel of groups of known sizes; none is empty, none needs more than its workgroup.
+def generate_joint(
+    group: JointGroup, buffers: dict[str, Buffer], target: Target
+) -> KernelCall | None:
+    """The kernel of groups of known sizes, of which none is empty.
+
+    None if their workgroup memory, of which they have what has one type in common, does not fit.
 
     The parts with the longest workgroups come first: those that start last are the last to end.
     """
@@ -47,21 +53,43 @@ def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target
     workgroup = max(workgroup_size(part, buffers, target) for part in rows or group.groups)
     bodies = [_body(builder, part, workgroup) for part in group.groups]
     bodies.sort(key=lambda body: -int(body.flops) // int(body.workgroups))
+    arrays: dict[str, WorkgroupArray] = {}
     parts, first = [], 0
     for number, body in enumerate(bodies):
-        inputs = {**body.inputs, "workgroup_size": workgroup, "number": number}
+        given = {"workgroup_size": workgroup, "number": number, "declared": []}
+        inputs = {**body.inputs, **given, "scratch": _share(body.arrays, arrays)}
         parts.append(Part(render_template(body.template, inputs), first))
         first += int(body.workgroups)
+    nbytes = sum(array.nbytes for array in arrays.values())
+    if nbytes > target.max_workgroup_nbytes:
+        return None
+    declared = [array.declaration(name) for name, array in arrays.items()]
     return builder.finish(
         "joint",
         "joint.wgsl.jinja",
-        {"workgroup_size": workgroup, "parts": parts},
+        {"workgroup_size": workgroup, "declared": declared, "parts": parts},
         workgroup_size=workgroup,
         grid=fold_grid(as_expr(first), target),
         origins=[origin for body in bodies for origin in body.origins],
         flops=as_expr(sum(int(body.flops) for body in bodies)),
-        workgroup_nbytes=sum(body.workgroup_nbytes for body in bodies),
+        workgroup_nbytes=nbytes,
     )
+
+
+def _share(wanted: dict[str, WorkgroupArray], arrays: dict[str, WorkgroupArray]) -> dict[str, str]:
+    """The array that a part uses for each that it wants: a workgroup computes only one part.
+
+    ``arrays``: those of all parts; gets what is missing.
+    """
+    counts: Counter[str] = Counter()
+    names = {}
+    for key, array in wanted.items():
+        name = f"scratch_{re.sub(r'[^a-z0-9]', '', array.type)}_{counts[array.type]}"
+        counts[array.type] += 1
+        if name not in arrays or arrays[name].length < array.length:
+            arrays[name] = array
+        names[key] = name
+    return names
 
 
 def _body(builder: KernelBuilder, group: JointPart, workgroup: int) -> Body:

@@ -29,6 +29,23 @@ from .storage import VECTOR, Bindings, check_index_range
 from .values import Names, Scope, Text
 
 
+@dataclass(frozen=True, slots=True)
+class WorkgroupArray:
+    """An array in workgroup memory: the WGSL type of its elements, and their number and size."""
+
+    type: str
+    length: int
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * self.itemsize
+
+    def declaration(self, name: str) -> str:
+        """The WGSL statement that declares it."""
+        return f"var<workgroup> {name}: array<{self.type}, {self.length}>;"
+
+
 @dataclass(frozen=True)
 class Body:
     """What a kernel computes, or one of several that are joined to one.
@@ -38,7 +55,7 @@ class Body:
         template, inputs: the template also gets ``number``, that of a part of a joint kernel.
         workgroup_size: invocations.
         workgroups: how many have work, from number 0.
-        workgroup_nbytes: workgroup memory, bytes.
+        arrays: workgroup memory, by names that the template finds in the input ``scratch``.
     """
 
     kind: str
@@ -48,7 +65,7 @@ class Body:
     workgroups: Expr
     origins: Sequence[Origin]
     flops: Expr
-    workgroup_nbytes: int = 0
+    arrays: dict[str, WorkgroupArray] = field(default_factory=dict)
 
 
 @dataclass
@@ -101,15 +118,18 @@ class KernelBuilder:
 
     def finish_body(self, body: Body) -> KernelCall:
         """The kernel of one body."""
+        names = {name: f"scratch_{name}" for name in body.arrays}
+        given = {"workgroup_size": body.workgroup_size, "number": None, "scratch": names}
+        declared = [array.declaration(names[name]) for name, array in body.arrays.items()]
         return self.finish(
             body.kind,
             body.template,
-            {**body.inputs, "workgroup_size": body.workgroup_size, "number": None},
+            {**body.inputs, **given, "declared": declared},
             workgroup_size=body.workgroup_size,
             grid=fold_grid(body.workgroups, self.target),
             origins=body.origins,
             flops=body.flops,
-            workgroup_nbytes=body.workgroup_nbytes,
+            workgroup_nbytes=sum(array.nbytes for array in body.arrays.values()),
         )
 
     def finish(

@@ -24,8 +24,8 @@ from ..sizes import (
     symbols_of,
 )
 from ..target import Target
-from .accumulate import Accumulator, ExpSum, accumulator, exp_sum
-from .kernel import Body, KernelBuilder, flat_environment, fold_grid
+from .accumulate import Accumulator, ExpSum, Part, accumulator, exp_sum
+from .kernel import Body, KernelBuilder, WorkgroupArray, flat_environment, fold_grid
 from .pointwise import Lanes, group_origins, memory_order
 from .row_members import ShiftedSum, passes_needed, shifted_sums, varying_members
 from .scalar_wgsl import Renderer
@@ -161,15 +161,21 @@ class RowKernel:
             workgroups,
             group_origins(self.group.members),
             self.rows * self.length * len(self.group.members),
-            sum(
-                part.nbytes * t.workgroup
-                for p in phases
-                for a in p.accumulators
-                for part in a.parts
-            )
-            if t.threads > 1
-            else 0,
+            self._arrays([part for p in phases for a in p.accumulators for part in a.parts]),
         )
+
+    def _arrays(self, parts: Sequence[Part]) -> dict[str, WorkgroupArray]:
+        """The workgroup memory through which accumulators are exchanged."""
+        subgroup = self._subgroup() or 1
+        if self.tiling.threads <= subgroup:
+            return {}
+        length = self.tiling.workgroup // subgroup
+        return {
+            part.name: WorkgroupArray("u32", length, 4)
+            if part.type == "bool"
+            else WorkgroupArray(part.type, length, part.nbytes)
+            for part in parts
+        }
 
     def _subgroup(self) -> int:
         """Invocations that exchange accumulators by shuffles; 0 where that is not certain to work.
