@@ -8,6 +8,7 @@ and is copied into it otherwise.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,13 +180,15 @@ class DeviceGraph:
     def _copy_changed(
         self, variant: Variant, ready: _Ready, values: list[Any], buffers: list[Any]
     ) -> None:
-        """Copies of what is changed in place: the call reads its memory through another argument.
+        """Copies of what is changed in place where the call has that memory twice.
 
         `_assign` writes them back.
         """
         recipes = {recipe.position: recipe for recipe in variant.uploads}
+        loans = Counter(id(_memory_of(buffer)) for buffer in buffers)
         for mutation, kept in zip(variant.mutations, ready.mutations, strict=True):
-            if mutation.in_place and values[mutation.position].device.type == devices.NAME:
+            shared = mutation.in_place and loans[id(_memory_of(buffers[kept.position]))] > 1
+            if shared and values[mutation.position].device.type == devices.NAME:
                 recipe = recipes[mutation.position]
                 copy = _with_layout(values[mutation.position], recipe.strides)
                 buffers[kept.position] = storages.buffer_of(copy)

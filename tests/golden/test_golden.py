@@ -42,6 +42,21 @@ class Mixing(nn.Module):
         return x @ F.softmax(self.weight, -1)
 
 
+def queries_and_keys(
+    x: torch.Tensor, norm: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y = rms_norm(x, norm)
+    return F.linear(y, q), F.linear(y, k)
+
+
+def attention_over_a_cache(
+    keys: torch.Tensor, values: torch.Tensor, q: torch.Tensor, new: torch.Tensor, at: torch.Tensor
+) -> torch.Tensor:
+    keys.index_copy_(2, at, new)
+    values.index_copy_(2, at, torch.cat([-new[..., 8:], new[..., :8]], -1))
+    return F.scaled_dot_product_attention(q, keys, values)
+
+
 # name: (function, arguments, whether sizes are symbolic)
 GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
     "pointwise_of_several_outputs": (
@@ -95,6 +110,20 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
         False,
     ),
     "prepared_weight": (Mixing(), [randn(3, 16)], False),
+    "joint_products": (
+        queries_and_keys,
+        [randn(1, 1, 64), randn(64), randn(48, 64), randn(24, 64)],
+        False,
+    ),
+    "attention_over_a_cache": (
+        attention_over_a_cache,
+        [
+            *(randn(1, 2, 130, 16) for _ in range(2)),
+            *(randn(1, 2, 1, 16) for _ in range(2)),
+            torch.tensor([5]),
+        ],
+        False,
+    ),
     "symbolic_rms_norm": (rms_norm, [randn(4, 6, 32), randn(32)], True),
 }
 

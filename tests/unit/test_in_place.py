@@ -110,5 +110,5 @@ def test_the_verifier_finds_a_late_reader():
 
     schedule = compile_function(function, CACHE, AT, NEW).schedule
     verify_schedule(schedule)
-    with pytest.raises(VerificationError, match="no later reader of in0"):
+    with pytest.raises(VerificationError, match="no other reader of in0 then"):
         verify_schedule(replace(schedule, groups=schedule.groups[::-1]))

@@ -14,6 +14,7 @@ from tests.compilations import TARGET, compile_function
 from tests.harness import run_graph
 from torch_webgpu_compile.ir.graph import (
     AnchorGroup,
+    JointGroup,
     LoopGraph,
     MapGroup,
     RowGroup,
@@ -38,7 +39,9 @@ def groups_of(function, *arguments, **options):
 
 def kinds(function, *arguments, **options):
     names = {MapGroup: "map", RowGroup: "row", AnchorGroup: "anchor", SingleGroup: "single"}
-    return [names[type(group)] for group in groups_of(function, *arguments, **options)]
+    groups = groups_of(function, *arguments, **options)
+    parts = [p for g in groups for p in (g.groups if isinstance(g, JointGroup) else (g,))]
+    return [names[type(part)] for part in parts]
 
 
 # ---- inlining
@@ -140,6 +143,10 @@ def reads_and_writes(group) -> tuple[set[str], set[str]]:
             members, anchor = group.epilogue, group.anchor
         case SingleGroup():
             return set(inputs_of(group.node)), set(outputs_of(group.node))
+        case JointGroup():
+            parts = list(map(reads_and_writes, group.groups))
+            assert not set().union(*(r for r, _ in parts)) & set().union(*(w for _, w in parts))
+            return set().union(*(r for r, _ in parts)), set().union(*(w for _, w in parts))
     inside = {m.output for m in members} | (set() if anchor is None else {anchor.output})
     reads = {load.buffer for m in members for load in loads_of(m.body)}
     if anchor is not None:

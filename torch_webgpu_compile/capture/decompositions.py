@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
-from . import antialiasing, counting, distances, grid_sampling, losses, random
+from . import antialiasing, counting, distances, fused_optimizers, grid_sampling, losses, random
 
 aten = torch.ops.aten
+
+_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 Decomposition = Callable[..., Any]
 
@@ -42,7 +44,7 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
-FAMILIES = (antialiasing, counting, distances, grid_sampling, losses)
+FAMILIES = (antialiasing, counting, distances, fused_optimizers, grid_sampling, losses)
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {
     op: rule for family in FAMILIES for op, rule in family.DECOMPOSITIONS.items()
@@ -59,7 +61,28 @@ def _candidates() -> dict[OpOverload, Decomposition]:
         if op in REFERENCES or (written and not op.is_view):
             chosen[op] = decomposition
     chosen.update(core_aten_decompositions())
-    return chosen | OWN
+    return chosen | _of_lists() | OWN
+
+
+def _of_lists() -> dict[OpOverload, Decomposition]:
+    """``_foreach`` operators, tensor by tensor: their composite kernels call other operators."""
+    found: dict[OpOverload, Decomposition] = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        short = name.removeprefix("aten::")
+        packet, _, overload = short.partition(".")
+        if not short.startswith("_foreach_") or overload.endswith("out"):
+            continue
+        op: OpOverload = getattr(getattr(aten, packet), overload or "default")
+        if not op._schema.is_mutable and is_composite(op):
+            found[op] = partial(op._op_dk, _COMPOSITE)
+    return found
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether a C++ kernel of an operator calls others, on any device."""
+    schema = op._schema
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)
 
 
 def _is_inplace(op: OpOverload) -> bool:

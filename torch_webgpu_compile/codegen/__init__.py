@@ -8,6 +8,8 @@ from typing import assert_never
 from ..ir.graph import (
     AnchorGroup,
     Buffer,
+    ForeachGroup,
+    JointGroup,
     KernelGroup,
     MapGroup,
     PairGroup,
@@ -23,6 +25,8 @@ from ..target import Target
 from .attention import generate_attention
 from .attention_parts import generate_attention_parts
 from .contraction import Tilings, generate_contraction, kernels_of
+from .foreach import generate_foreach
+from .joint import generate_joint
 from .pointwise import generate_map
 from .reduction import generate_rows
 from .scatter import generate_scatter
@@ -46,12 +50,15 @@ def _generate_group(
 ) -> Sequence[KernelCall | HostCall]:
     match group:
         case MapGroup():
-            if product(group.ranges) is ZERO:
-                return []
-            found = find_transposition(group, buffers, target)
-            if found is not None:
-                return [generate_transpose(group, found, buffers, target)]
-            return [generate_map(group, buffers, target)]
+            return [] if product(group.ranges) is ZERO else [_map(group, buffers, target)]
+        case ForeachGroup():
+            return _foreach(group, buffers, target)
+        case JointGroup():
+            joint = generate_joint(group, buffers, target)
+            if joint is not None:
+                return [joint]
+            calls = (_generate_group(part, buffers, target, tilings) for part in group.groups)
+            return [call for part in calls for call in part]
         case RowGroup():
             empty = product(group.rows) is ZERO
             return [] if empty else [generate_rows(group, buffers, target)]
@@ -74,3 +81,22 @@ def _generate_group(
             return generate_scatter(scatter, buffers, target)
         case _:
             assert_never(group)  # type: ignore[arg-type]
+
+
+def _map(group: MapGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
+    found = find_transposition(group, buffers, target)
+    if found is not None:
+        return generate_transpose(group, found, buffers, target)
+    return generate_map(group, buffers, target)
+
+
+def _foreach(group: ForeachGroup, buffers: dict[str, Buffer], target: Target) -> list[KernelCall]:
+    """One kernel, and one more for each map whose loads are better made by tiles."""
+    tiled = [part for part in group.groups if find_transposition(part, buffers, target)]
+    plain = tuple(part for part in group.groups if part not in tiled)
+    if len(plain) > 1:
+        return [
+            generate_foreach(ForeachGroup(plain), buffers, target),
+            *(_map(part, buffers, target) for part in tiled),
+        ]
+    return [_map(part, buffers, target) for part in group.groups]

@@ -125,7 +125,7 @@ class OperandMaker:
         positions = [at * VECTOR + x for x in range(VECTOR)] if vector else [at]
         lanes: Lanes = [{**fixed, **flat_values(prefix, (size,), p)} for p in positions]
         scope = Scope()
-        result = self.builder.renderer(lanes, scope).render(body)
+        result = self.builder.renderer(lanes, scope, branches=True).render(body)
         guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
         return Operand(len(lanes), scope.lines, result.widen(len(lanes)), " && ".join(guards))
 

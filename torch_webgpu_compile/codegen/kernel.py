@@ -29,6 +29,45 @@ from .storage import VECTOR, Bindings, check_index_range
 from .values import Names, Scope, Text
 
 
+@dataclass(frozen=True, slots=True)
+class WorkgroupArray:
+    """An array in workgroup memory: the WGSL type of its elements, and their number and size."""
+
+    type: str
+    length: int
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * self.itemsize
+
+    def declaration(self, name: str) -> str:
+        """The WGSL statement that declares it."""
+        return f"var<workgroup> {name}: array<{self.type}, {self.length}>;"
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a kernel computes, or one of several that are joined to one.
+
+    Attributes:
+        kind: see `plan.model.Kernel`.
+        template, inputs: the template also gets ``number``, that of a part of a joint kernel.
+        workgroup_size: invocations.
+        workgroups: how many have work, from number 0.
+        arrays: workgroup memory, by names that the template finds in the input ``scratch``.
+    """
+
+    kind: str
+    template: str
+    inputs: dict[str, Any]
+    workgroup_size: int
+    workgroups: Expr
+    origins: Sequence[Origin]
+    flops: Expr
+    arrays: dict[str, WorkgroupArray] = field(default_factory=dict)
+
+
 @dataclass
 class KernelBuilder:
     """Collects bindings, parameters and names while a kernel is rendered."""
@@ -76,6 +115,22 @@ class KernelBuilder:
             return [f"{function}({self.index(addresses[0] // VECTOR)}, {value.widen(VECTOR)});"]
         function = self.bindings.function(member.output, "store")
         return [f"{function}({self.index(a)}, {value.lane(k)});" for k, a in enumerate(addresses)]
+
+    def finish_body(self, body: Body) -> KernelCall:
+        """The kernel of one body."""
+        names = {name: f"scratch_{name}" for name in body.arrays}
+        given = {"workgroup_size": body.workgroup_size, "number": None, "scratch": names}
+        declared = [array.declaration(names[name]) for name, array in body.arrays.items()]
+        return self.finish(
+            body.kind,
+            body.template,
+            {**body.inputs, **given, "declared": declared},
+            workgroup_size=body.workgroup_size,
+            grid=fold_grid(body.workgroups, self.target),
+            origins=body.origins,
+            flops=body.flops,
+            workgroup_nbytes=sum(array.nbytes for array in body.arrays.values()),
+        )
 
     def finish(
         self,

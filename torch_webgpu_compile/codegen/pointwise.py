@@ -22,7 +22,7 @@ from ..sizes import (
 )
 from ..target import Target
 from .index_wgsl import are_aligned_neighbours, is_multiple_of
-from .kernel import KernelBuilder, flat_environment, fold_grid, lane_addresses
+from .kernel import Body, KernelBuilder, flat_environment, lane_addresses
 from .storage import VECTOR
 from .values import Scope, Text
 
@@ -33,13 +33,19 @@ Lanes = list[dict[Symbol, Expr]]
 
 def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
     """The kernel of a map group."""
+    builder = KernelBuilder(target, buffers)
+    workgroup = min(WORKGROUP, target.max_workgroup_invocations)
+    return builder.finish_body(map_body(builder, group, workgroup))
+
+
+def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> Body:
+    """What computes a map group that is not empty."""
+    buffers = builder.buffers
     symbols = symbol_keys(iteration_symbols("i", group.ranges))
     numel = product(group.ranges)
     order = memory_order(group.members, symbols, buffers)
-    builder = KernelBuilder(target, buffers)
     mode, width = _choose_mode(group, buffers, symbols, order, numel)
     count = ceildiv(numel, width)
-    workgroup = min(WORKGROUP, target.max_workgroup_invocations)
     lines: list[str] = []
     if mode == "vector":
         q = iteration("q", count)
@@ -51,14 +57,14 @@ def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) ->
         )
     else:
         lines += _packed_lines(builder, group, symbols, order, numel, width)
-    return builder.finish(
+    return Body(
         "pointwise",
         "pointwise.wgsl.jinja",
-        {"workgroup_size": workgroup, "count": builder.index(count), "lines": lines},
-        workgroup_size=workgroup,
-        grid=fold_grid(ceildiv(count, workgroup), target),
-        origins=group_origins(group.members),
-        flops=group_flops(group),
+        {"count": builder.index(count), "lines": lines},
+        workgroup,
+        ceildiv(count, workgroup),
+        group_origins(group.members),
+        group_flops(group),
     )
 
 
@@ -199,11 +205,16 @@ def _is_flat(
 def _stays_in_padding(
     group: MapGroup, buffers: dict[str, Buffer], lanes: Sequence[Mapping[Symbol, Expr]]
 ) -> bool:
-    """Whether the lanes past the end only touch the padding to 16 bytes of each buffer."""
+    """Whether the lanes past the end only touch the padding to 16 bytes of each buffer.
+
+    What follows an argument that is written in place may be another tensor.
+    """
     computed = {m.output for m in group.members}
     for member in group.members:
-        if member.store and buffers[member.output].dtype.itemsize > 4:
-            return False
+        if member.store:
+            buffer = buffers[member.output]
+            if buffer.dtype.itemsize > 4 or buffer.shares is not None:
+                return False
         for node in walk(member.body):
             if not isinstance(node, Load) or node.buffer in computed:
                 continue

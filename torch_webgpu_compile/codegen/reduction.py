@@ -24,8 +24,8 @@ from ..sizes import (
     symbols_of,
 )
 from ..target import Target
-from .accumulate import Accumulator, ExpSum, accumulator, exp_sum
-from .kernel import KernelBuilder, flat_environment, fold_grid
+from .accumulate import Accumulator, ExpSum, Part, accumulator, exp_sum
+from .kernel import Body, KernelBuilder, WorkgroupArray, flat_environment, fold_grid
 from .pointwise import Lanes, group_origins, memory_order
 from .row_members import ShiftedSum, passes_needed, shifted_sums, varying_members
 from .scalar_wgsl import Renderer
@@ -58,14 +58,24 @@ class Shares:
 
 def generate_rows(group: RowGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
     """The kernel of a row group."""
-    return _RowKernel(group, buffers, target).generate()
+    builder = KernelBuilder(target, buffers)
+    return builder.finish_body(RowKernel(group, builder).body())
 
 
-class _RowKernel:
-    def __init__(self, group: RowGroup, buffers: dict[str, Buffer], target: Target) -> None:
+class RowKernel:
+    """The kernel of a row group while it is made.
+
+    Args:
+        workgroup: invocations, at least as many as share a row; else what suits the rows.
+    """
+
+    def __init__(
+        self, group: RowGroup, builder: KernelBuilder, workgroup: int | None = None
+    ) -> None:
         self.group = group
-        self.target = target
-        self.builder = KernelBuilder(target, buffers)
+        self.builder = builder
+        self.target = target = builder.target
+        buffers = builder.buffers
         self.row_symbols = symbol_keys(iteration_symbols("i", group.rows))
         self.element_symbols = symbol_keys(iteration_symbols("r", group.elements))
         self.rows = product(group.rows)
@@ -97,6 +107,8 @@ class _RowKernel:
             if self.phases_count == 1 and not final_pass:
                 threads = min(self.tiling.threads, _ONE_PASS_THREADS)
                 self.tiling = replace(self.tiling, threads=threads)
+        if workgroup is not None:
+            self.tiling = replace(self.tiling, rows=workgroup // self.tiling.threads)
         self.values: dict[str, Text] = {}
         self.row_scope = Scope()
         order = memory_order(group.members, self.row_symbols, buffers)
@@ -122,7 +134,8 @@ class _RowKernel:
 
     # -- rendering -------------------------------------------------------------------------------
 
-    def generate(self) -> KernelCall:
+    def body(self) -> Body:
+        """What computes the group."""
         t = self.tiling
         phases: list[Phase] = []
         for d in range(1, self.phases_count + 1):
@@ -130,36 +143,39 @@ class _RowKernel:
         final = self._final()
         row_count = self.builder.index(self.rows)
         workgroups = ceildiv(self.rows, t.rows)
-        grid = fold_grid(workgroups, self.target)
-        exact = grid[1] is ONE and workgroups * t.rows is self.rows
-        return self.builder.finish(
+        return Body(
             "reduction",
             "reduction.wgsl.jinja",
             {
-                "workgroup_size": t.workgroup,
                 "threads": t.threads,
                 "rows": t.rows,
                 "stride": 1 if t.elements_fast else t.rows,
                 "elements_fast": t.elements_fast,
                 "subgroup": self._subgroup(),
                 "row_count": row_count,
-                "checked": not exact,
+                "checked": self._rows_checked,
                 "phases": phases,
                 "final": final,
             },
-            workgroup_size=t.workgroup,
-            grid=grid,
-            origins=group_origins(self.group.members),
-            flops=self.rows * self.length * len(self.group.members),
-            workgroup_nbytes=sum(
-                part.nbytes * t.workgroup
-                for p in phases
-                for a in p.accumulators
-                for part in a.parts
-            )
-            if t.threads > 1
-            else 0,
+            t.workgroup,
+            workgroups,
+            group_origins(self.group.members),
+            self.rows * self.length * len(self.group.members),
+            self._arrays([part for p in phases for a in p.accumulators for part in a.parts]),
         )
+
+    def _arrays(self, parts: Sequence[Part]) -> dict[str, WorkgroupArray]:
+        """The workgroup memory through which accumulators are exchanged."""
+        subgroup = self._subgroup() or 1
+        if self.tiling.threads <= subgroup:
+            return {}
+        length = self.tiling.workgroup // subgroup
+        return {
+            part.name: WorkgroupArray("u32", length, 4)
+            if part.type == "bool"
+            else WorkgroupArray(part.type, length, part.nbytes)
+            for part in parts
+        }
 
     def _subgroup(self) -> int:
         """Invocations that exchange accumulators by shuffles; 0 where that is not certain to work.

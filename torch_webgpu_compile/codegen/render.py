@@ -32,6 +32,11 @@ def parameter_names(symbols: Sequence[Symbol]) -> dict[Symbol, str]:
     return {s: f"parameters[{k // 4}].{'xyzw'[k % 4]}" for k, s in enumerate(symbols)}
 
 
+def render_template(template: str, inputs: dict[str, Any]) -> str:
+    """The text of a template alone; ``inputs``: exactly what it names at its top."""
+    return _environment().get_template(template).render(inputs)
+
+
 def render_module(
     template: str, bindings: Bindings, parameters: Sequence[Symbol], inputs: dict[str, Any]
 ) -> str:
@@ -43,7 +48,7 @@ def render_module(
         parameters: the size symbols of the uniform buffer, in order.
         inputs: exactly what the template names at its top.
     """
-    body = _environment().get_template(template).render(inputs)
+    body = render_template(template, inputs)
     declared, functions = bindings.declarations()
     if parameters:
         rows = (len(parameters) + 3) // 4

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from .. import dtypes
 from ..dtypes import DType, Kind
 from ..errors import UnsupportedOp
-from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar
+from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, loads_of
 from ..sizes import (
     Expr,
     Symbol,
@@ -40,7 +40,8 @@ class Renderer:
             symbols. member: gives the value of a buffer computed in this kernel, or None to load it
             from memory. predicate: a scalar bool expression guarding every load (tail of a row), or
             None. outer: a renderer of an enclosing scope (a row around its elements), or None.
-            belongs_outside: whether a node has one value in the whole enclosing scope.
+            belongs_outside: whether a node has one value in the whole enclosing scope. branches:
+            whether a choice between memories is a branch, for one that seldom goes the first way.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Renderer:
         predicate: str | None = None,
         outer: Renderer | None = None,
         belongs_outside: Callable[[Scalar], bool] = lambda node: False,
+        branches: bool = False,
     ) -> None:
         self.bindings = bindings
         self.names = names
@@ -63,6 +65,7 @@ class Renderer:
         self.member = member
         self.outer = outer
         self.belongs_outside = belongs_outside
+        self.branches = branches
         self.predicates: tuple[Text | str, ...] = () if predicate is None else (predicate,)
         self.masked = 0
         self.simplified: dict[Scalar, Scalar] = {}
@@ -182,6 +185,8 @@ class Renderer:
         condition = self.render(node.condition)
         if condition.code in ("true", "false"):
             return self.render(node.body if condition.code == "true" else node.other)
+        if self.branches and condition.lanes == 1 and not self.masked and loads_of(node.other):
+            return self._branch(condition, node)
         outer = self.predicates
         self.predicates = (*outer, condition)
         self.masked += 1
@@ -194,6 +199,25 @@ class Renderer:
         return self.let(
             f"select({other.widen(lanes)}, {body.widen(lanes)}, {mask})", lanes, node.dtype
         )
+
+    def _branch(self, condition: Text, node: Masked) -> Text:
+        other = self.render(node.other)
+        around = self.scope
+        self.scope = Scope(parent=around)
+        self.masked += 1
+        body = self.render(node.body)
+        self.masked -= 1
+        inner, self.scope = self.scope.lines, around
+        lanes = max(body.lanes, other.lanes)
+        name = self.names.fresh("t")
+        around.lines += [
+            f"var {name} = {other.widen(lanes)};",
+            f"if ({condition.code}) {{",
+            *(f"  {line}" for line in inner),
+            f"  {name} = {body.widen(lanes)};",
+            "}",
+        ]
+        return Text(name, lanes, node.dtype)
 
     # -- operators -----------------------------------------------------------------------------
 

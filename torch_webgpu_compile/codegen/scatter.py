@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from .. import dtypes
 from ..errors import UnsupportedOp
 from ..ir.graph import Buffer, MapGroup, Member
@@ -12,7 +10,7 @@ from ..ir.scalar import Load, index
 from ..plan.model import KernelCall
 from ..sizes import ZERO, ceildiv, iteration, linearize, product
 from ..target import Target
-from .kernel import KernelBuilder, flat_environment, fold_grid
+from .kernel import Body, KernelBuilder, flat_environment
 from .pointwise import WORKGROUP, generate_map
 from .values import Scope
 
@@ -49,12 +47,18 @@ def _copy(node: Scatter, output: Buffer, buffers: dict[str, Buffer], target: Tar
 
 def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> KernelCall:
     builder = KernelBuilder(target, buffers)
+    workgroup = min(WORKGROUP, target.max_workgroup_invocations)
+    return builder.finish_body(update_body(builder, node, workgroup))
+
+
+def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Body:
+    """The updates, of which there is one at least; the output holds what they start from."""
     count = product(node.ranges)
     symbols = symbol_keys(iteration_symbols("i", node.ranges))
     environment = flat_environment(symbols, iteration("q", count))
     scope = Scope()
     renderer = builder.renderer([environment], scope)
-    output = buffers[node.output]
+    output = builder.buffers[node.output]
     entries = [renderer.index_of(i) for i in node.index]
     affine = [ZERO if entry is None else entry for entry in entries]
     (address,) = renderer.per_lane(linearize(affine, output.strides) + output.offset)
@@ -70,16 +74,13 @@ def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> Kernel
     store = f"{verb}({code}, {value.code});"
     # Shaders run without bounds checks: a wrong index must not write foreign memory.
     scope.lines.append(f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store)
-    workgroup = min(WORKGROUP, target.max_workgroup_invocations)
-    call = builder.finish(
+    builder.bindings.touch(node.output, count)
+    return Body(
         "scatter",
         "pointwise.wgsl.jinja",
-        {"workgroup_size": workgroup, "count": builder.index(count), "lines": scope.lines},
-        workgroup_size=workgroup,
-        grid=fold_grid(ceildiv(count, workgroup), target),
-        origins=node.origins,
-        flops=count,
+        {"count": builder.index(count), "lines": scope.lines},
+        workgroup,
+        ceildiv(count, workgroup),
+        node.origins,
+        count,
     )
-    touched = count * output.dtype.itemsize
-    read = call.bytes_read + touched if node.accumulate else call.bytes_read
-    return replace(call, bytes_read=read, bytes_written=touched)

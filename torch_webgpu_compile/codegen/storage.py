@@ -26,6 +26,11 @@ class _Use:
     buffer: Buffer
     alias: str
     functions: set[str] = field(default_factory=set)
+    touched: Expr | None = None
+
+    @property
+    def reads(self) -> bool:
+        return any(f.startswith(("load", "add")) for f in self.functions)
 
     @property
     def writes(self) -> bool:
@@ -42,16 +47,27 @@ class Bindings:
 
     def function(self, buffer: str, verb: str) -> str:
         """The WGSL name of ``load``, ``load4``, ``store``, ``store4`` or ``add`` on a buffer."""
-        use = self._uses.get(buffer)
+        memory = self._memory(buffer)
+        use = self._uses.get(memory)
         if use is None:
-            use = _Use(self.buffers[buffer], f"x{len(self._uses)}")
-            self._uses[buffer] = use
+            use = _Use(self.buffers[memory], f"x{len(self._uses)}")
+            self._uses[memory] = use
         use.functions.add(verb)
         return f"{verb}_{use.alias}"
+
+    def touch(self, buffer: str, numel: Expr) -> None:
+        """Says how many elements of a buffer that it uses a kernel moves, where not all."""
+        self._uses[self._memory(buffer)].touched = numel
 
     def can_vectorize(self, dtype: DType) -> bool:
         """Whether four elements of a dtype are one access (a vec4, or whole words when packed)."""
         return dtype.itemsize <= 4
+
+    def _memory(self, buffer: str) -> str:
+        """The buffer whose binding all that share its memory have."""
+        while (shared := self.buffers[buffer].shares) is not None:
+            buffer = shared
+        return buffer
 
     def windows(self, buffer: Buffer) -> int:
         """Bindings through which the whole buffer is reached."""
@@ -113,13 +129,14 @@ class Bindings:
         return tuple(bindings), tuple(kernel)
 
     def traffic(self) -> tuple[Expr, Expr]:
-        """(bytes read, bytes written) when every bound element moves once."""
+        """(bytes read, bytes written) when every bound element that is touched moves once."""
         read = written = as_expr(0)
         for use in self._uses.values():
-            nbytes = use.buffer.numel * use.buffer.dtype.itemsize
+            numel = use.buffer.numel if use.touched is None else use.touched
+            nbytes = numel * use.buffer.dtype.itemsize
             if use.writes:
                 written = written + nbytes
-            else:
+            if use.reads or not use.writes:
                 read = read + nbytes
         return read, written
 
@@ -195,13 +212,17 @@ def _load4(use: _Use, element: str) -> list[str]:
     if dtype.packing == 1:
         lanes = [_widen(dtype, f"{x}[4 * i + {k}]", "") for k in range(VECTOR)]
         return [f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
+
+    def word(at: str) -> str:
+        return f"atomicLoad(&{x}[{at}])" if element.startswith("atomic") else f"{x}[{at}]"
+
     if dtype.packing == 4:
         lanes = [_unpack(dtype, f"(w >> {8 * k}u)") for k in range(4)]
-        head = f"  let w = {x}[i];"
+        head = f"  let w = {word('i')};"
     else:
         halves = ("w0", "(w0 >> 16u)", "w1", "(w1 >> 16u)")
         lanes = [_unpack(dtype, half) for half in halves]
-        head = f"  let w0 = {x}[2 * i];\n  let w1 = {x}[2 * i + 1];"
+        head = f"  let w0 = {word('2 * i')};\n  let w1 = {word('2 * i + 1')};"
     return [head, f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
 
 

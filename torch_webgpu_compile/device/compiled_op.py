@@ -43,6 +43,9 @@ _TAKES_HOST_TENSORS = frozenset(
         "aten::_foreach_copy_",
     }
 )
+# Operators on all parameters. Their numbers change at every step; their sizes do not, and only maps
+# of known sizes share a kernel.
+_OF_MANY = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,10 @@ def compile_op(
     """
     described, named = pytree.tree_unflatten(placement.specs, placement.spec)
     native = native_operators()
-    if like is not None:
+    if op._schema.name.startswith(_OF_MANY):
+        with suppress(UnsupportedOp):
+            return _compile(capture_call(op, described, named, native, numbers=True), placement)
+    elif like is not None:
         # Whatever symbols make impossible: the call as it is decides.
         with suppress(Exception):
             call = capture_call(op, described, named, native, dynamic=True, like=like)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import Any
 
@@ -40,8 +40,8 @@ class Buffer:
         sizes: logical sizes, in elements.
         strides: per dimension, in elements, ≥ 0; the first element is at ``offset``.
         offset: in elements, from the start of the memory.
-        shares: the buffer whose memory it takes over: a `Scatter` writes it where its initial
-            contents are, and nothing reads those from then on.
+        shares: the buffer whose memory it takes over, and which nothing reads from then on: a
+            `Scatter` writes it where its initial contents are, a map over an input.
     """
 
     name: str
@@ -127,7 +127,7 @@ class LoopGraph:
             name = shared
         return name
 
-    @property
+    @cached_property
     def returned(self) -> frozenset[str]:
         """Buffers that outlive the nodes because an output shows them."""
         return frozenset(o.buffer for o in self.outputs if o.buffer is not None)
@@ -204,6 +204,17 @@ class SiblingGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeachGroup:
+    """Map groups that one dispatch computes side by side, each on buffers of its own.
+
+    Their members are equal up to the names and layouts of buffers and up to sizes
+    (`canonical.canonical_form`). None needs what another one computes.
+    """
+
+    groups: tuple[MapGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PairGroup:
     """Two contractions of the same sizes and lhs, of which every invocation computes both.
 
@@ -213,10 +224,25 @@ class PairGroup:
     groups: tuple[AnchorGroup, AnchorGroup]
 
 
+JointPart = MapGroup | RowGroup | SingleGroup
+"""What may be a part of a `JointGroup`; of nodes that are never fused, only scatters."""
+
+
+@dataclass(frozen=True, slots=True)
+class JointGroup:
+    """Small groups of any kind that one dispatch computes side by side.
+
+    None needs what another one computes, or writes over what another one reads. Scatters among
+    them write where their initial contents are. All have known sizes.
+    """
+
+    groups: tuple[JointPart, ...]
+
+
 ContractionGroup = AnchorGroup | SiblingGroup | PairGroup
 """What one kernel computes by tiles; the anchor of an `AnchorGroup` may be an `Attention`, too."""
 
-KernelGroup = MapGroup | RowGroup | ContractionGroup | SingleGroup
+KernelGroup = MapGroup | ForeachGroup | RowGroup | ContractionGroup | SingleGroup | JointGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +270,7 @@ def buffers_of(group: KernelGroup) -> GroupBuffers:
         case SingleGroup(node):
             outputs = frozenset(outputs_of(node))
             return GroupBuffers(frozenset(inputs_of(node)), outputs, outputs)
-        case SiblingGroup(groups) | PairGroup(groups):
+        case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups) | JointGroup(groups):
             return reduce(or_, map(buffers_of, groups))
         case AnchorGroup(anchor, epilogue, store_anchor):
             output = frozenset({anchor.output})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Union
 from weakref import WeakValueDictionary
 
@@ -261,7 +262,12 @@ def substitute_symbols(root: Scalar, values: Mapping[Symbol, Expr]) -> Scalar:
 
 def loads_of(root: Scalar) -> list[Load]:
     """Every distinct load under ``root``."""
-    return [node for node in walk(root) if isinstance(node, Load)]
+    return list(_loads_of(root))
+
+
+@lru_cache(maxsize=1 << 13)
+def _loads_of(root: Scalar) -> tuple[Load, ...]:
+    return tuple(node for node in walk(root) if isinstance(node, Load))
 
 
 def scalar_symbols(root: Scalar) -> frozenset[Symbol]:

@@ -23,7 +23,9 @@ from .graph import (
     AnchorGroup,
     Buffer,
     BufferOrigin,
+    ForeachGroup,
     GraphOutput,
+    JointGroup,
     KernelGroup,
     LoopGraph,
     MapGroup,
@@ -230,19 +232,30 @@ def format_schedule(schedule: Schedule) -> str:
     lines += [f"schedule({schedule.graph.name!r})"]
     for number, group in enumerate(schedule.groups):
         lines += _format_group(number, group)
-        if isinstance(group, SingleGroup) and isinstance(group.node, Scatter):
-            initial = schedule.graph.buffers[group.node.output].shares
-            lines += [] if initial is None else [f"  in the memory of {initial}"]
+        for part in group.groups if isinstance(group, JointGroup) else (group,):
+            if isinstance(part, SingleGroup) and isinstance(part.node, Scatter):
+                name = part.node.output
+                initial = schedule.graph.buffers[name].shares
+                lines += [] if initial is None else [f"  {name} in the memory of {initial}"]
     return "\n".join(lines) + "\n"
+
+
+_SEVERAL = {
+    SiblingGroup: "siblings",
+    PairGroup: "pair",
+    ForeachGroup: "foreach",
+    JointGroup: "joint",
+}
 
 
 def _format_group(number: int, group: KernelGroup) -> list[str]:
     match group:
         case SingleGroup(node):
             return [f"group {number}:", f"  {format_node(node)}"]
-        case SiblingGroup(groups) | PairGroup(groups):
-            parts = [line for k, sibling in enumerate(groups) for line in _format_group(k, sibling)]
-            kind = "siblings" if isinstance(group, SiblingGroup) else "pair"
+        case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups) | JointGroup(groups):
+            together: Sequence[KernelGroup] = groups
+            parts = [line for k, part in enumerate(together) for line in _format_group(k, part)]
+            kind = _SEVERAL[type(group)]
             return [f"group {number}: {kind}", *(f"  {line}" for line in parts)]
         case MapGroup(ranges, members):
             head = f"group {number}: map over {_sizes(ranges)}"

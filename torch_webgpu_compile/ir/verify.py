@@ -5,17 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .. import dtypes
 from ..dtypes import Kind
 from ..errors import VerificationError
-from ..sizes import Expr, Symbol, as_expr, symbols_of
+from ..sizes import Expr, Symbol, as_expr, linearize, symbols_of
+from .canonical import canonical_form
 from .graph import (
     Buffer,
     BufferOrigin,
+    ForeachGroup,
     GraphOutput,
+    JointGroup,
+    KernelGroup,
     LoopGraph,
+    MapGroup,
     PairGroup,
     Schedule,
     SiblingGroup,
@@ -37,7 +42,7 @@ from .nodes import (
     outputs_of,
     symbol_keys,
 )
-from .scalar import OPS, Load, Masked, Op, Scalar, loads_of, scalar_symbols, walk
+from .scalar import OPS, Index, Load, Masked, Op, Scalar, loads_of, scalar_symbols, walk
 
 
 def verify_loop_graph(graph: LoopGraph) -> None:
@@ -47,6 +52,7 @@ def verify_loop_graph(graph: LoopGraph) -> None:
     written = {i.buffer for i in graph.inputs if i.buffer is not None} | set(graph.constants)
     for name in written:
         _require(name in graph.buffers, name, "a declared buffer")
+    sizes = _size_symbols(graph)
     for node in graph.nodes:
         for name in inputs_of(node):
             _require(name in graph.buffers, _title(node), f"a declaration of {name}")
@@ -61,15 +67,14 @@ def verify_loop_graph(graph: LoopGraph) -> None:
             origin = graph.buffers[name].origin
             _require(origin is BufferOrigin.INTERMEDIATE, _title(node), f"{name} an intermediate")
             written.add(name)
-        verify_node(node, graph)
+        verify_node(node, graph, sizes)
     for position, output in enumerate(graph.outputs):
         _verify_output(position, output, graph, written)
 
 
-def verify_node(node: Node, graph: LoopGraph) -> None:
-    """One node's ranges, bodies and output against the declared buffers."""
+def verify_node(node: Node, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
+    """One node's ranges, bodies and output against the declared buffers and size symbols."""
     title = _title(node)
-    sizes = _size_symbols(graph)
     match node:
         case Pointwise():
             _body(title, node.body, [("i", node.ranges)], graph, sizes)
@@ -160,6 +165,10 @@ def verify_schedule(schedule: Schedule) -> None:
         title = f"group {number}"
         if isinstance(group, SiblingGroup | PairGroup):
             _side_by_side(title, group)
+        if isinstance(group, ForeachGroup):
+            _equal_maps(title, group, graph)
+        if isinstance(group, ForeachGroup | JointGroup):
+            _independent(title, group)
         found = buffers_of(group)
         for name in sorted(found.reads):
             known = name in written or _is_empty(graph.buffers[name])
@@ -200,26 +209,74 @@ def _verify_in_place(schedule: Schedule) -> None:
     """A shared memory has one layout, and its old contents are read before it is written only."""
     graph = schedule.graph
     left = {name for name, buffer in graph.buffers.items() if buffer.shares is not None}
+    if not left:
+        return
+    readers: dict[str, list[int]] = {}
     for number, group in enumerate(schedule.groups):
-        if not (isinstance(group, SingleGroup) and isinstance(group.node, Scatter)):
-            continue
-        node = group.node
-        if node.output not in left:
-            continue
-        left.remove(node.output)
-        own, root = graph.buffers[node.output], graph.buffers[graph.memory_of(node.output)]
-        title = f"group {number} in place"
-        _require(own.shares == node.initial, title, "the memory of its initial buffer")
-        same = root.strides == own.strides and root.offset is own.offset
-        _require(same, title, f"the layout of {root.name}")
-        _require(root.origin is not BufferOrigin.CONSTANT, title, "memory that may change")
-        if root.origin is BufferOrigin.INPUT:
-            _require(_is_assigned(root.name, graph), title, f"a result assigned to {root.name}")
-        own_loads = {load.buffer for body in bodies_of(node) for load in loads_of(body)}
-        later = own_loads.union(*(buffers_of(g).loaded for g in schedule.groups[number + 1 :]))
-        unread = node.initial not in later and node.initial not in graph.returned
-        _require(unread, title, f"no later reader of {node.initial}")
-    _require(not left, "schedule", f"scatters that write {sorted(left)}")
+        for part in _parts(group):
+            for name in buffers_of(part).loaded:
+                readers.setdefault(name, []).append(number)
+    for number, group in enumerate(schedule.groups):
+        for part in _parts(group):
+            if isinstance(part, MapGroup):
+                left -= _verify_map_in_place(graph, part, number, readers)
+            elif isinstance(part, SingleGroup) and isinstance(part.node, Scatter):
+                if part.node.output in left:
+                    _verify_scatter_in_place(graph, part.node, number, readers)
+                    left.remove(part.node.output)
+                elif isinstance(group, JointGroup):
+                    raise VerificationError(f"group {number} needs {part.node.output} in place")
+    _require(not left, "schedule", f"scatters or maps that write {sorted(left)}")
+
+
+def _parts(group: KernelGroup) -> Sequence[KernelGroup]:
+    """What a kernel computes side by side, each part by workgroups of its own."""
+    return group.groups if isinstance(group, ForeachGroup | JointGroup) else (group,)
+
+
+def _verify_scatter_in_place(
+    graph: LoopGraph, node: Scatter, number: int, readers: Mapping[str, Sequence[int]]
+) -> None:
+    """``readers``: the numbers of the groups that read a buffer, one for each of their parts."""
+    own, root = graph.buffers[node.output], graph.buffers[graph.memory_of(node.output)]
+    title = f"group {number} in place"
+    _require(own.shares == node.initial, title, "the memory of its initial buffer")
+    same = root.strides == own.strides and root.offset is own.offset
+    _require(same, title, f"the layout of {root.name}")
+    _require(root.origin is not BufferOrigin.CONSTANT, title, "memory that may change")
+    if root.origin is BufferOrigin.INPUT:
+        _require(_is_assigned(root.name, graph), title, f"a result assigned to {root.name}")
+    own_loads = {load.buffer for body in bodies_of(node) for load in loads_of(body)}
+    others = [k for k in readers.get(node.initial, ()) if k >= number]
+    unread = len(others) <= 1 and node.initial not in own_loads | graph.returned
+    _require(unread, title, f"no other reader of {node.initial} then")
+
+
+def _verify_map_in_place(
+    graph: LoopGraph, group: MapGroup, number: int, readers: Mapping[str, Sequence[int]]
+) -> set[str]:
+    """The buffers that a map writes over an input, of which every point reads its own element.
+
+    ``readers``: the numbers of the groups that read a buffer, one for each map of a group of maps.
+    """
+    shared = {m.output: m for m in group.members if graph.buffers[m.output].shares is not None}
+    title = f"group {number} in place"
+    for name, member in shared.items():
+        own, old = graph.buffers[name], graph.buffers[graph.memory_of(name)]
+        _require(member.store, title, f"{name} stored")
+        _require(old.origin is BufferOrigin.INPUT, title, f"an input for {name}")
+        _require(own.span is old.span, title, f"the elements of {old.name}")
+        _require(_is_assigned(old.name, graph), title, f"a result assigned to {old.name}")
+        place = linearize(member.index, own.strides) + own.offset
+        loads = [o for m in group.members for o in loads_of(m.body) if o.buffer == old.name]
+        for load in loads:
+            index = [entry.expr for entry in load.index if isinstance(entry, Index)]
+            here = len(index) == len(load.index)
+            here = here and linearize(index, old.strides) + old.offset is place
+            _require(here, title, f"{old.name} read where it is written")
+        others = [k for k in readers.get(old.name, ()) if k >= number]
+        _require(len(others) <= bool(loads), title, f"no other reader of {old.name} then")
+    return set(shared)
 
 
 def _is_assigned(name: str, graph: LoopGraph) -> bool:
@@ -252,6 +309,21 @@ def _side_by_side(title: str, group: SiblingGroup | PairGroup) -> None:
             if j > k or (j < k and isinstance(group, SiblingGroup)):
                 read = buffers_of(sibling).loaded & buffers_of(other).computed
                 _require(not read, title, f"products that do not need each other's {sorted(read)}")
+
+
+def _equal_maps(title: str, group: ForeachGroup, graph: LoopGraph) -> None:
+    forms = [canonical_form(part, graph.buffers) for part in group.groups]
+    _require(None not in forms, title, "maps that have a canonical form")
+    same = len({form.key for form in forms if form is not None}) == 1
+    _require(same, title, "maps that compute the same")
+
+
+def _independent(title: str, group: ForeachGroup | JointGroup) -> None:
+    found = list(map(buffers_of, group.groups))
+    computed = frozenset().union(*(part.computed for part in found))
+    for part in found:
+        read = part.loaded & (computed - part.computed)
+        _require(not read, title, f"parts that do not need each other's {sorted(read)}")
 
 
 def _body(

@@ -197,6 +197,9 @@ class _GraphLowering:
         placeholder = node.args[0]
         assert isinstance(placeholder, FxNode)
         old = self.values[placeholder]
+        if node.args[1] is placeholder:  # an operator left it as it is
+            self.values[node] = old
+            return
         new = as_value(self._argument(node.args[1]), old.sizes, old.dtype)
         self.mutations[placeholder] = new
         self.values[node] = new

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ..ir.access import typical_numel
 from ..ir.graph import GroupBuffers, Schedule, buffers_of
 from ..target import Target
 from .order import topological_order
@@ -25,15 +26,18 @@ class Clusters:
         self.members = {k: [k] for k in self.of}
         self.buffers = [buffers_of(group) for group in schedule.groups]
         self.writer = {name: k for k, found in enumerate(self.buffers) for name in found.stored}
+        self._windows_of: dict[str, int] = {}
         self._needs = {
             k: {self.writer[name] for name in found.reads if name in self.writer}
             for k, found in enumerate(self.buffers)
         }
+        readers: dict[str | None, set[int]] = {}
         for k, found in enumerate(self.buffers):
-            overwritten = {schedule.graph.buffers[name].shares for name in found.stored} - {None}
-            for reader, other in enumerate(self.buffers if overwritten else ()):
-                if reader != k and not overwritten.isdisjoint(other.reads):
-                    self._needs[k].add(reader)
+            for name in found.reads:
+                readers.setdefault(name, set()).add(k)
+        for k, found in enumerate(self.buffers):
+            for name in found.stored:
+                self._needs[k] |= readers.get(schedule.graph.buffers[name].shares, set()) - {k}
 
     def join(self, k: int, cluster: int) -> None:
         """Puts cluster ``k`` into another one."""
@@ -56,7 +60,15 @@ class Clusters:
 
     def needs_by_detour(self, cluster: int, on: int) -> bool:
         """Whether a cluster needs another one to have run for what a third one computes."""
-        return self._leads({n for n in self._needs[cluster] if self.of[n] != on}, on)
+        others = {n for n in self._needs[cluster] if self.of[n] not in (on, cluster)}
+        return self._leads(others, on)
+
+    def largest_passed(self, k: int) -> int:
+        """Bytes of the largest intermediate that a group gets, or leaves to others."""
+        graph, found = self.schedule.graph, self.buffers[k]
+        passed = {name for name in found.reads if name in self.writer}
+        passed |= found.stored - graph.returned
+        return max((typical_numel(graph.buffers[name].nbytes) for name in passed), default=0)
 
     def _leads(self, needs: Iterable[int], to: int) -> bool:
         """Whether a cluster is among the needed ones or among what those need, and so on."""
@@ -73,10 +85,22 @@ class Clusters:
 
     def bindings(self, found: GroupBuffers) -> int:
         """Storage bindings of a kernel that reads and stores these buffers."""
-        return sum(map(self._windows, found.reads | found.stored))
+        return self.windows(self.memory(found))
+
+    def memory(self, found: GroupBuffers) -> frozenset[str]:
+        """The buffers in whose memory a kernel reads and stores these."""
+        return frozenset(map(self.schedule.graph.memory_of, found.reads | found.stored))
+
+    def windows(self, names: Iterable[str]) -> int:
+        """Storage bindings through which a kernel reaches these buffers."""
+        return sum(map(self._windows, names))
 
     def _windows(self, name: str) -> int:
-        nbytes = self.schedule.graph.buffers[name].nbytes
-        if not nbytes.is_constant:
-            return 1
-        return max(1, -(-int(nbytes) // self.target.max_binding_nbytes))
+        found = self._windows_of.get(name)
+        if found is None:
+            nbytes = self.schedule.graph.buffers[name].nbytes
+            found = 1
+            if nbytes.is_constant:
+                found = max(1, -(-int(nbytes) // self.target.max_binding_nbytes))
+            self._windows_of[name] = found
+        return found

@@ -7,7 +7,7 @@ group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir.graph import (
@@ -81,18 +81,11 @@ class Group:
         self.reads |= {r for r in reads if r not in self.computed}
 
 
-def depends(
-    groups: Sequence[Group], group: int, on: int, joined: Mapping[int, int] | None = None
-) -> bool:
-    """Whether a group is another one, or (transitively) needs it to have run.
-
-    ``joined``: where groups are that were joined to others.
-    """
-    joined = joined or {}
+def depends(groups: Sequence[Group], group: int, on: int) -> bool:
+    """Whether a group is another one, or (transitively) needs it to have run."""
     stack, seen = [group], set()
     while stack:
         current = stack.pop()
-        current = joined.get(current, current)
         if current == on:
             return True
         if current not in seen:

@@ -1,14 +1,17 @@
-"""Scatters that write where their initial contents are, instead of into a copy of them."""
+"""Scatters that write where their initial contents are, and maps that write over arguments."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.graph import Buffer, BufferOrigin, LoopGraph
+from ..ir.graph import Buffer, BufferOrigin, LoopGraph, Member
 from ..ir.nodes import Scatter, bodies_of, inputs_of
 from ..ir.scalar import loads_of
-from ..sizes import ZERO
+from ..sizes import ZERO, Expr, linearize
 from .fusion import Group, depends
+from .mapping import load_index
+
+_VECTOR = 4  # elements that kernels store at once
 
 
 def share_memory(graph: LoopGraph, groups: list[Group]) -> LoopGraph:
@@ -19,6 +22,11 @@ def share_memory(graph: LoopGraph, groups: list[Group]) -> LoopGraph:
     the graph gives that input exactly the result (of the last scatter of a chain). Groups that read
     the initial contents get to run before the scatter.
 
+    A map may write over an input that takes its result, element by element, when it reads that
+    input nowhere but where it writes: an optimizer's step binds a parameter once instead of twice,
+    and finds it where it was. A graph that changes one input only has no need of that: memory of
+    its own takes the place of the input's.
+
     Returns:
         The graph, in which the results share the memory of the initial contents and their layout.
     """
@@ -26,6 +34,10 @@ def share_memory(graph: LoopGraph, groups: list[Group]) -> LoopGraph:
     for at, group in enumerate(groups):
         if isinstance(group.anchor, Scatter):
             sharing.visit(group.anchor, at)
+    if sum(output.mutates is not None for output in graph.outputs) > 1:
+        for at, group in enumerate(groups):
+            if group.kind == "map":
+                sharing.visit_map(group, at)
     return graph.with_nodes(graph.nodes, sharing.buffers)
 
 
@@ -38,6 +50,7 @@ class _Sharing:
         self.buffers: dict[str, Buffer] = dict(graph.buffers)
         self.roots: dict[str, str] = {}
         self.assigned = _assigned_inputs(graph, groups)
+        self.results = {o.buffer: o for o in graph.outputs if o.mutates is not None}
         self.readers: dict[str, list[int]] = {}
         for k, group in enumerate(groups):
             read = set(group.reads)
@@ -63,6 +76,33 @@ class _Sharing:
             offset=layout.offset,
             shares=node.initial,
         )
+
+    def visit_map(self, group: Group, at: int) -> None:
+        """Lets the members of a map group write over the inputs that take their values."""
+        for member in group.members:
+            old = self._replaced(member)
+            if old is None or not _reads_own_element(group, member, old, self.buffers):
+                continue
+            readers = [k for k in self.readers.get(old.name, ()) if k != at]
+            if not any(depends(self.groups, reader, at) for reader in readers):
+                self.groups[at].needs |= set(readers)
+                own = self.buffers[member.output]
+                self.buffers[member.output] = replace(own, shares=old.name)
+
+    def _replaced(self, member: Member) -> Buffer | None:
+        """The input whose elements, each in its place, are those of a member's buffer."""
+        result = self.results.get(member.output)
+        name = self.assigned.get(member.output)
+        if result is None or name is None:
+            return None
+        own, old = self.buffers[member.output], self.buffers[name]
+        alike = own.dtype is old.dtype and own.span is old.span and own.numel is old.numel
+        starts = {own.offset, old.offset, result.offset}
+        if not alike or starts != {ZERO} or result.strides != old.strides:
+            return None
+        # What follows in the last word, or vector, may be another tensor's.
+        words = own.dtype.packing == 1 or _is_multiple(own.numel)
+        return old if words else None
 
     def _is_legal(self, node: Scatter, root: str) -> bool:
         """Whether the root's memory may hold the result, apart from who reads what it held."""
@@ -95,3 +135,21 @@ def _assigned_inputs(graph: LoopGraph, groups: list[Group]) -> dict[str, str]:
         if isinstance(group.anchor, Scatter) and group.anchor.output in found:
             found.setdefault(group.anchor.initial, found[group.anchor.output])
     return found
+
+
+def _reads_own_element(
+    group: Group, member: Member, old: Buffer, buffers: dict[str, Buffer]
+) -> bool:
+    """Whether each point reads of ``old`` only the element that it writes as ``member``."""
+    own = buffers[member.output]
+    place = linearize(member.index, own.strides) + own.offset
+    for load in (load for other in group.members for load in loads_of(other.body)):
+        if load.buffer == old.name:
+            index = load_index(load)
+            if index is None or linearize(index, old.strides) + old.offset is not place:
+                return False
+    return True
+
+
+def _is_multiple(numel: Expr) -> bool:
+    return numel.is_constant and numel.constant % _VECTOR == 0

@@ -24,10 +24,10 @@ from ..ir.nodes import (
     outputs_of,
     symbol_keys,
 )
-from ..ir.scalar import OPS, Index, Load, Op, Scalar, cast, loads_of, rewrite, walk
+from ..ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, rewrite, walk
 from ..sizes import Expr, Symbol, as_symbol, product, substitute, symbols_of
 from ..target import Target
-from .mapping import load_index
+from .mapping import load_index, point_of
 
 _MAX_BODY = 400
 _CHEAP = 6
@@ -89,6 +89,10 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         (user,) = users
         assert isinstance(user, Attention)
         return typical_numel(product(node.ranges)) * user.parts * (cost + len(loads)) <= _DISPATCH
+    if _is_new_row(node, users):
+        parts = max(user.parts for user in users if isinstance(user, Attention))
+        work = typical_numel(product(node.ranges)) * parts * (cost + len(loads))
+        return work <= _DISPATCH and not _is_epilogue(node, graph)
     if any(isinstance(u, (Contraction, Attention)) for u in users):
         # Tiles are loaded many times; and a producer's epilogue would compute this for free.
         reads_anchor = any(
@@ -125,6 +129,41 @@ def _is_query(node: Pointwise, users: list[Node]) -> bool:
     user = users[0]
     others = [body for body in (user.key, user.value, user.bias) if body is not None]
     return all(load.buffer != node.output for body in others for load in loads_of(body))
+
+
+def _is_new_row(node: Pointwise, users: list[Node]) -> bool:
+    """Whether a node is only what is written to a row of what attention in parts reads.
+
+    Then few invocations, in one of the parts, read it: see `new_rows`.
+    """
+    attention = [user for user in users if isinstance(user, Attention)]
+    return (
+        0 < len(attention) < len(users)
+        and all(isinstance(user, (Attention, Scatter)) for user in users)
+        and all(user.parts > 1 for user in attention)
+        and all(_reads_as_choice(body, node.output) for u in attention for body in bodies_of(u))
+    )
+
+
+def _reads_as_choice(body: Scalar, name: str) -> bool:
+    """Whether a body loads a buffer under conditions only."""
+
+    def change(part: Scalar) -> Scalar | None:
+        return part.other if isinstance(part, Masked) else None
+
+    return all(load.buffer != name for load in loads_of(rewrite(body, change)))
+
+
+def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
+    """Whether a kernel of sums can compute a node from its results, at the same points."""
+    sums = {
+        outputs_of(producer)[0]
+        for producer in graph.nodes
+        if isinstance(producer, (Contraction, Attention, Reduction))
+    }
+    here = point_of(symbol_keys(iteration_symbols("i", node.ranges)))
+    found = [load for load in loads_of(node.body) if load.buffer in sums]
+    return bool(found) and all(load_index(load) == here for load in found)
 
 
 def _repeats(node: Pointwise, user: Node) -> float:

@@ -1,58 +1,66 @@
 """Small maps over the same points share a dispatch, although none reads what another one computes.
 
 A dispatch costs as much time as a large GPU needs for megabytes: counters of layers, sines beside
-cosines, optimizer states of biases.
+cosines.
 """
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+
 from ..ir.access import typical_numel
-from ..ir.graph import LoopGraph
-from ..sizes import product
+from ..ir.graph import KernelGroup, MapGroup, Schedule
+from ..sizes import Expr, product
 from ..target import Target
-from .fusion import MAX_MEMBERS, Group, depends
-from .mapping import extent_of
+from .clusters import Clusters
+from .fusion import MAX_MEMBERS
 
 # With more points, the groups fill a GPU better than side by side in its registers.
 _SMALL = 1 << 12
 
 
-def join_small_maps(graph: LoopGraph, groups: list[Group], target: Target) -> list[Group]:
-    """The groups, with independent small map groups over equal ranges joined."""
-    into: dict[int, int] = {}
-    opened: dict[tuple[object, ...], list[int]] = {}
-    for at, group in enumerate(groups):
-        if group.kind != "map" or typical_numel(product(map(extent_of, group.rows))) > _SMALL:
-            continue
-        candidates = opened.setdefault(tuple(group.rows), [])
-        first = next((k for k in candidates if _may_join(groups, k, at, into, target)), None)
-        if first is None:
-            candidates.append(at)
-            continue
-        host = groups[first]
-        host.members += group.members
-        host.computed |= group.computed
-        host.reads |= group.reads
-        host.needs |= group.needs
-        into[at] = first
-    if not into:
-        return groups
-    kept = [k for k in range(len(groups)) if k not in into]
-    number = {k: n for n, k in enumerate(kept)}
-    for k in kept:
-        groups[k].needs = {number[into.get(n, n)] for n in groups[k].needs}
-    return [groups[k] for k in kept]
+def join_small_maps(schedule: Schedule, target: Target) -> Schedule:
+    """Independent small map groups over equal ranges become one."""
+    found: dict[tuple[Expr, ...], list[tuple[int, MapGroup]]] = {}
+    for k, group in enumerate(schedule.groups):
+        if isinstance(group, MapGroup) and typical_numel(product(group.ranges)) <= _SMALL:
+            found.setdefault(group.ranges, []).append((k, group))
+    candidates = [numbers for numbers in found.values() if len(numbers) > 1]
+    if not candidates:
+        return schedule
+    clusters = Clusters(schedule, target)
+    for numbers in candidates:
+        _join_all(clusters, numbers)
+    groups = (_as_group([schedule.groups[m] for m in joined]) for joined in clusters.in_order())
+    return Schedule(schedule.graph, tuple(groups))
 
 
-def _may_join(
-    groups: list[Group], first: int, second: int, into: dict[int, int], target: Target
-) -> bool:
-    """Whether two groups may be one kernel: neither needs the other, and the bindings fit."""
-    one, other = groups[first], groups[second]
-    bound = one.reads | other.reads | set(one.computed) | set(other.computed)
-    return (
-        len(one.members) + len(other.members) <= MAX_MEMBERS
-        and len(bound) <= target.max_storage_buffers
-        and not depends(groups, first, second, into)
-        and not depends(groups, second, first, into)
+def _join_all(clusters: Clusters, candidates: list[tuple[int, MapGroup]]) -> None:
+    members: dict[int, int] = {}
+    for k, group in candidates:
+        count = len(group.members)
+        into = next(
+            (c for c in members if members[c] + count <= MAX_MEMBERS and _fits(clusters, k, c)),
+            None,
+        )
+        if into is None:
+            members[k] = count
+        else:
+            clusters.join(k, into)
+            members[into] += count
+
+
+def _fits(clusters: Clusters, k: int, cluster: int) -> bool:
+    """Whether two groups may be one kernel: the bindings fit, and neither needs the other."""
+    bound = reduce(or_, (clusters.buffers[m] for m in (*clusters.members[cluster], k)))
+    return clusters.bindings(bound) <= clusters.target.max_storage_buffers and clusters.independent(
+        k, cluster
     )
+
+
+def _as_group(groups: list[KernelGroup]) -> KernelGroup:
+    if len(groups) == 1:
+        return groups[0]
+    maps = [group for group in groups if isinstance(group, MapGroup)]
+    return MapGroup(maps[0].ranges, tuple(m for group in maps for m in group.members))

@@ -1,0 +1,160 @@
+"""Tokens one after another, over caches that every call changes in place, against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.decoding import Layer, Sizes, decode, layers_of
+from torch_webgpu_compile.device import autoload
+
+autoload.register()
+
+DEVICES = ("cpu", "webgpu")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def on_device(layer: Layer, device: str) -> Layer:
+    moved = {name: getattr(layer, name).clone().to(device) for name in Layer.__annotations__}
+    return Layer(**moved)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "atol"),
+    [
+        (Sizes(), torch.float32, 1e-4),
+        (Sizes(batch=2), torch.float32, 1e-4),
+        (Sizes(heads=3, kv_heads=3, head=24, positions=130, layers=1), torch.float32, 1e-4),
+        (Sizes(), torch.float16, 2e-2),
+    ],
+)
+def test_steps(sizes: Sizes, dtype: torch.dtype, atol: float, device: str) -> None:
+    layers = layers_of(sizes, dtype)
+    own = [on_device(layer, device) for layer in layers]
+    step = torch.compile(decode, backend="webgpu", fullgraph=True)
+    with torch.no_grad():
+        for position in (0, 1, 2, 63, 64, sizes.positions - 1):
+            x, at = torch.randn(sizes.batch, 1, sizes.hidden).to(dtype), torch.tensor([position])
+            expected = decode(sizes, x, at, layers)
+            result = step(sizes, x.to(device), at.to(device), own)
+            torch.testing.assert_close(result.cpu(), expected, atol=atol, rtol=atol)
+    for layer, other in zip(own, layers, strict=True):
+        torch.testing.assert_close(layer.keys.cpu(), other.keys, atol=atol, rtol=atol)
+        torch.testing.assert_close(layer.values.cpu(), other.values, atol=atol, rtol=atol)
+
+
+Step = Callable[[Tensor, Tensor, Tensor, Tensor, int], object]
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, keys, values)
+
+
+def by_number(keys: Tensor, values: Tensor, q: Tensor, new: Tensor, at: int) -> object:
+    keys[:, :, at] = new[:, :, 0]
+    values.index_copy_(2, torch.full((1,), at, device=q.device), new * 2)
+    return attend(q, keys, values)
+
+
+def in_one_batch(keys: Tensor, values: Tensor, q: Tensor, new: Tensor, at: int) -> object:
+    position = torch.full((1,), at, device=q.device)
+    keys[1:].index_copy_(2, position, new[:1])
+    values[:, :1].index_copy_(2, position, new[:, 1:])
+    return attend(q, keys, values)
+
+
+def in_half_a_row(keys: Tensor, values: Tensor, q: Tensor, new: Tensor, at: int) -> object:
+    position = torch.full((1,), at, device=q.device)
+    keys[..., 8:].index_copy_(2, position, new[..., :8])
+    return attend(q, keys, values)
+
+
+def and_the_old_contents(keys: Tensor, values: Tensor, q: Tensor, new: Tensor, at: int) -> object:
+    before = keys.sum(2)
+    keys.index_copy_(2, torch.full((1,), at, device=q.device), new)
+    return before, attend(q, keys, values)
+
+
+def and_the_new_contents(keys: Tensor, values: Tensor, q: Tensor, new: Tensor, at: int) -> object:
+    position = torch.full((1,), at, device=q.device)
+    keys.index_copy_(2, position, new)
+    values.index_copy_(2, position, new.exp())
+    return values.sum(2), attend(q, keys, values)
+
+
+def two_rows(keys: Tensor, values: Tensor, q: Tensor, new: Tensor, at: int) -> object:
+    keys.index_copy_(2, torch.full((1,), at, device=q.device), new)
+    keys.index_copy_(2, torch.full((1,), at + 1, device=q.device), new * 2)
+    return attend(q, keys, values)
+
+
+def from_the_other(keys: Tensor, values: Tensor, q: Tensor, new: Tensor, at: int) -> object:
+    position = torch.full((1,), at, device=q.device)
+    keys.index_copy_(2, position, values[:, :, :1] + new)
+    values.index_copy_(2, position, keys[:, :, :1] + new)
+    return attend(q, keys, values)
+
+
+def from_what_attention_gives(
+    keys: Tensor, values: Tensor, q: Tensor, new: Tensor, at: int
+) -> object:
+    first = attend(q, keys, values)
+    keys.index_copy_(2, torch.full((1,), at, device=q.device), first)
+    return attend(q, keys, values)
+
+
+FUNCTIONS: list[Step] = [
+    by_number,
+    in_one_batch,
+    in_half_a_row,
+    and_the_old_contents,
+    and_the_new_contents,
+    two_rows,
+    from_the_other,
+    from_what_attention_gives,
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_rows_of_a_cache(function: Step, device: str) -> None:
+    keys, values = torch.randn(2, 2, 100, 16), torch.randn(2, 2, 100, 16)
+    own = keys.clone().to(device), values.clone().to(device)
+    compiled = torch.compile(function, backend="webgpu", fullgraph=True)
+    with torch.no_grad():
+        for at in (3, 70, 71, 98):  # the second number makes it symbolic
+            q, new = torch.randn(2, 2, 1, 16), torch.randn(2, 2, 1, 16)
+            expected = function(keys, values, q, new, at)
+            result = compiled(*own, q.to(device), new.to(device), at)
+            torch.testing.assert_close(
+                torch.utils._pytree.tree_map(Tensor.cpu, result), expected, atol=1e-4, rtol=1e-4
+            )
+            torch.testing.assert_close(own[0].cpu(), keys, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(own[1].cpu(), values, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_that_are_no_numbers(device: str) -> None:
+    """What is overwritten counts no more, whatever it was."""
+    sizes = replace(Sizes(), layers=1)
+    layers = layers_of(sizes)
+    for layer in layers:
+        layer.keys[:, :, 5] = float("nan")
+        layer.values[:, :, 5] = float("inf")
+    own = [on_device(layer, device) for layer in layers]
+    x, at = torch.randn(1, 1, sizes.hidden), torch.tensor([5])
+    with torch.no_grad():
+        result = torch.compile(decode, backend="webgpu")(sizes, x.to(device), at.to(device), own)
+        torch.testing.assert_close(result.cpu(), decode(sizes, x, at, layers), atol=1e-4, rtol=1e-4)
+        assert result.isfinite().all()

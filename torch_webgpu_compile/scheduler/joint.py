@@ -1,0 +1,98 @@
+"""Small kernels of any kind that do not need each other share a dispatch.
+
+While one token is decoded that are the products for queries, keys and values; and what writes the
+caches, beside what joins the parts of attention.
+"""
+
+from __future__ import annotations
+
+from ..ir.access import typical_numel
+from ..ir.graph import (
+    Buffer,
+    JointGroup,
+    KernelGroup,
+    MapGroup,
+    RowGroup,
+    Schedule,
+    SingleGroup,
+    buffers_of,
+)
+from ..ir.nodes import Scatter, bodies_of
+from ..ir.scalar import Load, loads_of, scalar_symbols
+from ..sizes import product
+from ..target import Target
+from .clusters import Clusters
+
+# A kernel that moves more bytes takes several times as long as a dispatch costs on a large GPU
+# (2.1 µs and 4.2 TB/s on an H200), and there is more to lose by the registers of the others.
+_SMALL_NBYTES = 32 << 20
+# Of intermediates: side by side, all are alive at once.
+_PASSED_NBYTES = 1 << 20
+# Each part is code in the kernel.
+_MOST = 8
+# Kernels that are far from each other are seldom free to move, and to find out takes time.
+_NEAR = 8
+
+
+def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
+    """Independent small groups, of kinds that have known sizes, become one group."""
+    clusters = Clusters(schedule, target)
+    opened: list[int] = []
+    for k, group in enumerate(schedule.groups):
+        if not _is_small(group, schedule) or clusters.largest_passed(k) > _PASSED_NBYTES:
+            continue
+        into = next((place for place in reversed(opened) if _fits(clusters, k, place)), None)
+        if into is None:
+            opened = [*opened[1 - _NEAR :], k]
+        else:
+            clusters.join(k, into)
+    groups = (_as_group([schedule.groups[m] for m in found]) for found in clusters.in_order())
+    return Schedule(schedule.graph, tuple(groups))
+
+
+def _is_small(group: KernelGroup, schedule: Schedule) -> bool:
+    """Whether a group is of a kind that may be a part, of known size, and moves few bytes."""
+    buffers = schedule.graph.buffers
+    match group:
+        case MapGroup(points, members):
+            bodies = [member.body for member in members]
+        case RowGroup(rows, elements, members):
+            points, bodies = (*rows, *elements), [member.body for member in members]
+        case SingleGroup(Scatter() as node):
+            if buffers[node.output].shares is None:
+                return False  # a copy of the initial contents comes first
+            points, bodies = node.ranges, list(bodies_of(node))
+        case _:
+            return False
+    count = product(points)
+    if not count.is_constant or count.constant == 0:
+        return False
+    loads = {load for body in bodies for load in loads_of(body)}
+    read = sum(_nbytes_read(load, buffers[load.buffer]) for load in loads)
+    stored = (buffers[name] for name in buffers_of(group).stored)
+    written = sum(min(int(count), typical_numel(b.numel)) * b.dtype.itemsize for b in stored)
+    return read + written <= _SMALL_NBYTES
+
+
+def _nbytes_read(load: Load, buffer: Buffer) -> int:
+    """Bytes that a load reads at all points: no more than there are, or than it tells apart."""
+    symbols = {symbol for entry in load.index for symbol in scalar_symbols(entry)}
+    places = typical_numel(product(s.extent for s in symbols if s.extent is not None))
+    return min(places, typical_numel(buffer.numel)) * buffer.dtype.itemsize
+
+
+def _fits(clusters: Clusters, k: int, cluster: int) -> bool:
+    members = clusters.members[cluster]
+    bound = frozenset().union(*(clusters.memory(clusters.buffers[m]) for m in (*members, k)))
+    return (
+        len(members) < _MOST
+        and clusters.windows(bound) <= clusters.target.max_storage_buffers
+        and clusters.independent(k, cluster)
+    )
+
+
+def _as_group(groups: list[KernelGroup]) -> KernelGroup:
+    if len(groups) == 1:
+        return groups[0]
+    parts = (group for group in groups if isinstance(group, MapGroup | RowGroup | SingleGroup))
+    return JointGroup(tuple(parts))
