@@ -30,7 +30,7 @@ def test_lowered_attention(case, dtype):
     bias = [] if bias_shape is None else [torch.randn(bias_shape, dtype=dtype)]
 
     def run(q, k, v, *bias):
-        return torch.ops.webgpu.attention(q, k, v, bias[0] if bias else None, causal, 0.25) + 1
+        return torch.ops.webgpu.attention(q, k, v, bias[0] if bias else None, causal, 0.25)[0] + 1
 
     tolerance = {} if dtype is torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
     graph = check(run, q, k, v, *bias, **tolerance)
@@ -41,14 +41,14 @@ def test_dynamic_sizes():
     q = torch.randn(2, 4, 6, 8)
 
     def run(q):
-        return torch.ops.webgpu.attention(q, q, q, None, True, 0.25)
+        return torch.ops.webgpu.attention(q, q, q, None, True, 0.25)[0]
 
     check(run, q, dynamic=True)
 
 
 def test_no_keys():
     def run(q, k):
-        return torch.ops.webgpu.attention(q, k, k, None, False, 0.25)
+        return torch.ops.webgpu.attention(q, k, k, None, False, 0.25)[0]
 
     graph = check(run, torch.randn(1, 2, 3, 4), torch.randn(1, 2, 0, 4))
     assert not any(isinstance(node, Attention) for node in graph.nodes)

@@ -75,6 +75,8 @@ def generate_attention(
             "key": key,
             "value": value,
             "bias": bias,
+            "kept": None if node.kept is None else make(node.kept, ("m", queries), ("n", keys)),
+            "statistic": _store_statistic(builder, node),
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
             "keys": builder.index(keys),
@@ -144,6 +146,16 @@ class OperandMaker:
             yield name, count
         if not is_multiple_of(size, steps[prefix]):
             yield prefix, limit
+
+
+def _store_statistic(builder: KernelBuilder, node: Attention) -> str:
+    """A statement that stores ``logsumexp`` of row m of head b; "" where nobody asks for it."""
+    if node.logsumexp is None:
+        return ""
+    batch, heads, queries, *_ = node.sizes
+    row = iteration("b", batch * heads) * queries + iteration("m", queries)
+    store = builder.bindings.function(node.logsumexp, "store")
+    return f"if (m < {builder.index(queries)}) {{ {store}({builder.index(row)}, logsumexp); }}"
 
 
 def _store(
