@@ -37,6 +37,7 @@ class Tile:
         at: where the tile starts, in vec4s.
         width: vec4s of a row.
         scaled: whether it is multiplied by the scale of scores.
+        together: neighbouring rows that an invocation reads.
     """
 
     operand: Operand
@@ -45,12 +46,19 @@ class Tile:
     outer: str
     at: int
     width: int
-    scaled: bool = False
+    scaled: bool
+    together: int
 
-    @property
-    def mask(self) -> int:
-        """vec4 c of row r is at c ^ (r & mask): the largest power of two that divides the width."""
-        return min(self.width & -self.width, 8) - 1
+    def place(self, row: str, column: str) -> str:
+        """Where a vec4 is, in WGSL.
+
+        The vec4s of a row are exchanged in a pattern that changes from row to row (a power of two
+        divides the width), so that invocations read different rows from different banks.
+        """
+        mask = min(self.width & -self.width, 8) - 1
+        swapped = f"(({row}) / {self.together})" if self.together > 1 else f"({row})"
+        swapped = f"(({column}) ^ ({swapped} & {mask}))" if mask else f"({column})"
+        return f"tiles[{self.at} + ({row}) * {self.width} + {swapped}]"
 
 
 def generate_attention_gradient(
@@ -158,6 +166,7 @@ class _Maker:
                 at,
                 value_width if k else width,
                 name == "query",
+                1 if role.startswith("walked") else 4,
             )
         return found
 

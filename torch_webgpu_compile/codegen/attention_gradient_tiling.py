@@ -14,24 +14,25 @@ class AttentionGradientTiling:
     """How a workgroup covers the rows that it owns, and those that it walks over.
 
     It owns keys and walks over queries for the gradients of keys and values, and the other way
-    round for the gradient of queries. Every pair of rows has a score. An invocation computes some
-    scores, and later sums for 4 of the rows that the workgroup owns.
+    round for the gradient of queries. Every pair of rows has a score. An invocation computes scores
+    of 4 of the rows that the workgroup owns, and later sums for 4 of them.
 
     Attributes:
         owned: rows whose gradients a workgroup computes (a power of two, at least 4).
         walked: rows per step (a power of two, at least 4).
-        thread_owned, thread_walked: an invocation computes the scores of this many rows of each.
+        thread_walked: an invocation computes the scores of 4 rows with this many.
+        workgroup: invocations; not all of them have scores to compute.
     """
 
     owned: int
     walked: int
-    thread_owned: int
     thread_walked: int
+    workgroup: int
 
     @property
-    def workgroup(self) -> int:
-        """Invocations."""
-        return self.owned * self.walked // (self.thread_owned * self.thread_walked)
+    def scoring(self) -> int:
+        """Invocations that compute scores."""
+        return self.owned * self.walked // (4 * self.thread_walked)
 
     @property
     def columns(self) -> int:
@@ -51,13 +52,13 @@ class AttentionGradientTiling:
 # From the most arithmetic per load to the least memory. The first of them for heads of 64 takes 48
 # KiB, the third for heads of 128; the last one fits the 16 KiB of every adapter with heads of 256.
 _TILINGS = (
-    AttentionGradientTiling(64, 32, 4, 4),
-    AttentionGradientTiling(32, 32, 4, 4),
-    AttentionGradientTiling(32, 16, 4, 2),
-    AttentionGradientTiling(16, 16, 4, 2),
-    AttentionGradientTiling(16, 8, 2, 1),
-    AttentionGradientTiling(8, 8, 2, 1),
-    AttentionGradientTiling(4, 4, 1, 1),
+    AttentionGradientTiling(64, 32, 4, 128),
+    AttentionGradientTiling(32, 32, 4, 64),
+    AttentionGradientTiling(32, 16, 2, 64),
+    AttentionGradientTiling(16, 16, 2, 32),
+    AttentionGradientTiling(16, 8, 1, 64),
+    AttentionGradientTiling(8, 8, 1, 32),
+    AttentionGradientTiling(4, 4, 1, 32),
 )
 # Fewer workgroups than this leave multiprocessors of an H200 (132) without a second one, whose
 # arithmetic hides the first one's waiting.
@@ -87,6 +88,6 @@ def choose_attention_gradient_tiling(
     for tiling, smaller in pairwise(fitting):
         wasteful = tiling.owned >= 2 * count
         few = heads * -(-count // tiling.owned) < _WORKGROUPS
-        if not wasteful and not (few and smaller.owned >= _FEWEST_OWNED):
+        if not wasteful and not (few and tiling.owned > smaller.owned >= _FEWEST_OWNED):
             return tiling
     return fitting[-1] if fitting else None

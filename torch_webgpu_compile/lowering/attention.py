@@ -58,6 +58,8 @@ def lower_attention(
     _, key_heads, keys, value_size = value.sizes
     out, rows = (batch, heads, queries, value_size), (batch, heads, queries)
     if any(n is ZERO for n in (*out, keys)):
+        if value_size is ZERO and builder.is_used(1):
+            raise NotLowered("the logsumexp of attention without values")
         lowest = const(float("-inf"), F32)
         return Value(query.dtype, out, const(0, query.dtype)), Value(F32, rows, lowest)
     b, h = positions((batch, heads), "b")
