@@ -229,7 +229,8 @@ def attend(
     seed: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """A call of the operator (`attention` is its definition)."""
+    """A call of the operator, whose head sizes are numbers: kernels are made for them."""
+    int(query.shape[-1]), int(value.shape[-1])
     arguments = query, key, value, bias, causal, scale, seed, dropout
     result: tuple[Tensor, Tensor] = torch.ops.webgpu.attention.default(*arguments)
     return result

@@ -78,10 +78,20 @@ def test_head_sizes(size, dtype):
     check(attend(causal=True), *(t.detach().to(dtype).requires_grad_() for t in (q, k, v)))
 
 
-@pytest.mark.parametrize("sizes", [(256, 256), (8, 24), (33, 12)])
-def test_large_and_different_head_sizes(sizes):
+@pytest.mark.parametrize("sizes", [(8, 24), (33, 12)])
+def test_different_head_sizes(sizes):
     size, value_size = sizes
     check(attend(), leaf(1, 2, 9, size), leaf(1, 2, 11, size), leaf(1, 2, 11, value_size))
+
+
+def test_the_largest_head_size():
+    """The gradient alone: software adapters take a minute to compile the forward's kernel."""
+    q, k, v, grad = (torch.randn(1, 1, 9, 256) for _ in range(4))
+    output, logsumexp = torch.ops.webgpu.attention(q, k, v, None, True, 0.0625)
+    rest = None, logsumexp, (grad * output).sum(-1), True, 0.0625
+    f = torch.ops.webgpu.attention_backward
+    for g, w in zip(compiled(f)(grad, q, k, v, *rest), f(grad, q, k, v, *rest), strict=True):
+        close(g, w)
 
 
 @pytest.mark.parametrize("lengths", [(1, 40), (40, 1), (64, 64), (70, 33), (33, 70)])
@@ -210,11 +220,11 @@ def reference(q, k, v, mask, causal, p, seed):
     return scores.softmax(-1) * kept @ v
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-def test_dropout_is_that_of_its_seed(causal, masked):
+@pytest.mark.parametrize("kind", ["plain", "causal", "masked"])
+def test_dropout_is_that_of_its_seed(kind):
     q, k, v = (leaf(2, 3, 37, 16) for _ in range(3))
-    mask = torch.randn(37, 37) if masked else None
+    mask = torch.randn(37, 37) if kind == "masked" else None
+    causal = kind == "causal"
 
     def f(q, k, v, mask):
         return F.scaled_dot_product_attention(q, k, v, mask, 0.25, causal, scale=0.2)
@@ -284,9 +294,7 @@ def test_a_training_step_stores_no_scores(dropout):
     model, x = Attention(), torch.randn(2, 48, 32)
 
     def step(x):
-        loss = model(x).square().sum()
-        loss.backward()
-        return loss
+        model(x).square().sum().backward()
 
     report = explain(step, x)
     assert report.fallbacks == ()
