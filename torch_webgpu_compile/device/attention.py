@@ -1,7 +1,7 @@
 """Scaled dot-product attention on the device, as one operator with a gradient of its own.
 
-PyTorch takes the fused operator of a device only where C++ tells it to, and else breaks attention up
-into products and a softmax of all scores. So the choice is made here.
+PyTorch takes the fused operator of a device only where C++ tells it to, and else breaks attention
+up into products and a softmax of all scores. So the choice is made here.
 """
 
 from __future__ import annotations
