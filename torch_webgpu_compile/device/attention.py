@@ -25,9 +25,14 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, for all keys of the device."""
+    """`torch.nn.functional.scaled_dot_product_attention`, for all keys of the device.
+
+    The fused operator has no second derivative. Who needs one asks for PyTorch's plain attention,
+    as with every fused attention: ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
+    """
     supported = query.dim() == 4 and patterns.is_supported(query, key, value, enable_gqa)
-    if not supported or (is_causal and attn_mask is not None):
+    wanted = torch._C._get_overrideable_sdp_enabled()
+    if not (supported and wanted) or (is_causal and attn_mask is not None):
         rest = attn_mask, dropout_p, is_causal, None
         plain: Tensor = aten._scaled_dot_product_attention_math.default(
             query, key, value, *rest, scale=scale, enable_gqa=enable_gqa

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def close(got, wanted, dtype=torch.float32):
@@ -53,3 +54,31 @@ def test_the_devices_attention_stores_no_scores():
     F.scaled_dot_product_attention(q, q, q, dropout_p=0.1).sum().backward()
     torch.webgpu.synchronize()
     assert torch.webgpu.max_memory_allocated() - before < 4 * 4 * 256 * 256
+
+
+def test_plain_attention_on_request_has_a_second_derivative():
+    q = torch.randn(1, 2, 5, 8).to("webgpu").requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        y = F.scaled_dot_product_attention(q, q, q)
+    (first,) = torch.autograd.grad(y.sum(), q, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), q)
+    here = q.detach().cpu().requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        y = F.scaled_dot_product_attention(here, here, here)
+    (first,) = torch.autograd.grad(y.sum(), here, create_graph=True)
+    (wanted,) = torch.autograd.grad(first.square().sum(), here)
+    close(second.cpu(), wanted)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 2, 3, 5, 8), (1, 2, 5, 300)])
+def test_what_has_no_fused_kernel(shape):
+    q = torch.randn(shape)
+    here = q.to("webgpu").requires_grad_()
+    q.requires_grad_()
+    got, wanted = (
+        F.scaled_dot_product_attention(here, here, here),
+        F.scaled_dot_product_attention(q, q, q),
+    )
+    close(got.cpu(), wanted)
+    found = torch.autograd.grad(got.sum(), here)[0]
+    close(found.cpu(), torch.autograd.grad(wanted.sum(), q)[0])
