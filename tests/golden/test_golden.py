@@ -57,6 +57,16 @@ def attention_over_a_cache(
     return F.scaled_dot_product_attention(q, keys, values)
 
 
+def attention_in_training(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, seed: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    dropout = True, 0.25, seed, 0.1
+    output, logsumexp = torch.ops.webgpu.attention(q, k, v, None, *dropout)
+    delta = (grad * output).sum(-1)
+    inputs = grad, q, k, v, None, logsumexp, delta
+    return output, *torch.ops.webgpu.attention_backward(*inputs, *dropout)
+
+
 # name: (function, arguments, whether sizes are symbolic)
 GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
     "pointwise_of_several_outputs": (
@@ -104,6 +114,11 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
         False,
     ),
     "attention": (attention, [randn(1, 2, 8, 16) for _ in range(3)], False),
+    "attention_in_training": (
+        attention_in_training,
+        [*(randn(1, 2, 8, 16) for _ in range(4)), torch.tensor([3, 5], dtype=torch.int32)],
+        False,
+    ),
     "gather": (
         lambda table, i: F.embedding(i, table) * 2,
         [randn(10, 8), torch.zeros(3, 4, dtype=torch.int64)],

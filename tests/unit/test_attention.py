@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_webgpu_compile import custom_ops
+from torch_webgpu_compile import attention_ops
 from torch_webgpu_compile.capture import patterns
 
 
@@ -137,8 +137,8 @@ def test_dropout_keeps_the_expectation():
 def test_operator_is_consistent_with_its_fake():
     q, k, v = inputs((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
     bias = torch.randn(1, 4, 5, 7, requires_grad=True)
-    torch.library.opcheck(custom_ops.attention, (q, k, v, bias, True, 0.25))
-    torch.library.opcheck(custom_ops.attention, (q, k, v, None, False, 0.25))
+    torch.library.opcheck(attention_ops.attention, (q, k, v, bias, True, 0.25))
+    torch.library.opcheck(attention_ops.attention, (q, k, v, None, False, 0.25))
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.eager_calls import check_call, describe, run_call
-from torch_webgpu_compile.capture import device_ops
+from torch_webgpu_compile import custom_ops
 from torch_webgpu_compile.capture.eager import CapturedCall, capture_call
 from torch_webgpu_compile.compilation import native_operators
 
@@ -90,16 +90,17 @@ def test_attention(causal: bool, biased: bool) -> None:
 def test_attention_with_dropout_repeats_its_mask() -> None:
     query, key, value = (torch.randn(2, 3, 4, 8, requires_grad=True) for _ in range(3))
     seed = torch.tensor([5, 7], dtype=torch.int32)
-    kept = device_ops._kept(seed, (2, 3, 1, 4, 4), 0.5)
+    kept = (custom_ops.uniform(seed, [2, 3, 4, 4]) >= 0.5) * 2.0
     assert set(kept.unique().tolist()) == {0.0, 2.0}
-    weights = (query @ key.transpose(-2, -1) / 8**0.5).softmax(-1) * kept.squeeze(2)
-    output = weights @ value
+    scores = query @ key.transpose(-2, -1) / 8**0.5
+    output = scores.softmax(-1) * kept @ value
+    logsumexp = scores.logsumexp(-1).detach()
     grad = torch.randn_like(output)
     expected = torch.autograd.grad(output, (query, key, value), grad)
     op = aten._scaled_dot_product_fused_attention_overrideable_backward.default
     inputs = [t.detach() for t in (query, key, value)]
     masks = [True, True, True, False]
-    rest = None, None, None, 4, 4, 0.5, False, seed, None
+    rest = logsumexp, None, None, 4, 4, 0.5, False, seed, None
     _, found = run(op, grad, *inputs, None, masks, output.detach(), *rest)
     close(found[:3], expected, rtol=1e-4, atol=1e-5)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from .. import custom_ops
+from .. import attention_ops
 from . import patterns, random
 
 aten = torch.ops.aten
@@ -61,23 +61,17 @@ def attention(
 ) -> tuple[Any, ...]:
     """``_scaled_dot_product_fused_attention_overrideable``.
 
-    Its backward computes the weights again, so the log of their sums is not returned. The seed of
-    dropout, int32 (2,), is what PyTorch calls the Philox seed.
+    The seed of dropout, int32 (2,), is what PyTorch calls the Philox seed.
     """
-    scale = _scale(query, scale)
-    seed = None
-    if dropout_p == 0.0:
-        output = patterns.attention(
-            query, key, value, attn_bias, 0.0, is_causal, scale=scale, enable_gqa=True
-        )
-    else:
-        seed = random.seed()
-        bias = None if attn_bias is None else _opmath(attn_bias)
-        weights = custom_ops.attention_weights(_opmath(query), _opmath(key), bias, is_causal, scale)
-        kept = _kept(seed, weights.shape, dropout_p)
-        output = torch.matmul(weights * kept, _opmath(value).unsqueeze(2)).flatten(1, 2)
-        output = output.to(query.dtype)
-    return output, None, None, None, query.shape[-2], key.shape[-2], seed, None, None
+    seed = random.seed() if dropout_p > 0.0 else None
+    bias = patterns.additive(attn_bias, query.dtype)
+    has_kernel = patterns.is_supported(query, key, value, enable_gqa=True)
+    attend = attention_ops.attend if has_kernel else attention_ops.plain_attention
+    output, logsumexp = attend(
+        query, key, value, bias, is_causal, _scale(query, scale), seed, dropout_p
+    )
+    lengths = query.shape[-2], key.shape[-2]
+    return output, logsumexp, None, None, *lengths, seed, None, None
 
 
 def attention_backward(
@@ -101,36 +95,26 @@ def attention_backward(
     scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:
     """``_scaled_dot_product_fused_attention_overrideable_backward``."""
-    kept = None
-    if dropout_p and philox_seed is not None:
-        heads = key.shape[1]
-        groups = query.shape[1] // heads
-        shape = (query.shape[0], heads, groups, query.shape[2], key.shape[2])
-        kept = _kept(philox_seed, shape, dropout_p)
-    return custom_ops.attention_gradients(
+    assert logsumexp is not None
+    return attention_ops.attention_gradients(
         grad,
         query,
         key,
         value,
         attn_bias,
         out,
+        logsumexp,
         is_causal,
         _scale(query, scale),
         grad_input_mask,
-        kept,
+        philox_seed if dropout_p > 0.0 else None,
+        dropout_p,
+        plain=not patterns.is_supported(query, key, value, enable_gqa=True),
     )
 
 
 def _scale(query: Tensor, scale: float | None) -> float:
     return 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-
-
-def _kept(seed: Tensor, shape: Size, dropout_p: float) -> Tensor:
-    """What dropout multiplies by: 0, or 1 / (1 - p)."""
-    if dropout_p == 1.0:
-        return torch.zeros(tuple(shape))
-    numbers: Tensor = torch.ops.webgpu.uniform.default(seed, list(shape))
-    return (numbers >= dropout_p) * (1.0 / (1.0 - dropout_p))
 
 
 def _opmath(tensor: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import custom_ops
-from . import recurrent
+from .. import attention_ops
+from . import random, recurrent
 
 MAX_HEAD_SIZE = 256
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -41,20 +41,22 @@ def attention(
     """`F.scaled_dot_product_attention`, as ``webgpu::attention`` where supported."""
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
-    if dropout_p > 0.0 or not _is_supported(query, key, value, enable_gqa):
+    if not is_supported(query, key, value, enable_gqa):
         return _plain_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )
-    bias = _additive(attn_mask, query.dtype)
+    bias = additive(attn_mask, query.dtype)
+    seed = random.seed() if dropout_p > 0.0 else None
     if query.dim() == 4:
-        return custom_ops.attend(query, key, value, bias, is_causal, scale)
+        return attention_ops.attend(query, key, value, bias, is_causal, scale, seed, dropout_p)[0]
     if bias is not None and bias.dim() == 3:
         bias = bias.unsqueeze(1)
     q, k, v = (tensor.unsqueeze(1) for tensor in (query, key, value))
-    return custom_ops.attend(q, k, v, bias, is_causal, scale).squeeze(1)
+    return attention_ops.attend(q, k, v, bias, is_causal, scale, seed, dropout_p)[0].squeeze(1)
 
 
-def _is_supported(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
+def is_supported(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
+    """Whether ``webgpu::attention`` has kernels for these dtypes and sizes."""
     if query.dtype not in _FLOATS or not query.dtype == key.dtype == value.dtype:
         return False
     if query.dim() not in (3, 4) or not query.dim() == key.dim() == value.dim():
@@ -68,7 +70,7 @@ def _is_supported(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
     return query.dim() == 3 or key.shape[1] == value.shape[1]
 
 
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A boolean mask (True keeps) as a bias of 0 and -inf."""
     if mask is None or mask.dtype != torch.bool:
         return mask
@@ -99,10 +101,10 @@ def _plain_attention(
         q = torch.arange(query.shape[-2], device=query.device).unsqueeze(1)
         k = torch.arange(key.shape[-2], device=query.device)
         scores = torch.where(k <= q, scores, float("-inf"))
-    bias = _additive(mask, query.dtype)
+    bias = additive(mask, query.dtype)
     if bias is not None:
         scores = scores + bias
-    weights = custom_ops.safe_softmax(scores)
+    weights = attention_ops.safe_softmax(scores)
     return torch.matmul(F.dropout(weights, dropout_p), value)
 
 
@@ -129,7 +131,7 @@ def multi_head_attention(
     bias = _encoder_bias(mask, mask_type, query.dtype)
     if need_weights:
         scores = torch.matmul(q / math.sqrt(size), k.transpose(-2, -1))
-        weights = custom_ops.safe_softmax(scores if bias is None else scores + bias)
+        weights = attention_ops.safe_softmax(scores if bias is None else scores + bias)
         context = torch.matmul(weights, v)
     else:
         weights = None

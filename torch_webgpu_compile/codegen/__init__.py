@@ -18,11 +18,12 @@ from ..ir.graph import (
     SiblingGroup,
     SingleGroup,
 )
-from ..ir.nodes import Contraction, HostCall, Scatter
+from ..ir.nodes import AttentionGradient, Contraction, HostCall, Scatter
 from ..plan.model import KernelCall
 from ..sizes import ZERO, product
 from ..target import Target
 from .attention import generate_attention
+from .attention_gradient import generate_attention_gradient
 from .attention_parts import generate_attention_parts
 from .contraction import Tilings, generate_contraction, kernels_of
 from .foreach import generate_foreach
@@ -75,6 +76,9 @@ def _generate_group(
                 generate_contraction(kernel, buffers, target, tilings)
                 for kernel in kernels_of(group, buffers, target)
             ]
+        case SingleGroup(node=AttentionGradient() as node):
+            empty = buffers[node.output].numel is ZERO
+            return [] if empty else [generate_attention_gradient(node, buffers, target)]
         case SingleGroup(node=HostCall() as call):
             return [call]
         case SingleGroup(node=Scatter() as scatter):

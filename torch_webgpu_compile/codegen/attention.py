@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedOp
 from ..ir.graph import AnchorGroup, Buffer
-from ..ir.nodes import Attention
+from ..ir.nodes import Attention, anchor_symbols
 from ..ir.scalar import Scalar
 from ..plan.model import KernelCall
 from ..sizes import Expr, Symbol, ceildiv, iteration, product
 from ..target import Target
 from .epilogue import Store, anchor_members, render_epilogue, store_is_vector
 from .index_wgsl import is_multiple_of
-from .kernel import KernelBuilder, fold_grid
+from .kernel import KernelBuilder, fold_grid, lane_addresses
 from .operands import flat_values
 from .pointwise import Lanes, group_origins
 from .storage import VECTOR
@@ -75,6 +75,8 @@ def generate_attention(
             "key": key,
             "value": value,
             "bias": bias,
+            "kept": None if node.kept is None else make(node.kept, ("m", queries), ("n", keys)),
+            "statistic": _store_statistic(builder, node, b),
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
             "keys": builder.index(keys),
@@ -146,6 +148,18 @@ class OperandMaker:
             yield name, count
         if not is_multiple_of(size, steps[prefix]):
             yield prefix, limit
+
+
+def _store_statistic(builder: KernelBuilder, node: Attention, batch: dict[Symbol, Expr]) -> str:
+    """A statement that stores ``logsumexp`` of row m of head b; "" where nobody asks for it."""
+    if node.logsumexp is None:
+        return ""
+    buffer = builder.buffers[node.logsumexp]
+    queries = node.sizes[2]
+    rows = flat_values("m", (queries,), iteration("m", queries))
+    (at,) = lane_addresses(buffer, anchor_symbols(node)[:3], [{**batch, **rows}])
+    store = builder.bindings.function(node.logsumexp, "store")
+    return f"if (m < {builder.index(queries)}) {{ {store}({builder.index(at)}, logsumexp); }}"
 
 
 def _store(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import (
+    attention,
     autoload,
     checks,
     copies,
@@ -46,7 +47,11 @@ _COMPOSITE = frozenset(
     }
 )
 # Their composite kernels refuse devices that they do not know.
-_REFUSING = ("mode.values",)
+_REFUSING = (
+    "mode.values",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_fused_attention_overrideable_backward",
+)
 _KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": factories.empty,
     "empty_strided": factories.empty_strided,
@@ -82,6 +87,9 @@ def register() -> None:
             library.impl(name, untraced(kernel), "PrivateUse1")
         for name in (*_taken_from_composites(kernels), *_REFUSING):
             library.impl(name, partial(run, _overload(name)), "PrivateUse1")
+        for key in ("AutogradPrivateUse1", "PrivateUse1"):
+            function = attention.scaled_dot_product_attention
+            library.impl("scaled_dot_product_attention", untraced(function), key)
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         printing.install()

@@ -12,6 +12,7 @@ from ..dtypes import DType
 from ..sizes import Expr, product
 from .nodes import (
     Attention,
+    AttentionGradient,
     Contraction,
     HostCall,
     Node,
@@ -177,7 +178,7 @@ class AnchorGroup:
 
     Members are in the anchor's symbols (b, m, n; for attention b0, b1, m0, d0). The anchor's own
     result is the first member's load of ``anchor.output``; ``store_anchor`` keeps it as a buffer as
-    well.
+    well. The logsumexp of an `Attention` is always stored.
     """
 
     anchor: Contraction | Attention
@@ -187,9 +188,9 @@ class AnchorGroup:
 
 @dataclass(frozen=True, slots=True)
 class SingleGroup:
-    """A node that is never fused: `Scatter` or `HostCall`."""
+    """A node that is never fused."""
 
-    node: Scatter | HostCall
+    node: Scatter | HostCall | AttentionGradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +274,9 @@ def buffers_of(group: KernelGroup) -> GroupBuffers:
         case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups) | JointGroup(groups):
             return reduce(or_, map(buffers_of, groups))
         case AnchorGroup(anchor, epilogue, store_anchor):
-            output = frozenset({anchor.output})
-            own = GroupBuffers(
-                frozenset(inputs_of(anchor)), output, output if store_anchor else frozenset()
-            )
+            computed = frozenset(outputs_of(anchor))
+            stored = computed if store_anchor else computed - {anchor.output}
+            own = GroupBuffers(frozenset(inputs_of(anchor)), computed, stored)
             return own | _buffers_of_members(epilogue)
         case MapGroup(members=members) | RowGroup(members=members):
             return _buffers_of_members(members)

@@ -17,9 +17,11 @@ import numpy.typing as npt
 from .. import dtypes
 from ..errors import VerificationError
 from ..sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
+from . import attention
 from .graph import Buffer, GraphOutput, LoopGraph
 from .nodes import (
     Attention,
+    AttentionGradient,
     Contraction,
     HostCall,
     Node,
@@ -27,6 +29,7 @@ from .nodes import (
     Reduction,
     Scatter,
     iteration_symbols,
+    named_bodies,
     symbol_keys,
 )
 from .numeric import convert, numpy_dtype, round_to, scalar_op
@@ -152,7 +155,7 @@ class _Run:
                 self._scatter(node)
             case HostCall():
                 self._host_call(node)
-            case Attention():
+            case Attention() | AttentionGradient():
                 self._attention(node)
 
     def _store(self, name: str, array: Array) -> None:
@@ -213,40 +216,17 @@ class _Run:
         for name, result in zip(node.outputs, results, strict=True):
             self._store(name, np.asarray(result))
 
-    def _attention(self, node: Attention) -> None:
-        batch, heads, queries, keys, size, value_size = node.sizes
-        outer = ("b", (batch, heads))
-        q = Space(self, [outer, ("m", (queries,)), ("k", (size,))]).full(node.query)
-        k = Space(self, [outer, ("n", (keys,)), ("k", (size,))]).full(node.key)
-        v = Space(self, [outer, ("n", (keys,)), ("d", (value_size,))]).full(node.value)
-        scores = np.matmul(q, np.swapaxes(k, -1, -2)) * np.float32(node.scale)
-        if node.bias is not None:
-            space = Space(self, [outer, ("m", (queries,)), ("n", (keys,))])
-            scores = scores + space.full(node.bias)
-        if node.causal:
-            scores = np.where(np.tri(*scores.shape[-2:]) != 0, scores, -np.inf)
-        if node.parts > 1:
-            self._store(node.output, _attention_parts(node.parts, scores, v))
+    def _attention(self, node: Attention | AttentionGradient) -> None:
+        bodies = named_bodies(node)
+        arrays = {n: Space(self, node.spaces[n]).full(body) for n, body in bodies.items()}
+        if isinstance(node, AttentionGradient):
+            gradient = attention.gradient(node.of, node.causal, node.scale, **arrays)
+            self._store(node.output, gradient)
             return
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        out = np.matmul(weights, v) / weights.sum(-1, keepdims=True)
-        self._store(node.output, out)
-
-
-def _attention_parts(parts: int, scores: Array, v: Array) -> Array:
-    """What `Attention` with parts gives, of all scores and values."""
-    per, wide = -(-scores.shape[-1] // parts), -(-v.shape[-1] // 4) * 4
-    out = np.zeros((parts, *scores.shape[:-1], wide + 4), np.float32)
-    out[..., wide] = -np.inf
-    for part in range(parts):
-        own = scores[..., part * per : (part + 1) * per]
-        if not own.shape[-1]:
-            continue
-        highest = own.max(-1, keepdims=True)
-        weights = np.exp(own - np.where(highest == -np.inf, 0, highest))
-        out[part, ..., : v.shape[-1]] = np.matmul(weights, v[..., part * per : (part + 1) * per, :])
-        out[part, ..., wide], out[part, ..., wide + 1] = highest[..., 0], weights.sum(-1)
-    return out
+        result = attention.forward(node.parts, node.causal, node.scale, **arrays)
+        self._store(node.output, result.output)
+        if node.logsumexp is not None:
+            self._store(node.logsumexp, result.logsumexp)
 
 
 _REDUCE: dict[str, Callable[[Array], Any]] = {

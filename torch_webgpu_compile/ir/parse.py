@@ -12,6 +12,7 @@ from ..sizes import Expr, IntLike, as_expr, contiguous_strides, symbol
 from .graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
 from .nodes import (
     Attention,
+    AttentionGradient,
     BufferArgument,
     Contraction,
     HostCall,
@@ -249,6 +250,8 @@ class _GraphParser:
                 self._argument(keywords),
                 origins,
             )
+        if kind == "attention":
+            return self._attention(names, targets, call, origins)
         (output,) = targets
         match kind:
             case "pointwise":
@@ -273,30 +276,64 @@ class _GraphParser:
                 accumulate = bool(ast.literal_eval(args[4]))
                 body = names.scalar(args[3])
                 return Scatter(output, args[0].id, ranges[0], at, body, accumulate, origins)
-            case "attention":
-                return self._attention(names, output, call, origins)
+            case "attention_gradient":
+                return self._attention_gradient(names, output, call, origins)
         raise ParseError(f"unknown node {kind}")
 
     def _attention(
-        self, names: Names, output: str, call: ast.Call, origins: tuple[Origin, ...]
+        self, names: Names, outputs: tuple[str, ...], call: ast.Call, origins: tuple[Origin, ...]
     ) -> Attention:
         sizes = names.exprs(call.args[0])
         batch, heads, queries, keys, size, value_size = sizes
-        spaces = (
-            ("b", (batch, heads)),
-            ("m", (queries,)),
-            ("n", (keys,)),
-            ("k", (size,)),
-            ("d", (value_size,)),
+        causal, scale, parts = (ast.literal_eval(arg) for arg in call.args[1:4])
+        prefixes = ("b", (batch, heads)), *zip("mnkd", ([s] for s in sizes[2:]), strict=True)
+        bodies = self._bodies(names, call, prefixes, call.args[4:], Attention.BODIES)
+        return Attention(
+            output=outputs[0],
+            sizes=(batch, heads, queries, keys, size, value_size),
+            causal=causal,
+            scale=scale,
+            origins=origins,
+            parts=parts,
+            logsumexp=outputs[1] if len(outputs) > 1 else None,
+            **bodies,
         )
+
+    def _attention_gradient(
+        self, names: Names, output: str, call: ast.Call, origins: tuple[Origin, ...]
+    ) -> AttentionGradient:
+        sizes = names.exprs(call.args[1])
+        batch, heads, group, queries, keys, size, value_size = sizes
+        of, causal, scale = (ast.literal_eval(call.args[k]) for k in (0, 2, 3))
+        prefixes = ("b", (batch, heads)), *zip("gmnkd", ([s] for s in sizes[2:]), strict=True)
+        bodies = self._bodies(names, call, prefixes, call.args[4:], AttentionGradient.BODIES)
+        return AttentionGradient(
+            output=output,
+            of=of,
+            sizes=(batch, heads, group, queries, keys, size, value_size),
+            causal=causal,
+            scale=scale,
+            origins=origins,
+            **bodies,
+        )
+
+    def _bodies(
+        self,
+        names: Names,
+        call: ast.Call,
+        spaces: Sequence[tuple[str, Sequence[Expr]]],
+        trees: Sequence[ast.expr],
+        fields: Sequence[str],
+    ) -> dict[str, Any]:
+        """The scalars of a node by field; None for those that are not there."""
         for prefix, ranges in spaces:
             _add_symbols(names, prefix, ranges)
         names.define(call.keywords)
-        causal, scale, parts = (ast.literal_eval(arg) for arg in call.args[1:4])
-        query, key, value, *rest = map(names.scalar, call.args[4:])
-        bias = rest[0] if rest else None
-        six = (batch, heads, queries, keys, size, value_size)
-        return Attention(output, six, query, key, value, bias, causal, scale, origins, parts)
+        found = dict.fromkeys(fields, None) | dict(zip(fields, trees, strict=False))
+        return {
+            field: None if tree is None or _is_none(tree) else names.scalar(tree)
+            for field, tree in found.items()
+        }
 
     def _space(
         self, names: Names, call: ast.Call, groups: Sequence[tuple[str, ast.expr]]

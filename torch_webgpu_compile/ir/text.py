@@ -38,6 +38,7 @@ from .graph import (
 )
 from .nodes import (
     Attention,
+    AttentionGradient,
     BufferArgument,
     Contraction,
     HostCall,
@@ -47,6 +48,7 @@ from .nodes import (
     Reduction,
     Scatter,
     bodies_of,
+    named_bodies,
 )
 from .scalar import Const, Index, Load, Masked, Op, Scalar, children, scalar_symbols, walk
 
@@ -168,10 +170,16 @@ def format_node(node: Node) -> str:
             )
         case Attention():
             text = ScalarText(bodies_of(node))
-            bodies = ", ".join(text.text(body) for body in bodies_of(node))
+            second = "" if node.logsumexp is None else f", {node.logsumexp}"
             code = (
-                f"{node.output} = attention({_sizes(node.sizes)}, {node.causal}, "
-                f"{node.scale!r}, {node.parts}, {bodies}"
+                f"{node.output}{second} = attention({_sizes(node.sizes)}, {node.causal}, "
+                f"{node.scale!r}, {node.parts}, {_named_bodies(node, text)}"
+            )
+        case AttentionGradient():
+            text = ScalarText(bodies_of(node))
+            code = (
+                f"{node.output} = attention_gradient({node.of!r}, {_sizes(node.sizes)}, "
+                f"{node.causal}, {node.scale!r}, {_named_bodies(node, text)}"
             )
         case Scatter():
             text = ScalarText([*node.index, node.body])
@@ -189,6 +197,14 @@ def format_node(node: Node) -> str:
                 f"{_argument(node.arguments)}, {keywords}"
             )
     return f"{code}{text.definitions}){_format_origins(node.origins)}"
+
+
+def _named_bodies(node: Attention | AttentionGradient, text: ScalarText) -> str:
+    """The bodies in order, None for those that the node lacks, up to the last that it has."""
+    found = named_bodies(node)
+    last = node.BODIES.index(next(reversed(found)))
+    names = node.BODIES[: last + 1]
+    return ", ".join(text.text(found[name]) if name in found else "None" for name in names)
 
 
 def _sizes(sizes: Sequence[Expr]) -> str:

@@ -30,6 +30,7 @@ from .graph import (
 from .nodes import (
     REDUCTIONS,
     Attention,
+    AttentionGradient,
     Contraction,
     HostCall,
     Node,
@@ -39,6 +40,7 @@ from .nodes import (
     bodies_of,
     inputs_of,
     iteration_symbols,
+    named_bodies,
     outputs_of,
     symbol_keys,
 )
@@ -87,18 +89,8 @@ def verify_node(node: Node, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
             _reduction(title, node, graph.buffers[node.output])
         case Contraction():
             _contraction(title, node, graph, sizes)
-        case Attention():
-            batch, heads, queries, keys, size, value_size = node.sizes
-            outer = ("b", (batch, heads))
-            rows, columns = ("m", (queries,)), ("n", (keys,))
-            _body(title, node.query, [outer, rows, ("k", (size,))], graph, sizes)
-            _body(title, node.key, [outer, columns, ("k", (size,))], graph, sizes)
-            _body(title, node.value, [outer, columns, ("d", (value_size,))], graph, sizes)
-            if node.bias is not None:
-                _body(title, node.bias, [outer, rows, columns], graph, sizes)
-            if node.parts > 1:
-                wanted = (as_expr(node.parts), batch, heads, queries, node.wide + 4)
-                _shape(title, graph.buffers[node.output], wanted)
+        case Attention() | AttentionGradient():
+            _attention(title, node, graph, sizes)
         case Scatter():
             output, initial = graph.buffers[node.output], graph.buffers[node.initial]
             _require(output.sizes == initial.sizes, title, "the sizes of its initial buffer")
@@ -140,6 +132,29 @@ def _contraction(title: str, node: Contraction, graph: LoopGraph, sizes: frozens
         extent = symbol.extent
         one = extent is not None and extent.is_constant and extent.constant == 1
         _require(one or symbol in used, title, f"{symbol} in its output index")
+
+
+def _attention(
+    title: str, node: Attention | AttentionGradient, graph: LoopGraph, sizes: frozenset[Symbol]
+) -> None:
+    spaces = node.spaces
+    for name, body in named_bodies(node).items():
+        _body(title, body, spaces[name], graph, sizes)
+        _require(body.dtype is dtypes.float32, title, f"a float32 {name}")
+    output = graph.buffers[node.output]
+    if isinstance(node, AttentionGradient):
+        _require(node.of in ("queries", "keys"), title, "queries or keys")
+        _shape(title, output, node.output_sizes)
+        return
+    batch, heads, queries, *_ = node.sizes
+    if node.parts > 1:
+        _shape(title, output, (as_expr(node.parts), batch, heads, queries, node.wide + 4))
+        alone = node.kept is None and node.logsumexp is None
+        _require(alone, title, "no dropout and no logsumexp with parts")
+    if node.logsumexp is not None:
+        statistic = graph.buffers[node.logsumexp]
+        _shape(title, statistic, (batch, heads, queries))
+        _require(statistic.dtype is dtypes.float32, title, "a float32 logsumexp")
 
 
 def _verify_output(

@@ -1,17 +1,43 @@
-"""``webgpu::attention`` as one `Attention` node. Its definition and gradient: ``custom_ops``."""
+"""``webgpu::attention`` and its gradient as nodes of their own. Definitions: ``attention_ops``."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
+
 import torch
 
-from .. import custom_ops as custom_ops  # defines the operator
+from .. import attention_ops as attention_ops  # defines the operators
 from .. import dtypes
-from ..ir.nodes import Attention
-from ..ir.scalar import cast, const
-from ..sizes import ZERO, contiguous_strides, floordiv
-from .builder import Builder
+from ..dtypes import DType
+from ..ir.nodes import Attention, AttentionGradient
+from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
+from ..sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, linearize
+from .builder import Builder, masked
+from .random import BITS, random_bits
 from .registry import NotLowered, lowers
-from .value import Value, broadcast_index, positions
+from .value import IndexLike, Value, broadcast_index, positions, reshape, select, slice_dim
+
+F32 = dtypes.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """Dropout of attention's weights with a probability, by random numbers of a seed."""
+
+    seed: Value
+    probability: float
+
+    def kept(self, sizes: tuple[Expr, ...], at: tuple[Expr, ...]) -> Scalar:
+        """What multiplies the weight at an index of (batch, heads, queries, keys)."""
+        if self.probability >= 1.0:
+            return const(0.0, F32)
+        bits = random_bits(self.seed, linearize(at, contiguous_strides(sizes)))
+        # The numbers are multiples of 2⁻²⁴: comparing them is comparing bits.
+        probability = float(torch.tensor(self.probability, dtype=torch.float32))
+        least = const(math.ceil(probability * 2.0**BITS), dtypes.uint32)
+        factor = const(1.0 / (1.0 - self.probability), F32)
+        return apply("where", apply("ge", bits, least), factor, const(0.0, F32))
 
 
 @lowers(torch.ops.webgpu.attention.default)
@@ -23,38 +49,152 @@ def lower_attention(
     bias: Value | None,
     causal: bool,
     scale: float,
-) -> Value:
+    seed: Value | None = None,
+    dropout: float = 0.0,
+) -> tuple[Value | None, Value | None]:
     """Queries of several heads may share a key head: key head = head // (heads / key heads)."""
-    if not query.dtype.is_float or query.dtype.itemsize > 4:
-        raise NotLowered(f"attention computes in float32, not {query.dtype.name}")
+    _check_dtype(query)
     batch, heads, queries, size = query.sizes
     _, key_heads, keys, value_size = value.sizes
-    out = (batch, heads, queries, value_size)
+    out, rows = (batch, heads, queries, value_size), (batch, heads, queries)
     if any(n is ZERO for n in (*out, keys)):
-        return Value(query.dtype, out, const(0, query.dtype))
-    f32 = dtypes.float32
+        if value_size is ZERO and builder.is_used(1):
+            raise NotLowered("the logsumexp of attention without values")
+        lowest = const(float("-inf"), F32)
+        return Value(query.dtype, out, const(0, query.dtype)), Value(F32, rows, lowest)
     b, h = positions((batch, heads), "b")
-    (m,), (n,), (k,), (d,) = (
-        positions((extent,), prefix)
-        for extent, prefix in ((queries, "m"), (keys, "n"), (size, "k"), (value_size, "d"))
-    )
+    m, n, k, d = _symbols(m=queries, n=keys, k=size, d=value_size)
     shared = h if heads is key_heads else floordiv(h, floordiv(heads, key_heads))
-    # Heads inside of queries: what follows nearly always joins the heads of a query, which is then
-    # a view of contiguous memory.
-    strides = contiguous_strides((batch, queries, heads, value_size))
-    buffer = builder.new_buffer(
-        query.dtype, out, strides=(strides[0], strides[2], strides[1], strides[3])
-    )
+    buffer = builder.new_buffer(query.dtype, out, strides=_heads_inside(out))
+    statistic = None
+    if builder.is_used(1):
+        statistic = builder.new_buffer(F32, rows, f"{builder.hint}_logsumexp")
+    kept = None
+    if seed is not None:
+        kept = Dropout(seed, dropout).kept((batch, heads, queries, keys), (b, h, m, n))
     node = Attention(
         output=buffer.name,
         sizes=(batch, heads, queries, keys, size, value_size),
-        query=cast(query.at([b, h, m, k]), f32),
-        key=cast(key.at([b, shared, n, k]), f32),
-        value=cast(value.at([b, shared, n, d]), f32),
-        bias=None if bias is None else cast(bias.at(broadcast_index(bias, [b, h, m, n])), f32),
+        query=_float(query, [b, h, m, k]),
+        key=_float(key, [b, shared, n, k]),
+        value=_float(value, [b, shared, n, d]),
+        bias=None if bias is None else _float(bias, [b, h, m, n]),
+        causal=bool(causal),
+        scale=float(scale),
+        origins=(builder.origin,),
+        kept=kept,
+        logsumexp=None if statistic is None else statistic.name,
+    )
+    builder.nodes.append(node)
+    return builder.load(buffer), None if statistic is None else builder.load(statistic)
+
+
+@lowers(torch.ops.webgpu.attention_backward.default)
+def lower_attention_backward(
+    builder: Builder,
+    grad: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    bias: Value | None,
+    logsumexp: Value,
+    delta: Value,
+    causal: bool,
+    scale: float,
+    seed: Value | None = None,
+    dropout: float = 0.0,
+) -> tuple[Value | None, Value | None, Value | None]:
+    """One node for the gradient of the query, one for those of key and value."""
+    _check_dtype(query)
+    batch, heads, queries, size = query.sizes
+    _, key_heads, keys, value_size = value.sizes
+    if size is ZERO:
+        raise NotLowered("attention of heads without elements")
+    if any(n is ZERO for n in (batch, heads, queries, keys, value_size)):
+        empty = (Value(v.dtype, v.sizes, const(0, v.dtype)) for v in (query, key, value))
+        return next(empty), next(empty), next(empty)
+    group = ONE if heads is key_heads else floordiv(heads, key_heads)
+    b, h = positions((batch, key_heads), "b")
+    g, m, n, k, d = _symbols(g=group, m=queries, n=keys, k=size, d=value_size)
+    head = h * group + g
+    row = [b, head, m]
+    others = [v for v in (query, key, value, grad, bias, seed) if v is not None]
+    logsumexp, delta = _within_bindings(builder, logsumexp, delta, others)
+    kept = None
+    if seed is not None:
+        at = (b, head, m, n)
+        kept = Dropout(seed, dropout).kept((batch, heads, queries, keys), at)
+    node = AttentionGradient(
+        output="",
+        of="queries",
+        sizes=(batch, key_heads, group, queries, keys, size, value_size),
+        query=_float(query, [*row, k]),
+        key=_float(key, [b, h, n, k]),
+        value=_float(value, [b, h, n, d]),
+        gradient=_float(grad, [*row, d]),
+        logsumexp=_float(logsumexp, row),
+        delta=_float(delta, row),
+        bias=None if bias is None else _float(bias, [*row, n]),
+        kept=kept,
         causal=bool(causal),
         scale=float(scale),
         origins=(builder.origin,),
     )
-    builder.nodes.append(node)
+    grad_query = grad_key = grad_value = None
+    if builder.is_used(0):
+        grad_query = reshape(_append(builder, node, query.dtype), query.sizes)
+    if builder.is_used(1) or builder.is_used(2):
+        both = _append(builder, replace(node, of="keys"), key.dtype)
+        grad_key = slice_dim(both, 3, ZERO, size)
+        grad_value = slice_dim(both, 3, size, value_size)
+    return grad_query, grad_key, grad_value
+
+
+def _check_dtype(query: Value) -> None:
+    if not query.dtype.is_float or query.dtype.itemsize > 4:
+        raise NotLowered(f"attention computes in float32, not {query.dtype.name}")
+
+
+def _symbols(**extents: Expr) -> tuple[Expr, ...]:
+    """One iteration symbol of each prefix."""
+    return tuple(positions((extent,), prefix)[0] for prefix, extent in extents.items())
+
+
+def _float(value: Value, index: list[Expr]) -> Scalar:
+    entries: list[IndexLike] = list(index)
+    return cast(value.at(broadcast_index(value, entries)), F32)
+
+
+def _heads_inside(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Strides of (batch, heads…, positions, size) with the heads inside of the positions.
+
+    What follows nearly always joins the heads of a position, which is then a view of contiguous
+    memory.
+    """
+    batch, *heads, length, size = sizes
+    strides = contiguous_strides((batch, length, *heads, size))
+    return (strides[0], *strides[2:-1], strides[1], strides[-1])
+
+
+def _append(builder: Builder, node: AttentionGradient, dtype: DType) -> Value:
+    """Adds a node; its result."""
+    sizes = node.output_sizes
+    name = f"{builder.hint}_{node.of}"
+    buffer = builder.new_buffer(dtype, sizes, name, strides=_heads_inside(sizes))
+    builder.nodes.append(replace(node, output=buffer.name))
     return builder.load(buffer)
+
+
+def _within_bindings(
+    builder: Builder, logsumexp: Value, delta: Value, others: list[Value]
+) -> tuple[Value, Value]:
+    """The statistics of rows; in one buffer where a kernel cannot bind as many as there are."""
+    read = {o.buffer for value in (logsumexp, delta, *others) for o in loads_of(value.body)}
+    if len(read) < builder.target.max_storage_buffers:
+        return logsumexp, delta
+    sizes = (as_expr(2), *logsumexp.sizes)
+    which, *row = positions(sizes)
+    first = apply("eq", Index(which), const(0, dtypes.int64))
+    body = masked(first, logsumexp.at(row), cast(delta.at(row), F32))
+    both = builder.pointwise(body, sizes, name="statistics")
+    return select(both, 0, ZERO), select(both, 0, ONE)

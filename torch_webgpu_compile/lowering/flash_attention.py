@@ -11,76 +11,16 @@ import math
 import torch
 
 from .. import dtypes
-from ..dtypes import DType, Kind
-from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, Expr
+from ..dtypes import Kind
+from ..ir.scalar import apply, cast, const
+from .attention import lower_attention, lower_attention_backward
 from .builder import Builder
-from .matmul import matmul
-from .promotion import compute_dtype
-from .reductions import Reducing, summed
+from .reductions import Reducing
 from .registry import NotLowered, lowers
-from .value import Value, expand, permute, positions, reshape, view
+from .value import Value
 
 aten = torch.ops.aten
-
-
-def _repeated(value: Value, heads: Expr) -> Value:
-    """Key or value heads, each repeated for its group of query heads."""
-    if value.sizes[1] is heads:
-        return value
-    batch, own, *rest = value.sizes
-    group = heads // own
-    sizes = (batch, heads, *rest)
-    b, head, *others = positions(sizes)
-    return view(value, sizes, [b, head // group, *others])
-
-
-def _grouped(builder: Builder, grad: Value, heads: Expr) -> Value:
-    """The gradient of repeated heads: the sum over each group."""
-    if grad.sizes[1] is heads:
-        return grad
-    batch, repeated, *rest = grad.sizes
-    parts = reshape(grad, [batch, heads, repeated // heads, *rest])
-    return summed(builder, parts, [2], grad.dtype)
-
-
-def _transposed(value: Value) -> Value:
-    return permute(value, [0, 1, 3, 2])
-
-
-def _scores(
-    builder: Builder,
-    query: Value,
-    key: Value,
-    mask: Value | None,
-    is_causal: bool,
-    scale: float | None,
-) -> Value:
-    """scale · query · keyᵀ + mask, -inf where masked, in the compute dtype."""
-    dtype = compute_dtype(query.dtype)
-    factor = _scale(query, scale, dtype)
-    product = matmul(builder, query, _transposed(key), dtype)
-    body = apply("mul", product.body, factor)
-    row, column = positions(product.sizes)[-2:]
-    lowest = const(float("-inf"), dtype)
-    if mask is not None:
-        added = expand(mask, product.sizes).body
-        if mask.dtype.kind is Kind.BOOL:
-            body = apply("where", added, body, lowest)
-        else:
-            body = apply("add", body, cast(added, dtype))
-    if is_causal:
-        body = apply("where", apply("le", Index(column), Index(row)), body, lowest)
-    return builder.pointwise(body, product.sizes, name="scores")
-
-
-def _scale(query: Value, scale: float | None, dtype: DType) -> Scalar:
-    if scale is not None:
-        return const(scale, dtype)
-    size = query.sizes[-1]
-    if size.is_constant:
-        return const(1 / math.sqrt(size.constant), dtype)
-    return apply("rsqrt", cast(Index(size), dtype))
+F32 = dtypes.float32
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -94,24 +34,12 @@ def lower_flash_attention(
     *,
     attn_mask: Value | None = None,
     scale: float | None = None,
-) -> tuple[Value, Value]:
+) -> tuple[Value | None, Value | None]:
     """(output, logsumexp)"""
     if dropout_p:
         raise NotLowered("attention with dropout")
-    heads = query.sizes[1]
-    key, value = _repeated(key, heads), _repeated(value, heads)
-    scores = _scores(builder, query, key, attn_mask, is_causal, scale)
-    split = Reducing(scores, [3])
-    largest = split.reduce(builder, "maximum", split.body(), keepdim=True, name="max")
-    shifted = apply("sub", scores.body, expand(largest, scores.sizes).body)
-    grown = builder.pointwise(apply("exp", shifted), scores.sizes, name="exp")
-    total = split.reduce(builder, "sum", split.body(grown), keepdim=True, name="sum")
-    weights = apply("div", grown.body, expand(total, scores.sizes).body)
-    weights_value = builder.pointwise(weights, scores.sizes, name="weights")
-    out = matmul(builder, weights_value, value, builder.out.dtype)
-    logarithm = apply("add", largest.body, apply("log", total.body))
-    logsumexp = builder.pointwise(cast(logarithm, dtypes.float32), largest.sizes, name="lse")
-    return out, reshape(logsumexp, split.sizes)
+    bias = _bias(attn_mask)
+    return lower_attention(builder, query, key, value, bias, is_causal, _scale(query, scale))
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
@@ -128,32 +56,29 @@ def lower_flash_attention_backward(
     *,
     attn_mask: Value | None = None,
     scale: float | None = None,
-) -> tuple[Value, Value, Value]:
-    """Gradients of query, key and value, with P = exp(scores − logsumexp) computed again.
-
-    dV = Pᵀ·dO, dS = P·(dO·Vᵀ − rowsum(dO·O)), dQ = scale·dS·K, dK = scale·dSᵀ·Q.
-    """
+) -> tuple[Value | None, Value | None, Value | None]:
+    """Gradients of query, key and value."""
     if dropout_p:
         raise NotLowered("attention with dropout")
-    dtype = compute_dtype(query.dtype)
-    own_heads, heads = key.sizes[1], query.sizes[1]
-    key, value = _repeated(key, heads), _repeated(value, heads)
-    scores = _scores(builder, query, key, attn_mask, is_causal, scale)
-    lse = expand(reshape(logsumexp, [*logsumexp.sizes, ONE]), scores.sizes)
-    weights = apply("exp", apply("sub", scores.body, cast(lse.body, dtype)))
-    weights_value = builder.pointwise(weights, scores.sizes, name="weights")
     split = Reducing(grad_out, [3])
-    row_product = apply("mul", cast(split.body(), dtype), cast(split.body(out), dtype))
-    delta = split.reduce(builder, "sum", row_product, keepdim=True, name="delta")
-    grad_weights = matmul(builder, grad_out, _transposed(value), dtype)
-    centered = apply("sub", grad_weights.body, expand(delta, scores.sizes).body)
-    grad = apply("mul", apply("mul", weights_value.body, centered), _scale(query, scale, dtype))
-    grad_scores = builder.pointwise(grad, scores.sizes, name="grad_scores")
-    grad_query = matmul(builder, grad_scores, key, query.dtype)
-    grad_key = matmul(builder, _transposed(grad_scores), query, key.dtype)
-    grad_value = matmul(builder, _transposed(weights_value), grad_out, value.dtype)
-    return (
-        grad_query,
-        _grouped(builder, grad_key, own_heads),
-        _grouped(builder, grad_value, own_heads),
-    )
+    terms = apply("mul", cast(split.body(), F32), cast(split.body(out), F32))
+    delta = split.reduce(builder, "sum", terms, keepdim=False, name="delta")
+    inputs = grad_out, query, key, value, _bias(attn_mask), logsumexp, delta
+    return lower_attention_backward(builder, *inputs, is_causal, _scale(query, scale))
+
+
+def _bias(mask: Value | None) -> Value | None:
+    """A mask as what is added to scores: True keeps."""
+    if mask is None or mask.dtype.kind is not Kind.BOOL:
+        return mask
+    body = apply("where", mask.body, const(0.0, F32), const(float("-inf"), F32))
+    return Value(F32, mask.sizes, body)
+
+
+def _scale(query: Value, scale: float | None) -> float:
+    size = query.sizes[-1]
+    if scale is not None:
+        return scale
+    if not size.is_constant:
+        raise NotLowered("attention of a symbolic head size")
+    return 1 / math.sqrt(size.constant)

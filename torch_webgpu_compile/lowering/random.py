@@ -14,6 +14,7 @@ from .registry import lowers
 from .value import Value, positions
 
 U32 = dtypes.uint32
+BITS = 24
 
 
 @lowers(torch.ops.webgpu.uniform.default)
@@ -22,12 +23,17 @@ def lower_uniform(builder: Builder, seed: Value, size: Sequence[int | Expr]) -> 
     sizes = tuple(as_expr(length) for length in size)
     if any(length is ZERO for length in sizes):
         return Value(dtypes.float32, sizes, const(0, dtypes.float32))
-    number = cast(Index(linearize(positions(sizes), contiguous_strides(sizes))), U32)
+    number = linearize(positions(sizes), contiguous_strides(sizes))
+    high = cast(random_bits(seed, number), dtypes.float32)
+    return builder.pointwise(apply("mul", high, const(2.0**-BITS, dtypes.float32)), sizes)
+
+
+def random_bits(seed: Value, number: Expr) -> Scalar:
+    """`BITS` random bits, uint32: element ``number`` of ``webgpu::uniform`` times 2²⁴."""
     first, second = (cast(seed.at([as_expr(k)]), U32) for k in (0, 1))
-    x = apply("add", apply("mul", number, const(custom_ops.WEYL, U32)), first)
+    x = apply("add", apply("mul", cast(Index(number), U32), const(custom_ops.WEYL, U32)), first)
     x = _hash(apply("bitwise_xor", _hash(x), second))
-    high = cast(apply("shift_right", x, const(8, U32)), dtypes.float32)
-    return builder.pointwise(apply("mul", high, const(2.0**-24, dtypes.float32)), sizes)
+    return apply("shift_right", x, const(32 - BITS, U32))
 
 
 def _hash(x: Scalar) -> Scalar:

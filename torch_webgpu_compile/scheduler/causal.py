@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..dtypes import Kind
 from ..ir.graph import LoopGraph
-from ..ir.nodes import Attention, Node, Pointwise, iteration_symbols
+from ..ir.nodes import Attention, AttentionGradient, Node, Pointwise, iteration_symbols
 from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar
 from ..sizes import ONE, Expr
 from .inline import body_at
@@ -31,9 +31,9 @@ def find_causal(graph: LoopGraph) -> LoopGraph:
 
 
 def _marked(node: Node, producers: _Producers) -> Node:
-    if not isinstance(node, Attention) or node.causal or node.bias is None:
+    if not isinstance(node, Attention | AttentionGradient) or node.causal or node.bias is None:
         return node
-    _, _, queries, keys, _, _ = node.sizes
+    queries, keys = node.sizes[-4:-2]
     if queries is ONE:
         return node
     (query,), (key,) = iteration_symbols("m", (queries,)), iteration_symbols("n", (keys,))

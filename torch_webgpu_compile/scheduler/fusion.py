@@ -21,6 +21,7 @@ from ..ir.graph import (
 )
 from ..ir.nodes import (
     Attention,
+    AttentionGradient,
     Contraction,
     HostCall,
     Node,
@@ -64,7 +65,7 @@ class Group:
     kind: str
     rows: tuple[Symbol, ...]
     elements: tuple[Symbol, ...] = ()
-    anchor: Contraction | Attention | Scatter | HostCall | None = None
+    anchor: Contraction | Attention | AttentionGradient | Scatter | HostCall | None = None
     members: list[Member] = field(default_factory=list)
     computed: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
@@ -139,8 +140,12 @@ class Fuser:
         others = {self.writer[n] for n in inputs_of(node) if n in self.writer} - {at}
         if any(depends(self.groups, other, at) for other in others):
             return False
+        # The logsumexp of attention is there after its kernel only.
+        apart = set() if group.anchor is None else set(outputs_of(group.anchor)[1:])
+        if apart.intersection(inputs_of(node)):
+            return False
         reads = (group.reads | set(inputs_of(node))) - set(group.computed)
-        written = self._stored(group, extra=outputs_of(node)[0])
+        written = self._stored(group, extra=outputs_of(node)[0]) | apart
         limit = self.target.max_storage_buffers
         return (
             len(group.members) < MAX_MEMBERS
@@ -344,5 +349,5 @@ def finish(group: Group, stored: set[str]) -> KernelGroup:
             keep = outputs_of(group.anchor)[0] in stored
             return AnchorGroup(group.anchor, members, keep)
         case _:
-            assert isinstance(group.anchor, Scatter | HostCall)
+            assert isinstance(group.anchor, Scatter | HostCall | AttentionGradient)
             return SingleGroup(group.anchor)

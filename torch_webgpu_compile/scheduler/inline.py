@@ -11,6 +11,7 @@ from ..ir.access import typical_numel
 from ..ir.graph import BufferOrigin, LoopGraph
 from ..ir.nodes import (
     Attention,
+    AttentionGradient,
     Contraction,
     HostCall,
     Node,
@@ -21,6 +22,7 @@ from ..ir.nodes import (
     inputs_of,
     iteration_symbols,
     map_bodies,
+    named_bodies,
     outputs_of,
     symbol_keys,
 )
@@ -93,10 +95,10 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         parts = max(user.parts for user in users if isinstance(user, Attention))
         work = typical_numel(product(node.ranges)) * parts * (cost + len(loads))
         return work <= _DISPATCH and not _is_epilogue(node, graph)
-    if any(isinstance(u, (Contraction, Attention)) for u in users):
+    if any(isinstance(u, (Contraction, Attention, AttentionGradient)) for u in users):
         # Tiles are loaded many times; and a producer's epilogue would compute this for free.
         reads_anchor = any(
-            isinstance(producer, (Contraction, Attention, Reduction))
+            isinstance(producer, (Contraction, Attention, AttentionGradient, Reduction))
             for producer in graph.nodes
             if outputs_of(producer)[0] in {load.buffer for load in loads}
         )
@@ -127,7 +129,7 @@ def _is_query(node: Pointwise, users: list[Node]) -> bool:
     if len(users) != 1 or not isinstance(users[0], Attention) or users[0].parts == 1:
         return False
     user = users[0]
-    others = [body for body in (user.key, user.value, user.bias) if body is not None]
+    others = [body for name, body in named_bodies(user).items() if name != "query"]
     return all(load.buffer != node.output for body in others for load in loads_of(body))
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph
 from ..ir.nodes import (
     Attention,
+    AttentionGradient,
     Contraction,
     HostCall,
     Node,
@@ -136,7 +137,7 @@ def _ranges(node: Node) -> tuple[Expr, ...]:
             return node.ranges + node.reduce_ranges
         case Contraction():
             return node.batch + node.rows + node.columns + node.inner
-        case Attention():
+        case Attention() | AttentionGradient():
             return node.sizes
         case HostCall():
             return ()

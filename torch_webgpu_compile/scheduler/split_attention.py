@@ -42,6 +42,8 @@ def _parts(node: Attention, target: Target) -> int:
     known = (batch, heads, queries, head, value_head)
     if not all(size.is_constant for size in known) or int(queries) > _MOST_QUERIES:
         return 1
+    if node.kept is not None or node.logsumexp is not None:
+        return 1  # training, where one of so few queries is rare
     if max(int(head), int(value_head)) > 4 * target.max_workgroup_invocations:
         return 1
     rows = max(1, int(batch) * int(heads))

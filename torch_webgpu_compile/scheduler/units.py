@@ -8,12 +8,14 @@ from dataclasses import replace
 from ..ir.graph import LoopGraph
 from ..ir.nodes import (
     Attention,
+    AttentionGradient,
     Contraction,
     Node,
     Pointwise,
     Reduction,
     Scatter,
     iteration_symbols,
+    map_bodies,
     symbol_keys,
 )
 from ..ir.scalar import Scalar, substitute_symbols
@@ -53,13 +55,12 @@ def _drop(node: Node) -> Node:
         case Attention():
             batch, heads, queries, keys, head, value_head = node.sizes
             units = _units(b=(batch, heads), m=(queries,), n=(keys,), k=(head,), d=(value_head,))
-            return replace(
-                node,
-                query=_at(node.query, units),
-                key=_at(node.key, units),
-                value=_at(node.value, units),
-                bias=None if node.bias is None else _at(node.bias, units),
-            )
+            return map_bodies(node, lambda body: _at(body, units))
+        case AttentionGradient():
+            batch, heads, *rest = node.sizes
+            single = {prefix: (size,) for prefix, size in zip("gmnkd", rest, strict=True)}
+            units = _units(b=(batch, heads), **single)
+            return map_bodies(node, lambda body: _at(body, units))
         case Scatter():
             units = _units(i=node.ranges)
             return replace(

@@ -1,0 +1,84 @@
+"""Attention on the device, one operator at a time: no scores in memory, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def close(got, wanted, dtype=torch.float32):
+    tolerance = 1e-4 if dtype is torch.float32 else 3e-2
+    torch.testing.assert_close(got.double(), wanted.double(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_devices_own_attention(dtype, masked):
+    tensors = [torch.randn(2, 3, 37, 16, dtype=dtype) for _ in range(3)]
+    mask = torch.randn(37, 37, dtype=dtype) if masked else None
+    here = [t.to("webgpu").requires_grad_() for t in tensors]
+    exact = [t.double().requires_grad_() for t in tensors]
+    there = None if mask is None else mask.to("webgpu")
+    got = F.scaled_dot_product_attention(*here, there, is_causal=not masked)
+    wanted = F.scaled_dot_product_attention(
+        *exact, None if mask is None else mask.double(), is_causal=not masked
+    )
+    close(got.cpu(), wanted, dtype)
+    cotangent = torch.randn(got.shape, dtype=dtype)
+    for g, w in zip(
+        torch.autograd.grad(got, here, cotangent.to("webgpu")),
+        torch.autograd.grad(wanted, exact, cotangent.double()),
+        strict=True,
+    ):
+        close(g.cpu(), w, dtype)
+
+
+def test_the_devices_dropout_is_that_of_its_gradient():
+    q, k, v, c = (torch.randn(2, 3, 37, 16).to("webgpu") for _ in range(4))
+    v.requires_grad_()
+    y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    assert not torch.equal(y, F.scaled_dot_product_attention(q, k, v))
+    # The result is linear in the values, if the same weights are kept.
+    (gradient,) = torch.autograd.grad((y * c).sum(), v)
+    close((gradient * v).sum().cpu(), (y * c).sum().cpu())
+
+
+def test_the_devices_attention_stores_no_scores():
+    q = torch.randn(1, 4, 256, 8).to("webgpu").requires_grad_()
+    F.scaled_dot_product_attention(q, q, q, dropout_p=0.1).sum().backward()
+    torch.webgpu.synchronize()
+    torch.webgpu.reset_peak_memory_stats()
+    before = torch.webgpu.memory_allocated()
+    F.scaled_dot_product_attention(q, q, q, dropout_p=0.1).sum().backward()
+    torch.webgpu.synchronize()
+    assert torch.webgpu.max_memory_allocated() - before < 4 * 4 * 256 * 256
+
+
+def test_plain_attention_on_request_has_a_second_derivative():
+    q = torch.randn(1, 2, 5, 8).to("webgpu").requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        y = F.scaled_dot_product_attention(q, q, q)
+    (first,) = torch.autograd.grad(y.sum(), q, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), q)
+    here = q.detach().cpu().requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        y = F.scaled_dot_product_attention(here, here, here)
+    (first,) = torch.autograd.grad(y.sum(), here, create_graph=True)
+    (wanted,) = torch.autograd.grad(first.square().sum(), here)
+    close(second.cpu(), wanted)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 2, 3, 5, 8), (1, 2, 5, 300)])
+def test_what_has_no_fused_kernel(shape):
+    q = torch.randn(shape)
+    here = q.to("webgpu").requires_grad_()
+    q.requires_grad_()
+    got, wanted = (
+        F.scaled_dot_product_attention(here, here, here),
+        F.scaled_dot_product_attention(q, q, q),
+    )
+    close(got.cpu(), wanted)
+    found = torch.autograd.grad(got.sum(), here)[0]
+    close(found.cpu(), torch.autograd.grad(wanted.sum(), q)[0])

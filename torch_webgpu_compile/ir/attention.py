@@ -1,0 +1,99 @@
+"""`Attention` and `AttentionGradient` on NumPy arrays, for `interpret`.
+
+Arrays have the axes of the nodes' ``spaces``, in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Result(NamedTuple):
+    """What `Attention` gives; ``logsumexp`` only without parts."""
+
+    output: Array
+    logsumexp: Array
+
+
+def forward(
+    parts: int,
+    causal: bool,
+    scale: float,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    kept: Array | None = None,
+) -> Result:
+    """Softmax of all scores, by the definition."""
+    scores = _scores(causal, scale, query, key, bias)
+    if parts > 1:
+        return Result(_parts(parts, scores, value), np.zeros(()))
+    highest = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(highest == -np.inf, 0, highest))
+    total = weights.sum(-1, keepdims=True)
+    used = weights if kept is None else weights * kept
+    output = np.where(total == 0, 0, np.matmul(used, value) / total)
+    return Result(output, (highest + np.log(total))[..., 0])
+
+
+def gradient(
+    of: str,
+    causal: bool,
+    scale: float,
+    query: Array,
+    key: Array,
+    value: Array,
+    gradient: Array,
+    logsumexp: Array,
+    delta: Array,
+    bias: Array | None = None,
+    kept: Array | None = None,
+) -> Array:
+    """dQ, or dK beside dV."""
+    # A key head, and all that is by keys, stands beside each of its query heads.
+    shared, values = key[:, :, None], value[:, :, None]
+    scores = _scores(causal, scale, query, shared, bias)
+    shift = np.where(logsumexp == -np.inf, 0, logsumexp)[..., None]
+    weights = np.exp(scores - shift)
+    grad_weights = np.matmul(gradient, np.swapaxes(values, -1, -2))
+    used = weights
+    if kept is not None:
+        used, grad_weights = weights * kept, grad_weights * kept
+    grad_scores = weights * (grad_weights - delta[..., None])
+    if of == "queries":
+        grad_query: Array = np.matmul(grad_scores, shared) * np.float32(scale)
+        return grad_query
+    grad_key = np.matmul(np.swapaxes(grad_scores, -1, -2), query).sum(2) * np.float32(scale)
+    grad_value = np.matmul(np.swapaxes(used, -1, -2), gradient).sum(2)
+    return np.concatenate([grad_key, grad_value], -1)
+
+
+def _scores(causal: bool, scale: float, query: Array, key: Array, bias: Array | None) -> Array:
+    scores: Array = np.matmul(query, np.swapaxes(key, -1, -2)) * np.float32(scale)
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:]) != 0, scores, -np.inf)
+    return scores
+
+
+def _parts(parts: int, scores: Array, v: Array) -> Array:
+    """What `Attention` with parts gives, of all scores and values."""
+    per, wide = -(-scores.shape[-1] // parts), -(-v.shape[-1] // 4) * 4
+    out = np.zeros((parts, *scores.shape[:-1], wide + 4), np.float32)
+    out[..., wide] = -np.inf
+    for part in range(parts):
+        own = scores[..., part * per : (part + 1) * per]
+        if not own.shape[-1]:
+            continue
+        highest = own.max(-1, keepdims=True)
+        weights = np.exp(own - np.where(highest == -np.inf, 0, highest))
+        out[part, ..., : v.shape[-1]] = np.matmul(weights, v[..., part * per : (part + 1) * per, :])
+        out[part, ..., wide], out[part, ..., wide + 1] = highest[..., 0], weights.sum(-1)
+    return out
