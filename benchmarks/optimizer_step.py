@@ -35,7 +35,8 @@ def measure(form: str, width: int, steps: int) -> str:
     params = [nn.Parameter(torch.randn(shape, device="webgpu")) for shape in shapes(width)]
     for p in params:
         p.grad = torch.ones_like(p)
-    optimizer = torch.optim.AdamW(params, **{"fused" if "fused" in form else "foreach": True})
+    fused = "fused" in form
+    optimizer = torch.optim.AdamW(params, fused=fused, foreach=not fused)
     step: Callable[[], object] = optimizer.step
     if form.startswith("compiled"):
         step = torch.compile(lambda: optimizer.step(), backend="webgpu")
