@@ -31,7 +31,7 @@ def compile_function(
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         def compile_captured(captured: Any, phase: Phase) -> aot.BoxedFunction:
             states.append(compile_graph(captured, phase, target, OPTIONS, use_cache=False))
-            leaves = torch.utils._pytree.tree_leaves(wanted)
+            leaves = [] if wanted is None else torch.utils._pytree.tree_leaves(wanted)
             return lambda arguments: list(leaves)  # Dynamo wants results; eager has them
 
         return aot.capture(module, inputs, compile_captured, native_operators())

@@ -74,6 +74,11 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
         [randn(5, 12), randn(12)],
         False,
     ),
+    "foreach": (
+        lambda x, y, z: tuple(torch.relu(t) * 2 for t in (x, y, z)),
+        [randn(40, 100), randn(7), randn(40, 6)[:, ::2]],
+        False,
+    ),
     "packed_and_masked": (
         lambda x: F.pad(torch.cat([x, x[:, 1:]], 1), (1, 2)) > 1,
         [torch.zeros(3, 5, dtype=torch.uint8)],

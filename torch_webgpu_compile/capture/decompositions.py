@@ -94,4 +94,13 @@ def table(native: Collection[OpOverload]) -> dict[OpOverload, Decomposition]:
     """The decompositions to trace with, when lowering knows the ``native`` operators."""
     kept = frozenset(native)
     chosen = {op: rule for op, rule in _candidates().items() if op not in kept}
+    # Registered when Dynamo first writes it, for ``addcmul_`` and ``addcdiv_`` with a number.
+    fma = getattr(torch.ops.prims, "fma", None)
+    if fma is not None:
+        chosen[fma.default] = _fma
     return chosen | random.DECOMPOSITIONS
+
+
+def _fma(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:
+    """a·b + c, with one rounding to 16 bits."""
+    return torch.addcmul(c, a, b) if isinstance(b, torch.Tensor) else torch.add(c, a, alpha=b)

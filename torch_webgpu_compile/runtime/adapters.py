@@ -99,7 +99,11 @@ class AdapterInfo:
             features=frozenset(features),
             max_binding_nbytes=limits["max-storage-buffer-binding-size"] & ~3,
             max_buffer_nbytes=limits["max-buffer-size"] & ~15,
-            max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
+            max_storage_buffers=min(
+                limits["max-storage-buffers-per-shader-stage"],
+                limits.get("max-bindings-per-bind-group", _BINDINGS) - 1,  # and the parameters
+                _BINDINGS - 1,
+            ),
             max_workgroup_invocations=limits["max-compute-invocations-per-workgroup"],
             max_workgroup_nbytes=limits["max-compute-workgroup-storage-size"],
             max_grid=limits["max-compute-workgroups-per-dimension"],
@@ -107,6 +111,9 @@ class AdapterInfo:
             subgroup_sizes=self.subgroup_sizes if "subgroup" in features else (0, 0),
         )
 
+
+# Of a bind group, where the adapter does not say: the default of WebGPU.
+_BINDINGS = 1000
 
 _lock = threading.RLock()
 _found: dict[str, list[tuple[AdapterInfo, Any]]] = {}
