@@ -217,6 +217,25 @@ def test_tilings(tiling, monkeypatch):
     plan_cache.clear()
 
 
+def test_what_reads_the_logsumexp_runs_after_its_kernel():
+    def f(q):
+        output, logsumexp = torch.ops.webgpu.attention(q, q, q, None, True, 0.25)
+        return output * logsumexp.unsqueeze(-1) + 1
+
+    q = torch.randn(1, 2, 9, 8)
+    with torch.no_grad():
+        close(compiled(f)(q), f(q))
+        assert explain(f, q).dispatch_count == 2
+
+
+def test_the_logsumexp_alone():
+    def f(q):
+        return torch.ops.webgpu.attention(q, q, q, None, False, 0.25)[1] * 2
+
+    q = torch.randn(1, 2, 9, 8)
+    close(compiled(f)(q), f(q))
+
+
 # -- dropout ---------------------------------------------------------------------------------------
 
 
