@@ -106,6 +106,10 @@ def plain_attention_backward(
     With the weights P = exp(scores − logsumexp) again, and what dropout keeps of them:
     dV = (kept·P)ᵀdO, dS = P ⊙ (kept·dO·Vᵀ − delta), dQ = scale·dS·K, dK = scale·dSᵀQ.
 
+    Where every key of a row has a bias like -1e9 instead of -inf, the sum's logarithm is lost in
+    the logsumexp's rounding, and such a row's weights are 1 each. PyTorch's fused kernels, on CPU
+    and CUDA, start from the same number and give the same.
+
     Args:
         grad: dO, (batch, heads, queries, value size).
         logsumexp: the operator's second result.

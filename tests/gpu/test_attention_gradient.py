@@ -141,6 +141,22 @@ def test_rows_without_keys_have_no_gradient():
     assert all(g.isfinite().all() for g in gradients)
 
 
+@pytest.mark.parametrize("low", [torch.finfo(torch.float32).min, -1e9])
+def test_rows_of_low_numbers_are_as_in_eagers_fused_kernel(low):
+    q, k, v = (leaf(1, 2, 6, 8) for _ in range(3))
+    mask = torch.zeros(6, 6)
+    mask[2] = low
+    f = attend()
+    got, wanted = compiled(f)(q, k, v, mask), f(q, k, v, mask)
+    close(got, wanted)
+    for g, w in zip(
+        torch.autograd.grad(got.sum(), (q, k, v)),
+        torch.autograd.grad(wanted.sum(), (q, k, v)),
+        strict=True,
+    ):
+        close(g, w)
+
+
 def test_views_of_one_tensor():
     def f(x):
         q, k, v = x.view(2, 21, 3, 4, 16).permute(2, 0, 3, 1, 4)
@@ -215,6 +231,25 @@ def test_tilings(tiling, monkeypatch):
     check(attend(), leaf(1, 1, 64, 16), leaf(1, 1, 64, 16), leaf(1, 1, 64, 16))
     assert len(used) == 4
     plan_cache.clear()
+
+
+def test_what_reads_the_logsumexp_runs_after_its_kernel():
+    def f(q):
+        output, logsumexp = torch.ops.webgpu.attention(q, q, q, None, True, 0.25)
+        return output * logsumexp.unsqueeze(-1) + 1
+
+    q = torch.randn(1, 2, 9, 8)
+    with torch.no_grad():
+        close(compiled(f)(q), f(q))
+        assert explain(f, q).dispatch_count == 2
+
+
+def test_the_logsumexp_alone():
+    def f(q):
+        return torch.ops.webgpu.attention(q, q, q, None, False, 0.25)[1] * 2
+
+    q = torch.randn(1, 2, 9, 8)
+    close(compiled(f)(q), f(q))
 
 
 # -- dropout ---------------------------------------------------------------------------------------
