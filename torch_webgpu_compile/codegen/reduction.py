@@ -170,12 +170,8 @@ class RowKernel:
         if self.tiling.threads <= subgroup:
             return {}
         length = self.tiling.workgroup // subgroup
-        return {
-            part.name: WorkgroupArray("u32", length, 4)
-            if part.type == "bool"
-            else WorkgroupArray(part.type, length, part.nbytes)
-            for part in parts
-        }
+        types = {p.name: ("u32", 4) if p.type == "bool" else (p.type, p.nbytes) for p in parts}
+        return {name: WorkgroupArray(kind, length, size) for name, (kind, size) in types.items()}
 
     def _subgroup(self) -> int:
         """Invocations that exchange accumulators by shuffles; 0 where that is not certain to work.

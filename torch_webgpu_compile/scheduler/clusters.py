@@ -46,6 +46,10 @@ class Clusters:
         self.members[cluster] += self.members.pop(k)
         self._needs[cluster] |= self._needs.pop(k)
 
+    def needs(self, cluster: int) -> set[int]:
+        """The other clusters that must have run just before."""
+        return {self.of[n] for n in self._needs[cluster]} - {cluster}
+
     def in_order(self) -> Iterator[list[int]]:
         """The members of the clusters in an order in which each follows what it needs."""
         of = self.of

@@ -37,17 +37,54 @@ _NEAR = 8
 def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
     """Independent small groups, of kinds that have known sizes, become one group."""
     clusters = Clusters(schedule, target)
+    before = _Before(clusters)
     opened: list[int] = []
     for k, group in enumerate(schedule.groups):
+        before.add(k)
         if not _is_small(group, schedule) or clusters.largest_passed(k) > _PASSED_NBYTES:
             continue
-        into = next((place for place in reversed(opened) if _fits(clusters, k, place)), None)
+        free = (place for place in reversed(opened) if not before.needs(k, place))
+        into = next((place for place in free if _fits(clusters, k, place)), None)
         if into is None:
             opened = [*opened[1 - _NEAR :], k]
         else:
+            before.join(k, into)
             clusters.join(k, into)
     groups = (_as_group([schedule.groups[m] for m in found]) for found in clusters.in_order())
     return Schedule(schedule.graph, tuple(groups))
+
+
+class _Before:
+    """For each cluster, those that must have run before it, while groups are added in order.
+
+    As bits of a number: graphs of training steps have thousands of groups. None that was added
+    needs a later one.
+    """
+
+    def __init__(self, clusters: Clusters) -> None:
+        self._clusters = clusters
+        self._masks: dict[int, int] = {}
+
+    def add(self, k: int) -> None:
+        """Adds a group by itself."""
+        mask = 0
+        for cluster in self._clusters.needs(k):
+            mask |= self._masks[cluster] | 1 << cluster
+        self._masks[k] = mask
+
+    def needs(self, k: int, cluster: int) -> bool:
+        """Whether the last group that was added needs a cluster."""
+        return bool(self._masks[k] >> cluster & 1)
+
+    def join(self, k: int, cluster: int) -> None:
+        """Puts the last group that was added into a cluster."""
+        mask = self._masks[cluster] | self._masks.pop(k)
+        if mask == self._masks[cluster]:
+            return
+        self._masks[cluster] = mask
+        for other, own in self._masks.items():
+            if own >> cluster & 1:
+                self._masks[other] = own | mask
 
 
 def _is_small(group: KernelGroup, schedule: Schedule) -> bool:
@@ -82,13 +119,10 @@ def _nbytes_read(load: Load, buffer: Buffer) -> int:
 
 
 def _fits(clusters: Clusters, k: int, cluster: int) -> bool:
+    """Whether a kernel may have one more part: in their number, and in its bindings."""
     members = clusters.members[cluster]
     bound = frozenset().union(*(clusters.memory(clusters.buffers[m]) for m in (*members, k)))
-    return (
-        len(members) < _MOST
-        and clusters.windows(bound) <= clusters.target.max_storage_buffers
-        and clusters.independent(k, cluster)
-    )
+    return len(members) < _MOST and clusters.windows(bound) <= clusters.target.max_storage_buffers
 
 
 def _as_group(groups: list[KernelGroup]) -> KernelGroup:
