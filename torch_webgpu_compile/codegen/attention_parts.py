@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..errors import UnsupportedOp
 from ..ir.graph import AnchorGroup, Buffer
 from ..ir.nodes import Attention
+from ..ir.scalar import Masked, Op, Scalar, cast, scalar_symbols
 from ..plan.model import KernelCall
-from ..sizes import ceildiv, iteration, product
+from ..sizes import Expr, ceildiv, iteration, product
 from ..target import Target
-from .attention import OperandMaker
+from .attention import Operand, OperandMaker
 from .kernel import KernelBuilder, fold_grid
 from .operands import flat_values
 from .storage import VECTOR
 from .tiling import choose_attention_parts_tiling
+
+
+class NewRow(NamedTuple):
+    """Rows that are loaded from elsewhere; see `scheduler.new_rows`.
+
+    Attributes:
+        condition: of row n, one lane.
+        row: what to load instead.
+    """
+
+    condition: Operand
+    row: Operand
 
 
 def generate_attention_parts(
@@ -38,6 +53,8 @@ def generate_attention_parts(
     total = batch * heads * node.parts
     row = (iteration("part", node.parts) * batch * heads + iteration("b", batch * heads)) * queries
     row = (row + iteration("m", queries)) * (node.wide // VECTOR + 1)
+    key, new_key = _operands(make, node.key, ("n", keys), ("k", head))
+    value, new_value = _operands(make, node.value, ("n", keys), ("d", value_head))
     return builder.finish(
         "attention",
         "attention_parts.wgsl.jinja",
@@ -45,8 +62,9 @@ def generate_attention_parts(
             "tiling": tiling,
             "queries": int(queries),
             "query": make(node.query, ("m", queries), ("k", head)),
-            "key": make(node.key, ("n", keys), ("k", head)),
-            "value": make(node.value, ("n", keys), ("d", value_head)),
+            "key": key,
+            "value": value,
+            "new_rows": {"key": new_key, "value": new_value},
             "bias": None
             if node.bias is None
             else make(node.bias, ("m", queries), ("n", keys), vector=False),
@@ -65,3 +83,20 @@ def generate_attention_parts(
         flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
         workgroup_nbytes=tiling.workgroup_nbytes,
     )
+
+
+def _operands(
+    make: OperandMaker, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]
+) -> tuple[Operand, NewRow | None]:
+    """An operand, and apart from it the choice of a new row: its branch would hold up the loads
+    after it, of which an invocation has many in flight."""
+    if isinstance(body, Op) and body.name == "cast" and isinstance(body.args[0], Masked):
+        choice, dtype = body.args[0], body.dtype
+        body = Masked(choice.condition, cast(choice.body, dtype), cast(choice.other, dtype))
+    prefix, _ = inner
+    if not isinstance(body, Masked) or any(
+        symbol.name.startswith(prefix) for symbol in scalar_symbols(body.condition)
+    ):
+        return make(body, outer, inner), None
+    condition = make(body.condition, outer, inner, vector=False)
+    return make(body.other, outer, inner), NewRow(condition, make(body.body, outer, inner))
