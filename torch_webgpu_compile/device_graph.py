@@ -9,6 +9,7 @@ and is copied into it otherwise.
 from __future__ import annotations
 
 from collections import Counter
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from .runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
 from .runtime.device import Device, GpuBuffer
 from .runtime.executor import Executor
 from .runtime.launcher import Launcher
+from .runtime.sized import Place
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
 from .sizes import evaluate
 
@@ -50,10 +52,12 @@ class _Ready:
     """What a call with known sizes does.
 
     Attributes:
-        buffers: None in every place that a call fills.
+        buffers: None in every place that a call fills. The others are the same in all calls: what
+            no kernel reads, and intermediates of a few bytes.
         inputs: the arguments, with their positions among the buffers.
         places: (nbytes, positions) of the memory that every call gets anew.
         tensors, mutations: where the values of the variant's recipes are.
+        alone: calls may not be recorded side by side, as they share memory.
     """
 
     launch: Launcher
@@ -63,7 +67,7 @@ class _Ready:
     tensors: tuple[_Kept, ...]
     mutations: tuple[_Kept, ...]
     dispatch_count: int
-    host_steps: bool
+    alone: bool
 
 
 def _ready(executor: Executor, variant: Variant) -> _Ready:
@@ -71,15 +75,22 @@ def _ready(executor: Executor, variant: Variant) -> _Ready:
     launcher = executor.launcher(sizes)
     position = {name: k for k, name in enumerate(launcher.names)}
     inputs = tuple((recipe, position[recipe.buffer]) for recipe in variant.uploads)
-    places = tuple(
-        (place.nbytes, tuple(position[name] for name in place.names)) for place in launcher.places
-    )
-    filled = {p for _, p in inputs} | {p for _, positions in places for p in positions}
+    found = [
+        (place.nbytes, tuple(position[name] for name in place.names), _is_kept(place))
+        for place in launcher.places
+    ]
+    places = tuple((nbytes, positions) for nbytes, positions, kept in found if not kept)
+    filled = {p for _, p in inputs} | {p for _, positions, _ in found for p in positions}
     # Arguments that no kernel reads: any memory will do.
     buffers = [
         None if k in filled else executor.device.allocate(evaluate(plan.buffers[n].nbytes, sizes))
         for k, n in enumerate(launcher.names)
     ]
+    # Other memory in each call would be other bind groups in each call.
+    for nbytes, positions, kept in found:
+        memory = executor.device.allocate(nbytes) if kept else None
+        for p in positions:
+            buffers[p] = memory
     taken: set[str] = set()
 
     def keep(name: str, in_place: bool = False) -> _Kept:
@@ -96,8 +107,42 @@ def _ready(executor: Executor, variant: Variant) -> _Ready:
         tuple(keep(recipe.buffer) for recipe in variant.tensors),
         tuple(keep(recipe.buffer, recipe.in_place) for recipe in variant.mutations),
         launcher.dispatch_count,
-        any(isinstance(step, HostStep) for step in plan.steps),
+        any(isinstance(step, HostStep) for step in plan.steps) or any(kept for *_, kept in found),
     )
+
+
+def _is_kept(place: Place) -> bool:
+    """Whether memory of intermediates is so little that it is not returned after a call."""
+    return isinstance(place.key, int) and place.nbytes <= SMALL_NBYTES
+
+
+class _Numbers:
+    """Memory for the numbers of calls: a few buffers in turn, so that bind groups can be reused."""
+
+    _MOST = 8
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._used: deque[tuple[GpuBuffer, int]] = deque()
+
+    def upload(self, data: bytes) -> GpuBuffer:
+        """A buffer with this content. Give it to `recorded` after the commands that read it."""
+        if len(data) > SMALL_NBYTES:
+            return self._device.upload_new(data)
+        try:
+            buffer, batch = self._used.popleft()
+        except IndexError:
+            return self._device.upload_small(data)
+        if batch < self._device.queue.sent:  # no pending command needs what it holds
+            self._device.upload_small(data, buffer)
+            return buffer
+        self._used.appendleft((buffer, batch))
+        return self._device.upload_small(data)
+
+    def recorded(self, buffer: GpuBuffer) -> None:
+        """Commands that read the buffer have been recorded."""
+        if len(self._used) < self._MOST and buffer.nbytes == SMALL_NBYTES:
+            self._used.append((buffer, self._device.queue.batch))
 
 
 class DeviceGraph:
@@ -131,6 +176,8 @@ class DeviceGraph:
         self.signature = signature
         self.executor = Executor(plan, device, HostCalls(plan))
         self._ready: dict[Variant, _Ready] = {}
+        self._numbers = _Numbers(device)
+        self._own = devices.torch_device(index)  # comparing with it is quicker than `device.type`
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]
@@ -148,8 +195,13 @@ class DeviceGraph:
         variant = self.signature.variant(values)
         ready = self._ready.get(variant) or self._prepare(variant)
         buffers: list[Any] = ready.buffers[:]
+        numbers: GpuBuffer | None = None
         for recipe, position in ready.inputs:
-            buffers[position] = self._memory(values[recipe.position], recipe)
+            value = values[recipe.position]
+            if isinstance(value, bytes):
+                buffers[position] = numbers = self._numbers.upload(value)
+            else:
+                buffers[position] = self._memory(value, recipe)
         allocate = self.device.allocate
         for nbytes, positions in ready.places:
             buffer = allocate(nbytes)
@@ -160,6 +212,8 @@ class DeviceGraph:
         except SharedMemoryError:
             self._copy_changed(variant, ready, values, buffers)
             self._launch(ready, buffers)
+        if numbers is not None:
+            self._numbers.recorded(numbers)
         counters.add_call(ready.dispatch_count, 0, 0)
         results: list[Any] = list(variant.constants)
         for made, kept in zip(variant.tensors, ready.tensors, strict=True):
@@ -171,7 +225,7 @@ class DeviceGraph:
         return results
 
     def _launch(self, ready: _Ready, buffers: list[Any]) -> None:
-        if ready.host_steps:
+        if ready.alone:
             with self.executor.lock:
                 ready.launch(buffers)
         else:
@@ -210,14 +264,11 @@ class DeviceGraph:
 
     # ---- in
 
-    def _memory(self, tensor: Tensor | bytes, recipe: UploadRecipe) -> AnyBuffer:
+    def _memory(self, tensor: Tensor, recipe: UploadRecipe) -> AnyBuffer:
         """The memory of an argument, laid out as the plan expects it."""
-        if isinstance(tensor, bytes):
-            small = len(tensor) <= SMALL_NBYTES
-            return self.device.upload_small(tensor) if small else self.device.upload_new(tensor)
         if tensor.stride() != recipe.strides and not _same_layout(tensor, recipe.strides):
             tensor = _with_layout(tensor, recipe.strides)
-        if tensor.device.type != devices.NAME:
+        if tensor.device != self._own and tensor.device.type != devices.NAME:
             return self._uploaded(tensor, recipe)
         address = storages.data_ptr(tensor)
         buffer = storages.buffer_at(address)
@@ -256,7 +307,7 @@ class DeviceGraph:
             torch.autograd.graph.increment_version(tensor)
         if recipe.nbytes == 0:
             return
-        on_device = tensor.device.type == devices.NAME
+        on_device = tensor.device == self._own or tensor.device.type == devices.NAME
         if recipe.in_place and on_device and _memory_of(buffer) is storages.buffer_of(tensor):
             return
         whole = recipe.offset_nbytes == 0 and tensor.stride() == recipe.strides

@@ -17,7 +17,14 @@ from tests.harness import backend_of, capture, compare, lower_checked, run_graph
 from torch_webgpu_compile.captured import CapturedGraph
 from torch_webgpu_compile.codegen.contraction import problem_of
 from torch_webgpu_compile.compilation import Compilation
-from torch_webgpu_compile.ir.graph import AnchorGroup, ForeachGroup, LoopGraph, MapGroup, RowGroup
+from torch_webgpu_compile.ir.graph import (
+    AnchorGroup,
+    ForeachGroup,
+    JointGroup,
+    LoopGraph,
+    MapGroup,
+    RowGroup,
+)
 from torch_webgpu_compile.ir.nodes import Contraction
 from torch_webgpu_compile.ir.scalar import loads_of
 from torch_webgpu_compile.ir.verify import verify_loop_graph
@@ -250,7 +257,10 @@ def test_channels_last_weights_are_not_copied() -> None:
 def test_group_norm_reads_channels_last_images_once() -> None:
     function, _ = GRAPHS["group norm"]
     state = compile_function(function, randn(2, 4, 24, 24))
-    (group,) = [g for g in state.schedule.groups if isinstance(g, RowGroup)]
+    parts = [
+        p for g in state.schedule.groups for p in (g.groups if isinstance(g, JointGroup) else [g])
+    ]
+    (group,) = [part for part in parts if isinstance(part, RowGroup)]
     images = {
         load.index
         for member in group.members

@@ -125,18 +125,21 @@ class Device:
         del keep
         return buffer
 
-    def upload_small(self, data: bytes) -> GpuBuffer:
+    def upload_small(self, data: bytes, buffer: GpuBuffer | None = None) -> GpuBuffer:
         """`upload_new` of at most `SMALL_NBYTES` to a storage and uniform buffer.
 
         For the scalars and seeds of one call; drop the buffer once the commands are recorded.
+
+        Args:
+            buffer: one from an earlier call to use again, which no pending command needs.
 
         Raises:
             ValueError: too many bytes.
         """
         if len(data) > SMALL_NBYTES:
             raise ValueError(f"{len(data)} bytes are too many for upload_small; use upload_new")
-        # all of one size, so that they are reused whatever they hold
-        buffer = self._pool.allocate(SMALL_NBYTES, SMALL_USAGE, is_idle=True)
+        if buffer is None:  # all of one size, so that they are reused whatever they hold
+            buffer = self._pool.allocate(SMALL_NBYTES, SMALL_USAGE, is_idle=True)
         self._transfers.upload_bytes(buffer, data)
         return buffer
 
