@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import torch_webgpu_compile
 from tests.decoding import Layer, Sizes, decode, layers_of
 from torch_webgpu_compile.device import autoload
 
@@ -158,3 +159,18 @@ def test_values_that_are_no_numbers(device: str) -> None:
         result = torch.compile(decode, backend="webgpu")(sizes, x.to(device), at.to(device), own)
         torch.testing.assert_close(result.cpu(), decode(sizes, x, at, layers), atol=1e-4, rtol=1e-4)
         assert result.isfinite().all()
+
+
+def test_a_profile_shows_every_op() -> None:
+    sizes = replace(Sizes(), layers=1)
+    own = [on_device(layer, "webgpu") for layer in layers_of(sizes)]
+    x, at = torch.randn(1, 1, sizes.hidden).to("webgpu"), torch.tensor([5]).to("webgpu")
+    step = torch.compile(decode, backend="webgpu", fullgraph=True)
+    with torch.no_grad():
+        step(sizes, x, at, own)
+        with torch_webgpu_compile.profile() as profile:
+            step(sizes, x, at, own)
+    assert len(profile.runs) <= 7
+    shown = {op for run in profile.runs for op in run.ops}
+    assert {"aten.index_copy.default", "aten.mm.default", "aten.addmm.default"} <= shown
+    assert sum(run.kind == "joint" for run in profile.runs) == 2
