@@ -8,8 +8,7 @@ and is copied into it otherwise.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
