@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from ..errors import UnsupportedOp
 from ..ir.graph import AnchorGroup, Buffer
-from ..ir.nodes import Attention
-from ..ir.scalar import Masked, Op, Scalar, cast, scalar_symbols
+from ..ir.nodes import Attention, iteration_symbols
+from ..ir.scalar import Index, Masked, Op, Scalar, cast, scalar_symbols
 from ..plan.model import KernelCall
 from ..sizes import Expr, ceildiv, iteration, product
 from ..target import Target
@@ -19,10 +19,10 @@ from .tiling import choose_attention_parts_tiling
 
 
 class NewRow(NamedTuple):
-    """Rows that are loaded from elsewhere; see `scheduler.new_rows`.
+    """A row that is loaded from elsewhere; see `scheduler.new_rows`.
 
     Attributes:
-        condition: of row n, one lane.
+        condition: of row n, one lane; holds for one row at most.
         row: what to load instead.
     """
 
@@ -93,10 +93,16 @@ def _operands(
     if isinstance(body, Op) and body.name == "cast" and isinstance(body.args[0], Masked):
         choice, dtype = body.args[0], body.dtype
         body = Masked(choice.condition, cast(choice.body, dtype), cast(choice.other, dtype))
-    prefix, _ = inner
-    if not isinstance(body, Masked) or any(
-        symbol.name.startswith(prefix) for symbol in scalar_symbols(body.condition)
-    ):
+    (row,) = iteration_symbols(outer[0], (outer[1],))
+    if not isinstance(body, Masked) or not _is_of_one(body.condition, row):
         return make(body, outer, inner), None
     condition = make(body.condition, outer, inner, vector=False)
     return make(body.other, outer, inner), NewRow(condition, make(body.body, outer, inner))
+
+
+def _is_of_one(condition: Scalar, row: Expr) -> bool:
+    """Whether a condition is that a row's number equals something that depends on no index."""
+    match condition:
+        case Op("eq", (Index(expr), other)) | Op("eq", (other, Index(expr))):
+            return expr is row and not scalar_symbols(other)
+    return False
