@@ -69,12 +69,26 @@ def lowest(x, _):
     return torch.where(k <= q, 0.0, torch.finfo(torch.float32).min)
 
 
+def one_document(x, _):
+    """As transformers computes it, from positions."""
+    position = torch.arange(x.shape[-2])
+    ids = (torch.diff(position, prepend=position[:1] - 1) != 1).cumsum(0)
+    return documents(x, ids)
+
+
 def either(x, ids):
     q, k = positions(x)
     return (k <= q) | (ids.unsqueeze(1) == ids)
 
 
-CAUSAL = {tril: False, shifted: False, documents: True, window: True, additive: True}
+CAUSAL = {
+    tril: False,
+    shifted: False,
+    one_document: False,
+    documents: True,
+    window: True,
+    additive: True,
+}
 OTHERS = (earlier, reversed_mask, next_key, lowest, either)
 
 
@@ -102,12 +116,20 @@ def test_a_bias_that_is_an_argument_is_left_alone():
     assert find_causal(state.graph) is state.graph
 
 
-def test_one_query_is_not_causal():
-    def function(q, k, v):
-        mask = torch.arange(LENGTH) <= torch.arange(1).unsqueeze(1)
-        return F.scaled_dot_product_attention(q, k, v, mask)
+def test_one_query_at_a_position_is_not_causal():
+    def function(q, k, v, position):
+        return F.scaled_dot_product_attention(q, k, v, torch.arange(LENGTH) <= position)
 
     q = torch.randn(1, 2, 1, 8)
     k, v = (torch.randn(1, 2, LENGTH, 8) for _ in range(2))
-    state = compile_function(function, q, k, v)
+    state = compile_function(function, q, k, v, torch.tensor([[5]]))
     assert not attention_of(find_causal(state.graph)).causal
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.5])
+def test_a_mask_of_zeros_is_dropped(bias):
+    def function(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, torch.full((LENGTH, LENGTH), bias))
+
+    state = compile_function(function, *(torch.randn(1, 2, LENGTH, 8) for _ in range(3)))
+    assert (attention_of(find_causal(state.graph)).bias is None) == (bias == 0.0)

@@ -31,8 +31,8 @@ __all__ = ["schedule"]
 
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
-    distinct = share_equal_nodes(drop_unit_symbols(split_attention(find_causal(graph), target)))
-    moved = read_new_rows(recompute_statistics(distinct), target)
+    distinct = share_equal_nodes(drop_unit_symbols(split_attention(graph, target)))
+    moved = read_new_rows(recompute_statistics(find_causal(distinct)), target)
     laid_out = choose_layouts(inline_producers(moved, target))
     divided = split_reductions(split_contractions(laid_out, target))
     called, preparation = separate(divided)

@@ -1,19 +1,42 @@
-"""Attention masks that leave no key after its query: the kernel then passes over those keys."""
+"""Attention masks that leave no key after its query: the kernel then passes over those keys.
+
+A mask that follows from constants alone, as of one document without padding, is computed here: it
+often says nothing more, or nothing at all.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ..dtypes import Kind
-from ..ir.graph import LoopGraph
-from ..ir.nodes import Attention, AttentionGradient, Node, Pointwise, iteration_symbols
-from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar
-from ..sizes import ONE, Expr
+from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph
+from ..ir.interpret import interpret
+from ..ir.nodes import (
+    Attention,
+    AttentionGradient,
+    HostCall,
+    Node,
+    Pointwise,
+    Reduction,
+    inputs_of,
+    iteration_symbols,
+    outputs_of,
+    symbol_keys,
+)
+from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, scalar_symbols, substitute_symbols
+from ..sizes import ONE, ZERO, Expr, contiguous_strides, product
 from .inline import body_at
 
 _Producers = Mapping[str, Pointwise]
+
+# Elements of a mask that is computed while compiling, and what a node on the way may go through.
+_MOST = 1 << 22
 
 # What each comparison a ∘ b adds to a - b to say that the sum is at most 0.
 _AT_MOST = {"le": 0, "lt": 1}
@@ -26,13 +49,40 @@ def find_causal(graph: LoopGraph) -> LoopGraph:
     A bias that says nothing else is dropped.
     """
     producers = {node.output: node for node in graph.nodes if isinstance(node, Pointwise)}
-    nodes = tuple(_marked(node, producers) for node in graph.nodes)
-    return graph.with_nodes(nodes, graph.buffers) if nodes != graph.nodes else graph
+    known: dict[Scalar, npt.NDArray[Any] | None] = {}
+    nodes = tuple(_marked(node, graph, producers, known) for node in graph.nodes)
+    return _without_unread(graph, nodes) if nodes != graph.nodes else graph
 
 
-def _marked(node: Node, producers: _Producers) -> Node:
+def _without_unread(graph: LoopGraph, nodes: tuple[Node, ...]) -> LoopGraph:
+    """The graph of these nodes without those that only led to a bias that was dropped."""
+    read = set(graph.returned)
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if isinstance(node, HostCall) or not read.isdisjoint(outputs_of(node)):
+            kept.append(node)
+            read.update(inputs_of(node))
+    made = {name for node in nodes for name in outputs_of(node)}
+    written = {name for node in kept for name in outputs_of(node)}
+    buffers = {n: b for n, b in graph.buffers.items() if n in written or n not in made}
+    return graph.with_nodes(tuple(reversed(kept)), buffers)
+
+
+def _marked(
+    node: Node,
+    graph: LoopGraph,
+    producers: _Producers,
+    known: dict[Scalar, npt.NDArray[Any] | None],
+) -> Node:
     if not isinstance(node, Attention | AttentionGradient) or node.causal or node.bias is None:
         return node
+    if node.bias not in known:
+        known[node.bias] = _constant_mask(node, graph)
+    mask = known[node.bias]
+    if mask is not None and not mask.any():
+        return replace(node, bias=None)
+    if mask is not None and np.array_equal(mask, np.where(np.tri(*mask.shape), 0, -np.inf)):
+        return replace(node, causal=True, bias=None)
     queries, keys = node.sizes[-4:-2]
     if queries is ONE:
         return node
@@ -101,3 +151,54 @@ def _is_zero_or_minus_infinity(bias: Scalar) -> bool:
 
 def _is_constant(value: Scalar, expected: float) -> bool:
     return isinstance(value, Const) and value.value == expected
+
+
+def _constant_mask(
+    node: Attention | AttentionGradient, graph: LoopGraph
+) -> npt.NDArray[Any] | None:
+    """The bias of all heads, [query, key], if it follows from constants alone and is not large."""
+    assert node.bias is not None
+    sizes = node.sizes[-4:-2]
+    (query,), (key,) = iteration_symbols("m", sizes[:1]), iteration_symbols("n", sizes[1:])
+    if not _is_small(sizes) or not scalar_symbols(node.bias) <= {*symbol_keys((query, key))}:
+        return None
+    rows = dict(zip(symbol_keys((query, key)), iteration_symbols("i", sizes), strict=True))
+    mask = Pointwise("mask", sizes, substitute_symbols(node.bias, rows))
+    writers = {n.output: n for n in graph.nodes if isinstance(n, Pointwise | Reduction)}
+    needed: dict[str, Node] = {}
+    pending = [*inputs_of(mask)]
+    while pending:
+        name = pending.pop()
+        if name in needed or name in graph.constants:
+            continue
+        writer = writers.get(name)
+        if writer is None or not _is_small(_points(writer)):
+            return None
+        needed[name] = writer
+        pending += inputs_of(writer)
+    nodes = tuple(n for n in graph.nodes if isinstance(n, Pointwise | Reduction))
+    kept = tuple(n for n in nodes if n.output in needed)
+    names = {name for n in (*kept, mask) for name in inputs_of(n)}
+    strides = contiguous_strides(sizes)
+    buffer = Buffer("mask", node.bias.dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
+    (found,) = interpret(
+        LoopGraph(
+            "mask",
+            {**{name: graph.buffers[name] for name in names}, "mask": buffer},
+            (*kept, mask),
+            (),
+            (GraphOutput("mask", sizes, strides, ZERO),),
+            {name: data for name, data in graph.constants.items() if name in names},
+        ),
+        [],
+    )
+    return np.asarray(found)
+
+
+def _points(node: Pointwise | Reduction) -> tuple[Expr, ...]:
+    return node.ranges + (node.reduce_ranges if isinstance(node, Reduction) else ())
+
+
+def _is_small(sizes: tuple[Expr, ...]) -> bool:
+    count = product(sizes)
+    return count.is_constant and 0 < count.constant <= _MOST
