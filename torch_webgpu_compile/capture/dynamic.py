@@ -181,8 +181,10 @@ class SymbolicInputs:
     @property
     def numbers_are_free(self) -> bool:
         """Whether no assumption of the trace is about a symbolic number."""
-        symbols = {value.node.expr for value in self.numbers.values()}
-        return not any(symbols & guard.expr.free_symbols for guard in self._env.guards)
+        # By name: a symbol that was compared with a constant has that constant as its expression.
+        names = {name for name, place in self._symbols.items() if place.leaf in self.numbers}
+        assumed = {str(s) for guard in self._env.guards for s in guard.expr.free_symbols}
+        return names.isdisjoint(assumed)
 
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
         """Whether the graph holds for other leaves: every assumption of the trace, evaluated."""

@@ -256,3 +256,15 @@ def test_a_fused_step_is_few_dispatches():
     most = sum(-(-24 // min(24, limit // n)) for n in (1, 2, 2, 6))
     assert counters.dispatches <= most
     assert counters.plans_compiled == 0
+
+
+def test_a_number_that_decides_what_is_computed():
+    """Without weight decay there is no term for it: such a graph does not serve other numbers."""
+    for weight_decay in (0.0, 0.1, 0.0, 0.2):
+        results = []
+        for device in ("cpu", "webgpu"):
+            param = torch.nn.Parameter(torch.ones(4, device=device))
+            param.grad = torch.tensor([0.05, -0.05, 0.5, -0.5], device=device)
+            torch.optim.Adagrad([param], weight_decay=weight_decay, fused=True).step()
+            results.append(param.detach().cpu())
+        torch.testing.assert_close(results[1], results[0])
