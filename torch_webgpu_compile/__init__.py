@@ -8,6 +8,7 @@ Nothing needs to be imported for that. This package offers a look inside:
 - `counters`: what it has done so far;
 - `profile`: the time of each kernel on the GPU;
 - `invalidate`: parameters were changed behind PyTorch's back;
+- `register_device`: the device ``"webgpu"`` beside CUDA, where PyTorch does not get it by itself;
 - `CompileOptions`: settings, see `options`;
 - the exceptions of `errors`, and `FallbackWarning`.
 
@@ -34,6 +35,7 @@ from .fallbacks import FallbackWarning
 from .options import CompileOptions
 
 if TYPE_CHECKING:
+    from .device.autoload import register as register_device
     from .profiling import profile
     from .report import Report, explain
     from .static_buffers import invalidate
@@ -57,13 +59,15 @@ __all__ = [
     "explain",
     "invalidate",
     "profile",
+    "register_device",
 ]
 
 _LAZY = {
-    "explain": "report",
-    "Report": "report",
-    "invalidate": "static_buffers",
-    "profile": "profiling",
+    "explain": ("report", "explain"),
+    "Report": ("report", "Report"),
+    "invalidate": ("static_buffers", "invalidate"),
+    "profile": ("profiling", "profile"),
+    "register_device": ("device.autoload", "register"),
 }
 
 
@@ -72,7 +76,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    module, attribute = _LAZY[name]
+    return getattr(import_module(f"{__name__}.{module}"), attribute)
 
 
 def _register() -> None:

@@ -12,6 +12,8 @@ environment                      ``options={...}``     meaning
 ``TORCH_WEBGPU_CACHE``           ``"cache"``           folder of compiled plans; 0 (default): none
 ``TORCH_WEBGPU_ADAPTER``         –                     part of the adapter's name, or its number
 ``TORCH_WEBGPU_PROVIDER``        –                     wgpu or wgpudawn
+``TORCH_WEBGPU_DEVICE``          –                     1: the device is known even beside CUDA,
+                                                       0: never; see `device.autoload`
 –                                ``"fusion"``          False: one kernel per node (debugging)
 ===============================  ====================  ==========================================
 
@@ -138,8 +140,11 @@ def from_environment(environment: Mapping[str, str] | None = None) -> CompileOpt
     for name, value in variables.items():
         if not name.startswith("TORCH_WEBGPU_") or value == "":
             continue
+        if name == "TORCH_WEBGPU_DEVICE":  # read by `device.autoload`
+            _flag(name, value)
+            continue
         if name not in _ENVIRONMENT:
-            known = ", ".join(sorted(_ENVIRONMENT))
+            known = ", ".join(sorted([*_ENVIRONMENT, "TORCH_WEBGPU_DEVICE"]))
             raise OptionError(f"unknown environment variable {name}; known: {known}")
         field, parse = _ENVIRONMENT[name]
         found[field] = parse(name, value)

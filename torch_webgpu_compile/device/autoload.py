@@ -7,9 +7,42 @@ may touch it.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 _libraries: list[Any] = []
+
+
+def load() -> None:
+    """The entry point: `register`, but not where that would break another device.
+
+    PyTorch takes a PrivateUse1 backend for the one accelerator as soon as there is one, and its
+    autograd then refuses every backward on CUDA or XPU tensors (pytorch/pytorch#161129). Who wants
+    the device all the same calls `register` or sets ``TORCH_WEBGPU_DEVICE=1``; 0 never registers.
+    """
+    asked = os.environ.get("TORCH_WEBGPU_DEVICE", "")
+    if asked == "1" or (asked != "0" and not _has_streams_of_its_own()):
+        register()
+
+
+def _has_streams_of_its_own() -> bool:
+    """Whether PyTorch can use a CUDA, ROCm or XPU device, found out without opening it."""
+    import torch
+
+    if getattr(torch, "xpu", None) is not None and torch.xpu._is_compiled():
+        return bool(torch.xpu.is_available())
+    if not torch.cuda._is_compiled():
+        return False
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"  # else the check opens CUDA, and forked children cannot
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        return torch.cuda.is_available()
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def register() -> None:
