@@ -24,7 +24,8 @@ from .codegen import generate
 from .counters import counters
 from .ir.graph import LoopGraph, Schedule
 from .ir.text import format_graph, format_schedule
-from .ir.verify import verify_loop_graph, verify_schedule
+from .ir.verify import verify_loop_graph
+from .ir.verify_schedule import verify_schedule
 from .lowering import attention as _attention  # noqa: F401  registers its lowering
 from .lowering import random as _random  # noqa: F401  registers its lowering
 from .lowering.families import register_all

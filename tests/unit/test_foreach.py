@@ -14,7 +14,7 @@ from torch_webgpu_compile.capture.eager import capture_call
 from torch_webgpu_compile.compilation import Compilation, compile_graph, native_operators
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.graph import ForeachGroup, MapGroup
-from torch_webgpu_compile.ir.verify import verify_schedule
+from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 
 aten = torch.ops.aten
 WIDE = replace(TARGET, max_storage_buffers=999)

@@ -9,7 +9,7 @@ import torch
 
 from tests.compilations import compile_function
 from torch_webgpu_compile.errors import VerificationError
-from torch_webgpu_compile.ir.verify import verify_schedule
+from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.plan.model import Dispatch
 
 CACHE, AT, NEW = torch.zeros(2, 16, 8), torch.tensor([5]), torch.randn(2, 1, 8)

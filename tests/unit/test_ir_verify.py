@@ -15,7 +15,8 @@ from torch_webgpu_compile.ir.graph import LoopGraph, MapGroup, Member, Schedule
 from torch_webgpu_compile.ir.nodes import Contraction, Node, Pointwise, Reduction
 from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.scalar import Index, Load, const
-from torch_webgpu_compile.ir.verify import verify_loop_graph, verify_schedule
+from torch_webgpu_compile.ir.verify import verify_loop_graph
+from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.sizes import as_expr, iteration
 
 

@@ -24,7 +24,8 @@ from torch_webgpu_compile.ir.nodes import (
 from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.scalar import index
 from torch_webgpu_compile.ir.text import format_graph, format_schedule
-from torch_webgpu_compile.ir.verify import verify_loop_graph, verify_schedule
+from torch_webgpu_compile.ir.verify import verify_loop_graph
+from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.scheduler.mapping import point_of
 from torch_webgpu_compile.scheduler.new_rows import read_new_rows

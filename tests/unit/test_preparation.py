@@ -19,7 +19,7 @@ from torch_webgpu_compile.compilation import Compilation, compile_graph, native_
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.text import format_graph
-from torch_webgpu_compile.ir.verify import verify_schedule
+from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.scheduler import preparation as preparation_module
 from torch_webgpu_compile.scheduler.preparation import separate

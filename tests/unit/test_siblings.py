@@ -12,7 +12,7 @@ from tests.compilations import TARGET, compile_function
 from torch_webgpu_compile.codegen.contraction import problem_of
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.graph import AnchorGroup, PairGroup, SiblingGroup
-from torch_webgpu_compile.ir.verify import verify_schedule
+from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 
 randn = torch.randn
 DESKTOP = replace(TARGET, max_storage_buffers=32)

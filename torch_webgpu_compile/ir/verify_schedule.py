@@ -1,0 +1,198 @@
+"""Checks of schedules: what kernels read is there, and nothing is overwritten too early.
+
+`verify_schedule` raises `VerificationError`, naming the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..errors import VerificationError
+from ..sizes import linearize
+from .canonical import canonical_form
+from .graph import (
+    BufferOrigin,
+    ForeachGroup,
+    JointGroup,
+    KernelGroup,
+    LoopGraph,
+    MapGroup,
+    PairGroup,
+    Schedule,
+    SiblingGroup,
+    SingleGroup,
+    buffers_of,
+)
+from .nodes import Contraction, Scatter, bodies_of
+from .scalar import Index, loads_of
+from .verify import is_empty, require, verify_output
+
+
+def verify_schedule(schedule: Schedule) -> None:
+    """Every buffer that a group reads is given, or stored by an earlier group."""
+    graph = schedule.graph
+    written = {i.buffer for i in graph.inputs if i.buffer is not None} | set(graph.constants)
+    written |= _verify_preparation(schedule)
+    for number, group in enumerate(schedule.groups):
+        title = f"group {number}"
+        if isinstance(group, SiblingGroup | PairGroup):
+            _side_by_side(title, group)
+        if isinstance(group, ForeachGroup):
+            _equal_maps(title, group, graph)
+        if isinstance(group, ForeachGroup | JointGroup):
+            _independent(title, group)
+        found = buffers_of(group)
+        for name in sorted(found.reads):
+            known = name in written or is_empty(graph.buffers[name])
+            require(known, title, f"{name} stored by an earlier group")
+        for name in found.stored:
+            require(name in graph.buffers, title, f"a declaration of {name}")
+            require(name not in written, title, f"{name} stored once only")
+        written |= found.stored
+    for position, output in enumerate(graph.outputs):
+        verify_output(position, output, graph, written)
+    _verify_in_place(schedule)
+
+
+def _verify_preparation(schedule: Schedule) -> set[str]:
+    """The buffers that are prepared: exactly those that need to be, from what does not change."""
+    graph, preparation = schedule.graph, schedule.preparation
+    prepared = {n for n, b in graph.buffers.items() if b.origin is BufferOrigin.PREPARED}
+    given: frozenset[str] = frozenset()
+    if preparation is not None:
+        verify_schedule(preparation)
+        given = preparation.graph.returned
+        static = {i.buffer for i in graph.inputs if i.static}
+        for spec in preparation.graph.inputs:
+            require(spec.buffer in static, "preparation", f"{spec.buffer} a static input")
+        for output in graph.outputs:
+            if output.mutates is not None:
+                changed = graph.inputs[output.mutates]
+                require(
+                    changed not in preparation.graph.inputs,
+                    "preparation",
+                    f"{changed.buffer} unchanged by the graph",
+                )
+    require(given == prepared, "preparation", f"the outputs {sorted(prepared)}")
+    return prepared
+
+
+def _verify_in_place(schedule: Schedule) -> None:
+    """A shared memory has one layout, and its old contents are read before it is written only."""
+    graph = schedule.graph
+    left = {name for name, buffer in graph.buffers.items() if buffer.shares is not None}
+    if not left:
+        return
+    readers: dict[str, list[int]] = {}
+    for number, group in enumerate(schedule.groups):
+        for part in _parts(group):
+            for name in buffers_of(part).loaded:
+                readers.setdefault(name, []).append(number)
+    for number, group in enumerate(schedule.groups):
+        for part in _parts(group):
+            if isinstance(part, MapGroup):
+                left -= _verify_map_in_place(graph, part, number, readers)
+            elif isinstance(part, SingleGroup) and isinstance(part.node, Scatter):
+                if part.node.output in left:
+                    _verify_scatter_in_place(graph, part.node, number, readers)
+                    left.remove(part.node.output)
+                elif isinstance(group, JointGroup):
+                    raise VerificationError(f"group {number} needs {part.node.output} in place")
+    require(not left, "schedule", f"scatters or maps that write {sorted(left)}")
+
+
+def _parts(group: KernelGroup) -> Sequence[KernelGroup]:
+    """What a kernel computes side by side, each part by workgroups of its own."""
+    return group.groups if isinstance(group, ForeachGroup | JointGroup) else (group,)
+
+
+def _verify_scatter_in_place(
+    graph: LoopGraph, node: Scatter, number: int, readers: Mapping[str, Sequence[int]]
+) -> None:
+    """``readers``: the numbers of the groups that read a buffer, one for each of their parts."""
+    own, root = graph.buffers[node.output], graph.buffers[graph.memory_of(node.output)]
+    title = f"group {number} in place"
+    require(own.shares == node.initial, title, "the memory of its initial buffer")
+    same = root.strides == own.strides and root.offset is own.offset
+    require(same, title, f"the layout of {root.name}")
+    require(root.origin is not BufferOrigin.CONSTANT, title, "memory that may change")
+    if root.origin is BufferOrigin.INPUT:
+        require(_is_assigned(root.name, graph), title, f"a result assigned to {root.name}")
+    own_loads = {load.buffer for body in bodies_of(node) for load in loads_of(body)}
+    others = [k for k in readers.get(node.initial, ()) if k >= number]
+    unread = len(others) <= 1 and node.initial not in own_loads | graph.returned
+    require(unread, title, f"no other reader of {node.initial} then")
+
+
+def _verify_map_in_place(
+    graph: LoopGraph, group: MapGroup, number: int, readers: Mapping[str, Sequence[int]]
+) -> set[str]:
+    """The buffers that a map writes over an input, of which every point reads its own element.
+
+    ``readers``: the numbers of the groups that read a buffer, one for each map of a group of maps.
+    """
+    shared = {m.output: m for m in group.members if graph.buffers[m.output].shares is not None}
+    title = f"group {number} in place"
+    for name, member in shared.items():
+        own, old = graph.buffers[name], graph.buffers[graph.memory_of(name)]
+        require(member.store, title, f"{name} stored")
+        require(old.origin is BufferOrigin.INPUT, title, f"an input for {name}")
+        require(own.span is old.span, title, f"the elements of {old.name}")
+        require(_is_assigned(old.name, graph), title, f"a result assigned to {old.name}")
+        place = linearize(member.index, own.strides) + own.offset
+        loads = [o for m in group.members for o in loads_of(m.body) if o.buffer == old.name]
+        for load in loads:
+            index = [entry.expr for entry in load.index if isinstance(entry, Index)]
+            here = len(index) == len(load.index)
+            here = here and linearize(index, old.strides) + old.offset is place
+            require(here, title, f"{old.name} read where it is written")
+        others = [k for k in readers.get(old.name, ()) if k >= number]
+        require(len(others) <= bool(loads), title, f"no other reader of {old.name} then")
+    return set(shared)
+
+
+def _is_assigned(name: str, graph: LoopGraph) -> bool:
+    """Whether an input takes what is in its own memory after the last node."""
+    return any(
+        output.mutates is not None
+        and output.buffer is not None
+        and graph.inputs[output.mutates].buffer == name
+        and graph.memory_of(output.buffer) == name
+        for output in graph.outputs
+    )
+
+
+def _side_by_side(title: str, group: SiblingGroup | PairGroup) -> None:
+    first = group.groups[0].anchor
+    for k, sibling in enumerate(group.groups):
+        anchor = sibling.anchor
+        same = isinstance(anchor, Contraction) and isinstance(first, Contraction)
+        require(same, title, "contractions")
+        assert isinstance(anchor, Contraction)
+        assert isinstance(first, Contraction)
+        require(anchor.lhs.dtype is first.lhs.dtype, title, "one dtype")
+        equal = anchor.batch == first.batch and anchor.inner == first.inner
+        require(equal, title, "equal batch and inner sizes")
+        if isinstance(group, PairGroup):
+            require(anchor.lhs is first.lhs, title, "one lhs")
+            equal = anchor.rows == first.rows and anchor.columns == first.columns
+            require(equal, title, "equal sizes")
+        for j, other in enumerate(group.groups):
+            if j > k or (j < k and isinstance(group, SiblingGroup)):
+                read = buffers_of(sibling).loaded & buffers_of(other).computed
+                require(not read, title, f"products that do not need each other's {sorted(read)}")
+
+
+def _equal_maps(title: str, group: ForeachGroup, graph: LoopGraph) -> None:
+    forms = [canonical_form(part, graph.buffers) for part in group.groups]
+    require(None not in forms, title, "maps that have a canonical form")
+    same = len({form.key for form in forms if form is not None}) == 1
+    require(same, title, "maps that compute the same")
+
+
+def _independent(title: str, group: ForeachGroup | JointGroup) -> None:
+    found = list(map(buffers_of, group.groups))
+    computed = frozenset().union(*(part.computed for part in found))
+    for part in found:
+        read = part.loaded & (computed - part.computed)
+        require(not read, title, f"parts that do not need each other's {sorted(read)}")
