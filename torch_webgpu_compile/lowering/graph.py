@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node as FxNode
@@ -24,6 +22,7 @@ from ..target import Target
 from .builder import Builder, Signature, as_value, live_nodes
 from .fallback import OnFallback, host_call
 from .families import register_all
+from .fx_nodes import bytes_of, flatten, has_tensor, identifier, needed_nodes, source, used_results
 from .outputs import OutputLayouts
 from .registry import LOWERINGS, NotLowered
 from .symbols import dtype_of
@@ -81,14 +80,14 @@ class _GraphLowering:
 
     def run(self) -> LoopGraph:
         graph = self.captured.module.graph
-        live = _live(graph)
+        needed = needed_nodes(graph)
         outputs: tuple[GraphOutput, ...] = ()
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
-            elif node.op == "get_attr" and node in live:
+            elif node.op == "get_attr" and node in needed:
                 self.values[node] = self._attribute(node)
-            elif node.op == "call_function" and node in live:
+            elif node.op == "call_function" and node in needed:
                 self._call(node)
             elif node.op == "output":
                 outputs = self._outputs(node)
@@ -157,7 +156,7 @@ class _GraphLowering:
                 str(node.target),
                 f"{what} tensors cannot be stored",
                 _NO_FALLBACK_STEP,
-                _source(node),
+                source(node),
             )
         return Signature(dtype, self.builder.reader.sizes(tensor.shape))
 
@@ -172,7 +171,7 @@ class _GraphLowering:
             tensor = value.detach().cpu()
             if tensor.dim() == 0:
                 return Value(signature.dtype, (), const(tensor.item(), signature.dtype))
-            array = _bytes_of(tensor)
+            array = bytes_of(tensor)
         return self.builder.constant(array, signature.dtype, signature.sizes, "const")
 
     def _call(self, node: FxNode) -> None:
@@ -184,14 +183,14 @@ class _GraphLowering:
             self._mutation(node)
         elif target in _NO_EFFECT:
             self.values[node] = None
-        elif not _has_tensor(node.meta.get("val")) and node.meta.get("val") is not None:
+        elif not has_tensor(node.meta.get("val")) and node.meta.get("val") is not None:
             self.values[node] = self._number(node)
         elif isinstance(target, torch._ops.OpOverload):
             self.values[node] = self._operator(node, target)
         else:
             name = getattr(target, "__name__", str(target))
             cause = "not an ATen operator that can be lowered"
-            raise UnsupportedOp(name, cause, _NO_FALLBACK_STEP, _source(node))
+            raise UnsupportedOp(name, cause, _NO_FALLBACK_STEP, source(node))
 
     def _mutation(self, node: FxNode) -> None:
         placeholder = node.args[0]
@@ -208,7 +207,7 @@ class _GraphLowering:
         if node.target in (aten._local_scalar_dense.default, aten.item.default):
             cause = "it reads a number from the GPU while the graph runs"
             step = "use the tensor itself, or move .item() out of the compiled function"
-            raise UnsupportedOp(str(node.target), cause, step, _source(node))
+            raise UnsupportedOp(str(node.target), cause, step, source(node))
         return self._symbolic(node.meta["val"])
 
     def _symbolic(self, value: Any) -> Any:
@@ -230,13 +229,13 @@ class _GraphLowering:
 
     def _operator(self, node: FxNode, overload: torch._ops.OpOverload) -> Any:
         builder = self.builder
-        builder.origin = Origin(str(overload), _source(node))
-        builder.hint = _identifier(node.name)
+        builder.origin = Origin(str(overload), source(node))
+        builder.hint = identifier(node.name)
         builder.updates_argument = node in self.updates
         result = node.meta.get("val")
         many = isinstance(result, (tuple, list))
         results: list[Any] = list(result) if isinstance(result, (tuple, list)) else [result]
-        builder.used = _used_results(node) if many else None
+        builder.used = used_results(node) if many else None
         builder.results = tuple(
             self._signature(r, node) if isinstance(r, torch.Tensor) else None for r in results
         )
@@ -298,7 +297,7 @@ class _GraphLowering:
     ) -> DType | None:
         """A dtype among tensors in and out that has no kernels; numbers are always usable."""
         supports = self.builder.target.supports
-        for value in _flatten((arguments, tuple(keywords.values()))):
+        for value in flatten((arguments, tuple(keywords.values()))):
             if isinstance(value, Value) and not self._is_usable(value):
                 dtype: DType = value.dtype
                 return dtype
@@ -339,30 +338,8 @@ class _GraphLowering:
         if value is None or isinstance(value, (bool, int, float)):
             return GraphOutput(constant=value)
         raise UnsupportedOp(
-            str(item.target), "a graph cannot return this value", _NO_FALLBACK_STEP, _source(item)
+            str(item.target), "a graph cannot return this value", _NO_FALLBACK_STEP, source(item)
         )
-
-
-def _live(graph: torch.fx.Graph) -> set[FxNode]:
-    """Nodes that outputs and mutations depend on."""
-    live: set[FxNode] = set()
-    stack = [n for n in graph.nodes if n.op == "output" or n.target is aten.copy_.default]
-    while stack:
-        node = stack.pop()
-        if node not in live:
-            live.add(node)
-            stack.extend(node.all_input_nodes)
-    return live
-
-
-def _used_results(node: FxNode) -> frozenset[int] | None:
-    used = set()
-    for user in node.users:
-        if user.target is not operator.getitem or not isinstance(user.args[1], int):
-            return None
-        if user.users:
-            used.add(user.args[1])
-    return frozenset(used)
 
 
 def _check_result(op: str, value: Value | None, signature: Signature | None) -> None:
@@ -377,37 +354,3 @@ def _check_result(op: str, value: Value | None, signature: Signature | None) -> 
             f"the lowering of {op} gives {value.dtype}{list(value.sizes)}, "
             f"PyTorch {signature.dtype}{list(signature.sizes)}"
         )
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(_has_tensor(item) for item in value)
-    return isinstance(value, torch.Tensor)
-
-
-def _flatten(value: Any) -> list[Any]:
-    if isinstance(value, (tuple, list)):
-        return [leaf for item in value for leaf in _flatten(item)]
-    return [value]
-
-
-def _identifier(name: str) -> str:
-    return re.sub(r"\W", "_", name)
-
-
-def _source(node: FxNode) -> str:
-    """``file:line: code`` of the innermost user frame, or ""."""
-    trace = node.meta.get("stack_trace") or ""
-    found = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s*(?!File )([^\n]*))?', trace)
-    if not found:
-        return ""
-    file, line, code = found[-1]
-    return f"{file}:{line}: {code.strip()}" if code else f"{file}:{line}"
-
-
-def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A contiguous NumPy array of the same bits; bfloat16 as uint16."""
-    tensor = tensor.contiguous()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(np.uint16).copy()
-    return tensor.numpy().copy()
