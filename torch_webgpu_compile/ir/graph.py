@@ -122,6 +122,23 @@ class LoopGraph:
         """The same graph with other nodes and buffers."""
         return replace(self, nodes=nodes, buffers=buffers)
 
+    def live(self) -> LoopGraph:
+        """The graph without nodes that no output needs, and without what only those used."""
+        needed = set(self.returned)
+        kept: list[Node] = []
+        for node in reversed(self.nodes):
+            if not needed.isdisjoint(outputs_of(node)):
+                kept.append(node)
+                needed.update(inputs_of(node))
+        used = needed | {spec.buffer for spec in self.inputs if spec.buffer is not None}
+        used.update(name for node in kept for name in outputs_of(node))
+        return replace(
+            self,
+            nodes=tuple(reversed(kept)),
+            buffers={name: buffer for name, buffer in self.buffers.items() if name in used},
+            constants={name: data for name, data in self.constants.items() if name in used},
+        )
+
     def memory_of(self, name: str) -> str:
         """The buffer in whose memory a buffer is: itself, unless it shares another one's."""
         while (shared := self.buffers[name].shares) is not None:

@@ -18,8 +18,6 @@ from ..ir.nodes import (
     Pointwise,
     Reduction,
     Scatter,
-    inputs_of,
-    outputs_of,
 )
 from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, cast, const, loads_of, walk
 from ..sizes import ZERO, Expr, contiguous_strides
@@ -334,14 +332,3 @@ def extreme(dtype: DType, *, lowest: bool) -> bool | int | float:
     if dtype.is_integer and dtype.kind.value == "signed":
         return -(1 << (dtype.bits - 1)) if lowest else (1 << (dtype.bits - 1)) - 1
     return 0 if lowest else (1 << dtype.bits) - 1 if dtype.is_integer else 1
-
-
-def live_nodes(nodes: Sequence[Node], needed: set[str]) -> tuple[Node, ...]:
-    """The nodes that ``needed`` buffers depend on, in order."""
-    kept: list[Node] = []
-    needed = set(needed)
-    for node in reversed(nodes):
-        if needed.intersection(outputs_of(node)):
-            kept.append(node)
-            needed.update(inputs_of(node))
-    return tuple(reversed(kept))

@@ -19,7 +19,7 @@ from ..ir.nodes import Origin
 from ..ir.scalar import Index, Load, const, loads_of
 from ..sizes import Expr, as_expr
 from ..target import Target
-from .builder import Builder, Signature, as_value, live_nodes
+from .builder import Builder, Signature, as_value
 from .fallback import OnFallback, host_call
 from .families import register_all
 from .fx_nodes import bytes_of, flatten, has_tensor, identifier, needed_nodes, source, used_results
@@ -94,22 +94,14 @@ class _GraphLowering:
         return self._finish(outputs)
 
     def _finish(self, outputs: tuple[GraphOutput, ...]) -> LoopGraph:
-        returned = {output.buffer for output in outputs if output.buffer is not None}
-        nodes = live_nodes(self.builder.nodes, returned)
-        from ..ir.nodes import inputs_of, outputs_of
-
-        used = returned | {i.buffer for i in self.inputs if i.buffer is not None}
-        for node in nodes:
-            used.update(inputs_of(node))
-            used.update(outputs_of(node))
         return LoopGraph(
             self.captured.name,
-            {name: b for name, b in self.builder.buffers.items() if name in used},
-            nodes,
+            self.builder.buffers,
+            tuple(self.builder.nodes),
             tuple(self.inputs),
             outputs,
-            {name: a for name, a in self.builder.constants.items() if name in used},
-        )
+            self.builder.constants,
+        ).live()
 
     def _placeholder(self, node: FxNode) -> None:
         value = node.meta.get("val")

@@ -20,13 +20,10 @@ from ..ir.interpret import interpret
 from ..ir.nodes import (
     Attention,
     AttentionGradient,
-    HostCall,
     Node,
     Pointwise,
     Reduction,
-    inputs_of,
     iteration_symbols,
-    outputs_of,
     symbol_keys,
 )
 from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, scalar_symbols, substitute_symbols
@@ -51,21 +48,7 @@ def find_causal(graph: LoopGraph) -> LoopGraph:
     producers = {node.output: node for node in graph.nodes if isinstance(node, Pointwise)}
     known: dict[Scalar, npt.NDArray[Any] | None] = {}
     nodes = tuple(_marked(node, graph, producers, known) for node in graph.nodes)
-    return _without_unread(graph, nodes) if nodes != graph.nodes else graph
-
-
-def _without_unread(graph: LoopGraph, nodes: tuple[Node, ...]) -> LoopGraph:
-    """The graph of these nodes without those that only led to a bias that was dropped."""
-    read = set(graph.returned)
-    kept: list[Node] = []
-    for node in reversed(nodes):
-        if isinstance(node, HostCall) or not read.isdisjoint(outputs_of(node)):
-            kept.append(node)
-            read.update(inputs_of(node))
-    made = {name for node in nodes for name in outputs_of(node)}
-    written = {name for node in kept for name in outputs_of(node)}
-    buffers = {n: b for n, b in graph.buffers.items() if n in written or n not in made}
-    return graph.with_nodes(tuple(reversed(kept)), buffers)
+    return replace(graph, nodes=nodes).live() if nodes != graph.nodes else graph
 
 
 def _marked(
@@ -163,35 +146,23 @@ def _constant_mask(
     if not _is_small(sizes) or not scalar_symbols(node.bias) <= {*symbol_keys((query, key))}:
         return None
     rows = dict(zip(symbol_keys((query, key)), iteration_symbols("i", sizes), strict=True))
-    mask = Pointwise("mask", sizes, substitute_symbols(node.bias, rows))
-    writers = {n.output: n for n in graph.nodes if isinstance(n, Pointwise | Reduction)}
-    needed: dict[str, Node] = {}
-    pending = [*inputs_of(mask)]
-    while pending:
-        name = pending.pop()
-        if name in needed or name in graph.constants:
-            continue
-        writer = writers.get(name)
-        if writer is None or not _is_small(_points(writer)):
-            return None
-        needed[name] = writer
-        pending += inputs_of(writer)
-    nodes = tuple(n for n in graph.nodes if isinstance(n, Pointwise | Reduction))
-    kept = tuple(n for n in nodes if n.output in needed)
-    names = {name for n in (*kept, mask) for name in inputs_of(n)}
+    name = "(mask)"  # no node of a graph has such a name
+    mask = Pointwise(name, sizes, substitute_symbols(node.bias, rows))
     strides = contiguous_strides(sizes)
-    buffer = Buffer("mask", node.bias.dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
-    (found,) = interpret(
-        LoopGraph(
-            "mask",
-            {**{name: graph.buffers[name] for name in names}, "mask": buffer},
-            (*kept, mask),
-            (),
-            (GraphOutput("mask", sizes, strides, ZERO),),
-            {name: data for name, data in graph.constants.items() if name in names},
-        ),
-        [],
-    )
+    buffer = Buffer(name, node.bias.dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
+    alone = replace(
+        graph,
+        nodes=(*graph.nodes, mask),
+        buffers={**graph.buffers, name: buffer},
+        inputs=(),
+        outputs=(GraphOutput(name, sizes, strides, ZERO),),
+    ).live()
+    if any(b.origin is BufferOrigin.INPUT for b in alone.buffers.values()):
+        return None
+    for part in alone.nodes:
+        if not isinstance(part, Pointwise | Reduction) or not _is_small(_points(part)):
+            return None
+    (found,) = interpret(alone, [])
     return np.asarray(found)
 
 
