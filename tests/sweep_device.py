@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th operator, from the i-th")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one operator")
     parser.add_argument("--hosted", action="store_true", help="list what ran on the host")
+    parser.add_argument("--json", help="a file to which each result is appended as a line")
     parser.add_argument("--verbose", action="store_true", help="print each operator")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -191,6 +192,9 @@ def main() -> None:
         begun = time.monotonic()
         result = worker.ask(request)
         totals.add(result)
+        if options.json:
+            with open(options.json, "a") as lines:
+                lines.write(json.dumps(request | result) + "\n")
         for failure in result["failures"]:
             print(failure, flush=True)
         if options.verbose:
