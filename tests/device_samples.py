@@ -1,7 +1,8 @@
 """PyTorch's operator samples (OpInfo) on the device, against the CPU.
 
-A `Check` is one sample in one of the `KINDS`; running it raises AssertionError for a wrong answer.
-Samples that PyTorch itself refuses must be refused on the device with the same type of error.
+A `Check` is one sample of one kind (the keys of `_RUN`); running it raises AssertionError for a
+wrong answer. Samples that PyTorch itself refuses must be
+refused on the device with the same type of error.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.device_compare import same, wide, without_ties
+from tests.device_dynamic import FACTORS, Compilations, Recompiled, can_grow, grown, is_large
 from tests.device_values import copied, on_cpu, on_device
-
-KINDS = ("forward", "backward", "inplace", "out", "errors")
 
 # Operators whose results hold whatever memory held, or that are about something else than values.
 EXCEPTIONS = {
@@ -205,6 +205,33 @@ def run_forward(info: Any, sample: Any) -> None:
     same(info, _open(info, got), _open(info, wanted), near)
 
 
+def run_dynamic(info: Any, sample: Any) -> None:
+    """The results at three sizes, the last without compiling anything.
+
+    Raises:
+        Recompiled: the last size was compiled for.
+    """
+    small = _of(sample)
+    if not can_grow(small):
+        raise Skip("nothing to grow")
+    few = is_large(small)
+    for factor in FACTORS:
+        values = grown(small, factor, few)
+        expected = _expected(info.op, copied(values))
+        if expected.error is not None:
+            raise Skip("its sizes are tied to other arguments")
+        with Compilations() as compilations:
+            got = on_cpu(_call(info.op, on_device(values, info)))
+        wanted = expected.value
+        if expected.is_random:
+            got, wanted = _shapes_only(got), _shapes_only(wanted)
+        near = _near(info, info.op, values, wanted)
+        got, wanted, near = (without_ties(info, values, found) for found in (got, wanted, near))
+        same(info, _open(info, got), _open(info, wanted), near, scale=float(factor**2))
+    if compilations.count:
+        raise Recompiled(f"{compilations.count} plans for sizes of a kind seen twice")
+
+
 def run_backward(info: Any, sample: Any) -> None:
     """Gradients of everything that asks for one."""
     values = _of(sample)
@@ -347,6 +374,7 @@ def run_error(info: Any, error_input: Any) -> None:
 _RUN = {
     "forward": run_forward,
     "backward": run_backward,
+    "dynamic": run_dynamic,
     "inplace": run_inplace,
     "out": run_out,
     "errors": run_error,

@@ -2,10 +2,11 @@
 
     python -m tests.sweep_device                                   forward, float32, every sample
     python -m tests.sweep_device --kind backward --limit 4         some of the gradients
-    python -m tests.sweep_device --dtype int64,bool,float16 --shard 0/2
+    python -m tests.sweep_device --dtype int64,bool,float16 --workers 2
     python -m tests.sweep_device --kind all linalg.norm add        these operators, in every way
 
-Operators run in a process of their own kind, so that one that kills it is counted as a crash.
+Operators run in worker processes, so that one that kills its process is counted as a crash.
+``python -m tests.coverage`` makes docs/operators.md from such a run.
 """
 
 from __future__ import annotations
@@ -13,15 +14,33 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-OUTCOMES = ("passed", "wrong", "error", "skipped", "crash")
+KINDS = ("forward", "backward", "dynamic", "inplace", "out", "errors")
+OUTCOMES = ("passed", "recompiled", "wrong", "error", "skipped", "crash")
+
+
+FAILURES = ("wrong", "error", "crash")
+
+Request = dict[str, Any]
+"""An operator's name, kind, dtype, and how many samples at most."""
+
+Result = dict[str, Any]
+"""Counts of outcomes and of ATen operators on the host, descriptions of failures, seconds."""
+
+
+def label_of(request: Request) -> str:
+    """What a request is about."""
+    return f"{request['op']} {request['kind']} {request['dtype']}"
 
 
 @dataclass
@@ -37,13 +56,19 @@ class Totals:
         self.fallbacks.update(result["fallbacks"])
         self.plans += result["plans"]
 
+    @property
+    def failed(self) -> int:
+        """How many samples are not right."""
+        return sum(self.outcomes[name] for name in FAILURES)
+
     def print(self, seconds: float, *, hosted: bool) -> None:
         if hosted:
             for op, calls in sorted(self.fallbacks.items(), key=lambda item: -item[1]):
                 print(f"on the host {calls:6} times: {op}")
         print(", ".join(f"{self.outcomes[name]} {name}" for name in OUTCOMES))
-        print(f"{len(self.fallbacks)} operators ran on the host, {sum(self.fallbacks.values())} ")
-        print(f"times; {self.plans} plans compiled; {seconds:.0f} s")
+        calls = sum(self.fallbacks.values())
+        print(f"{len(self.fallbacks)} ATen operators ran on the host, {calls} times")
+        print(f"{self.plans} plans compiled, {seconds:.0f} s")
 
 
 # ---- in the worker
@@ -63,12 +88,12 @@ def serve() -> None:
         results.flush()
 
 
-def _run(request: dict[str, Any]) -> dict[str, Any]:
+def _run(request: Request) -> Result:
     import warnings
 
     import torch
 
-    from tests import device_samples
+    from tests import device_dynamic, device_samples
     from torch_webgpu_compile import counters
     from torch_webgpu_compile.fallbacks import FallbackWarning
 
@@ -76,7 +101,7 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     warnings.filterwarnings("error", ".*please report this", FallbackWarning)
     info = device_samples.OPERATORS[request["op"]]
     dtype = getattr(torch, request["dtype"])
-    label = f"{request['op']} {request['kind']} {request['dtype']}"
+    label, start = label_of(request), time.monotonic()
     outcomes: Counter[str] = Counter()
     failures: list[str] = []
     counters.reset()
@@ -86,6 +111,8 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
             outcomes["passed"] += 1
         except device_samples.Skip:
             outcomes["skipped"] += 1
+        except device_dynamic.Recompiled:
+            outcomes["recompiled"] += 1
         except AssertionError as error:
             outcomes["wrong"] += 1
             failures.append(f"WRONG {label} {check.label}: {_text(error)}")
@@ -97,6 +124,7 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
         "failures": failures,
         "fallbacks": dict(counters.fallbacks),
         "plans": counters.plans_compiled,
+        "seconds": time.monotonic() - start,
     }
 
 
@@ -114,9 +142,9 @@ class Worker:
         self._timeout = timeout
         self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: Request) -> Result:
         """The result of a request, or a crash."""
-        process = self._process or self._start()
+        process, start = self._process or self._start(), time.monotonic()
         assert process.stdin is not None
         assert process.stdout is not None
         timer = threading.Timer(self._timeout, process.kill)
@@ -132,9 +160,14 @@ class Worker:
         if line:
             return dict(json.loads(line))
         self._process = None
-        label = f"CRASH {request['op']} {request['kind']} {request['dtype']}"
-        failures = [f"{label}: exit status {process.wait()}"]
-        return {"outcomes": {"crash": 1}, "failures": failures, "fallbacks": {}, "plans": 0}
+        failures = [f"CRASH {label_of(request)}: exit status {process.wait()}"]
+        return {
+            "outcomes": {"crash": 1},
+            "failures": failures,
+            "fallbacks": {},
+            "plans": 0,
+            "seconds": time.monotonic() - start,
+        }
 
     def close(self) -> None:
         """Ends the process."""
@@ -149,20 +182,55 @@ class Worker:
         return self._process
 
 
-def _requests(options: argparse.Namespace) -> list[dict[str, Any]]:
+def run_requests(
+    requests: Sequence[Request], workers: int, timeout: float
+) -> Iterator[tuple[Request, Result]]:
+    """The results of requests, in the order in which worker processes finish them.
+
+    Args:
+        timeout: seconds for one request; a worker that takes longer is killed, which is a crash.
+    """
+    waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    for request in requests:
+        waiting.put(request)
+    done: queue.SimpleQueue[tuple[Request, Result]] = queue.SimpleQueue()
+
+    def work() -> None:
+        worker = Worker(timeout)
+        with suppress(queue.Empty):
+            while True:
+                request = waiting.get_nowait()
+                done.put((request, worker.ask(request)))
+        worker.close()
+
+    threads = [threading.Thread(target=work) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    for _ in requests:
+        yield done.get()
+    for thread in threads:
+        thread.join()
+
+
+def make_requests(
+    kinds: Sequence[str], dtypes: Sequence[str], names: Sequence[str] = (), limit: int | None = None
+) -> list[Request]:
+    """One request for each operator, kind and dtype.
+
+    Args:
+        names: of OpInfos; all of them if empty.
+        limit: samples of each.
+    """
     from tests import device_samples
 
-    kinds = device_samples.KINDS if options.kind == "all" else options.kind.split(",")
-    names = [n for n in device_samples.OPERATORS if not options.ops or n in options.ops]
-    unknown = sorted(set(options.ops) - set(names))
+    unknown = sorted(set(names) - set(device_samples.OPERATORS))
     if unknown:
         raise SystemExit(f"no such operators: {', '.join(unknown)}")
-    shard, count = map(int, options.shard.split("/"))
     return [
-        {"op": name, "kind": kind, "dtype": dtype, "limit": options.limit}
-        for name in names[shard::count]
+        {"op": name, "kind": kind, "dtype": dtype, "limit": limit}
+        for name in names or device_samples.OPERATORS
         for kind in kinds
-        for dtype in options.dtype.split(",")
+        for dtype in dtypes
     ]
 
 
@@ -171,40 +239,30 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("ops", nargs="*", help="names of OpInfos; all of them by default")
-    parser.add_argument("--kind", default="forward", help="forward, backward, inplace, out, errors")
-    parser.add_argument("--backward", action="store_true", help="the same as --kind backward")
+    parser.add_argument("--kind", default="forward", help="all, or of " + ", ".join(KINDS))
     parser.add_argument("--dtype", default="float32", help="separated by commas")
     parser.add_argument("--limit", type=int, help="samples of each operator")
-    parser.add_argument("--shard", default="0/1", help="i/n: every n-th operator, from the i-th")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one operator")
     parser.add_argument("--hosted", action="store_true", help="list what ran on the host")
-    parser.add_argument("--json", help="a file to which each result is appended as a line")
     parser.add_argument("--verbose", action="store_true", help="print each operator")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve()
         return
-    if options.backward:
-        options.kind = "backward"
-    totals, worker, start = Totals(), Worker(options.timeout), time.monotonic()
-    for request in _requests(options):
-        begun = time.monotonic()
-        result = worker.ask(request)
+    kinds = KINDS if options.kind == "all" else options.kind.split(",")
+    requests = make_requests(kinds, options.dtype.split(","), options.ops, options.limit)
+    totals, start = Totals(), time.monotonic()
+    for request, result in run_requests(requests, options.workers, options.timeout):
         totals.add(result)
-        if options.json:
-            with open(options.json, "a") as lines:
-                lines.write(json.dumps(request | result) + "\n")
         for failure in result["failures"]:
             print(failure, flush=True)
         if options.verbose:
-            seconds = time.monotonic() - begun
-            counts = dict(result["outcomes"])
-            print(f"{request['op']} {request['kind']} {counts} {seconds:.1f} s", flush=True)
-    worker.close()
+            counts, seconds = dict(result["outcomes"]), result["seconds"]
+            print(f"{label_of(request)} {counts} {seconds:.1f} s", flush=True)
     totals.print(time.monotonic() - start, hosted=options.hosted)
-    bad = sum(totals.outcomes[name] for name in ("wrong", "error", "crash"))
-    raise SystemExit(1 if bad else 0)
+    raise SystemExit(1 if totals.failed else 0)
 
 
 if __name__ == "__main__":

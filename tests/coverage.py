@@ -1,0 +1,276 @@
+"""docs/operators.md: which of PyTorch's operators are native, by dtype, from a real run of OpInfo.
+
+    python -m tests.coverage            every sample; writes docs/operators.json and .md
+    python -m tests.coverage --render   the page again, from the JSON
+
+The run takes most of an hour on two cores with a software adapter. A test compares a share of all
+samples with the JSON file on each run: an entry may not get worse without it being written there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.sweep_device import FAILURES, Totals, label_of, make_requests, run_requests
+
+PAGE = Path(__file__).parent.parent / "docs" / "operators.md"
+DATA = PAGE.with_suffix(".json")
+
+DTYPES = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "bool",
+    "complex64": "c64",
+}
+KINDS = {"forward": "F", "backward": "B", "dynamic": "D"}
+# What one of the samples of an entry was at worst, from good to bad.
+STATES = ("native", "recompiled", "host", "failed")
+
+# Dense factorisations and what is nothing without them: a GPU gains little at their usual sizes.
+FACTORISATIONS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("_cholesky_solve_helper", "_linalg_det", "_linalg_eigh", "_linalg_eigvals"),
+        *("_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd", "cholesky", "cholesky_inverse"),
+        *("geqrf", "linalg_cholesky_ex", "linalg_eig", "linalg_householder_product"),
+        *("linalg_inv_ex", "linalg_ldl_factor_ex", "linalg_ldl_solve", "linalg_lstsq"),
+        *("linalg_lu", "linalg_lu_factor_ex", "linalg_lu_solve", "linalg_matrix_exp"),
+        *("linalg_pinv", "linalg_qr", "linalg_solve_triangular", "lu_unpack", "ormqr"),
+        *("triangular_solve",),
+    )
+)
+"""ATen operators, without overloads."""
+
+
+@dataclass
+class Coverage:
+    """What a run found.
+
+    Attributes:
+        about: the adapter, PyTorch's version, samples that passed, and the like.
+        entries: by operator, dtype and kind, one of `STATES`. Those without samples are absent.
+        hosted: by operator, the ATen operators that ran on the host in any of its entries.
+    """
+
+    about: dict[str, Any] = field(default_factory=dict)
+    entries: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
+    hosted: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, request: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        """Takes in the result of one request of a sweep."""
+        state = state_of(result)
+        if state is None:
+            return
+        op, fallbacks = request["op"], result["fallbacks"]
+        self.entries.setdefault(op, {}).setdefault(request["dtype"], {})[request["kind"]] = state
+        if fallbacks:
+            self.hosted[op] = sorted({*self.hosted.get(op, ()), *fallbacks})
+
+    def is_factorisation(self, op: str) -> bool:
+        """Whether what runs on the host of an operator are dense factorisations."""
+        hosted = self.hosted.get(op, ())
+        return any(aten.rpartition(".")[0] in FACTORISATIONS for aten in hosted)
+
+    def share(self, dtype: str, kind: str) -> tuple[int, int]:
+        """Native entries, and all of them but for factorisations."""
+        states = [
+            by_dtype[dtype][kind]
+            for op, by_dtype in self.entries.items()
+            if kind in by_dtype.get(dtype, ()) and not self.is_factorisation(op)
+        ]
+        return sum(state in ("native", "recompiled") for state in states), len(states)
+
+    def save(self, path: Path) -> None:
+        """Writes it as JSON, with letters for states, one line for each operator."""
+        lines = [json.dumps({"about": self.about})[1:-1]]
+        for op in sorted(self.entries):
+            row: dict[str, Any] = {
+                dtype: "".join(states[kind][0] if kind in states else "-" for kind in KINDS)
+                for dtype, states in self.entries[op].items()
+            }
+            if op in self.hosted:
+                row["hosted"] = self.hosted[op]
+            lines.append(f"{json.dumps(op)}: {json.dumps(row)}")
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+    @staticmethod
+    def load(path: Path) -> Coverage:
+        """Reads what `save` wrote."""
+        rows = json.loads(path.read_text())
+        found = Coverage(rows.pop("about"))
+        states = {state[0]: state for state in STATES}
+        for op, row in rows.items():
+            found.hosted |= {op: row.pop("hosted")} if "hosted" in row else {}
+            found.entries[op] = {
+                dtype: {
+                    kind: states[letter]
+                    for kind, letter in zip(KINDS, letters, strict=True)
+                    if letter != "-"
+                }
+                for dtype, letters in row.items()
+            }
+        return found
+
+
+def state_of(result: Mapping[str, Any]) -> str | None:
+    """The worst of an entry's samples; None without any."""
+    outcomes = result["outcomes"]
+    if any(outcomes.get(name) for name in FAILURES):
+        return "failed"
+    if not outcomes.get("passed") and not outcomes.get("recompiled"):
+        return None
+    if result["fallbacks"]:
+        return "host"
+    return "recompiled" if outcomes.get("recompiled") else "native"
+
+
+# ---- the page
+
+
+_LEGEND = """\
+Each cell names what was run of an operator's samples: **F** forward, **B** backward, **D** with
+changing sizes (three of them; the last may not compile anything). A capital letter is native in
+every sample; a small one ran on the host, at least in part; *d* in italics compiled again for a
+size; **!** is a failure; an empty cell is a dtype that PyTorch's CPU kernels do not have either.
+"""
+
+
+def render(coverage: Coverage) -> str:
+    """The page."""
+    about = coverage.about
+    parts = [
+        "# Operators",
+        "",
+        "PyTorch's own operator samples (OpInfo) on the device `webgpu`, compared with the CPU.",
+        "Made by `python -m tests.coverage`; do not edit.",
+        "",
+        f"{about['adapter']}; PyTorch {about['torch']}; {about['samples']} samples:",
+        ", ".join(f"{count} {name}" for name, count in about["outcomes"].items()) + ".",
+        "",
+        _LEGEND,
+        *_shares(coverage),
+        "",
+        *_on_the_host(coverage),
+        "",
+        "## All entries",
+        "",
+        *_table(("operator", *DTYPES.values()), _rows(coverage)),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _shares(coverage: Coverage) -> list[str]:
+    rows = []
+    for dtype in DTYPES:
+        cells = []
+        for kind in KINDS:
+            native, total = coverage.share(dtype, kind)
+            cells.append(f"{native} of {total} ({native / total:.1%})" if total else "")
+        rows.append((dtype, *cells))
+    return [
+        "## Native entries",
+        "",
+        "Not counting dense factorisations and what is built on them, which are listed below.",
+        "",
+        *_table(("dtype", *KINDS), rows),
+    ]
+
+
+def _on_the_host(coverage: Coverage) -> list[str]:
+    factorisations = [op for op in sorted(coverage.hosted) if coverage.is_factorisation(op)]
+    others = [op for op in sorted(coverage.hosted) if not coverage.is_factorisation(op)]
+    names = ", ".join(f"`{op}`" for op in factorisations)
+    rows = [(f"`{op}`", ", ".join(f"`{aten}`" for aten in coverage.hosted[op])) for op in others]
+    return [
+        "## On the host",
+        "",
+        f"Dense factorisations and what is built on them: {names}.",
+        "",
+        "Others, in at least one sample of one dtype, with the ATen operators that have no kernel:",
+        "",
+        *_table(("operator", "on the host"), rows),
+    ]
+
+
+def _rows(coverage: Coverage) -> Iterable[tuple[str, ...]]:
+    for op in sorted(coverage.entries):
+        by_dtype = coverage.entries[op]
+        yield f"`{op}`", *(_cell(by_dtype.get(dtype, {})) for dtype in DTYPES)
+
+
+def _cell(states: Mapping[str, str]) -> str:
+    marks = {"host": str.lower, "recompiled": lambda c: f"*{c.lower()}*", "failed": lambda _: "!"}
+    shown = (marks.get(states[k], str)(letter) for k, letter in KINDS.items() if k in states)
+    return " ".join(shown)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+# ---- the run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--render", action="store_true", help="write the page from the JSON file")
+    parser.add_argument("--limit", type=int, help="samples of each entry; all by default")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one entry")
+    parser.add_argument("--data", type=Path, default=DATA, help="another JSON file")
+    options = parser.parse_args()
+    if not options.render:
+        failed = _run(options)
+    coverage = Coverage.load(options.data)
+    options.data.with_suffix(".md").write_text(render(coverage))
+    for kind in KINDS:
+        print(kind, *(f"{d} {n}/{t}" for d in DTYPES for n, t in [coverage.share(d, kind)] if t))
+    raise SystemExit(0 if options.render else failed)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Runs everything and writes the JSON file; 1 if something failed."""
+    import torch
+
+    from torch_webgpu_compile import devices
+    from torch_webgpu_compile.device.autoload import register
+
+    register()
+    requests = make_requests(tuple(KINDS), tuple(DTYPES), limit=options.limit)
+    totals, coverage, start = Totals(), Coverage(), time.monotonic()
+    for request, result in run_requests(requests, options.workers, options.timeout):
+        totals.add(result)
+        coverage.add(request, result)
+        for failure in result["failures"]:
+            print(failure, flush=True)
+        if result["seconds"] > 60:
+            print(f"slow: {label_of(request)} {result['seconds']:.0f} s", flush=True)
+    totals.print(time.monotonic() - start, hosted=True)
+    coverage.about = {
+        "adapter": devices.get_device(0).target.name,
+        "torch": torch.__version__.partition("+")[0],
+        "samples": sum(totals.outcomes.values()) - totals.outcomes["skipped"],
+        "outcomes": {name: totals.outcomes[name] for name in totals.outcomes if name != "skipped"},
+    }
+    coverage.save(options.data)
+    return 1 if totals.failed else 0
+
+
+if __name__ == "__main__":
+    main()
