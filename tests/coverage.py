@@ -80,16 +80,17 @@ class Coverage:
             self.hosted[op] = sorted({*self.hosted.get(op, ()), *fallbacks})
 
     def is_factorisation(self, op: str) -> bool:
-        """Whether what runs on the host of an operator are dense factorisations."""
+        """Whether dense factorisations are among what runs on the host of an operator."""
         hosted = self.hosted.get(op, ())
         return any(aten.rpartition(".")[0] in FACTORISATIONS for aten in hosted)
 
     def share(self, dtype: str, kind: str) -> tuple[int, int]:
-        """Native entries, and all of them but for factorisations."""
+        """Native entries, and all of them but those whose factorisations are on the host."""
         states = [
-            by_dtype[dtype][kind]
+            state
             for op, by_dtype in self.entries.items()
-            if kind in by_dtype.get(dtype, ()) and not self.is_factorisation(op)
+            if (state := by_dtype.get(dtype, {}).get(kind))
+            and not (state == "host" and self.is_factorisation(op))
         ]
         return sum(state in ("native", "recompiled") for state in states), len(states)
 

@@ -17,6 +17,11 @@ class Recompiled(Exception):
 
 FACTORS = (1, 2, 3)
 
+# Operators with an argument that has to be in order, which it is not when repeated.
+SORTED = frozenset(
+    {"bucketize", "histogram", "histogramdd", "nn.functional.embedding_bag", "searchsorted"}
+)
+
 
 def grown(values: Any, factor: int, few: bool) -> Any:
     """Every dimension of more than one element, of every tensor, repeated; all contiguous.

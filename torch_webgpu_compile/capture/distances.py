@@ -41,8 +41,9 @@ def pdist(rows: Tensor, p: float = 2.0) -> Tensor:
         return rows.new_empty(0)
     first, second = _pairs(rows)
     difference = rows.index_select(0, first) - rows.index_select(0, second)
-    found: Tensor = torch.linalg.vector_norm(difference, p, dim=-1)
-    return found
+    # PyTorch 2.11 keeps a dimension of one element whether it is asked to or not.
+    found: Tensor = torch.linalg.vector_norm(difference, p, dim=-1, keepdim=True)
+    return found.squeeze(-1)
 
 
 def pdist_backward(grad: Tensor, rows: Tensor, p: float, distances: Tensor) -> Tensor:

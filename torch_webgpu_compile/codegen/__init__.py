@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import assert_never
 
 from ..ir.graph import (
@@ -19,6 +19,7 @@ from ..ir.graph import (
     SingleGroup,
 )
 from ..ir.nodes import AttentionGradient, Contraction, HostCall, Scatter
+from ..ir.renaming import form_of
 from ..plan.model import KernelCall
 from ..sizes import ZERO, product
 from ..target import Target
@@ -39,10 +40,24 @@ __all__ = ["generate"]
 def generate(
     schedule: Schedule, target: Target, tilings: Tilings
 ) -> tuple[KernelCall | HostCall, ...]:
-    """The kernel calls (and host calls) of a schedule, in order."""
+    """The kernel calls (and host calls) of a schedule, in order.
+
+    Models repeat their layers: groups that differ in their buffers only are generated once.
+    """
     calls: list[KernelCall | HostCall] = []
+    known: dict[Hashable, tuple[tuple[str, ...], list[KernelCall]]] = {}
+    buffers = schedule.graph.buffers
     for group in schedule.groups:
-        calls += _generate_group(group, schedule.graph.buffers, target, tilings)
+        form, names = form_of(group, buffers) or (None, ())
+        if form in known:
+            first, repeated = known[form]
+            instead = dict(zip(first, names, strict=True))
+            calls += [call.on(instead) for call in repeated]
+            continue
+        made = _generate_group(group, buffers, target, tilings)
+        calls += made
+        if form is not None:
+            known[form] = names, [call for call in made if isinstance(call, KernelCall)]
     return tuple(calls)
 
 

@@ -13,9 +13,9 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.nodes import Contraction
-from ..ir.scalar import Scalar, cast, const
+from ..ir.scalar import Scalar, apply, cast, const
 from ..sizes import ONE, ZERO, Expr
-from .builder import Builder
+from .builder import Builder, operand
 from .pointwise import elementwise, plus, scaled, times
 from .promotion import Operand, compute_dtype
 from .registry import lowers
@@ -117,16 +117,19 @@ def wide_dtype(dtype: DType) -> DType:
 def add_scaled(
     builder: Builder, bias: Value, product: Value, beta: Operand, alpha: Operand
 ) -> Value:
-    """beta · bias + alpha · product."""
+    """beta · bias + alpha · product; a beta of 0 ignores the bias, NaN included."""
     if not isinstance(beta, Value) and beta == 0:
         return elementwise(builder, lambda p: scaled(p, alpha), product)
-    return elementwise(
-        builder,
-        lambda b, p: plus(scaled(b, beta), scaled(p, alpha)),
-        bias,
-        product,
-        dtype=product.dtype,
-    )
+
+    def sum_of(bias: Scalar, product: Scalar) -> Scalar:
+        term = scaled(bias, beta)
+        if isinstance(beta, Value):  # a number that only a call knows
+            zero = const(0, term.dtype)
+            is_zero = apply("eq", operand(beta, (), term.dtype), zero)
+            term = apply("where", is_zero, zero, term)
+        return plus(term, scaled(product, alpha))
+
+    return elementwise(builder, sum_of, bias, product, dtype=product.dtype)
 
 
 @lowers(aten._addmm_activation.default)

@@ -39,6 +39,24 @@ def lower_addbmm(
     return add_scaled(builder, self, total, beta, alpha)
 
 
+@lowers(aten.addr.default)
+def lower_addr(
+    builder: Builder,
+    self: Value,
+    vec1: Value,
+    vec2: Value,
+    *,
+    beta: Operand = 1,
+    alpha: Operand = 1,
+) -> Value:
+    """beta · self + alpha · the outer product of two vectors, rounded once."""
+    row, column = positions(builder.out.sizes)
+    dtype = wide_dtype(builder.out.dtype)
+    body = times(cast(vec1.at([row]), dtype), cast(vec2.at([column]), dtype))
+    outer = Value(dtype, builder.out.sizes, body)
+    return add_scaled(builder, self, outer, beta, alpha)
+
+
 @lowers(aten._trilinear.default)
 def lower_trilinear(
     builder: Builder,

@@ -7,6 +7,7 @@ of sizes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -223,6 +224,11 @@ class KernelCall:
     bytes_read: Expr
     bytes_written: Expr
     flops: Expr
+
+    def on(self, instead: Mapping[str, str]) -> KernelCall:
+        """The same call on other buffers of the same layouts, by name."""
+        bindings = (replace(b, buffer=instead.get(b.buffer, b.buffer)) for b in self.bindings)
+        return replace(self, bindings=tuple(bindings))
 
     def dispatch(self, kernel: int) -> Dispatch:
         """The step of a plan in which the kernel has this number."""

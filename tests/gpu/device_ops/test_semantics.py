@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import pickle
 
 import pytest
@@ -342,3 +343,25 @@ def test_python_protocols():
     y.add_(1)
     assert x.tolist() == [1.5, -2.0]
     assert pickle.loads(pickle.dumps(x)).tolist() == x.tolist()
+
+
+PRODUCTS = {
+    "addmm": lambda bias, m, v, beta: torch.addmm(bias, m, m, beta=beta),
+    "addmv": lambda bias, m, v, beta: torch.addmv(bias[0], m, v, beta=beta),
+    "addbmm": lambda bias, m, v, beta: torch.addbmm(bias, m[None], m[None], beta=beta),
+    "baddbmm": lambda bias, m, v, beta: torch.baddbmm(bias[None], m[None], m[None], beta=beta),
+    "addr": lambda bias, m, v, beta: torch.addr(bias, v, v, beta=beta),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_beta_of_zero_ignores_the_bias(name):
+    """Also once the operator is compiled for any number."""
+    for beta in (0.5, 0.25, 0.0, 2.0):
+
+        def call(device, beta=beta):
+            bias = torch.full((2, 2), math.nan if beta == 0 else 3.0, device=device)
+            matrix = torch.arange(4.0, device=device).view(2, 2)
+            return PRODUCTS[name](bias, matrix, matrix[1], beta)
+
+        compare(call)
