@@ -36,6 +36,8 @@ DTYPES = {
     "complex64": "c64",
 }
 KINDS = {"forward": "F", "backward": "B", "dynamic": "D"}
+# Three sizes of each are run, and two of them compiled.
+DYNAMIC_SAMPLES = 3
 # What one of the samples of an entry was at worst, from good to bad.
 STATES = ("native", "recompiled", "host", "failed")
 
@@ -93,6 +95,11 @@ class Coverage:
             and not (state == "host" and self.is_factorisation(op))
         ]
         return sum(state in ("native", "recompiled") for state in states), len(states)
+
+    def is_native(self, op: str, dtype: str, kind: str) -> bool:
+        """Whether no sample of an entry may run on the host; not if there is no such entry."""
+        state = self.entries.get(op, {}).get(dtype, {}).get(kind)
+        return state in ("native", "recompiled")
 
     def save(self, path: Path) -> None:
         """Writes it as JSON, with letters for states, one line for each operator."""
@@ -253,7 +260,11 @@ def _run(options: argparse.Namespace) -> int:
     from torch_webgpu_compile.device.autoload import register
 
     register()
-    requests = make_requests(tuple(KINDS), tuple(DTYPES), limit=options.limit)
+    limits = {"dynamic": min(DYNAMIC_SAMPLES, options.limit or DYNAMIC_SAMPLES)}
+    requests = [
+        {**request, "limit": limits.get(request["kind"], options.limit)}
+        for request in make_requests(tuple(KINDS), tuple(DTYPES))
+    ]
     totals, coverage, start = Totals(), Coverage(), time.monotonic()
     for request, result in run_requests(requests, options.workers, options.timeout):
         totals.add(result)

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tests.coverage import DATA, Coverage
 from tests.device_checks import DEVICE
-from tests.device_hosted import HOSTED
 from tests.device_values import copied, on_device
 from torch_webgpu_compile import counters
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of deprecated arguments
 
 SAMPLES = 6
+HOSTED = {op for hosted in Coverage.load(DATA).hosted.values() for op in hosted}
 # FractionalMaxPool: the samples' random numbers are drawn on the CPU with another dtype.
 MODULES = {i.name: i for i in module_db if not i.name.startswith("nn.FractionalMaxPool")}
 # Their results are random while they train.
