@@ -16,7 +16,7 @@ from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize
 from .builder import Builder, as_value, extreme, masked
 from .convolution import all_of, in_range
-from .indexing import data_index
+from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
 from .promotion import Operand, compute_dtype
 from .registry import NotLowered, lowers
@@ -68,7 +68,7 @@ def scatter_reduce(
         if k != dim:
             conditions += in_range(entry, index.sizes[k])
     inside = all_of(conditions)
-    named = data_index(index.at(at), value.sizes[dim], wrap=False)
+    named = data_index(builder, index.at(at), value.sizes[dim], dim)
     hits = apply("eq", named, Index(here[dim]))
     identity = _identity(kind, dtype)
     element = apply("where", hits, cast(source.at(at), dtype), identity)
@@ -191,7 +191,7 @@ def lower_put(
     if self.is_empty or index.is_empty:
         return self
     flat = reshape(self, [self.numel])
-    position = data_index(index.body, self.numel, wrap=True)
+    position = data_index(builder, index.body, self.numel, None, wrap=True)
     body = cast(reshape(source, index.sizes).body, self.dtype)
     result = scatter(builder, flat, index.sizes, [position], body, accumulate)
     return reshape(result, self.sizes)
