@@ -17,13 +17,12 @@ from ..sizes import (
     Expr,
     Symbol,
     as_expr,
-    is_less,
     is_nonnegative,
     linearize,
     substitute,
 )
 from .constants import simplify
-from .index_wgsl import is_multiple_of, render_index
+from .index_wgsl import as_index, decide, is_multiple_of, render_index
 from .literals import literal, one_of, zero_of
 from .op_table import WRAPPING, op_row, suffix
 from .storage import VECTOR, Bindings
@@ -117,7 +116,7 @@ class Renderer:
 
     def index_of(self, entry: Scalar) -> Expr | None:
         """An entry of an index as an expression; None when it is computed from data."""
-        return _as_index(self._simplified(entry))
+        return as_index(self._simplified(entry))
 
     def per_lane(self, expr: Expr) -> list[Expr]:
         """An index expression in kernel-level symbols, for each lane."""
@@ -138,7 +137,7 @@ class Renderer:
         affine = [as_expr(0) if entry is None else entry for entry in entries]
         address = linearize(affine, buffer.strides) + buffer.offset
         gathers = [
-            Gather(self.position(i), stride, size, self._is_below(i, size))
+            Gather(self.position(i), stride, size, self.is_below(i, size))
             for i, entry, stride, size in zip(
                 node.index, entries, buffer.strides, buffer.sizes, strict=True
             )
@@ -231,7 +230,7 @@ class Renderer:
         """An entry of an index that is computed from data, an i32 where it is known to be one."""
         return self._checked(entry) if isinstance(entry, Checked) else self.render(entry)
 
-    def _is_below(self, entry: Scalar, size: Expr) -> bool:
+    def is_below(self, entry: Scalar, size: Expr) -> bool:
         """Whether a check keeps an entry of an index below a size."""
         checked = self.index_of(entry.size) if isinstance(entry, Checked) else None
         return checked is not None and is_nonnegative(size - checked)
@@ -277,7 +276,7 @@ class Renderer:
 
     def _op(self, node: Op) -> Text:
         if node.name in _COMPARISONS:
-            exprs = [_as_index(a) for a in node.args]
+            exprs = [as_index(a) for a in node.args]
             if exprs[0] is not None and exprs[1] is not None:
                 return self._compare(node, exprs[0], exprs[1])
             left, right = (self._narrow(a) for a in node.args)
@@ -324,7 +323,7 @@ class Renderer:
         """
         if isinstance(node, Checked):
             return self._checked(node)
-        expr = _as_index(node)
+        expr = as_index(node)
         if expr is not None:
             return self._index(expr, dtypes.int32)
         if isinstance(node, Op) and node.name == "cast" and node.dtype is dtypes.int64:
@@ -351,7 +350,7 @@ class Renderer:
 
     def _compare(self, node: Op, left: Expr, right: Expr) -> Text:
         """A comparison of index expressions: 32 bits suffice, often no lanes or no test at all."""
-        known = _decide(node.name, left, right)
+        known = decide(node.name, left, right)
         if known is not None:
             return Text("true" if known else "false", 1, node.dtype)
         lefts, rights = self.per_lane(left), self.per_lane(right)
@@ -414,29 +413,3 @@ _BOUNDED = frozenset(
     {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "minimum", "maximum", "where"}
 )
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
-
-
-def _as_index(node: Scalar) -> Expr | None:
-    """A scalar that is plain index arithmetic, as an expression."""
-    if isinstance(node, Index):
-        return node.expr
-    if isinstance(node, Const) and node.dtype is dtypes.int64 and abs(int(node.value)) < 1 << 31:
-        return as_expr(int(node.value))
-    return None
-
-
-def _decide(name: str, left: Expr, right: Expr) -> bool | None:
-    """The result of a comparison that holds, or fails, for all values of the symbols."""
-    if name in ("ge", "le"):
-        flipped = _decide("lt", left, right) if name == "ge" else _decide("lt", right, left)
-        return None if flipped is None else not flipped
-    if name == "gt":
-        return _decide("lt", right, left)
-    if name == "lt":
-        if is_less(left, right):
-            return True
-        return False if is_nonnegative(left - right) else None
-    if left is right:
-        return name == "eq"
-    apart = is_less(left, right) or is_less(right, left)
-    return (name == "ne") if apart else None

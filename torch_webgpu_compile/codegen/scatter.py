@@ -71,7 +71,9 @@ def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Body:
             if position.dtype is not dtypes.int32:
                 at = renderer.let(f"i32({at})", 1, dtypes.int32).code
             code += f" + {at} * ({builder.index(output.strides[k])})"
-            inside.append(f"{at} >= 0 && {at} < {builder.index(output.sizes[k])}")
+            inside.append(f"{at} >= 0")
+            if not renderer.is_below(node.index[k], output.sizes[k]):
+                inside.append(f"{at} < {builder.index(output.sizes[k])}")
     value = renderer.render(node.body)
     verb = builder.bindings.function(node.output, "add" if node.accumulate else "store")
     store = f"{verb}({code}, {value.code});"

@@ -90,9 +90,10 @@ class Names:
                 return Index(self.expr(expr))
             case ast.Call(func=ast.Name(id=name), args=[number]) if name in BY_SHORT:
                 return Const(self._number(number), BY_SHORT[name])
-            case ast.Call(func=ast.Name(id="checked"), args=[position, given, size, *check]):
-                operands = [self.scalar(tree) for tree in (position, given, size)]
-                return Checked(*operands, IndexCheck(*map(ast.literal_eval, check)))
+            case ast.Call(func=ast.Name(id="checked"), args=[*operands, name, axis, line]):
+                position, given, size = map(self.scalar, operands)
+                op, dim, source = map(ast.literal_eval, (name, axis, line))
+                return Checked(position, given, size, IndexCheck(op, source, dim))
             case ast.Call(func=ast.Name(id=name), args=args):
                 return self._operation(name, [self.scalar(arg) for arg in args])
         raise ParseError(f"not a scalar: {ast.unparse(tree)}")

@@ -99,7 +99,7 @@ class ScalarText:
                 return f"masked({', '.join(self._done[c] for c in children(node))})"
             case Checked(check=check):
                 operands = ", ".join(self._done[c] for c in children(node))
-                return f"checked({operands}, {check.op!r}, {check.source!r}, {check.dim})"
+                return f"checked({operands}, {check.op!r}, {check.dim}, {check.source!r})"
 
 
 def format_scalar(root: Scalar) -> str:

@@ -97,7 +97,7 @@ class Executor:
         for name, data in plan.constants.items():
             buffer = self._constants[name] = device.allocate(len(data))
             device.upload(buffer, data)
-        self.checks_indices = STATUS in plan.buffers
+        self.checks_indices = any(b.role == "status" for b in plan.buffers.values())
         if self.checks_indices:
             self._constants[STATUS] = device.status.buffer
         device.add_reclaimable(self)

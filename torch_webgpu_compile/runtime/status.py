@@ -79,7 +79,8 @@ class Status:
 
     def error_at(self, address: int) -> IndexOutOfRangeError | None:
         """What the status at a host address says; None if nothing was wrong."""
-        count, check, index, size = _LAYOUT.unpack(ctypes.string_at(address, _LAYOUT.size))
+        found: tuple[int, int, int, int] = _LAYOUT.unpack(ctypes.string_at(address, _LAYOUT.size))
+        count, check, index, size = found
         if not count:
             return None
         self.errors += 1

@@ -200,7 +200,7 @@ class Transfers:
             _check(buffer, offset, nbytes, "a download")
         with self._lock:
             self.bytes_downloaded += sum([entry[2] for entry in ranges])
-        reports = any([entry[2] for entry in ranges]) and self._status.take()
+        reports = any(entry[2] for entry in ranges) and self._status.take()
         return Download(self, ranges, reports)
 
     def _download(self, ranges: Sequence[Range]) -> None:

@@ -20,6 +20,7 @@ from ..ir.nodes import (
     symbol_keys,
 )
 from ..ir.scalar import (
+    Checked,
     Index,
     Load,
     Masked,
@@ -120,6 +121,8 @@ def _reading(node: Node, row: _Row, target: Target) -> Node | None:
 
 def _choice(row: _Row, load: Load, at: tuple[Expr, ...]) -> Scalar:
     mapping = {s: at[k] for k, s in enumerate(row.symbols) if s is not None}
-    here = apply("eq", index(at[row.dimension]), row.position)
+    # The scatter reports a position that is out of range; no key is there.
+    position = row.position.position if isinstance(row.position, Checked) else row.position
+    here = apply("eq", index(at[row.dimension]), position)
     new = substitute_symbols(row.node.body, mapping)
     return Masked(here, new, Load(row.node.initial, load.index, load.dtype))
