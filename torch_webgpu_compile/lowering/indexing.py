@@ -134,7 +134,7 @@ class Indexed:
                 self.index.append(
                     data_index(builder, element, size, k, wrap=True)
                     if checked
-                    else data_position(element, size, wrap=True)
+                    else data_position(element, size)
                 )
             else:
                 self.index.append(plain[k])
