@@ -64,7 +64,7 @@ def test_dtypes_of_indices(dtype: torch.dtype) -> None:
     x = numbers().to(DEVICE)
     index = torch.tensor([0, 5, 2], dtype=dtype).to(DEVICE)
     for function in (lambda: x.index_select(0, index), lambda: x[index]):
-        with pytest.raises(IndexOutOfRangeError, match="index 5 .* size 5"):
+        with pytest.raises(IndexOutOfRangeError, match=r"index 5 .* size 5"):
             function().cpu()
 
 
@@ -78,7 +78,7 @@ def test_dtypes_of_elements(dtype: torch.dtype) -> None:
         lambda i: x.index_copy(0, i, x[:3]),
         lambda i: x.index_add(0, i, x[:3]),
     ):
-        with pytest.raises(IndexOutOfRangeError, match="index 5 .* size 5"):
+        with pytest.raises(IndexOutOfRangeError, match=r"index 5 .* size 5"):
             run(bad.to(DEVICE)).cpu()
         run(good.to(DEVICE)).cpu()
 
@@ -110,7 +110,7 @@ WAITS: dict[str, Callable[[Tensor], Any]] = {
 def test_every_wait_raises(wait: Callable[[Tensor], Any]) -> None:
     x = numbers().to(DEVICE)
     y = x.index_select(0, torch.tensor([5]).to(DEVICE))
-    with pytest.raises(IndexOutOfRangeError, match="aten.index_select.default: index 5"):
+    with pytest.raises(IndexOutOfRangeError, match=r"aten\.index_select\.default: index 5"):
         wait(y)
     wait(y)
 
@@ -119,10 +119,10 @@ def test_the_first_error_is_named_and_later_calls_are_told_of_their_own() -> Non
     x = numbers().to(DEVICE)
     x.index_select(0, torch.tensor([9]).to(DEVICE))
     x.gather(0, torch.tensor([[8]]).to(DEVICE))
-    with pytest.raises(IndexOutOfRangeError, match="index_select.*index 9"):
+    with pytest.raises(IndexOutOfRangeError, match=r"index_select.*index 9"):
         torch.webgpu.synchronize()
     x.gather(0, torch.tensor([[8]]).to(DEVICE))
-    with pytest.raises(IndexOutOfRangeError, match="gather.*index 8"):
+    with pytest.raises(IndexOutOfRangeError, match=r"gather.*index 8"):
         torch.webgpu.synchronize()
 
 
@@ -161,7 +161,7 @@ def test_training_raises_and_goes_on() -> None:
     for index in (good, bad, good):
         table.zero_grad()
         if index is bad:
-            with pytest.raises(IndexOutOfRangeError, match="index 5 .* size 5"):
+            with pytest.raises(IndexOutOfRangeError, match=r"index 5 .* size 5"):
                 compiled(index)
             continue
         compiled(index).backward()
@@ -186,7 +186,7 @@ def test_what_is_prepared_from_wrong_indices_is_told_every_time() -> None:
         torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-3)
         module.index[7] = 8
         for _ in range(3):
-            with pytest.raises(IndexOutOfRangeError, match="index 8 .* size 8"):
+            with pytest.raises(IndexOutOfRangeError, match=r"index 8 .* size 8"):
                 compiled(x)
         module.index[7] = 7
         torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-3)
@@ -200,7 +200,7 @@ def test_symbolic_sizes() -> None:
         index = torch.arange(rows).flip(0)
         torch.testing.assert_close(compiled(x, index), x[index] + 1)
         index[3] = rows
-        with pytest.raises(IndexOutOfRangeError, match=f"index {rows} .* size {rows}"):
+        with pytest.raises(IndexOutOfRangeError, match=rf"index {rows} .* size {rows}"):
             compiled(x, index)
 
 

@@ -99,7 +99,7 @@ def test_symbolic_sizes_are_what_is_checked_against() -> None:
     graph = lowered(function, numbers(), torch.tensor([0, 3, 4]), dynamic=True)
     (check,) = checks_in(graph)
     assert not check.size.expr.is_constant
-    with pytest.raises(IndexOutOfRangeError, match="index 5 .* size 5"):
+    with pytest.raises(IndexOutOfRangeError, match=r"index 5 .* size 5"):
         run_graph(graph, [numbers(), torch.tensor([0, 5])])
 
 

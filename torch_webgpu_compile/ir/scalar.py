@@ -302,7 +302,12 @@ def _loads_of(root: Scalar) -> tuple[Load, ...]:
 
 def checks_of(root: Scalar) -> list[Checked]:
     """Every distinct check of an index under ``root``."""
-    return [node for node in walk(root) if isinstance(node, Checked)]
+    return list(_checks_of(root))
+
+
+@lru_cache(maxsize=1 << 13)
+def _checks_of(root: Scalar) -> tuple[Checked, ...]:
+    return tuple(node for node in walk(root) if isinstance(node, Checked))
 
 
 def scalar_symbols(root: Scalar) -> frozenset[Symbol]:

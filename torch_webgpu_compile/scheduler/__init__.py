@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.graph import LoopGraph, Schedule
-from ..ir.nodes import bodies_of
-from ..ir.scalar import checks_of
 from ..target import Target
 from .causal import find_causal
 from .connected_maps import join_connected_maps
@@ -33,7 +31,6 @@ __all__ = ["schedule"]
 
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
-    target = _beside_status(graph, target)
     distinct = share_equal_nodes(drop_unit_symbols(split_attention(graph, target)))
     moved = read_new_rows(recompute_statistics(find_causal(distinct)), target)
     laid_out = choose_layouts(inline_producers(moved, target))
@@ -41,13 +38,6 @@ def schedule(graph: LoopGraph, target: Target) -> Schedule:
     called, preparation = separate(divided)
     made = _grouped(called, target)
     return made if preparation is None else replace(made, preparation=_grouped(preparation, target))
-
-
-def _beside_status(graph: LoopGraph, target: Target) -> Target:
-    """What a graph's kernels may bind besides the status that checks of indices report in."""
-    if any(checks_of(body) for node in graph.nodes for body in bodies_of(node)):
-        return replace(target, max_storage_buffers=target.max_storage_buffers - 1)
-    return target
 
 
 def _grouped(graph: LoopGraph, target: Target) -> Schedule:

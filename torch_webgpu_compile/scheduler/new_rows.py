@@ -17,6 +17,7 @@ from ..ir.nodes import (
     inputs_of,
     iteration_symbols,
     map_bodies,
+    reports,
     symbol_keys,
 )
 from ..ir.scalar import (
@@ -116,7 +117,8 @@ def _reading(node: Node, row: _Row, target: Target) -> Node | None:
 
     changed = map_bodies(node, lambda body: rewrite(body, change))
     read = inputs_of(changed)
-    return None if name in read or len(read) >= target.max_storage_buffers else changed
+    bindings = len(read) + 1 + reports(changed)
+    return None if name in read or bindings > target.max_storage_buffers else changed
 
 
 def _choice(row: _Row, load: Load, at: tuple[Expr, ...]) -> Scalar:
