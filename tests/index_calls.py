@@ -83,6 +83,9 @@ SCATTERS = {
     "index_copy": Call(lambda x, i: x.index_copy(0, i, x[:3] * 2)),
     "index_fill": Call(lambda x, i: x.index_fill(0, i, 7.0), wraps=True),
     "index_reduce": Call(lambda x, i: x.index_reduce(0, i, x[:3], "prod")),
+    "max_unpool1d": Call(
+        lambda x, i: F.max_unpool1d(x[None, :1, :3], i[None, None], 2), 6, dim=None
+    ),
     "put": Call(lambda x, i: x.put(i, x[:3, 0] * 2), ROWS * COLUMNS, wraps=True, dim=None),
 }
 CALLS = GATHERS | SCATTERS

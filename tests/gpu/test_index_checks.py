@@ -94,6 +94,46 @@ def test_writes_out_of_range_are_not_made() -> None:
     torch.testing.assert_close(x.cpu(), wanted)
 
 
+NUMBERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gather": lambda x, i: x.gather(0, i),
+    "index_select": lambda x, i: x.index_select(0, i),
+    "scatter": lambda x, i: x.scatter(0, i, 3.0),
+}
+
+
+@pytest.mark.parametrize("function", NUMBERS.values(), ids=NUMBERS)
+def test_of_numbers_there_is_only_the_first(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="webgpu")
+    x, good, bad = torch.tensor(2.0), torch.tensor(0), torch.tensor(1)
+    for run, place in ((function, DEVICE), (compiled, DEVICE), (compiled, "cpu")):
+        torch.testing.assert_close(run(x.to(place), good.to(place)).cpu(), function(x, good))
+        with pytest.raises(IndexOutOfRangeError, match=r"index 1 .* size 1"):
+            run(x.to(place), bad.to(place)).cpu()
+
+
+@pytest.mark.parametrize("place", ["cpu", DEVICE])
+def test_a_mask_chooses_no_more_than_there_is(place: str) -> None:
+    torch._dynamo.reset()
+    x, source = numbers().to(place), torch.arange(6.0).to(place)
+
+    def scattered(x: Tensor, most: Tensor) -> Tensor:
+        return x.masked_scatter(x <= most, source)
+
+    def assigned(x: Tensor, most: Tensor) -> Tensor:
+        return x.index_put((x <= most,), source)
+
+    for function in (scattered, assigned):
+        compiled = torch.compile(function, backend="webgpu")
+        wanted = numbers()
+        wanted.view(-1)[:6] = torch.arange(6.0)
+        for _ in range(2):
+            result = compiled(x, torch.tensor(6.0).to(place)).cpu()
+            torch.testing.assert_close(result, wanted)
+            with pytest.raises(IndexOutOfRangeError, match=r"index 6 .* 6"):
+                compiled(x, torch.tensor(7.0).to(place)).cpu()
+
+
 WAITS: dict[str, Callable[[Tensor], Any]] = {
     "cpu": lambda y: y.cpu(),
     "item": lambda y: y[0, 0].item(),

@@ -35,6 +35,14 @@ def gathered(
     return builder.pointwise(body, sizes)
 
 
+def _of_one(builder: Builder, value: Value, index: Value) -> Value:
+    """A number for each index, which can only be 0: what depends on it is whether it is."""
+    position = data_index(builder, index.body, ONE, 0)
+    is_there = apply("ge", position, const(0, dtypes.int64))
+    body = masked(is_there, value.body, const(0, value.dtype))
+    return builder.pointwise(body, index.sizes)
+
+
 @lowers(aten.embedding.default)
 def lower_embedding(
     builder: Builder,
@@ -59,7 +67,7 @@ def lower_index_select(builder: Builder, self: Value, dim: int, index: Value) ->
     if self.is_empty or index.is_empty:
         return Value(out.dtype, out.sizes, const(0, out.dtype))
     if not self.rank:
-        return self
+        return _of_one(builder, self, reshape(index, ()))
     dim %= self.rank
     at: list[IndexLike] = list(positions(out.sizes))
     entry = at[dim]
@@ -86,7 +94,7 @@ def lower_gather(
     if index.is_empty or self.is_empty:
         return Value(out.dtype, out.sizes, const(0, out.dtype))
     if not self.rank:
-        return expand(self, out.sizes)
+        return _of_one(builder, self, index)
     dim %= self.rank
     if not index.rank:
         position = data_index(builder, index.body, self.sizes[0], 0)
@@ -241,10 +249,13 @@ def _masked_put(
     index = list(positions(value.sizes))
     place: list[IndexLike] = list(index[first : first + mask.rank])
     condition = mask.at(place)
+    after = index[first + mask.rank :]
     number: IndexLike = ZERO
-    if new.numel is not ONE:
-        number = _number_among_chosen(builder, mask).at(place)
-    at = [*index[:first], number, *index[first + mask.rank :]]
+    dim = new.rank - len(after) - 1
+    if dim >= 0 and new.sizes[dim] is not ONE:
+        before = _number_among_chosen(builder, mask).at(place)
+        number = data_index(builder, before, new.sizes[dim], dim)  # more are chosen than are given
+    at = [*index[:first], number, *after]
     element = cast(new.at(broadcast_index(new, at)), value.dtype)
     if accumulate:
         element = plus(value.body, element)

@@ -1,7 +1,7 @@
 """Scatters that combine: by accumulation where that is a sum, else as reductions over the sources.
 
 Source: ATen ``scatter_reduce``, ``scatter.reduce``, ``index_reduce``, ``as_strided_scatter``,
-``put``, ``replication_pad_backward``.
+``put``, ``max_unpool``, ``replication_pad_backward``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize
+from ..sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize, product
 from .builder import Builder, as_value, extreme, masked
 from .convolution import all_of, in_range
 from .index_checks import data_index
@@ -195,6 +195,26 @@ def lower_put(
     body = cast(reshape(source, index.sizes).body, self.dtype)
     result = scatter(builder, flat, index.sizes, [position], body, accumulate)
     return reshape(result, self.sizes)
+
+
+@lowers(aten.max_unpool2d.default, aten.max_unpool3d.default)
+def lower_max_unpool(
+    builder: Builder,
+    self: Value,
+    indices: Value,
+    output_size: Sequence[IntLike],
+    stride: Sequence[IntLike] = (),
+    padding: Sequence[IntLike] = (),
+) -> Value:
+    """Zeros, with each element at a row-major position in its channel."""
+    sizes, rank = builder.out.sizes, len(output_size)
+    area = product(sizes[-rank:])
+    zeros = Value(self.dtype, (*sizes[:-rank], area), const(0, self.dtype))
+    if zeros.is_empty or self.is_empty:
+        return Value(self.dtype, sizes, const(0, self.dtype))
+    at: list[IndexLike] = list(positions(self.sizes)[:-rank])
+    at.append(data_index(builder, indices.body, area, None))
+    return reshape(scatter(builder, zeros, self.sizes, at, self.body, accumulate=False), sizes)
 
 
 def _register_replication_backward(rank: int) -> None:
