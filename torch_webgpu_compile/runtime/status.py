@@ -66,8 +66,11 @@ class Status:
 
     def take(self) -> bool:
         """Whether there may be a report; then the caller submits `copies`."""
-        pending, self.is_pending = self.is_pending, False
-        return pending
+        if not self.is_pending:
+            return False
+        # Another thread that sets it from here on has recorded before: the caller's submit is later.
+        self.is_pending = False
+        return True
 
     def copies(self, staging: Handle, position: int) -> list[Copy]:
         """Commands that move the status to bytes of a staging buffer and set it to 0."""
