@@ -68,7 +68,7 @@ class Status:
         """Whether there may be a report; then the caller submits `copies`."""
         if not self.is_pending:
             return False
-        # Another thread that sets it from here on has recorded before: the caller's submit is later.
+        # A thread that sets it from here on has recorded already: the caller submits after that.
         self.is_pending = False
         return True
 
