@@ -48,8 +48,6 @@ EXCEPTIONS = {
 """By operator name, with the reason."""
 
 ERRORS_NOT_RAISED = {
-    "scatter": "indices out of bounds are not noticed without waiting for the GPU",
-    "scatter_add": "indices out of bounds are not noticed without waiting for the GPU",
     "kthvalue": "out= may be the input: it is read before anything is written",
     "narrow_copy": "the CPU raises an internal assertion, other devices an IndexError",
 }

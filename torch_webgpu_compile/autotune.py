@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from .codegen.contraction import Tilings, generate_tiled, kernels_of, problem_of
@@ -22,7 +22,7 @@ from .errors import DeviceError, OutOfMemoryError
 from .files import write_atomically
 from .ir.graph import AnchorGroup, ContractionGroup, PairGroup, Schedule, SiblingGroup
 from .ir.nodes import Contraction
-from .plan.model import KernelCall, Plan, PlanBuffer
+from .plan.model import STATUS, STATUS_BUFFER, KernelCall, Plan, PlanBuffer
 from .runtime.device import Device
 from .runtime.executor import Executor
 from .runtime.profiler import best_seconds
@@ -122,7 +122,11 @@ def seconds_of(call: KernelCall, schedule: Schedule, device: Device) -> float:
 def _single(call: KernelCall, schedule: Schedule) -> Plan:
     """A plan of one dispatch."""
     buffers = {}
-    for name in {binding.buffer for binding in call.bindings}:
+    names = {binding.buffer for binding in call.bindings}
+    if STATUS in names:  # memory of its own: what it computes with are no indices
+        names.remove(STATUS)
+        buffers[STATUS] = replace(STATUS_BUFFER, role="intermediate")
+    for name in names:
         b = schedule.graph.buffers[name]
         buffers[name] = PlanBuffer(
             name, "intermediate", b.dtype, b.sizes, b.strides, b.offset, b.nbytes

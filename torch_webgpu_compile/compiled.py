@@ -123,6 +123,8 @@ class CompiledGraph:
         """Memory for this call; also the buffers of outputs that outlive it."""
         static = self._take_static(values)
         state = static_buffers.state_of(static)
+        if state is not None:  # what was prepared from them is void after an error
+            state = (self.device.status.errors, *state)
         known = self._bound
         unchanged = state is not None and state == self._static_state
         if unchanged and known is not None and known[0] is variant and not variant.rebinds:

@@ -9,6 +9,7 @@
         ├── ShaderError        a kernel was rejected by the WGSL compiler
         ├── OutOfMemoryError   an allocation failed
         ├── SharedMemoryError  an argument that is changed in place shares memory with another one
+        ├── IndexOutOfRangeError  a tensor of indices has one that there is no element for
         └── DeviceLostError    the GPU went away
 
 A message names what failed, why, and the next step.
@@ -66,6 +67,35 @@ class OutOfMemoryError(DeviceError):
 
 class SharedMemoryError(DeviceError):
     """An argument that a plan changes in place shares its memory with another argument."""
+
+
+class IndexOutOfRangeError(DeviceError, IndexError):
+    """An index from data was out of range.
+
+    Kernels read no element and write none for such an index, and go on. The error is raised when
+    the host next waits for the GPU; work after it is not affected.
+
+    Args:
+        op: the ATen overload that the index is of.
+        index: as given.
+        size: of the dimension, or the number of elements where ``dim`` is None.
+        dim: the dimension.
+        source: the user's line of code, if known.
+    """
+
+    def __init__(self, op: str, index: int, size: int, dim: int | None, source: str = "") -> None:
+        self.op = op
+        self.index = index
+        self.size = size
+        self.dim = dim
+        self.source = source
+        what = f"dimension {dim} with size {size}"
+        if dim is None:
+            what = f"a tensor of {size} elements"
+        at = f"\n  at {source}" if source else ""
+        super().__init__(
+            f"{op}: index {index} is out of bounds for {what}; correct the tensor of indices{at}"
+        )
 
 
 class DeviceLostError(DeviceError):

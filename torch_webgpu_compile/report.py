@@ -15,7 +15,7 @@ from .compilation import Compilation
 from .compiled import CompiledGraph
 from .device_graph import DeviceGraph
 from .options import resolve
-from .plan.model import Dispatch, HostStep, Plan
+from .plan.model import STATUS, Dispatch, HostStep, Plan
 from .sizes import Expr, evaluate
 
 
@@ -262,7 +262,8 @@ def _steps(plan: Plan, number: Callable[[Expr], int]) -> tuple[KernelReport | Ho
     for step in plan.steps:
         if isinstance(step, Dispatch):
             kernel = plan.kernels[step.kernel]
-            bound = list(zip(kernel.bindings, step.bindings, strict=True))
+            pairs = zip(kernel.bindings, step.bindings, strict=True)
+            bound = [(use, where) for use, where in pairs if where.buffer != STATUS]
             x, y, z = (number(size) for size in step.grid)
             steps.append(
                 KernelReport(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .errors import UnsupportedOp
-from .plan.model import Dispatch, HostStep, Plan
+from .plan.model import FIRST_CHECK, Dispatch, HostStep, Plan
 from .sizes import Expr, Symbol, symbols_of
 
 
@@ -113,6 +113,7 @@ def _symbols(plan: Plan) -> dict[str, Symbol]:
     found: dict[str, Symbol] = {}
     for expr in exprs:
         found.update((symbol.name, symbol) for symbol in symbols_of(expr))
+    found.pop(FIRST_CHECK.name, None)  # runtimes number checks themselves
     return found
 
 

@@ -163,6 +163,7 @@ def stages(name: str) -> str:
 def _renamed(text: str) -> str:
     """Without lines of code, and names that differ between runs: graphs and size symbols."""
     text = re.sub(r' "[^"\n]*\.py:\d+(?:[^"\\\n]|\\.)*"', "", text)
+    text = re.sub(r" '[^'\n]*\.py:\d+(?:[^'\\\n]|\\.)*'", " source", text)
     text = re.sub(r"\bgraph\d+_", "graph_", text)
     found = dict.fromkeys(re.findall(r"\bs\d+\b", text))
     names = {old: f"s{k}" for k, old in enumerate(found)}

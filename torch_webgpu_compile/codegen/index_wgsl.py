@@ -1,10 +1,12 @@
-"""Index expressions as WGSL ``i32`` arithmetic."""
+"""Index expressions as WGSL ``i32`` arithmetic, and what is known of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..sizes import Atom, Expr, FloorDiv, Symbol, as_expr, is_nonnegative
+from .. import dtypes
+from ..ir.scalar import Const, Index, Scalar
+from ..sizes import Atom, Expr, FloorDiv, Symbol, as_expr, is_less, is_nonnegative
 
 
 def render_index(expr: Expr, name_of: Callable[[Symbol], str]) -> str:
@@ -53,3 +55,29 @@ def are_aligned_neighbours(addresses: Sequence[Expr]) -> bool:
     return is_multiple_of(first, len(addresses)) and all(
         address - first is as_expr(k) for k, address in enumerate(addresses)
     )
+
+
+def as_index(node: Scalar) -> Expr | None:
+    """A scalar that is plain index arithmetic, as an expression."""
+    if isinstance(node, Index):
+        return node.expr
+    if isinstance(node, Const) and node.dtype is dtypes.int64 and abs(int(node.value)) < 1 << 31:
+        return as_expr(int(node.value))
+    return None
+
+
+def decide(name: str, left: Expr, right: Expr) -> bool | None:
+    """The result of a comparison that holds, or fails, for all values of the symbols."""
+    if name in ("ge", "le"):
+        flipped = decide("lt", left, right) if name == "ge" else decide("lt", right, left)
+        return None if flipped is None else not flipped
+    if name == "gt":
+        return decide("lt", right, left)
+    if name == "lt":
+        if is_less(left, right):
+            return True
+        return False if is_nonnegative(left - right) else None
+    if left is right:
+        return name == "eq"
+    apart = is_less(left, right) or is_less(right, left)
+    return (name == "ne") if apart else None

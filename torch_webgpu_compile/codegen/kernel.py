@@ -162,7 +162,10 @@ class KernelBuilder:
             sources=tuple(dict.fromkeys(o.source for o in origins if o.source)),
         )
         parameters = tuple(atom_expr(symbol) for symbol in symbols)
-        return KernelCall(kernel, bindings, grid, parameters, read, written, flops or as_expr(0))
+        checks = tuple(self.bindings.checks)
+        return KernelCall(
+            kernel, bindings, grid, parameters, read, written, flops or as_expr(0), checks
+        )
 
 
 def lane_addresses(

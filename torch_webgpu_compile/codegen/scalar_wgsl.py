@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from .. import dtypes
 from ..dtypes import DType, Kind
 from ..errors import UnsupportedOp
-from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, loads_of
+from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
+from ..plan.model import FIRST_CHECK
 from ..sizes import (
     Expr,
     Symbol,
     as_expr,
-    is_less,
     is_nonnegative,
     linearize,
     substitute,
 )
 from .constants import simplify
-from .index_wgsl import is_multiple_of, render_index
+from .index_wgsl import as_index, decide, is_multiple_of, render_index
 from .literals import literal, one_of, zero_of
 from .op_table import WRAPPING, op_row, suffix
 from .storage import VECTOR, Bindings
@@ -100,6 +100,8 @@ class Renderer:
                 return self._op(simple) if isinstance(simple, Op) else self.render(simple)
             case Masked():
                 return self._masked(node)
+            case Checked():
+                return self._cast(self._checked(node), node.dtype)
 
     def _simplified(self, node: Scalar) -> Scalar:
         """``node`` with operations on constants carried out."""
@@ -114,7 +116,7 @@ class Renderer:
 
     def index_of(self, entry: Scalar) -> Expr | None:
         """An entry of an index as an expression; None when it is computed from data."""
-        return _as_index(self._simplified(entry))
+        return as_index(self._simplified(entry))
 
     def per_lane(self, expr: Expr) -> list[Expr]:
         """An index expression in kernel-level symbols, for each lane."""
@@ -135,7 +137,7 @@ class Renderer:
         affine = [as_expr(0) if entry is None else entry for entry in entries]
         address = linearize(affine, buffer.strides) + buffer.offset
         gathers = [
-            Gather(self.render(i), stride, size)
+            Gather(self.position(i), stride, size, self.is_below(i, size))
             for i, entry, stride, size in zip(
                 node.index, entries, buffer.strides, buffer.sizes, strict=True
             )
@@ -173,7 +175,10 @@ class Renderer:
             step = render_index(gather.stride // unit, self.name_of)
             last = render_index(gather.size - 1, self.name_of)
             # Shaders run without bounds checks: a wrong index must not read foreign memory.
-            code += f" + clamp(i32({gather.value.lane(lane)}), 0, {last}) * ({step})"
+            at = gather.value.lane(lane)
+            at = at if gather.value.dtype is dtypes.int32 else f"i32({at})"
+            inside = f"max({at}, 0)" if gather.is_below else f"clamp({at}, 0, {last})"
+            code += f" + {inside} * ({step})"
         if self.predicates:
             condition = " && ".join(
                 p if isinstance(p, str) else p.lane(lane) for p in self.predicates
@@ -219,11 +224,59 @@ class Renderer:
         ]
         return Text(name, lanes, node.dtype)
 
+    # -- indices from data ---------------------------------------------------------------------
+
+    def position(self, entry: Scalar) -> Text:
+        """An entry of an index that is computed from data, an i32 where it is known to be one."""
+        return self._checked(entry) if isinstance(entry, Checked) else self.render(entry)
+
+    def is_below(self, entry: Scalar, size: Expr) -> bool:
+        """Whether a check keeps an entry of an index below a size."""
+        checked = self.index_of(entry.size) if isinstance(entry, Checked) else None
+        return checked is not None and is_nonnegative(size - checked)
+
+    def _checked(self, node: Checked) -> Text:
+        """The position as an i32, -1 where it is out of range, which is reported."""
+        if self.outer is not None and not self.masked and self.belongs_outside(node):
+            return self.outer._checked(node)
+        key = (node, self.predicates, dtypes.int32)
+        found = self.scope.find(key)
+        if found is not None:
+            return found
+        given = self.render(node.given)
+        position = self._narrow(node.position) or self.render(node.position)
+        size = self.index_of(node.size)
+        assert size is not None
+        limit = render_index(size, self.name_of)
+        first = self.name_of(FIRST_CHECK)
+        is_narrow = position.dtype is dtypes.int32
+        names = []
+        for lane in range(max(position.lanes, given.lanes, *map(_lanes_of, self.predicates), 1)):
+            at = position.lane(lane)
+            name = self.names.fresh("t")
+            index = Text(given.lane(lane), 1, given.dtype)
+            report = self.bindings.report(node.check, first, index, limit)
+            # Negative positions are large ones without a sign.
+            wide = f"bitcast<u64>({at}) >= u64({limit})"
+            tests = [p if isinstance(p, str) else p.lane(lane) for p in self.predicates]
+            tests.append(f"u32({at}) >= u32({limit})" if is_narrow else wide)
+            self.scope.lines += [
+                f"var {name} = {at if is_narrow else f'i32({at})'};",
+                f"if ({' && '.join(tests)}) {{ {name} = -1; {report} }}",
+            ]
+            names.append(name)
+        if len(names) == 1:
+            result = Text(names[0], 1, dtypes.int32)
+        else:
+            result = self.let(f"vec4<i32>({', '.join(names)})", VECTOR, dtypes.int32)
+        self.scope.known[key] = result
+        return result
+
     # -- operators -----------------------------------------------------------------------------
 
     def _op(self, node: Op) -> Text:
         if node.name in _COMPARISONS:
-            exprs = [_as_index(a) for a in node.args]
+            exprs = [as_index(a) for a in node.args]
             if exprs[0] is not None and exprs[1] is not None:
                 return self._compare(node, exprs[0], exprs[1])
             left, right = (self._narrow(a) for a in node.args)
@@ -268,7 +321,9 @@ class Renderer:
         Besides being cheaper, this avoids comparing a widened i32 with a constant, which Mesa
         22.3's lavapipe compiles to false.
         """
-        expr = _as_index(node)
+        if isinstance(node, Checked):
+            return self._checked(node)
+        expr = as_index(node)
         if expr is not None:
             return self._index(expr, dtypes.int32)
         if isinstance(node, Op) and node.name == "cast" and node.dtype is dtypes.int64:
@@ -295,7 +350,7 @@ class Renderer:
 
     def _compare(self, node: Op, left: Expr, right: Expr) -> Text:
         """A comparison of index expressions: 32 bits suffice, often no lanes or no test at all."""
-        known = _decide(node.name, left, right)
+        known = decide(node.name, left, right)
         if known is not None:
             return Text("true" if known else "false", 1, node.dtype)
         lefts, rights = self.per_lane(left), self.per_lane(right)
@@ -349,34 +404,12 @@ class Renderer:
         return self._wrap(converted) if dtype.is_integer and dtype.bits < 32 else converted
 
 
+def _lanes_of(predicate: Text | str) -> int:
+    return 1 if isinstance(predicate, str) else predicate.lanes
+
+
 # Results are among, or no wider than, the operands.
 _BOUNDED = frozenset(
     {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "minimum", "maximum", "where"}
 )
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
-
-
-def _as_index(node: Scalar) -> Expr | None:
-    """A scalar that is plain index arithmetic, as an expression."""
-    if isinstance(node, Index):
-        return node.expr
-    if isinstance(node, Const) and node.dtype is dtypes.int64 and abs(int(node.value)) < 1 << 31:
-        return as_expr(int(node.value))
-    return None
-
-
-def _decide(name: str, left: Expr, right: Expr) -> bool | None:
-    """The result of a comparison that holds, or fails, for all values of the symbols."""
-    if name in ("ge", "le"):
-        flipped = _decide("lt", left, right) if name == "ge" else _decide("lt", right, left)
-        return None if flipped is None else not flipped
-    if name == "gt":
-        return _decide("lt", right, left)
-    if name == "lt":
-        if is_less(left, right):
-            return True
-        return False if is_nonnegative(left - right) else None
-    if left is right:
-        return name == "eq"
-    apart = is_less(left, right) or is_less(right, left)
-    return (name == "ne") if apart else None

@@ -66,9 +66,14 @@ def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Body:
     inside = []
     for k, entry in enumerate(entries):
         if entry is None:
-            at = renderer.let(f"i32({renderer.render(node.index[k]).code})", 1, dtypes.int32).code
+            position = renderer.position(node.index[k])
+            at = position.code
+            if position.dtype is not dtypes.int32:
+                at = renderer.let(f"i32({at})", 1, dtypes.int32).code
             code += f" + {at} * ({builder.index(output.strides[k])})"
-            inside.append(f"{at} >= 0 && {at} < {builder.index(output.sizes[k])}")
+            inside.append(f"{at} >= 0")
+            if not renderer.is_below(node.index[k], output.sizes[k]):
+                inside.append(f"{at} < {builder.index(output.sizes[k])}")
     value = renderer.render(node.body)
     verb = builder.bindings.function(node.output, "add" if node.accumulate else "store")
     store = f"{verb}({code}, {value.code});"

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .. import dtypes
+from ..checks import IndexCheck
 from ..dtypes import DType, Kind
 from ..errors import AdapterError
 from ..ir.graph import Buffer
-from ..plan.model import Binding, KernelBinding
+from ..plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
 from ..sizes import Expr, as_expr, upper_bound
 from ..target import Target
+from .values import Text
 
 VECTOR = 4
 
@@ -43,7 +46,27 @@ class Bindings:
 
     target: Target
     buffers: dict[str, Buffer]
+    checks: dict[IndexCheck, int] = field(default_factory=dict)
     _uses: dict[str, _Use] = field(default_factory=dict)
+
+    def report(self, check: IndexCheck, first: str, index: Text, size: str) -> str:
+        """A statement that reports an index out of range.
+
+        Args:
+            first: the number of the kernel's first check.
+            index: an i32 or i64.
+            size: an i32.
+        """
+        number = self.checks.setdefault(check, len(self.checks))
+        given = index.code
+        if index.dtype.compute != self._reported:
+            given = f"{self._reported}({given})"
+        return f"tw_report({first} + {number}, {given}, {size});"
+
+    @property
+    def _reported(self) -> str:
+        """The type in which indices are reported."""
+        return "i64" if self.target.supports(dtypes.int64) else "i32"
 
     def function(self, buffer: str, verb: str) -> str:
         """The WGSL name of ``load``, ``load4``, ``store``, ``store4`` or ``add`` on a buffer."""
@@ -105,12 +128,18 @@ class Bindings:
                 slot += 1
             for verb in sorted(use.functions):
                 functions += _access_function(use, verb, element, count, self.window_nbytes)
+        if self.checks:
+            declared.append(
+                f"@group(0) @binding({slot}) var<storage, read_write> device_status: "
+                f"array<atomic<u32>, {STATUS_NBYTES // 4}>;"
+            )
+            functions += _report_function(self._reported)
         return declared, functions
 
     @property
     def count(self) -> int:
         """Storage bindings used."""
-        return sum(self.windows(use.buffer) for use in self._uses.values())
+        return sum(self.windows(use.buffer) for use in self._uses.values()) + bool(self.checks)
 
     def plan_bindings(self) -> tuple[tuple[Binding, ...], tuple[KernelBinding, ...]]:
         """The same bindings for the plan."""
@@ -126,6 +155,9 @@ class Bindings:
                     nbytes = as_expr(min(self.window_nbytes, (total - offset + 15) // 16 * 16))
                 bindings.append(Binding(name, offset, nbytes))
                 kernel.append(KernelBinding(use.writes))
+        if self.checks:
+            bindings.append(Binding(STATUS))
+            kernel.append(KernelBinding(writable=True))
         return tuple(bindings), tuple(kernel)
 
     def traffic(self) -> tuple[Expr, Expr]:
@@ -139,6 +171,21 @@ class Bindings:
             if use.reads or not use.writes:
                 read = read + nbytes
         return read, written
+
+
+def _report_function(type: str) -> list[str]:
+    """Sets the device's status (`plan.model.Kernel`) unless it is set."""
+    high = "u32(bitcast<u64>(index) >> 32u)" if type == "i64" else "u32(index >> 31u)"
+    low = "u32(bitcast<u64>(index) & 0xfffffffflu)" if type == "i64" else "u32(index)"
+    values = ("u32(check)", low, high, "u32(size)")
+    return [
+        f"fn tw_report(check: i32, index: {type}, size: i32) {{",
+        # The load spares the others an atomic each where many are wrong.
+        "  if (atomicLoad(&device_status[0]) != 0u) { return; }",
+        "  if (atomicAdd(&device_status[0], 1u) != 0u) { return; }",
+        *(f"  atomicStore(&device_status[{k}], {v});" for k, v in enumerate(values, 1)),
+        "}",
+    ]
 
 
 def _vector_storage(use: _Use) -> bool:

@@ -33,11 +33,15 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A coordinate computed from data: its value, and the stride and size of its dimension."""
+    """A coordinate computed from data: its value, and the stride and size of its dimension.
+
+    ``is_below``: the value is less than the size.
+    """
 
     value: Text
     stride: Expr
     size: Expr
+    is_below: bool
 
 
 @dataclass

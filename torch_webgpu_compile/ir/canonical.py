@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..sizes import product
 from .graph import Buffer, MapGroup
-from .scalar import Const, Index, Load, Masked, Op, walk
+from .scalar import Checked, Const, Index, Load, Masked, Op, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def canonical_form(group: MapGroup, buffers: Mapping[str, Buffer]) -> Canonical 
                     if node not in indices:
                         return None
                     continue
-                case Masked():
+                case Masked() | Checked():
                     return None
                 case Const(value, dtype):
                     entry: Hashable = ("const", type(value), repr(value), dtype)

@@ -20,8 +20,9 @@ from .nodes import (
     Scatter,
     inputs_of,
     outputs_of,
+    reports,
 )
-from .scalar import Scalar, loads_of
+from .scalar import Scalar, checks_of, loads_of
 
 
 class BufferOrigin(enum.Enum):
@@ -265,11 +266,15 @@ KernelGroup = MapGroup | ForeachGroup | RowGroup | ContractionGroup | SingleGrou
 
 @dataclass(frozen=True, slots=True)
 class GroupBuffers:
-    """Names of the buffers that a kernel group loads, computes and, of these, stores."""
+    """Names of the buffers that a kernel group loads, computes and, of these, stores.
+
+    ``reports``: whether it checks indices, and so needs the device's status beside them.
+    """
 
     loaded: frozenset[str]
     computed: frozenset[str]
     stored: frozenset[str]
+    reports: bool
 
     @property
     def reads(self) -> frozenset[str]:
@@ -278,7 +283,10 @@ class GroupBuffers:
 
     def __or__(self, other: GroupBuffers) -> GroupBuffers:
         return GroupBuffers(
-            self.loaded | other.loaded, self.computed | other.computed, self.stored | other.stored
+            self.loaded | other.loaded,
+            self.computed | other.computed,
+            self.stored | other.stored,
+            self.reports or other.reports,
         )
 
 
@@ -287,13 +295,13 @@ def buffers_of(group: KernelGroup) -> GroupBuffers:
     match group:
         case SingleGroup(node):
             outputs = frozenset(outputs_of(node))
-            return GroupBuffers(frozenset(inputs_of(node)), outputs, outputs)
+            return GroupBuffers(frozenset(inputs_of(node)), outputs, outputs, reports(node))
         case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups) | JointGroup(groups):
             return reduce(or_, map(buffers_of, groups))
         case AnchorGroup(anchor, epilogue, store_anchor):
             computed = frozenset(outputs_of(anchor))
             stored = computed if store_anchor else computed - {anchor.output}
-            own = GroupBuffers(frozenset(inputs_of(anchor)), computed, stored)
+            own = GroupBuffers(frozenset(inputs_of(anchor)), computed, stored, reports(anchor))
             return own | _buffers_of_members(epilogue)
         case MapGroup(members=members) | RowGroup(members=members):
             return _buffers_of_members(members)
@@ -304,6 +312,7 @@ def _buffers_of_members(members: tuple[Member, ...]) -> GroupBuffers:
         frozenset(load.buffer for member in members for load in loads_of(member.body)),
         frozenset(member.output for member in members),
         frozenset(member.output for member in members if member.store),
+        any(checks_of(member.body) for member in members),
     )
 
 

@@ -1,7 +1,8 @@
 """Runs a `LoopGraph` on NumPy: the reference that tells a wrong lowering from a wrong kernel.
 
 Every node is evaluated at once over its whole range, on index arrays that broadcast. Indices are
-checked: a load out of range, where no mask hides it, is an error.
+checked: a load out of range, where no mask hides it, is an error (`IndexOutOfRangeError` where the
+graph checks the index).
 
 bfloat16 is represented by float32 arrays whose values are rounded to bfloat16 at each store.
 """
@@ -33,7 +34,7 @@ from .nodes import (
     symbol_keys,
 )
 from .numeric import convert, numpy_dtype, round_to, scalar_op
-from .scalar import Const, Index, Load, Masked, Op, Scalar, children
+from .scalar import Checked, Const, Index, Load, Masked, Op, Scalar, children
 
 Array = npt.NDArray[Any]
 RunHostCall = Callable[[HostCall, Mapping[str, Array], Mapping[str, int]], Sequence[Array]]
@@ -321,6 +322,18 @@ class Space:
                 holds = self.evaluate(condition, mask)
                 inner = holds if mask is None else holds & mask
                 return np.where(holds, self.evaluate(body, inner), self.evaluate(other, mask))
+            case Checked():
+                return self._checked(node, mask)
+
+    def _checked(self, node: Checked, mask: Array | None) -> Array:
+        position, given, size = (self.evaluate(part, mask) for part in children(node))
+        wrong = (position < 0) | (position >= size)
+        if mask is not None:
+            wrong = wrong & mask
+        if wrong.any():
+            indices = np.broadcast_to(given, wrong.shape)[wrong]
+            raise node.check.error(int(indices[0]), int(size))
+        return position
 
     def _load(self, node: Load, mask: Array | None) -> Array:
         buffer = self.run.graph.buffers[node.buffer]

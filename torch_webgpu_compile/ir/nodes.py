@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Union
 
 from ..sizes import Expr, IntLike, Symbol, as_symbol, ceildiv, iteration
-from .scalar import Scalar
+from .scalar import Scalar, checks_of, loads_of
 
 
 def iteration_symbols(prefix: str, sizes: Sequence[IntLike]) -> tuple[Expr, ...]:
@@ -314,10 +314,13 @@ def map_bodies(node: Node, change: Callable[[Scalar], Scalar]) -> Node:
             return node
 
 
+def reports(node: Node) -> bool:
+    """Whether the kernel that computes a node checks indices."""
+    return any(checks_of(body) for body in bodies_of(node))
+
+
 def inputs_of(node: Node) -> tuple[str, ...]:
     """Names of the buffers that a node reads, each once."""
-    from .scalar import loads_of
-
     names: dict[str, None] = {}
     for body in bodies_of(node):
         for load in loads_of(body):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..checks import IndexCheck
 from ..dtypes import BY_SHORT, DType
 from ..sizes import Expr, IntLike, as_expr, contiguous_strides, symbol
 from .graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
@@ -23,7 +24,7 @@ from .nodes import (
     Scatter,
     iteration_symbols,
 )
-from .scalar import Const, Index, Load, Masked, Op, Scalar, apply
+from .scalar import Checked, Const, Index, Load, Masked, Op, Scalar, apply
 
 _FLOATS = {"inf": float("inf"), "nan": float("nan")}
 _ORIGINS = {
@@ -89,6 +90,10 @@ class Names:
                 return Index(self.expr(expr))
             case ast.Call(func=ast.Name(id=name), args=[number]) if name in BY_SHORT:
                 return Const(self._number(number), BY_SHORT[name])
+            case ast.Call(func=ast.Name(id="checked"), args=[*operands, name, axis, line]):
+                position, given, size = map(self.scalar, operands)
+                op, dim, source = map(ast.literal_eval, (name, axis, line))
+                return Checked(position, given, size, IndexCheck(op, source, dim))
             case ast.Call(func=ast.Name(id=name), args=args):
                 return self._operation(name, [self.scalar(arg) for arg in args])
         raise ParseError(f"not a scalar: {ast.unparse(tree)}")

@@ -14,6 +14,7 @@ from typing import Any, Union
 from weakref import WeakValueDictionary
 
 from .. import dtypes
+from ..checks import IndexCheck
 from ..dtypes import DType, Kind
 from ..sizes import Expr, IntLike, Symbol, as_expr, substitute, symbols_of
 
@@ -58,7 +59,7 @@ class Load(metaclass=_Interned):
     """An element of a buffer at a logical index, one scalar per dimension.
 
     An `Index` entry is affine-like index arithmetic; any other entry is a value computed from data
-    (a gather), which must lie in [0, size).
+    (a gather), which lies in [0, size) or is `Checked`.
     """
 
     buffer: str
@@ -88,7 +89,32 @@ class Masked(metaclass=_Interned):
         return self.body.dtype
 
 
-Scalar = Union[Const, Index, Load, Op, Masked]
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Checked(metaclass=_Interned):
+    """``position`` where it lies in [0, size), else -1, which is reported.
+
+    What loads at -1 may load any element, what scatters to it leaves all elements as they are. A
+    position that nothing uses need not be checked, and one that several kernels use may be reported
+    by each.
+
+    Attributes:
+        position: an int64 from data.
+        given: what it was made from, an integer: the index that the report names.
+        size: an int64 that is the same at all points.
+        check: whose index it is.
+    """
+
+    position: Scalar
+    given: Scalar
+    size: Scalar
+    check: IndexCheck
+
+    @property
+    def dtype(self) -> DType:
+        return dtypes.int64
+
+
+Scalar = Union[Const, Index, Load, Op, Masked, Checked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +240,8 @@ def children(node: Scalar) -> tuple[Scalar, ...]:
             return node.args
         case Masked():
             return (node.condition, node.body, node.other)
+        case Checked():
+            return (node.position, node.given, node.size)
         case _:
             return ()
 
@@ -244,6 +272,8 @@ def rewrite(root: Scalar, change: Callable[[Scalar], Scalar | None]) -> Scalar:
                 built = Op(name, tuple(done[a] for a in args), dtype)
             case Masked(condition, body, other):
                 built = Masked(done[condition], done[body], done[other])
+            case Checked(position, given, size, check):
+                built = Checked(done[position], done[given], done[size], check)
             case _:
                 built = node
         changed = change(built)
@@ -268,6 +298,16 @@ def loads_of(root: Scalar) -> list[Load]:
 @lru_cache(maxsize=1 << 13)
 def _loads_of(root: Scalar) -> tuple[Load, ...]:
     return tuple(node for node in walk(root) if isinstance(node, Load))
+
+
+def checks_of(root: Scalar) -> list[Checked]:
+    """Every distinct check of an index under ``root``."""
+    return list(_checks_of(root))
+
+
+@lru_cache(maxsize=1 << 13)
+def _checks_of(root: Scalar) -> tuple[Checked, ...]:
+    return tuple(node for node in walk(root) if isinstance(node, Checked))
 
 
 def scalar_symbols(root: Scalar) -> frozenset[Symbol]:

@@ -50,7 +50,7 @@ from .nodes import (
     bodies_of,
     named_bodies,
 )
-from .scalar import Const, Index, Load, Masked, Op, Scalar, children, scalar_symbols, walk
+from .scalar import Checked, Const, Index, Load, Masked, Op, Scalar, children, scalar_symbols, walk
 
 
 class ScalarText:
@@ -68,7 +68,7 @@ class ScalarText:
         self.shared: list[tuple[str, str]] = []
         for node in order:
             text = self._plain(node)
-            if uses[node] > 1 and isinstance(node, (Op, Masked, Load)):
+            if uses[node] > 1 and isinstance(node, (Op, Masked, Load, Checked)):
                 name = f"t{len(self.shared)}"
                 self.shared.append((name, text))
                 text = name
@@ -97,6 +97,9 @@ class ScalarText:
                 return f"{prefix}({', '.join(self._done[a] for a in args)})"
             case Masked():
                 return f"masked({', '.join(self._done[c] for c in children(node))})"
+            case Checked(check=check):
+                operands = ", ".join(self._done[c] for c in children(node))
+                return f"checked({operands}, {check.op!r}, {check.dim}, {check.source!r})"
 
 
 def format_scalar(root: Scalar) -> str:

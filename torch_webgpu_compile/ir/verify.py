@@ -34,7 +34,7 @@ from .nodes import (
     outputs_of,
     symbol_keys,
 )
-from .scalar import OPS, Load, Masked, Op, Scalar, scalar_symbols, walk
+from .scalar import OPS, Checked, Index, Load, Masked, Op, Scalar, scalar_symbols, walk
 
 
 def verify_loop_graph(graph: LoopGraph) -> None:
@@ -181,6 +181,10 @@ def _body(
             case Masked(condition, inner, other):
                 require(condition.dtype is dtypes.bool_, title, "a bool condition in masked")
                 require(inner.dtype is other.dtype, title, "one dtype in masked")
+            case Checked(position, given, size, _):
+                require(position.dtype is dtypes.int64, title, "an int64 to check")
+                require(given.dtype.is_integer, title, "an integer that was given")
+                require(isinstance(size, Index), title, "an index expression to check against")
             case Op(name, args, _):
                 require(name in OPS, title, f"a known scalar op instead of {name}")
                 require(len(args) == OPS[name].arity, title, f"{OPS[name].arity} args of {name}")

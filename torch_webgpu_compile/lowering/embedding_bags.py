@@ -12,7 +12,7 @@ from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import Expr, IntLike
 from .builder import Builder, masked
-from .indexing import data_index
+from .index_checks import data_index
 from .promotion import compute_dtype
 from .registry import NotLowered, lowers
 from .scattering import scatter
@@ -121,7 +121,7 @@ def _sum(
     dtype = compute_dtype(out.dtype)
     sizes = (indices.sizes[0], out.sizes[1])
     sample, column = positions(sizes)
-    row = data_index(indices.at([sample]), weight.sizes[0], wrap=False)
+    row = data_index(builder, indices.at([sample]), weight.sizes[0], 0)
     body = cast(weight.at([row, column]), dtype)
     if per_sample_weights is not None:
         body = apply("mul", body, cast(per_sample_weights.at([sample]), dtype))
@@ -145,7 +145,7 @@ def _maximum(
     dtype = compute_dtype(out.dtype)
     bag, column = positions(out.sizes)
     (r,) = positions((count,), "r")
-    row = data_index(indices.at([r]), weight.sizes[0], wrap=False)
+    row = data_index(builder, indices.at([r]), weight.sizes[0], 0)
     inside = apply("eq", bags.at([r]), Index(bag))
     inside = apply("bitwise_and", inside, _is_kept(row, padding_idx))
     lowest = const(float("-inf"), dtype)
@@ -153,7 +153,7 @@ def _maximum(
     place = builder.reduce("argmax", value, out.sizes, (count,), name="place")
     hits = builder.reduce("sum", cast(inside, dtypes.int32), out.sizes, (count,), name="hits")
     some = apply("gt", hits.body, const(0, dtypes.int32))
-    row = data_index(indices.at([place.body]), weight.sizes[0], wrap=False)
+    row = data_index(builder, indices.at([place.body]), weight.sizes[0], 0)
     where = builder.pointwise(apply("where", some, row, _zero(row)), out.sizes, name="rows")
     best = masked(some, weight.at([where.body, column]), const(0, weight.dtype))
     return builder.pointwise(best, out.sizes), where
@@ -211,11 +211,11 @@ def lower_dense_backward(
         bag, column = positions(grad.sizes)
         some = apply("gt", bag_size.at([bag]), const(0, bag_size.dtype))
         body = masked(some, grad.body, _zero(grad.body))
-        row = data_index(maximum_indices.body, rows, wrap=False)
+        row = data_index(builder, maximum_indices.body, rows, 0)
         return scatter(builder, zeros, grad.sizes, [row, column], body, accumulate=True)
     sizes = (indices.sizes[0], grad.sizes[1])
     sample, column = positions(sizes)
-    row = data_index(indices.at([sample]), rows, wrap=False)
+    row = data_index(builder, indices.at([sample]), rows, 0)
     own = cast(offset2bag.at([sample]), dtypes.int64)
     body = cast(grad.at([own, column]), compute_dtype(grad.dtype))
     if per_sample_weights is not None:
@@ -248,7 +248,7 @@ def lower_per_sample_weights_backward(
     dtype = compute_dtype(out.dtype)
     (sample,) = positions(out.sizes)
     (column,) = positions((weight.sizes[1],), "r")
-    row = data_index(indices.at([sample]), weight.sizes[0], wrap=False)
+    row = data_index(builder, indices.at([sample]), weight.sizes[0], 0)
     own = cast(bags.at([sample]), dtypes.int64)
     body = apply("mul", cast(weight.at([row, column]), dtype), cast(grad.at([own, column]), dtype))
     body = masked(_is_kept(row, padding_idx), body, _zero(body))

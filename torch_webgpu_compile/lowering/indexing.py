@@ -1,6 +1,7 @@
 """Gathers and scatters by index tensors. Source: ATen schemas of the same names.
 
-Index values are used as PyTorch requires them: in range, negative ones only for ``index``.
+Indices are checked where the kernel runs (`index_checks`); negative ones count from the end for
+``index`` and ``take`` only.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import torch
 
 from .. import dtypes
 from ..dtypes import Kind
-from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, ZERO, Expr, IntLike, is_nonnegative
+from ..ir.scalar import Index, apply, cast, const
+from ..sizes import ONE, ZERO, Expr, IntLike
 from .builder import Builder, as_value, masked
-from .folding import fold
+from .index_checks import data_index, data_position
 from .pointwise import plus
 from .promotion import Operand
 from .registry import NotLowered, lowers
@@ -22,17 +23,6 @@ from .scattering import scatter
 from .value import IndexLike, Value, broadcast_index, expand, positions, reshape, view
 
 aten = torch.ops.aten
-
-
-def data_index(scalar: Scalar, size: Expr, *, wrap: bool) -> Scalar:
-    """An index from data as int64; with ``wrap`` a negative one counts from the end."""
-    position = fold(cast(scalar, dtypes.int64))
-    known = isinstance(position, Index) and is_nonnegative(position.expr)
-    if not wrap or known:
-        return position
-    zero = const(0, dtypes.int64)
-    moved = apply("add", position, Index(size))
-    return fold(apply("where", apply("lt", position, zero), moved, position))
 
 
 def gathered(
@@ -43,6 +33,14 @@ def gathered(
     if all(isinstance(entry, (Expr, Index)) for entry in index):
         return Value(value.dtype, tuple(sizes), body)
     return builder.pointwise(body, sizes)
+
+
+def _of_one(builder: Builder, value: Value, index: Value) -> Value:
+    """A number for each index, which can only be 0: what depends on it is whether it is."""
+    position = data_index(builder, index.body, ONE, 0)
+    is_there = apply("ge", position, const(0, dtypes.int64))
+    body = masked(is_there, value.body, const(0, value.dtype))
+    return builder.pointwise(body, index.sizes)
 
 
 @lowers(aten.embedding.default)
@@ -59,7 +57,7 @@ def lower_embedding(
     *rows, column = positions(out.sizes)
     if weight.is_empty or indices.is_empty:
         return Value(out.dtype, out.sizes, const(0, out.dtype))
-    row = data_index(indices.at(rows), weight.sizes[0], wrap=False)
+    row = data_index(builder, indices.at(rows), weight.sizes[0], 0)
     return gathered(builder, weight, [row, column], out.sizes)
 
 
@@ -69,12 +67,12 @@ def lower_index_select(builder: Builder, self: Value, dim: int, index: Value) ->
     if self.is_empty or index.is_empty:
         return Value(out.dtype, out.sizes, const(0, out.dtype))
     if not self.rank:
-        return self
+        return _of_one(builder, self, reshape(index, ()))
     dim %= self.rank
     at: list[IndexLike] = list(positions(out.sizes))
     entry = at[dim]
     position = index.at([entry] if index.rank else [])
-    at[dim] = data_index(position, self.sizes[dim], wrap=False)
+    at[dim] = data_index(builder, position, self.sizes[dim], dim)
     return gathered(builder, self, at, out.sizes)
 
 
@@ -84,7 +82,7 @@ def lower_take(builder: Builder, self: Value, index: Value) -> Value:
     if index.is_empty:
         return Value(self.dtype, index.sizes, const(0, self.dtype))
     flat = reshape(self, [self.numel])
-    position = data_index(index.body, self.numel, wrap=True)
+    position = data_index(builder, index.body, self.numel, None, wrap=True)
     return gathered(builder, flat, [position], index.sizes)
 
 
@@ -96,12 +94,13 @@ def lower_gather(
     if index.is_empty or self.is_empty:
         return Value(out.dtype, out.sizes, const(0, out.dtype))
     if not self.rank:
-        return expand(self, out.sizes)
+        return _of_one(builder, self, index)
     dim %= self.rank
     if not index.rank:
-        return builder.pointwise(self.at([data_index(index.body, self.sizes[0], wrap=False)]), ())
+        position = data_index(builder, index.body, self.sizes[0], 0)
+        return builder.pointwise(self.at([position]), ())
     at: list[IndexLike] = list(positions(out.sizes))
-    at[dim] = data_index(index.body, self.sizes[dim], wrap=False)
+    at[dim] = data_index(builder, index.body, self.sizes[dim], dim)
     return gathered(builder, self, at, out.sizes)
 
 
@@ -109,9 +108,12 @@ class Indexed:
     """Which elements of a tensor ``index`` and ``index_put`` address.
 
     ``sizes`` are the sizes of the result; ``index`` is the element of the tensor for each position.
+    ``checked``: whether the indices may be out of range.
     """
 
-    def __init__(self, value: Value, indices: Sequence[Value | None]) -> None:
+    def __init__(
+        self, builder: Builder, value: Value, indices: Sequence[Value | None], checked: bool
+    ) -> None:
         tensors = {k: t for k, t in enumerate(indices) if t is not None}
         if any(t.dtype.kind is Kind.BOOL or t.dtype is dtypes.uint8 for t in tensors.values()):
             raise NotLowered("a mask as index selects a number of elements that depends on data")
@@ -136,7 +138,12 @@ class Indexed:
             if k in tensors:
                 tensor = tensors[k]
                 element = tensor.at(broadcast_index(tensor, at_shared))
-                self.index.append(data_index(element, value.sizes[k], wrap=True))
+                size = value.sizes[k]
+                self.index.append(
+                    data_index(builder, element, size, k, wrap=True)
+                    if checked
+                    else data_position(element, size)
+                )
             else:
                 self.index.append(plain[k])
 
@@ -152,9 +159,20 @@ def broadcast_sizes(shapes: Sequence[Sequence[Expr]]) -> tuple[Expr, ...]:
     return tuple(sizes)
 
 
-@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+@lowers(aten.index.Tensor)
 def lower_index(builder: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
-    found = Indexed(self, indices)
+    return _index(builder, self, indices, checked=True)
+
+
+@lowers(aten._unsafe_index.Tensor)
+def lower_unsafe_index(builder: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
+    return _index(builder, self, indices, checked=False)
+
+
+def _index(
+    builder: Builder, self: Value, indices: Sequence[Value | None], *, checked: bool
+) -> Value:
+    found = Indexed(builder, self, indices, checked)
     if found.is_empty:
         return Value(self.dtype, found.sizes, const(0, self.dtype))
     return gathered(builder, self, found.index, found.sizes)
@@ -165,7 +183,7 @@ def lower_masked_index(
     builder: Builder, self: Value, mask: Value, indices: Sequence[Value | None], fill: Operand
 ) -> Value:
     """self[indices] where the mask holds, else ``fill``."""
-    found = Indexed(self, indices)
+    found = Indexed(builder, self, indices, checked=False)
     if found.is_empty:
         return as_value(fill, builder.out.sizes, self.dtype)
     condition = expand(mask, found.sizes).body
@@ -173,7 +191,7 @@ def lower_masked_index(
     return builder.pointwise(masked(condition, self.at(found.index), other), found.sizes)
 
 
-@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+@lowers(aten.index_put.default)
 def lower_index_put(
     builder: Builder,
     self: Value,
@@ -182,10 +200,33 @@ def lower_index_put(
     accumulate: bool = False,
 ) -> Value:
     """self with self[indices] set to, or increased by, the values."""
+    return _index_put(builder, self, indices, values, accumulate, checked=True)
+
+
+@lowers(aten._unsafe_index_put.default)
+def lower_unsafe_index_put(
+    builder: Builder,
+    self: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> Value:
+    return _index_put(builder, self, indices, values, accumulate, checked=False)
+
+
+def _index_put(
+    builder: Builder,
+    self: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool,
+    *,
+    checked: bool,
+) -> Value:
     masks = [t for t in indices if t is not None]
     if len(masks) == 1 and masks[0].dtype is dtypes.bool_:
         return _masked_put(builder, self, indices, values, accumulate)
-    found = Indexed(self, indices)
+    found = Indexed(builder, self, indices, checked)
     if found.is_empty:
         return self
     body = cast(expand(values, found.sizes).body, self.dtype)
@@ -208,10 +249,13 @@ def _masked_put(
     index = list(positions(value.sizes))
     place: list[IndexLike] = list(index[first : first + mask.rank])
     condition = mask.at(place)
+    after = index[first + mask.rank :]
     number: IndexLike = ZERO
-    if new.numel is not ONE:
-        number = _number_among_chosen(builder, mask).at(place)
-    at = [*index[:first], number, *index[first + mask.rank :]]
+    dim = new.rank - len(after) - 1
+    if dim >= 0 and new.sizes[dim] is not ONE:
+        before = _number_among_chosen(builder, mask).at(place)
+        number = data_index(builder, before, new.sizes[dim], dim)  # more are chosen than are given
+    at = [*index[:first], number, *after]
     element = cast(new.at(broadcast_index(new, at)), value.dtype)
     if accumulate:
         element = plus(value.body, element)
@@ -228,10 +272,10 @@ def _number_among_chosen(builder: Builder, mask: Value) -> Value:
     return Value(dtypes.int64, mask.sizes, before)
 
 
-def _along(value: Value, dim: int, index: Value) -> list[IndexLike]:
+def _along(builder: Builder, value: Value, dim: int, index: Value) -> list[IndexLike]:
     """The element that position p of ``index`` addresses: p, with dim replaced by index[p]."""
     at: list[IndexLike] = list(positions(index.sizes))
-    at[dim] = data_index(index.body, value.sizes[dim], wrap=False)
+    at[dim] = data_index(builder, index.body, value.sizes[dim], dim)
     return at
 
 
@@ -252,7 +296,7 @@ def _scatter_along(
     else:
         element = as_value(src, index.sizes, self.dtype).body
     body = cast(element, self.dtype)
-    where = _along(target, dim, index)
+    where = _along(builder, target, dim, index)
     result = scatter(builder, target, index.sizes, where, body, accumulate)
     return result if sizes else view(result, (), [ZERO])
 
@@ -279,7 +323,8 @@ def _rows(
     dim %= self.rank
     index, source = _at_least_1d(index), _at_least_1d(source)
     at: list[IndexLike] = list(positions(source.sizes))
-    at[dim] = data_index(index.at([positions(source.sizes)[dim]]), self.sizes[dim], wrap=False)
+    along = index.at([positions(source.sizes)[dim]])
+    at[dim] = data_index(builder, along, self.sizes[dim], dim)
     return scatter(builder, self, source.sizes, at, cast(source.body, self.dtype), accumulate)
 
 
@@ -315,7 +360,7 @@ def lower_embedding_backward(
     if grad_output.is_empty:
         return zeros
     *rows, column = positions(grad_output.sizes)
-    row = data_index(indices.at(rows), out.sizes[0], wrap=False)
+    row = data_index(builder, indices.at(rows), out.sizes[0], 0)
     body = grad_output.body
     padded = not isinstance(padding_idx, Expr) and padding_idx >= 0
     if padded and isinstance(padding_idx, int):

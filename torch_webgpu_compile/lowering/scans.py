@@ -17,6 +17,7 @@ from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, as_expr, ceildiv
 from .builder import Builder, extreme, masked
 from .convolution import in_range
+from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
 from .promotion import compute_dtype
 from .reductions import converted
@@ -157,6 +158,7 @@ def lower_masked_scatter(builder: Builder, self: Value, mask: Value, source: Val
     rank = reshape(count, sizes) if count.rank else count
     position = apply("sub", rank.body, const(1, dtypes.int64))
     flat_source = reshape(source, [source.numel])
-    taken = flat_source.at([position])
+    # Where nothing is masked the position means nothing; what is loaded there is not looked at.
+    taken = flat_source.at([data_index(builder, position, source.numel, None)])
     body = masked(chosen.body, taken, expand(self, sizes).body)
     return builder.pointwise(body, sizes)

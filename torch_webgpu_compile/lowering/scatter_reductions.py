@@ -1,7 +1,7 @@
 """Scatters that combine: by accumulation where that is a sum, else as reductions over the sources.
 
 Source: ATen ``scatter_reduce``, ``scatter.reduce``, ``index_reduce``, ``as_strided_scatter``,
-``put``, ``replication_pad_backward``.
+``put``, ``max_unpool``, ``replication_pad_backward``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize
+from ..sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize, product
 from .builder import Builder, as_value, extreme, masked
 from .convolution import all_of, in_range
-from .indexing import data_index
+from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
 from .promotion import Operand, compute_dtype
 from .registry import NotLowered, lowers
@@ -68,7 +68,7 @@ def scatter_reduce(
         if k != dim:
             conditions += in_range(entry, index.sizes[k])
     inside = all_of(conditions)
-    named = data_index(index.at(at), value.sizes[dim], wrap=False)
+    named = data_index(builder, index.at(at), value.sizes[dim], dim)
     hits = apply("eq", named, Index(here[dim]))
     identity = _identity(kind, dtype)
     element = apply("where", hits, cast(source.at(at), dtype), identity)
@@ -191,10 +191,30 @@ def lower_put(
     if self.is_empty or index.is_empty:
         return self
     flat = reshape(self, [self.numel])
-    position = data_index(index.body, self.numel, wrap=True)
+    position = data_index(builder, index.body, self.numel, None, wrap=True)
     body = cast(reshape(source, index.sizes).body, self.dtype)
     result = scatter(builder, flat, index.sizes, [position], body, accumulate)
     return reshape(result, self.sizes)
+
+
+@lowers(aten.max_unpool2d.default, aten.max_unpool3d.default)
+def lower_max_unpool(
+    builder: Builder,
+    self: Value,
+    indices: Value,
+    output_size: Sequence[IntLike],
+    stride: Sequence[IntLike] = (),
+    padding: Sequence[IntLike] = (),
+) -> Value:
+    """Zeros, with each element at a row-major position in its channel."""
+    sizes, rank = builder.out.sizes, len(output_size)
+    area = product(sizes[-rank:])
+    zeros = Value(self.dtype, (*sizes[:-rank], area), const(0, self.dtype))
+    if zeros.is_empty or self.is_empty:
+        return Value(self.dtype, sizes, const(0, self.dtype))
+    at: list[IndexLike] = list(positions(self.sizes)[:-rank])
+    at.append(data_index(builder, indices.body, area, None))
+    return reshape(scatter(builder, zeros, self.sizes, at, self.body, accumulate=False), sizes)
 
 
 def _register_replication_backward(rank: int) -> None:

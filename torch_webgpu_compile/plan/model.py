@@ -11,10 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .. import dtypes
+from ..checks import IndexCheck
 from ..dtypes import DType
-from ..sizes import Expr
+from ..sizes import ONE, ZERO, Expr, Symbol, as_expr
 
-VERSION = 2
+VERSION = 3
+
+STATUS = "device status"
+"""The buffer in which kernels report what was wrong: see `Kernel`. No graph has it."""
+
+FIRST_CHECK = Symbol("first_check", 0, None)
+"""The parameter that a runtime gives to each dispatch: the number of its first check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,12 @@ class Kernel:
     Bindings 0 … n−1 of group 0 are the storage buffers; when ``parameter_count`` > 0, binding n is
     a uniform buffer of ``ceil(parameter_count / 4)`` ``vec4<i32>`` that holds the step's
     parameters.
+
+    A kernel that checks indices has `STATUS` as its last storage buffer. For an index that is out
+    of range it adds 1 to word 0; who finds 0 there also writes word 1, the number of the check
+    (`FIRST_CHECK` plus its position in `Dispatch.checks`), words 2 and 3, the low and the high bits
+    of the index, and word 4, the size that it exceeds. The host looks at it when it waits for the
+    GPU anyway, and sets it to 0.
 
     Attributes:
         name: readable and unique in a plan, e.g. ``matmul_add_gelu_3``.
@@ -59,8 +73,8 @@ class PlanBuffer:
 
     Attributes:
         role: ``input`` (given by the caller), ``constant`` (data in the plan), ``intermediate``,
-            ``output`` (owned by the plan until the caller takes it) or ``prepared`` (an output of
-            `Plan.preparation`).
+            ``output`` (owned by the plan until the caller takes it), ``prepared`` (an output of
+            `Plan.preparation`) or ``status`` (`STATUS`, the device's own).
         slot: intermediates and outputs with the same slot share memory at different times.
         nbytes: bytes that kernels may touch, a multiple of 4 not required.
     """
@@ -73,6 +87,18 @@ class PlanBuffer:
     offset: Expr
     nbytes: Expr
     slot: int | None = None
+
+
+STATUS_NBYTES = 32
+STATUS_BUFFER = PlanBuffer(
+    name=STATUS,
+    role="status",
+    dtype=dtypes.uint32,
+    sizes=(as_expr(STATUS_NBYTES // 4),),
+    strides=(ONE,),
+    offset=ZERO,
+    nbytes=as_expr(STATUS_NBYTES),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +124,7 @@ class Dispatch:
         grid: workgroups per dimension, each ≤ 65,535 once evaluated.
         parameters: i32 values of the kernel's uniform parameters, in order.
         bytes_read, bytes_written, flops: least traffic and arithmetic, for reports.
+        checks: the indices that the kernel checks, by their number in it.
     """
 
     kernel: int
@@ -107,6 +134,7 @@ class Dispatch:
     bytes_read: Expr
     bytes_written: Expr
     flops: Expr
+    checks: tuple[IndexCheck, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +252,7 @@ class KernelCall:
     bytes_read: Expr
     bytes_written: Expr
     flops: Expr
+    checks: tuple[IndexCheck, ...] = ()
 
     def on(self, instead: Mapping[str, str]) -> KernelCall:
         """The same call on other buffers of the same layouts, by name."""
@@ -240,4 +269,5 @@ class KernelCall:
             self.bytes_read,
             self.bytes_written,
             self.flops,
+            self.checks,
         )

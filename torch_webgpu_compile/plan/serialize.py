@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..checks import IndexCheck
 from ..dtypes import BY_NAME
 from ..errors import WebGPUCompileError
 from ..sizes import (
@@ -163,6 +164,7 @@ class _Writer:
                     "bytes_read": self.expr(step.bytes_read),
                     "bytes_written": self.expr(step.bytes_written),
                     "flops": self.expr(step.flops),
+                    "checks": [[check.op, check.source, check.dim] for check in step.checks],
                 }
             case CopyBuffer():
                 return {"step": "copy", "from": step.source, "to": step.destination}
@@ -275,6 +277,7 @@ class _Reader:
                     bytes_read=self.expr(data["bytes_read"]),
                     bytes_written=self.expr(data["bytes_written"]),
                     flops=self.expr(data["flops"]),
+                    checks=tuple(IndexCheck(*check) for check in data["checks"]),
                 )
             case "copy":
                 return CopyBuffer(data["from"], data["to"])

@@ -9,6 +9,8 @@ from typing import Any
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Schedule
 from ..ir.nodes import BufferArgument, HostCall
 from ..plan.model import (
+    STATUS,
+    STATUS_BUFFER,
     Dispatch,
     HostBuffer,
     HostStep,
@@ -31,7 +33,7 @@ def build_plan(
     ``preparation``: the plan of the schedule's.
     """
     graph = schedule.graph
-    names = {name: graph.memory_of(name) for name in graph.buffers}
+    names = {name: graph.memory_of(name) for name in graph.buffers} | {STATUS: STATUS}
     kernels: dict[tuple[Any, ...], int] = {}
     table: list[Kernel] = []
     steps: list[Step] = []
@@ -121,6 +123,7 @@ def _plan_buffers(
         for name in sorted(_step_buffers(step)):
             used.setdefault(name, []).append(k)
     returned = {output.buffer for output in outputs if output.buffer is not None}
+    reports = used.pop(STATUS, None)
     intervals = [
         Interval(name, graph.buffers[name].nbytes, min(at), max(at))
         for name, at in used.items()
@@ -129,9 +132,10 @@ def _plan_buffers(
     slots = assign_slots(intervals)
     inputs = {i.buffer for i in graph.inputs if i.buffer is not None}
     kept = [n for n in graph.buffers if n in used or n in returned or n in inputs]
-    return {
+    made = {
         name: _plan_buffer(graph.buffers[name], name in returned, slots.get(name)) for name in kept
     }
+    return made if reports is None else {**made, STATUS: STATUS_BUFFER}
 
 
 def _plan_buffer(buffer: Buffer, returned: bool, slot: int | None) -> PlanBuffer:

@@ -27,6 +27,7 @@ from .native import NativeBackend
 from .pipelines import Pipeline, PipelineCache
 from .portable import PortableBackend
 from .queue import CommandQueue, Recording
+from .status import Status
 from .transfer import Download, Range, Transfers, host_memory
 
 __all__ = ["AdapterInfo", "Device", "GpuBuffer", "list_adapters", "open_device"]
@@ -47,6 +48,7 @@ class Device:
         target: limits and features, as the compiler sees them.
         checked: whether kernels are compiled with the provider's runtime checks.
         queue: the order of all commands.
+        status: what kernels report.
     """
 
     def __init__(self, info: AdapterInfo, backend: Backend, checked: bool) -> None:
@@ -58,7 +60,8 @@ class Device:
         self._closed = False
         self._reclaimable: weakref.WeakSet[Reclaimable] = weakref.WeakSet()
         self._pool = BufferPool(backend, self.queue, self.target.max_buffer_nbytes, self._make_room)
-        self._transfers = Transfers(backend, self.queue)
+        self.status = Status(self.upload_new)
+        self._transfers = Transfers(backend, self.queue, self.status)
         self._pipelines = PipelineCache(backend, checked)
 
     # ---- memory
@@ -149,6 +152,9 @@ class Device:
         Args:
             destination: a writable object with the buffer protocol, or (address, nbytes).
             offset: bytes into the buffer, any value.
+
+        Raises:
+            IndexOutOfRangeError: a kernel before found an index from data out of range.
         """
         self._transfers.download(buffer, destination, offset)
 
@@ -223,7 +229,13 @@ class Device:
         return self.queue.dispatches
 
     def synchronize(self) -> None:
-        """Waits for everything that was recorded or submitted. Raises DeviceError if it failed."""
+        """Waits for everything that was recorded or submitted.
+
+        Raises:
+            DeviceError: it failed.
+            IndexOutOfRangeError: a kernel found an index from data out of range.
+        """
+        self._transfers.read_status()
         self.queue.wait()
 
     @property

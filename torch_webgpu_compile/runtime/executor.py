@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import DeviceError
-from ..plan.model import HostStep, Plan
+from ..plan.model import STATUS, HostStep, Plan
 from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device
 from .interface import Handle
@@ -51,6 +51,7 @@ class Executor:
             buffers are the same for all calls.
         preparation: computes the plan's prepared buffers; None when it has none.
         changed: the inputs that the plan writes where they are.
+        checks_indices: whether kernels of the plan may report an index that is out of range.
 
     Raises:
         ShaderError: a kernel does not compile.
@@ -96,6 +97,9 @@ class Executor:
         for name, data in plan.constants.items():
             buffer = self._constants[name] = device.allocate(len(data))
             device.upload(buffer, data)
+        self.checks_indices = any(b.role == "status" for b in plan.buffers.values())
+        if self.checks_indices:
+            self._constants[STATUS] = device.status.buffer
         device.add_reclaimable(self)
 
     def bind(
@@ -309,6 +313,8 @@ class BoundPlan:
                         executor.run_host_step(segment, self)
                     else:
                         record(segment)
+                        if executor.checks_indices:
+                            executor.device.status.is_pending = True
         finally:
             for name in executor.changed:
                 self.buffer(name).memory.version = 0

@@ -45,6 +45,7 @@ class Launcher:
         "_record",
         "_sized",
         "_static",
+        "_status",
         "constants",
         "dispatch_count",
         "names",
@@ -72,6 +73,7 @@ class Launcher:
         self.names = sized.names[:count]
         self._changed = tuple(map(self.names.index, executor.changed))
         self.dispatch_count = sum(isinstance(step, SizedDispatch) for step in sized.steps)
+        self._status = executor.device.status if executor.checks_indices else None
         executor.device.add_reclaimable(self)
 
     def reclaim(self) -> None:
@@ -109,6 +111,8 @@ class Launcher:
         finally:
             for k in self._changed:
                 buffers[k].memory.version = 0
+            if self._status is not None:
+                self._status.is_pending = True
 
     def _bind(
         self, buffers: Sequence[AnyBuffer], serials: tuple[Serial, ...]

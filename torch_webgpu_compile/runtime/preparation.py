@@ -51,6 +51,7 @@ class Preparation:
     def __init__(self, executor: Executor) -> None:
         plan = executor.plan
         self._executor = executor
+        self._status = executor.device.status
         self._launcher: Launcher | None = None
         self._known: dict[tuple[Serial, ...], _Prepared] = {}
         self.reads = tuple(entry.buffer for entry in plan.inputs if entry.buffer is not None)
@@ -64,8 +65,15 @@ class Preparation:
             DeviceError: as `Launcher`.
             OutOfMemoryError: the buffers do not fit.
         """
-        known = self._known.get(tuple(map(_version_of, inputs)))
+        known = self._known.get(self._state(inputs))
         return self._prepare(inputs) if known is None else known.buffers
+
+    def _state(self, inputs: Sequence[AnyBuffer]) -> tuple[Serial, ...]:
+        """What results are kept for: equal while they would be computed again alike, and right.
+
+        After an index that was out of range they may be wrong; the next call is told of it again.
+        """
+        return (self._status.errors, *map(_version_of, inputs))
 
     def reclaim(self) -> None:
         """Lets go of the results; the next call computes them again (`Device.empty_cache`)."""
@@ -79,7 +87,7 @@ class Preparation:
         with self._executor.lock:
             for buffer in inputs:
                 buffer.memory.know_version()
-            state = tuple(map(_version_of, inputs))
+            state = self._state(inputs)
             known = self._known.get(state)
             if known is not None:  # another thread was here first
                 return known.buffers

@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 from ..errors import DeviceError
 from ..plan.model import (
+    FIRST_CHECK,
     Binding,
     CopyBuffer,
     Dispatch,
@@ -103,7 +104,7 @@ class SizedPlan:
 
     Attributes:
         sizes: values of the plan's size symbols.
-        names: the plan's buffers: prepared ones and then constants last.
+        names: the plan's buffers: prepared ones, then constants, and then the status last.
         nbytes: of each of them, a multiple of 16.
         steps: in order; those with nothing to do are left out.
         places: what a caller has to give besides inputs if the executor is to own no memory.
@@ -148,7 +149,7 @@ class _Sizer:
         self._sizes = sizes
         self._pipelines = pipelines
         self._shared_parameters = parameters
-        last = ("prepared", "constant")
+        last = ("prepared", "constant", "status")
         names = sorted(
             plan.buffers,
             key=lambda name: last.index(role) if (role := plan.buffers[name].role) in last else -1,
@@ -219,7 +220,11 @@ class _Sizer:
         return uniform, slices
 
     def _parameter_bytes(self, step: Dispatch) -> bytes:
-        values = [evaluate(parameter, self._sizes) for parameter in step.parameters]
+        sizes = self._sizes
+        if step.checks:
+            number = self._device.status.first_number(step.checks)
+            sizes = {**sizes, FIRST_CHECK.name: number}
+        values = [evaluate(parameter, sizes) for parameter in step.parameters]
         kernel = self._plan.kernels[step.kernel]
         if len(values) != kernel.parameter_count:
             raise DeviceError(

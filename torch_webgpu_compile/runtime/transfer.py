@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError
+from ..errors import DeviceError, IndexOutOfRangeError
+from ..plan.model import STATUS_NBYTES
 from .buffers import AnyBuffer, GpuBuffer, round_up
 from .host_copy import copy_memory
 from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
 from .queue import CommandQueue
+from .status import Status
 
 Memory = tuple[int, int]
 """Host memory as (address, nbytes)."""
@@ -69,9 +71,10 @@ def _chunk_nbytes(nbytes: int) -> int:
 class Transfers:
     """Uploads and downloads of one device. Safe to call from several threads."""
 
-    def __init__(self, backend: Backend, queue: CommandQueue) -> None:
+    def __init__(self, backend: Backend, queue: CommandQueue, status: Status) -> None:
         self._backend = backend
         self._queue = queue
+        self._status = status
         self._lock = threading.Lock()
         self._staging: dict[int, list[Handle]] = {}
         self._uploads: deque[_UploadStaging] = deque()
@@ -174,6 +177,7 @@ class Transfers:
 
         Raises:
             DeviceError: the range is outside the buffer, or the device failed.
+            IndexOutOfRangeError: a kernel before reported an index. The host memory is filled.
         """
         address, nbytes, keep = host_memory(destination, writable=True)
         self.download_many([(buffer, offset, nbytes, address)])
@@ -196,12 +200,23 @@ class Transfers:
             _check(buffer, offset, nbytes, "a download")
         with self._lock:
             self.bytes_downloaded += sum([entry[2] for entry in ranges])
-        return Download(self, ranges)
+        reports = any(entry[2] for entry in ranges) and self._status.take()
+        return Download(self, ranges, reports)
 
     def _download(self, ranges: Sequence[Range]) -> None:
         Download(self, [entry[:3] for entry in ranges]).finish([entry[3] for entry in ranges])
 
-    def start_round(self, pieces: list[_Piece], total: int) -> _Round:
+    def read_status(self) -> None:
+        """Waits for kernels that check indices, if there were any.
+
+        Raises:
+            IndexOutOfRangeError: one of them reported an index.
+        """
+        if self._status.take():
+            Download(self, (), reports=True).finish(())
+
+    def start_round(self, pieces: list[_Piece], total: int, reports: bool) -> _Round:
+        """Submits copies to ``total`` bytes of a staging buffer; the last are the status."""
         nbytes = max(_SMALLEST, 1 << (total - 1).bit_length())
         with self._lock:
             free = self._staging.get(nbytes)
@@ -212,21 +227,31 @@ class Transfers:
             Copy(piece.buffer.handle, piece.start, staging, piece.position, piece.nbytes)
             for piece in pieces
         ]
+        if reports:
+            copies += self._status.copies(staging, total - STATUS_NBYTES)
         try:
             submission = self._queue.submit(copies, "a download")
         except BaseException:
+            self._status.is_pending |= reports
             self._backend.release_buffer(staging)
             raise
-        return _Round(staging, nbytes, total, pieces, submission)
+        return _Round(staging, nbytes, total, pieces, submission, reports)
 
-    def finish_round(self, current: _Round, addresses: Sequence[int]) -> None:
+    def finish_round(
+        self, current: _Round, addresses: Sequence[int]
+    ) -> IndexOutOfRangeError | None:
+        """Waits for a round and copies it out; what its status says."""
         address = self._backend.map(current.staging, current.total, current.submission)
         for piece in current.pieces:
             source = address + piece.position + piece.skip
             copy_memory(addresses[piece.index] + piece.done, source, piece.wanted)
+        error = None
+        if current.reports:
+            error = self._status.error_at(address + current.total - STATUS_NBYTES)
         self._backend.unmap(current.staging)
         with self._lock:
             self._staging.setdefault(current.nbytes, []).append(current.staging)
+        return error
 
     def drop_round(self, current: _Round) -> None:
         self._backend.release_buffer(current.staging)
@@ -244,12 +269,20 @@ class Transfers:
 
 
 class Download:
-    """A download that has been submitted: see `Transfers.start_download`."""
+    """A download that has been submitted: see `Transfers.start_download`.
 
-    def __init__(self, transfers: Transfers, ranges: Sequence[tuple[AnyBuffer, int, int]]) -> None:
+    ``reports``: whether its last round takes the device's status along.
+    """
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        ranges: Sequence[tuple[AnyBuffer, int, int]],
+        reports: bool = False,
+    ) -> None:
         self._transfers = transfers
         self._started: deque[_Round] = deque()
-        self._rounds = iter(_rounds(ranges))
+        self._rounds = iter(_rounds(ranges, reports))
         self._start()
 
     def _start(self) -> None:
@@ -264,11 +297,15 @@ class Download:
 
         Raises:
             DeviceError: the device failed.
+            IndexOutOfRangeError: a kernel before it reported an index.
         """
+        error = None
         while self._started:
-            self._transfers.finish_round(self._started[0], addresses)
+            error = self._transfers.finish_round(self._started[0], addresses)
             self._started.popleft()
             self._start()
+        if error is not None:
+            raise error
 
     def __del__(self) -> None:
         # Not finished: the staging buffers may still be written, so they are not used again.
@@ -299,18 +336,25 @@ class _Piece:
 
 
 class _Round:
-    """One filled staging buffer."""
+    """One filled staging buffer; with ``reports`` the device's status is at its end."""
 
-    __slots__ = ("nbytes", "pieces", "staging", "submission", "total")
+    __slots__ = ("nbytes", "pieces", "reports", "staging", "submission", "total")
 
     def __init__(
-        self, staging: Handle, nbytes: int, total: int, pieces: list[_Piece], submission: int
+        self,
+        staging: Handle,
+        nbytes: int,
+        total: int,
+        pieces: list[_Piece],
+        submission: int,
+        reports: bool,
     ) -> None:
         self.staging = staging
         self.nbytes = nbytes
         self.total = total
         self.pieces = pieces
         self.submission = submission
+        self.reports = reports
 
 
 class _UploadStaging:
@@ -323,10 +367,16 @@ class _UploadStaging:
         self.submission: int | None = None
 
 
-def _rounds(ranges: Sequence[tuple[AnyBuffer, int, int]]) -> list[tuple[list[_Piece], int]]:
-    """Packs ranges into the contents of staging buffers, with their bytes."""
+def _rounds(
+    ranges: Sequence[tuple[AnyBuffer, int, int]], reports: bool
+) -> list[tuple[list[_Piece], int, bool]]:
+    """Packs ranges into the contents of staging buffers, with their bytes.
+
+    ``reports``: whether the last one, which has room for it, ends with the device's status.
+    """
     chunk = _chunk_nbytes(sum([nbytes for _, _, nbytes in ranges]))
-    rounds: list[tuple[list[_Piece], int]] = []
+    chunk -= STATUS_NBYTES if reports else 0
+    rounds: list[tuple[list[_Piece], int, bool]] = []
     pieces: list[_Piece] = []
     position = 0
     for index, (buffer, offset, nbytes) in enumerate(ranges):
@@ -334,7 +384,7 @@ def _rounds(ranges: Sequence[tuple[AnyBuffer, int, int]]) -> list[tuple[list[_Pi
         while done < nbytes:
             room = chunk - position
             if room < 16:
-                rounds.append((pieces, position))
+                rounds.append((pieces, position, False))
                 pieces, position = [], 0
                 continue
             part = min(nbytes - done, room - 8)
@@ -342,6 +392,6 @@ def _rounds(ranges: Sequence[tuple[AnyBuffer, int, int]]) -> list[tuple[list[_Pi
             pieces.append(piece)
             position += round_up(piece.nbytes, 8)
             done += part
-    if pieces:
-        rounds.append((pieces, position))
+    if pieces or reports:
+        rounds.append((pieces, position + (STATUS_NBYTES if reports else 0), reports))
     return rounds

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ..ir.access import typical_numel
 from ..ir.graph import GroupBuffers, Schedule, buffers_of
+from ..plan.model import STATUS
 from ..target import Target
 from .order import topological_order
 
@@ -26,7 +27,7 @@ class Clusters:
         self.members = {k: [k] for k in self.of}
         self.buffers = [buffers_of(group) for group in schedule.groups]
         self.writer = {name: k for k, found in enumerate(self.buffers) for name in found.stored}
-        self._windows_of: dict[str, int] = {}
+        self._windows_of: dict[str, int] = {STATUS: 1}
         self._needs = {
             k: {self.writer[name] for name in found.reads if name in self.writer}
             for k, found in enumerate(self.buffers)
@@ -92,8 +93,11 @@ class Clusters:
         return self.windows(self.memory(found))
 
     def memory(self, found: GroupBuffers) -> frozenset[str]:
-        """The buffers in whose memory a kernel reads and stores these."""
-        return frozenset(map(self.schedule.graph.memory_of, found.reads | found.stored))
+        """The buffers in whose memory a kernel reads and stores these, and `STATUS` if it needs
+        that.
+        """
+        memory = frozenset(map(self.schedule.graph.memory_of, found.reads | found.stored))
+        return memory | {STATUS} if found.reports else memory
 
     def windows(self, names: Iterable[str]) -> int:
         """Storage bindings through which a kernel reaches these buffers."""

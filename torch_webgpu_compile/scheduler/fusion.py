@@ -33,6 +33,7 @@ from ..ir.nodes import (
     inputs_of,
     iteration_symbols,
     outputs_of,
+    reports,
     symbol_keys,
 )
 from ..ir.scalar import loads_of, substitute_symbols
@@ -103,6 +104,7 @@ class Fuser:
         self.target = target
         self.groups: list[Group] = []
         self.writer: dict[str, int] = {}
+        self.reporting: set[int] = set()  # groups that check indices
         self.readers: dict[str, set[str]] = {}
         for node in graph.nodes:
             for name in inputs_of(node):
@@ -147,6 +149,7 @@ class Fuser:
         reads = (group.reads | set(inputs_of(node))) - set(group.computed)
         written = self._stored(group, extra=outputs_of(node)[0]) | apart
         limit = self.target.max_storage_buffers
+        limit -= at in self.reporting or reports(node)  # the device's status is bound too
         return (
             len(group.members) < MAX_MEMBERS
             and sum(self._windows(n) for n in reads | written) <= limit
@@ -178,6 +181,8 @@ class Fuser:
         self.groups[at].needs |= needs - {at}
         for name in outputs_of(node):
             self.writer[name] = at
+        if reports(node):
+            self.reporting.add(at)
 
     # -- opening ---------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from ..ir.nodes import (
     map_bodies,
     named_bodies,
     outputs_of,
+    reports,
     symbol_keys,
 )
 from ..ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, rewrite, walk
@@ -78,7 +79,8 @@ def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:
 
 
 def _fits(node: Node, target: Target) -> bool:
-    return len(inputs_of(node)) + 1 <= target.max_storage_buffers and all(
+    bindings = len(inputs_of(node)) + 1 + reports(node)
+    return bindings <= target.max_storage_buffers and all(
         sum(1 for _ in walk(body)) <= _MAX_BODY for body in bodies_of(node)
     )
 

@@ -17,9 +17,11 @@ from ..ir.nodes import (
     inputs_of,
     iteration_symbols,
     map_bodies,
+    reports,
     symbol_keys,
 )
 from ..ir.scalar import (
+    Checked,
     Index,
     Load,
     Masked,
@@ -115,11 +117,14 @@ def _reading(node: Node, row: _Row, target: Target) -> Node | None:
 
     changed = map_bodies(node, lambda body: rewrite(body, change))
     read = inputs_of(changed)
-    return None if name in read or len(read) >= target.max_storage_buffers else changed
+    bindings = len(read) + 1 + reports(changed)
+    return None if name in read or bindings > target.max_storage_buffers else changed
 
 
 def _choice(row: _Row, load: Load, at: tuple[Expr, ...]) -> Scalar:
     mapping = {s: at[k] for k, s in enumerate(row.symbols) if s is not None}
-    here = apply("eq", index(at[row.dimension]), row.position)
+    # The scatter reports a position that is out of range; no key is there.
+    position = row.position.position if isinstance(row.position, Checked) else row.position
+    here = apply("eq", index(at[row.dimension]), position)
     new = substitute_symbols(row.node.body, mapping)
     return Masked(here, new, Load(row.node.initial, load.index, load.dtype))
