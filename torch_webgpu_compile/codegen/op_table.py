@@ -9,6 +9,7 @@ used.
 from __future__ import annotations
 
 from ..dtypes import DType, Kind
+from ..ir.scalar import POLYNOMIALS
 
 _FLOAT = {
     "add": "({0} + {1})",
@@ -67,6 +68,12 @@ _FLOAT = {
     "isnan": "tw_isnan{v}({0})",
     "isinf": "tw_isinf{v}({0})",
     "where": "select({2}, {1}, {0})",
+    **{name: f"tw_{name}{{v}}({{0}}, {{1}})" for name in (*POLYNOMIALS.split(), "zeta")},
+}
+_SINGLE = {
+    **_FLOAT,
+    "igamma": "tw_igamma{v}({0}, {1})",
+    "igammac": "tw_igammac{v}({0}, {1})",
 }
 
 # WGSL's own functions of f64 are those of GLSL.std.450, which has these for 16 and 32 bits only.
@@ -112,6 +119,7 @@ _SIGNED = {
     "fmod": "tw_fmod_{s}{v}({0}, {1})",
     "remainder": "tw_remainder_{s}{v}({0}, {1})",
     "pow": "tw_pow_{s}{v}({0}, {1})",
+    "gcd": "tw_gcd_{s}{v}({0}, {1})",
 }
 
 _UNSIGNED = {
@@ -122,6 +130,7 @@ _UNSIGNED = {
     "floor_divide": "({0} / {1})",
     "remainder": "({0} % {1})",
     "pow": "tw_pow_{s}{v}({0}, {1})",
+    "gcd": "tw_gcd_{s}{v}({0}, {1})",
 }
 
 _SHIFTS = {
@@ -149,7 +158,7 @@ _BOOL = {
 }
 
 _TABLES = {
-    Kind.FLOAT: _FLOAT,
+    Kind.FLOAT: _SINGLE,
     Kind.SIGNED: {**_SIGNED, **_SHIFTS},
     Kind.UNSIGNED: {**_UNSIGNED, **_SHIFTS},
     Kind.BOOL: _BOOL,
@@ -157,7 +166,7 @@ _TABLES = {
 
 # Narrow integers compute in 32 bits; these ops can leave their range and are wrapped back.
 WRAPPING = frozenset(
-    {"add", "sub", "mul", "neg", "square", "shift_left", "pow", "bitwise_not", "abs"}
+    {"add", "sub", "mul", "neg", "square", "shift_left", "pow", "bitwise_not", "abs", "gcd"}
 )
 
 
