@@ -1,7 +1,8 @@
-"""Special functions of two arguments on NumPy arrays, computed in float64: their definitions.
+"""Special functions of two arguments on NumPy arrays: their definitions.
 
-Orthogonal polynomials follow the recurrences and the limits of ATen ``Math.h``; Hurwitz's zeta
-function and the incomplete gamma functions their series (DLMF 25.11, 8.11, 8.9 and 8.12).
+Orthogonal polynomials follow the recurrences and the limits of ATen ``Math.h``, in the precision of
+their argument, where they overflow as PyTorch's do. Hurwitz's zeta function and the incomplete
+gamma functions are summed in float64 (DLMF 25.11, 8.11 and 8.9).
 """
 
 from __future__ import annotations
@@ -37,18 +38,19 @@ def _degree(n: float) -> int:
     return math.trunc(n) if -1 < n < 2.0**63 else -1
 
 
-def _recurrence(first: float, n: int, step: Callable[[int, float, float], float]) -> float:
-    p, q = 1.0, first
+def _recurrence(first: Any, n: int, step: Callable[[int, Any, Any], Any]) -> float:
+    """p(n) with p(0) = 1 and p(1) = ``first``, a NumPy scalar; Python numbers take its dtype."""
+    p, q = type(first)(1), first
     if n == 0:
-        return p
+        return 1.0
     for k in range(1, n):
         if math.isnan(q):
             break
         p, q = q, step(k, p, q)
-    return q
+    return float(q)
 
 
-def _chebyshev(kind: str, x: float, n: int, closed: int) -> float:
+def _chebyshev(kind: str, x: Any, n: int, closed: int) -> float:
     sign = -1.0 if n % 2 else 1.0
     if n < 0:
         return 0.0
@@ -76,7 +78,7 @@ _LAST_CLOSED = {"t": (6, 6), "u": (8, 6), "v": (8, 6), "w": (8, 4)}
 def _polynomial(name: str) -> Function:
     family, kind = name.rsplit("_", 1) if "_" in name else (name, "")
 
-    def at(x: float, degree: float, hermite_limit: int) -> float:
+    def at(x: Any, degree: float, hermite_limit: int) -> float:
         n = _degree(degree)
         if family == "shifted_chebyshev":
             return _chebyshev(kind, 2 * x - 1, n, _LAST_CLOSED[kind][1])
@@ -104,7 +106,8 @@ def _polynomial(name: str) -> Function:
 
     def apply(x: Array, n: Array) -> Array:
         limit = 512 if x.dtype == np.float64 else 128
-        return _each(lambda a, b: at(a, b, limit))(x, n)
+        scalar = np.float64 if x.dtype == np.float64 else np.float32
+        return _each(lambda a, b: at(scalar(a), b, limit))(x, n)
 
     return apply
 

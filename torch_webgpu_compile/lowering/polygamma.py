@@ -19,7 +19,8 @@ from .value import Value
 
 aten = torch.ops.aten
 
-_MOST = 20  # coefficients grow as n!: those of derivative 20 still fit float32
+# Coefficients grow as n!: those of derivative 20 still fit float32. Beyond, the zeta function.
+_MOST = 20
 
 
 def _bernoulli(count: int) -> list[Fraction]:
@@ -94,10 +95,21 @@ def _polygamma(x: Scalar, n: int) -> Scalar:
     return apply("where", pole, number(sign * math.inf, x), value)
 
 
+def _by_zeta(x: Scalar, n: int) -> Scalar:
+    """±n! ζ(n + 1, x), infinite where the factorial is, as in ATen ``calc_polygamma``."""
+    largest = 1.7976931348623157e308 if is_double(x) else 3.4028234663852886e38
+    factorial = math.factorial(n) if n <= 170 else math.inf
+    size = math.inf if factorial > largest else float(factorial)
+    zeta = apply("zeta", number(float(n + 1), x), x)
+    return apply("mul", zeta, number(size if n % 2 else -size, x))
+
+
 @lowers(aten.polygamma.default)
 def lower_polygamma(builder: Builder, n: IntLike, self: Value) -> Value:
     if n == 0:
         return lower_digamma(builder, self)
-    if not isinstance(n, int) or n > _MOST:
-        raise NotLowered(f"derivative {n} of the digamma function")
+    if not isinstance(n, int):
+        raise NotLowered(f"derivative {n} of the digamma function: n is not a number")
+    if n > _MOST:
+        return elementwise(builder, lambda x: _by_zeta(x, n), self, dtype=float_dtype(self.dtype))
     return elementwise(builder, lambda x: _polygamma(x, n), self, dtype=float_dtype(self.dtype))

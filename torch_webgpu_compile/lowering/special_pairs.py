@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Scalar, apply, const
+from ..ir.scalar import Scalar, apply, cast, const
 from .builder import Builder
 from .pointwise import elementwise
 from .promotion import Operand, float_dtype, result_dtype
@@ -66,12 +66,14 @@ def lower_gcd(builder: Builder, self: Value, other: Value) -> Value:
 
 @lowers(aten.lcm.default)
 def lower_lcm(builder: Builder, self: Value, other: Value) -> Value:
-    """|a / gcd · b|, 0 where both are 0."""
+    """|a / gcd · b|, 0 where both are 0; of narrow integers in 32 bits, as C++ promotes them."""
+    common = result_dtype((self, other))
+    wide = common if common.bits >= 32 else dtypes.int32
 
     def body(a: Scalar, b: Scalar) -> Scalar:
+        a, b = cast(a, wide), cast(b, wide)
         divisor = apply("gcd", a, b)
-        none = apply("eq", divisor, const(0, divisor.dtype))
-        divisor = apply("where", none, const(1, divisor.dtype), divisor)
+        divisor = apply("maximum", divisor, const(1, wide))
         return apply("abs", apply("mul", apply("trunc_divide", a, divisor), b))
 
     return elementwise(builder, body, self, other)
