@@ -33,12 +33,12 @@ _FLOAT = {
     "reciprocal": "({T}(1.0) / {0})",
     "sqrt": "sqrt({0})",
     "rsqrt": "({T}(1.0) / sqrt({0}))",
-    "exp": "exp({0})",
-    "exp2": "exp2({0})",
+    "exp": "tw_exp{v}({0})",
+    "exp2": "tw_exp2{v}({0})",
     "expm1": "tw_expm1{v}({0})",
-    "log": "log({0})",
-    "log2": "log2({0})",
-    "log10": "(log({0}) * {T}(0.4342944819032518))",
+    "log": "tw_log{v}({0})",
+    "log2": "tw_log2{v}({0})",
+    "log10": "tw_log10{v}({0})",
     "log1p": "tw_log1p{v}({0})",
     "sin": "tw_sin{v}({0})",
     "cos": "tw_cos{v}({0})",
@@ -54,7 +54,7 @@ _FLOAT = {
     "atanh": "tw_atanh{v}({0})",
     "erf": "tw_erf{v}({0})",
     "erfc": "tw_erfc{v}({0})",
-    "sigmoid": "({T}(1.0) / ({T}(1.0) + exp(-{0})))",
+    "sigmoid": "({T}(1.0) / ({T}(1.0) + tw_exp{v}(-{0})))",
     "floor": "floor({0})",
     "ceil": "ceil({0})",
     "trunc": "trunc({0})",
@@ -77,7 +77,7 @@ _SINGLE = {
 }
 
 # WGSL's own functions of f64 are those of GLSL.std.450, which has these for 16 and 32 bits only.
-_OWN_DOUBLE = "exp exp2 log log2 log10 sigmoid trunc round"
+_OWN_DOUBLE = "sigmoid trunc round"
 _DOUBLE = {
     **_FLOAT,
     **{name: f"tw_{name}{{v}}({{0}})" for name in _OWN_DOUBLE.split()},

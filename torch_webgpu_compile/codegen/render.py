@@ -14,6 +14,8 @@ from .storage import Bindings
 
 _LIBRARIES = (
     "math",
+    "math_f32",
+    "math_f32_angle",
     "math_f64",
     "math_f64_exponential",
     "math_f64_angle",

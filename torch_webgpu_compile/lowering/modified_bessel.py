@@ -110,8 +110,9 @@ def _first_kind(x: Scalar, order: int, scaled: bool) -> Scalar:
     far = apply("div", far, apply("sqrt", a))
     if scaled:
         near = apply("mul", near, apply("exp", apply("neg", a)))
-    else:
-        far = apply("mul", far, apply("exp", a))
+    else:  # by halves: eᵃ is infinite before √a makes it small enough
+        half = apply("exp", apply("mul", a, number(0.5, a)))
+        far = apply("mul", apply("mul", far, half), half)
     total = apply("where", apply("le", a, number(8, a)), near, far)
     if not order:
         return total

@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from ..ir.scalar import Scalar, apply
+from .. import dtypes
+from ..ir.scalar import Scalar, apply, const
 from .builder import Builder
 from .pointwise import Body, elementwise
 from .promotion import float_dtype
@@ -34,6 +35,17 @@ _ERFCX_DOUBLE = (
 )  # fmt: skip
 
 
+def exp_square(x: Scalar) -> Scalar:
+    """e^(x²) with the digits of x² that its dtype has no room for."""
+    double = is_double(x)
+    bits = dtypes.int64 if double else dtypes.int32
+    kept = const(-1 << (27 if double else 12), bits)
+    word = apply("bitwise_and", apply("bitcast", x, dtype=bits), kept)
+    high = apply("bitcast", word, dtype=x.dtype)
+    rest = apply("mul", apply("sub", x, high), apply("add", x, high))
+    return apply("mul", apply("exp", apply("square", high)), apply("exp", rest))
+
+
 def _erfcx(x: Scalar) -> Scalar:
     """e^(x²) · erfc(x); below 0 by 2 e^(x²) − erfcx(−x)."""
     a = apply("abs", x)
@@ -45,7 +57,7 @@ def _erfcx(x: Scalar) -> Scalar:
     fit = polynomial(place, _ERFCX_DOUBLE if is_double(x) else _ERFCX_SINGLE)
     half = apply("add", number(1, x), apply("mul", a, number(2, x)))
     positive = apply("div", fit, half)
-    twice = apply("mul", apply("exp", apply("square", x)), number(2, x))
+    twice = apply("mul", exp_square(x), number(2, x))
     below = apply("lt", x, number(0, x))
     return apply("where", below, apply("sub", twice, positive), positive)
 

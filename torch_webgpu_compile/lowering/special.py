@@ -15,14 +15,39 @@ from .promotion import compute_dtype, float_dtype
 from .reductions import converted
 from .registry import NotLowered, lowers
 from .scans import inclusive_scan
-from .series import number, polynomial
+from .series import is_double, number, polynomial
 from .sorting import LONGEST_ROW
 from .value import Value, positions
 
 aten = torch.ops.aten
 
 
+# M. Giles, "Approximating the erfinv function" (2010): polynomials in w = -log(1 - y²), less 2.5
+# below 5, and in its root less 3 from there; erfinv is y times them.
+_ERFINV_NEAR = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+    -0.00417768164, 0.246640727, 1.50140941,
+)  # fmt: skip
+_ERFINV_FAR = (
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+    0.00943887047, 1.00167406, 2.83297682,
+)  # fmt: skip
+
+
 def erfinv(y: Scalar) -> Scalar:
+    """±∞ at ±1, NaN beyond."""
+    if is_double(y):
+        return _erfinv_double(y)
+    one, magnitude = number(1, y), apply("abs", y)
+    inside = apply("mul", apply("sub", one, magnitude), apply("add", one, magnitude))
+    w = apply("neg", apply("log", inside))
+    near = polynomial(apply("sub", w, number(2.5, y)), _ERFINV_NEAR)
+    far = polynomial(apply("sub", apply("sqrt", w), number(3, y)), _ERFINV_FAR)
+    x = apply("mul", apply("where", apply("lt", w, number(5, y)), near, far), y)
+    return _erfinv_ends(x, y)
+
+
+def _erfinv_double(y: Scalar) -> Scalar:
     """A rational approximation, then two steps of Newton's method."""
     square = apply("square", y)
     numerator = polynomial(square, (-0.140543331, 0.914624893, -1.645349621, 0.886226899))
@@ -38,7 +63,12 @@ def erfinv(y: Scalar) -> Scalar:
         slope = apply("exp", apply("neg", apply("square", x)))
         slope = apply("mul", slope, number(2 / math.sqrt(math.pi), x))
         x = apply("sub", x, apply("div", apply("sub", apply("erf", x), y), slope))
+    return _erfinv_ends(x, y)
+
+
+def _erfinv_ends(x: Scalar, y: Scalar) -> Scalar:
     infinity = apply("copysign", number(math.inf, y), y)
+    magnitude = apply("abs", y)
     x = apply("where", apply("eq", magnitude, number(1, y)), infinity, x)
     return apply("where", _le(magnitude, 1), x, number(math.nan, y))
 
