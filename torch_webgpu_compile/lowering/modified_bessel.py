@@ -125,7 +125,7 @@ def _second_kind(x: Scalar, order: int, scaled: bool) -> Scalar:
     near_terms = [c for c in _SECOND_NEAR[order] if abs(c) > smallest]
     far_terms = [c for c in _SECOND_FAR[order] if abs(c) > smallest]
     near = chebyshev_sum(apply("sub", apply("square", x), number(2, x)), near_terms)
-    logarithm = apply("log", apply("mul", x, number(0.5, x)))
+    logarithm = apply("sub", apply("log", x), number(math.log(2), x))
     logarithm = apply("mul", logarithm, _series(x, order))
     if order:
         near = apply("add", apply("div", near, x), logarithm)

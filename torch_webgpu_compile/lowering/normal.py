@@ -37,6 +37,7 @@ _ERFCX_DOUBLE = (
 
 def exp_square(x: Scalar) -> Scalar:
     """e^(x²) with the digits of x² that its dtype has no room for."""
+    x = apply("minimum", apply("abs", x), number(40, x))  # an infinity has no rest
     double = is_double(x)
     bits = dtypes.int64 if double else dtypes.int32
     kept = const(-1 << (27 if double else 12), bits)
@@ -88,9 +89,9 @@ def _ndtri(p: Scalar) -> Scalar:
     x = apply("sub", apply("div", numerator, denominator), t)
     for _ in range(2 if is_double(p) else 1):
         # (Φ(x) − q) / φ(x), with both divided by e^(−x²/2).
-        square = apply("mul", apply("square", x), half)
+        root = apply("exp", apply("mul", apply("square", x), number(0.25, p)))
         tail = apply("mul", _erfcx(apply("mul", x, number(-math.sqrt(0.5), p))), half)
-        wanted = apply("mul", q, apply("exp", square))
+        wanted = apply("mul", apply("mul", q, root), root)
         step = apply("mul", apply("sub", tail, wanted), number(math.sqrt(2 * math.pi), p))
         bend = apply("add", one, apply("mul", apply("mul", x, step), half))
         x = apply("sub", x, apply("div", step, bend))

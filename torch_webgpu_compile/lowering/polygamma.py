@@ -49,17 +49,17 @@ def _hurwitz_zeta(x: Scalar, s: int) -> Scalar:
         total = term if total is None else apply("add", total, term)
     assert total is not None
     y = apply("add", x, number(float(steps), x))
-    # y^(1-s) / (s - 1) + y^-s / 2 + Σ over j of B₂ⱼ / (2j)! · s (s + 1) … (s + 2j - 2) / y^(s+2j-1)
+    # y^(1-s) · (1 / (s - 1) + (½ + Σ over j of B₂ⱼ / (2j)! · s (s + 1) … (s + 2j - 2) / y^(2j-1)) / y)
     bernoulli = _bernoulli(2 * terms + 1)
     factors = []
     for j in range(1, terms + 1):
         rising = math.prod(range(s, s + 2 * j - 1))
         factors.append(float(bernoulli[2 * j] * rising / math.factorial(2 * j)))
-    z = apply("reciprocal", apply("square", y))
-    series = apply("mul", polynomial(z, factors[::-1]), apply("reciprocal", y))
-    head = apply("mul", y, number(1 / (s - 1), x))
-    tail = apply("add", apply("add", series, number(0.5, x)), head)
-    return apply("add", total, apply("mul", tail, apply("reciprocal", _power(y, s))))
+    inverse = apply("reciprocal", y)
+    series = apply("mul", polynomial(apply("square", inverse), factors[::-1]), inverse)
+    tail = apply("mul", apply("add", series, number(0.5, x)), inverse)
+    tail = apply("add", tail, number(1 / (s - 1), x))
+    return apply("add", total, apply("mul", tail, _power(inverse, s - 1)))
 
 
 def _cotangent_derivative(n: int) -> list[int]:
@@ -87,9 +87,8 @@ def _polygamma(x: Scalar, n: int) -> Scalar:
     reflected = apply("neg", apply("add", polynomial(cotangent, factors[::-1]), zeta))
     value = apply("where", below, reflected, apply("mul", zeta, number(sign, x)))
     whole = apply("eq", fraction, number(0, x))
-    if n == 1:
-        value = apply("where", apply("eq", x, number(math.inf, x)), number(0, x), value)
-    else:  # to PyTorch, -∞ is one of the negative integers
+    if n > 1:  # to PyTorch, -∞ is one of the negative integers, and ∞ · 0 is in its sum for ∞
+        value = apply("where", apply("eq", x, number(math.inf, x)), number(math.nan, x), value)
         whole = apply("bitwise_or", whole, apply("isinf", x))
     pole = apply("bitwise_and", whole, below)
     return apply("where", pole, number(sign * math.inf, x), value)
