@@ -24,26 +24,22 @@ import torch.nn.functional as F
 Array = npt.NDArray[Any]
 aten = torch.ops.aten
 
+_EXACT = """
+abs angle bitwise_not ceil clamp clamp.Tensor clamp_max clamp_min clone floor frac hardtanh
+isfinite isinf isnan leaky_relu logical_not nan_to_num neg positive
+prims.convert_element_type relu relu6 round sign signbit square threshold trunc add.Tensor
+clamp_max.Tensor clamp_min.Tensor copysign.Tensor eq.Tensor fmax fmin ge.Tensor gt.Tensor
+heaviside le.Tensor logical_and logical_or logical_xor lt.Tensor maximum minimum mul.Tensor
+ne.Tensor nextafter sub.Tensor threshold_backward
+"""
+_INTEGER = """
+__lshift__.Tensor __rshift__.Tensor bitwise_and.Tensor bitwise_left_shift.Tensor
+bitwise_or.Tensor bitwise_right_shift.Tensor bitwise_xor.Tensor gcd lcm
+"""
 # Lowerings of pointwise operators on one or two tensors that are not in the table, and why.
 EXEMPT: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "abs angle bitwise_not ceil clamp clamp.Tensor clamp_max clamp_min clone floor frac "
-            "hardtanh isfinite isinf isnan leaky_relu logical_not nan_to_num neg positive relu "
-            "prims.convert_element_type relu6 round sign signbit square threshold trunc "
-            "add.Tensor clamp_max.Tensor clamp_min.Tensor copysign.Tensor eq.Tensor fmax fmin "
-            "ge.Tensor gt.Tensor heaviside le.Tensor logical_and logical_or logical_xor lt.Tensor "
-            "maximum minimum mul.Tensor ne.Tensor nextafter sub.Tensor threshold_backward"
-        ).split(),
-        "moves, compares, or rounds once",
-    ),
-    **dict.fromkeys(
-        (
-            "__lshift__.Tensor __rshift__.Tensor bitwise_and.Tensor bitwise_left_shift.Tensor "
-            "bitwise_or.Tensor bitwise_right_shift.Tensor bitwise_xor.Tensor gcd lcm"
-        ).split(),
-        "of integers",
-    ),
+    **dict.fromkeys(_EXACT.split(), "moves, compares, or rounds once"),
+    **dict.fromkeys(_INTEGER.split(), "of integers"),
     "true_divide.Tensor": "is div",
     "special_modified_bessel_i0": "is i0",
     "special_modified_bessel_i1": "is special_i1",

@@ -49,7 +49,8 @@ def _hurwitz_zeta(x: Scalar, s: int) -> Scalar:
         total = term if total is None else apply("add", total, term)
     assert total is not None
     y = apply("add", x, number(float(steps), x))
-    # y^(1-s) · (1 / (s - 1) + (½ + Σ over j of B₂ⱼ / (2j)! · s (s + 1) … (s + 2j - 2) / y^(2j-1)) / y)
+    # y^(1-s) · (1 / (s - 1) + (½ + rest) / y), where the rest is the sum over j of
+    # B₂ⱼ / (2j)! · s (s + 1) … (s + 2j - 2) / y^(2j-1).
     bernoulli = _bernoulli(2 * terms + 1)
     factors = []
     for j in range(1, terms + 1):
