@@ -99,7 +99,8 @@ def _ndtri(p: Scalar) -> Scalar:
     outer = apply("where", lower, x, apply("neg", x))
     offset = apply("sub", apply("mul", p, number(2, p)), one)
     inner = apply("mul", erfinv(offset), number(math.sqrt(2), p))
-    return apply("where", apply("lt", apply("abs", offset), half), inner, outer)
+    central = apply("lt", apply("abs", offset), half if is_double(p) else number(0.6, p))
+    return apply("where", central, inner, outer)
 
 
 def _register(name: str, body: Body) -> None:
