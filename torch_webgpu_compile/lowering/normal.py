@@ -99,7 +99,7 @@ def _ndtri(p: Scalar) -> Scalar:
     outer = apply("where", lower, x, apply("neg", x))
     offset = apply("sub", apply("mul", p, number(2, p)), one)
     inner = apply("mul", erfinv(offset), number(math.sqrt(2), p))
-    central = apply("lt", apply("abs", offset), half if is_double(p) else number(0.6, p))
+    central = apply("lt", apply("abs", offset), half if is_double(p) else number(0.67, p))
     return apply("where", central, inner, outer)
 
 

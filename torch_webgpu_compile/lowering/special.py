@@ -22,11 +22,12 @@ from .value import Value, positions
 aten = torch.ops.aten
 
 
-# M. Giles, "Approximating the erfinv function" (2010): polynomials in w = -log(1 - y²), less 2.5
-# below 5, and in its root less 3 from there; erfinv is y times them.
+# As M. Giles, "Approximating the erfinv function" (2010), has it: polynomials in w = -log(1 - y²),
+# less 2.5 below 5 (scripts/fit_math_f64.py), and in its root less 3 from there (his); erfinv is y
+# times them.
 _ERFINV_NEAR = (
-    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
-    -0.00417768164, 0.246640727, 1.50140941,
+    4.67194068e-10, -8.7390119e-09, 1.59842948e-08, 4.65417425e-07, -3.42341422e-06,
+    -4.95969186e-06, 0.000218257724, -0.0012527485, -0.00417732004, 0.246640289, 1.50140935,
 )  # fmt: skip
 _ERFINV_FAR = (
     -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
