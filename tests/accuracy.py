@@ -45,19 +45,18 @@ def errors(got: Array, wanted: Array) -> tuple[Array, Array]:
     lets adapters flush it. An infinity stands for the largest number where that is right.
     """
     got = got.astype(np.float64)
-    with np.errstate(all="ignore"):
-        rounded = wanted.astype(np.float32).astype(np.float64)
-        same = (np.isnan(got) & np.isnan(wanted)) | (got == rounded) & np.isinf(rounded)
-        clipped, right = np.clip(got, -LARGEST, LARGEST), np.clip(wanted, -LARGEST, LARGEST)
-        error = np.abs(clipped - right)
-        size = np.clip(np.abs(right), SMALLEST_NORMAL, 2.0**127)
-        ulp = np.spacing(size.astype(np.float32)).astype(np.float64)
-        flushed = (np.abs(wanted) < SMALLEST_NORMAL) & (got == 0)
-        mixed = np.isnan(got) != np.isnan(wanted)
-        mixed |= np.isinf(wanted) & ~np.isinf(got)
-        # An infinity where the right result is well below the largest number.
-        mixed |= np.isinf(got) & (np.abs(wanted) < LARGEST * (1 - 1e-5))
-        error = np.where(same | flushed, 0.0, np.where(mixed, np.inf, error))
+    rounded = wanted.astype(np.float32).astype(np.float64)
+    same = (np.isnan(got) & np.isnan(wanted)) | (got == rounded) & np.isinf(rounded)
+    clipped, right = np.clip(got, -LARGEST, LARGEST), np.clip(wanted, -LARGEST, LARGEST)
+    error = np.abs(clipped - right)
+    size = np.clip(np.abs(right), SMALLEST_NORMAL, 2.0**127)
+    ulp = np.spacing(size.astype(np.float32)).astype(np.float64)
+    flushed = (np.abs(wanted) < SMALLEST_NORMAL) & (got == 0)
+    mixed = np.isnan(got) != np.isnan(wanted)
+    mixed |= np.isinf(wanted) & ~np.isinf(got)
+    # An infinity where the right result is well below the largest number.
+    mixed |= np.isinf(got) & (np.abs(wanted) < LARGEST * (1 - 1e-5))
+    error = np.where(same | flushed, 0.0, np.where(mixed, np.inf, error))
     return error, error / np.where(np.isnan(ulp), 1.0, ulp)
 
 
@@ -94,12 +93,12 @@ def flushed(array: Array) -> Array:
 def reference(function: Function, arguments: tuple[Array, ...]) -> Array:
     """The right results, in float64."""
     wide = [a.astype(np.float64) for a in arguments]
-    with np.errstate(all="ignore"):
-        if function.reference is not None:
-            return np.asarray(function.reference(*wide), np.float64)
-        return function.call(*map(torch.from_numpy, wide)).numpy()
+    if function.reference is not None:
+        return np.asarray(function.reference(*wide), np.float64)
+    return function.call(*map(torch.from_numpy, wide)).numpy()
 
 
+@np.errstate(all="ignore")  # of NaN and infinities
 def measure(function: Function, count: int, device: str) -> dict[str, Any]:
     """The row of a function: its worst errors on ``device`` and on the CPU, and its limit."""
     arguments = samples(function, count)
