@@ -1,4 +1,4 @@
-"""Prints the coefficients of `templates/math_f64*.wgsl.jinja`, with the error of each fit.
+"""Prints the coefficients of `templates/math*.wgsl.jinja` and of lowerings, with each fit's error.
 
 Every function is interpolated at Chebyshev nodes with 80 digits, which is within a factor of two of
 the best polynomial. The error is log2 of the largest difference in the function itself, with the
@@ -51,6 +51,15 @@ _TINY = mp.mpf("1e-9")
 def _erfcx_fit(t: Any) -> Any:
     x = 3 * (1 + t) / (1 - t)
     return (1 + 2 * x) * mp.exp(x * x) * mp.erfc(x)
+
+
+def _lgamma_fit(t: Any) -> Any:
+    return mp.loggamma(1 + t) / (t * (t - 1))
+
+
+def _erfinv_fit(t: Any) -> Any:
+    y = mp.sqrt(-mp.expm1(-(t + mp.mpf("2.5"))))
+    return mp.erfinv(y) / y
 
 
 FITS: dict[str, tuple[Function, Any, Any, int, Function]] = {
@@ -115,6 +124,34 @@ FITS: dict[str, tuple[Function, Any, Any, int, Function]] = {
         mp.mpf("-0.6"),
         mp.mpf(25) / 31,
         22,
+        lambda t: 1,
+    ),
+    "f32 atan: (atan t - t) / t³": (
+        _of_root(lambda t: (mp.atan(t) - t) / t**3),
+        _TINY,
+        mp.mpf("1.0001"),
+        9,
+        lambda z: z,
+    ),
+    "f32 lgamma: log Γ(1 + t) / (t (t - 1))": (
+        _lgamma_fit,
+        mp.mpf("-0.31"),
+        mp.mpf("1.31"),
+        13,
+        lambda t: 1,
+    ),
+    "f32 igamma: log Γ(1 + a) / a": (
+        lambda a: mp.loggamma(1 + a) / a,
+        _TINY,
+        mp.mpf("1.26"),
+        11,
+        lambda a: 1,
+    ),
+    "f32 erfinv: erfinv y / y of -log(1 - y²) - 2.5": (
+        _erfinv_fit,
+        mp.mpf("-2.499999"),
+        mp.mpf("2.5"),
+        11,
         lambda t: 1,
     ),
 }

@@ -14,7 +14,7 @@ from torch_webgpu_compile.codegen.kernel import fold_grid
 from torch_webgpu_compile.codegen.op_table import op_row
 from torch_webgpu_compile.dtypes import DType, Kind
 from torch_webgpu_compile.ir import numeric
-from torch_webgpu_compile.ir.scalar import OPS
+from torch_webgpu_compile.ir.scalar import OPS, POLYNOMIALS
 from torch_webgpu_compile.sizes import as_expr, evaluate, symbol
 
 randn = torch.randn
@@ -51,6 +51,10 @@ _OF_FLOATS = [
     "sigmoid",
     "isnan",
     "isinf",
+    "zeta",
+    "igamma",
+    "igammac",
+    *POLYNOMIALS.split(),
 ]
 _OF_BITS = ["bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right"]
 _OF_NUMBERS = [
@@ -78,7 +82,8 @@ UNSUPPORTED: dict[tuple[str, Kind], str] = {
     },
     **{(name, Kind.FLOAT): "PyTorch has no bits of floats" for name in _OF_BITS},
     **{(name, Kind.BOOL): "PyTorch promotes bool to an integer, or raises" for name in _OF_NUMBERS},
-    **{(name, Kind.BOOL): "PyTorch raises" for name in ("shift_left", "shift_right")},
+    **{(name, Kind.BOOL): "PyTorch raises" for name in ("shift_left", "shift_right", "gcd")},
+    ("gcd", Kind.FLOAT): "PyTorch raises",
 }
 _ELSEWHERE = {"cast", "bitcast"}  # rendered by `Renderer`, evaluated by `numeric.convert`
 _SAMPLES = {

@@ -9,6 +9,7 @@ used.
 from __future__ import annotations
 
 from ..dtypes import DType, Kind
+from ..ir.scalar import POLYNOMIALS
 
 _FLOAT = {
     "add": "({0} + {1})",
@@ -32,12 +33,12 @@ _FLOAT = {
     "reciprocal": "({T}(1.0) / {0})",
     "sqrt": "sqrt({0})",
     "rsqrt": "({T}(1.0) / sqrt({0}))",
-    "exp": "exp({0})",
-    "exp2": "exp2({0})",
+    "exp": "tw_exp{v}({0})",
+    "exp2": "tw_exp2{v}({0})",
     "expm1": "tw_expm1{v}({0})",
-    "log": "log({0})",
-    "log2": "log2({0})",
-    "log10": "(log({0}) * {T}(0.4342944819032518))",
+    "log": "tw_log{v}({0})",
+    "log2": "tw_log2{v}({0})",
+    "log10": "tw_log10{v}({0})",
     "log1p": "tw_log1p{v}({0})",
     "sin": "tw_sin{v}({0})",
     "cos": "tw_cos{v}({0})",
@@ -53,7 +54,7 @@ _FLOAT = {
     "atanh": "tw_atanh{v}({0})",
     "erf": "tw_erf{v}({0})",
     "erfc": "tw_erfc{v}({0})",
-    "sigmoid": "({T}(1.0) / ({T}(1.0) + exp(-{0})))",
+    "sigmoid": "({T}(1.0) / ({T}(1.0) + tw_exp{v}(-{0})))",
     "floor": "floor({0})",
     "ceil": "ceil({0})",
     "trunc": "trunc({0})",
@@ -67,10 +68,16 @@ _FLOAT = {
     "isnan": "tw_isnan{v}({0})",
     "isinf": "tw_isinf{v}({0})",
     "where": "select({2}, {1}, {0})",
+    **{name: f"tw_{name}{{v}}({{0}}, {{1}})" for name in (*POLYNOMIALS.split(), "zeta")},
+}
+_SINGLE = {
+    **_FLOAT,
+    "igamma": "tw_igamma{v}({0}, {1})",
+    "igammac": "tw_igammac{v}({0}, {1})",
 }
 
 # WGSL's own functions of f64 are those of GLSL.std.450, which has these for 16 and 32 bits only.
-_OWN_DOUBLE = "exp exp2 log log2 log10 sigmoid trunc round"
+_OWN_DOUBLE = "sigmoid trunc round"
 _DOUBLE = {
     **_FLOAT,
     **{name: f"tw_{name}{{v}}({{0}})" for name in _OWN_DOUBLE.split()},
@@ -112,6 +119,7 @@ _SIGNED = {
     "fmod": "tw_fmod_{s}{v}({0}, {1})",
     "remainder": "tw_remainder_{s}{v}({0}, {1})",
     "pow": "tw_pow_{s}{v}({0}, {1})",
+    "gcd": "tw_gcd_{s}{v}({0}, {1})",
 }
 
 _UNSIGNED = {
@@ -122,6 +130,7 @@ _UNSIGNED = {
     "floor_divide": "({0} / {1})",
     "remainder": "({0} % {1})",
     "pow": "tw_pow_{s}{v}({0}, {1})",
+    "gcd": "tw_gcd_{s}{v}({0}, {1})",
 }
 
 _SHIFTS = {
@@ -149,7 +158,7 @@ _BOOL = {
 }
 
 _TABLES = {
-    Kind.FLOAT: _FLOAT,
+    Kind.FLOAT: _SINGLE,
     Kind.SIGNED: {**_SIGNED, **_SHIFTS},
     Kind.UNSIGNED: {**_UNSIGNED, **_SHIFTS},
     Kind.BOOL: _BOOL,
@@ -157,7 +166,7 @@ _TABLES = {
 
 # Narrow integers compute in 32 bits; these ops can leave their range and are wrapped back.
 WRAPPING = frozenset(
-    {"add", "sub", "mul", "neg", "square", "shift_left", "pow", "bitwise_not", "abs"}
+    {"add", "sub", "mul", "neg", "square", "shift_left", "pow", "bitwise_not", "abs", "gcd"}
 )
 
 

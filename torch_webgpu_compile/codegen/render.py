@@ -12,7 +12,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ..sizes import Symbol
 from .storage import Bindings
 
-_LIBRARIES = ("math", "math_f64", "math_f64_exponential", "math_f64_angle")
+_LIBRARIES = (
+    "math",
+    "math_f32",
+    "math_f32_angle",
+    "math_f64",
+    "math_f64_exponential",
+    "math_f64_angle",
+    "math_polynomials",
+    "math_series",
+)
 _WORD = re.compile(r"\b(?:tw_\w+|bf16_bits|floor_(?:div|mod)_index)\b")
 
 

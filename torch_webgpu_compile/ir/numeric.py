@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DType, Kind
+from . import numeric_special
 
 Array = npt.NDArray[Any]
 
@@ -188,4 +189,5 @@ _OPS: dict[str, Callable[..., Any]] = {
     "isnan": np.isnan,
     "isinf": np.isinf,
     "where": np.where,
+    **numeric_special.FUNCTIONS,
 }

@@ -134,6 +134,9 @@ class OpInfo:
 # One transcendental costs about as much as this many multiplications on a GPU.
 _EXPENSIVE = 8
 
+# Those that loop until they converge, as this many.
+_LOOPING = 64
+
 _CHEAP_UNARY = "neg abs sign square reciprocal sqrt rsqrt floor ceil trunc round bitwise_not"
 _EXPENSIVE_UNARY = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh "
@@ -163,9 +166,23 @@ _EXPENSIVE_BINARY = {
     "atan2": "the angle of (b, a)",
 }
 
+# Polynomials in a of degree b.
+POLYNOMIALS = (
+    "chebyshev_t chebyshev_u chebyshev_v chebyshev_w shifted_chebyshev_t shifted_chebyshev_u "
+    "shifted_chebyshev_v shifted_chebyshev_w hermite_h hermite_he laguerre legendre"
+)
+_LOOPING_BINARY = {
+    **{name: f"the polynomial {name} of degree b at a" for name in POLYNOMIALS.split()},
+    "gcd": "the greatest common divisor of |a| and |b|",
+    "zeta": "Hurwitz's zeta function of exponent a at b",
+    "igamma": "the regularized lower incomplete gamma function of parameter a at b",
+    "igammac": "the regularized upper incomplete gamma function of parameter a at b",
+}
+
 OPS: dict[str, OpInfo] = {
     **{name: OpInfo(2, "same", text) for name, text in _CHEAP_BINARY.items()},
     **{name: OpInfo(2, "same", text, _EXPENSIVE) for name, text in _EXPENSIVE_BINARY.items()},
+    **{name: OpInfo(2, "same", text, _LOOPING) for name, text in _LOOPING_BINARY.items()},
     **{name: OpInfo(1, "same", name) for name in _CHEAP_UNARY.split()},
     **{name: OpInfo(1, "same", name, _EXPENSIVE) for name in _EXPENSIVE_UNARY.split()},
     **{name: OpInfo(2, "bool", name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},

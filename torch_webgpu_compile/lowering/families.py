@@ -28,7 +28,9 @@ FAMILIES = (
     "products",
     "scatter_reductions",
     "special",
+    "special_pairs",
     "bessel",
+    "modified_bessel",
     "normal",
     "polygamma",
 )

@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from ..ir.scalar import Scalar, apply
+from .. import dtypes
+from ..ir.scalar import Scalar, apply, const
 from .builder import Builder
 from .pointwise import Body, elementwise
 from .promotion import float_dtype
@@ -34,6 +35,18 @@ _ERFCX_DOUBLE = (
 )  # fmt: skip
 
 
+def exp_square(x: Scalar) -> Scalar:
+    """e^(x²) with the digits of x² that its dtype has no room for."""
+    x = apply("minimum", apply("abs", x), number(40, x))  # an infinity has no rest
+    double = is_double(x)
+    bits = dtypes.int64 if double else dtypes.int32
+    kept = const(-1 << (27 if double else 12), bits)
+    word = apply("bitwise_and", apply("bitcast", x, dtype=bits), kept)
+    high = apply("bitcast", word, dtype=x.dtype)
+    rest = apply("mul", apply("sub", x, high), apply("add", x, high))
+    return apply("mul", apply("exp", apply("square", high)), apply("exp", rest))
+
+
 def _erfcx(x: Scalar) -> Scalar:
     """e^(x²) · erfc(x); below 0 by 2 e^(x²) − erfcx(−x)."""
     a = apply("abs", x)
@@ -45,7 +58,7 @@ def _erfcx(x: Scalar) -> Scalar:
     fit = polynomial(place, _ERFCX_DOUBLE if is_double(x) else _ERFCX_SINGLE)
     half = apply("add", number(1, x), apply("mul", a, number(2, x)))
     positive = apply("div", fit, half)
-    twice = apply("mul", apply("exp", apply("square", x)), number(2, x))
+    twice = apply("mul", exp_square(x), number(2, x))
     below = apply("lt", x, number(0, x))
     return apply("where", below, apply("sub", twice, positive), positive)
 
@@ -76,9 +89,9 @@ def _ndtri(p: Scalar) -> Scalar:
     x = apply("sub", apply("div", numerator, denominator), t)
     for _ in range(2 if is_double(p) else 1):
         # (Φ(x) − q) / φ(x), with both divided by e^(−x²/2).
-        square = apply("mul", apply("square", x), half)
+        root = apply("exp", apply("mul", apply("square", x), number(0.25, p)))
         tail = apply("mul", _erfcx(apply("mul", x, number(-math.sqrt(0.5), p))), half)
-        wanted = apply("mul", q, apply("exp", square))
+        wanted = apply("mul", apply("mul", q, root), root)
         step = apply("mul", apply("sub", tail, wanted), number(math.sqrt(2 * math.pi), p))
         bend = apply("add", one, apply("mul", apply("mul", x, step), half))
         x = apply("sub", x, apply("div", step, bend))
@@ -86,7 +99,8 @@ def _ndtri(p: Scalar) -> Scalar:
     outer = apply("where", lower, x, apply("neg", x))
     offset = apply("sub", apply("mul", p, number(2, p)), one)
     inner = apply("mul", erfinv(offset), number(math.sqrt(2), p))
-    return apply("where", apply("lt", apply("abs", offset), half), inner, outer)
+    central = apply("lt", apply("abs", offset), half if is_double(p) else number(0.67, p))
+    return apply("where", central, inner, outer)
 
 
 def _register(name: str, body: Body) -> None:

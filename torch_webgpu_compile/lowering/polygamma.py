@@ -19,7 +19,8 @@ from .value import Value
 
 aten = torch.ops.aten
 
-_MOST = 20  # coefficients grow as n!: those of derivative 20 still fit float32
+# Coefficients grow as n!: those of derivative 20 still fit float32. Beyond, the zeta function.
+_MOST = 20
 
 
 def _bernoulli(count: int) -> list[Fraction]:
@@ -48,17 +49,18 @@ def _hurwitz_zeta(x: Scalar, s: int) -> Scalar:
         total = term if total is None else apply("add", total, term)
     assert total is not None
     y = apply("add", x, number(float(steps), x))
-    # y^(1-s) / (s - 1) + y^-s / 2 + Σ over j of B₂ⱼ / (2j)! · s (s + 1) … (s + 2j - 2) / y^(s+2j-1)
+    # y^(1-s) · (1 / (s - 1) + (½ + rest) / y), where the rest is the sum over j of
+    # B₂ⱼ / (2j)! · s (s + 1) … (s + 2j - 2) / y^(2j-1).
     bernoulli = _bernoulli(2 * terms + 1)
     factors = []
     for j in range(1, terms + 1):
         rising = math.prod(range(s, s + 2 * j - 1))
         factors.append(float(bernoulli[2 * j] * rising / math.factorial(2 * j)))
-    z = apply("reciprocal", apply("square", y))
-    series = apply("mul", polynomial(z, factors[::-1]), apply("reciprocal", y))
-    head = apply("mul", y, number(1 / (s - 1), x))
-    tail = apply("add", apply("add", series, number(0.5, x)), head)
-    return apply("add", total, apply("mul", tail, apply("reciprocal", _power(y, s))))
+    inverse = apply("reciprocal", y)
+    series = apply("mul", polynomial(apply("square", inverse), factors[::-1]), inverse)
+    tail = apply("mul", apply("add", series, number(0.5, x)), inverse)
+    tail = apply("add", tail, number(1 / (s - 1), x))
+    return apply("add", total, apply("mul", tail, _power(inverse, s - 1)))
 
 
 def _cotangent_derivative(n: int) -> list[int]:
@@ -86,18 +88,28 @@ def _polygamma(x: Scalar, n: int) -> Scalar:
     reflected = apply("neg", apply("add", polynomial(cotangent, factors[::-1]), zeta))
     value = apply("where", below, reflected, apply("mul", zeta, number(sign, x)))
     whole = apply("eq", fraction, number(0, x))
-    if n == 1:
-        value = apply("where", apply("eq", x, number(math.inf, x)), number(0, x), value)
-    else:  # to PyTorch, -∞ is one of the negative integers
+    if n > 1:  # to PyTorch, -∞ is one of the negative integers, and ∞ · 0 is in its sum for ∞
+        value = apply("where", apply("eq", x, number(math.inf, x)), number(math.nan, x), value)
         whole = apply("bitwise_or", whole, apply("isinf", x))
     pole = apply("bitwise_and", whole, below)
     return apply("where", pole, number(sign * math.inf, x), value)
+
+
+def _by_zeta(x: Scalar, n: int) -> Scalar:
+    """±n! ζ(n + 1, x), infinite where the factorial is, as in ATen ``calc_polygamma``."""
+    largest = 1.7976931348623157e308 if is_double(x) else 3.4028234663852886e38
+    factorial = math.factorial(n) if n <= 170 else math.inf
+    size = math.inf if factorial > largest else float(factorial)
+    zeta = apply("zeta", number(float(n + 1), x), x)
+    return apply("mul", zeta, number(size if n % 2 else -size, x))
 
 
 @lowers(aten.polygamma.default)
 def lower_polygamma(builder: Builder, n: IntLike, self: Value) -> Value:
     if n == 0:
         return lower_digamma(builder, self)
-    if not isinstance(n, int) or n > _MOST:
-        raise NotLowered(f"derivative {n} of the digamma function")
+    if not isinstance(n, int):
+        raise NotLowered(f"derivative {n} of the digamma function: n is not a number")
+    if n > _MOST:
+        return elementwise(builder, lambda x: _by_zeta(x, n), self, dtype=float_dtype(self.dtype))
     return elementwise(builder, lambda x: _polygamma(x, n), self, dtype=float_dtype(self.dtype))

@@ -21,6 +21,17 @@ def polynomial(x: Scalar, coefficients: Sequence[float]) -> Scalar:
     return total
 
 
+def chebyshev_sum(y: Scalar, coefficients: Sequence[float]) -> Scalar:
+    """Clenshaw's rule for Σ cₖ Tₖ(y / 2), the highest first, of the last one half."""
+    before, last = number(0, y), number(0, y)
+    total = number(coefficients[0], y)
+    for coefficient in coefficients[1:]:
+        before, last = last, total
+        total = apply("sub", apply("mul", y, last), before)
+        total = apply("add", total, number(coefficient, y))
+    return apply("mul", apply("sub", total, before), number(0.5, y))
+
+
 def is_double(x: Scalar) -> bool:
     """Whether results have 53 bits, not 24."""
     return x.dtype is dtypes.float64
