@@ -37,8 +37,6 @@ HOSTED: frozenset[str] = frozenset(
         "aten.add.Scalar",
         "aten.as_strided_copy.default",
         "aten.as_strided_scatter.default",
-        "aten.avg_pool2d.default",
-        "aten.avg_pool3d.default",
         "aten.bmm.default",
         "aten.cholesky.default",
         "aten.cholesky_inverse.default",

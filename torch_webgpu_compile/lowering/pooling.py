@@ -160,13 +160,14 @@ def _lower_avg_pool(
     sizes = builder.out.sizes
     windows = Windows(value, sizes, kernel, steps, pads, ones)
     dtype = compute_dtype(value.dtype)
-    if not dtype.is_float:
-        raise NotLowered(f"average pooling of {dtype.name}")
+    if dtype is dtypes.bool_:
+        raise NotLowered("average pooling of bool")
     total = builder.reduce("sum", windows.read(const(0, dtype)), sizes, kernel, name="sum")
     divisor = window_divisor(windows, count_include_pad, positions(sizes)[windows.lead :])
     if divisor_override is not None:
         divisor = const(divisor_override, dtypes.int64)
-    body = apply("div", total.body, cast(divisor, dtype))
+    division = "div" if dtype.is_float else "trunc_divide"
+    body = apply(division, total.body, cast(divisor, dtype))
     return builder.pointwise(cast(body, builder.out.dtype), sizes)
 
 
