@@ -31,6 +31,8 @@ def _tolerances(info: Any) -> dict[torch.dtype, tuple[float, float]]:
 # Functions that turn the last bit of their argument into several of their result.
 _NEAR_POLES = frozenset({"polygamma", "special.polygamma", "digamma"})
 
+_POLE = 1e12
+
 # Operators that find positions of elements, which are open among equal ones.
 _POSITIONS = frozenset({"argsort", "kthvalue", "sort", "topk"})
 
@@ -68,6 +70,10 @@ def _same_tensor(info: Any, got: Tensor, wanted: Tensor, near: Any, scale: float
     if wanted.is_floating_point() and info.name in _NEAR_POLES:
         rtol = max(rtol or 0.0, 1e-4)
     got = got.detach().cpu()
+    if info.name in _NEAR_POLES:
+        # The CPU divides by the square of sin(πx), which rounding of πx keeps from being 0.
+        pole = got.isinf() & (wanted.abs() > _POLE) & (got.sign() == wanted.sign())
+        wanted = torch.where(pole, got, wanted)
     options: dict[str, Any] = {"rtol": rtol, "atol": atol, "equal_nan": True}
     try:
         torch.testing.assert_close(got, wanted, **options)

@@ -25,6 +25,7 @@ FAMILIES = (
     "sorting",
     "modes",
     "resampling",
+    "fixed_point_resampling",
     "products",
     "scatter_reductions",
     "special",
