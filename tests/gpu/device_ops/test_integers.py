@@ -85,3 +85,12 @@ def test_local_response_norm():
         lambda x: (F.local_response_norm(x, 3), F.local_response_norm(x[0], 2)),
         integers(2, 4, 6, 5, high=100),
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_shifts_by_positions(dtype):
+    def f(x):
+        places = torch.arange(22, dtype=dtype, device=x.device)
+        return 1 << places, x << places, x << -places, 1000 >> places, x >> (places - 3)
+
+    compare_eager_and_compiled(f, torch.arange(22).to(dtype) * 5)
