@@ -17,6 +17,8 @@ FAMILIES = (
     "convolution",
     "pooling",
     "pooling_backward",
+    "fractional_pooling",
+    "factorizations",
     "joining",
     "indexing",
     "embedding_bags",
