@@ -18,6 +18,7 @@ from .nodes import (
     Node,
     Origin,
     Scatter,
+    TriangularSolve,
     inputs_of,
     outputs_of,
 )
@@ -207,7 +208,7 @@ class AnchorGroup:
 class SingleGroup:
     """A node that is never fused."""
 
-    node: Scatter | HostCall | AttentionGradient
+    node: Scatter | HostCall | AttentionGradient | TriangularSolve
 
 
 @dataclass(frozen=True, slots=True)

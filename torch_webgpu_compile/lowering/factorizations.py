@@ -1,15 +1,21 @@
-"""Parts of matrix factorisations. Source: ATen ``lu_unpack``."""
+"""Triangular systems, and parts of matrix factorisations.
+
+Source: ATen ``linalg_solve_triangular``, ``triangular_solve``, ``lu_unpack``.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from .. import dtypes
+from ..ir.nodes import TriangularSolve
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import as_expr
+from ..sizes import ZERO, Expr, as_expr
 from .builder import Builder, masked
 from .registry import NotLowered, lowers
-from .value import Value, positions
+from .value import Value, broadcast_index, expand, permute, positions
 
 aten = torch.ops.aten
 I32 = dtypes.int32
@@ -73,3 +79,76 @@ def lower_lu_unpack(
         body = masked(inside, element, const(0, upper.dtype))
         upper = builder.pointwise(body, upper.sizes, name="U")
     return permutation, lower, upper
+
+
+def _solved(
+    builder: Builder, matrix: Value, rhs: Value, sizes: Sequence[Expr], upper: bool, unit: bool
+) -> Value:
+    """X of ``sizes`` [*, n, k] with matrix · X = rhs, whose batch dimensions broadcast."""
+    if any(size is ZERO for size in sizes):
+        return Value(rhs.dtype, tuple(sizes), const(0, rhs.dtype))
+    *batch, rows, columns = sizes
+    outer = positions(batch, "b")
+    (m,), (k,), (n,) = (positions((s,), p) for s, p in ((rows, "m"), (rows, "k"), (columns, "n")))
+
+    def at(value: Value, line: Expr, place: Expr) -> Scalar:
+        return value.at(broadcast_index(value, [*outer, line, place]))
+
+    def turned(line: Expr) -> Expr:
+        return rows - 1 - line if upper else line  # the last row of an upper one is solved first
+
+    whole = (*batch, rows, columns)
+    buffer = builder.new_buffer(rhs.dtype, whole)
+    node = TriangularSolve(
+        buffer.name,
+        tuple(batch),
+        (rows, columns),
+        builder.finished(at(matrix, turned(m), turned(k))),
+        builder.finished(at(rhs, turned(m), n)),
+        unit,
+        (builder.origin,),
+    )
+    builder.nodes.append(node)
+    *index, row, column = positions(whole)
+    return Value(rhs.dtype, whole, builder.load(buffer).at([*index, turned(row), column]))
+
+
+def _transposed(value: Value) -> Value:
+    return permute(value, [*range(value.rank - 2), value.rank - 1, value.rank - 2])
+
+
+@lowers(aten.linalg_solve_triangular.default)
+def lower_solve_triangular(
+    builder: Builder,
+    self: Value,
+    B: Value,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Value:
+    """X with self · X = B, or with X · self = B."""
+    sizes = builder.out.sizes
+    if left:
+        return _solved(builder, self, B, sizes, upper, unitriangular)
+    turned = (*sizes[:-2], sizes[-1], sizes[-2])
+    matrix, rhs = _transposed(self), _transposed(B)
+    return _transposed(_solved(builder, matrix, rhs, turned, not upper, unitriangular))
+
+
+@lowers(aten.triangular_solve.default)
+def lower_triangular_solve(
+    builder: Builder,
+    self: Value,
+    A: Value,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> tuple[Value, Value]:
+    """(X with A · X = self, A), both of all batches."""
+    second = builder.results[1]
+    assert second is not None
+    matrix = _transposed(A) if transpose else A
+    upper = upper != transpose
+    solution = _solved(builder, matrix, self, builder.out.sizes, upper, unitriangular)
+    return solution, expand(A, second.sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.device_checks import compare_eager_and_compiled
+from tests.device_checks import compare, compare_eager_and_compiled
 
 
 def numbers(*sizes):
@@ -24,3 +24,69 @@ def test_lu_unpack(sizes):
         )
 
     compare_eager_and_compiled(f, packed, pivots)
+
+
+def triangular(*sizes):
+    """Well conditioned, with elements on both sides of the diagonal."""
+    return numbers(*sizes) / sizes[-1] + 2 * torch.eye(sizes[-1])
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("unit", [False, True])
+def test_solve_triangular(upper, unit):
+    def f(matrix, rhs, many):
+        def solve(a, b, **options):
+            return torch.linalg.solve_triangular(
+                a, b, upper=upper, unitriangular=unit, **options
+            ).contiguous()
+
+        return (
+            solve(matrix, rhs),
+            solve(matrix.mT, rhs),
+            solve(matrix[0], rhs),  # broadcast
+            solve(matrix, rhs[:1, :, :1]),
+            solve(matrix, rhs.mT, left=False),
+            solve(matrix[:0], rhs[:0]),
+            solve(matrix, rhs[..., :0]),
+            solve(matrix[:, :1, :1], rhs[:, :1]),
+            solve(many, many[:, :40]),
+            solve(many, many[:3], left=False),
+        )
+
+    matrix, many = triangular(3, 19, 19), triangular(300, 300)
+    compare_eager_and_compiled(f, matrix, numbers(3, 19, 33), many, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("upper", [False, True])
+def test_deprecated_triangular_solve(upper, transpose):
+    def f(matrix, rhs):
+        return (
+            *torch.triangular_solve(rhs, matrix, upper, transpose),
+            *torch.triangular_solve(rhs[0], matrix, upper, transpose, unitriangular=True),
+        )
+
+    compare_eager_and_compiled(f, triangular(3, 9, 9), numbers(3, 9, 5), rtol=1e-4, atol=1e-5)
+
+
+def test_singular_and_special():
+    def f(matrix, rhs):
+        return torch.linalg.solve_triangular(matrix, rhs, upper=False)
+
+    matrix = triangular(5, 5)
+    matrix[2, 2] = 0
+    rhs = numbers(5, 3)
+    rhs[3, 1] = float("nan")
+    compare_eager_and_compiled(f, matrix, rhs, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_solve_triangular():
+    matrix, rhs = triangular(2, 6, 6), numbers(2, 6, 4)
+
+    def f(device):
+        leaves = [t.to(device).requires_grad_() for t in (matrix, rhs)]
+        solution = torch.linalg.solve_triangular(*leaves, upper=True)
+        return torch.autograd.grad(solution.square().sum(), leaves)
+
+    compare(f, rtol=1e-4, atol=1e-5)
