@@ -8,7 +8,6 @@ from __future__ import annotations
 
 HOSTED: frozenset[str] = frozenset(
     [
-        "aten._cholesky_solve_helper.default",
         "aten._ctc_loss.default",
         "aten._ctc_loss_backward.default",
         "aten._embedding_bag.default",
@@ -39,7 +38,6 @@ HOSTED: frozenset[str] = frozenset(
         "aten.as_strided_scatter.default",
         "aten.bmm.default",
         "aten.cholesky.default",
-        "aten.cholesky_inverse.default",
         "aten.complex.out",
         "aten.conj_physical.out",
         "aten.constant_pad_nd.default",
@@ -73,7 +71,6 @@ HOSTED: frozenset[str] = frozenset(
         "aten.linalg_lstsq.out",
         "aten.linalg_lu.default",
         "aten.linalg_lu_factor_ex.default",
-        "aten.linalg_lu_solve.default",
         "aten.linalg_matrix_exp.default",
         "aten.linalg_pinv.atol_rtol_tensor",
         "aten.linalg_qr.default",

@@ -1,6 +1,7 @@
 """Triangular systems, and parts of matrix factorisations.
 
-Source: ATen ``linalg_solve_triangular``, ``triangular_solve``, ``lu_unpack``.
+Source: ATen ``linalg_solve_triangular``, ``triangular_solve``, ``cholesky_solve``,
+``cholesky_inverse``, ``linalg_lu_solve``, ``lu_unpack``.
 """
 
 from __future__ import annotations
@@ -24,16 +25,23 @@ I32 = dtypes.int32
 _EXCHANGES = 32
 
 
-def _places(builder: Builder, pivots: Value, rows: Value) -> Value:
-    """Where each row is after exchanging rows 0, 1, … with rows ``pivots`` (from 1), in order."""
+def _places(builder: Builder, pivots: Value, rows: Value, *, back: bool = False) -> Value:
+    """Where each row is after exchanging rows 0, 1, … with rows ``pivots`` (from 1), in order.
+
+    With ``back``, where the row that is there then was before.
+    """
     count = pivots.sizes[-1]
     *index, _ = positions(rows.sizes)
     if not count.is_constant:
         raise NotLowered(f"{count} pivots")
-    for start in range(0, count.constant, _EXCHANGES):
+    steps = list(range(count.constant))
+    if back:
+        steps.reverse()
+    for start in range(0, len(steps), _EXCHANGES):
         place: Scalar = rows.body
-        for k in range(start, min(start + _EXCHANGES, count.constant)):
-            other = apply("sub", pivots.at([*index, as_expr(k)]), const(1, I32))
+        for k in steps[start : start + _EXCHANGES]:
+            pivot = pivots.at(broadcast_index(pivots, [*index, as_expr(k)]))
+            other = apply("sub", pivot, const(1, I32))
             here = const(k, I32)
             left = apply("where", apply("eq", place, other), here, place)
             place = apply("where", apply("eq", place, here), other, left)
@@ -152,3 +160,75 @@ def lower_triangular_solve(
     upper = upper != transpose
     solution = _solved(builder, matrix, self, builder.out.sizes, upper, unitriangular)
     return solution, expand(A, second.sizes)
+
+
+@lowers(aten._cholesky_solve_helper.default, aten.cholesky_solve.default)
+def lower_cholesky_solve(
+    builder: Builder, self: Value, input2: Value, upper: bool = False
+) -> Value:
+    """X with L · Lᵀ · X = self, where ``input2`` is L or, if ``upper``, its transpose."""
+    lower = _transposed(input2) if upper else input2
+    return _cholesky_solved(builder, lower, self)
+
+
+@lowers(aten.cholesky_inverse.default)
+def lower_cholesky_inverse(builder: Builder, self: Value, upper: bool = False) -> Value:
+    sizes = builder.out.sizes
+    *_, row, column = positions(sizes)
+    one = cast(apply("eq", Index(row), Index(column)), self.dtype)
+    lower = _transposed(self) if upper else self
+    return _cholesky_solved(builder, lower, Value(self.dtype, sizes, one))
+
+
+def _cholesky_solved(builder: Builder, lower: Value, rhs: Value) -> Value:
+    sizes = builder.out.sizes
+    half = _solved(builder, lower, rhs, sizes, upper=False, unit=False)
+    return _solved(builder, _transposed(lower), half, sizes, upper=True, unit=False)
+
+
+@lowers(aten.linalg_lu_solve.default)
+def lower_lu_solve(
+    builder: Builder,
+    LU: Value,
+    pivots: Value,
+    B: Value,
+    *,
+    left: bool = True,
+    adjoint: bool = False,
+) -> Value:
+    """X with A · X = B for A = P · L · U, with Aᵀ · X = B (``adjoint``), or from the right."""
+    sizes = builder.out.sizes
+    if any(size is ZERO for size in sizes):
+        return Value(B.dtype, sizes, const(0, B.dtype))
+    if left:
+        return _lu_solved(builder, LU, pivots, B, sizes, adjoint)
+    turned = (*sizes[:-2], sizes[-1], sizes[-2])
+    return _transposed(_lu_solved(builder, LU, pivots, _transposed(B), turned, not adjoint))
+
+
+def _lu_solved(
+    builder: Builder,
+    packed: Value,
+    pivots: Value,
+    rhs: Value,
+    sizes: Sequence[Expr],
+    adjoint: bool,
+) -> Value:
+    if adjoint:
+        turned = _transposed(packed)
+        half = _solved(builder, turned, rhs, sizes, upper=False, unit=False)
+        found = _solved(builder, turned, half, sizes, upper=True, unit=True)
+        return _exchanged(builder, found, pivots, back=False)
+    moved = _exchanged(builder, expand(rhs, sizes), pivots, back=True)
+    half = _solved(builder, packed, moved, sizes, upper=False, unit=True)
+    return _solved(builder, packed, half, sizes, upper=True, unit=False)
+
+
+def _exchanged(builder: Builder, value: Value, pivots: Value, *, back: bool) -> Value:
+    """P · value, or with ``back`` Pᵀ · value, for the permutation P of the pivots."""
+    sizes = value.sizes
+    *index, row, column = positions(sizes)
+    start = Value(I32, sizes[:-1], cast(Index(row), I32))
+    place = _places(builder, pivots, start, back=back).at([*index, row])
+    body = value.at([*index, cast(place, dtypes.int64), column])
+    return builder.pointwise(body, sizes, name="exchanged")

@@ -90,3 +90,36 @@ def test_gradients_of_solve_triangular():
         return torch.autograd.grad(solution.square().sum(), leaves)
 
     compare(f, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_cholesky_solve(upper):
+    def f(factor, rhs):
+        return (
+            torch.cholesky_solve(rhs, factor, upper=upper),
+            torch.cholesky_solve(rhs[0], factor, upper=upper),
+            torch.cholesky_solve(rhs[:, :0, :0], factor[:, :0, :0], upper=upper),
+            torch.cholesky_inverse(factor, upper=upper),
+            torch.cholesky_inverse(factor[0], upper=upper),
+        )
+
+    compare_eager_and_compiled(f, triangular(3, 9, 9), numbers(3, 9, 5), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_lu_solve(adjoint):
+    def f(packed, pivots, rhs):
+        def solve(*arguments, left=True):
+            return torch.linalg.lu_solve(*arguments, left=left, adjoint=adjoint)
+
+        return (
+            solve(packed, pivots, rhs),
+            solve(packed, pivots, rhs.mT, left=False),
+            solve(packed[0], pivots[0], rhs),
+            solve(packed, pivots, rhs[0, :, :1]),
+            solve(packed, pivots, rhs[..., :0]),
+        )
+
+    packed, pivots = torch.linalg.lu_factor(numbers(3, 37, 37) + 8 * torch.eye(37).flip(0))
+    rhs = numbers(3, 37, 5)
+    compare_eager_and_compiled(f, packed, pivots, rhs, rtol=1e-4, atol=1e-5)
