@@ -51,6 +51,18 @@ def compare(
     return got
 
 
+def compare_eager_and_compiled(
+    function: Callable[..., Any], *inputs: Tensor, **tolerance: Any
+) -> None:
+    """``function(*inputs)``, eagerly on the device and compiled as one graph, is as on the CPU."""
+    compare(lambda device: function(*(t.to(device) for t in inputs)), **tolerance)
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        got = torch.compile(function, backend="webgpu", fullgraph=True)(*inputs)
+    torch.testing.assert_close(got, function(*inputs), equal_nan=True, **tolerance)
+
+
 def _outcome(function: Callable[[str], Any], device: str) -> tuple[Any, Exception | None]:
     try:
         return function(device), None

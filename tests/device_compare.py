@@ -35,6 +35,9 @@ _NEAR_POLES = frozenset({"polygamma", "special.polygamma", "digamma"})
 # rounding of its terms.
 _ROUNDED_BEFORE_BIAS = frozenset({"nn.functional.bilinear"})
 
+# What the CPU gives at a pole, at least.
+_POLE = 1e12
+
 # Operators that find positions of elements, which are open among equal ones.
 _POSITIONS = frozenset({"argsort", "kthvalue", "sort", "topk"})
 
@@ -74,6 +77,10 @@ def _same_tensor(info: Any, got: Tensor, wanted: Tensor, near: Any, scale: float
     if wanted.dtype.itemsize == 2 and info.name in _ROUNDED_BEFORE_BIAS:
         atol = max(atol or 0.0, 1e-2)
     got = got.detach().cpu()
+    if info.name in _NEAR_POLES:
+        # The CPU divides by the square of sin(πx), which rounding of πx keeps from being 0.
+        pole = got.isinf() & (wanted.abs() > _POLE) & (got.sign() == wanted.sign())
+        wanted = torch.where(pole, got, wanted)
     options: dict[str, Any] = {"rtol": rtol, "atol": atol, "equal_nan": True}
     try:
         torch.testing.assert_close(got, wanted, **options)

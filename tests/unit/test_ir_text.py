@@ -111,7 +111,17 @@ def model(image: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor) -> Any:
     y = torch.cat([y, y.flip(1)], 1)[:, rows]
     inverse = torch.linalg.inv_ex(y[0, 0])[0]
     put = y.index_put((rows,), torch.tensor(1.0), accumulate=True)
-    return y.softmax(-1).mean((1, 2)).bfloat16(), inverse, put, 3, None, float("-inf"), y.shape[0]
+    solved = torch.linalg.solve_triangular(image, image[:1], upper=True)
+    return (
+        y.softmax(-1).mean((1, 2)).bfloat16(),
+        inverse,
+        put,
+        solved,
+        3,
+        None,
+        float("-inf"),
+        y.shape[0],
+    )
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -93,7 +93,8 @@ def _is_inplace(op: OpOverload) -> bool:
 def table(native: Collection[OpOverload]) -> dict[OpOverload, Decomposition]:
     """The decompositions to trace with, when lowering knows the ``native`` operators."""
     kept = frozenset(native)
-    chosen = {op: rule for op, rule in _candidates().items() if op not in kept}
+    # A rule of this package returns NotImplemented where it leaves a call to lowering.
+    chosen = {op: rule for op, rule in _candidates().items() if op not in kept or op in OWN}
     # Registered when Dynamo first writes it, for ``addcmul_`` and ``addcdiv_`` with a number.
     fma = getattr(torch.ops.prims, "fma", None)
     if fma is not None:

@@ -18,7 +18,7 @@ from ..ir.graph import (
     SiblingGroup,
     SingleGroup,
 )
-from ..ir.nodes import AttentionGradient, Contraction, HostCall, Scatter
+from ..ir.nodes import AttentionGradient, Contraction, HostCall, Scatter, TriangularSolve
 from ..ir.renaming import form_of
 from ..plan.model import KernelCall
 from ..sizes import ZERO, product
@@ -33,6 +33,7 @@ from .pointwise import generate_map
 from .reduction import generate_rows
 from .scatter import generate_scatter
 from .transpose import find_transposition, generate_transpose
+from .triangular import generate_triangular_solve
 
 __all__ = ["generate"]
 
@@ -94,6 +95,9 @@ def _generate_group(
         case SingleGroup(node=AttentionGradient() as node):
             empty = buffers[node.output].numel is ZERO
             return [] if empty else [generate_attention_gradient(node, buffers, target)]
+        case SingleGroup(node=TriangularSolve() as solve):
+            empty = buffers[solve.output].numel is ZERO
+            return [] if empty else [generate_triangular_solve(solve, buffers, target)]
         case SingleGroup(node=HostCall() as call):
             return [call]
         case SingleGroup(node=Scatter() as scatter):

@@ -18,6 +18,7 @@ from .nodes import (
     Node,
     Origin,
     Scatter,
+    TriangularSolve,
     inputs_of,
     outputs_of,
     reports,
@@ -208,7 +209,7 @@ class AnchorGroup:
 class SingleGroup:
     """A node that is never fused."""
 
-    node: Scatter | HostCall | AttentionGradient
+    node: Scatter | HostCall | AttentionGradient | TriangularSolve
 
 
 @dataclass(frozen=True, slots=True)

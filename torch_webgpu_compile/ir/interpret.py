@@ -29,6 +29,7 @@ from .nodes import (
     Pointwise,
     Reduction,
     Scatter,
+    TriangularSolve,
     iteration_symbols,
     named_bodies,
     symbol_keys,
@@ -158,6 +159,8 @@ class _Run:
                 self._host_call(node)
             case Attention() | AttentionGradient():
                 self._attention(node)
+            case TriangularSolve():
+                self._triangular_solve(node)
 
     def _store(self, name: str, array: Array) -> None:
         buffer = self.graph.buffers[name]
@@ -209,6 +212,17 @@ class _Run:
         else:
             out[tuple(where)] = values
         self._store(node.output, out)
+
+    def _triangular_solve(self, node: TriangularSolve) -> None:
+        bodies = named_bodies(node)
+        arrays = {n: Space(self, node.spaces[n]).full(body) for n, body in bodies.items()}
+        matrix, solution = arrays["matrix"], arrays["rhs"].copy()
+        for m in range(solution.shape[-2]):
+            before = matrix[..., m : m + 1, :m] @ solution[..., :m, :]
+            solution[..., m : m + 1, :] -= before
+            if not node.unit:
+                solution[..., m, :] /= matrix[..., m, m, None]
+        self._store(node.output, solution)
 
     def _host_call(self, node: HostCall) -> None:
         if self.run_host_call is None:

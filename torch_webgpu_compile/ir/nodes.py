@@ -224,6 +224,33 @@ class AttentionGradient:
 
 
 @dataclass(frozen=True, slots=True)
+class TriangularSolve:
+    """output[b…, m, n] = X with Σ over k ≤ m of matrix(m, k) · X(k, n) = rhs(m, n), row by row.
+
+    ``sizes`` is (rows, columns). ``matrix`` is a scalar over (b…, m0, k0) of which k0 ≤ m0 is read,
+    without k0 = m0 where ``unit`` says that it is 1; ``rhs`` is one over (b…, m0, n0). Both are
+    float32 or both are float64.
+    """
+
+    BODIES: ClassVar[tuple[str, ...]] = ("matrix", "rhs")
+
+    output: str
+    batch: tuple[Expr, ...]
+    sizes: tuple[Expr, Expr]
+    matrix: Scalar
+    rhs: Scalar
+    unit: bool
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def spaces(self) -> dict[str, Space]:
+        """What each of ``BODIES`` is a scalar over."""
+        rows, columns = self.sizes
+        outer, row = ("b", self.batch), ("m", (rows,))
+        return {"matrix": (outer, row, ("k", (rows,))), "rhs": (outer, row, ("n", (columns,)))}
+
+
+@dataclass(frozen=True, slots=True)
 class Scatter:
     """Updates elements of a copy of a buffer: output[index(i…)] = or += body(i…).
 
@@ -263,7 +290,16 @@ class BufferArgument:
     buffer: str
 
 
-Node = Union[Pointwise, Reduction, Contraction, Attention, AttentionGradient, Scatter, HostCall]
+Node = Union[
+    Pointwise,
+    Reduction,
+    Contraction,
+    Attention,
+    AttentionGradient,
+    TriangularSolve,
+    Scatter,
+    HostCall,
+]
 
 
 def outputs_of(node: Node) -> tuple[str, ...]:
@@ -277,7 +313,7 @@ def outputs_of(node: Node) -> tuple[str, ...]:
             return (node.output,)
 
 
-def named_bodies(node: Attention | AttentionGradient) -> dict[str, Scalar]:
+def named_bodies(node: Attention | AttentionGradient | TriangularSolve) -> dict[str, Scalar]:
     """Those of a node's ``BODIES`` that it has, by field."""
     bodies = {name: getattr(node, name) for name in node.BODIES}
     return {name: body for name, body in bodies.items() if body is not None}
@@ -290,7 +326,7 @@ def bodies_of(node: Node) -> tuple[Scalar, ...]:
             return (node.body,)
         case Contraction():
             return (node.lhs, node.rhs)
-        case Attention() | AttentionGradient():
+        case Attention() | AttentionGradient() | TriangularSolve():
             return tuple(named_bodies(node).values())
         case Scatter():
             return (*node.index, node.body)
@@ -305,7 +341,7 @@ def map_bodies(node: Node, change: Callable[[Scalar], Scalar]) -> Node:
             return replace(node, body=change(node.body))
         case Contraction():
             return replace(node, lhs=change(node.lhs), rhs=change(node.rhs))
-        case Attention() | AttentionGradient():
+        case Attention() | AttentionGradient() | TriangularSolve():
             changed: dict[str, Any] = {n: change(body) for n, body in named_bodies(node).items()}
             return replace(node, **changed)
         case Scatter():

@@ -22,6 +22,7 @@ from .nodes import (
     Pointwise,
     Reduction,
     Scatter,
+    TriangularSolve,
     iteration_symbols,
 )
 from .scalar import Checked, Const, Index, Load, Masked, Op, Scalar, apply
@@ -283,6 +284,8 @@ class _GraphParser:
                 return Scatter(output, args[0].id, ranges[0], at, body, accumulate, origins)
             case "attention_gradient":
                 return self._attention_gradient(names, output, call, origins)
+            case "triangular_solve":
+                return self._triangular_solve(names, output, call, origins)
         raise ParseError(f"unknown node {kind}")
 
     def _attention(
@@ -321,6 +324,15 @@ class _GraphParser:
             origins=origins,
             **bodies,
         )
+
+    def _triangular_solve(
+        self, names: Names, output: str, call: ast.Call, origins: tuple[Origin, ...]
+    ) -> TriangularSolve:
+        batch, (rows, columns) = names.exprs(call.args[0]), names.exprs(call.args[1])
+        prefixes = ("b", batch), ("m", (rows,)), ("k", (rows,)), ("n", (columns,))
+        bodies = self._bodies(names, call, prefixes, call.args[3:], TriangularSolve.BODIES)
+        unit = bool(ast.literal_eval(call.args[2]))
+        return TriangularSolve(output, batch, (rows, columns), unit=unit, origins=origins, **bodies)
 
     def _bodies(
         self,

@@ -47,6 +47,7 @@ from .nodes import (
     Pointwise,
     Reduction,
     Scatter,
+    TriangularSolve,
     bodies_of,
     named_bodies,
 )
@@ -184,6 +185,12 @@ def format_node(node: Node) -> str:
                 f"{node.output} = attention_gradient({node.of!r}, {_sizes(node.sizes)}, "
                 f"{node.causal}, {node.scale!r}, {_named_bodies(node, text)}"
             )
+        case TriangularSolve():
+            text = ScalarText(bodies_of(node))
+            code = (
+                f"{node.output} = triangular_solve({_sizes(node.batch)}, {_sizes(node.sizes)}, "
+                f"{node.unit}, {_named_bodies(node, text)}"
+            )
         case Scatter():
             text = ScalarText([*node.index, node.body])
             index = ", ".join(text.text(entry) for entry in node.index)
@@ -202,7 +209,7 @@ def format_node(node: Node) -> str:
     return f"{code}{text.definitions}){_format_origins(node.origins)}"
 
 
-def _named_bodies(node: Attention | AttentionGradient, text: ScalarText) -> str:
+def _named_bodies(node: Attention | AttentionGradient | TriangularSolve, text: ScalarText) -> str:
     """The bodies in order, None for those that the node lacks, up to the last that it has."""
     found = named_bodies(node)
     last = node.BODIES.index(next(reversed(found)))

@@ -28,6 +28,7 @@ from .nodes import (
     Pointwise,
     Reduction,
     Scatter,
+    TriangularSolve,
     inputs_of,
     iteration_symbols,
     named_bodies,
@@ -81,6 +82,12 @@ def verify_node(node: Node, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
             _contraction(title, node, graph, sizes)
         case Attention() | AttentionGradient():
             _attention(title, node, graph, sizes)
+        case TriangularSolve():
+            for name, body in named_bodies(node).items():
+                _body(title, body, node.spaces[name], graph, sizes)
+                _same_dtype(title, body, graph.buffers[node.output])
+            _shape(title, graph.buffers[node.output], (*node.batch, *node.sizes))
+            require(node.rhs.dtype.is_float, title, "floats")
         case Scatter():
             output, initial = graph.buffers[node.output], graph.buffers[node.initial]
             require(output.sizes == initial.sizes, title, "the sizes of its initial buffer")

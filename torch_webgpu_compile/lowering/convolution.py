@@ -151,10 +151,10 @@ def convolve(
     inner = (in_channels, *kernel)
     if any(size is ZERO for size in (*sizes, *inner)):
         return Value(dtype, sizes, const(0, dtype))
-    if not is_contractible(dtype):
-        raise NotLowered(f"convolution of {dtype.name}")
-    if geometry.groups > 1 and in_channels is ONE:
-        return _depthwise(builder, input, weight, geometry, transposed, sizes, dtype, name)
+    if dtype is dtypes.bool_:
+        raise NotLowered("convolution of bool")
+    if not is_contractible(dtype) or (geometry.groups > 1 and in_channels is ONE):
+        return _reduced(builder, input, weight, geometry, transposed, sizes, dtype, name)
     axes = _axes(images, geometry.groups, space)
     (row,) = positions((out_channels,), "m")
     channel, *taps = positions(inner, "k")
@@ -180,7 +180,7 @@ def convolve(
     return builder.contract(dtype, sizes, node, name=name)
 
 
-def _depthwise(
+def _reduced(
     builder: Builder,
     input: Value,
     weight: Value,
@@ -190,24 +190,29 @@ def _depthwise(
     dtype: DType,
     name: str,
 ) -> Value:
-    """A convolution of each input channel by itself: a sum over taps.
+    """A sum over the input channels of a group and the taps, for each element by itself.
 
-    As a contraction it would have one row, or few, and tiles would be empty but for those.
+    For one input channel per group: a contraction would have one row, or few, and tiles would be
+    empty but for those. For integers too, which a contraction cannot accumulate.
     """
     image, channel, *space = positions(sizes)
-    kernel = weight.sizes[2:]
-    taps = positions(kernel, "r")
+    in_channels = input.sizes[1] // geometry.groups
+    inner = (in_channels, *weight.sizes[2:])
+    if in_channels is ONE:
+        inner = inner[1:]
+    symbols = positions(inner, "r")
+    within, taps = (ZERO, symbols) if in_channels is ONE else (symbols[0], symbols[1:])
     multiplier = sizes[1] // geometry.groups
-    group = channel // multiplier
+    in_channel = channel // multiplier * in_channels + within
     if transposed:
-        factor = weight.at([group, channel % multiplier, *taps])
-        window = geometry.read_transposed(input, [image, group], space, taps)
+        factor = weight.at([in_channel, channel % multiplier, *taps])
+        window = geometry.read_transposed(input, [image, in_channel], space, taps)
     else:
-        factor = weight.at([channel, ZERO, *taps])
-        window = geometry.read(input, [image, group], space, taps)
+        factor = weight.at([channel, within, *taps])
+        window = geometry.read(input, [image, in_channel], space, taps)
     wide = compute_dtype(dtype)
     body = apply("mul", cast(window, wide), cast(factor, wide))
-    total = builder.reduce("sum", body, sizes, kernel, name=name)
+    total = builder.reduce("sum", body, sizes, inner, name=name)
     return converted(builder, total, dtype)
 
 
@@ -286,7 +291,7 @@ def _weight_gradient(
     if any(size is ZERO for size in (*weight.sizes, *inner)):
         return Value(weight.dtype, weight.sizes, const(0, weight.dtype))
     if not is_contractible(weight.dtype):
-        raise NotLowered(f"convolution of {weight.dtype.name}")
+        raise NotLowered(f"the gradient of a convolution of {weight.dtype.name}")
     wide = compute_dtype(weight.dtype)
     if groups > 1 and channels is ONE:
         channel, _, *taps = positions(weight.sizes)

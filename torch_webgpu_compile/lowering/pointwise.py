@@ -174,6 +174,7 @@ def lower_bitwise_not(builder: Builder, self: Value) -> Value:
 @lowers(
     aten.bitwise_left_shift.Tensor,
     aten.bitwise_left_shift.Tensor_Scalar,
+    aten.bitwise_left_shift.Scalar_Tensor,
     aten.__lshift__.Scalar,
     aten.__lshift__.Tensor,
 )
@@ -184,6 +185,7 @@ def lower_shift_left(builder: Builder, self: Operand, other: Operand) -> Value:
 @lowers(
     aten.bitwise_right_shift.Tensor,
     aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
     aten.__rshift__.Scalar,
     aten.__rshift__.Tensor,
 )

@@ -97,7 +97,7 @@ def _lower_max_pool(
     return values, indices
 
 
-def _unravel(flat: Scalar, sizes: Sequence[Expr]) -> list[Scalar]:
+def unravel(flat: Scalar, sizes: Sequence[Expr]) -> list[Scalar]:
     """The index of a row-major position computed from data."""
     i64 = dtypes.int64
     strides = contiguous_strides(tuple(sizes))
@@ -108,7 +108,7 @@ def _unravel(flat: Scalar, sizes: Sequence[Expr]) -> list[Scalar]:
     return entries
 
 
-def _ravel(index: Sequence[Scalar], sizes: Sequence[Expr]) -> Scalar:
+def ravel(index: Sequence[Scalar], sizes: Sequence[Expr]) -> Scalar:
     """The row-major position of an index computed from data."""
     total: Scalar = const(0, dtypes.int64)
     for entry, stride in zip(index, contiguous_strides(tuple(sizes)), strict=True):
@@ -119,14 +119,14 @@ def _ravel(index: Sequence[Scalar], sizes: Sequence[Expr]) -> Scalar:
 def _window_indices(builder: Builder, windows: Windows, body: Scalar) -> Value:
     """The row-major position in the input's space of each window's maximum."""
     best = builder.reduce("argmax", body, windows.sizes, windows.kernel, name="tap")
-    taps = _unravel(best.body, windows.kernel)
+    taps = unravel(best.body, windows.kernel)
     starts = windows.positions_of([ZERO] * len(windows.kernel))
     where = []
     for start, tap, dilation in zip(starts, taps, windows.dilation, strict=True):
         position = apply("add", Index(start), apply("mul", tap, Index(dilation)))
         # A window of lowest values gives its first tap, maybe in the padding: PyTorch's is inside.
         where.append(apply("maximum", position, const(0, dtypes.int64)))
-    return builder.pointwise(_ravel(where, windows.space), windows.sizes, name="indices")
+    return builder.pointwise(ravel(where, windows.space), windows.sizes, name="indices")
 
 
 @lowers(aten.max_pool2d_with_indices.default)
@@ -160,13 +160,14 @@ def _lower_avg_pool(
     sizes = builder.out.sizes
     windows = Windows(value, sizes, kernel, steps, pads, ones)
     dtype = compute_dtype(value.dtype)
-    if not dtype.is_float:
-        raise NotLowered(f"average pooling of {dtype.name}")
+    if dtype is dtypes.bool_:
+        raise NotLowered("average pooling of bool")
     total = builder.reduce("sum", windows.read(const(0, dtype)), sizes, kernel, name="sum")
     divisor = window_divisor(windows, count_include_pad, positions(sizes)[windows.lead :])
     if divisor_override is not None:
         divisor = const(divisor_override, dtypes.int64)
-    body = apply("div", total.body, cast(divisor, dtype))
+    division = "div" if dtype.is_float else "trunc_divide"
+    body = apply(division, total.body, cast(divisor, dtype))
     return builder.pointwise(cast(body, builder.out.dtype), sizes)
 
 
@@ -273,9 +274,9 @@ def _lower_adaptive_max(
     if not builder.is_used(1):
         return values, None
     best = builder.reduce("argmax", body, sizes, windows.reach, name="tap")
-    taps = _unravel(best.body, windows.reach)
+    taps = unravel(best.body, windows.reach)
     where = [apply("add", Index(s), t) for s, t in zip(windows.starts, taps, strict=True)]
-    return values, builder.pointwise(_ravel(where, windows.value.sizes[windows.lead :]), sizes)
+    return values, builder.pointwise(ravel(where, windows.value.sizes[windows.lead :]), sizes)
 
 
 @lowers(aten.adaptive_max_pool2d.default)

@@ -17,6 +17,7 @@ from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder
+from .fixed_point_resampling import resample_uint8
 from .folding import fold
 from .indexing import gathered
 from .promotion import compute_dtype
@@ -195,7 +196,7 @@ def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float
         at: list[IndexLike] = [*index[:2], *(options[0].index for options in found)]
         return gathered(builder, value, at, sizes)
     if not value.dtype.is_float:
-        raise NotLowered("interpolated integers, which PyTorch rounds after each dimension")
+        raise NotLowered(f"interpolation of {value.dtype.name}")
     total: Scalar | None = None
     for chosen in combinations(*found):
         term = cast(value.at([*index[:2], *(tap.index for tap in chosen)]), dtype)
@@ -281,7 +282,13 @@ def _register_smooth(name: str, rank: int, make_taps: Callable[[bool], Taps]) ->
         align_corners: bool,
         *scales: float | None,
     ) -> Value:
-        return resample(builder, self, make_taps(align_corners), _factors(rank, scales))
+        factors = _factors(rank, scales)
+        if self.dtype is dtypes.uint8 and rank == 2:
+            cubic = make_taps is cubic_taps
+            return resample_uint8(
+                builder, self, cubic=cubic, antialias=False, align=align_corners, factors=factors
+            )
+        return resample(builder, self, make_taps(align_corners), factors)
 
     def backward(
         builder: Builder,

@@ -58,8 +58,12 @@ def scatter_reduce(
     kind = _KINDS[reduce]
     count = index.sizes[dim]
     dtype = compute_dtype(value.dtype)
-    if dtype is dtypes.bool_ or not (count.is_constant and count.constant <= LONGEST_ROW):
-        raise NotLowered(f"scatter_reduce over {count} sources or of bool")
+    if dtype is dtypes.bool_:
+        if reduce == "mean":
+            raise NotLowered("a mean of bools")
+        dtype = dtypes.int32  # sums of 0 and 1, and which of them is the larger
+    if not (count.is_constant and count.constant <= LONGEST_ROW):
+        raise NotLowered(f"scatter_reduce over {count} sources")
     here = positions(value.sizes)
     (r,) = positions((count,), "r")
     at = [*here[:dim], r, *here[dim + 1 :]]

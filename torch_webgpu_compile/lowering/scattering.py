@@ -30,12 +30,10 @@ def scatter(
 ) -> Value:
     """``initial`` with elements set, or increased by ``body``, at every point of ``ranges``.
 
-    16-bit floats accumulate in float32 and are rounded once.
+    16-bit floats accumulate in float32 and are rounded once; a sum of bools is their logical or.
     """
     if not accumulate:
         return builder.scatter(initial, ranges, index, body, accumulate)
-    if initial.dtype is dtypes.bool_:
-        raise NotLowered("accumulating into bool")
     wide = _accumulator(initial.dtype)
     if wide in _ATOMIC:
         total = builder.scatter(initial.cast(wide), ranges, index, cast(body, wide), True)

@@ -28,6 +28,7 @@ from ..ir.nodes import (
     Pointwise,
     Reduction,
     Scatter,
+    TriangularSolve,
     anchor_index,
     anchor_symbols,
     inputs_of,
@@ -66,7 +67,9 @@ class Group:
     kind: str
     rows: tuple[Symbol, ...]
     elements: tuple[Symbol, ...] = ()
-    anchor: Contraction | Attention | AttentionGradient | Scatter | HostCall | None = None
+    anchor: (
+        Contraction | Attention | AttentionGradient | TriangularSolve | Scatter | HostCall | None
+    ) = None
     members: list[Member] = field(default_factory=list)
     computed: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
@@ -354,5 +357,7 @@ def finish(group: Group, stored: set[str]) -> KernelGroup:
             keep = outputs_of(group.anchor)[0] in stored
             return AnchorGroup(group.anchor, members, keep)
         case _:
-            assert isinstance(group.anchor, Scatter | HostCall | AttentionGradient)
+            assert isinstance(
+                group.anchor, Scatter | HostCall | AttentionGradient | TriangularSolve
+            )
             return SingleGroup(group.anchor)

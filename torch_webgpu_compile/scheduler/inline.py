@@ -18,6 +18,7 @@ from ..ir.nodes import (
     Pointwise,
     Reduction,
     Scatter,
+    TriangularSolve,
     bodies_of,
     inputs_of,
     iteration_symbols,
@@ -97,7 +98,9 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         parts = max(user.parts for user in users if isinstance(user, Attention))
         work = typical_numel(product(node.ranges)) * parts * (cost + len(loads))
         return work <= _DISPATCH and not _is_epilogue(node, graph)
-    if any(isinstance(u, (Contraction, Attention, AttentionGradient)) for u in users):
+    if any(
+        isinstance(u, (Contraction, Attention, AttentionGradient, TriangularSolve)) for u in users
+    ):
         # Tiles are loaded many times; and a producer's epilogue would compute this for free.
         reads_anchor = any(
             isinstance(producer, (Contraction, Attention, AttentionGradient, Reduction))

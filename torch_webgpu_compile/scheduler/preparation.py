@@ -26,6 +26,7 @@ from ..ir.nodes import (
     Pointwise,
     Reduction,
     Scatter,
+    TriangularSolve,
     bodies_of,
     inputs_of,
     outputs_of,
@@ -139,6 +140,8 @@ def _ranges(node: Node) -> tuple[Expr, ...]:
             return node.batch + node.rows + node.columns + node.inner
         case Attention() | AttentionGradient():
             return node.sizes
+        case TriangularSolve():
+            return node.batch + node.sizes
         case HostCall():
             return ()
 

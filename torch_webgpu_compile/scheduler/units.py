@@ -14,6 +14,7 @@ from ..ir.nodes import (
     Pointwise,
     Reduction,
     Scatter,
+    TriangularSolve,
     iteration_symbols,
     map_bodies,
     symbol_keys,
@@ -60,6 +61,10 @@ def _drop(node: Node) -> Node:
             batch, heads, *rest = node.sizes
             single = {prefix: (size,) for prefix, size in zip("gmnkd", rest, strict=True)}
             units = _units(b=(batch, heads), **single)
+            return map_bodies(node, lambda body: _at(body, units))
+        case TriangularSolve():
+            rows, columns = node.sizes
+            units = _units(b=node.batch, m=(rows,), k=(rows,), n=(columns,))
             return map_bodies(node, lambda body: _at(body, units))
         case Scatter():
             units = _units(i=node.ranges)

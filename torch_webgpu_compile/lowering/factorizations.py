@@ -1,0 +1,234 @@
+"""Triangular systems, and parts of matrix factorisations.
+
+Source: ATen ``linalg_solve_triangular``, ``triangular_solve``, ``cholesky_solve``,
+``cholesky_inverse``, ``linalg_lu_solve``, ``lu_unpack``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import dtypes
+from ..ir.nodes import TriangularSolve
+from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..sizes import ZERO, Expr, as_expr
+from .builder import Builder, masked
+from .registry import NotLowered, lowers
+from .value import Value, broadcast_index, expand, permute, positions
+
+aten = torch.ops.aten
+I32 = dtypes.int32
+
+# Exchanges of rows that one kernel follows; each is two comparisons.
+_EXCHANGES = 32
+
+
+def _places(builder: Builder, pivots: Value, rows: Value, *, back: bool = False) -> Value:
+    """Where each row is after exchanging rows 0, 1, … with rows ``pivots`` (from 1), in order.
+
+    With ``back``, where the row that is there then was before.
+    """
+    count = pivots.sizes[-1]
+    *index, _ = positions(rows.sizes)
+    if not count.is_constant:
+        raise NotLowered(f"{count} pivots")
+    steps = list(range(count.constant))
+    if back:
+        steps.reverse()
+    for start in range(0, len(steps), _EXCHANGES):
+        place: Scalar = rows.body
+        for k in steps[start : start + _EXCHANGES]:
+            pivot = pivots.at(broadcast_index(pivots, [*index, as_expr(k)]))
+            other = apply("sub", pivot, const(1, I32))
+            here = const(k, I32)
+            left = apply("where", apply("eq", place, other), here, place)
+            place = apply("where", apply("eq", place, here), other, left)
+        rows = builder.pointwise(place, rows.sizes, name="places")
+    return rows
+
+
+@lowers(aten.lu_unpack.default)
+def lower_lu_unpack(
+    builder: Builder,
+    LU_data: Value,
+    LU_pivots: Value,
+    unpack_data: bool = True,
+    unpack_pivots: bool = True,
+) -> tuple[Value, Value, Value]:
+    """(P, L, U) with P · L · U the matrix; those that are not asked for are empty."""
+    empty = []
+    for signature in builder.results:
+        assert signature is not None
+        zero = const(0, signature.dtype)
+        empty.append(Value(signature.dtype, signature.sizes, zero))
+    permutation, lower, upper = empty
+    if unpack_pivots and not permutation.is_empty:
+        *index, row, column = positions(permutation.sizes)
+        numbers = positions(permutation.sizes[:-1])[-1]
+        start = Value(I32, permutation.sizes[:-1], cast(Index(numbers), I32))
+        places = _places(builder, LU_pivots, start)
+        hit = apply("eq", places.at([*index, row]), cast(Index(column), I32))
+        body = cast(hit, permutation.dtype)
+        permutation = builder.pointwise(body, permutation.sizes, name="P")
+    if unpack_data and not lower.is_empty:
+        *index, row, column = positions(lower.sizes)
+        one, zero = const(1, lower.dtype), const(0, lower.dtype)
+        on_diagonal = apply("eq", Index(row), Index(column))
+        below = apply("gt", Index(row), Index(column))
+        element = LU_data.at([*index, row, column])
+        body = masked(below, element, apply("where", on_diagonal, one, zero))
+        lower = builder.pointwise(body, lower.sizes, name="L")
+    if unpack_data and not upper.is_empty:
+        *index, row, column = positions(upper.sizes)
+        inside = apply("le", Index(row), Index(column))
+        element = LU_data.at([*index, row, column])
+        body = masked(inside, element, const(0, upper.dtype))
+        upper = builder.pointwise(body, upper.sizes, name="U")
+    return permutation, lower, upper
+
+
+def _solved(
+    builder: Builder, matrix: Value, rhs: Value, sizes: Sequence[Expr], upper: bool, unit: bool
+) -> Value:
+    """X of ``sizes`` [*, n, k] with matrix · X = rhs, whose batch dimensions broadcast."""
+    if any(size is ZERO for size in sizes):
+        return Value(rhs.dtype, tuple(sizes), const(0, rhs.dtype))
+    *batch, rows, columns = sizes
+    outer = positions(batch, "b")
+    (m,), (k,), (n,) = (positions((s,), p) for s, p in ((rows, "m"), (rows, "k"), (columns, "n")))
+
+    def at(value: Value, line: Expr, place: Expr) -> Scalar:
+        return value.at(broadcast_index(value, [*outer, line, place]))
+
+    def turned(line: Expr) -> Expr:
+        return rows - 1 - line if upper else line  # the last row of an upper one is solved first
+
+    whole = (*batch, rows, columns)
+    buffer = builder.new_buffer(rhs.dtype, whole)
+    node = TriangularSolve(
+        buffer.name,
+        tuple(batch),
+        (rows, columns),
+        builder.finished(at(matrix, turned(m), turned(k))),
+        builder.finished(at(rhs, turned(m), n)),
+        unit,
+        (builder.origin,),
+    )
+    builder.nodes.append(node)
+    *index, row, column = positions(whole)
+    return Value(rhs.dtype, whole, builder.load(buffer).at([*index, turned(row), column]))
+
+
+def _transposed(value: Value) -> Value:
+    return permute(value, [*range(value.rank - 2), value.rank - 1, value.rank - 2])
+
+
+@lowers(aten.linalg_solve_triangular.default)
+def lower_solve_triangular(
+    builder: Builder,
+    self: Value,
+    B: Value,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Value:
+    """X with self · X = B, or with X · self = B."""
+    sizes = builder.out.sizes
+    if left:
+        return _solved(builder, self, B, sizes, upper, unitriangular)
+    turned = (*sizes[:-2], sizes[-1], sizes[-2])
+    matrix, rhs = _transposed(self), _transposed(B)
+    return _transposed(_solved(builder, matrix, rhs, turned, not upper, unitriangular))
+
+
+@lowers(aten.triangular_solve.default)
+def lower_triangular_solve(
+    builder: Builder,
+    self: Value,
+    A: Value,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> tuple[Value, Value]:
+    """(X with A · X = self, A), both of all batches."""
+    second = builder.results[1]
+    assert second is not None
+    matrix = _transposed(A) if transpose else A
+    upper = upper != transpose
+    solution = _solved(builder, matrix, self, builder.out.sizes, upper, unitriangular)
+    return solution, expand(A, second.sizes)
+
+
+@lowers(aten._cholesky_solve_helper.default, aten.cholesky_solve.default)
+def lower_cholesky_solve(
+    builder: Builder, self: Value, input2: Value, upper: bool = False
+) -> Value:
+    """X with L · Lᵀ · X = self, where ``input2`` is L or, if ``upper``, its transpose."""
+    lower = _transposed(input2) if upper else input2
+    return _cholesky_solved(builder, lower, self)
+
+
+@lowers(aten.cholesky_inverse.default)
+def lower_cholesky_inverse(builder: Builder, self: Value, upper: bool = False) -> Value:
+    sizes = builder.out.sizes
+    *_, row, column = positions(sizes)
+    one = cast(apply("eq", Index(row), Index(column)), self.dtype)
+    lower = _transposed(self) if upper else self
+    return _cholesky_solved(builder, lower, Value(self.dtype, sizes, one))
+
+
+def _cholesky_solved(builder: Builder, lower: Value, rhs: Value) -> Value:
+    sizes = builder.out.sizes
+    half = _solved(builder, lower, rhs, sizes, upper=False, unit=False)
+    return _solved(builder, _transposed(lower), half, sizes, upper=True, unit=False)
+
+
+@lowers(aten.linalg_lu_solve.default)
+def lower_lu_solve(
+    builder: Builder,
+    LU: Value,
+    pivots: Value,
+    B: Value,
+    *,
+    left: bool = True,
+    adjoint: bool = False,
+) -> Value:
+    """X with A · X = B for A = P · L · U, with Aᵀ · X = B (``adjoint``), or from the right."""
+    sizes = builder.out.sizes
+    if any(size is ZERO for size in sizes):
+        return Value(B.dtype, sizes, const(0, B.dtype))
+    if left:
+        return _lu_solved(builder, LU, pivots, B, sizes, adjoint)
+    turned = (*sizes[:-2], sizes[-1], sizes[-2])
+    return _transposed(_lu_solved(builder, LU, pivots, _transposed(B), turned, not adjoint))
+
+
+def _lu_solved(
+    builder: Builder,
+    packed: Value,
+    pivots: Value,
+    rhs: Value,
+    sizes: Sequence[Expr],
+    adjoint: bool,
+) -> Value:
+    if adjoint:
+        turned = _transposed(packed)
+        half = _solved(builder, turned, rhs, sizes, upper=False, unit=False)
+        found = _solved(builder, turned, half, sizes, upper=True, unit=True)
+        return _exchanged(builder, found, pivots, back=False)
+    moved = _exchanged(builder, expand(rhs, sizes), pivots, back=True)
+    half = _solved(builder, packed, moved, sizes, upper=False, unit=True)
+    return _solved(builder, packed, half, sizes, upper=True, unit=False)
+
+
+def _exchanged(builder: Builder, value: Value, pivots: Value, *, back: bool) -> Value:
+    """P · value, or with ``back`` Pᵀ · value, for the permutation P of the pivots."""
+    sizes = value.sizes
+    *index, row, column = positions(sizes)
+    start = Value(I32, sizes[:-1], cast(Index(row), I32))
+    place = _places(builder, pivots, start, back=back).at([*index, row])
+    body = value.at([*index, cast(place, dtypes.int64), column])
+    return builder.pointwise(body, sizes, name="exchanged")
