@@ -20,7 +20,8 @@ from . import custom_ops as custom_ops  # defines webgpu::uniform
 
 SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor? bias, bool causal, float scale, "
-    "Tensor? seed=None, float dropout=0.0, Tensor? replaced=None, bool safe=True) -> (Tensor, Tensor)"
+    "Tensor? seed=None, float dropout=0.0, Tensor? replaced=None, bool safe=True) "
+    "-> (Tensor, Tensor)"
 )
 BACKWARD_SCHEMA = (
     "(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor logsumexp, "

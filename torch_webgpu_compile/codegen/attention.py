@@ -161,9 +161,9 @@ class OperandMaker:
 
 
 def _store_statistic(builder: KernelBuilder, node: Attention, batch: dict[Symbol, Expr]) -> str:
-    """A statement that stores ``logsumexp`` (not safe: ``highest`` and ``rest``) of row m of head b.
+    """A statement that stores ``logsumexp`` of row m of head b; "" where nobody asks for it.
 
-    "" where nobody asks for it.
+    Attention that is not safe stores ``highest`` and ``rest``.
     """
     if node.logsumexp is None:
         return ""
