@@ -69,6 +69,12 @@ def lowest(x, _):
     return torch.where(k <= q, 0.0, torch.finfo(torch.float32).min)
 
 
+def strictly_lowest(x, _):
+    """The first query has weights of what is masked."""
+    q, k = positions(x)
+    return torch.where(k < q, 0.0, torch.finfo(torch.float32).min)
+
+
 def one_document(x, _):
     """As transformers computes it, from positions."""
     position = torch.arange(x.shape[-2])
@@ -88,8 +94,9 @@ CAUSAL = {
     documents: True,
     window: True,
     additive: True,
+    lowest: False,
 }
-OTHERS = (earlier, reversed_mask, next_key, lowest, either)
+OTHERS = (earlier, reversed_mask, next_key, either, strictly_lowest)
 
 
 @pytest.mark.parametrize("mask", [*CAUSAL, *OTHERS], ids=lambda f: f.__name__)
