@@ -9,7 +9,6 @@ import torch
 
 from tests import written_forms
 from tests.written_forms import ADDED, FORMS, KEPT, LOWEST, padding
-from torch_webgpu_compile import counters
 
 
 @pytest.fixture(autouse=True)

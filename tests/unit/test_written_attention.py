@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from tests import written_forms
 from tests.harness import backend_of, interpreting_backend

@@ -55,7 +55,7 @@ def attend(
     )
     rank = v.dim()
     if leading is not None and not leading:
-        leading = torch.broadcast_shapes(q.shape[:2], k.shape[:2])
+        leading = tuple(a if b == 1 else b for a, b in zip(q.shape[:2], k.shape[:2], strict=True))
     q, k, v = _broadcast(*(_with_heads(tensor, leading) for tensor in (q, k, v)))
     scores = _Scores(q, leading)
     for kind, *operands in steps:

@@ -58,12 +58,12 @@ def lower_attention(
     _check_dtype(query)
     batch, heads, queries, size = query.sizes
     _, key_heads, keys, value_size = value.sizes
-    out, rows = (batch, heads, queries, value_size), (batch, heads, queries)
+    out = (batch, heads, queries, value_size)
+    rows = (batch, heads, queries) if safe else (as_expr(2), batch, heads, queries)
     if any(n is ZERO for n in (*out, keys)):
         if value_size is ZERO and builder.is_used(1):
             raise NotLowered("the logsumexp of attention without values")
         lowest = const(float("-inf"), F32)
-        rows = rows if safe else (as_expr(2), *rows)
         return Value(query.dtype, out, const(0, query.dtype)), Value(F32, rows, lowest)
     b, h = positions((batch, heads), "b")
     m, n, k, d = _symbols(m=queries, n=keys, k=size, d=value_size)
@@ -71,7 +71,6 @@ def lower_attention(
     buffer = builder.new_buffer(query.dtype, out, strides=_heads_inside(out))
     statistic = None
     if builder.is_used(1):
-        rows = rows if safe else (as_expr(2), *rows)
         statistic = builder.new_buffer(F32, rows, f"{builder.hint}_logsumexp")
     kept = None
     if seed is not None:

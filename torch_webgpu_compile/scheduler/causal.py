@@ -107,8 +107,8 @@ def _marked(node: Node, graph: LoopGraph, producers: _Producers, known: _Known) 
 
 def _is_causal(bias: npt.NDArray[Any], replaced: npt.NDArray[Any]) -> bool:
     """Whether masks, as arrays, leave exactly the keys that are not later."""
-    earlier = np.tri(*bias.shape, dtype=bool)
-    later = bias[~earlier]
+    earlier = np.tri(*bias.shape) != 0
+    later = bias[np.logical_not(earlier)]
     is_lowest = (later <= _LOWEST) | (later == _LOWEST_FLOAT16)
     return not bias[earlier].any() and not replaced[earlier].any() and bool(is_lowest.all())
 
@@ -142,15 +142,15 @@ def _conjuncts(condition: Scalar, producers: _Producers, holds: bool = True) -> 
     condition = _followed(condition, producers)
     is_bool = condition.dtype.kind is Kind.BOOL
     match condition:
-        case Op("bitwise_and" | "logical_and", parts) if is_bool and holds:
+        case Op("bitwise_and", parts) if is_bool and holds:
             for part in parts:
                 yield from _conjuncts(part, producers)
-        case Op("bitwise_or" | "logical_or", parts) if is_bool and not holds:
+        case Op("bitwise_or", parts) if is_bool and not holds:
             for part in parts:
                 yield from _conjuncts(part, producers, holds=False)
-        case Op("logical_not" | "bitwise_not", (inner,)) if is_bool:
+        case Op("bitwise_not", (inner,)) if is_bool:
             yield from _conjuncts(inner, producers, not holds)
-        case Op("cast", (inner,)) if not inner.dtype.is_float:
+        case Op("cast", (inner,)) if is_bool or not inner.dtype.is_float:
             yield from _conjuncts(inner, producers, holds)
         case Op("ne", (inner, Const(0))):
             yield from _conjuncts(inner, producers, holds)
