@@ -179,12 +179,12 @@ def test_what_replaces_scores(mask, value, dynamic):
 def test_padding_beside_what_replaces_scores(value, dynamic):
     """A first document without keys has NaN, or weights of all keys, after its query too."""
 
-    def function(q, k, v, padded):
+    def function(q, k, padded, v):
         later = torch.ones(q.shape[2], k.shape[2]).tril() == 0
         return (q @ k.mT).masked_fill(later | padded, value).softmax(-1) @ v
 
-    inputs = [*(torch.randn(2, 2, LENGTH, 8) for _ in range(3))]
-    inputs.append((torch.arange(LENGTH) < 3).repeat(2, 1, 1, 1))
+    inputs = [torch.randn(2, 2, LENGTH, 8) for _ in range(3)]
+    inputs.insert(2, (torch.arange(LENGTH) < 3).repeat(2, 1, 1, 1))
     state = compile_function(function, *inputs, dynamic=dynamic)
     found = find_causal(state.graph)
     node = attention_of(found)

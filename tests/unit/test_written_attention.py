@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from tests import written_forms
 from tests.harness import backend_of, interpreting_backend
@@ -103,3 +105,189 @@ def test_symbolic_sizes(name):
     if name in KEPT:
         arguments.append(padding())
     assert count(form, *arguments, dynamic=True) == 1
+
+
+def weights_too(q, k, v):
+    weights = (q @ k.mT).softmax(-1)
+    return weights @ v, weights
+
+
+def averaged_weights(q, k, v):
+    weights = (q @ k.mT).softmax(-1)
+    return weights @ v, weights.mean(1)
+
+
+def scores_too(q, k, v):
+    scores = q @ k.mT
+    return (scores * 0.5).softmax(-1) @ v, scores.amax(-1)
+
+
+def scores_before_a_write(q, k, v):
+    scores = q @ k.mT
+    highest = scores.amax(-1)
+    scores *= 0.5
+    return scores.softmax(-1) @ v, highest
+
+
+def other_dimension(q, k, v):
+    return (q @ k.mT).softmax(-2) @ v
+
+
+def transposed_weights(q, k, v):
+    return (q @ k.mT).softmax(-1).mT @ v[:, :, : q.shape[2]]
+
+
+def another_function(q, k, v):
+    return torch.tanh(q @ k.mT).softmax(-1) @ v
+
+
+def larger_bias(q, k, v):
+    return ((q @ k.mT)[:1] + torch.zeros(2, 1, 1, 1)).softmax(-1) @ v
+
+
+def by_heads(q, k, v):
+    factors = torch.arange(4.0)[:, None, None]
+    return (q @ k.mT * factors).softmax(-1) @ v
+
+
+def written_value(q, k, v):
+    scores = q @ k.mT
+    k.mul_(2)
+    return scores.softmax(-1) @ v
+
+
+def autocast_between(q, k, v):
+    scores = q @ k.mT
+    with torch.autocast("cpu", torch.bfloat16):
+        return scores.softmax(-1) @ v
+
+
+def large_heads(q, k, v):
+    q, k = (x.repeat(1, 1, 1, 20) for x in (q, k))
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def in_float64(q, k, v):
+    return (q.double() @ k.double().mT).softmax(-1) @ v.double()
+
+
+def named_letters(q, k, v):
+    weights = torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1)
+    return torch.einsum("bhji,bhjd->bhid", weights, v[:, :, : q.shape[2]])
+
+
+OTHERS = (
+    *(weights_too, averaged_weights, scores_too, scores_before_a_write, other_dimension),
+    *(transposed_weights, another_function, larger_bias, by_heads, written_value),
+    *(autocast_between, large_heads, in_float64, named_letters),
+)
+
+
+@pytest.mark.parametrize("f", OTHERS, ids=lambda f: f.__name__)
+def test_what_is_left_as_it_is(f):
+    with torch.no_grad():
+        assert count(f, *written_forms.tensors("plain")) == 0
+
+
+def test_results_of_what_is_left_as_it_is():
+    q, k, v = (t.detach() for t in written_forms.tensors("plain"))
+    for f in (scores_before_a_write, written_value, scores_too):
+        wanted = f(q, k.clone(), v)
+        got = interpreted(f)(q, k.clone(), v)
+        torch.testing.assert_close(got, wanted)
+
+
+def test_writes_elsewhere_and_modes_are_no_hindrance():
+    def f(q, k, v, total):
+        total += 1
+        scores = q @ k.mT
+        size = scores.size(-1)
+        with torch.autocast("cpu", enabled=False):
+            shifted = scores * size**-0.5
+        out = shifted.softmax(-1) @ v
+        total *= 2
+        return out
+
+    with torch.no_grad():
+        # Modes between the products are left alone, even those that say nothing new.
+        assert count(f, *written_forms.tensors("plain"), torch.zeros(3)) == 0
+
+    def g(q, k, v, total):
+        total += 1
+        out = (q @ k.mT).softmax(-1) @ v
+        total *= 2
+        return out
+
+    with torch.no_grad():
+        assert count(g, *written_forms.tensors("plain"), torch.zeros(3)) == 1
+
+
+def test_autocast_around():
+    def f(q, k, v):
+        with torch.autocast("cpu", torch.bfloat16):
+            return (q @ k.mT * 0.25).softmax(-1) @ v
+
+    q, k, v = (t.detach() for t in written_forms.tensors("plain"))
+    assert count(f, q, k, v) == 1
+    got, wanted = interpreted(f)(q, k, v), f(q, k, v)
+    assert got.dtype is wanted.dtype
+    # Eager rounds scores and weights to bfloat16, whose neighbours are 1/128 apart.
+    torch.testing.assert_close(got.float(), wanted.float(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["plain", "repeated", "einsums"])
+def test_16_bit_forms(name, dtype):
+    arguments = [t.detach() for t in written_forms.tensors(name, dtype)]
+    assert count(FORMS[name], *arguments) == 1
+    # Eager rounds scores and weights to 16 bits.
+    close = {"atol": 2e-2, "rtol": 2e-2}
+    got, exact = interpreted(FORMS[name])(*arguments), FORMS[name](*(t.float() for t in arguments))
+    torch.testing.assert_close(got.float(), exact, **close)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_dropout(p):
+    def f(q, k, v):
+        return F.dropout((q @ k.mT).softmax(-1), p, training=True) @ v
+
+    arguments = written_forms.tensors("plain")
+    assert count(f, *arguments) == 1
+    check(f, *arguments)
+
+
+def test_dropout_of_a_part():
+    module = nn.Dropout(0.25)
+
+    def f(q, k, v):
+        return module((q @ k.mT).softmax(-1)) @ v
+
+    q = torch.zeros(2, 4, 64, 8)
+    v = torch.ones(2, 4, 64, 8)
+    assert count(f, q, q, v) == 1
+    # Each of 512 rows is the mean of 64 zeros and 4/3's: 1 ± 0.07.
+    got = interpreted(f)(q, q, v)
+    assert abs(got[..., 0].mean() - 1) < 0.02
+    assert 0.05 < got[..., 0].std() < 0.1
+    torch.testing.assert_close(module.eval()(q), q)
+
+
+def test_products_that_are_replaced_may_be_nan():
+    f = KEPT["filled -1e9"]
+    q, k, v = (t.detach() for t in written_forms.tensors("plain"))
+    k[:, :, 2] = math.nan
+    keep = torch.arange(7).expand(2, 1, 5, 7) != 2
+    torch.testing.assert_close(interpreted(f)(q, k, v, keep), f(q, k, v, keep))
+
+
+def test_a_learned_bias():
+    f = ADDED["additive"]
+    check(f, *written_forms.tensors("additive"), torch.randn(1, 4, 5, 7, requires_grad=True))
+
+
+def test_shared_heads_are_not_repeated():
+    for name in ("repeated", "interleaved"):
+        with torch.no_grad():
+            found = calls(FORMS[name], *written_forms.tensors(name))
+        assert torch.ops.aten.expand.default not in found
+        assert torch.ops.aten.clone.default not in found

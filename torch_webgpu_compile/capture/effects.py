@@ -33,8 +33,11 @@ def has_effect(node: Node, random: bool = False) -> bool:
         return True
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.is_mutable
+    # There a last "_" tells names from keywords: `operator.or_`.
+    if getattr(target, "__module__", "") == "_operator":
+        return target in _WRITING_OPERATORS
     writes = name.endswith("_") and not name.endswith("__")
-    if writes or name == "__setitem__" or target in _WRITING_OPERATORS or name.startswith(_STATE):
+    if writes or name == "__setitem__" or name.startswith(_STATE):
         return True
     return node.kwargs.get("out") is not None or _is_in_place(node)
 
