@@ -60,7 +60,7 @@ def count(f, *arguments, **keywords):
     return number
 
 
-def check(f, *arguments):
+def check(f, *arguments, **tolerance):
     """Results and gradients as eager's, NaN where it has NaN."""
     leaves = [t for t in arguments if t.requires_grad]
     wanted = f(*arguments)
@@ -68,9 +68,9 @@ def check(f, *arguments):
     gradients = torch.autograd.grad(wanted, leaves, grad)
     got = interpreted(f)(*arguments)
     assert got.stride() == wanted.stride()
-    torch.testing.assert_close(got, wanted, equal_nan=True)
+    torch.testing.assert_close(got, wanted, equal_nan=True, **tolerance)
     found = torch.autograd.grad(got, leaves, grad)
-    torch.testing.assert_close(found, gradients, equal_nan=True)
+    torch.testing.assert_close(found, gradients, equal_nan=True, **tolerance)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -86,7 +86,10 @@ def test_added_masks(name, value):
     arguments = written_forms.tensors(name)
     mask = torch.where(padding(), 0.0, value)
     assert count(ADDED[name], *arguments, mask) == 1
-    check(ADDED[name], *arguments, mask)
+    # Sums of three terms, the last of them -1e4, are taken in another order: near it numbers are
+    # 2⁻¹⁰ apart, and a row without keys has scores there.
+    close = {"atol": 2e-3, "rtol": 2e-3} if name == "added_product" and value == -1e4 else {}
+    check(ADDED[name], *arguments, mask, **close)
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -246,30 +249,23 @@ def test_16_bit_forms(name, dtype):
     torch.testing.assert_close(got.float(), exact, **close)
 
 
-@pytest.mark.parametrize("p", [0.0, 1.0])
-def test_dropout(p):
-    def f(q, k, v):
-        return F.dropout((q @ k.mT).softmax(-1), p, training=True) @ v
-
-    arguments = written_forms.tensors("plain")
-    assert count(f, *arguments) == 1
-    check(f, *arguments)
-
-
-def test_dropout_of_a_part():
-    module = nn.Dropout(0.25)
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout(training):
+    module = nn.Dropout(0.25).train(training)
 
     def f(q, k, v):
-        return module((q @ k.mT).softmax(-1)) @ v
+        return F.dropout(module((q @ k.mT).softmax(-1)), 0.5, training=False) @ v
 
-    q = torch.zeros(2, 4, 64, 8)
-    v = torch.ones(2, 4, 64, 8)
-    assert count(f, q, q, v) == 1
-    # Each of 512 rows is the mean of 64 zeros and 4/3's: 1 ± 0.07.
-    got = interpreted(f)(q, q, v)
-    assert abs(got[..., 0].mean() - 1) < 0.02
-    assert 0.05 < got[..., 0].std() < 0.1
-    torch.testing.assert_close(module.eval()(q), q)
+    found = calls(f, *written_forms.tensors("plain"))
+    assert found.count(ATTENTION) == 1
+    assert found.count(torch.ops.webgpu.seed.default) == training
+
+
+def test_dropout_twice_is_left_as_it_is():
+    def f(q, k, v):
+        return F.dropout(F.dropout((q @ k.mT).softmax(-1), 0.5), 0.5) @ v
+
+    assert count(f, *written_forms.tensors("plain")) == 0
 
 
 def test_products_that_are_replaced_may_be_nan():
