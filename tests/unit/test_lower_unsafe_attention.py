@@ -11,11 +11,12 @@ import torch
 from tests.harness import TARGET, capture, check, compare, lower_checked, run_graph
 from torch_webgpu_compile import attention_ops
 from torch_webgpu_compile.errors import VerificationError
-from torch_webgpu_compile.ir.nodes import Attention, AttentionGradient
+from torch_webgpu_compile.ir.nodes import Attention, AttentionGradient, inputs_of
 from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.text import format_graph
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.scheduler.split_attention import split_attention
+from torch_webgpu_compile.target import Target
 
 FILLS = [-math.inf, -3e38, -1e9, -1e4, 0.5]
 SHAPES = [((2, 4, 5, 8), (2, 2, 7, 8)), ((1, 2, 1, 8), (1, 2, 200, 8)), ((1, 3, 33, 8),) * 2]
@@ -131,3 +132,21 @@ def test_a_gradient_of_the_bias_is_one_of_the_value():
     (found,) = torch.autograd.grad(by_operator(value), value, grad)
     (wanted,) = torch.autograd.grad(written(q, k, v, replaced, value), value, grad)
     torch.testing.assert_close(found, wanted)
+
+
+def test_masks_share_a_binding_where_there_are_few():
+    q, k, v, replaced, grad = tensors(SHAPES[2])
+    bias, seed = torch.randn(1, 3, 33, 33), torch.tensor([3, 5], dtype=torch.int32)
+
+    def run(q, k, v, replaced, grad, bias, seed):
+        rest = False, 0.25, seed, 0.3, replaced, False
+        output, statistic = torch.ops.webgpu.attention(q, k, v, bias, *rest)
+        delta = (grad * output).sum(-1)
+        return torch.ops.webgpu.attention_backward(grad, q, k, v, bias, statistic, delta, *rest)
+
+    for most in (8, 12):
+        target = Target(max_storage_buffers=most)
+        graph = check(run, q, k, v, replaced, grad, bias, seed, target=target)
+        for node in graph.nodes:
+            if isinstance(node, AttentionGradient):
+                assert len(inputs_of(node)) + 1 <= most

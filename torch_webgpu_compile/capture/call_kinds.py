@@ -146,7 +146,9 @@ def is_number(value: Any) -> bool:
 
 
 def is_factor(value: Any) -> bool:
-    """A number, or a tensor of one element."""
+    """A number that a kernel can have in its text, or a tensor of one element."""
+    if isinstance(value, int | float) and not 1e-9 < abs(value) < 1e9:
+        return False
     if is_tensor(value):
         found = tensor_of(value)
         return not found.is_complex() and statically_known_true(found.numel() == 1)

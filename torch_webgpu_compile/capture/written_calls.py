@@ -80,8 +80,21 @@ def _continue_after_writes(graph: Graph) -> None:
         kind = kind_of(node)
         if kind in ("multiply", "divide", "add", "subtract", "fill") and has_effect(node):
             changed = node.args[0] if node.args else None
-            if isinstance(changed, Node):
+            if isinstance(changed, Node) and _is_of_product(changed):
                 _read_after(changed, node, position)
+
+
+def _is_of_product(node: Node) -> bool:
+    """Whether a tensor is a product, or made of one by the steps of attention."""
+    for _ in range(_MOST_STEPS):
+        kind = kind_of(node)
+        if kind in ("product", "einsum", "baddbmm"):
+            return True
+        inner = node.args[0] if node.args else None
+        if kind is None or not isinstance(inner, Node):
+            return False
+        node = inner
+    return False
 
 
 def _read_after(changed: Node, write: Node, position: dict[Node, int]) -> None:
@@ -171,7 +184,7 @@ def _scores(node: Node, found: _Found) -> Iterator[_Found]:
         case "baddbmm":
             term, beta, alpha = arguments(node, "input", "beta", "alpha")
             beta, alpha = 1 if beta is None else beta, 1 if alpha is None else alpha
-            if is_number(beta) and is_number(alpha) and fits(term, node):
+            if is_number(beta) and is_factor(alpha) and fits(term, node):
                 added = () if beta == 0 else (("add", rank, term, beta),)
                 yield found.followed(node, *added, ("multiply", rank, alpha))
         case "multiply":

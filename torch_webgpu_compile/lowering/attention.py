@@ -125,6 +125,10 @@ def lower_attention_backward(
     g, m, n, k, d = _symbols(g=group, m=queries, n=keys, k=size, d=value_size)
     head = h * group + g
     row = [b, head, m]
+    if bias is not None and replaced is not None:
+        inputs = [v for v in (query, key, value, grad, bias, seed, replaced) if v is not None]
+        scores = (batch, heads, queries, keys)
+        bias, replaced = _mask_within_bindings(builder, bias, replaced, inputs, scores)
     others = [v for v in (query, key, value, grad, bias, seed, replaced) if v is not None]
     rows = [logsumexp] if safe else [select(logsumexp, 0, ZERO), select(logsumexp, 0, ONE)]
     logsumexp, *rest, delta = _within_bindings(builder, [*rows, delta], others)
@@ -212,3 +216,24 @@ def _within_bindings(builder: Builder, rows: list[Value], others: list[Value]) -
         body = masked(here, cast(value.at(row), F32), body)
     both = builder.pointwise(body, sizes, name="statistics")
     return [select(both, 0, as_expr(k)) for k in range(len(rows))]
+
+
+def _mask_within_bindings(
+    builder: Builder,
+    bias: Value,
+    replaced: Value,
+    inputs: list[Value],
+    sizes: tuple[Expr, ...],
+) -> tuple[Value, Value]:
+    """The two in one buffer where a kernel cannot bind both beside its other inputs."""
+    read = {o.buffer for value in inputs for o in loads_of(value.body)}
+    if len(read) + 2 <= builder.target.max_storage_buffers:  # statistics and the result, too
+        return bias, replaced
+    which, *at = positions((as_expr(2), *sizes))
+    here = apply("eq", Index(which), const(0, dtypes.int64))
+    body = masked(here, _float(bias, at), _float(replaced, at))
+    both = builder.pointwise(body, (as_expr(2), *sizes), name="mask")
+    holds = select(both, 0, ONE)
+    return select(both, 0, ZERO), Value(
+        dtypes.bool_, holds.sizes, apply("ne", holds.body, const(0.0, F32))
+    )
