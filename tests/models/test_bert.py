@@ -38,3 +38,8 @@ def test_bert_classifier_with_token_types() -> None:
     model = BertForSequenceClassification(CONFIG).eval()
     batch = padded_batch(2, 16)
     check_forward(model, **batch, token_type_ids=torch.randint(0, 2, (2, 16)))
+
+
+def test_bert_of_attention_that_is_written_out() -> None:
+    model = BertModel(BertConfig(**{**CONFIG.to_dict(), "attn_implementation": "eager"}))
+    check_forward(model.eval(), **padded_batch(3, 24))

@@ -30,3 +30,20 @@ def test_real_embedding_table() -> None:
     """154 MB: more than the 128 MiB that a small adapter binds at once, and tied to the output."""
     model = gpt2(vocab_size=50257, n_embd=768, n_head=12, n_layer=1)
     check_forward(model, torch.tensor([[0, 50256, 25000, 45000, 43690]]), calls=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_that_is_written_out(dtype: torch.dtype) -> None:
+    config = GPT2Config(
+        vocab_size=1000,
+        n_positions=128,
+        n_embd=128,
+        n_layer=3,
+        n_head=4,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+    mask = torch.ones(2, 33, dtype=torch.int64)
+    mask[0, :4] = 0
+    model = GPT2LMHeadModel(config).eval().to(dtype)
+    check_forward(model, torch.randint(0, 1000, (2, 33)), attention_mask=mask)

@@ -43,3 +43,11 @@ def test_left_padding() -> None:
     mask[1, :7] = 0
     tokens = torch.randint(0, 1000, (2, 20))
     check_forward(qwen2(), tokens, attention_mask=mask)
+
+
+def test_left_padding_of_attention_that_is_written_out() -> None:
+    config = LlamaConfig(**SIZES, num_key_value_heads=2, attn_implementation="eager")
+    mask = torch.ones(2, 20, dtype=torch.int64)
+    mask[1, :7] = 0
+    tokens = torch.randint(0, 1000, (2, 20))
+    check_forward(LlamaForCausalLM(config).eval(), tokens, attention_mask=mask)

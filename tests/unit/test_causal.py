@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,12 @@ def lowest(x, _):
     return torch.where(k <= q, 0.0, torch.finfo(torch.float32).min)
 
 
+def strictly_lowest(x, _):
+    """The first query has weights of what is masked."""
+    q, k = positions(x)
+    return torch.where(k < q, 0.0, torch.finfo(torch.float32).min)
+
+
 def one_document(x, _):
     """As transformers computes it, from positions."""
     position = torch.arange(x.shape[-2])
@@ -88,8 +96,9 @@ CAUSAL = {
     documents: True,
     window: True,
     additive: True,
+    lowest: False,
 }
-OTHERS = (earlier, reversed_mask, next_key, lowest, either)
+OTHERS = (earlier, reversed_mask, next_key, either, strictly_lowest)
 
 
 @pytest.mark.parametrize("mask", [*CAUSAL, *OTHERS], ids=lambda f: f.__name__)
@@ -133,3 +142,65 @@ def test_a_mask_of_zeros_is_dropped(bias):
 
     state = compile_function(function, *(torch.randn(1, 2, LENGTH, 8) for _ in range(3)))
     assert (attention_of(find_causal(state.graph)).bias is None) == (bias == 0.0)
+
+
+def ones(q, k):
+    return torch.ones(q.shape[2], k.shape[2])
+
+
+LATER = {
+    "tril == 0": lambda q, k: ones(q, k).tril() == 0,
+    "~tril": lambda q, k: ~torch.tril(ones(q, k).bool()),
+    "not tril": lambda q, k: ones(q, k).tril().bool().logical_not(),
+    "triu != 0": lambda q, k: torch.triu(ones(q, k), 1) != 0,
+    "triu": lambda q, k: torch.triu(ones(q, k), 1).bool(),
+    "long": lambda q, k: ones(q, k).long().tril() == 0,
+    "positions": lambda q, k: torch.arange(q.shape[2])[:, None] < torch.arange(k.shape[2]),
+    "not positions": lambda q, k: ~(torch.arange(q.shape[2])[:, None] >= torch.arange(k.shape[2])),
+    "neither": lambda q, k: ~(torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("value", [-math.inf, torch.finfo(torch.float32).min, -1e9])
+@pytest.mark.parametrize("mask", LATER)
+def test_what_replaces_scores(mask, value, dynamic):
+    def function(q, k, v):
+        return (q @ k.mT).masked_fill(LATER[mask](q, k), value).softmax(-1) @ v
+
+    inputs = [torch.randn(1, 2, LENGTH, 8) for _ in range(3)]
+    state = compile_function(function, *inputs, dynamic=dynamic)
+    node = attention_of(find_causal(state.graph))
+    assert (node.causal, node.bias, node.replaced) == (True, None, None)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("value", [-math.inf, -1e9, -1e4])
+def test_padding_beside_what_replaces_scores(value, dynamic):
+    """A first document without keys has NaN, or weights of all keys, after its query too."""
+
+    def function(q, k, padded, v):
+        later = torch.ones(q.shape[2], k.shape[2]).tril() == 0
+        return (q @ k.mT).masked_fill(later | padded, value).softmax(-1) @ v
+
+    inputs = [torch.randn(2, 2, LENGTH, 8) for _ in range(3)]
+    inputs.insert(2, (torch.arange(LENGTH) < 3).repeat(2, 1, 1, 1))
+    state = compile_function(function, *inputs, dynamic=dynamic)
+    found = find_causal(state.graph)
+    node = attention_of(found)
+    assert node.causal == (value == -math.inf)
+    assert node.bias is not None
+    assert node.replaced is not None
+    if not dynamic:
+        (result,) = interpret(found, [x.numpy() for x in inputs])
+        wanted = function(*inputs)
+        torch.testing.assert_close(torch.tensor(result), wanted, equal_nan=True)
+
+
+def test_a_value_that_scores_may_reach_is_left_alone():
+    def function(q, k, v):
+        later = torch.ones(q.shape[2], k.shape[2]).tril() == 0
+        return (q @ k.mT).masked_fill(later, -1e4).softmax(-1) @ v
+
+    state = compile_function(function, *(torch.randn(1, 2, LENGTH, 8) for _ in range(3)))
+    assert not attention_of(find_causal(state.graph)).causal

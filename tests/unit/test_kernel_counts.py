@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -178,6 +180,22 @@ class MultiheadBlock(Block):
         return self.attention(x, x, x, need_weights=False)[0]
 
 
+class WrittenBlock(Block):
+    """As nanoGPT and minGPT write attention out."""
+
+    def __init__(self, size=64, heads=4):
+        super().__init__(size, heads)
+        self.register_buffer("mask", torch.ones(1, 1, 16, 16).tril())
+
+    def attend(self, x):
+        q, k, v = map(self.split, self.projections(x))
+        scores = q @ k.transpose(-2, -1) * (1.0 / math.sqrt(k.size(-1)))
+        length = x.size(1)
+        scores = scores.masked_fill(self.mask[:, :, :length, :length] == 0, float("-inf"))
+        mixed = F.dropout(F.softmax(scores, dim=-1), 0.1, self.training) @ v
+        return self.out(mixed.transpose(1, 2).contiguous().view(x.shape))
+
+
 @pytest.mark.parametrize(
     ("batch", "dtype", "dynamic"),
     [
@@ -187,7 +205,7 @@ class MultiheadBlock(Block):
     ],
 )
 @pytest.mark.parametrize("shape", [(8, 64), (7, 48)])
-@pytest.mark.parametrize("kind", [Block, PackedBlock, MultiheadBlock])
+@pytest.mark.parametrize("kind", [Block, PackedBlock, MultiheadBlock, WrittenBlock])
 def test_transformer_block(kind, shape, batch, dtype, dynamic):
     module = kind(shape[-1]).eval().to(dtype)
     state = compile_function(module, randn(batch, *shape, dtype=dtype), dynamic=dynamic)

@@ -3,7 +3,8 @@
 Each replaces the target of a call by a Python function with the same signature. AOTAutograd traces
 through that function, so it may look at shapes and dtypes and call whatever lowers best:
 
-- attention becomes ``webgpu::attention`` where that operator covers the case;
+- attention becomes ``webgpu::attention`` where that operator covers the case, also where it is
+  written out in plain operators (`written_calls`);
 - the CPU-only fused operators of ``nn.TransformerEncoderLayer``, ``nn.MultiheadAttention`` and
   ``nn.LSTM``
   become compositions of ordinary operators.
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import attention_ops
-from . import random, recurrent
+from . import random, recurrent, written_calls
 
 MAX_HEAD_SIZE = 256
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -248,12 +249,15 @@ REWRITES: dict[Any, Callable[..., Any]] = {
 
 
 def rewrite(module: torch.fx.GraphModule) -> int:
-    """Applies `REWRITES` to a Dynamo graph and its nested graphs, in place; their number."""
+    """Applies `REWRITES`, and finds written-out attention, in a Dynamo graph and its nested graphs.
+
+    In place; gives the number of changes.
+    """
     count = 0
     for inner in module.modules():
         if not isinstance(inner, torch.fx.GraphModule):
             continue
-        found = 0
+        found = written_calls.rewrite(inner.graph)
         for node in inner.graph.nodes:
             if node.op == "call_function" and node.target in REWRITES:
                 node.target = REWRITES[node.target]

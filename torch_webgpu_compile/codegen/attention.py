@@ -10,7 +10,7 @@ from ..ir.graph import AnchorGroup, Buffer
 from ..ir.nodes import Attention, anchor_symbols
 from ..ir.scalar import Scalar
 from ..plan.model import KernelCall
-from ..sizes import Expr, Symbol, ceildiv, iteration, product
+from ..sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
 from ..target import Target
 from .epilogue import Store, anchor_members, render_epilogue, store_is_vector
 from .index_wgsl import is_multiple_of
@@ -24,12 +24,17 @@ from .values import Scope
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A load function of the kernel: four neighbours of the last coordinate at once, or one."""
+    """A load function of the kernel: four neighbours of the last coordinate at once, or one.
+
+    Attributes:
+        type: of an element, in WGSL: f32 or bool.
+    """
 
     lanes: int
     lines: list[str]
     result: str
     guard: str
+    type: str
 
 
 def generate_attention(
@@ -75,6 +80,10 @@ def generate_attention(
             "key": key,
             "value": value,
             "bias": bias,
+            "replaced": None
+            if node.replaced is None
+            else make(node.replaced, ("m", queries), ("n", keys)),
+            "safe": node.safe,
             "kept": None if node.kept is None else make(node.kept, ("m", queries), ("n", keys)),
             "statistic": _store_statistic(builder, node, b),
             "causal": node.causal,
@@ -129,7 +138,8 @@ class OperandMaker:
         scope = Scope()
         result = self.builder.renderer(lanes, scope, branches=True).render(body)
         guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
-        return Operand(len(lanes), scope.lines, result.widen(len(lanes)), " && ".join(guards))
+        code, guard = result.widen(len(lanes)), " && ".join(guards)
+        return Operand(len(lanes), scope.lines, code, guard, body.dtype.compute)
 
     def _exceeded(
         self, outer: tuple[str, Expr], inner: tuple[str, Expr], limit: Expr
@@ -151,15 +161,23 @@ class OperandMaker:
 
 
 def _store_statistic(builder: KernelBuilder, node: Attention, batch: dict[Symbol, Expr]) -> str:
-    """A statement that stores ``logsumexp`` of row m of head b; "" where nobody asks for it."""
+    """A statement that stores ``logsumexp`` of row m of head b; "" where nobody asks for it.
+
+    Attention that is not safe stores ``highest`` and ``rest``.
+    """
     if node.logsumexp is None:
         return ""
     buffer = builder.buffers[node.logsumexp]
     queries = node.sizes[2]
     rows = flat_values("m", (queries,), iteration("m", queries))
-    (at,) = lane_addresses(buffer, anchor_symbols(node)[:3], [{**batch, **rows}])
+    row = anchor_symbols(node)[:3]
     store = builder.bindings.function(node.logsumexp, "store")
-    return f"if (m < {builder.index(queries)}) {{ {store}({builder.index(at)}, logsumexp); }}"
+    parts = {"logsumexp": row} if node.safe else {"highest": (ZERO, *row), "rest": (ONE, *row)}
+    stores = []
+    for name, index in parts.items():
+        (at,) = lane_addresses(buffer, index, [{**batch, **rows}])
+        stores.append(f"{store}({builder.index(at)}, {name});")
+    return f"if (m < {builder.index(queries)}) {{ {' '.join(stores)} }}"
 
 
 def _store(

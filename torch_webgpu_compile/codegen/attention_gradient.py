@@ -191,7 +191,8 @@ class _Maker:
         scope = Scope()
         result = self.builder.renderer(lanes, scope).render(body)
         guard = " && ".join(g for g in guards if g)
-        return Operand(len(lanes), scope.lines, result.widen(len(lanes)), guard)
+        code = result.widen(len(lanes))
+        return Operand(len(lanes), scope.lines, code, guard, body.dtype.compute)
 
     def _guard(self, row: str) -> str:
         """Whether a row is there; "" where every tile is full."""

@@ -68,6 +68,9 @@ def generate_attention_parts(
             "bias": None
             if node.bias is None
             else make(node.bias, ("m", queries), ("n", keys), vector=False),
+            "replaced": None
+            if node.replaced is None
+            else make(node.replaced, ("m", queries), ("n", keys), vector=False),
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
             "keys": builder.index(keys),

@@ -29,17 +29,22 @@ def forward(
     value: Array,
     bias: Array | None = None,
     kept: Array | None = None,
+    replaced: Array | None = None,
+    safe: bool = True,
 ) -> Result:
     """Softmax of all scores, by the definition."""
-    scores = _scores(causal, scale, query, key, bias)
+    scores = _scores(causal, scale, query, key, bias, replaced)
     if parts > 1:
         return Result(_parts(parts, scores, value), np.zeros(()))
     highest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(highest == -np.inf, 0, highest))
     total = weights.sum(-1, keepdims=True)
     used = weights if kept is None else weights * kept
-    output = np.where(total == 0, 0, np.matmul(used, value) / total)
-    return Result(output, (highest + np.log(total))[..., 0])
+    output = np.where(total == 0, 0 if safe else np.nan, np.matmul(used, value) / total)
+    if safe:
+        return Result(output, (highest + np.log(total))[..., 0])
+    rest = np.where(total == 0, np.nan, np.log(total))
+    return Result(output, np.stack([highest, rest])[..., 0])
 
 
 def gradient(
@@ -54,18 +59,24 @@ def gradient(
     delta: Array,
     bias: Array | None = None,
     kept: Array | None = None,
+    replaced: Array | None = None,
+    rest: Array | None = None,
 ) -> Array:
     """dQ, or dK beside dV."""
     # A key head, and all that is by keys, stands beside each of its query heads.
     shared, values = key[:, :, None], value[:, :, None]
-    scores = _scores(causal, scale, query, shared, bias)
-    shift = np.where(logsumexp == -np.inf, 0, logsumexp)[..., None]
-    weights = np.exp(scores - shift)
+    scores = _scores(causal, scale, query, shared, bias, replaced)
+    if rest is None:
+        weights = np.exp(scores - np.where(logsumexp == -np.inf, 0, logsumexp)[..., None])
+    else:
+        weights = np.exp(scores - logsumexp[..., None] - rest[..., None])
     grad_weights = np.matmul(gradient, np.swapaxes(values, -1, -2))
     used = weights
     if kept is not None:
         used, grad_weights = weights * kept, grad_weights * kept
     grad_scores = weights * (grad_weights - delta[..., None])
+    if replaced is not None:
+        grad_scores = np.where(replaced, 0, grad_scores)
     if of == "queries":
         grad_query: Array = np.matmul(grad_scores, shared) * np.float32(scale)
         return grad_query
@@ -74,8 +85,17 @@ def gradient(
     return np.concatenate([grad_key, grad_value], -1)
 
 
-def _scores(causal: bool, scale: float, query: Array, key: Array, bias: Array | None) -> Array:
+def _scores(
+    causal: bool,
+    scale: float,
+    query: Array,
+    key: Array,
+    bias: Array | None,
+    replaced: Array | None,
+) -> Array:
     scores: Array = np.matmul(query, np.swapaxes(key, -1, -2)) * np.float32(scale)
+    if replaced is not None:
+        scores = np.where(replaced, np.float32(0), scores)
     if bias is not None:
         scores = scores + bias
     if causal:

@@ -238,7 +238,7 @@ class _Run:
             gradient = attention.gradient(node.of, node.causal, node.scale, **arrays)
             self._store(node.output, gradient)
             return
-        result = attention.forward(node.parts, node.causal, node.scale, **arrays)
+        result = attention.forward(node.parts, node.causal, node.scale, **arrays, safe=node.safe)
         self._store(node.output, result.output)
         if node.logsumexp is not None:
             self._store(node.logsumexp, result.logsumexp)

@@ -256,7 +256,7 @@ class _GraphParser:
                 self._argument(keywords),
                 origins,
             )
-        if kind == "attention":
+        if kind in ("attention", "unsafe_attention"):
             return self._attention(names, targets, call, origins)
         (output,) = targets
         match kind:
@@ -304,6 +304,7 @@ class _GraphParser:
             origins=origins,
             parts=parts,
             logsumexp=outputs[1] if len(outputs) > 1 else None,
+            safe=ast.unparse(call.func) == "attention",
             **bodies,
         )
 

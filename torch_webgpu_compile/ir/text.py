@@ -175,8 +175,9 @@ def format_node(node: Node) -> str:
         case Attention():
             text = ScalarText(bodies_of(node))
             second = "" if node.logsumexp is None else f", {node.logsumexp}"
+            kind = "attention" if node.safe else "unsafe_attention"
             code = (
-                f"{node.output}{second} = attention({_sizes(node.sizes)}, {node.causal}, "
+                f"{node.output}{second} = {kind}({_sizes(node.sizes)}, {node.causal}, "
                 f"{node.scale!r}, {node.parts}, {_named_bodies(node, text)}"
             )
         case AttentionGradient():

@@ -137,7 +137,8 @@ def _attention(
     spaces = node.spaces
     for name, body in named_bodies(node).items():
         _body(title, body, spaces[name], graph, sizes)
-        require(body.dtype is dtypes.float32, title, f"a float32 {name}")
+        dtype = dtypes.bool_ if name == "replaced" else dtypes.float32
+        require(body.dtype is dtype, title, f"a {dtype.name} {name}")
     output = graph.buffers[node.output]
     if isinstance(node, AttentionGradient):
         require(node.of in ("queries", "keys"), title, "queries or keys")
@@ -150,7 +151,8 @@ def _attention(
         require(alone, title, "no dropout and no logsumexp with parts")
     if node.logsumexp is not None:
         statistic = graph.buffers[node.logsumexp]
-        _shape(title, statistic, (batch, heads, queries))
+        rows = (batch, heads, queries)
+        _shape(title, statistic, rows if node.safe else (as_expr(2), *rows))
         require(statistic.dtype is dtypes.float32, title, "a float32 logsumexp")
 
 

@@ -51,12 +51,15 @@ def lower_attention(
     scale: float,
     seed: Value | None = None,
     dropout: float = 0.0,
+    replaced: Value | None = None,
+    safe: bool = True,
 ) -> tuple[Value | None, Value | None]:
     """Queries of several heads may share a key head: key head = head // (heads / key heads)."""
     _check_dtype(query)
     batch, heads, queries, size = query.sizes
     _, key_heads, keys, value_size = value.sizes
-    out, rows = (batch, heads, queries, value_size), (batch, heads, queries)
+    out = (batch, heads, queries, value_size)
+    rows = (batch, heads, queries) if safe else (as_expr(2), batch, heads, queries)
     if any(n is ZERO for n in (*out, keys)):
         if value_size is ZERO and builder.is_used(1):
             raise NotLowered("the logsumexp of attention without values")
@@ -84,6 +87,8 @@ def lower_attention(
         origins=(builder.origin,),
         kept=kept,
         logsumexp=None if statistic is None else statistic.name,
+        replaced=None if replaced is None else _at(replaced, [b, h, m, n]),
+        safe=bool(safe),
     )
     builder.nodes.append(node)
     return builder.load(buffer), None if statistic is None else builder.load(statistic)
@@ -103,6 +108,8 @@ def lower_attention_backward(
     scale: float,
     seed: Value | None = None,
     dropout: float = 0.0,
+    replaced: Value | None = None,
+    safe: bool = True,
 ) -> tuple[Value | None, Value | None, Value | None]:
     """One node for the gradient of the query, one for those of key and value."""
     _check_dtype(query)
@@ -118,8 +125,13 @@ def lower_attention_backward(
     g, m, n, k, d = _symbols(g=group, m=queries, n=keys, k=size, d=value_size)
     head = h * group + g
     row = [b, head, m]
-    others = [v for v in (query, key, value, grad, bias, seed) if v is not None]
-    logsumexp, delta = _within_bindings(builder, logsumexp, delta, others)
+    if bias is not None and replaced is not None:
+        inputs = [v for v in (query, key, value, grad, bias, seed, replaced) if v is not None]
+        scores = (batch, heads, queries, keys)
+        bias, replaced = _mask_within_bindings(builder, bias, replaced, inputs, scores)
+    others = [v for v in (query, key, value, grad, bias, seed, replaced) if v is not None]
+    rows = [logsumexp] if safe else [select(logsumexp, 0, ZERO), select(logsumexp, 0, ONE)]
+    logsumexp, *rest, delta = _within_bindings(builder, [*rows, delta], others)
     kept = None
     if seed is not None:
         at = (b, head, m, n)
@@ -139,6 +151,8 @@ def lower_attention_backward(
         causal=bool(causal),
         scale=float(scale),
         origins=(builder.origin,),
+        replaced=None if replaced is None else _at(replaced, [*row, n]),
+        rest=None if safe else _float(rest[0], row),
     )
     grad_query = grad_key = grad_value = None
     if builder.is_used(0):
@@ -160,9 +174,13 @@ def _symbols(**extents: Expr) -> tuple[Expr, ...]:
     return tuple(positions((extent,), prefix)[0] for prefix, extent in extents.items())
 
 
-def _float(value: Value, index: list[Expr]) -> Scalar:
+def _at(value: Value, index: list[Expr]) -> Scalar:
     entries: list[IndexLike] = list(index)
-    return cast(value.at(broadcast_index(value, entries)), F32)
+    return value.at(broadcast_index(value, entries))
+
+
+def _float(value: Value, index: list[Expr]) -> Scalar:
+    return cast(_at(value, index), F32)
 
 
 def _heads_inside(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -185,16 +203,37 @@ def _append(builder: Builder, node: AttentionGradient, dtype: DType) -> Value:
     return builder.load(buffer)
 
 
-def _within_bindings(
-    builder: Builder, logsumexp: Value, delta: Value, others: list[Value]
-) -> tuple[Value, Value]:
+def _within_bindings(builder: Builder, rows: list[Value], others: list[Value]) -> list[Value]:
     """The statistics of rows; in one buffer where a kernel cannot bind as many as there are."""
-    read = {o.buffer for value in (logsumexp, delta, *others) for o in loads_of(value.body)}
+    read = {o.buffer for value in (*rows, *others) for o in loads_of(value.body)}
     if len(read) < builder.target.max_storage_buffers:
-        return logsumexp, delta
-    sizes = (as_expr(2), *logsumexp.sizes)
+        return rows
+    sizes = (as_expr(len(rows)), *rows[0].sizes)
     which, *row = positions(sizes)
-    first = apply("eq", Index(which), const(0, dtypes.int64))
-    body = masked(first, logsumexp.at(row), cast(delta.at(row), F32))
+    body = cast(rows[-1].at(row), F32)
+    for k, value in reversed(list(enumerate(rows[:-1]))):
+        here = apply("eq", Index(which), const(k, dtypes.int64))
+        body = masked(here, cast(value.at(row), F32), body)
     both = builder.pointwise(body, sizes, name="statistics")
-    return select(both, 0, ZERO), select(both, 0, ONE)
+    return [select(both, 0, as_expr(k)) for k in range(len(rows))]
+
+
+def _mask_within_bindings(
+    builder: Builder,
+    bias: Value,
+    replaced: Value,
+    inputs: list[Value],
+    sizes: tuple[Expr, ...],
+) -> tuple[Value, Value]:
+    """The two in one buffer where a kernel cannot bind both beside its other inputs."""
+    read = {o.buffer for value in inputs for o in loads_of(value.body)}
+    if len(read) + 2 <= builder.target.max_storage_buffers:  # statistics and the result, too
+        return bias, replaced
+    which, *at = positions((as_expr(2), *sizes))
+    here = apply("eq", Index(which), const(0, dtypes.int64))
+    body = masked(here, _float(bias, at), _float(replaced, at))
+    both = builder.pointwise(body, (as_expr(2), *sizes), name="mask")
+    holds = select(both, 0, ONE)
+    return select(both, 0, ZERO), Value(
+        dtypes.bool_, holds.sizes, apply("ne", holds.body, const(0.0, F32))
+    )

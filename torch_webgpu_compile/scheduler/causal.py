@@ -1,5 +1,8 @@
 """Attention masks that leave no key after its query: the kernel then passes over those keys.
 
+A mask is a bias of -inf, or one like -1e9 that takes the place of scores or is added to them. The
+latter leaves a row without other keys its weights: it is the same only where each query has a key.
+
 A mask that follows from constants alone, as of one document without padding, is computed here: it
 often says nothing more, or nothing at all.
 """
@@ -26,7 +29,18 @@ from ..ir.nodes import (
     iteration_symbols,
     symbol_keys,
 )
-from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, scalar_symbols, substitute_symbols
+from ..ir.scalar import (
+    Const,
+    Index,
+    Load,
+    Masked,
+    Op,
+    Scalar,
+    apply,
+    const,
+    scalar_symbols,
+    substitute_symbols,
+)
 from ..sizes import ONE, ZERO, Expr, contiguous_strides, product
 from .inline import body_at
 
@@ -35,37 +49,42 @@ _Producers = Mapping[str, Pointwise]
 # Elements of a mask that is computed while compiling, and what a node on the way may go through.
 _MOST = 1 << 22
 
+# With a score that is lower than what finite numbers of use give, exp(score - highest) is 0. The
+# lowest float16 is the same for scores in float16, whose neighbours there are 32 apart.
+_LOWEST, _LOWEST_FLOAT16 = -1e9, -65504.0
+
 # What each comparison a ∘ b adds to a - b to say that the sum is at most 0.
 _AT_MOST = {"le": 0, "lt": 1}
 _AT_LEAST = {"ge": 0, "gt": 1}
+_OPPOSITE = {"le": "gt", "gt": "le", "lt": "ge", "ge": "lt", "eq": "ne", "ne": "eq"}
+
+# The bias and what is replaced, [query, key] of all heads.
+_Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+_Known = dict[tuple[Scalar, Scalar | None], _Arrays | None]
 
 
 def find_causal(graph: LoopGraph) -> LoopGraph:
-    """The graph with attentions marked as causal where their bias is -inf for every later key.
+    """The graph with attentions marked as causal where their mask leaves no later key.
 
-    A bias that says nothing else is dropped.
+    A mask that says nothing else is dropped.
     """
     producers = {node.output: node for node in graph.nodes if isinstance(node, Pointwise)}
-    known: dict[Scalar, npt.NDArray[Any] | None] = {}
+    known: _Known = {}
     nodes = tuple(_marked(node, graph, producers, known) for node in graph.nodes)
     return replace(graph, nodes=nodes).live() if nodes != graph.nodes else graph
 
 
-def _marked(
-    node: Node,
-    graph: LoopGraph,
-    producers: _Producers,
-    known: dict[Scalar, npt.NDArray[Any] | None],
-) -> Node:
+def _marked(node: Node, graph: LoopGraph, producers: _Producers, known: _Known) -> Node:
     if not isinstance(node, Attention | AttentionGradient) or node.causal or node.bias is None:
         return node
-    if node.bias not in known:
-        known[node.bias] = _constant_mask(node, graph)
-    mask = known[node.bias]
-    if mask is not None and not mask.any():
-        return replace(node, bias=None)
-    if mask is not None and np.array_equal(mask, np.where(np.tri(*mask.shape), 0, -np.inf)):
-        return replace(node, causal=True, bias=None)
+    mask = node.bias, node.replaced
+    if mask not in known:
+        known[mask] = _constant_mask(node, graph)
+    arrays = known[mask]
+    if arrays is not None and not arrays[0].any() and not arrays[1].any():
+        return replace(node, bias=None, replaced=None)
+    if arrays is not None and _is_causal(*arrays):
+        return replace(node, causal=True, bias=None, replaced=None)
     queries, keys = node.sizes[-4:-2]
     if queries is ONE:
         return node
@@ -74,8 +93,24 @@ def _marked(
     offsets = [_later_keys(c, query, key) for c in _conditions(bias, producers)]
     if not any(offset is not None and offset >= 0 for offset in offsets):
         return node
-    says_more = offsets != [0] or not _is_zero_or_minus_infinity(bias)
-    return replace(node, causal=True, bias=node.bias if says_more else None)
+    says_more = offsets != [0] or not _is_zero_or_lowest(bias, producers)
+    if node.replaced is not None:
+        kept = _conjuncts(node.replaced, producers, holds=False)
+        says_more = says_more or [_later_keys(c, query, key) for c in kept] != [0]
+    if not says_more:
+        return replace(node, causal=True, bias=None, replaced=None)
+    # A row whose scores are all -inf is 0 or NaN with less of them, too. In a gradient eager has
+    # NaN for its later keys as well, but has NaN for its first key anyway.
+    removes = any(_is_constant(side, -math.inf) for side in _sides(bias, producers))
+    return replace(node, causal=True) if removes else node
+
+
+def _is_causal(bias: npt.NDArray[Any], replaced: npt.NDArray[Any]) -> bool:
+    """Whether masks, as arrays, leave exactly the keys that are not later."""
+    earlier = np.tri(*bias.shape) != 0
+    later = bias[np.logical_not(earlier)]
+    is_lowest = (later <= _LOWEST) | (later == _LOWEST_FLOAT16)
+    return not bias[earlier].any() and not replaced[earlier].any() and bool(is_lowest.all())
 
 
 def _followed(value: Scalar, producers: _Producers) -> Scalar:
@@ -93,23 +128,42 @@ def _followed(value: Scalar, producers: _Producers) -> Scalar:
 
 
 def _conditions(bias: Scalar, producers: _Producers) -> Iterator[Scalar]:
-    """What must hold for the bias not to be -inf."""
+    """What must hold for the bias not to be the lowest."""
     match bias:
-        case Op("where", (condition, _, other)) | Masked(condition, _, other):
-            if _is_constant(_followed(other, producers), -math.inf):
+        case Op("where", (condition, one, other)) | Masked(condition, one, other):
+            if _is_lowest(_followed(other, producers)):
                 yield from _conjuncts(condition, producers)
+            elif _is_lowest(_followed(one, producers)):
+                yield from _conjuncts(condition, producers, holds=False)
 
 
-def _conjuncts(condition: Scalar, producers: _Producers) -> Iterator[Scalar]:
+def _conjuncts(condition: Scalar, producers: _Producers, holds: bool = True) -> Iterator[Scalar]:
+    """What must hold for a condition to hold, or not to: a bool, or a number that is not 0."""
     condition = _followed(condition, producers)
+    is_bool = condition.dtype.kind is Kind.BOOL
     match condition:
-        case Op("bitwise_and" | "logical_and", (one, other), dtype) if dtype.kind is Kind.BOOL:
-            yield from _conjuncts(one, producers)
-            yield from _conjuncts(other, producers)
-        case Op("where", (inner, Const(True), Const(False))):  # tril of ones
-            yield from _conjuncts(inner, producers)
+        case Op("bitwise_and", parts) if is_bool and holds:
+            for part in parts:
+                yield from _conjuncts(part, producers)
+        case Op("bitwise_or", parts) if is_bool and not holds:
+            for part in parts:
+                yield from _conjuncts(part, producers, holds=False)
+        case Op("bitwise_not", (inner,)) if is_bool:
+            yield from _conjuncts(inner, producers, not holds)
+        case Op("cast", (inner,)) if is_bool or not inner.dtype.is_float:
+            yield from _conjuncts(inner, producers, holds)
+        case Op("ne", (inner, Const(0))):
+            yield from _conjuncts(inner, producers, holds)
+        case Op("eq", (inner, Const(0))):
+            yield from _conjuncts(inner, producers, not holds)
+        case Op("where", (inner, Const(one), Const(other))) | Masked(
+            inner, Const(one), Const(other)
+        ) if bool(one) != bool(other):  # tril of ones
+            yield from _conjuncts(inner, producers, holds if one else not holds)
+        case Op(name, parts) if not holds and name in _OPPOSITE:
+            yield apply(_OPPOSITE[name], *parts)
         case _:
-            yield condition
+            yield condition if holds else apply("eq", condition, const(0, condition.dtype))
 
 
 def _later_keys(condition: Scalar, query: Expr, key: Expr) -> int | None:
@@ -125,31 +179,53 @@ def _later_keys(condition: Scalar, query: Expr, key: Expr) -> int | None:
     return offset.constant if offset.is_constant else None
 
 
-def _is_zero_or_minus_infinity(bias: Scalar) -> bool:
+def _sides(bias: Scalar, producers: _Producers) -> tuple[Scalar, ...]:
+    """What a bias chooses between."""
     match bias:
-        case Op("where", (_, kept, _)) | Masked(_, kept, _):
-            return _is_constant(kept, 0.0)
-    return False
+        case Op("where", (_, one, other)) | Masked(_, one, other):
+            return _followed(one, producers), _followed(other, producers)
+    return ()
+
+
+def _is_zero_or_lowest(bias: Scalar, producers: _Producers) -> bool:
+    sides = _sides(bias, producers)
+    return any(map(_is_lowest, sides)) and any(_is_constant(side, 0.0) for side in sides)
+
+
+def _is_lowest(value: Scalar) -> bool:
+    if not isinstance(value, Const) or isinstance(value.value, complex):
+        return False
+    return value.value <= _LOWEST or value.value == _LOWEST_FLOAT16
 
 
 def _is_constant(value: Scalar, expected: float) -> bool:
     return isinstance(value, Const) and value.value == expected
 
 
-def _constant_mask(
-    node: Attention | AttentionGradient, graph: LoopGraph
-) -> npt.NDArray[Any] | None:
-    """The bias of all heads, [query, key], if it follows from constants alone and is not large."""
+def _constant_mask(node: Attention | AttentionGradient, graph: LoopGraph) -> _Arrays | None:
+    """The mask of all heads, [query, key], if it follows from constants alone and is not large."""
     assert node.bias is not None
     sizes = node.sizes[-4:-2]
+    if not _is_small(sizes):
+        return None
+    bias = _evaluated(node.bias, sizes, graph)
+    if bias is None:
+        return None
+    if node.replaced is None:
+        return bias, np.zeros(bias.shape, bool)
+    replaced = _evaluated(node.replaced, sizes, graph)
+    return None if replaced is None else (bias, replaced)
+
+
+def _evaluated(body: Scalar, sizes: tuple[Expr, ...], graph: LoopGraph) -> npt.NDArray[Any] | None:
     (query,), (key,) = iteration_symbols("m", sizes[:1]), iteration_symbols("n", sizes[1:])
-    if not _is_small(sizes) or not scalar_symbols(node.bias) <= {*symbol_keys((query, key))}:
+    if not scalar_symbols(body) <= {*symbol_keys((query, key))}:
         return None
     rows = dict(zip(symbol_keys((query, key)), iteration_symbols("i", sizes), strict=True))
     name = "(mask)"  # no node of a graph has such a name
-    mask = Pointwise(name, sizes, substitute_symbols(node.bias, rows))
+    mask = Pointwise(name, sizes, substitute_symbols(body, rows))
     strides = contiguous_strides(sizes)
-    buffer = Buffer(name, node.bias.dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
+    buffer = Buffer(name, body.dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
     alone = replace(
         graph,
         nodes=(*graph.nodes, mask),

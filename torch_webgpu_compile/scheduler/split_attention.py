@@ -76,7 +76,8 @@ def _split(node: Attention, parts: int, buffers: dict[str, Buffer]) -> list[Node
     summed = made.reduction("sum", ranges, parts, "sum", apply("mul", weight, load(element)))
     empty = apply("eq", whole(total), const(0, f32))
     quotient = apply("div", whole(summed), whole(total))
-    body = apply("where", empty, const(0, f32), quotient)
+    without_keys = const(0 if node.safe else float("nan"), f32)
+    body = apply("where", empty, without_keys, quotient)
     joined = Pointwise(node.output, ranges, cast(body, result.dtype), node.origins)
     return [replace(node, output=partial, parts=parts), *made.nodes, joined]
 
