@@ -44,6 +44,8 @@ class Phase:
             one before each call.
         seeds: rows of the graph's last argument, the seeds of its random operators; 0: no such
             argument.
+        complex_inputs, complex_outputs: positions of arguments and outputs that are complex tensors
+            to PyTorch, and real ones (…, 2) in the captured graph.
     """
 
     name: str
@@ -51,3 +53,5 @@ class Phase:
     forwarded: tuple[tuple[int, int], ...] = ()
     counted: frozenset[int] = frozenset()
     seeds: int = 0
+    complex_inputs: frozenset[int] = frozenset()
+    complex_outputs: frozenset[int] = frozenset()

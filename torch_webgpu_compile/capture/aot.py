@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..captured import CapturedGraph, Phase
 from ..errors import UnsupportedOp
 from . import decompositions, dynamo, patterns, random
+from .complex_numbers.separation import separate_graph
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -52,7 +53,7 @@ def capture(
     patterns.rewrite(module)
     number = next(_numbers)
     static: frozenset[int] = frozenset()
-
+    table = decompositions.table(native)
     direct: BoxedFunction | None = None
 
     def compile_inference(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
@@ -80,8 +81,10 @@ def capture(
         _check_sizes(graph)
         forwarded = _take_forwarded(graph)
         saved -= {output for output, _ in forwarded}
-        phase = Phase(name, saved, forwarded, counted, random.take_seeds(graph))
-        captured = CapturedGraph(f"graph{number}_{name}", graph, static_inputs)
+        seeds = random.take_seeds(graph)
+        real = separate_graph(graph, table, frozenset(native))
+        phase = Phase(name, saved, forwarded, counted, seeds, real.inputs, real.outputs)
+        captured = CapturedGraph(f"graph{number}_{name}", real.module, static_inputs)
         compiled = compile_graph(captured, phase)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
@@ -90,7 +93,7 @@ def capture(
         fw_compiler=compile_forward,
         bw_compiler=compile_backward,
         inference_compiler=compile_inference,
-        decompositions=decompositions.table(native),
+        decompositions=table,
         partition_fn=_partition,
         keep_inference_input_mutations=True,
     )

@@ -1,0 +1,130 @@
+"""Reductions and scans of complex elements that the parts cannot do on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UnsupportedOp
+from .functions import absolute
+from .pair import Pair, as_pair
+from .registry import Call, rule
+
+aten = torch.ops.aten
+
+
+def _nonzero(value: Any) -> Any:
+    return ~value.is_zero() if isinstance(value, Pair) else value
+
+
+@rule(
+    *(aten.any.default, aten.any.dim, aten.any.dims),
+    *(aten.all.default, aten.all.dim, aten.all.dims),
+)
+def _any_all(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Any:
+    return call.op(_nonzero(self), *args, **kwargs)
+
+
+@rule(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, aten.nonzero.default)
+def _count_nonzero(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Any:
+    return call.op(_nonzero(self), *args, **kwargs)
+
+
+@rule(aten.linalg_vector_norm.default)
+def _vector_norm(call: Call, self: Pair, ord: Any = 2, *args: Any, **kwargs: Any) -> Tensor:
+    # The dtype asked for may be complex: that of the elements whose norm is taken.
+    named = {name: value for name, value in kwargs.items() if name != "dtype"}
+    return aten.linalg_vector_norm.default(absolute(self.to(call.dtype)), ord, *args[:2], **named)
+
+
+@rule(aten.dist.default)
+def _dist(call: Call, self: Any, other: Any, p: Any = 2) -> Tensor:
+    difference = as_pair(self, call.dtype) - as_pair(other, call.dtype)
+    return aten.linalg_vector_norm.default(absolute(difference).reshape(-1), p)
+
+
+@rule(aten.var.correction)
+def _var(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Tensor:
+    z = self.to(call.dtype)
+    re: Tensor = aten.var.correction(z.re, *args, **kwargs)
+    return re + aten.var.correction(z.im, *args, **kwargs)
+
+
+@rule(aten.std.correction)
+def _std(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Tensor:
+    return torch.sqrt(_var(call, self, *args, **kwargs))
+
+
+@rule(aten.var_mean.correction)
+def _var_mean(call: Call, self: Pair, dim: Any = None, **kwargs: Any) -> tuple[Tensor, Pair]:
+    z = self.to(call.dtype)
+    keep = kwargs.get("keepdim", False)
+    dims = list(range(z.re.dim())) if dim is None else dim
+    means = Pair(z.re.mean(dims, keepdim=keep), z.im.mean(dims, keepdim=keep))
+    return _var(call, self, dim, **kwargs), means
+
+
+@rule(aten.prod.default)
+def _prod(call: Call, self: Any, dtype: torch.dtype | None = None) -> Pair:
+    z = as_pair(self, call.dtype)
+    return _product(call, Pair(z.re.reshape(-1), z.im.reshape(-1)), 0)
+
+
+@rule(aten.prod.dim_int)
+def _prod_dim(
+    call: Call, self: Any, dim: int, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Pair:
+    z = as_pair(self, call.dtype)
+    if z.re.dim() == 0:
+        return z
+    found = _product(call, z, dim % z.re.dim())
+    return Pair(found.re.unsqueeze(dim), found.im.unsqueeze(dim)) if keepdim else found
+
+
+def _product(call: Call, z: Pair, dim: int) -> Pair:
+    """The product along a dimension: halves are multiplied with each other."""
+    length = _known(call, z.shape[dim])
+    if length == 0:
+        ones = torch.ones_like(z.re.sum(dim))
+        return Pair(ones, torch.zeros_like(ones))
+    while length > 1:
+        half = length // 2
+        paired = _narrow(z, dim, 0, half) * _narrow(z, dim, half, half)
+        z = _cat([paired, _narrow(z, dim, 2 * half, 1)], dim) if length % 2 else paired
+        length = half + length % 2
+    return Pair(z.re.select(dim, 0), z.im.select(dim, 0))
+
+
+@rule(aten.cumprod.default)
+def _cumprod(call: Call, self: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
+    """Hillis and Steele: a step multiplies every element with the one 2^k before it."""
+    z = as_pair(self, call.dtype)
+    if z.re.dim() == 0:
+        return z
+    dim %= z.re.dim()
+    length, distance = _known(call, z.shape[dim]), 1
+    while distance < length:
+        kept = length - distance
+        later = _narrow(z, dim, distance, kept) * _narrow(z, dim, 0, kept)
+        z = _cat([_narrow(z, dim, 0, distance), later], dim)
+        distance *= 2
+    return z
+
+
+def _known(call: Call, size: Any) -> int:
+    if isinstance(size, int):
+        return size
+    raise UnsupportedOp(
+        str(call.op), "complex products are of a known number of factors", "use dynamic=False"
+    )
+
+
+def _narrow(z: Pair, dim: int, start: int, length: int) -> Pair:
+    return Pair(z.re.narrow(dim, start, length), z.im.narrow(dim, start, length))
+
+
+def _cat(pairs: Sequence[Pair], dim: int) -> Pair:
+    return Pair(torch.cat([p.re for p in pairs], dim), torch.cat([p.im for p in pairs], dim))
