@@ -46,6 +46,8 @@ class Phase:
             argument.
         complex_inputs, complex_outputs: positions of arguments and outputs that are complex tensors
             to PyTorch, and real ones (…, 2) in the captured graph.
+        lazy: positions of arguments whose memory may hold the conjugates or negatives of their
+            elements (``Tensor.is_conj``, ``Tensor.is_neg``); the graph takes the elements.
     """
 
     name: str
@@ -55,3 +57,4 @@ class Phase:
     seeds: int = 0
     complex_inputs: frozenset[int] = frozenset()
     complex_outputs: frozenset[int] = frozenset()
+    lazy: frozenset[int] = frozenset()

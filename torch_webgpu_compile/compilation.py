@@ -235,6 +235,7 @@ def signature_of(state: Compilation) -> Signature:
         backward=state.phase.name == "backward",
         complex_inputs=state.phase.complex_inputs,
         complex_outputs=state.phase.complex_outputs,
+        lazy=state.phase.lazy,
     )
 
 
@@ -248,6 +249,7 @@ def device_signature_of(state: Compilation) -> Signature:
         seeds=phase.seeds,
         complex_inputs=phase.complex_inputs,
         complex_outputs=phase.complex_outputs,
+        lazy=phase.lazy,
     )
 
 

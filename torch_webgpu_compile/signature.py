@@ -6,7 +6,7 @@ only follows lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,6 +134,7 @@ class Signature:
         backward: whether arguments may be tensors that a forward graph kept on the GPU.
         complex_inputs, complex_outputs: positions of arguments and results that are complex, where
             the plan has real tensors (…, 2).
+        lazy: positions of arguments that may be lazily conjugated or negated.
 
     Raises:
         UnsupportedOp: a size of the plan does not follow from the arguments.
@@ -148,6 +149,7 @@ class Signature:
     backward: bool = False
     complex_inputs: frozenset[int] = frozenset()
     complex_outputs: frozenset[int] = frozenset()
+    lazy: frozenset[int] = frozenset()
     inputs: tuple[InputEntry, ...] = field(init=False)
     constant: tuple[InputEntry, ...] = field(init=False)
     _sources: tuple[SizeSource, ...] = field(init=False)
@@ -174,6 +176,21 @@ class Signature:
             found = self._resolve(dict(zip(names, key, strict=True)))
             self._variants[key] = found
         return found
+
+    def call(self, run: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
+        """``run(values)`` with memory in place of lazily conjugated or negated arguments."""
+        given = {k: values[k] for k in self.lazy if values[k].is_conj() or values[k].is_neg()}
+        with torch.no_grad():
+            for position, tensor in given.items():
+                values[position] = tensor.resolve_conj().resolve_neg()
+            passed = values[:]
+            results = run(values)
+            for output in self.plan.outputs:
+                if output.mutates in given:
+                    given[output.mutates].copy_(passed[output.mutates])
+        for output, position in self.forwarded:
+            results[output] = given.get(position, results[output])
+        return results
 
     def some_sizes(self) -> dict[str, int] | None:
         """The sizes of the first call; None before any call of a plan with symbolic sizes."""

@@ -83,7 +83,9 @@ def capture(
         saved -= {output for output, _ in forwarded}
         seeds = random.take_seeds(graph)
         real = separate_graph(graph, table, frozenset(native))
-        phase = Phase(name, saved, forwarded, counted, seeds, real.inputs, real.outputs)
+        phase = Phase(
+            *(name, saved, forwarded, counted, seeds, real.inputs, real.outputs), _lazy(graph)
+        )
         captured = CapturedGraph(f"graph{number}_{name}", real.module, static_inputs)
         compiled = compile_graph(captured, phase)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
@@ -200,6 +202,19 @@ def _take_forwarded(graph: torch.fx.GraphModule) -> tuple[tuple[int, int], ...]:
         output.args = (tuple(None if node in positions else node for node in returned),)
         graph.recompile()
     return found
+
+
+def _lazy(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Positions of arguments that may be lazily conjugated or negated.
+
+    Dynamo's guards keep what it saw of its arguments; gradients are known to autograd only.
+    """
+    return frozenset(
+        position
+        for position, node in enumerate(graph.graph.find_nodes(op="placeholder"))
+        if isinstance(value := node.meta.get("val"), torch.Tensor)
+        and (value.is_conj() or value.is_neg() or str(node.target).startswith("tangents"))
+    )
 
 
 def _check_sizes(graph: torch.fx.GraphModule) -> None:

@@ -148,6 +148,12 @@ class _Separation:
                 written = join(_expanded(value, args[0].shape))
             self._recorder.mutate(target, written)
             self._values[node] = value
+        elif node.target is aten.sym_size.int and isinstance(args[0], Pair):
+            part, dim = args[0].re, args[1]
+            made = self._recorder.node_of(part), dim % part.dim()
+            self._copies[node] = self._recorder.graph.call_function(node.target, made)
+            self._copies[node].meta.update(node.meta)
+            self._values[node] = node.meta["val"]
         elif tree_any(_touches, (args, kwargs, node.meta.get("val"))):
             self._values[node] = self._apply(node, args, kwargs)
         else:
