@@ -254,7 +254,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mutate(self, target: Tensor, value: Tensor) -> None:
         """Ends the graph with a write of ``value`` into an input."""
-        node = self.graph.call_function(aten.copy_.default, (self.node_of(target), self.node_of(value)))
+        node = self.graph.call_function(
+            aten.copy_.default, (self.node_of(target), self.node_of(value))
+        )
         node.meta["val"] = target
 
     def resize(self, target: Tensor, value: Tensor) -> None:

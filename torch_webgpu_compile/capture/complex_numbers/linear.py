@@ -168,6 +168,4 @@ def _index_add(call: Call, self: Any, dim: int, index: Tensor, source: Any, alph
     a, b = as_pair(self, call.dtype), as_pair(source, call.dtype)
     if alpha != 1:
         b = b * as_pair(alpha, call.dtype)
-    return Pair(
-        torch.index_add(a.re, dim, index, b.re), torch.index_add(a.im, dim, index, b.im)
-    )
+    return Pair(torch.index_add(a.re, dim, index, b.re), torch.index_add(a.im, dim, index, b.im))

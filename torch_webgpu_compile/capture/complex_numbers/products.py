@@ -89,9 +89,7 @@ def _added(call: Call, self: Any, product: Pair, beta: Any, alpha: Any) -> Pair:
 
 
 @rule(aten.addmm.default)
-def _addmm(
-    call: Call, self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1
-) -> Pair:
+def _addmm(call: Call, self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
     return _added(call, self, _mm(call, mat1, mat2), beta, alpha)
 
 
