@@ -30,6 +30,8 @@ def plain_fft(pairs: Tensor, dims: Sequence[int], forward: bool, scale: float) -
     Returns:
         The shape of ``pairs``.
     """
+    if pairs.numel() == 0:  # MKL takes no empty batches
+        return pairs.new_zeros(pairs.shape, dtype=_dtype(pairs))
     result = aten._fft_c2c(_complex(pairs), _positive(pairs.dim() - 1, dims), 0, forward)
     return _pairs(result, scale)
 
@@ -44,6 +46,8 @@ def plain_rfft(x: Tensor, dims: Sequence[int], scale: float) -> Tensor:
     Returns:
         The shape of ``x`` with n // 2 + 1 in place of the last of ``dims``, and 2 at the end.
     """
+    if x.numel() == 0:
+        return x.new_zeros(_rfft_sizes(x, dims), dtype=_dtype(x))
     real = x.to(_dtype(x))
     return _pairs(aten._fft_r2c(real, _positive(x.dim(), dims), 0, True), scale)
 
@@ -59,8 +63,11 @@ def plain_irfft(pairs: Tensor, dims: Sequence[int], n: int, scale: float) -> Ten
         dims: at least one; the others are transformed before the last.
         n: length of the result along the last of ``dims``, at least 1.
     """
+    if pairs.numel() == 0:
+        return pairs.new_zeros(_irfft_sizes(pairs, dims, n), dtype=_dtype(pairs))
     result = aten._fft_c2r(_complex(pairs), _positive(pairs.dim() - 1, dims), 0, n)
-    return (result * scale).contiguous()
+    scaled: Tensor = (result * scale).contiguous()
+    return scaled
 
 
 fft = torch.library.custom_op(
@@ -90,16 +97,12 @@ def _(pairs: Tensor, dims: Sequence[int], forward: bool, scale: float) -> Tensor
 
 @rfft.register_fake
 def _(x: Tensor, dims: Sequence[int], scale: float) -> Tensor:
-    sizes = list(x.shape)
-    sizes[dims[-1]] = sizes[dims[-1]] // 2 + 1
-    return x.new_empty([*sizes, 2], dtype=_dtype(x))
+    return x.new_empty(_rfft_sizes(x, dims), dtype=_dtype(x))
 
 
 @irfft.register_fake
 def _(pairs: Tensor, dims: Sequence[int], n: int, scale: float) -> Tensor:
-    sizes = list(pairs.shape[:-1])
-    sizes[dims[-1]] = n
-    return pairs.new_empty(sizes, dtype=_dtype(pairs))
+    return pairs.new_empty(_irfft_sizes(pairs, dims, n), dtype=_dtype(pairs))
 
 
 # -- gradients: the adjoint of a transform is the opposite one of what it gave ---------------------
@@ -175,6 +178,18 @@ def transform_to_real(pairs: Tensor, dims: Sequence[int], n: int, scale: float) 
         int(pairs.shape[dim])
     result: Tensor = torch.ops.webgpu.irfft.default(pairs, dims, int(n), scale)
     return result
+
+
+def _rfft_sizes(x: Tensor, dims: Sequence[int]) -> list[int]:
+    sizes = list(x.shape)
+    sizes[dims[-1]] = sizes[dims[-1]] // 2 + 1
+    return [*sizes, 2]
+
+
+def _irfft_sizes(pairs: Tensor, dims: Sequence[int], n: int) -> list[int]:
+    sizes = list(pairs.shape[:-1])
+    sizes[dims[-1]] = n
+    return sizes
 
 
 def _positive(rank: int, dims: Sequence[int]) -> list[int]:

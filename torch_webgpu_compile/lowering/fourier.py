@@ -1,0 +1,428 @@
+"""``webgpu::fft``, ``rfft`` and ``irfft`` as `Fourier` nodes. Their definition: ``fft_ops``.
+
+A dimension is transformed by one node where a row of it fits in a workgroup. Longer rows take
+several passes ("four-step"), lengths with large prime factors two transforms of another length
+(Bluestein). What is multiplied, padded and mirrored in between is in the scalars that nodes load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import dtypes
+from .. import fft_ops as fft_ops  # defines the operators
+from ..ir import fourier
+from ..ir.graph import Buffer
+from ..ir.nodes import Fourier
+from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, mod
+from .builder import Builder, masked
+from .registry import NotLowered, lowers
+from .value import Value, permute, positions, reshape
+
+F32 = dtypes.float32
+I64 = dtypes.int64
+PAIR = as_expr(2)
+
+# Neighbouring rows that a workgroup takes where rows are not contiguous: whole sectors of memory
+# (32 bytes) between passes, half ones where the alternative is another pass.
+_ROWS_OF_PASS = 4
+_ROWS_OF_COLUMN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Complex:
+    """One complex number; without an imaginary part it is real."""
+
+    real: Scalar
+    imaginary: Scalar | None = None
+
+    def __mul__(self, other: Complex) -> Complex:
+        """``other`` has an imaginary part."""
+        a, b, c, d = self.real, self.imaginary, other.real, other.imaginary
+        assert d is not None
+        if b is None:
+            return Complex(apply("mul", a, c), apply("mul", a, d))
+        return Complex(
+            apply("sub", apply("mul", a, c), apply("mul", b, d)),
+            apply("add", apply("mul", a, d), apply("mul", b, c)),
+        )
+
+
+Rows = Sequence[Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """Transforms of rows, before it is known how.
+
+    Attributes:
+        ranges: the sizes of rows.
+        length: n, at least 2.
+        forward: the sign of the exponent is negative.
+        element: the number at a position of a row.
+        index: where in the output the result at a position of a row is, without the part.
+        scale: multiplies all results.
+        factor: multiplies the result at a position of a row.
+    """
+
+    ranges: tuple[Expr, ...]
+    length: int
+    forward: bool
+    element: Callable[[Rows, Expr], Complex]
+    index: Callable[[Rows, Expr], tuple[Expr, ...]]
+    scale: float = 1.0
+    factor: Callable[[Rows, Expr], Complex] | None = None
+
+
+@lowers(torch.ops.webgpu.fft.default)
+def lower_fft(
+    builder: Builder, pairs: Value, dims: Sequence[int], forward: bool, scale: float
+) -> Value:
+    """One dimension after the other."""
+    _check(pairs)
+    return _transformed(builder, pairs, dims, forward, scale)
+
+
+@lowers(torch.ops.webgpu.rfft.default)
+def lower_rfft(builder: Builder, x: Value, dims: Sequence[int], scale: float) -> Value:
+    """The last dimension first: its rows are loaded as numbers without an imaginary part."""
+    _check(x)
+    last = dims[-1] % x.rank
+    n = _length(x.sizes[last])
+    half = as_expr(n // 2 + 1)
+    sizes = (*x.sizes[:last], half, *x.sizes[last + 1 :], PAIR)
+    if any(size is ZERO for size in sizes):
+        return Value(F32, sizes, const(0.0, F32))
+    if n == 1:
+        zero = apply("eq", Index(positions(sizes)[-1]), const(0, I64))
+        body = masked(zero, cast(x.at(positions(sizes)[:-1]), F32), const(0.0, F32))
+        first = Value(F32, sizes, body)
+    else:
+        buffer = builder.new_buffer(F32, sizes)
+        own = _along(last, x.sizes, n, True)
+        element = _elements(last, lambda at: Complex(cast(x.at(at), F32)))
+        _add(builder, buffer, replace(own, element=element, scale=_own(scale, dims)), last)
+        first = builder.load(buffer)
+    rest = [dim % x.rank for dim in dims[:-1]]
+    return _transformed(builder, first, rest, True, scale if rest or n == 1 else 1.0)
+
+
+def _own(scale: float, dims: Sequence[int]) -> float:
+    """What the first of several transforms multiplies by: nothing."""
+    return scale if len(dims) == 1 else 1.0
+
+
+@lowers(torch.ops.webgpu.irfft.default)
+def lower_irfft(
+    builder: Builder, pairs: Value, dims: Sequence[int], n: int | Expr, scale: float
+) -> Value:
+    """The last dimension at the end. An even n takes a transform of half the length."""
+    _check(pairs)
+    length = _length(as_expr(n))
+    last = dims[-1] % (pairs.rank - 1)
+    sizes = tuple(as_expr(length) if k == last else s for k, s in enumerate(pairs.sizes[:-1]))
+    if any(size is ZERO for size in sizes):
+        return Value(F32, sizes, const(0.0, F32))
+    spectrum = _transformed(builder, pairs, dims[:-1], False, 1.0)
+
+    def number(at: Sequence[Expr]) -> Complex:
+        return _number(spectrum, at)
+
+    if length == 1:
+        body = apply("mul", number(positions(sizes)).real, const(scale, F32))
+        return builder.pointwise(body, sizes)
+    if length % 2 or length == 2:
+        own = replace(
+            _along(last, sizes, length, False),
+            element=_elements(last, lambda at: _mirrored(number, at, last, length)),
+            scale=scale,
+        )
+        buffer = builder.new_buffer(F32, sizes)
+        _add(builder, buffer, own, last)
+        return builder.load(buffer)
+    return _of_half_length(builder, number, sizes, last, scale)
+
+
+def _mirrored(
+    number: Callable[[Sequence[Expr]], Complex], at: Sequence[Expr], dim: int, n: int
+) -> Complex:
+    """The number at any position, of which the first half is given: conj(X[n - j]) is X[j]."""
+    j = at[dim]
+    behind = floordiv(2 * j, as_expr(n + 1))  # 1 from position n // 2 + 1 on
+    there = number([*at[:dim], j + behind * (n - 2 * j), *at[dim + 1 :]])
+    assert there.imaginary is not None
+    conjugate = apply("eq", Index(behind), const(1, I64))
+    imaginary = apply("where", conjugate, apply("neg", there.imaginary), there.imaginary)
+    alone = apply("eq", Index(mod(2 * j, as_expr(n))), const(0, I64))
+    return Complex(there.real, apply("where", alone, const(0.0, F32), imaginary))
+
+
+def _of_half_length(
+    builder: Builder,
+    number: Callable[[Sequence[Expr]], Complex],
+    sizes: tuple[Expr, ...],
+    dim: int,
+    scale: float,
+) -> Value:
+    """The inverse transform to real numbers of an even n, by one of length m = n/2.
+
+    With E[k] = X[k] + conj(X[m - k]) and O[k] = (X[k] - conj(X[m - k])) · exp(2πi · k/n), the
+    transform of E + iO has the result's even elements as real and the odd ones as imaginary parts.
+    """
+    n = int(sizes[dim])
+    m = n // 2
+    roots = _Table(builder, fourier.roots(np.arange(m), n, forward=False), f"roots_{n}")
+    zero = const(0.0, F32)
+
+    def both(at: Sequence[Expr]) -> Complex:
+        k = at[dim]
+        near, far = number(at), number([*at[:dim], m - k, *at[dim + 1 :]])
+        assert near.imaginary is not None
+        assert far.imaginary is not None
+        first = apply("eq", Index(k), const(0, I64))
+        a, b = near.real, apply("where", first, zero, near.imaginary)
+        c, d = far.real, apply("where", first, zero, far.imaginary)
+        odd = Complex(apply("sub", a, c), apply("add", b, d)) * roots.at(k)
+        assert odd.imaginary is not None
+        return Complex(
+            apply("sub", apply("add", a, c), odd.imaginary),
+            apply("add", apply("sub", b, d), odd.real),
+        )
+
+    # Pairs of elements are neighbours along the dimension.
+    halves = (*sizes[:dim], as_expr(m), PAIR, *sizes[dim + 1 :])
+    order = [k for k in range(len(halves)) if k != dim + 1]
+    strides = contiguous_strides(halves)
+    buffer = builder.new_buffer(
+        F32,
+        [halves[k] for k in (*order, dim + 1)],
+        strides=[strides[k] for k in (*order, dim + 1)],
+    )
+    logical = [halves[k] for k in order]
+    own = replace(_along(dim, logical, m, False), element=_elements(dim, both), scale=scale)
+    _add(builder, buffer, own, dim)
+    inverse = list(range(len(order)))
+    inverse.insert(dim + 1, len(order))
+    return reshape(permute(builder.load(buffer), inverse), sizes)
+
+
+def _transformed(
+    builder: Builder, pairs: Value, dims: Sequence[int], forward: bool, scale: float
+) -> Value:
+    """``pairs`` with ``dims`` transformed, the last one first."""
+    rank = pairs.rank - 1
+    left = [d for d in (dim % rank for dim in dims) if pairs.sizes[d] is not ONE]
+    if pairs.is_empty:
+        return Value(F32, pairs.sizes, const(0.0, F32))
+    if not left:
+        return builder.pointwise(
+            apply("mul", cast(pairs.body, F32), const(scale, F32)), pairs.sizes
+        )
+    lengths = [_length(pairs.sizes[dim]) for dim in left]
+    while left:
+        dim, n = left.pop(), lengths.pop()
+        buffer = builder.new_buffer(F32, pairs.sizes)
+        source = pairs
+        own = replace(
+            _along(dim, pairs.sizes[:-1], n, forward),
+            element=_elements(dim, lambda at, source=source: _number(source, at)),
+            scale=1.0 if left else scale,
+        )
+        _add(builder, buffer, own, dim)
+        pairs = builder.load(buffer)
+    return pairs
+
+
+def _number(pairs: Value, at: Sequence[Expr]) -> Complex:
+    real, imaginary = (cast(pairs.at([*at, as_expr(part)]), F32) for part in range(2))
+    return Complex(real, imaginary)
+
+
+def _along(dim: int, sizes: Sequence[Expr], n: int, forward: bool) -> Transform:
+    """The transform of a dimension of a tensor of ``sizes``, but for its elements."""
+
+    def nothing(rows: Rows, j: Expr) -> Complex:
+        raise AssertionError("a transform without elements")
+
+    return Transform(
+        ranges=(*sizes[:dim], *sizes[dim + 1 :]),
+        length=n,
+        forward=forward,
+        element=nothing,
+        index=lambda rows, k: (*rows[:dim], k, *rows[dim:]),
+    )
+
+
+def _elements(
+    dim: int, number: Callable[[Sequence[Expr]], Complex]
+) -> Callable[[Rows, Expr], Complex]:
+    return lambda rows, j: number([*rows[:dim], j, *rows[dim:]])
+
+
+def _length(size: Expr) -> int:
+    if not size.is_constant:
+        raise NotLowered(f"a Fourier transform of the symbolic length {size}")
+    return size.constant
+
+
+def _check(value: Value) -> None:
+    if not value.dtype.is_float or value.dtype.itemsize > 4:
+        raise NotLowered(f"Fourier transforms compute in float32, not {value.dtype.name}")
+
+
+# -- nodes -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Complex numbers known while compiling; equal names have equal contents."""
+
+    builder: Builder
+    contents: Any
+    name: str
+
+    def at(self, position: Expr) -> Complex:
+        sizes = tuple(map(as_expr, self.contents.shape))
+        if self.name not in self.builder.constants:
+            self.builder.constant(self.contents, F32, sizes, self.name)
+        return _number(self.builder.load(self.builder.buffers[self.name]), [position])
+
+
+def _add(builder: Builder, output: Buffer, transform: Transform, dim: int) -> None:
+    """The nodes of a transform of dimension ``dim`` of a tensor in memory like ``output``."""
+    target = builder.target
+    contiguous = dim == len(output.sizes) - 2 or output.sizes[dim + 1 :] in ((), (PAIR,))
+    longest = fourier.longest_row(target, 1 if contiguous else _ROWS_OF_COLUMN)
+    if not fourier.has_radices(transform.length):
+        _add_bluestein(builder, output, transform, longest)
+    else:
+        _add_passes(builder, output, transform, longest)
+
+
+def _add_passes(builder: Builder, output: Buffer, transform: Transform, longest: int) -> None:
+    """One node, or with n = n1 · n2 transforms of the n1 elements that are n2 apart, then of n2.
+
+    Element j1 · n2 + j2 has its part in result k1 + n1 · k2 by way of number (k1, j2) in between,
+    which is multiplied by exp(∓2πi · k1 · j2 / n).
+    """
+    n = transform.length
+    if n <= longest:
+        _add_node(builder, output, transform)
+        return
+    longest = fourier.longest_row(builder.target, _ROWS_OF_PASS)
+    n1 = fourier.divide(n, longest)
+    n2 = n // n1
+    sizes = (*transform.ranges, as_expr(n1), as_expr(n2), PAIR)
+    between = builder.new_buffer(F32, sizes, f"{builder.hint}_pass")
+    first = replace(
+        transform,
+        ranges=(*transform.ranges, as_expr(n2)),
+        length=n1,
+        element=lambda rows, j1: transform.element(rows[:-1], j1 * n2 + rows[-1]),
+        index=lambda rows, k1: (*rows[:-1], k1, rows[-1]),
+        scale=1.0,
+        factor=None,
+    )
+    _add_node(builder, between, first)
+    loaded = builder.load(between)
+    factor = transform.factor
+
+    def element(rows: Rows, j2: Expr) -> Complex:
+        turn = _root(builder, n, rows[-1] * j2, transform.forward)
+        return _number(loaded, [*rows, j2]) * turn
+
+    second = replace(
+        transform,
+        ranges=(*transform.ranges, as_expr(n1)),
+        length=n2,
+        element=element,
+        index=lambda rows, k2: transform.index(rows[:-1], rows[-1] + n1 * k2),
+        factor=None if factor is None else lambda rows, k2: factor(rows[:-1], rows[-1] + n1 * k2),
+    )
+    _add_passes(builder, output, second, longest)
+
+
+def _root(builder: Builder, n: int, position: Expr, forward: bool) -> Complex:
+    """exp(∓2πi · position / n) as the product of two numbers from short tables."""
+    step = 1 << (n.bit_length() // 2)
+    sign = "" if forward else "_inverse"
+    many = fourier.roots(step * np.arange(-(-n // step)), n, forward)
+    few = fourier.roots(np.arange(step), n, forward)
+    high = _Table(builder, many, f"roots_{n}_by_{step}{sign}")
+    low = _Table(builder, few, f"roots_{n}_below_{step}{sign}")
+    at = as_expr(step)
+    return high.at(floordiv(position, at)) * low.at(mod(position, at))
+
+
+def _add_bluestein(builder: Builder, output: Buffer, transform: Transform, longest: int) -> None:
+    """A convolution with a chirp: see `fourier.chirp`."""
+    n = transform.length
+    padded = fourier.padded_length(n, longest)
+    sign = "" if transform.forward else "_inverse"
+    numbers = np.zeros((padded, 2), np.float32)
+    numbers[:n] = fourier.chirp(n, transform.forward)
+    chirp = _Table(builder, numbers, f"chirp_{n}_{padded}{sign}")
+    spectrum = _Table(
+        builder,
+        fourier.chirp_spectrum(n, padded, transform.forward),
+        f"chirp_spectrum_{n}_{padded}{sign}",
+    )
+    zero = const(0.0, F32)
+
+    def element(rows: Rows, j: Expr) -> Complex:
+        number = transform.element(rows, j) * chirp.at(j)
+        assert number.imaginary is not None
+        inside = apply("lt", Index(j), const(n, I64))
+        return Complex(masked(inside, number.real, zero), masked(inside, number.imaginary, zero))
+
+    sizes = (*transform.ranges, as_expr(padded), PAIR)
+    between = builder.new_buffer(F32, sizes, f"{builder.hint}_spectrum")
+    there = Transform(transform.ranges, padded, True, element, lambda rows, k: (*rows, k))
+    _add_passes(builder, between, there, longest)
+    loaded = builder.load(between)
+    back = replace(
+        transform,
+        length=padded,
+        forward=False,
+        element=lambda rows, k: _number(loaded, [*rows, k]) * spectrum.at(k),
+        factor=lambda rows, k: chirp.at(k),
+    )
+    _add_passes(builder, output, back, longest)
+
+
+def _add_node(builder: Builder, output: Buffer, transform: Transform) -> None:
+    n = transform.length
+    rows = positions(transform.ranges)
+    j, k = (positions((as_expr(n),), prefix)[0] for prefix in "jk")
+    radices = fourier.choose_radices(n)
+    number = transform.element(rows, j)
+    scalars = {"real": number.real, "imaginary": number.imaginary}
+    if len(radices) > 1:
+        (w,) = positions((as_expr(n - radices[0]),), "w")
+        sign = "" if transform.forward else "_inverse"
+        contents = fourier.stage_roots(radices, transform.forward)
+        root = _Table(builder, contents, f"stage_roots_{n}{sign}").at(w)
+        scalars |= {"root_real": root.real, "root_imaginary": root.imaginary}
+    if transform.factor is not None:
+        factor = transform.factor(rows, k)
+        scalars |= {"factor_real": factor.real, "factor_imaginary": factor.imaginary}
+    bodies: dict[str, Any] = {
+        name: builder.finished(body) for name, body in scalars.items() if body is not None
+    }
+    node = Fourier(
+        output=output.name,
+        ranges=transform.ranges,
+        radices=radices,
+        forward=transform.forward,
+        scale=float(transform.scale),
+        index=transform.index(rows, k),
+        origins=(builder.origin,),
+        **bodies,
+    )
+    builder.nodes.append(node)
