@@ -92,7 +92,7 @@ def generate_fourier(node: Fourier, buffers: dict[str, Buffer], target: Target) 
             "load": load,
             "root": root,
             "store": _store(builder, node, {**rows, **flat_values("k", (as_expr(n),), k)}),
-            "stages": _stages(node, tiling, not (workgroups * tiling.rows is count)),
+            "stages": _stages(node, tiling, workgroups * tiling.rows is not count),
         },
         workgroup_size=tiling.workgroup,
         grid=grid,

@@ -1,8 +1,8 @@
 """How elements are loaded from and stored to bindings: packing, vectors, windows.
 
-A kernel names each buffer access by a function call (``load_x``, ``load4_x``, ``store_x``,
-``store4_x``, and for pairs ``load2_x`` and ``store2_x``); `Bindings` remembers which were used and declares bindings and functions that fit all
-of them.
+A kernel names each buffer access by a function call (``load_x``, ``store_x``, for pairs ``load2_x``
+and ``store2_x``, for vectors ``load4_x`` and ``store4_x``); `Bindings` remembers which were used
+and declares bindings and functions that fit all of them.
 """
 
 from __future__ import annotations

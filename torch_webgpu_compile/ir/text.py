@@ -39,16 +39,16 @@ from .graph import (
 from .nodes import (
     Attention,
     AttentionGradient,
-    WithNamedBodies,
-    Fourier,
     BufferArgument,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Origin,
     Pointwise,
     Reduction,
     Scatter,
+    WithNamedBodies,
     bodies_of,
     named_bodies,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,9 +132,7 @@ def lower_irfft(
         return Value(F32, sizes, const(0.0, F32))
     spectrum = _transformed(builder, pairs, dims[:-1], False, 1.0)
 
-    def number(at: Sequence[Expr]) -> Complex:
-        return _number(spectrum, at)
-
+    number = partial(_number, spectrum)
     if length == 1:
         body = apply("mul", number(positions(sizes)).real, const(scale, F32))
         return builder.pointwise(body, sizes)
@@ -228,10 +227,9 @@ def _transformed(
     while left:
         dim, n = left.pop(), lengths.pop()
         buffer = builder.new_buffer(F32, pairs.sizes)
-        source = pairs
         own = replace(
             _along(dim, pairs.sizes[:-1], n, forward),
-            element=_elements(dim, lambda at, source=source: _number(source, at)),
+            element=_elements(dim, partial(_number, pairs)),
             scale=1.0 if left else scale,
         )
         _add(builder, buffer, own, dim)

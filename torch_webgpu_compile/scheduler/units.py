@@ -65,7 +65,7 @@ def _drop(node: Node) -> Node:
         case Fourier():
             units = _units(i=node.ranges)
             index = tuple(substitute(entry, units) for entry in node.index)
-            return replace(map_bodies(node, lambda body: _at(body, units)), index=index)
+            return map_bodies(replace(node, index=index), lambda body: _at(body, units))
         case Scatter():
             units = _units(i=node.ranges)
             return replace(
