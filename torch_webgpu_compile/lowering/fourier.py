@@ -1,16 +1,14 @@
 """``webgpu::fft``, ``rfft`` and ``irfft`` as `Fourier` nodes. Their definition: ``fft_ops``.
 
-A dimension is transformed by one node where a row of it fits in a workgroup. Longer rows take
-several passes ("four-step"), lengths with large prime factors two transforms of another length
-(Bluestein). What is multiplied, padded and mirrored in between is in the scalars that nodes load.
+Dimensions are transformed one after the other. Real numbers are loaded without an imaginary part,
+and mirrored halves where they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,67 +16,23 @@ import torch
 from .. import dtypes
 from .. import fft_ops as fft_ops  # defines the operators
 from ..ir import fourier
-from ..ir.graph import Buffer
-from ..ir.nodes import Fourier
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, apply, cast, const
 from ..sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, mod
 from .builder import Builder, masked
+from .fourier_nodes import (
+    PAIR,
+    Complex,
+    Rows,
+    Table,
+    Transform,
+    add_transform,
+    number_at,
+)
 from .registry import NotLowered, lowers
 from .value import Value, permute, positions, reshape
 
 F32 = dtypes.float32
 I64 = dtypes.int64
-PAIR = as_expr(2)
-
-# Neighbouring rows that a workgroup takes where rows are not contiguous: whole sectors of memory
-# (32 bytes) between passes, half ones where the alternative is another pass.
-_ROWS_OF_PASS = 4
-_ROWS_OF_COLUMN = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Complex:
-    """One complex number; without an imaginary part it is real."""
-
-    real: Scalar
-    imaginary: Scalar | None = None
-
-    def __mul__(self, other: Complex) -> Complex:
-        """``other`` has an imaginary part."""
-        a, b, c, d = self.real, self.imaginary, other.real, other.imaginary
-        assert d is not None
-        if b is None:
-            return Complex(apply("mul", a, c), apply("mul", a, d))
-        return Complex(
-            apply("sub", apply("mul", a, c), apply("mul", b, d)),
-            apply("add", apply("mul", a, d), apply("mul", b, c)),
-        )
-
-
-Rows = Sequence[Expr]
-
-
-@dataclass(frozen=True, slots=True)
-class Transform:
-    """Transforms of rows, before it is known how.
-
-    Attributes:
-        ranges: the sizes of rows.
-        length: n, at least 2.
-        forward: the sign of the exponent is negative.
-        element: the number at a position of a row.
-        index: where in the output the result at a position of a row is, without the part.
-        scale: multiplies all results.
-        factor: multiplies the result at a position of a row.
-    """
-
-    ranges: tuple[Expr, ...]
-    length: int
-    forward: bool
-    element: Callable[[Rows, Expr], Complex]
-    index: Callable[[Rows, Expr], tuple[Expr, ...]]
-    scale: float = 1.0
-    factor: Callable[[Rows, Expr], Complex] | None = None
 
 
 @lowers(torch.ops.webgpu.fft.default)
@@ -108,7 +62,7 @@ def lower_rfft(builder: Builder, x: Value, dims: Sequence[int], scale: float) ->
         buffer = builder.new_buffer(F32, sizes)
         own = _along(last, x.sizes, n, True)
         element = _elements(last, lambda at: Complex(cast(x.at(at), F32)))
-        _add(builder, buffer, replace(own, element=element, scale=_own(scale, dims)), last)
+        add_transform(builder, buffer, replace(own, element=element, scale=_own(scale, dims)), last)
         first = builder.load(buffer)
     rest = [dim % x.rank for dim in dims[:-1]]
     return _transformed(builder, first, rest, True, scale if rest or n == 1 else 1.0)
@@ -132,7 +86,7 @@ def lower_irfft(
         return Value(F32, sizes, const(0.0, F32))
     spectrum = _transformed(builder, pairs, dims[:-1], False, 1.0)
 
-    number = partial(_number, spectrum)
+    number = partial(number_at, spectrum)
     if length == 1:
         body = apply("mul", number(positions(sizes)).real, const(scale, F32))
         return builder.pointwise(body, sizes)
@@ -143,7 +97,7 @@ def lower_irfft(
             scale=scale,
         )
         buffer = builder.new_buffer(F32, sizes)
-        _add(builder, buffer, own, last)
+        add_transform(builder, buffer, own, last)
         return builder.load(buffer)
     return _of_half_length(builder, number, sizes, last, scale)
 
@@ -176,7 +130,7 @@ def _of_half_length(
     """
     n = int(sizes[dim])
     m = n // 2
-    roots = _Table(builder, fourier.roots(np.arange(m), n, forward=False), f"roots_{n}")
+    roots = Table(builder, fourier.roots(np.arange(m), n, forward=False), f"roots_{n}")
     zero = const(0.0, F32)
 
     def both(at: Sequence[Expr]) -> Complex:
@@ -205,7 +159,7 @@ def _of_half_length(
     )
     logical = [halves[k] for k in order]
     own = replace(_along(dim, logical, m, False), element=_elements(dim, both), scale=scale)
-    _add(builder, buffer, own, dim)
+    add_transform(builder, buffer, own, dim)
     inverse = list(range(len(order)))
     inverse.insert(dim + 1, len(order))
     return reshape(permute(builder.load(buffer), inverse), sizes)
@@ -219,6 +173,8 @@ def _transformed(
     left = [d for d in (dim % rank for dim in dims) if pairs.sizes[d] is not ONE]
     if pairs.is_empty:
         return Value(F32, pairs.sizes, const(0.0, F32))
+    if not left and scale == 1.0:
+        return pairs.cast(F32)
     if not left:
         return builder.pointwise(
             apply("mul", cast(pairs.body, F32), const(scale, F32)), pairs.sizes
@@ -229,17 +185,12 @@ def _transformed(
         buffer = builder.new_buffer(F32, pairs.sizes)
         own = replace(
             _along(dim, pairs.sizes[:-1], n, forward),
-            element=_elements(dim, partial(_number, pairs)),
+            element=_elements(dim, partial(number_at, pairs)),
             scale=1.0 if left else scale,
         )
-        _add(builder, buffer, own, dim)
+        add_transform(builder, buffer, own, dim)
         pairs = builder.load(buffer)
     return pairs
-
-
-def _number(pairs: Value, at: Sequence[Expr]) -> Complex:
-    real, imaginary = (cast(pairs.at([*at, as_expr(part)]), F32) for part in range(2))
-    return Complex(real, imaginary)
 
 
 def _along(dim: int, sizes: Sequence[Expr], n: int, forward: bool) -> Transform:
@@ -272,155 +223,3 @@ def _length(size: Expr) -> int:
 def _check(value: Value) -> None:
     if not value.dtype.is_float or value.dtype.itemsize > 4:
         raise NotLowered(f"Fourier transforms compute in float32, not {value.dtype.name}")
-
-
-# -- nodes -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Complex numbers known while compiling; equal names have equal contents."""
-
-    builder: Builder
-    contents: Any
-    name: str
-
-    def at(self, position: Expr) -> Complex:
-        sizes = tuple(map(as_expr, self.contents.shape))
-        if self.name not in self.builder.constants:
-            self.builder.constant(self.contents, F32, sizes, self.name)
-        return _number(self.builder.load(self.builder.buffers[self.name]), [position])
-
-
-def _add(builder: Builder, output: Buffer, transform: Transform, dim: int) -> None:
-    """The nodes of a transform of dimension ``dim`` of a tensor in memory like ``output``."""
-    target = builder.target
-    contiguous = dim == len(output.sizes) - 2 or output.sizes[dim + 1 :] in ((), (PAIR,))
-    longest = fourier.longest_row(target, 1 if contiguous else _ROWS_OF_COLUMN)
-    if not fourier.has_radices(transform.length):
-        _add_bluestein(builder, output, transform, longest)
-    else:
-        _add_passes(builder, output, transform, longest)
-
-
-def _add_passes(builder: Builder, output: Buffer, transform: Transform, longest: int) -> None:
-    """One node, or with n = n1 · n2 transforms of the n1 elements that are n2 apart, then of n2.
-
-    Element j1 · n2 + j2 has its part in result k1 + n1 · k2 by way of number (k1, j2) in between,
-    which is multiplied by exp(∓2πi · k1 · j2 / n).
-    """
-    n = transform.length
-    if n <= longest:
-        _add_node(builder, output, transform)
-        return
-    longest = fourier.longest_row(builder.target, _ROWS_OF_PASS)
-    n1 = fourier.divide(n, longest)
-    n2 = n // n1
-    sizes = (*transform.ranges, as_expr(n1), as_expr(n2), PAIR)
-    between = builder.new_buffer(F32, sizes, f"{builder.hint}_pass")
-    first = replace(
-        transform,
-        ranges=(*transform.ranges, as_expr(n2)),
-        length=n1,
-        element=lambda rows, j1: transform.element(rows[:-1], j1 * n2 + rows[-1]),
-        index=lambda rows, k1: (*rows[:-1], k1, rows[-1]),
-        scale=1.0,
-        factor=None,
-    )
-    _add_node(builder, between, first)
-    loaded = builder.load(between)
-    factor = transform.factor
-
-    def element(rows: Rows, j2: Expr) -> Complex:
-        turn = _root(builder, n, rows[-1] * j2, transform.forward)
-        return _number(loaded, [*rows, j2]) * turn
-
-    second = replace(
-        transform,
-        ranges=(*transform.ranges, as_expr(n1)),
-        length=n2,
-        element=element,
-        index=lambda rows, k2: transform.index(rows[:-1], rows[-1] + n1 * k2),
-        factor=None if factor is None else lambda rows, k2: factor(rows[:-1], rows[-1] + n1 * k2),
-    )
-    _add_passes(builder, output, second, longest)
-
-
-def _root(builder: Builder, n: int, position: Expr, forward: bool) -> Complex:
-    """exp(∓2πi · position / n) as the product of two numbers from short tables."""
-    step = 1 << (n.bit_length() // 2)
-    sign = "" if forward else "_inverse"
-    many = fourier.roots(step * np.arange(-(-n // step)), n, forward)
-    few = fourier.roots(np.arange(step), n, forward)
-    high = _Table(builder, many, f"roots_{n}_by_{step}{sign}")
-    low = _Table(builder, few, f"roots_{n}_below_{step}{sign}")
-    at = as_expr(step)
-    return high.at(floordiv(position, at)) * low.at(mod(position, at))
-
-
-def _add_bluestein(builder: Builder, output: Buffer, transform: Transform, longest: int) -> None:
-    """A convolution with a chirp: see `fourier.chirp`."""
-    n = transform.length
-    padded = fourier.padded_length(n, longest)
-    sign = "" if transform.forward else "_inverse"
-    numbers = np.zeros((padded, 2), np.float32)
-    numbers[:n] = fourier.chirp(n, transform.forward)
-    chirp = _Table(builder, numbers, f"chirp_{n}_{padded}{sign}")
-    spectrum = _Table(
-        builder,
-        fourier.chirp_spectrum(n, padded, transform.forward),
-        f"chirp_spectrum_{n}_{padded}{sign}",
-    )
-    zero = const(0.0, F32)
-
-    def element(rows: Rows, j: Expr) -> Complex:
-        number = transform.element(rows, j) * chirp.at(j)
-        assert number.imaginary is not None
-        inside = apply("lt", Index(j), const(n, I64))
-        return Complex(masked(inside, number.real, zero), masked(inside, number.imaginary, zero))
-
-    sizes = (*transform.ranges, as_expr(padded), PAIR)
-    between = builder.new_buffer(F32, sizes, f"{builder.hint}_spectrum")
-    there = Transform(transform.ranges, padded, True, element, lambda rows, k: (*rows, k))
-    _add_passes(builder, between, there, longest)
-    loaded = builder.load(between)
-    back = replace(
-        transform,
-        length=padded,
-        forward=False,
-        element=lambda rows, k: _number(loaded, [*rows, k]) * spectrum.at(k),
-        factor=lambda rows, k: chirp.at(k),
-    )
-    _add_passes(builder, output, back, longest)
-
-
-def _add_node(builder: Builder, output: Buffer, transform: Transform) -> None:
-    n = transform.length
-    rows = positions(transform.ranges)
-    j, k = (positions((as_expr(n),), prefix)[0] for prefix in "jk")
-    radices = fourier.choose_radices(n)
-    number = transform.element(rows, j)
-    scalars = {"real": number.real, "imaginary": number.imaginary}
-    if len(radices) > 1:
-        (w,) = positions((as_expr(n - radices[0]),), "w")
-        sign = "" if transform.forward else "_inverse"
-        contents = fourier.stage_roots(radices, transform.forward)
-        root = _Table(builder, contents, f"stage_roots_{n}{sign}").at(w)
-        scalars |= {"root_real": root.real, "root_imaginary": root.imaginary}
-    if transform.factor is not None:
-        factor = transform.factor(rows, k)
-        scalars |= {"factor_real": factor.real, "factor_imaginary": factor.imaginary}
-    bodies: dict[str, Any] = {
-        name: builder.finished(body) for name, body in scalars.items() if body is not None
-    }
-    node = Fourier(
-        output=output.name,
-        ranges=transform.ranges,
-        radices=radices,
-        forward=transform.forward,
-        scale=float(transform.scale),
-        index=transform.index(rows, k),
-        origins=(builder.origin,),
-        **bodies,
-    )
-    builder.nodes.append(node)
