@@ -23,6 +23,7 @@ from .nodes import (
     Attention,
     AttentionGradient,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Pointwise,
@@ -157,6 +158,8 @@ class _Run:
                 self._host_call(node)
             case Attention() | AttentionGradient():
                 self._attention(node)
+            case Fourier():
+                self._fourier(node)
 
     def _store(self, name: str, array: Array) -> None:
         buffer = self.graph.buffers[name]
@@ -227,6 +230,29 @@ class _Run:
         self._store(node.output, result.output)
         if node.logsumexp is not None:
             self._store(node.logsumexp, result.logsumexp)
+
+    def _fourier(self, node: Fourier) -> None:
+        bodies = named_bodies(node)
+        arrays = {n: Space(self, node.spaces[n]).full(body) for n, body in bodies.items()}
+        x = arrays["real"] + 1j * arrays.get("imaginary", np.zeros((), np.float32))
+        result = np.fft.fft(x) if node.forward else np.fft.ifft(x) * node.length
+        factor = arrays.get("factor_real", 1) + 1j * arrays.get("factor_imaginary", 0)
+        result = result * factor * node.scale
+        buffer = self.graph.buffers[node.output]
+        pairs = len(buffer.sizes) > len(node.index)
+        out = np.full(self.shape(buffer.sizes[: len(node.index)]), np.nan, np.complex128)
+        space = Space(self, node.spaces["factor_real"])
+        where = [np.broadcast_to(space.index(entry), result.shape) for entry in node.index]
+        inside = np.ones(result.shape, bool)
+        for position, size in zip(where, out.shape, strict=True):
+            inside &= (position >= 0) & (position < size)
+        written = np.zeros(out.shape, np.int32)
+        at = tuple(position[inside] for position in where)
+        np.add.at(written, at, 1)
+        if not (written == 1).all():
+            raise VerificationError(f"{node.output} is not written exactly once")
+        out[at] = result[inside]
+        self._store(node.output, np.stack([out.real, out.imag], -1) if pairs else out.real)
 
 
 _REDUCE: dict[str, Callable[[Array], Any]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from .nodes import (
     AttentionGradient,
     BufferArgument,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Origin,
@@ -278,6 +280,8 @@ class _GraphParser:
                 return Scatter(output, args[0].id, ranges[0], at, body, accumulate, origins)
             case "attention_gradient":
                 return self._attention_gradient(names, output, call, origins)
+            case "fourier":
+                return self._fourier(names, output, call, origins)
         raise ParseError(f"unknown node {kind}")
 
     def _attention(
@@ -316,6 +320,16 @@ class _GraphParser:
             origins=origins,
             **bodies,
         )
+
+    def _fourier(
+        self, names: Names, output: str, call: ast.Call, origins: tuple[Origin, ...]
+    ) -> Fourier:
+        radices, forward, scale = (ast.literal_eval(arg) for arg in call.args[1:4])
+        ranges, n = names.exprs(call.args[0]), as_expr(math.prod(radices))
+        prefixes = ("i", ranges), ("j", [n]), ("k", [n]), ("w", [n - radices[0]])
+        bodies = self._bodies(names, call, prefixes, call.args[5:], Fourier.BODIES)
+        index = names.exprs(call.args[4])
+        return Fourier(output, ranges, radices, forward, scale, index, origins=origins, **bodies)
 
     def _bodies(
         self,

@@ -41,12 +41,14 @@ from .nodes import (
     AttentionGradient,
     BufferArgument,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Origin,
     Pointwise,
     Reduction,
     Scatter,
+    WithNamedBodies,
     bodies_of,
     named_bodies,
 )
@@ -181,6 +183,12 @@ def format_node(node: Node) -> str:
                 f"{node.output} = attention_gradient({node.of!r}, {_sizes(node.sizes)}, "
                 f"{node.causal}, {node.scale!r}, {_named_bodies(node, text)}"
             )
+        case Fourier():
+            text = ScalarText(bodies_of(node))
+            code = (
+                f"{node.output} = fourier({_sizes(node.ranges)}, {node.radices}, {node.forward}, "
+                f"{node.scale!r}, {_sizes(node.index)}, {_named_bodies(node, text)}"
+            )
         case Scatter():
             text = ScalarText([*node.index, node.body])
             index = ", ".join(text.text(entry) for entry in node.index)
@@ -199,7 +207,7 @@ def format_node(node: Node) -> str:
     return f"{code}{text.definitions}){_format_origins(node.origins)}"
 
 
-def _named_bodies(node: Attention | AttentionGradient, text: ScalarText) -> str:
+def _named_bodies(node: WithNamedBodies, text: ScalarText) -> str:
     """The bodies in order, None for those that the node lacks, up to the last that it has."""
     found = named_bodies(node)
     last = node.BODIES.index(next(reversed(found)))

@@ -31,6 +31,7 @@ FAMILIES = (
     "bessel",
     "normal",
     "polygamma",
+    "fourier",
 )
 
 

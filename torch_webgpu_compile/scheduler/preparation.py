@@ -21,6 +21,7 @@ from ..ir.nodes import (
     Attention,
     AttentionGradient,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Pointwise,
@@ -31,7 +32,7 @@ from ..ir.nodes import (
     outputs_of,
 )
 from ..ir.scalar import scalar_symbols
-from ..sizes import Expr, product
+from ..sizes import Expr, as_expr, product
 from .inline import body_cost
 from .memory import held_nbytes, nbytes_of
 
@@ -139,6 +140,8 @@ def _ranges(node: Node) -> tuple[Expr, ...]:
             return node.batch + node.rows + node.columns + node.inner
         case Attention() | AttentionGradient():
             return node.sizes
+        case Fourier():
+            return (*node.ranges, as_expr(node.length))
         case HostCall():
             return ()
 

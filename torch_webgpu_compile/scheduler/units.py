@@ -10,6 +10,7 @@ from ..ir.nodes import (
     Attention,
     AttentionGradient,
     Contraction,
+    Fourier,
     Node,
     Pointwise,
     Reduction,
@@ -61,6 +62,10 @@ def _drop(node: Node) -> Node:
             single = {prefix: (size,) for prefix, size in zip("gmnkd", rest, strict=True)}
             units = _units(b=(batch, heads), **single)
             return map_bodies(node, lambda body: _at(body, units))
+        case Fourier():
+            units = _units(i=node.ranges)
+            index = tuple(substitute(entry, units) for entry in node.index)
+            return map_bodies(replace(node, index=index), lambda body: _at(body, units))
         case Scatter():
             units = _units(i=node.ranges)
             return replace(
