@@ -262,7 +262,11 @@ def _tanh_backward(call: Call, grad_output: Any, output: Any) -> Pair:
 
 
 def power(z: Pair, w: Pair) -> Pair:
-    found = exp(w * log(z))
+    size, phase = absolute(z), argument(z)
+    # exp(w·log z), with the accuracy of a real power.
+    radius = torch.pow(size, w.re) * torch.exp(-w.im * phase)
+    angle = w.re * phase + w.im * torch.log(size)
+    found = Pair(_times(radius, torch.cos(angle)), _times(radius, torch.sin(angle)))
     one, zero = torch.ones_like(found.re), torch.zeros_like(found.re)
     vanishes = z.is_zero() & (w.re > 0)
     found = choose(vanishes, Pair(zero, zero), found)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedOp
-from .functions import absolute
+from .functions import absolute, exp, log
 from .pair import Pair, as_pair
 from .registry import Call, rule
 
@@ -112,6 +112,31 @@ def _cumprod(call: Call, self: Any, dim: int, dtype: torch.dtype | None = None) 
         z = _cat([_narrow(z, dim, 0, distance), later], dim)
         distance *= 2
     return z
+
+
+@rule(aten.logsumexp.default)
+def _logsumexp(call: Call, self: Pair, dim: Any, keepdim: bool = False) -> Pair:
+    """As ATen, less the greatest real part; an infinite one is not subtracted."""
+    z = self.to(call.dtype)
+    dims = dim if len(dim) else list(range(z.re.dim()))
+    if not z.re.dim():
+        return log(exp(z))
+    most = z.re.amax(dims, keepdim=True)
+    most = torch.where(torch.isinf(most), 0.0, most)
+    terms = exp(Pair(z.re - most, z.im))
+    found = log(Pair(terms.re.sum(dims, keepdim=keepdim), terms.im.sum(dims, keepdim=keepdim)))
+    return Pair(found.re + (most if keepdim else most.squeeze(dims)), found.im)
+
+
+@rule(aten.scatter.reduce, aten.scatter.value_reduce)
+def _scatter(call: Call, self: Any, dim: int, index: Tensor, src: Any, *, reduce: str) -> Pair:
+    if reduce != "add":
+        raise UnsupportedOp(str(call.op), "complex products are not scattered", "use reduce='add'")
+    a, b = as_pair(self, call.dtype), as_pair(src, call.dtype)
+    terms = [part.expand(index.shape) if not part.dim() else part for part in (b.re, b.im)]
+    return Pair(
+        torch.scatter_add(a.re, dim, index, terms[0]), torch.scatter_add(a.im, dim, index, terms[1])
+    )
 
 
 def _known(call: Call, size: Any) -> int:
