@@ -185,9 +185,10 @@ class Signature:
                 values[position] = tensor.resolve_conj().resolve_neg()
             passed = values[:]
             results = run(values)
-            for output in self.plan.outputs:
-                if output.mutates in given:
-                    given[output.mutates].copy_(passed[output.mutates])
+            changed = {output.mutates for output in self.plan.outputs}
+            for position, tensor in given.items():
+                if position in changed:
+                    tensor.copy_(passed[position])
         for output, position in self.forwarded:
             results[output] = given.get(position, results[output])
         return results

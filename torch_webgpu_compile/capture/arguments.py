@@ -86,7 +86,7 @@ def _is_tensor(kind: Any) -> bool:
 
 def _wrapped(value: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """A number as a tensor that leaves the dtype of the result to ``tensors``, as a number does."""
-    kind = float if isinstance(value, (float, torch.SymFloat)) else int
+    kind: Any = float if isinstance(value, (float, torch.SymFloat)) else int
     kind = bool if isinstance(value, bool) else kind
     kind = complex if isinstance(value, complex) else kind
     real = torch.get_default_dtype()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ from .registry import Call, register, rule
 
 aten = torch.ops.aten
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-def elementwise(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+
+def elementwise(*ops: OpOverload) -> Callable[[_Function], _Function]:
     """Registers a function of pairs: every positional argument is made one."""
 
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+    def add(function: _Function) -> _Function:
         def apply(call: Call, *args: Any, **_: Any) -> Any:
             return function(*(as_pair(value, call.dtype) for value in args))
 

@@ -82,7 +82,8 @@ def _eye(call: Call, *sizes: Any, **_: Any) -> Pair:
 
 @rule(aten.complex.default)
 def _complex(call: Call, real: Tensor, imag: Tensor) -> Pair:
-    return Pair(*torch.broadcast_tensors(real, imag))
+    sizes = call.result.shape
+    return Pair(real.expand(sizes), imag.expand(sizes))
 
 
 @rule(aten.polar.default)

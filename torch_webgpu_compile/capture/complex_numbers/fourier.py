@@ -1,4 +1,4 @@
-"""Fourier transforms of complex tensors, as ``webgpu::fft``, ``rfft`` and ``irfft`` of real ones."""
+"""Fourier transforms of complex tensors, by ``webgpu::fft``, ``rfft`` and ``irfft``."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ those of C99: the sign of a zero says on which side of a cut an argument lies.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,14 +35,22 @@ def argument(z: Pair) -> Tensor:
     return torch.atan2(z.im, z.re)
 
 
-def _times(factor: Tensor, small: Tensor) -> Tensor:
-    """A product in which infinity times zero is zero, with the sign of the product."""
-    zero = small * torch.copysign(torch.ones_like(factor), factor)
-    return torch.where((small == 0) & torch.isinf(factor), zero, factor * small)
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    """A product in which zero times infinity or NaN is zero, with the sign of the product."""
+    one = torch.ones_like(a)
+    zero = 0.0 * torch.copysign(one, a) * torch.copysign(one, b)
+    return torch.where((a == 0) | (b == 0), zero, a * b)
 
 
-rule_abs = elementwise(aten.abs.default)(absolute)
-rule_angle = elementwise(aten.angle.default)(argument)
+def _times_cos(size: Tensor, angle: Tensor) -> Tensor:
+    """The product with a cosine; infinity in an unknown direction is infinity."""
+    cos = torch.cos(angle)
+    unknown = torch.isinf(size) & torch.isnan(cos)
+    return torch.where(unknown, size, _times(size, cos))
+
+
+elementwise(aten.abs.default)(absolute)
+elementwise(aten.angle.default)(argument)
 
 
 @elementwise(aten.sgn.default)
@@ -55,7 +64,7 @@ def _sgn(z: Pair) -> Pair:
 def exp(z: Pair) -> Pair:
     size = torch.exp(z.re)
     vanishes = (z.re == -math.inf) & ~torch.isfinite(z.im)
-    re = torch.where(vanishes, 0.0, _times(size, torch.cos(z.im)))
+    re = torch.where(vanishes, 0.0, _times_cos(size, z.im))
     im = torch.where(vanishes, 0.0, _times(size, torch.sin(z.im)))
     return Pair(re, im)
 
@@ -68,7 +77,7 @@ def _exp2(z: Pair) -> Pair:
 @elementwise(aten.expm1.default)
 def _expm1(z: Pair) -> Pair:
     half = torch.sin(z.im * 0.5)
-    re = _times(torch.expm1(z.re), torch.cos(z.im)) - 2 * half * half
+    re = _times_cos(torch.expm1(z.re), z.im) - 2 * half * half
     return Pair(re, exp(z).im)
 
 
@@ -117,13 +126,13 @@ def _rsqrt(z: Pair) -> Pair:
 @elementwise(aten.sinh.default)
 def sinh(z: Pair) -> Pair:
     x, y = z.re, z.im
-    return Pair(_times(torch.sinh(x), torch.cos(y)), _times(torch.cosh(x), torch.sin(y)))
+    return Pair(_times_cos(torch.sinh(x), y), _times(torch.cosh(x), torch.sin(y)))
 
 
 @elementwise(aten.cosh.default)
 def cosh(z: Pair) -> Pair:
     x, y = z.re, z.im
-    return Pair(_times(torch.cosh(x), torch.cos(y)), _times(torch.sinh(x), torch.sin(y)))
+    return Pair(_times_cos(torch.cosh(x), y), _times(torch.sinh(x), torch.sin(y)))
 
 
 @elementwise(aten.tanh.default)
@@ -180,6 +189,8 @@ def _hull(z: Pair) -> tuple[Tensor, Tensor, Tensor]:
     flat = b <= _B_CROSSOVER
     asin = torch.where(flat, torch.asin(b.clamp(max=1)), torch.atan2(x, root))
     acos = torch.where(flat, torch.acos(b.clamp(max=1)), torch.atan2(root, x))
+    # Also where y is NaN.
+    asin, acos = torch.where(x == 0, 0.0, asin), torch.where(x == 0, math.pi / 2, acos)
     # a - 1
     above = 0.5 * (below + torch.where(x < 1, inside, s + (x - 1)))
     grown = torch.where(
@@ -198,6 +209,7 @@ def _hull(z: Pair) -> tuple[Tensor, Tensor, Tensor]:
 @elementwise(aten.asin.default)
 def asin(z: Pair) -> Pair:
     re, _, im = _hull(z)
+    im = torch.where(absolute(z) < 1e-5, z.im.abs(), im)  # their squares may vanish
     return Pair(torch.copysign(re, z.re), torch.copysign(im, z.im))
 
 
@@ -225,13 +237,21 @@ def atanh(z: Pair) -> Pair:
     size = absolute(z)
     large = size > _LARGE
     u, v = torch.where(large, 0.0, x.abs()), torch.where(large, 0.0, y)
-    re = 0.25 * torch.log1p(4 * u / ((1 - u) * (1 - u) + v * v))
+    distance = torch.hypot(1 - u, v)  # from the pole, where its square may vanish
+    re = torch.where(
+        distance < 1e-3,
+        0.5 * (torch.log(torch.hypot(1 + u, v)) - torch.log(distance)),
+        0.25 * torch.log1p(4 * u / ((1 - u) * (1 - u) + v * v)),
+    )
     im = 0.5 * torch.atan2(2 * v, (1 - u) * (1 + u) - v * v)
     # x/|z|²
     far = torch.where(torch.isinf(size), 0.0, x.abs() / size / size)
     quarter = torch.copysign(torch.full_like(y, math.pi / 2), y)
     re, im = torch.where(large, far, re), torch.where(large, quarter, im)
-    return Pair(torch.copysign(re, x), torch.where(torch.isnan(size), size, im))
+    re = torch.where(x == 0, 0.0, re)
+    return Pair(
+        torch.copysign(re, x), torch.where(torch.isnan(size) | torch.isnan(y), math.nan, im)
+    )
 
 
 @elementwise(aten.atan.default)
@@ -274,7 +294,7 @@ def power(z: Pair, w: Pair) -> Pair:
 
 
 # The exponents for which ATen multiplies.
-_POWERS = {
+_POWERS: dict[float, Callable[[Pair], Pair]] = {
     0.5: sqrt,
     1.0: lambda z: z,
     2.0: lambda z: z * z,

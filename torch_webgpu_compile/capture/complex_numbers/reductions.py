@@ -37,20 +37,24 @@ def _count_nonzero(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Any:
 def _vector_norm(call: Call, self: Pair, ord: Any = 2, *args: Any, **kwargs: Any) -> Tensor:
     # The dtype asked for may be complex: that of the elements whose norm is taken.
     named = {name: value for name, value in kwargs.items() if name != "dtype"}
-    return aten.linalg_vector_norm.default(absolute(self.to(call.dtype)), ord, *args[:2], **named)
+    size = absolute(self.to(call.dtype))
+    found: Tensor = aten.linalg_vector_norm.default(size, ord, *args[:2], **named)
+    return found
 
 
 @rule(aten.dist.default)
 def _dist(call: Call, self: Any, other: Any, p: Any = 2) -> Tensor:
     difference = as_pair(self, call.dtype) - as_pair(other, call.dtype)
-    return aten.linalg_vector_norm.default(absolute(difference).reshape(-1), p)
+    found: Tensor = aten.linalg_vector_norm.default(absolute(difference).reshape(-1), p)
+    return found
 
 
 @rule(aten.var.correction)
 def _var(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Tensor:
     z = self.to(call.dtype)
     re: Tensor = aten.var.correction(z.re, *args, **kwargs)
-    return re + aten.var.correction(z.im, *args, **kwargs)
+    im: Tensor = aten.var.correction(z.im, *args, **kwargs)
+    return re + im
 
 
 @rule(aten.std.correction)

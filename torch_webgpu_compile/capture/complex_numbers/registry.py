@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -37,6 +37,8 @@ pairs and real tensors. The caller converts these to the dtypes of the call's re
 
 RULES: dict[OpOverload, Rule] = {}
 
+_Function = TypeVar("_Function", bound=Rule)
+
 
 def register(op: OpOverload, rule: Rule) -> None:
     """Adds a row. Raises KeyError if the operator has one."""
@@ -45,10 +47,10 @@ def register(op: OpOverload, rule: Rule) -> None:
     RULES[op] = rule
 
 
-def rule(*ops: OpOverload) -> Callable[[Rule], Rule]:
+def rule(*ops: OpOverload) -> Callable[[_Function], _Function]:
     """Registers a rule for overloads."""
 
-    def add(function: Rule) -> Rule:
+    def add(function: _Function) -> _Function:
         for op in ops:
             register(op, function)
         return function
@@ -58,5 +60,9 @@ def rule(*ops: OpOverload) -> Callable[[Rule], Rule]:
 
 def overloads(*packets: OpOverloadPacket) -> list[OpOverload]:
     """Every overload of operators that changes none of its arguments."""
-    found = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    found = [
+        getattr(packet, name)
+        for packet in packets
+        for name in packet.overloads()  # type: ignore[no-untyped-call]
+    ]
     return [op for op in found if not op._schema.is_mutable]

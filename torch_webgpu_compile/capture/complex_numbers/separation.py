@@ -2,7 +2,7 @@
 
 A complex argument is taken as its real view, (…, 2), which is what its memory holds, and a complex
 output is given as one. In between every complex value is a `Pair` of real tensors, so that
-lowering, fusion and kernels know nothing of complex numbers. Nodes without complex numbers are copied.
+lowering, fusion and kernels know nothing of complex numbers. Nodes without any are copied.
 """
 
 from __future__ import annotations
