@@ -261,7 +261,7 @@ class _StageWriter:
 
     def _slot(self, b: str, guards: list[str]) -> list[str]:
         j = b
-        if not self.is_last:
+        if not (self.is_first or self.is_last):
             j = f"{b}_in"
             self.lines.append(f"let {j} = {self._remainder(b)};")
         values = [self._emit(self._read(b, q)) for q in range(self.radix)]
@@ -281,7 +281,10 @@ class _StageWriter:
             ]
         else:
             at = f"{b}_at"
-            self.lines.append(f"let {at} = ({b} - {j}) * {self.radix} + {j};")
+            start = f"{b} * {self.radix}"
+            if not self.is_first:
+                start = f"({b} - {j}) * {self.radix} + {j}"
+            self.lines.append(f"let {at} = {start};")
             stores = [
                 f"exchanged[place(p_{self.side}, {at} + {q * self.before})] = {v};"
                 for q, v in enumerate(results)

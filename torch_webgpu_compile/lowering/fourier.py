@@ -182,7 +182,7 @@ def _transformed(
     lengths = [_length(pairs.sizes[dim]) for dim in left]
     while left:
         dim, n = left.pop(), lengths.pop()
-        buffer = builder.new_buffer(F32, pairs.sizes)
+        buffer = builder.new_buffer(F32, (*pairs.sizes[:-1], PAIR))
         own = replace(
             _along(dim, pairs.sizes[:-1], n, forward),
             element=_elements(dim, partial(number_at, pairs)),
