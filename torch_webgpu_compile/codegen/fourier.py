@@ -281,10 +281,10 @@ class _StageWriter:
             ]
         else:
             at = f"{b}_at"
-            start = f"{b} * {self.radix}"
+            place = f"{b} * {self.radix}"
             if not self.is_first:
-                start = f"({b} - {j}) * {self.radix} + {j}"
-            self.lines.append(f"let {at} = {start};")
+                place = f"({b} - {j}) * {self.radix} + {j}"
+            self.lines.append(f"let {at} = {place};")
             stores = [
                 f"exchanged[place(p_{self.side}, {at} + {q * self.before})] = {v};"
                 for q, v in enumerate(results)
