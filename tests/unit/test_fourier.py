@@ -170,6 +170,15 @@ def test_kernel_counts():
     assert lengths(lambda x: ops.rfft(x, [1, 2], 1.0), image) == [48, 64]
 
 
+def test_workgroups_that_fold_past_the_last_row_store_nothing():
+    x = torch.randn(18, 1024, 2)
+    for grid, guarded in ((65535, False), (18, False), (7, True)):
+        target = Target(max_grid=grid)
+        state = compile_function(lambda x: ops.fft(x, [1], True, 1.0), x, target=target)
+        (kernel,) = state.plan.kernels
+        assert ("if (row_ok)" in kernel.wgsl) == guarded
+
+
 def test_wrong_nodes_are_found():
     graph = lower_checked(capture(lambda x: ops.fft(x, [1], True, 1.0), torch.randn(3, 12, 2)))
     (node,) = nodes_of(graph)

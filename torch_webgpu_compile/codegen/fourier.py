@@ -28,7 +28,7 @@ from ..sizes import (
 from ..target import Target
 from .butterflies import butterfly
 from .epilogue import Store
-from .fourier_tiling import FourierTiling, choose_fourier_tiling
+from .fourier_tiling import PADDING, FourierTiling, choose_fourier_tiling
 from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid
 from .operands import flat_values
@@ -81,18 +81,20 @@ def generate_fourier(node: Fourier, buffers: dict[str, Buffer], target: Target) 
         root = _load(builder, [node.root_real, node.root_imaginary], table)
     workgroups = ceildiv(count, tiling.rows)
     grid = fold_grid(workgroups, target)
+    checked = not (grid[1] is ONE and workgroups * tiling.rows is count)
     return builder.finish(
         "fourier",
         "fourier.wgsl.jinja",
         {
             "tiling": tiling,
+            "padding": PADDING,
             "pairs": tiling.rows * tiling.stride,
             "count": builder.index(count),
-            "checked": not (grid[1] is ONE and workgroups * tiling.rows is count),
+            "checked": checked,
             "load": load,
             "root": root,
             "store": _store(builder, node, {**rows, **flat_values("k", (as_expr(n),), k)}),
-            "stages": _stages(node, tiling, workgroups * tiling.rows is not count),
+            "stages": _stages(node, tiling, checked),
         },
         workgroup_size=tiling.workgroup,
         grid=grid,
@@ -264,7 +266,7 @@ class _StageWriter:
         if not (self.is_first or self.is_last):
             j = f"{b}_in"
             self.lines.append(f"let {j} = {self._remainder(b)};")
-        values = [self._emit(self._read(b, q)) for q in range(self.radix)]
+        values = list(map(self._emit, self._reads(b)))
         if not self.is_first:
             start = self.offset
             values = [values[0]] + [
@@ -280,24 +282,34 @@ class _StageWriter:
                 f"store_number({row}, {b} + {q * self.before}, {v});" for q, v in enumerate(results)
             ]
         else:
-            at = f"{b}_at"
-            place = f"{b} * {self.radix}"
-            if not self.is_first:
-                place = f"({b} - {j}) * {self.radix} + {j}"
-            self.lines.append(f"let {at} = {place};")
-            stores = [
-                f"exchanged[place(p_{self.side}, {at} + {q * self.before})] = {v};"
-                for q, v in enumerate(results)
-            ]
+            to = f"{b} * {self.radix}" if self.is_first else f"({b} - {j}) * {self.radix} + {j}"
+            self.lines.append(f"let {b}_to = {to};")
+            places = self._places(f"{b}_to", self.before)
+            stores = [f"{place} = {v};" for place, v in zip(places, results, strict=True)]
         if not guards:
             return stores
         return [f"if ({' && '.join(guards)}) {{", *(f"  {line}" for line in stores), "}"]
 
-    def _read(self, b: str, q: int) -> str:
-        at = f"{b} + {q * self.butterflies}"
+    def _reads(self, b: str) -> list[str]:
+        """The elements that butterfly b transforms."""
+        step = self.butterflies
         if self.is_first:
-            return f"load_number(row_load, {at})"
-        return f"exchanged[place(p_{self.side}, {at})]"
+            return [f"load_number(row_load, {b} + {q * step})" for q in range(self.radix)]
+        return self._places(b, step)
+
+    def _places(self, start: str, step: int) -> list[str]:
+        """Elements start, start + step, … of the row in workgroup memory.
+
+        Steps over whole groups of `PADDING` are steps in memory, of one more for each group, and so
+        are steps in a group. Results of a stage that are in one group start at one of its parts.
+        """
+        together = step == self.before and PADDING % (step * self.radix) == 0
+        if not self.tiling.padded or together or step % PADDING == 0:
+            step += step // PADDING if self.tiling.padded else 0
+            self.lines.append(f"let {start}_place = place(p_{self.side}, {start});")
+            return [f"exchanged[{start}_place + {q * step}]" for q in range(self.radix)]
+        at = [f"{start} + {q * step}" for q in range(self.radix)]
+        return [f"exchanged[place(p_{self.side}, {entry})]" for entry in at]
 
     def _remainder(self, b: str) -> str:
         """b modulo the product of the radices before."""

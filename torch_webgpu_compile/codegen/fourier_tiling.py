@@ -11,6 +11,8 @@ from ..sizes import Expr
 from ..target import Target
 from .tiling import power_of_two_at_least
 
+# Pairs in workgroup memory before one is left out.
+PADDING = 16
 _PAIR_NBYTES = 8
 _WORKGROUP = 256
 # A row of one invocation per element of memory would leave a subgroup's lanes without work.
@@ -28,8 +30,8 @@ class FourierTiling:
     Attributes:
         threads: invocations that share a row.
         rows: rows of a workgroup.
-        padded: whether one pair in memory is left out after 16, so that invocations which are a
-            power of two apart use different banks.
+        padded: whether one pair in memory is left out after `PADDING`, so that invocations whose
+            elements are a power of two apart use different banks.
         stride: pairs between rows in workgroup memory; 0 when it is not used.
         load_rows_fast: neighbouring invocations load neighbouring rows, else neighbouring elements.
         store_rows_fast: the same of stores.
@@ -101,5 +103,5 @@ def _least_rows(n: int, limit: int, target: Target) -> int:
 
 def _stride(n: int, padded: bool, rows_fast: bool) -> int:
     """Odd where neighbouring invocations use the same element of different rows, if padded."""
-    length = n + (n - 1) // 16 if padded else n
+    length = n + (n - 1) // PADDING if padded else n
     return length | 1 if padded and rows_fast else length
