@@ -125,13 +125,18 @@ def test_round_trip(n):
     torch.testing.assert_close(compiled(trip)(x), x)
 
 
-def test_batches_of_any_size():
-    run = compiled(lambda x: fft_ops.transform(x, [1], True, 1.0))
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_batches_of_any_size(dim):
+    """One plan for all numbers of rows, of every layout."""
+    run = compiled(lambda x: fft_ops.transform(x, [dim], True, 1.0))
     counters.reset()
     for batch in (3, 7, 64, 2):
-        x = torch.randn(batch, 48, 2)
-        torch._dynamo.mark_dynamic(x, 0)
-        wanted = torch.ops.webgpu.fft(x.double(), [1], True, 1.0)
+        sizes = [batch, batch + 1]
+        sizes.insert(dim, 48)
+        x = torch.randn(*sizes, 2)
+        for other in {0, 1, 2} - {dim}:
+            torch._dynamo.mark_dynamic(x, other)
+        wanted = torch.ops.webgpu.fft(x.double(), [dim], True, 1.0)
         compare(run(x), wanted, 48)
     assert counters.plans_compiled == 1
 
