@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.compilations import compile_function
-from tests.harness import capture, check, lower_checked
+from tests.harness import capture, check, lower_checked, run_graph
 from torch_webgpu_compile import fft_ops
 from torch_webgpu_compile.codegen.fourier_tiling import choose_fourier_tiling
 from torch_webgpu_compile.errors import VerificationError
@@ -168,6 +168,21 @@ def test_kernel_counts():
     assert lengths(lambda x: ops.irfft(x, [1], 4000, 1.0), x[:, :2001]) == [2000]
     image = torch.randn(2, 64, 48)
     assert lengths(lambda x: ops.rfft(x, [1, 2], 1.0), image) == [48, 64]
+
+
+def test_half_of_the_numbers_between_passes_of_real_ones():
+    for n in (6000, 8192):  # the passes of one begin with an odd length
+        graph = check(lambda x: ops.rfft(x, [1], 1.0), torch.randn(2, n), atol=1e-3, rtol=1e-4)
+        first, second = nodes_of(graph)
+        kept = first.length // 2 + 1
+        assert graph.buffers[first.output].sizes[1] is as_expr(kept)
+        assert second.ranges[-1] is as_expr(kept)
+        assert second.mirror is not None
+        text = format_graph(graph)
+        assert parse_graph(text, graph.constants) == graph
+    wrong = replace(second, mirror=second.index)
+    with pytest.raises(VerificationError, match="exactly once"):
+        run_graph(graph.with_nodes((first, wrong), graph.buffers), [torch.randn(2, n)])
 
 
 def test_workgroups_that_fold_past_the_last_row_store_nothing():

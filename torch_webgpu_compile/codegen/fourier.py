@@ -27,7 +27,6 @@ from ..sizes import (
 )
 from ..target import Target
 from .butterflies import butterfly
-from .epilogue import Store
 from .fourier_tiling import PADDING, FourierTiling, choose_fourier_tiling
 from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid
@@ -175,37 +174,57 @@ def _load_pairs(builder: KernelBuilder, renderer: Renderer, bodies: Sequence[Sca
             renderer.scope.known[part, predicates] = known
 
 
-def _store(builder: KernelBuilder, node: Fourier, at: dict[Symbol, Expr]) -> Store:
+def _store(builder: KernelBuilder, node: Fourier, at: dict[Symbol, Expr]) -> list[str]:
+    """Statements for result ``value``; those that take in the factor only where it is stored."""
     buffer = builder.buffers[node.output]
     check_index_range(buffer)
-    index = [substitute(entry, at) for entry in node.index]
+    finished: list[str] = []
+    result = "value"
+    if node.factor_real is not None:
+        factor = _load(builder, [node.factor_real, node.factor_imaginary], at)
+        finished += factor.lines
+        result = f"times(value, {factor.result})"
+    if node.scale != 1.0:
+        result = f"{result} * {node.scale!r}f"
+    finished.append(f"let stored = {result};")
+    lines = _guarded(builder, buffer, node.index, at, finished, "stored")
+    if node.mirror is not None:
+        conjugate = "vec2<f32>(stored.x, -stored.y)"
+        lines += _guarded(builder, buffer, node.mirror, at, finished, conjugate)
+    return lines
+
+
+def _guarded(
+    builder: KernelBuilder,
+    buffer: Buffer,
+    index: Sequence[Expr],
+    at: dict[Symbol, Expr],
+    finished: list[str],
+    pair: str,
+) -> list[str]:
+    """Statements that store a pair at an index that is inside of the buffer."""
+    index = [substitute(entry, at) for entry in index]
     guards = [
         f"{builder.index(entry)} < {builder.index(size)}"
         for entry, size in zip(index, buffer.sizes, strict=False)
         if not is_less(entry, size)
     ]
-    lines: list[str] = []
-    result = "value"
-    if node.factor_real is not None:
-        factor = _load(builder, [node.factor_real, node.factor_imaginary], at)
-        lines += factor.lines
-        result = f"times(value, {factor.result})"
-    if node.scale != 1.0:
-        result = f"{result} * {node.scale!r}f"
-    lines.append(f"let stored = {result};")
-    strides = buffer.strides[: len(index)]
-    address = linearize(index, strides) + buffer.offset
+    address = linearize(index, buffer.strides[: len(index)]) + buffer.offset
+    lines = [*finished]
     if len(buffer.sizes) == len(index):
-        function = builder.bindings.function(node.output, "store")
-        lines.append(f"{function}({builder.index(address)}, stored.x);")
+        function = builder.bindings.function(buffer.name, "store")
+        lines.append(f"{function}({builder.index(address)}, ({pair}).x);")
     elif buffer.strides[-1] is ONE and is_multiple_of(address, PAIR):
-        function = builder.bindings.function(node.output, "store2")
-        lines.append(f"{function}({builder.index(address // PAIR)}, stored);")
+        function = builder.bindings.function(buffer.name, "store2")
+        lines.append(f"{function}({builder.index(address // PAIR)}, {pair});")
     else:
-        function = builder.bindings.function(node.output, "store")
+        function = builder.bindings.function(buffer.name, "store")
         for component, part in (("x", ZERO), ("y", buffer.strides[-1])):
-            lines.append(f"{function}({builder.index(address + part)}, stored.{component});")
-    return Store(1, lines, " && ".join(guards))
+            place = builder.index(address + part)
+            lines.append(f"{function}({place}, ({pair}).{component});")
+    if not guards:
+        return lines
+    return [f"if ({' && '.join(guards)}) {{", *(f"  {line}" for line in lines), "}"]
 
 
 # -- stages ----------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def lower_rfft(builder: Builder, x: Value, dims: Sequence[int], scale: float) ->
         first = Value(F32, sizes, body)
     else:
         buffer = builder.new_buffer(F32, sizes)
-        own = _along(last, x.sizes, n, True)
+        own = replace(_along(last, x.sizes, n, True), is_half=True)
         element = _elements(last, lambda at: Complex(cast(x.at(at), F32)))
         add_transform(builder, buffer, replace(own, element=element, scale=_own(scale, dims)), last)
         first = builder.load(buffer)
