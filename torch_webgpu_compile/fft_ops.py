@@ -158,7 +158,7 @@ irfft.register_autograd(_irfft_backward, setup_context=_save_irfft)
 
 def transform(pairs: Tensor, dims: Sequence[int], forward: bool, scale: float) -> Tensor:
     """A call of ``webgpu::fft`` whose lengths are numbers: kernels are made for them."""
-    for dim in _positive(pairs.dim() - 1, dims):
+    for dim in (*_positive(pairs.dim() - 1, dims), -1):
         int(pairs.shape[dim])
     result: Tensor = torch.ops.webgpu.fft.default(pairs, dims, forward, scale)
     return result
@@ -174,7 +174,7 @@ def transform_real(x: Tensor, dims: Sequence[int], scale: float) -> Tensor:
 
 def transform_to_real(pairs: Tensor, dims: Sequence[int], n: int, scale: float) -> Tensor:
     """A call of ``webgpu::irfft`` whose lengths are numbers."""
-    for dim in _positive(pairs.dim() - 1, dims):
+    for dim in (*_positive(pairs.dim() - 1, dims), -1):
         int(pairs.shape[dim])
     result: Tensor = torch.ops.webgpu.irfft.default(pairs, dims, int(n), scale)
     return result

@@ -40,11 +40,14 @@ def compare(got, wanted, numbers):
     assert error <= 1e-7 * (1 + math.log2(numbers)), error
 
 
+def rows_of(n):
+    """Rows that fill no workgroup."""
+    return torch.randn(3 if n < 4096 else 1, n, 2)
+
+
 @pytest.mark.parametrize("n", [*LENGTHS, *LONG])
 def test_lengths(n):
-    """Both directions and all forms of one length; rows that fill no workgroup."""
-    rows = 3 if n < 4096 else 1
-    x = torch.randn(rows, n, 2)
+    x = rows_of(n)
 
     def both(x):
         there = torch.ops.webgpu.fft(x, [1], True, 1.0)
@@ -52,7 +55,11 @@ def test_lengths(n):
 
     for got, wanted in zip(compiled(both)(x), both(x.double()), strict=True):
         compare(got, wanted, n)
-    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("n", [*range(1, 17), 31, 37, 64, 97, 1000, 1009, 2048, *LONG])
+def test_real_lengths(n):
+    x = rows_of(n)
 
     def real(x):
         there = torch.ops.webgpu.rfft(x[..., 0], [1], 0.5)
@@ -118,13 +125,18 @@ def test_round_trip(n):
     torch.testing.assert_close(compiled(trip)(x), x)
 
 
-def test_batches_of_any_size():
-    run = compiled(lambda x: fft_ops.transform(x, [1], True, 1.0))
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_batches_of_any_size(dim):
+    """One plan for all numbers of rows, of every layout."""
+    run = compiled(lambda x: fft_ops.transform(x, [dim], True, 1.0))
     counters.reset()
     for batch in (3, 7, 64, 2):
-        x = torch.randn(batch, 48, 2)
-        torch._dynamo.mark_dynamic(x, 0)
-        wanted = torch.ops.webgpu.fft(x.double(), [1], True, 1.0)
+        sizes = [batch, batch + 1]
+        sizes.insert(dim, 48)
+        x = torch.randn(*sizes, 2)
+        for other in {0, 1, 2} - {dim}:
+            torch._dynamo.mark_dynamic(x, other)
+        wanted = torch.ops.webgpu.fft(x.double(), [dim], True, 1.0)
         compare(run(x), wanted, 48)
     assert counters.plans_compiled == 1
 

@@ -27,8 +27,7 @@ from ..sizes import (
 )
 from ..target import Target
 from .butterflies import butterfly
-from .epilogue import Store
-from .fourier_tiling import FourierTiling, choose_fourier_tiling
+from .fourier_tiling import PADDING, FourierTiling, choose_fourier_tiling
 from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid
 from .operands import flat_values
@@ -81,18 +80,20 @@ def generate_fourier(node: Fourier, buffers: dict[str, Buffer], target: Target) 
         root = _load(builder, [node.root_real, node.root_imaginary], table)
     workgroups = ceildiv(count, tiling.rows)
     grid = fold_grid(workgroups, target)
+    checked = not (grid[1] is ONE and workgroups * tiling.rows is count)
     return builder.finish(
         "fourier",
         "fourier.wgsl.jinja",
         {
             "tiling": tiling,
+            "padding": PADDING,
             "pairs": tiling.rows * tiling.stride,
             "count": builder.index(count),
-            "checked": not (grid[1] is ONE and workgroups * tiling.rows is count),
+            "checked": checked,
             "load": load,
             "root": root,
             "store": _store(builder, node, {**rows, **flat_values("k", (as_expr(n),), k)}),
-            "stages": _stages(node, tiling, workgroups * tiling.rows is not count),
+            "stages": _stages(node, tiling, checked),
         },
         workgroup_size=tiling.workgroup,
         grid=grid,
@@ -173,37 +174,57 @@ def _load_pairs(builder: KernelBuilder, renderer: Renderer, bodies: Sequence[Sca
             renderer.scope.known[part, predicates] = known
 
 
-def _store(builder: KernelBuilder, node: Fourier, at: dict[Symbol, Expr]) -> Store:
+def _store(builder: KernelBuilder, node: Fourier, at: dict[Symbol, Expr]) -> list[str]:
+    """Statements for result ``value``; those that take in the factor only where it is stored."""
     buffer = builder.buffers[node.output]
     check_index_range(buffer)
-    index = [substitute(entry, at) for entry in node.index]
+    finished: list[str] = []
+    result = "value"
+    if node.factor_real is not None:
+        factor = _load(builder, [node.factor_real, node.factor_imaginary], at)
+        finished += factor.lines
+        result = f"times(value, {factor.result})"
+    if node.scale != 1.0:
+        result = f"{result} * {node.scale!r}f"
+    finished.append(f"let stored = {result};")
+    lines = _guarded(builder, buffer, node.index, at, finished, "stored")
+    if node.mirror is not None:
+        conjugate = "vec2<f32>(stored.x, -stored.y)"
+        lines += _guarded(builder, buffer, node.mirror, at, finished, conjugate)
+    return lines
+
+
+def _guarded(
+    builder: KernelBuilder,
+    buffer: Buffer,
+    index: Sequence[Expr],
+    at: dict[Symbol, Expr],
+    finished: list[str],
+    pair: str,
+) -> list[str]:
+    """Statements that store a pair at an index that is inside of the buffer."""
+    index = [substitute(entry, at) for entry in index]
     guards = [
         f"{builder.index(entry)} < {builder.index(size)}"
         for entry, size in zip(index, buffer.sizes, strict=False)
         if not is_less(entry, size)
     ]
-    lines: list[str] = []
-    result = "value"
-    if node.factor_real is not None:
-        factor = _load(builder, [node.factor_real, node.factor_imaginary], at)
-        lines += factor.lines
-        result = f"times(value, {factor.result})"
-    if node.scale != 1.0:
-        result = f"{result} * {node.scale!r}f"
-    lines.append(f"let stored = {result};")
-    strides = buffer.strides[: len(index)]
-    address = linearize(index, strides) + buffer.offset
+    address = linearize(index, buffer.strides[: len(index)]) + buffer.offset
+    lines = [*finished]
     if len(buffer.sizes) == len(index):
-        function = builder.bindings.function(node.output, "store")
-        lines.append(f"{function}({builder.index(address)}, stored.x);")
+        function = builder.bindings.function(buffer.name, "store")
+        lines.append(f"{function}({builder.index(address)}, ({pair}).x);")
     elif buffer.strides[-1] is ONE and is_multiple_of(address, PAIR):
-        function = builder.bindings.function(node.output, "store2")
-        lines.append(f"{function}({builder.index(address // PAIR)}, stored);")
+        function = builder.bindings.function(buffer.name, "store2")
+        lines.append(f"{function}({builder.index(address // PAIR)}, {pair});")
     else:
-        function = builder.bindings.function(node.output, "store")
+        function = builder.bindings.function(buffer.name, "store")
         for component, part in (("x", ZERO), ("y", buffer.strides[-1])):
-            lines.append(f"{function}({builder.index(address + part)}, stored.{component});")
-    return Store(1, lines, " && ".join(guards))
+            place = builder.index(address + part)
+            lines.append(f"{function}({place}, ({pair}).{component});")
+    if not guards:
+        return lines
+    return [f"if ({' && '.join(guards)}) {{", *(f"  {line}" for line in lines), "}"]
 
 
 # -- stages ----------------------------------------------------------------------------------------
@@ -261,10 +282,10 @@ class _StageWriter:
 
     def _slot(self, b: str, guards: list[str]) -> list[str]:
         j = b
-        if not self.is_last:
+        if not (self.is_first or self.is_last):
             j = f"{b}_in"
             self.lines.append(f"let {j} = {self._remainder(b)};")
-        values = [self._emit(self._read(b, q)) for q in range(self.radix)]
+        values = list(map(self._emit, self._reads(b)))
         if not self.is_first:
             start = self.offset
             values = [values[0]] + [
@@ -280,21 +301,34 @@ class _StageWriter:
                 f"store_number({row}, {b} + {q * self.before}, {v});" for q, v in enumerate(results)
             ]
         else:
-            at = f"{b}_at"
-            self.lines.append(f"let {at} = ({b} - {j}) * {self.radix} + {j};")
-            stores = [
-                f"exchanged[place(p_{self.side}, {at} + {q * self.before})] = {v};"
-                for q, v in enumerate(results)
-            ]
+            to = f"{b} * {self.radix}" if self.is_first else f"({b} - {j}) * {self.radix} + {j}"
+            self.lines.append(f"let {b}_to = {to};")
+            places = self._places(f"{b}_to", self.before)
+            stores = [f"{place} = {v};" for place, v in zip(places, results, strict=True)]
         if not guards:
             return stores
         return [f"if ({' && '.join(guards)}) {{", *(f"  {line}" for line in stores), "}"]
 
-    def _read(self, b: str, q: int) -> str:
-        at = f"{b} + {q * self.butterflies}"
+    def _reads(self, b: str) -> list[str]:
+        """The elements that butterfly b transforms."""
+        step = self.butterflies
         if self.is_first:
-            return f"load_number(row_load, {at})"
-        return f"exchanged[place(p_{self.side}, {at})]"
+            return [f"load_number(row_load, {b} + {q * step})" for q in range(self.radix)]
+        return self._places(b, step)
+
+    def _places(self, start: str, step: int) -> list[str]:
+        """Elements start, start + step, … of the row in workgroup memory.
+
+        Steps over whole groups of `PADDING` are steps in memory, of one more for each group, and so
+        are steps in a group. Results of a stage that are in one group start at one of its parts.
+        """
+        together = step == self.before and PADDING % (step * self.radix) == 0
+        if not self.tiling.padded or together or step % PADDING == 0:
+            step += step // PADDING if self.tiling.padded else 0
+            self.lines.append(f"let {start}_place = place(p_{self.side}, {start});")
+            return [f"exchanged[{start}_place + {q * step}]" for q in range(self.radix)]
+        at = [f"{start} + {q * step}" for q in range(self.radix)]
+        return [f"exchanged[place(p_{self.side}, {entry})]" for entry in at]
 
     def _remainder(self, b: str) -> str:
         """b modulo the product of the radices before."""

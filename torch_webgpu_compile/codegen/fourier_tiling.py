@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ..ir.fourier import MOST_KEPT
 from ..sizes import Expr
 from ..target import Target
 from .tiling import power_of_two_at_least
 
+# Pairs in workgroup memory before one is left out.
+PADDING = 16
 _PAIR_NBYTES = 8
 _WORKGROUP = 256
 # A row of one invocation per element of memory would leave a subgroup's lanes without work.
@@ -27,8 +30,8 @@ class FourierTiling:
     Attributes:
         threads: invocations that share a row.
         rows: rows of a workgroup.
-        padded: whether one pair in memory is left out after 16, so that invocations which are a
-            power of two apart use different banks.
+        padded: whether one pair in memory is left out after `PADDING`, so that invocations whose
+            elements are a power of two apart use different banks.
         stride: pairs between rows in workgroup memory; 0 when it is not used.
         load_rows_fast: neighbouring invocations load neighbouring rows, else neighbouring elements.
         store_rows_fast: the same of stores.
@@ -62,11 +65,14 @@ def choose_fourier_tiling(
     n = prod(radices)
     if len(radices) == 1:
         store_rows_fast = load_rows_fast  # an invocation has whole rows
+    rows_fast = load_rows_fast or store_rows_fast
     limit = min(_WORKGROUP, target.max_workgroup_invocations)
+    least = _least_rows(n, limit, target) if rows_fast else 1
+    if count.is_constant:
+        least = min(least, power_of_two_at_least(int(count)))
     threads = n // max(radices)
-    threads = -(-threads // -(-threads // limit))
+    threads = -(-threads // -(-threads // (limit // least)))
     rows = limit // threads
-    least = _ROWS_OF_SECTOR if load_rows_fast or store_rows_fast else 1
     if count.is_constant:
         rows = min(rows, power_of_two_at_least(int(count)))
         while (
@@ -77,15 +83,25 @@ def choose_fourier_tiling(
             rows //= 2
     while rows > 0:
         for padded in (True, False):
-            stride = _stride(n, padded, load_rows_fast or store_rows_fast) if radices[1:] else 0
+            stride = _stride(n, padded, rows_fast) if radices[1:] else 0
             tiling = FourierTiling(threads, rows, padded, stride, load_rows_fast, store_rows_fast)
             if tiling.nbytes <= target.max_workgroup_nbytes:
                 return tiling
-        rows //= 2
+        rows -= 1
     return None
+
+
+def _least_rows(n: int, limit: int, target: Target) -> int:
+    """Neighbouring rows to take together, where there is memory for them."""
+    rows = _ROWS_OF_SECTOR
+    while rows > 1 and (
+        rows * n * _PAIR_NBYTES > target.max_workgroup_nbytes or n * rows > MOST_KEPT * limit
+    ):
+        rows //= 2
+    return rows
 
 
 def _stride(n: int, padded: bool, rows_fast: bool) -> int:
     """Odd where neighbouring invocations use the same element of different rows, if padded."""
-    length = n + (n - 1) // 16 if padded else n
+    length = n + (n - 1) // PADDING if padded else n
     return length | 1 if padded and rows_fast else length

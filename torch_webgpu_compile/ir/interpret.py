@@ -241,17 +241,20 @@ class _Run:
         buffer = self.graph.buffers[node.output]
         pairs = len(buffer.sizes) > len(node.index)
         out = np.full(self.shape(buffer.sizes[: len(node.index)]), np.nan, np.complex128)
-        space = Space(self, node.spaces["factor_real"])
-        where = [np.broadcast_to(space.index(entry), result.shape) for entry in node.index]
-        inside = np.ones(result.shape, bool)
-        for position, size in zip(where, out.shape, strict=True):
-            inside &= (position >= 0) & (position < size)
         written = np.zeros(out.shape, np.int32)
-        at = tuple(position[inside] for position in where)
-        np.add.at(written, at, 1)
+        space = Space(self, node.spaces["factor_real"])
+        for index, values in ((node.index, result), (node.mirror, result.conj())):
+            if index is None:
+                continue
+            where = [np.broadcast_to(space.index(entry), values.shape) for entry in index]
+            inside = np.ones(values.shape, bool)
+            for position, size in zip(where, out.shape, strict=True):
+                inside &= (position >= 0) & (position < size)
+            at = tuple(position[inside] for position in where)
+            np.add.at(written, at, 1)
+            out[at] = values[inside]
         if not (written == 1).all():
             raise VerificationError(f"{node.output} is not written exactly once")
-        out[at] = result[inside]
         self._store(node.output, np.stack([out.real, out.imag], -1) if pairs else out.real)
 
 

@@ -233,8 +233,9 @@ class Fourier:
     The sign is negative ``forward``. ``ranges`` are the sizes of rows, i0…. ``real`` and
     ``imaginary`` (0 where it is None) are x, scalars over (i…, j0), the factor (1 where it is None)
     is over (i…, k0), all float32. ``index`` is in i… and k0; what it puts outside of the output is
-    not wanted. The output is float32, with a last dimension of 2 for real and imaginary part, or
-    without it: the real part alone. Every element is computed once.
+    not wanted. The conjugates of results go to ``mirror``, by the same rule, where it is given. The
+    output is float32, with a last dimension of 2 for real and imaginary part, or
+    without it: the real part alone. Every element is written once.
 
     The roots are a scalar over (w0): the table `fourier.stage_roots`, for several radices.
     """
@@ -255,6 +256,7 @@ class Fourier:
     root_imaginary: Scalar | None = None
     factor_real: Scalar | None = None
     factor_imaginary: Scalar | None = None
+    mirror: tuple[Expr, ...] | None = None
     origins: tuple[Origin, ...] = ()
 
     @property

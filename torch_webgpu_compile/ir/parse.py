@@ -327,9 +327,20 @@ class _GraphParser:
         radices, forward, scale = (ast.literal_eval(arg) for arg in call.args[1:4])
         ranges, n = names.exprs(call.args[0]), as_expr(math.prod(radices))
         prefixes = ("i", ranges), ("j", [n]), ("k", [n]), ("w", [n - radices[0]])
-        bodies = self._bodies(names, call, prefixes, call.args[5:], Fourier.BODIES)
+        bodies = self._bodies(names, call, prefixes, call.args[6:], Fourier.BODIES)
         index = names.exprs(call.args[4])
-        return Fourier(output, ranges, radices, forward, scale, index, origins=origins, **bodies)
+        mirror = None if _is_none(call.args[5]) else names.exprs(call.args[5])
+        return Fourier(
+            output,
+            ranges,
+            radices,
+            forward,
+            scale,
+            index,
+            mirror=mirror,
+            origins=origins,
+            **bodies,
+        )
 
     def _bodies(
         self,

@@ -185,9 +185,10 @@ def format_node(node: Node) -> str:
             )
         case Fourier():
             text = ScalarText(bodies_of(node))
+            mirror = None if node.mirror is None else _sizes(node.mirror)
             code = (
                 f"{node.output} = fourier({_sizes(node.ranges)}, {node.radices}, {node.forward}, "
-                f"{node.scale!r}, {_sizes(node.index)}, {_named_bodies(node, text)}"
+                f"{node.scale!r}, {_sizes(node.index)}, {mirror}, {_named_bodies(node, text)}"
             )
         case Scatter():
             text = ScalarText([*node.index, node.body])

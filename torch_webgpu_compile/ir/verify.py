@@ -165,7 +165,9 @@ def _fourier(title: str, node: Fourier, graph: LoopGraph, sizes: frozenset[Symbo
     pairs = buffer.sizes[len(node.index) :]
     require(pairs in ((), (as_expr(2),)), title, "an index per dimension, but of a part")
     allowed = _symbols(spaces["factor_real"]) | sizes
-    for entry in node.index:
+    mirror = node.index if node.mirror is None else node.mirror
+    require(len(mirror) == len(node.index), title, "an index per dimension of conjugates")
+    for entry in (*node.index, *mirror):
         _known(title, symbols_of(entry), allowed)
 
 

@@ -60,7 +60,7 @@ def lower_rfft(builder: Builder, x: Value, dims: Sequence[int], scale: float) ->
         first = Value(F32, sizes, body)
     else:
         buffer = builder.new_buffer(F32, sizes)
-        own = _along(last, x.sizes, n, True)
+        own = replace(_along(last, x.sizes, n, True), is_half=True)
         element = _elements(last, lambda at: Complex(cast(x.at(at), F32)))
         add_transform(builder, buffer, replace(own, element=element, scale=_own(scale, dims)), last)
         first = builder.load(buffer)
@@ -182,7 +182,7 @@ def _transformed(
     lengths = [_length(pairs.sizes[dim]) for dim in left]
     while left:
         dim, n = left.pop(), lengths.pop()
-        buffer = builder.new_buffer(F32, pairs.sizes)
+        buffer = builder.new_buffer(F32, (*pairs.sizes[:-1], PAIR))
         own = replace(
             _along(dim, pairs.sizes[:-1], n, forward),
             element=_elements(dim, partial(number_at, pairs)),

@@ -66,6 +66,8 @@ class Transform:
         index: where in the output the result at a position of a row is, without the part.
         scale: multiplies all results.
         factor: multiplies the result at a position of a row.
+        mirror: where in the output the conjugate of a result is as well.
+        is_half: whether all numbers are real and only the first half of the results is wanted.
     """
 
     ranges: tuple[Expr, ...]
@@ -75,6 +77,8 @@ class Transform:
     index: Callable[[Rows, Expr], tuple[Expr, ...]]
     scale: float = 1.0
     factor: Callable[[Rows, Expr], Complex] | None = None
+    mirror: Callable[[Rows, Expr], tuple[Expr, ...]] | None = None
+    is_half: bool = False
 
 
 def number_at(pairs: Value, at: Sequence[Expr]) -> Complex:
@@ -113,6 +117,10 @@ def _add_passes(builder: Builder, output: Buffer, transform: Transform, longest:
 
     Element j1 · n2 + j2 has its part in result k1 + n1 · k2 by way of number (k1, j2) in between,
     which is multiplied by exp(∓2πi · k1 · j2 / n).
+
+    Of real numbers, number (n1 - k1, j2) is the conjugate of (k1, j2), and result n - k that of k:
+    half of the numbers in between are enough. Rows that are their own mirror, k1 = 0 and n1/2, have
+    all of their results themselves.
     """
     n = transform.length
     if n <= longest:
@@ -121,7 +129,8 @@ def _add_passes(builder: Builder, output: Buffer, transform: Transform, longest:
     longest = fourier.longest_row(builder.target, _ROWS_OF_PASS)
     n1 = fourier.divide(n, longest)
     n2 = n // n1
-    sizes = (*transform.ranges, as_expr(n1), as_expr(n2), PAIR)
+    kept = as_expr(n1 // 2 + 1 if transform.is_half else n1)
+    sizes = (*transform.ranges, kept, as_expr(n2), PAIR)
     between = builder.new_buffer(F32, sizes, f"{builder.hint}_pass")
     first = replace(
         transform,
@@ -131,23 +140,37 @@ def _add_passes(builder: Builder, output: Buffer, transform: Transform, longest:
         index=lambda rows, k1: (*rows[:-1], k1, rows[-1]),
         scale=1.0,
         factor=None,
+        mirror=None,
+        is_half=False,
     )
     _add_node(builder, between, first)
     loaded = builder.load(between)
-    factor = transform.factor
+    factor, mirror = transform.factor, transform.mirror
 
     def element(rows: Rows, j2: Expr) -> Complex:
         turn = _root(builder, n, rows[-1] * j2, transform.forward)
         return number_at(loaded, [*rows, j2]) * turn
 
+    def result(k1: Expr, k2: Expr) -> Expr:
+        return k1 + n1 * k2
+
+    def mirrored(rows: Rows, k2: Expr) -> tuple[Expr, ...]:
+        k1, size = rows[-1], as_expr(n1)
+        alone = floordiv(n1 - k1, size) + floordiv(2 * k1, size)  # 1 for 0 and n1/2, else 0
+        return transform.index(rows[:-1], n + n * alone - result(k1, k2))
+
     second = replace(
         transform,
-        ranges=(*transform.ranges, as_expr(n1)),
+        ranges=(*transform.ranges, kept),
         length=n2,
         element=element,
-        index=lambda rows, k2: transform.index(rows[:-1], rows[-1] + n1 * k2),
-        factor=None if factor is None else lambda rows, k2: factor(rows[:-1], rows[-1] + n1 * k2),
+        index=lambda rows, k2: transform.index(rows[:-1], result(rows[-1], k2)),
+        factor=None if factor is None else lambda rows, k2: factor(rows[:-1], result(rows[-1], k2)),
+        mirror=None if mirror is None else lambda rows, k2: mirror(rows[:-1], result(rows[-1], k2)),
+        is_half=False,
     )
+    if transform.is_half:
+        second = replace(second, mirror=mirrored)
     _add_passes(builder, output, second, longest)
 
 
@@ -195,6 +218,7 @@ def _add_bluestein(builder: Builder, output: Buffer, transform: Transform, longe
         forward=False,
         element=lambda rows, k: number_at(loaded, [*rows, k]) * spectrum.at(k),
         factor=lambda rows, k: chirp.at(k),
+        is_half=False,
     )
     _add_passes(builder, output, back, longest)
 
@@ -225,6 +249,7 @@ def _add_node(builder: Builder, output: Buffer, transform: Transform) -> None:
         forward=transform.forward,
         scale=float(transform.scale),
         index=transform.index(rows, k),
+        mirror=None if transform.mirror is None else transform.mirror(rows, k),
         origins=(builder.origin,),
         **bodies,
     )

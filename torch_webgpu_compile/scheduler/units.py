@@ -65,7 +65,9 @@ def _drop(node: Node) -> Node:
         case Fourier():
             units = _units(i=node.ranges)
             index = tuple(substitute(entry, units) for entry in node.index)
-            return map_bodies(replace(node, index=index), lambda body: _at(body, units))
+            mirror = node.mirror and tuple(substitute(entry, units) for entry in node.mirror)
+            moved = replace(node, index=index, mirror=mirror)
+            return map_bodies(moved, lambda body: _at(body, units))
         case Scatter():
             units = _units(i=node.ranges)
             return replace(
