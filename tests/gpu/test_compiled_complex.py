@@ -29,7 +29,10 @@ FUNCTIONS = {
     "rotary": (rotary, (torch.randn(2, 3, 8), numbers(3, 4))),
     "polar": (lambda r, t: torch.polar(r.exp(), t).sum(0), (torch.randn(3, 4), torch.randn(3, 4))),
     "fourier": (lambda a, b: torch.fft.ifft(torch.fft.fft(a) * b), (numbers(3, 8), numbers(8))),
-    "constants": (lambda a, b: a * torch.tensor([1j, 2.0], device=a.device) + b, (numbers(3, 2), torch.randn(2))),
+    "constants": (
+        lambda a, b: a * torch.tensor([1j, 2.0], device=a.device) + b,
+        (numbers(3, 2), torch.randn(2)),
+    ),
 }
 
 
@@ -147,3 +150,12 @@ def test_how_many_kernels():
         report = torch_webgpu_compile.explain(function, *arguments)
         assert report.dispatch_count == wanted, name
         assert not report.fallbacks
+
+
+def test_products_of_several_sizes():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: (x.prod(0), x.cumprod(1)), backend="webgpu", fullgraph=True)
+    for rows in (3, 4, 6):
+        x = numbers(rows, 5)
+        for g, w in zip(compiled(x), (x.prod(0), x.cumprod(1)), strict=True):
+            torch.testing.assert_close(g, w)

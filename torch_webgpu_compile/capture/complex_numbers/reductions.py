@@ -74,7 +74,7 @@ def _var_mean(call: Call, self: Pair, dim: Any = None, **kwargs: Any) -> tuple[T
 @rule(aten.prod.default)
 def _prod(call: Call, self: Any, dtype: torch.dtype | None = None) -> Pair:
     z = as_pair(self, call.dtype)
-    return _product(call, Pair(z.re.reshape(-1), z.im.reshape(-1)), 0)
+    return _product(Pair(z.re.reshape(-1), z.im.reshape(-1)), 0)
 
 
 @rule(aten.prod.dim_int)
@@ -84,13 +84,13 @@ def _prod_dim(
     z = as_pair(self, call.dtype)
     if z.re.dim() == 0:
         return z
-    found = _product(call, z, dim % z.re.dim())
+    found = _product(z, dim % z.re.dim())
     return Pair(found.re.unsqueeze(dim), found.im.unsqueeze(dim)) if keepdim else found
 
 
-def _product(call: Call, z: Pair, dim: int) -> Pair:
+def _product(z: Pair, dim: int) -> Pair:
     """The product along a dimension: halves are multiplied with each other."""
-    length = _known(call, z.shape[dim])
+    length = int(z.shape[dim])  # a constant: it decides how many steps there are
     if length == 0:
         ones = torch.ones_like(z.re.sum(dim))
         return Pair(ones, torch.zeros_like(ones))
@@ -109,7 +109,7 @@ def _cumprod(call: Call, self: Any, dim: int, dtype: torch.dtype | None = None) 
     if z.re.dim() == 0:
         return z
     dim %= z.re.dim()
-    length, distance = _known(call, z.shape[dim]), 1
+    length, distance = int(z.shape[dim]), 1  # as above
     while distance < length:
         kept = length - distance
         later = _narrow(z, dim, distance, kept) * _narrow(z, dim, 0, kept)
@@ -140,14 +140,6 @@ def _scatter(call: Call, self: Any, dim: int, index: Tensor, src: Any, *, reduce
     terms = [part.expand(index.shape) if not part.dim() else part for part in (b.re, b.im)]
     return Pair(
         torch.scatter_add(a.re, dim, index, terms[0]), torch.scatter_add(a.im, dim, index, terms[1])
-    )
-
-
-def _known(call: Call, size: Any) -> int:
-    if isinstance(size, int):
-        return size
-    raise UnsupportedOp(
-        str(call.op), "complex products are of a known number of factors", "use dynamic=False"
     )
 
 
