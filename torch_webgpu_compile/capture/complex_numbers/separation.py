@@ -246,7 +246,9 @@ def _compute_dtype(results: tuple[Any, ...], arguments: tuple[Any, ...]) -> torc
     if not kinds:
         tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
         with_sizes = [tensor for tensor in tensors if tensor.dim()]
-        kinds = [torch.complex64, *(tensor.dtype for tensor in with_sizes or tensors)]
+        found = {tensor.dtype for tensor in with_sizes or tensors}
+        # Integers leave it open; PyTorch promotes none of the unsigned ones.
+        kinds = [torch.complex64, *(d for d in found if d.is_complex or d.is_floating_point)]
     dtype = COMPONENTS[reduce(torch.promote_types, kinds)]
     return torch.float32 if dtype == torch.float16 else dtype
 
