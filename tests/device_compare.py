@@ -44,6 +44,7 @@ _POSITIONS = frozenset({"argsort", "kthvalue", "sort", "topk"})
 _DEFAULT = {
     # Sums of a few hundred elements in another order; PyTorch's default is 1.3e-6 and 1e-5.
     torch.float32: (1e-5, 1e-5),
+    torch.complex64: (1e-5, 1e-5),
     torch.float16: (2e-3, 1e-4),  # two roundings: the CPU's and the device's
     torch.bfloat16: (1.6e-2, 1e-4),
 }

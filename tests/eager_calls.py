@@ -22,7 +22,7 @@ from torch_webgpu_compile.compilation import native_operators
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.size_sources import bound_offset
-from torch_webgpu_compile.sizes import as_symbol
+from torch_webgpu_compile.sizes import Symbol
 
 
 def describe(value: Any) -> Any:
@@ -32,7 +32,8 @@ def describe(value: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         memory = leaf.untyped_storage()._cdata
-        return TensorSpec(leaf.dtype, tuple(leaf.shape), leaf.stride(), bound_offset(leaf), memory)
+        layout = tuple(leaf.shape), leaf.stride(), bound_offset(leaf)
+        return TensorSpec(leaf.dtype, *layout, memory, leaf.is_conj(), leaf.is_neg())
 
     return tree_map(spec, value)
 
@@ -41,7 +42,9 @@ def bound_memory(tensor: Tensor) -> Any:
     """The flat memory that a tensor's binding sees, as an array."""
     start = tensor.storage_offset() - bound_offset(tensor)
     count = tensor.untyped_storage().nbytes() // tensor.element_size() - start
-    return to_array(tensor.as_strided((count,), (1,), start))
+    memory = torch.empty(0, dtype=tensor.dtype)
+    memory.set_(tensor.untyped_storage(), start, (count,), (1,))
+    return to_array(torch.view_as_real(memory).view(-1) if tensor.is_complex() else memory)
 
 
 def symbol_values(graph: LoopGraph, call: CapturedCall, leaves: list[Any]) -> dict[str, int]:
@@ -52,16 +55,30 @@ def symbol_values(graph: LoopGraph, call: CapturedCall, leaves: list[Any]) -> di
         places = [(entry.size, value)]
         if entry.buffer is not None and leaf not in call.resized:
             buffer = graph.buffers[entry.buffer]
+            unit = 2 if value.is_complex() else 1
             places = [
-                *zip(buffer.sizes, value.shape, strict=True),
-                *zip(buffer.strides, value.stride(), strict=True),
-                (buffer.offset, bound_offset(value)),
+                *zip(buffer.sizes, value.shape, strict=False),
+                *zip(buffer.strides, [unit * s for s in value.stride()], strict=False),
+                (buffer.offset, unit * bound_offset(value)),
             ]
         for expr, number in places:
-            symbol = None if expr is None else as_symbol(expr)
-            if symbol is not None:
-                assert found.setdefault(symbol.name, number) == number
+            for name, known in _symbol(expr, number):
+                assert found.setdefault(name, known) == known
     return found
+
+
+def _symbol(expr: Any, number: int) -> list[tuple[str, int]]:
+    """The symbol whose multiple an expression is, with its value."""
+    if expr is None or len(expr.terms) != 1 or expr.constant or len(expr.terms[0][0]) != 1:
+        return []
+    (atom,), factor = expr.terms[0]
+    return [(atom.name, number // factor)] if isinstance(atom, Symbol) else []
+
+
+def _as_complex(pairs: Tensor) -> Tensor:
+    if pairs.numel():
+        return torch.view_as_complex(pairs)
+    return torch.empty(pairs.shape[:-1], dtype=pairs.dtype.to_complex())  # of any strides
 
 
 def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False) -> Any:
@@ -81,6 +98,11 @@ def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False)
         value = array
         if output.buffer is not None:
             value = to_tensor(array, getattr(torch, graph.buffers[output.buffer].dtype.name))
+        if output.mutates is None:
+            is_complex = len(outputs) in call.phase.complex_outputs
+        else:
+            is_complex = output.mutates in call.phase.complex_inputs
+        value = _as_complex(value) if is_complex else value
         if output.mutates is None:
             outputs.append(value)
         else:

@@ -44,6 +44,10 @@ class Phase:
             one before each call.
         seeds: rows of the graph's last argument, the seeds of its random operators; 0: no such
             argument.
+        complex_inputs, complex_outputs: positions of arguments and outputs that are complex tensors
+            to PyTorch, and real ones (…, 2) in the captured graph.
+        lazy: positions of arguments whose memory may hold the conjugates or negatives of their
+            elements (``Tensor.is_conj``, ``Tensor.is_neg``); the graph takes the elements.
     """
 
     name: str
@@ -51,3 +55,6 @@ class Phase:
     forwarded: tuple[tuple[int, int], ...] = ()
     counted: frozenset[int] = frozenset()
     seeds: int = 0
+    complex_inputs: frozenset[int] = frozenset()
+    complex_outputs: frozenset[int] = frozenset()
+    lazy: frozenset[int] = frozenset()

@@ -233,6 +233,9 @@ def signature_of(state: Compilation) -> Signature:
         state.phase.counted,
         state.phase.seeds,
         backward=state.phase.name == "backward",
+        complex_inputs=state.phase.complex_inputs,
+        complex_outputs=state.phase.complex_outputs,
+        lazy=state.phase.lazy,
     )
 
 
@@ -240,7 +243,13 @@ def device_signature_of(state: Compilation) -> Signature:
     """`signature_of` for tensors on the device, where every argument is bound where it is."""
     phase = state.phase
     return Signature(
-        state.plan, forwarded=phase.forwarded, counted=phase.counted, seeds=phase.seeds
+        state.plan,
+        forwarded=phase.forwarded,
+        counted=phase.counted,
+        seeds=phase.seeds,
+        complex_inputs=phase.complex_inputs,
+        complex_outputs=phase.complex_outputs,
+        lazy=phase.lazy,
     )
 
 

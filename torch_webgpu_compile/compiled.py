@@ -96,6 +96,11 @@ class CompiledGraph:
 
     def run(self, values: list[Any]) -> list[Any]:
         """The call on a list of arguments that is not needed afterwards."""
+        if self.signature.lazy:
+            return self.signature.call(self._run, values)
+        return self._run(values)
+
+    def _run(self, values: list[Any]) -> list[Any]:
         if self.signature.seeds:
             values.append(torch.empty((self.signature.seeds, 2), dtype=torch.int32).random_())
         with self._lock:

@@ -187,6 +187,8 @@ class DeviceGraph:
         """The call on a list of arguments that is not needed afterwards."""
         if self.signature.seeds:
             values.append(draw_seeds(self.index, self.signature.seeds))
+        if self.signature.lazy:
+            return self.signature.call(self.run_seeded, values)
         return self.run_seeded(values)
 
     def run_seeded(self, values: list[Any]) -> list[Any]:

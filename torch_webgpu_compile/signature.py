@@ -6,7 +6,7 @@ only follows lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,6 +132,9 @@ class Signature:
             call.
         seeds: rows of random seeds that are passed as one more argument.
         backward: whether arguments may be tensors that a forward graph kept on the GPU.
+        complex_inputs, complex_outputs: positions of arguments and results that are complex, where
+            the plan has real tensors (…, 2).
+        lazy: positions of arguments that may be lazily conjugated or negated.
 
     Raises:
         UnsupportedOp: a size of the plan does not follow from the arguments.
@@ -144,6 +147,9 @@ class Signature:
     counted: frozenset[int] = frozenset()
     seeds: int = 0
     backward: bool = False
+    complex_inputs: frozenset[int] = frozenset()
+    complex_outputs: frozenset[int] = frozenset()
+    lazy: frozenset[int] = frozenset()
     inputs: tuple[InputEntry, ...] = field(init=False)
     constant: tuple[InputEntry, ...] = field(init=False)
     _sources: tuple[SizeSource, ...] = field(init=False)
@@ -158,7 +164,7 @@ class Signature:
         )
         changed = {output.mutates for output in self.plan.outputs}
         self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
-        self._sources = size_sources(self.plan)
+        self._sources = size_sources(self.plan, self.complex_inputs)
         self._variants = {}
 
     def variant(self, values: Sequence[Any]) -> Variant:
@@ -171,6 +177,22 @@ class Signature:
             self._variants[key] = found
         return found
 
+    def call(self, run: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
+        """``run(values)`` with memory in place of lazily conjugated or negated arguments."""
+        given = {k: values[k] for k in self.lazy if values[k].is_conj() or values[k].is_neg()}
+        with torch.no_grad():
+            for position, tensor in given.items():
+                values[position] = tensor.resolve_conj().resolve_neg()
+            passed = values[:]
+            results = run(values)
+            changed = {output.mutates for output in self.plan.outputs}
+            for position, tensor in given.items():
+                if position in changed:
+                    tensor.copy_(passed[position])
+        for output, position in self.forwarded:
+            results[output] = given.get(position, results[output])
+        return results
+
     def some_sizes(self) -> dict[str, int] | None:
         """The sizes of the first call; None before any call of a plan with symbolic sizes."""
         for variant in self._variants.values():
@@ -182,6 +204,9 @@ class Signature:
         static, states, uploads = [], [], []
         for entry in self.inputs:
             shape, strides = _layout(buffers[entry.buffer], sizes)
+            nbytes = span(shape, strides) * buffers[entry.buffer].dtype.itemsize
+            if entry.position in self.complex_inputs:
+                strides = _of_complex((shape, strides, 0))[1]
             if entry in self.constant:
                 static.append((entry, strides))
             elif entry.static:
@@ -189,7 +214,6 @@ class Signature:
             else:
                 buffer = buffers[entry.buffer]
                 itemsize = buffer.dtype.itemsize
-                nbytes = span(shape, strides) * itemsize
                 offset = evaluate(buffer.offset, sizes) * itemsize
                 uploads.append(UploadRecipe(entry.position, entry.buffer, strides, nbytes, offset))
         returned = [output for output in self.plan.outputs if output.mutates is None]
@@ -219,17 +243,18 @@ class Signature:
     def _tensors(
         self, returned: Sequence[PlanOutput], sizes: Mapping[str, int]
     ) -> tuple[TensorRecipe, ...]:
-        by_buffer: dict[str, list[tuple[int, View]]] = {}
+        by_buffer: dict[tuple[str, bool], list[tuple[int, View]]] = {}
         for position, output in enumerate(returned):
             if output.buffer is not None:
-                by_buffer.setdefault(output.buffer, []).append((position, _view(output, sizes)))
-        return tuple(self._tensor(name, shown, sizes) for name, shown in by_buffer.items())
+                is_complex = position in self.complex_outputs
+                view = _view(output, sizes)
+                view = _of_complex(view) if is_complex else view
+                by_buffer.setdefault((output.buffer, is_complex), []).append((position, view))
+        return tuple(self._tensor(*key, shown) for key, shown in by_buffer.items())
 
-    def _tensor(
-        self, name: str, shown: list[tuple[int, View]], sizes: Mapping[str, int]
-    ) -> TensorRecipe:
+    def _tensor(self, name: str, is_complex: bool, shown: list[tuple[int, View]]) -> TensorRecipe:
         """One tensor per plan buffer: results that share memory in PyTorch share it here."""
-        dtype = self.plan.buffers[name].dtype
+        dtype = _dtype(self.plan.buffers[name], is_complex)
         shape, strides, offset = shown[0][1]
         results: list[tuple[int, View | None]] = [(position, None) for position, _ in shown]
         if any(view != shown[0][1] for _, view in shown):
@@ -238,7 +263,7 @@ class Signature:
             results = list(shown)
         return TensorRecipe(
             name,
-            torch_dtype(dtype),
+            dtype,
             shape,
             strides,
             offset * dtype.itemsize,
@@ -261,7 +286,9 @@ class Signature:
         assert output.buffer is not None
         assert output.mutates is not None
         buffer = self.plan.buffers[output.buffer]
-        shape, strides, offset = _view(output, sizes)
+        is_complex = output.mutates in self.complex_inputs
+        view = _view(output, sizes)
+        shape, strides, offset = _of_complex(view) if is_complex else view
         elements = span(shape, strides)
         numel = 1
         for size in shape:
@@ -274,11 +301,12 @@ class Signature:
             and elements > 0
             and buffer.role == "output"
         )
-        itemsize = buffer.dtype.itemsize
+        dtype = _dtype(buffer, is_complex)
+        itemsize = dtype.itemsize
         return MutationRecipe(
             output.mutates,
             output.buffer,
-            torch_dtype(buffer.dtype),
+            dtype,
             shape,
             strides,
             offset * itemsize,
@@ -303,6 +331,23 @@ def _view(output: PlanOutput, sizes: Mapping[str, int]) -> View:
         tuple(evaluate(stride, sizes) for stride in output.strides),
         0 if output.offset is None else evaluate(output.offset, sizes),
     )
+
+
+def _of_complex(view: View) -> View:
+    """A complex tensor, given its real view (…, 2)."""
+    shape, strides, offset = view
+    return shape[:-1], tuple(stride // 2 for stride in strides[:-1]), offset // 2
+
+
+_COMPLEX = {
+    "float16": torch.complex32,
+    "float32": torch.complex64,
+    "float64": torch.complex128,
+}
+
+
+def _dtype(buffer: PlanBuffer, is_complex: bool) -> torch.dtype:
+    return _COMPLEX[buffer.dtype.name] if is_complex else torch_dtype(buffer.dtype)
 
 
 def _constant(output: PlanOutput, sizes: Mapping[str, int]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ class SizeSource:
 
     Attributes:
         position: of the argument: an integer, or a tensor.
+        unit: what the argument's strides and offset are multiplied with.
         field: of the tensor: ``size`` or ``stride`` of a dimension, or ``offset``, where its first
             element is in the memory that is bound for it. "" for an integer.
     """
@@ -29,6 +30,7 @@ class SizeSource:
     dim: int
     coefficient: int
     constant: int
+    unit: int = 1
 
     def read(self, values: Sequence[Any]) -> int:
         value = values[self.position]
@@ -41,7 +43,7 @@ class SizeSource:
                 found = bound_offset(value)
             case _:
                 found = int(value)
-        return (found - self.constant) // self.coefficient
+        return (found * self.unit - self.constant) // self.coefficient
 
 
 BINDING_ALIGNMENT = 256
@@ -53,8 +55,14 @@ def bound_offset(tensor: torch.Tensor) -> int:
     return int(tensor.storage_offset()) % (BINDING_ALIGNMENT // tensor.element_size())
 
 
-def size_sources(plan: Plan) -> tuple[SizeSource, ...]:
+def size_sources(
+    plan: Plan, complex_inputs: Collection[int] = frozenset()
+) -> tuple[SizeSource, ...]:
     """A source for each size symbol of the plan.
+
+    Args:
+        complex_inputs: positions of arguments that are complex, where the plan has real tensors
+            (…, 2): their strides and offsets are twice those of the argument.
 
     Raises:
         UnsupportedOp: a symbol's value does not follow from the arguments.
@@ -64,10 +72,11 @@ def size_sources(plan: Plan) -> tuple[SizeSource, ...]:
         if len(expr.terms) == 1 and len(expr.terms[0][0]) == 1:
             (atom,), coefficient = expr.terms[0]
             if isinstance(atom, Symbol) and atom.name not in found:
-                source = SizeSource(
-                    atom.name, position, field_name, dim, coefficient, expr.constant
+                of_complex = position in complex_inputs and field_name in ("stride", "offset")
+                unit = 2 if of_complex else 1
+                found[atom.name] = SizeSource(
+                    atom.name, position, field_name, dim, coefficient, expr.constant, unit
                 )
-                found[atom.name] = source
     missing = sorted(set(_symbols(plan)) - set(found))
     if missing:
         raise UnsupportedOp(

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.compilations import compile_function
+from torch_webgpu_compile import fft_ops  # noqa: F401 (defines operators)
 from torch_webgpu_compile.compilation import PASSES
 
 FOLDER = Path(__file__).parent
@@ -142,6 +143,11 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
             *(randn(1, 2, 1, 16) for _ in range(2)),
             torch.tensor([5]),
         ],
+        False,
+    ),
+    "windowed_fourier_transform": (
+        lambda x, window: torch.ops.webgpu.rfft(x * window, [1], 1.0),
+        [randn(5, 20), randn(20)],
         False,
     ),
     "symbolic_rms_norm": (rms_norm, [randn(4, 6, 32), randn(32)], True),

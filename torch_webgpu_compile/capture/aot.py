@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..captured import CapturedGraph, Phase
 from ..errors import UnsupportedOp
 from . import decompositions, dynamo, patterns, random
+from .complex_numbers.separation import separate_graph
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -52,7 +53,7 @@ def capture(
     patterns.rewrite(module)
     number = next(_numbers)
     static: frozenset[int] = frozenset()
-
+    table = decompositions.table(native)
     direct: BoxedFunction | None = None
 
     def compile_inference(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
@@ -80,8 +81,12 @@ def capture(
         _check_sizes(graph)
         forwarded = _take_forwarded(graph)
         saved -= {output for output, _ in forwarded}
-        phase = Phase(name, saved, forwarded, counted, random.take_seeds(graph))
-        captured = CapturedGraph(f"graph{number}_{name}", graph, static_inputs)
+        seeds = random.take_seeds(graph)
+        real = separate_graph(graph, table, frozenset(native))
+        phase = Phase(
+            *(name, saved, forwarded, counted, seeds, real.inputs, real.outputs), _lazy(graph)
+        )
+        captured = CapturedGraph(f"graph{number}_{name}", real.module, static_inputs)
         compiled = compile_graph(captured, phase)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
@@ -90,7 +95,7 @@ def capture(
         fw_compiler=compile_forward,
         bw_compiler=compile_backward,
         inference_compiler=compile_inference,
-        decompositions=decompositions.table(native),
+        decompositions=table,
         partition_fn=_partition,
         keep_inference_input_mutations=True,
     )
@@ -197,6 +202,19 @@ def _take_forwarded(graph: torch.fx.GraphModule) -> tuple[tuple[int, int], ...]:
         output.args = (tuple(None if node in positions else node for node in returned),)
         graph.recompile()
     return found
+
+
+def _lazy(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Positions of arguments that may be lazily conjugated or negated.
+
+    Dynamo's guards keep what it saw of its arguments; gradients are known to autograd only.
+    """
+    return frozenset(
+        position
+        for position, node in enumerate(graph.graph.find_nodes(op="placeholder"))
+        if isinstance(value := node.meta.get("val"), torch.Tensor)
+        and (value.is_conj() or value.is_neg() or str(node.target).startswith("tangents"))
+    )
 
 
 def _check_sizes(graph: torch.fx.GraphModule) -> None:

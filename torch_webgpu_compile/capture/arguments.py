@@ -42,7 +42,7 @@ _ROUNDING = frozenset(
 )
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
+_NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
 MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds
 
 
@@ -86,14 +86,23 @@ def _is_tensor(kind: Any) -> bool:
 
 def _wrapped(value: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """A number as a tensor that leaves the dtype of the result to ``tensors``, as a number does."""
-    kind = float if isinstance(value, (float, torch.SymFloat)) else int
+    kind: Any = float if isinstance(value, (float, torch.SymFloat)) else int
     kind = bool if isinstance(value, bool) else kind
-    dtypes = {float: torch.get_default_dtype(), int: torch.int64, bool: torch.bool}
+    kind = complex if isinstance(value, complex) else kind
+    real = torch.get_default_dtype()
+    dtypes = {complex: real.to_complex(), float: real, int: torch.int64, bool: torch.bool}
     dtype = dtypes[kind]
     if tensors and not any(tensor.dim() for tensor in tensors):
         found = [torch.result_type(tensor, kind(1)) for tensor in tensors]
         dtype = reduce(torch.promote_types, found)
     return torch.scalar_tensor(value, dtype=dtype)
+
+
+def as_written(value: Any, spec: TensorSpec) -> Any:
+    """The elements of a tensor whose memory holds their conjugates or negatives."""
+    if spec.conj:
+        value = torch.ops.aten._conj_physical.default(value)
+    return torch.ops.aten.neg.default(value) if spec.neg else value
 
 
 def share_memory(specs: Sequence[TensorSpec]) -> bool:
@@ -114,7 +123,7 @@ def exact_match(leaves: Sequence[Any], mutated: Sequence[int]) -> Callable[[Sequ
 
 def key_of(leaf: Any) -> Any:
     if isinstance(leaf, TensorSpec):
-        return leaf.dtype, leaf.sizes, leaf.strides, leaf.offset
+        return leaf.dtype, leaf.sizes, leaf.strides, leaf.offset, leaf.conj, leaf.neg
     leaf = neutral(leaf)
     # 1, 1.0 and True are equal in Python but not to an operator, and -0.0 is not 0.0.
     return type(leaf), repr(leaf) if isinstance(leaf, float) else leaf

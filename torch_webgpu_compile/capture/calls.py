@@ -21,6 +21,7 @@ class TensorSpec:
         offset: the first element, in elements from where the argument's memory is bound: what the
             storage offset leaves beyond a multiple of the binding alignment.
         memory: equal for arguments that may share memory.
+        conj, neg: whether the tensor is the conjugate, or the negative, of what its memory holds.
     """
 
     dtype: torch.dtype
@@ -28,6 +29,8 @@ class TensorSpec:
     strides: tuple[int, ...]
     offset: int = 0
     memory: int = 0
+    conj: bool = False
+    neg: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,12 +229,12 @@ class SymbolicInputs:
         known = {p for p in self._symbols.values() if p.leaf == leaf}
         known |= {place for place, _ in self._derived if place.leaf == leaf}
         fixed = _fixed(own, leaf, known)
-        rank, dtype = len(own.sizes), own.dtype
+        rank, elements = len(own.sizes), (own.dtype, own.conj, own.neg)
 
         def agrees(other: Any) -> bool:
             return (
                 isinstance(other, TensorSpec)
-                and other.dtype == dtype
+                and (other.dtype, other.conj, other.neg) == elements
                 and len(other.sizes) == rank
                 and all(place_read(other) == value for place_read, value in fixed)
             )

@@ -28,6 +28,7 @@ from ..captured import CapturedGraph, Phase
 from ..errors import UnsupportedOp
 from . import decompositions, device_ops, random
 from .arguments import (
+    as_written,
     neutral,
     share_memory,
     symbolic_leaves,
@@ -35,6 +36,7 @@ from .arguments import (
     without_placement,
 )
 from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
+from .complex_numbers.separation import separate_graph
 from .dynamic import StaticInputs, SymbolicInputs
 from .rewrites import REWRITES
 from .tracing import Traced, clean_dispatch, trace
@@ -96,7 +98,7 @@ def capture_call(
             else:
                 inputs = StaticInputs(leaves)
             traced = _trace(op, leaves, spec, inputs, native)
-            return _call(op, leaves, inputs, traced)
+            return _call(op, leaves, inputs, traced, native)
     except UnsupportedOp:
         raise
     except Exception as error:
@@ -119,7 +121,8 @@ def _trace(
 
     def call(*values: Any) -> Any:
         for k, value in zip(inputs.leaves, values, strict=True):
-            filled[k] = value
+            leaf = leaves[k]
+            filled[k] = as_written(value, leaf) if isinstance(leaf, TensorSpec) else value
         for k, value in inputs.numbers.items():
             filled[k] = value
         positional, named = tree_unflatten(filled, spec)
@@ -134,6 +137,7 @@ def _call(
     leaves: Sequence[Any],
     inputs: StaticInputs | SymbolicInputs,
     traced: Traced,
+    native: frozenset[OpOverload],
 ) -> CapturedCall:
     taken = inputs.leaves
     mutated = tuple(taken[position] for position in traced.mutated)
@@ -141,10 +145,16 @@ def _call(
         raise UnsupportedOp(str(op), "it changes two arguments that share memory", _ON_HOST)
     results, results_spec = _results(traced, taken, op._schema.is_mutable)
     numbers = _take_numbers(traced.module.graph, inputs)
-    phase = Phase("inference", seeds=random.take_seeds(traced.module))
+    seeds = random.take_seeds(traced.module)
+    real = separate_graph(traced.module, _table(native), native)
+    phase = Phase(
+        "inference", seeds=seeds, complex_inputs=real.inputs, complex_outputs=real.outputs
+    )
+    # A complex element is two real ones.
+    offsets = {k: 2 * v if k in real.inputs else v for k, v in inputs.offsets.items()}
     name = f"eager{next(_numbers)}_{op._schema.name.split('::')[-1]}"
     return CapturedCall(
-        CapturedGraph(name, traced.module, frozenset(), inputs.offsets, numbers),
+        CapturedGraph(name, real.module, frozenset(), offsets, numbers),
         phase,
         taken,
         tuple(inputs.numbers),

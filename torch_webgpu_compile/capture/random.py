@@ -77,7 +77,15 @@ def _dtype(dtype: torch.dtype | None) -> torch.dtype:
     return torch.get_default_dtype() if dtype is None else dtype
 
 
+def _by_parts(self: Tensor, rule: Callable[..., Any], *arguments: float) -> Tensor:
+    """A complex tensor like ``self`` of which both parts are what a rule for real ones gives."""
+    parts = torch.view_as_real(torch.empty_like(self, memory_format=torch.contiguous_format))
+    return torch.view_as_complex(rule(parts, *arguments))
+
+
 def rand(size: Size, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    if _dtype(dtype).is_complex:
+        return _by_parts(torch.empty(size, dtype=dtype), uniform)
     if not _is_float(_dtype(dtype)):
         return NotImplemented
     return _uniform(size, _dtype(dtype))
@@ -88,6 +96,8 @@ def rand_like(self: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> An
 
 
 def randn(size: Size, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    if _dtype(dtype).is_complex:
+        return normal_functional(torch.empty(size, dtype=dtype))
     if not _is_float(_dtype(dtype)):
         return NotImplemented
     return _normal(size, _dtype(dtype)).to(_dtype(dtype))
@@ -98,6 +108,8 @@ def randn_like(self: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> A
 
 
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Any:
+    if generator is None and self.is_complex():
+        return _by_parts(self, uniform, low, high)
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
     return _uniform(self.shape, self.dtype) * (high - low) + low
@@ -106,6 +118,8 @@ def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Any = 
 def normal_functional(
     self: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
 ) -> Any:
+    if generator is None and self.is_complex():  # its variance is the sum of that of its parts
+        return _by_parts(self, normal_functional, mean, std / math.sqrt(2))
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
     return (_normal(self.shape, self.dtype) * std + mean).to(self.dtype)

@@ -58,6 +58,18 @@ def native_batch_norm_out(
     return results
 
 
+def _contiguous_out(op: OpOverload) -> Callable[..., Tensor]:
+    """The ``out=`` overload of an operator that makes a resized ``out`` contiguous."""
+
+    def call(*arguments: Any, out: Tensor) -> Tensor:
+        value = op(*arguments)
+        if out.shape != value.shape:
+            out.resize_(value.shape)
+        return out.copy_(value)
+
+    return call
+
+
 def cummax_helper(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
     """``_cummax_helper``, which ``cummax`` calls on a device."""
     _assign((values, indices), aten.cummax.default(self, dim))
@@ -103,6 +115,9 @@ def update_scale(
 REWRITES: dict[OpOverload, Callable[..., Any]] = {
     aten.native_batch_norm.default: native_batch_norm,
     aten.native_batch_norm.out: native_batch_norm_out,
+    aten._fft_c2c.out: _contiguous_out(aten._fft_c2c.default),
+    aten._fft_c2r.out: _contiguous_out(aten._fft_c2r.default),
+    aten._fft_r2c.out: _contiguous_out(aten._fft_r2c.default),
     aten._cummax_helper.default: cummax_helper,
     aten._cummin_helper.default: cummin_helper,
     aten._amp_foreach_non_finite_check_and_unscale_.default: unscale,

@@ -242,23 +242,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._decompositions = decompositions
         self._native = native
         self._nodes: dict[int, Node] = {}
+        self.stack_trace: str | None = None  # of the user's code that is being recorded
         self._kept: list[Any] = []  # keeps the keys of `_nodes` from being reused
-        self._constants: dict[str, Tensor] = {}
+        self._constants: dict[str, Any] = {}
 
     def input(self, name: str, value: Any) -> None:
         """Makes a placeholder."""
         node = self.graph.placeholder(name)
         node.meta["val"] = value
-        self._know(value, node)
+        self.know(value, node)
 
     def mutate(self, target: Tensor, value: Tensor) -> None:
         """Ends the graph with a write of ``value`` into an input."""
-        node = self.graph.call_function(aten.copy_.default, (self._node(target), self._node(value)))
+        node = self.graph.call_function(
+            aten.copy_.default, (self.node_of(target), self.node_of(value))
+        )
         node.meta["val"] = target
 
     def resize(self, target: Tensor, value: Tensor) -> None:
         """Gives an input that is never read the layout of ``value``."""
-        node = self._node(target)
+        node = self.node_of(target)
         if node.users:
             raise UnsupportedOp("out=", "its old contents are read", "resize it first")
         layout = value.shape, value.stride()
@@ -268,8 +271,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, results: Any, mutated: tuple[int, ...] = (), resized: tuple[int, ...] = ()
     ) -> Traced:
         """The graph, with the nodes of the results."""
-        nodes = tree_map_only(Tensor, self._node, results)
-        return Traced(_LazyGraphModule(self._constants, self.graph), nodes, mutated, resized)
+        nodes = tree_map_only(Tensor, self.node_of, results)
+        return Traced(self.module(), nodes, mutated, resized)
+
+    def module(self) -> GraphModule:
+        """The graph with its constants."""
+        return _LazyGraphModule(self._constants, self.graph)
+
+    def attribute(self, name: str, value: Any) -> None:
+        """Keeps what a ``get_attr`` node of that name stands for."""
+        self._constants[name] = value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -295,12 +306,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if func._schema.is_mutable:
             self.is_functional = False
-        node_args, node_kwargs = tree_map_only(Tensor, self._node, (args, kwargs))
+        node_args, node_kwargs = tree_map_only(Tensor, self.node_of, (args, kwargs))
         node = self.graph.call_function(func)
         node.args, node.kwargs = node_args, node_kwargs  # FX warns of symbols when given these
         node.meta["val"] = result
+        if self.stack_trace is not None:
+            node.meta["stack_trace"] = self.stack_trace
         if isinstance(result, Tensor):
-            self._know(result, node)
+            self.know(result, node)
         else:
             self._know_items(result, node)
         return result
@@ -310,13 +323,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(value, Tensor):
                 item = self.graph.call_function(operator.getitem, (node, index))
                 item.meta["val"] = value
-                self._know(value, item)
+                self.know(value, item)
 
-    def _know(self, value: Any, node: Node) -> None:
+    def know(self, value: Any, node: Node) -> None:
+        """Says which node makes a value."""
         self._nodes[id(value)] = node
         self._kept.append(value)
 
-    def _node(self, value: Tensor) -> Node:
+    def node_of(self, value: Tensor) -> Node:
         """The node that made a tensor; a tensor from elsewhere is a constant."""
         found = self._nodes.get(id(value))
         if found is not None:
@@ -327,11 +341,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             constant = value.constant
         else:
             constant = value
-        name = f"constant{len(self._constants)}"
+        return self.constant(f"constant{len(self._constants)}", constant, value)
+
+    def constant(self, name: str, constant: Tensor, value: Tensor) -> Node:
+        """Makes the node of a constant; ``value`` stands for it in the trace."""
         self._constants[name] = constant
         node = self.graph.get_attr(name)
         node.meta["val"] = value
-        self._know(value, node)
+        self.know(value, node)
         return node
 
 

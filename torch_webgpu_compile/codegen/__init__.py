@@ -18,7 +18,14 @@ from ..ir.graph import (
     SiblingGroup,
     SingleGroup,
 )
-from ..ir.nodes import AttentionGradient, Contraction, HostCall, Scatter, TriangularSolve
+from ..ir.nodes import (
+    AttentionGradient,
+    Contraction,
+    Fourier,
+    HostCall,
+    Scatter,
+    TriangularSolve,
+)
 from ..ir.renaming import form_of
 from ..plan.model import KernelCall
 from ..sizes import ZERO, product
@@ -28,6 +35,7 @@ from .attention_gradient import generate_attention_gradient
 from .attention_parts import generate_attention_parts
 from .contraction import Tilings, generate_contraction, kernels_of
 from .foreach import generate_foreach
+from .fourier import generate_fourier
 from .joint import generate_joint
 from .pointwise import generate_map
 from .reduction import generate_rows
@@ -98,6 +106,9 @@ def _generate_group(
         case SingleGroup(node=TriangularSolve() as solve):
             empty = buffers[solve.output].numel is ZERO
             return [] if empty else [generate_triangular_solve(solve, buffers, target)]
+        case SingleGroup(node=Fourier() as node):
+            empty = buffers[node.output].numel is ZERO
+            return [] if empty else [generate_fourier(node, buffers, target)]
         case SingleGroup(node=HostCall() as call):
             return [call]
         case SingleGroup(node=Scatter() as scatter):

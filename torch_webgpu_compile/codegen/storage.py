@@ -1,8 +1,8 @@
 """How elements are loaded from and stored to bindings: packing, vectors, windows.
 
-A kernel names each buffer access by a function call (``load_x``, ``load4_x``, ``store_x``,
-``store4_x``); `Bindings` remembers which were used and declares bindings and functions that fit all
-of them.
+A kernel names each buffer access by a function call (``load_x``, ``store_x``, for pairs ``load2_x``
+and ``store2_x``, for vectors ``load4_x`` and ``store4_x``); `Bindings` remembers which were used
+and declares bindings and functions that fit all of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..target import Target
 from .values import Text
 
 VECTOR = 4
+PAIR = 2
 
 
 @dataclass
@@ -69,7 +70,10 @@ class Bindings:
         return "i64" if self.target.supports(dtypes.int64) else "i32"
 
     def function(self, buffer: str, verb: str) -> str:
-        """The WGSL name of ``load``, ``load4``, ``store``, ``store4`` or ``add`` on a buffer."""
+        """The WGSL name of an access to a buffer.
+
+        ``verb``: ``load``, ``store``, with a 4 for vectors and a 2 for pairs, or ``add``.
+        """
         memory = self._memory(buffer)
         use = self._uses.get(memory)
         if use is None:
@@ -85,6 +89,10 @@ class Bindings:
     def can_vectorize(self, dtype: DType) -> bool:
         """Whether four elements of a dtype are one access (a vec4, or whole words when packed)."""
         return dtype.itemsize <= 4
+
+    def can_pair(self, dtype: DType) -> bool:
+        """Whether two elements of a dtype are one access."""
+        return dtype.packing == 1 and dtype.itemsize <= 4
 
     def _memory(self, buffer: str) -> str:
         """The buffer whose binding all that share its memory have."""
@@ -188,18 +196,23 @@ def _report_function(type: str) -> list[str]:
     ]
 
 
-def _vector_storage(use: _Use) -> bool:
-    dtype = use.buffer.dtype
-    if "store" in use.functions:
-        return False  # WGSL may write a whole vector where one component is stored (a race)
-    return dtype.packing == 1 and bool({"load4", "store4"} & use.functions) and dtype.itemsize <= 4
+def _storage_lanes(use: _Use) -> int:
+    """Elements that one element of the binding's array holds, of a dtype that is not packed."""
+    verbs, dtype = use.functions, use.buffer.dtype
+    if "store" in verbs or dtype.packing > 1 or dtype.itemsize > 4:
+        return 1  # WGSL may write a whole vector where one component is stored (a race)
+    pairs = {"load2", "store2"} & verbs
+    if {"load4", "store4"} & verbs and "store2" not in verbs:
+        return VECTOR
+    return PAIR if pairs and not {"load4", "store4"} & verbs else 1
 
 
 def _element_type(use: _Use) -> str:
     dtype = use.buffer.dtype
     if "add" in use.functions or (dtype.packing > 1 and "store" in use.functions):
         return "atomic<u32>"
-    return f"vec4<{dtype.storage}>" if _vector_storage(use) else dtype.storage
+    lanes = _storage_lanes(use)
+    return f"vec{lanes}<{dtype.storage}>" if lanes > 1 else dtype.storage
 
 
 def _access_function(
@@ -212,8 +225,7 @@ def _access_function(
     if windows == 1:
         return [_signature(use, verb, use.alias) + " {", *lines, "}"]
     per_window = window_nbytes // use.buffer.dtype.itemsize
-    if verb.endswith("4"):
-        per_window //= VECTOR
+    per_window //= _verb_lanes(verb)
     text: list[str] = []
     for w in range(windows):
         name = f"{use.alias}_w{w}"
@@ -231,9 +243,14 @@ def _access_function(
     return [*text, "}"]
 
 
+def _verb_lanes(verb: str) -> int:
+    return int(verb[-1]) if verb[-1].isdigit() else 1
+
+
 def _signature(use: _Use, verb: str, name: str) -> str:
     compute = use.buffer.dtype.compute
-    value = f"vec4<{compute}>" if verb.endswith("4") else compute
+    lanes = _verb_lanes(verb)
+    value = f"vec{lanes}<{compute}>" if lanes > 1 else compute
     if verb.startswith("load"):
         return f"fn {verb}_{name}(i: i32) -> {value}"
     return f"fn {verb}_{name}(i: i32, v: {value})"
@@ -242,7 +259,9 @@ def _signature(use: _Use, verb: str, name: str) -> str:
 def _load(use: _Use, element: str) -> list[str]:
     dtype, x = use.buffer.dtype, use.alias
     if dtype.packing == 1:
-        at = f"{x}[i >> 2u][i & 3]" if element.startswith("vec4") else f"{x}[i]"
+        at = f"{x}[i]"
+        if element.startswith("vec"):
+            at = f"{x}[i >> 2u][i & 3]" if element.startswith("vec4") else f"{x}[i >> 1u][i & 1]"
         return [f"  return {_widen(dtype, at, '')};"]
     shift = {2: 1, 4: 2}[dtype.packing]
     word = f"{x}[i >> {shift}u]"
@@ -250,6 +269,24 @@ def _load(use: _Use, element: str) -> list[str]:
         word = f"atomicLoad(&{word})"
     bit = f"u32(i & {dtype.packing - 1}) * {dtype.bits}u"
     return [f"  return {_unpack(dtype, f'({word} >> ({bit}))')};"]
+
+
+def _load2(use: _Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if element.startswith("vec2"):
+        return [f"  return {_widen(dtype, f'{x}[i]', 'vec2')};"]
+    if element.startswith("vec4"):
+        half = f"select({x}[i >> 1u].xy, {x}[i >> 1u].zw, (i & 1) == 1)"
+        return [f"  return {_widen(dtype, half, 'vec2')};"]
+    lanes = [_widen(dtype, f"{x}[2 * i + {k}]", "") for k in range(PAIR)]
+    return [f"  return vec2<{dtype.compute}>({', '.join(lanes)});"]
+
+
+def _store2(use: _Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if element.startswith("vec2"):
+        return [f"  {x}[i] = {_narrow(dtype, 'v', 'vec2')};"]
+    return [f"  {x}[2 * i + {k}] = {_narrow(dtype, f'v.{c}', '')};" for k, c in enumerate("xy")]
 
 
 def _load4(use: _Use, element: str) -> list[str]:
@@ -339,19 +376,27 @@ def _add(use: _Use, element: str) -> list[str]:
     ]
 
 
-_BODIES = {"load": _load, "load4": _load4, "store": _store, "store4": _store4, "add": _add}
+_BODIES = {
+    "load": _load,
+    "load2": _load2,
+    "load4": _load4,
+    "store": _store,
+    "store2": _store2,
+    "store4": _store4,
+    "add": _add,
+}
 
 
 def _widen(dtype: DType, text: str, vector: str) -> str:
     if dtype.storage == dtype.compute:
         return text
-    return f"{f'vec4<{dtype.compute}>' if vector else dtype.compute}({text})"
+    return f"{f'{vector}<{dtype.compute}>' if vector else dtype.compute}({text})"
 
 
 def _narrow(dtype: DType, text: str, vector: str) -> str:
     if dtype.storage == dtype.compute:
         return text
-    return f"{f'vec4<{dtype.storage}>' if vector else dtype.storage}({text})"
+    return f"{f'{vector}<{dtype.storage}>' if vector else dtype.storage}({text})"
 
 
 def _unpack(dtype: DType, word: str) -> str:

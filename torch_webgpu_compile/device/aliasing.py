@@ -67,6 +67,8 @@ def cause_for_host(op: OpOverload, arguments: Sequence[Any], keywords: dict[str,
             repeats |= name not in _MAY_REPEAT
         elif may_overlap_itself(tensor):
             repeats = True
+        if tensor.is_conj() or tensor.is_neg():
+            return "a changed argument is lazily conjugated or negated"
     for tensor, other in pairs:
         check_overlap(tensor, other)
     if repeats:

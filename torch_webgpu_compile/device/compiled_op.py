@@ -99,8 +99,6 @@ def _has_place(op: OpOverload, tensor: Tensor) -> bool:
 def _cause_for_host(tensors: Sequence[Tensor]) -> str:
     if any(tensor.layout is not torch.strided for tensor in tensors):
         return "sparse tensors have no kernels"
-    if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
-        return "lazily conjugated tensors have no kernels"
     return ""
 
 
@@ -117,7 +115,15 @@ def _spec(tensor: Tensor, position: int) -> TensorSpec:
         residue, rest = divmod(data_ptr(tensor) % ALIGNMENT, tensor.element_size())
         offset = 0 if rest else residue
     # `aliasing` has seen to arguments that share memory.
-    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, position)
+    return TensorSpec(
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        offset,
+        position,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
 
 
 def _kind(leaf: Any) -> Any:
@@ -152,6 +158,8 @@ class CompiledOp:
             position = self._arguments.index(leaf)
             output = next(o for o in self._graph.plan.outputs if o.mutates == position)
             sizes, strides = ([evaluate(e, {}) for e in x] for x in (output.sizes, output.strides))
+            if position in self._call.phase.complex_inputs:  # the plan has its real view
+                sizes, strides = sizes[:-1], [stride // 2 for stride in strides[:-1]]
             outputs.resize(leaves[leaf], sizes, strides)
         return bool(self._call.resized)
 
@@ -231,6 +239,8 @@ def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
     signature = Signature(
         state.plan,
         forwarded=call.phase.forwarded,
+        complex_inputs=call.phase.complex_inputs,
+        complex_outputs=call.phase.complex_outputs,
         # PyTorch counts the versions of what an operator changes, but not those in a list.
         counted=frozenset(changed) - lists,
     )

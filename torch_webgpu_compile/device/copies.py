@@ -18,6 +18,7 @@ _to_copy = torch.ops.aten._to_copy.default
 _MOVED_AS = {
     torch.float64: torch.int64,
     torch.complex64: torch.int64,
+    torch.complex32: torch.int32,
     torch.uint64: torch.int64,
     torch.uint16: torch.int16,
     torch.float8_e4m3fn: torch.uint8,
@@ -29,7 +30,11 @@ _MOVED_AS = {
 
 def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """``aten::copy_``: converts and broadcasts; within a device without passing the host."""
-    if is_here(target) and is_here(source) and target.get_device() == source.get_device():
+    if is_here(target) and target.is_conj():
+        copy_(target.conj(), source.conj())
+    elif is_here(target) and target.is_neg():
+        copy_(torch._neg_view(target), torch._neg_view(source))
+    elif is_here(target) and is_here(source) and target.get_device() == source.get_device():
         check_copy(source, target)
         if not copy_bytes(source, target):
             run(_copy, *_movable(target, source))
@@ -41,9 +46,11 @@ def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 def _movable(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     """Integers of the same size, where a copy only moves elements of a dtype without kernels."""
     dtype = _MOVED_AS.get(target.dtype)
-    if dtype is None or source.dtype is not target.dtype:
-        return target, source
-    if target.is_conj() != source.is_conj() or target.is_neg() != source.is_neg():
+    if source.dtype is not target.dtype or source.is_conj() or source.is_neg():
+        return target, source  # the target is neither
+    if target.dtype is torch.complex128:
+        return _movable(torch.view_as_real(target), torch.view_as_real(source))
+    if dtype is None:
         return target, source
     return _bits(target, dtype), _bits(source, dtype)
 

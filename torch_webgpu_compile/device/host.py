@@ -104,6 +104,7 @@ class _Moved:
         if memory is not None and copy.untyped_storage()._cdata == memory.untyped_storage()._cdata:
             from_host(memory, _bytes_of(tensor))
             return
+        copy = copy.resolve_conj().resolve_neg()  # an operator may leave an output conjugated
         if copy.shape != tensor.shape or copy.stride() != tensor.stride():
             # The operator gave an output another layout, perhaps in more memory than it shows.
             whole = torch.empty(0, dtype=copy.dtype).set_(copy.untyped_storage())

@@ -48,6 +48,7 @@ _COMPOSITE = frozenset(
 )
 # Their composite kernels refuse devices that they do not know.
 _REFUSING = (
+    "conj_physical_",
     "mode.values",
     "_scaled_dot_product_fused_attention_overrideable",
     "_scaled_dot_product_fused_attention_overrideable_backward",

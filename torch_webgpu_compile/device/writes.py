@@ -61,6 +61,8 @@ class _Runs:
 
 def write(target: Tensor, value: Tensor) -> bool:
     """Writes ``value`` (same shape and dtype, other memory) into ``target``; whether it could."""
+    if target.element_size() == 16:  # complex128
+        return write(torch.view_as_real(target), torch.view_as_real(value))
     limit = devices.get_device(target.get_device()).target.max_binding_nbytes
     if span(target.shape, target.stride()) * target.element_size() > limit - ALIGNMENT:
         return _write_halves(target, value)

@@ -14,6 +14,7 @@ from .nodes import (
     Attention,
     AttentionGradient,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Origin,
@@ -191,6 +192,13 @@ class RowGroup:
     members: tuple[Member, ...]
 
 
+AnchorNode = Contraction | Attention
+"""Nodes that compute pointwise members from their result."""
+
+SingleNode = Scatter | HostCall | AttentionGradient | TriangularSolve | Fourier
+"""Nodes that are never fused into a group."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnchorGroup:
     """A `Contraction` or `Attention` with pointwise members computed from its result.
@@ -200,7 +208,7 @@ class AnchorGroup:
     well. The logsumexp of an `Attention` is always stored.
     """
 
-    anchor: Contraction | Attention
+    anchor: AnchorNode
     epilogue: tuple[Member, ...]
     store_anchor: bool
 
@@ -209,7 +217,7 @@ class AnchorGroup:
 class SingleGroup:
     """A node that is never fused."""
 
-    node: Scatter | HostCall | AttentionGradient | TriangularSolve
+    node: SingleNode
 
 
 @dataclass(frozen=True, slots=True)

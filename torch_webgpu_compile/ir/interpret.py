@@ -24,6 +24,7 @@ from .nodes import (
     Attention,
     AttentionGradient,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Pointwise,
@@ -161,6 +162,8 @@ class _Run:
                 self._attention(node)
             case TriangularSolve():
                 self._triangular_solve(node)
+            case Fourier():
+                self._fourier(node)
 
     def _store(self, name: str, array: Array) -> None:
         buffer = self.graph.buffers[name]
@@ -242,6 +245,32 @@ class _Run:
         self._store(node.output, result.output)
         if node.logsumexp is not None:
             self._store(node.logsumexp, result.logsumexp)
+
+    def _fourier(self, node: Fourier) -> None:
+        bodies = named_bodies(node)
+        arrays = {n: Space(self, node.spaces[n]).full(body) for n, body in bodies.items()}
+        x = arrays["real"] + 1j * arrays.get("imaginary", np.zeros((), np.float32))
+        result = np.fft.fft(x) if node.forward else np.fft.ifft(x) * node.length
+        factor = arrays.get("factor_real", 1) + 1j * arrays.get("factor_imaginary", 0)
+        result = result * factor * node.scale
+        buffer = self.graph.buffers[node.output]
+        pairs = len(buffer.sizes) > len(node.index)
+        out = np.full(self.shape(buffer.sizes[: len(node.index)]), np.nan, np.complex128)
+        written = np.zeros(out.shape, np.int32)
+        space = Space(self, node.spaces["factor_real"])
+        for index, values in ((node.index, result), (node.mirror, result.conj())):
+            if index is None:
+                continue
+            where = [np.broadcast_to(space.index(entry), values.shape) for entry in index]
+            inside = np.ones(values.shape, bool)
+            for position, size in zip(where, out.shape, strict=True):
+                inside &= (position >= 0) & (position < size)
+            at = tuple(position[inside] for position in where)
+            np.add.at(written, at, 1)
+            out[at] = values[inside]
+        if not (written == 1).all():
+            raise VerificationError(f"{node.output} is not written exactly once")
+        self._store(node.output, np.stack([out.real, out.imag], -1) if pairs else out.real)
 
 
 _REDUCE: dict[str, Callable[[Array], Any]] = {

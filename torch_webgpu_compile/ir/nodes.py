@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, ClassVar, Literal, Union
 
-from ..sizes import Expr, IntLike, Symbol, as_symbol, ceildiv, iteration
+from ..sizes import Expr, IntLike, Symbol, as_expr, as_symbol, ceildiv, iteration
 from .scalar import Scalar, checks_of, loads_of
 
 
@@ -267,6 +268,58 @@ class TriangularSolve:
 
 
 @dataclass(frozen=True, slots=True)
+class Fourier:
+    """Discrete Fourier transforms of rows: with n the product of ``radices``,
+
+        output[index(i…, k), part] = factor · scale · Σ over j < n of x[j] · exp(∓2πi · jk/n).
+
+    The sign is negative ``forward``. ``ranges`` are the sizes of rows, i0…. ``real`` and
+    ``imaginary`` (0 where it is None) are x, scalars over (i…, j0), the factor (1 where it is None)
+    is over (i…, k0), all float32. ``index`` is in i… and k0; what it puts outside of the output is
+    not wanted. The conjugates of results go to ``mirror``, by the same rule, where it is given. The
+    output is float32, with a last dimension of 2 for real and imaginary part, or
+    without it: the real part alone. Every element is written once.
+
+    The roots are a scalar over (w0): the table `fourier.stage_roots`, for several radices.
+    """
+
+    BODIES: ClassVar[tuple[str, ...]] = (
+        *("real", "imaginary", "root_real", "root_imaginary", "factor_real", "factor_imaginary"),
+    )
+
+    output: str
+    ranges: tuple[Expr, ...]
+    radices: tuple[int, ...]
+    forward: bool
+    scale: float
+    index: tuple[Expr, ...]
+    real: Scalar
+    imaginary: Scalar | None = None
+    root_real: Scalar | None = None
+    root_imaginary: Scalar | None = None
+    factor_real: Scalar | None = None
+    factor_imaginary: Scalar | None = None
+    mirror: tuple[Expr, ...] | None = None
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """n"""
+        return prod(self.radices)
+
+    @property
+    def spaces(self) -> dict[str, Space]:
+        """What each of ``BODIES`` is a scalar over."""
+        rows, n = ("i", self.ranges), as_expr(self.length)
+        prefixes = {"real": "j", "imaginary": "j", "factor_real": "k", "factor_imaginary": "k"}
+        roots: Space = (("w", (n - self.radices[0],)),)
+        return {
+            name: (rows, (prefixes[name], (n,))) if name in prefixes else roots
+            for name in self.BODIES
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Scatter:
     """Updates elements of a copy of a buffer: output[index(i…)] = or += body(i…).
 
@@ -306,16 +359,10 @@ class BufferArgument:
     buffer: str
 
 
-Node = Union[
-    Pointwise,
-    Reduction,
-    Contraction,
-    Attention,
-    AttentionGradient,
-    TriangularSolve,
-    Scatter,
-    HostCall,
-]
+WithNamedBodies = Attention | AttentionGradient | TriangularSolve | Fourier
+"""Nodes of several scalars, each with a name and a space of its own."""
+
+Node = Union[Pointwise, Reduction, Contraction, WithNamedBodies, Scatter, HostCall]
 
 
 def outputs_of(node: Node) -> tuple[str, ...]:
@@ -329,7 +376,7 @@ def outputs_of(node: Node) -> tuple[str, ...]:
             return (node.output,)
 
 
-def named_bodies(node: Attention | AttentionGradient | TriangularSolve) -> dict[str, Scalar]:
+def named_bodies(node: WithNamedBodies) -> dict[str, Scalar]:
     """Those of a node's ``BODIES`` that it has, by field."""
     bodies = {name: getattr(node, name) for name in node.BODIES}
     return {name: body for name, body in bodies.items() if body is not None}
@@ -342,7 +389,7 @@ def bodies_of(node: Node) -> tuple[Scalar, ...]:
             return (node.body,)
         case Contraction():
             return (node.lhs, node.rhs)
-        case Attention() | AttentionGradient() | TriangularSolve():
+        case Attention() | AttentionGradient() | TriangularSolve() | Fourier():
             return tuple(named_bodies(node).values())
         case Scatter():
             return (*node.index, node.body)
@@ -357,7 +404,7 @@ def map_bodies(node: Node, change: Callable[[Scalar], Scalar]) -> Node:
             return replace(node, body=change(node.body))
         case Contraction():
             return replace(node, lhs=change(node.lhs), rhs=change(node.rhs))
-        case Attention() | AttentionGradient() | TriangularSolve():
+        case Attention() | AttentionGradient() | TriangularSolve() | Fourier():
             changed: dict[str, Any] = {n: change(body) for n, body in named_bodies(node).items()}
             return replace(node, **changed)
         case Scatter():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from .nodes import (
     AttentionGradient,
     BufferArgument,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Origin,
@@ -286,6 +288,8 @@ class _GraphParser:
                 return self._attention_gradient(names, output, call, origins)
             case "triangular_solve":
                 return self._triangular_solve(names, output, call, origins)
+            case "fourier":
+                return self._fourier(names, output, call, origins)
         raise ParseError(f"unknown node {kind}")
 
     def _attention(
@@ -334,6 +338,27 @@ class _GraphParser:
         bodies = self._bodies(names, call, prefixes, call.args[3:], TriangularSolve.BODIES)
         unit = bool(ast.literal_eval(call.args[2]))
         return TriangularSolve(output, batch, (rows, columns), unit=unit, origins=origins, **bodies)
+
+    def _fourier(
+        self, names: Names, output: str, call: ast.Call, origins: tuple[Origin, ...]
+    ) -> Fourier:
+        radices, forward, scale = (ast.literal_eval(arg) for arg in call.args[1:4])
+        ranges, n = names.exprs(call.args[0]), as_expr(math.prod(radices))
+        prefixes = ("i", ranges), ("j", [n]), ("k", [n]), ("w", [n - radices[0]])
+        bodies = self._bodies(names, call, prefixes, call.args[6:], Fourier.BODIES)
+        index = names.exprs(call.args[4])
+        mirror = None if _is_none(call.args[5]) else names.exprs(call.args[5])
+        return Fourier(
+            output,
+            ranges,
+            radices,
+            forward,
+            scale,
+            index,
+            mirror=mirror,
+            origins=origins,
+            **bodies,
+        )
 
     def _bodies(
         self,

@@ -41,6 +41,7 @@ from .nodes import (
     AttentionGradient,
     BufferArgument,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Origin,
@@ -48,6 +49,7 @@ from .nodes import (
     Reduction,
     Scatter,
     TriangularSolve,
+    WithNamedBodies,
     bodies_of,
     named_bodies,
 )
@@ -192,6 +194,13 @@ def format_node(node: Node) -> str:
                 f"{node.output} = triangular_solve({_sizes(node.batch)}, {_sizes(node.sizes)}, "
                 f"{node.unit}, {_named_bodies(node, text)}"
             )
+        case Fourier():
+            text = ScalarText(bodies_of(node))
+            mirror = None if node.mirror is None else _sizes(node.mirror)
+            code = (
+                f"{node.output} = fourier({_sizes(node.ranges)}, {node.radices}, {node.forward}, "
+                f"{node.scale!r}, {_sizes(node.index)}, {mirror}, {_named_bodies(node, text)}"
+            )
         case Scatter():
             text = ScalarText([*node.index, node.body])
             index = ", ".join(text.text(entry) for entry in node.index)
@@ -210,7 +219,7 @@ def format_node(node: Node) -> str:
     return f"{code}{text.definitions}){_format_origins(node.origins)}"
 
 
-def _named_bodies(node: Attention | AttentionGradient | TriangularSolve, text: ScalarText) -> str:
+def _named_bodies(node: WithNamedBodies, text: ScalarText) -> str:
     """The bodies in order, None for those that the node lacks, up to the last that it has."""
     found = named_bodies(node)
     last = node.BODIES.index(next(reversed(found)))

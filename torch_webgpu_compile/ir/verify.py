@@ -23,6 +23,7 @@ from .nodes import (
     Attention,
     AttentionGradient,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Pointwise,
@@ -88,6 +89,8 @@ def verify_node(node: Node, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
                 _same_dtype(title, body, graph.buffers[node.output])
             _shape(title, graph.buffers[node.output], (*node.batch, *node.sizes))
             require(node.rhs.dtype.is_float, title, "floats")
+        case Fourier():
+            _fourier(title, node, graph, sizes)
         case Scatter():
             output, initial = graph.buffers[node.output], graph.buffers[node.initial]
             require(output.sizes == initial.sizes, title, "the sizes of its initial buffer")
@@ -154,6 +157,27 @@ def _attention(
         rows = (batch, heads, queries)
         _shape(title, statistic, rows if node.safe else (as_expr(2), *rows))
         require(statistic.dtype is dtypes.float32, title, "a float32 logsumexp")
+
+
+def _fourier(title: str, node: Fourier, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
+    spaces = node.spaces
+    for name, body in named_bodies(node).items():
+        _body(title, body, spaces[name], graph, sizes)
+        require(body.dtype is dtypes.float32, title, f"a float32 {name}")
+    require(min(node.radices, default=0) > 1, title, "radices of at least 2")
+    require((node.root_real is not None) == (len(node.radices) > 1), title, "roots of its stages")
+    for name in ("root", "factor"):
+        parts = [getattr(node, f"{name}_{part}") is None for part in ("real", "imaginary")]
+        require(parts[0] == parts[1], title, f"both parts of its {name}")
+    buffer = graph.buffers[node.output]
+    require(buffer.dtype is dtypes.float32, title, "a float32 output")
+    pairs = buffer.sizes[len(node.index) :]
+    require(pairs in ((), (as_expr(2),)), title, "an index per dimension, but of a part")
+    allowed = _symbols(spaces["factor_real"]) | sizes
+    mirror = node.index if node.mirror is None else node.mirror
+    require(len(mirror) == len(node.index), title, "an index per dimension of conjugates")
+    for entry in (*node.index, *mirror):
+        _known(title, symbols_of(entry), allowed)
 
 
 def verify_output(

@@ -36,6 +36,7 @@ FAMILIES = (
     "modified_bessel",
     "normal",
     "polygamma",
+    "fourier",
 )
 
 

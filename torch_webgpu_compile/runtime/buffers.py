@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
@@ -211,7 +211,8 @@ class BufferPool:
         # call.
         self._lock = threading.Lock()
         self._returned: deque[Allocation] = deque()
-        self._free: dict[tuple[int, int], deque[Allocation]] = {}
+        # Finalisers may run when this module's names are gone: nothing looks `deque` up there.
+        self._free: defaultdict[tuple[int, int], deque[Allocation]] = defaultdict(deque)
         # Keeps lent allocations reachable: else a collected cycle would finalise a wgpu-py object
         # together with the `GpuBuffer` that returns it here.
         self._lent: dict[int, Allocation] = {}
@@ -303,10 +304,7 @@ class BufferPool:
             del self._lent[allocation.serial]
             self._allocated -= allocation.capacity
             key = allocation.usage, allocation.capacity
-            free = self._free.get(key)
-            if free is None:
-                free = self._free[key] = deque()
-            free.append(allocation)
+            self._free[key].append(allocation)
 
     def empty(self) -> None:
         """Frees all memory that is not lent, after submitting the commands that may use it."""

@@ -12,23 +12,21 @@ from dataclasses import dataclass, field, replace
 
 from ..ir.graph import (
     AnchorGroup,
+    AnchorNode,
     KernelGroup,
     LoopGraph,
     MapGroup,
     Member,
     RowGroup,
     SingleGroup,
+    SingleNode,
 )
 from ..ir.nodes import (
     Attention,
-    AttentionGradient,
     Contraction,
-    HostCall,
     Node,
     Pointwise,
     Reduction,
-    Scatter,
-    TriangularSolve,
     anchor_index,
     anchor_symbols,
     inputs_of,
@@ -67,9 +65,7 @@ class Group:
     kind: str
     rows: tuple[Symbol, ...]
     elements: tuple[Symbol, ...] = ()
-    anchor: (
-        Contraction | Attention | AttentionGradient | TriangularSolve | Scatter | HostCall | None
-    ) = None
+    anchor: AnchorNode | SingleNode | None = None
     members: list[Member] = field(default_factory=list)
     computed: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
@@ -353,11 +349,9 @@ def finish(group: Group, stored: set[str]) -> KernelGroup:
         case "row":
             return RowGroup(extents, tuple(extent_of(s) for s in group.elements), members)
         case "anchor":
-            assert isinstance(group.anchor, Contraction | Attention)
+            assert isinstance(group.anchor, AnchorNode)
             keep = outputs_of(group.anchor)[0] in stored
             return AnchorGroup(group.anchor, members, keep)
         case _:
-            assert isinstance(
-                group.anchor, Scatter | HostCall | AttentionGradient | TriangularSolve
-            )
+            assert isinstance(group.anchor, SingleNode)
             return SingleGroup(group.anchor)

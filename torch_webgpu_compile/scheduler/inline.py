@@ -13,6 +13,7 @@ from ..ir.nodes import (
     Attention,
     AttentionGradient,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Pointwise,
@@ -29,7 +30,7 @@ from ..ir.nodes import (
     symbol_keys,
 )
 from ..ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, rewrite, walk
-from ..sizes import Expr, Symbol, as_symbol, product, substitute, symbols_of
+from ..sizes import Expr, Symbol, as_expr, as_symbol, product, substitute, symbols_of
 from ..target import Target
 from .mapping import load_index, point_of
 
@@ -179,7 +180,9 @@ def _repeats(node: Pointwise, user: Node) -> float:
     sites = sum(
         len({load for load in loads_of(b) if load.buffer == node.output}) for b in bodies_of(user)
     )
-    return sites * max(1.0, points / max(1, typical_numel(product(node.ranges))))
+    each = points / max(1, typical_numel(product(node.ranges)))
+    # Sites of a transform are the real and the imaginary part: each reads its half.
+    return sites * (each if isinstance(user, Fourier) else max(1.0, each))
 
 
 def _ranges(node: Node) -> tuple[Expr, ...]:
@@ -188,6 +191,8 @@ def _ranges(node: Node) -> tuple[Expr, ...]:
             return node.ranges
         case Reduction():
             return node.ranges + node.reduce_ranges
+        case Fourier():
+            return (*node.ranges, as_expr(node.length))
         case _:
             return ()
 

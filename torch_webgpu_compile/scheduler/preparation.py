@@ -21,6 +21,7 @@ from ..ir.nodes import (
     Attention,
     AttentionGradient,
     Contraction,
+    Fourier,
     HostCall,
     Node,
     Pointwise,
@@ -32,7 +33,7 @@ from ..ir.nodes import (
     outputs_of,
 )
 from ..ir.scalar import scalar_symbols
-from ..sizes import Expr, product
+from ..sizes import Expr, as_expr, product
 from .inline import body_cost
 from .memory import held_nbytes, nbytes_of
 
@@ -142,6 +143,8 @@ def _ranges(node: Node) -> tuple[Expr, ...]:
             return node.sizes
         case TriangularSolve():
             return node.batch + node.sizes
+        case Fourier():
+            return (*node.ranges, as_expr(node.length))
         case HostCall():
             return ()
 

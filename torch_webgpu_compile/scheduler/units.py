@@ -10,6 +10,7 @@ from ..ir.nodes import (
     Attention,
     AttentionGradient,
     Contraction,
+    Fourier,
     Node,
     Pointwise,
     Reduction,
@@ -66,6 +67,12 @@ def _drop(node: Node) -> Node:
             rows, columns = node.sizes
             units = _units(b=node.batch, m=(rows,), k=(rows,), n=(columns,))
             return map_bodies(node, lambda body: _at(body, units))
+        case Fourier():
+            units = _units(i=node.ranges)
+            index = tuple(substitute(entry, units) for entry in node.index)
+            mirror = node.mirror and tuple(substitute(entry, units) for entry in node.mirror)
+            moved = replace(node, index=index, mirror=mirror)
+            return map_bodies(moved, lambda body: _at(body, units))
         case Scatter():
             units = _units(i=node.ranges)
             return replace(

@@ -1,0 +1,176 @@
+"""Complex tensors from numbers, from parts, and from other dtypes; and their parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch._prims  # defines the operators
+from torch import Tensor
+
+from .pair import COMPONENTS, Pair, as_pair, constant, join, separate
+from .registry import Call, overloads, rule
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+def _filled(call: Call, value: Any) -> Pair:
+    """A number in every element of the result."""
+    sizes, dtype = call.result.shape, COMPONENTS[call.result.dtype]
+    if isinstance(value, (Pair, Tensor, complex)):
+        pair = as_pair(value, dtype)
+        return Pair(pair.re.expand(sizes), pair.im.expand(sizes))
+    return Pair(torch.full(sizes, value, dtype=dtype), torch.zeros(sizes, dtype=dtype))
+
+
+def _of_number(value: Any) -> Any:
+    def fill(call: Call, *_: Any, **__: Any) -> Any:
+        return _filled(call, value) if call.result.is_complex() else _real_filled(call, value)
+
+    return fill
+
+
+def _real_filled(call: Call, value: Any) -> Tensor:
+    """As ``_filled``, for a real tensor made like a complex one."""
+    number = value.re if isinstance(value, Pair) else value
+    if isinstance(number, Tensor):
+        return number.to(call.result.dtype).expand(call.result.shape)
+    return torch.full(call.result.shape, number, dtype=call.result.dtype)
+
+
+_ZEROS = overloads(
+    *(aten.zeros, aten.zeros_like, aten.new_zeros, aten.empty, aten.empty_like, aten.new_empty),
+    *(aten.empty_strided, aten.new_empty_strided, aten.empty_permuted, aten._efficientzerotensor),
+)
+_ONES = overloads(aten.ones, aten.ones_like, aten.new_ones)
+
+rule(*_ZEROS)(_of_number(0))
+rule(*_ONES)(_of_number(1))
+
+
+@rule(aten.full.default, aten.full_like.default)
+def _full(call: Call, _: Any, fill_value: Any, **__: Any) -> Any:
+    return _of_number(fill_value)(call)
+
+
+@rule(aten.new_full.default)
+def _new_full(call: Call, self: Any, size: Any, fill_value: Any, **_: Any) -> Any:
+    return _of_number(fill_value)(call)
+
+
+@rule(aten.fill.Scalar, aten.fill.Tensor)
+def _fill(call: Call, self: Any, value: Any) -> Pair:
+    return _filled(call, value)
+
+
+@rule(aten.zero.default)
+def _zero(call: Call, self: Any) -> Pair:
+    return _filled(call, 0)
+
+
+@rule(aten.scalar_tensor.default)
+def _scalar_tensor(call: Call, s: Any, **_: Any) -> Any:
+    return _of_number(s)(call)
+
+
+@rule(aten.eye.default, aten.eye.m)
+def _eye(call: Call, *sizes: Any, **_: Any) -> Pair:
+    re = torch.eye(*sizes, dtype=COMPONENTS[call.result.dtype])
+    return Pair(re, torch.zeros_like(re))
+
+
+@rule(aten.complex.default)
+def _complex(call: Call, real: Tensor, imag: Tensor) -> Pair:
+    sizes = call.result.shape
+    return Pair(real.expand(sizes), imag.expand(sizes))
+
+
+@rule(aten.polar.default)
+def _polar(call: Call, abs: Tensor, angle: Tensor) -> Pair:
+    return Pair(abs * torch.cos(angle), abs * torch.sin(angle))
+
+
+@rule(aten.view_as_real.default, aten.view_as_real_copy.default)
+def _view_as_real(call: Call, self: Pair) -> Tensor:
+    return join(self)
+
+
+@rule(aten.view_as_complex.default, aten.view_as_complex_copy.default)
+def _view_as_complex(call: Call, self: Tensor) -> Pair:
+    return separate(self)
+
+
+@rule(aten.real.default)
+def _real(call: Call, self: Any) -> Tensor:
+    return self.re if isinstance(self, Pair) else self
+
+
+@rule(aten.imag.default)
+def _imag(call: Call, self: Pair) -> Tensor:
+    return self.im
+
+
+@rule(aten._to_copy.default)
+def _to_copy(call: Call, self: Any, **_: Any) -> Any:
+    return _converted(call, self)
+
+
+@rule(prims.convert_element_type.default)
+def _convert_element_type(call: Call, a: Any, dtype: torch.dtype) -> Any:
+    return _converted(call, a)
+
+
+def _converted(call: Call, value: Any) -> Any:
+    wanted = call.result.dtype
+    if wanted in COMPONENTS:
+        return as_pair(value, COMPONENTS[wanted])
+    if wanted is torch.bool:
+        return (value.re != 0) | (value.im != 0)
+    return value.re.to(wanted)
+
+
+@rule(aten.copy.default)
+def _copy(call: Call, self: Any, src: Any, non_blocking: bool = False) -> Any:
+    sizes = call.result.shape
+    if not call.result.is_complex():
+        found: Tensor = _converted(call, src)
+        return found.expand(sizes)
+    pair = as_pair(src, COMPONENTS[call.result.dtype])
+    return Pair(pair.re.expand(sizes), pair.im.expand(sizes))
+
+
+@rule(aten.view.dtype)
+def _view_dtype(call: Call, self: Any, dtype: torch.dtype) -> Any:
+    wanted = call.result.dtype
+    if isinstance(self, Pair):
+        if wanted in COMPONENTS:
+            if COMPONENTS[wanted] == self.dtype:
+                return self
+            parts = aten.view.dtype(join(self), COMPONENTS[wanted])
+            return separate(parts.reshape(*call.result.shape, 2))
+        joined = join(self)
+        if wanted == self.dtype:
+            return joined.reshape(call.result.shape)
+        return aten.view.dtype(joined.reshape(*joined.shape[:-2], -1), wanted)
+    parts = aten.view.dtype(self, COMPONENTS[wanted])
+    return separate(parts.reshape(*call.result.shape, 2))
+
+
+@rule(aten.linspace.default, aten.logspace.default)
+def _space(call: Call, start: Any, end: Any, steps: int, base: float = 10.0, **_: Any) -> Pair:
+    """Both halves are counted from their own end, as ATen does."""
+    dtype = call.dtype
+    first, last = constant(start, dtype), constant(end, dtype)
+    k = torch.arange(steps, dtype=dtype)
+    step = (last - first).scaled(1.0 / max(steps - 1, 1))
+    up = Pair(first.re + step.re * k, first.im + step.im * k)
+    left = steps - 1 - k
+    down = Pair(last.re - step.re * left, last.im - step.im * left)
+    half = k < steps // 2
+    points = Pair(torch.where(half, up.re, down.re), torch.where(half, up.im, down.im))
+    if call.op is aten.linspace.default:
+        return points
+    from .functions import exp
+
+    return exp(points.scaled(torch.log(torch.full((), base, dtype=dtype))))

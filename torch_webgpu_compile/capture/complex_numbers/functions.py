@@ -1,0 +1,323 @@
+"""Elementary functions of complex numbers, from those of real numbers.
+
+Where they are finite, results are as accurate as the real functions are; special values follow C99
+Annex G for the arguments that PyTorch's tests have, infinities and NaN among them. Branch cuts are
+those of C99: the sign of a zero says on which side of a cut an argument lies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arithmetic import elementwise, reciprocal
+from .pair import Pair, as_pair, choose, constant
+from .registry import Call, rule
+
+aten = torch.ops.aten
+
+# Above, |z| ± 1 is |z| in float32 and float64, and squares may overflow in float32.
+_LARGE = 1e17
+# Hull, Fairgrieve, Tang: Implementing the complex arcsine and arccosine functions (1997).
+_B_CROSSOVER = 0.6417
+_A_CROSSOVER = 1.5
+
+
+def absolute(z: Pair) -> Tensor:
+    return torch.hypot(z.re, z.im)
+
+
+def argument(z: Pair) -> Tensor:
+    return torch.atan2(z.im, z.re)
+
+
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    """A product in which zero times infinity or NaN is zero, with the sign of the product."""
+    one = torch.ones_like(a)
+    zero = 0.0 * torch.copysign(one, a) * torch.copysign(one, b)
+    return torch.where((a == 0) | (b == 0), zero, a * b)
+
+
+def _times_cos(size: Tensor, angle: Tensor) -> Tensor:
+    """The product with a cosine; infinity in an unknown direction is infinity."""
+    cos = torch.cos(angle)
+    unknown = torch.isinf(size) & torch.isnan(cos)
+    return torch.where(unknown, size, _times(size, cos))
+
+
+elementwise(aten.abs.default)(absolute)
+elementwise(aten.angle.default)(argument)
+
+
+@elementwise(aten.sgn.default)
+def _sgn(z: Pair) -> Pair:
+    size = absolute(z)
+    zero = torch.zeros_like(size)
+    return choose(size == 0, Pair(zero, zero), Pair(z.re / size, z.im / size))
+
+
+@elementwise(aten.exp.default)
+def exp(z: Pair) -> Pair:
+    size = torch.exp(z.re)
+    vanishes = (z.re == -math.inf) & ~torch.isfinite(z.im)
+    re = torch.where(vanishes, 0.0, _times_cos(size, z.im))
+    im = torch.where(vanishes, 0.0, _times(size, torch.sin(z.im)))
+    return Pair(re, im)
+
+
+@elementwise(aten.exp2.default)
+def _exp2(z: Pair) -> Pair:
+    return exp(z.scaled(math.log(2)))
+
+
+@elementwise(aten.expm1.default)
+def _expm1(z: Pair) -> Pair:
+    half = torch.sin(z.im * 0.5)
+    re = _times_cos(torch.expm1(z.re), z.im) - 2 * half * half
+    return Pair(re, exp(z).im)
+
+
+@elementwise(aten.log.default)
+def log(z: Pair) -> Pair:
+    return Pair(torch.log(absolute(z)), argument(z))
+
+
+@elementwise(aten.log2.default)
+def _log2(z: Pair) -> Pair:
+    return log(z).scaled(1 / math.log(2))
+
+
+@elementwise(aten.log10.default)
+def _log10(z: Pair) -> Pair:
+    return log(z).scaled(1 / math.log(10))
+
+
+@elementwise(aten.log1p.default)
+def _log1p(z: Pair) -> Pair:
+    x, y = z.re, z.im
+    near = torch.log1p(x * (2 + x) + y * y) * 0.5
+    far = torch.log(torch.hypot(x + 1, y))
+    return Pair(torch.where(absolute(z) < 0.5, near, far), torch.atan2(y, x + 1))
+
+
+@elementwise(aten.sqrt.default)
+def sqrt(z: Pair) -> Pair:
+    x, y = z.re, z.im
+    # Halves, so that the sum does not overflow.
+    root = 2 * torch.sqrt(torch.hypot(x / 8, y / 8) + x.abs() / 8)
+    small = torch.where(root == 0, y.abs(), y.abs() / (2 * root))
+    small = torch.where(torch.isinf(x) & torch.isfinite(y), 0.0, small)
+    right = (x >= 0) | torch.isnan(x)
+    re, im = torch.where(right, root, small), torch.where(right, small, root)
+    infinite = torch.isinf(y)
+    re, im = torch.where(infinite, math.inf, re), torch.where(infinite, math.inf, im)
+    return Pair(re, torch.copysign(im, y))
+
+
+@elementwise(aten.rsqrt.default)
+def _rsqrt(z: Pair) -> Pair:
+    return reciprocal(sqrt(z))
+
+
+@elementwise(aten.sinh.default)
+def sinh(z: Pair) -> Pair:
+    x, y = z.re, z.im
+    return Pair(_times_cos(torch.sinh(x), y), _times(torch.cosh(x), torch.sin(y)))
+
+
+@elementwise(aten.cosh.default)
+def cosh(z: Pair) -> Pair:
+    x, y = z.re, z.im
+    return Pair(_times_cos(torch.cosh(x), y), _times(torch.sinh(x), torch.sin(y)))
+
+
+@elementwise(aten.tanh.default)
+def tanh(z: Pair) -> Pair:
+    x, y = z.re, z.im
+    sin, cos, s = torch.sin(y), torch.cos(y), torch.sinh(x.clamp(-12, 12))
+    size = cos * cos + s * s
+    re, im = s * torch.sqrt(1 + s * s) / size, sin * cos / size
+    # tanh(x + iy) → ±1 + 4i·sin(y)·cos(y)·exp(-2|x|)
+    far = x.abs() > 11
+    decay = torch.exp(-2 * x.abs())
+    vanishing = torch.where(torch.isfinite(y), 4 * sin * cos * decay, 0.0)
+    re = torch.where(far, torch.copysign(torch.ones_like(x), x), re)
+    im = torch.where(far, torch.where(torch.isinf(x), vanishing, 4 * sin * cos * decay), im)
+    im = torch.where(y == 0, y, im)  # also where x is NaN
+    return Pair(re, im)
+
+
+@elementwise(aten.sin.default)
+def _sin(z: Pair) -> Pair:
+    return sinh(z.times_i()).over_i()
+
+
+@elementwise(aten.cos.default)
+def _cos(z: Pair) -> Pair:
+    return cosh(z.times_i())
+
+
+@elementwise(aten.tan.default)
+def _tan(z: Pair) -> Pair:
+    return tanh(z.times_i()).over_i()
+
+
+def _hull(z: Pair) -> tuple[Tensor, Tensor, Tensor]:
+    """(asin(b), acos(b), log(a + √(a² - 1))) for |z|'s elliptic coordinates a and b, where
+    asin(|z|) = asin(b) + i·log(a + √(a² - 1)); the first two without cancellation near 1.
+    """
+    x, y = z.re.abs(), z.im.abs()
+    size = torch.hypot(x, y)
+    large = size > _LARGE
+    # An argument at which nothing overflows, where the result is taken from elsewhere.
+    x, y = torch.where(large, 0.0, x), torch.where(large, 0.0, y)
+    r, s = torch.hypot(x + 1, y), torch.hypot(x - 1, y)
+    a = 0.5 * (r + s)
+    b = x / a
+    # (r - (x + 1), s - (1 - x)) without cancellation; 0/0 where both vanish.
+    below = y * y / (r + (x + 1))
+    inside = torch.where(s + (1 - x) == 0, 0.0, y * y / (s + (1 - x)))
+    outside = torch.where(s + (x - 1) == 0, 0.0, y * y / (s + (x - 1)))
+    within = x <= 1
+    # a² - x²
+    rest = 0.5 * (a + x) * (below + torch.where(within, s + (1 - x), outside))
+    root = torch.sqrt(rest)
+    flat = b <= _B_CROSSOVER
+    asin = torch.where(flat, torch.asin(b.clamp(max=1)), torch.atan2(x, root))
+    acos = torch.where(flat, torch.acos(b.clamp(max=1)), torch.atan2(root, x))
+    # Also where y is NaN.
+    asin, acos = torch.where(x == 0, 0.0, asin), torch.where(x == 0, math.pi / 2, acos)
+    # a - 1
+    above = 0.5 * (below + torch.where(x < 1, inside, s + (x - 1)))
+    grown = torch.where(
+        a <= _A_CROSSOVER,
+        torch.log1p(above + torch.sqrt(above * (a + 1))),
+        torch.log(a + torch.sqrt(a * a - 1)),
+    )
+    u, v = z.re.abs(), z.im.abs()
+    return (
+        torch.where(large, torch.atan2(u, v), asin),
+        torch.where(large, torch.atan2(v, u), acos),
+        torch.where(large, math.log(2) + torch.log(size), grown),
+    )
+
+
+@elementwise(aten.asin.default)
+def asin(z: Pair) -> Pair:
+    re, _, im = _hull(z)
+    im = torch.where(absolute(z) < 1e-5, z.im.abs(), im)  # their squares may vanish
+    return Pair(torch.copysign(re, z.re), torch.copysign(im, z.im))
+
+
+@elementwise(aten.acos.default)
+def acos(z: Pair) -> Pair:
+    _, re, im = _hull(z)
+    re = torch.where(torch.signbit(z.re), math.pi - re, re)
+    return Pair(re, -torch.copysign(im, z.im))
+
+
+@elementwise(aten.asinh.default)
+def _asinh(z: Pair) -> Pair:
+    return asin(z.times_i()).over_i()
+
+
+@elementwise(aten.acosh.default)
+def _acosh(z: Pair) -> Pair:
+    found = acos(z)
+    return Pair(found.im.abs(), torch.copysign(found.re, z.im))
+
+
+@elementwise(aten.atanh.default)
+def atanh(z: Pair) -> Pair:
+    x, y = z.re, z.im
+    size = absolute(z)
+    large = size > _LARGE
+    u, v = torch.where(large, 0.0, x.abs()), torch.where(large, 0.0, y)
+    distance = torch.hypot(1 - u, v)  # from the pole, where its square may vanish
+    re = torch.where(
+        distance < 1e-3,
+        0.5 * (torch.log(torch.hypot(1 + u, v)) - torch.log(distance)),
+        0.25 * torch.log1p(4 * u / ((1 - u) * (1 - u) + v * v)),
+    )
+    im = 0.5 * torch.atan2(2 * v, (1 - u) * (1 + u) - v * v)
+    # x/|z|²
+    far = torch.where(torch.isinf(size), 0.0, x.abs() / size / size)
+    quarter = torch.copysign(torch.full_like(y, math.pi / 2), y)
+    re, im = torch.where(large, far, re), torch.where(large, quarter, im)
+    re = torch.where(x == 0, 0.0, re)
+    return Pair(
+        torch.copysign(re, x), torch.where(torch.isnan(size) | torch.isnan(y), math.nan, im)
+    )
+
+
+@elementwise(aten.atan.default)
+def _atan(z: Pair) -> Pair:
+    return atanh(z.times_i()).over_i()
+
+
+@elementwise(aten.sigmoid.default)
+def sigmoid(z: Pair) -> Pair:
+    return reciprocal(constant(1, z.dtype) + exp(-z))
+
+
+@elementwise(aten.silu.default)
+def _silu(z: Pair) -> Pair:
+    return z * sigmoid(z)
+
+
+@rule(aten.sigmoid_backward.default)
+def _sigmoid_backward(call: Call, grad_output: Any, output: Any) -> Pair:
+    g, y = as_pair(grad_output, call.dtype), as_pair(output, call.dtype)
+    return g * ((constant(1, call.dtype) - y) * y).conj()
+
+
+@rule(aten.tanh_backward.default)
+def _tanh_backward(call: Call, grad_output: Any, output: Any) -> Pair:
+    g, y = as_pair(grad_output, call.dtype), as_pair(output, call.dtype)
+    return g * (constant(1, call.dtype) - y * y).conj()
+
+
+def power(z: Pair, w: Pair) -> Pair:
+    size, phase = absolute(z), argument(z)
+    # exp(w·log z), with the accuracy of a real power.
+    radius = torch.pow(size, w.re) * torch.exp(-w.im * phase)
+    angle = w.re * phase + w.im * torch.log(size)
+    found = Pair(_times(radius, torch.cos(angle)), _times(radius, torch.sin(angle)))
+    one, zero = torch.ones_like(found.re), torch.zeros_like(found.re)
+    vanishes = z.is_zero() & (w.re > 0)
+    found = choose(vanishes, Pair(zero, zero), found)
+    return choose(w.is_zero(), Pair(one, zero), found)
+
+
+# The exponents for which ATen multiplies.
+_POWERS: dict[float, Callable[[Pair], Pair]] = {
+    0.5: sqrt,
+    1.0: lambda z: z,
+    2.0: lambda z: z * z,
+    3.0: lambda z: z * z * z,
+    -0.5: lambda z: reciprocal(sqrt(z)),
+    -1.0: reciprocal,
+    -2.0: lambda z: reciprocal(z * z),
+}
+
+
+@rule(aten.pow.Tensor_Scalar)
+def _pow_scalar(call: Call, self: Any, exponent: Any) -> Pair:
+    z = as_pair(self, call.dtype)
+    if isinstance(exponent, (bool, int, float, complex)):
+        number = complex(exponent)
+        chosen = _POWERS.get(number.real) if number.imag == 0 else None
+        if chosen is not None:
+            return chosen(z)
+        if number == 0:
+            return Pair(torch.ones_like(z.re), torch.zeros_like(z.re))
+    return power(z, as_pair(exponent, call.dtype))
+
+
+@elementwise(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def _pow(z: Pair, w: Pair) -> Pair:
+    return power(z, w)

@@ -1,0 +1,177 @@
+"""Products of complex matrices and convolutions: each is one real product of twice the sizes.
+
+A complex row (k) in memory is a real row (2k) of pairs. With W (2k, 2n) made of the matrix as
+
+    re  im
+   -im  re
+
+for each of its elements, the real product is the complex one, again as pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .pair import Pair, as_pair, join, separate
+from .registry import Call, rule
+
+aten = torch.ops.aten
+
+
+def _rows(z: Pair) -> Tensor:
+    """(…, m, k) as real (…, m, 2k)."""
+    return join(z).reshape(*z.shape[:-1], 2 * z.shape[-1])
+
+
+def _columns(z: Pair) -> Tensor:
+    """(…, k, n) as real (…, 2k, 2n): the matrix of the module's description."""
+    k, n = z.shape[-2:]
+    above, below = torch.stack((z.re, z.im), -1), torch.stack((-z.im, z.re), -1)
+    return torch.stack((above, below), -3).reshape(*z.shape[:-2], 2 * k, 2 * n)
+
+
+def _product(a: Pair, b: Pair) -> Pair:
+    """The matrix product of (m, k) and (k, n), or of batches of both."""
+    rows, columns = _rows(a), _columns(b)
+    made = torch.mm(rows, columns) if rows.dim() == 2 else torch.bmm(rows, columns)
+    return separate(made.reshape(*a.shape[:-1], b.shape[-1], 2))
+
+
+@rule(aten.mm.default)
+def _mm(call: Call, self: Any, mat2: Any) -> Pair:
+    return _product(as_pair(self, call.dtype), as_pair(mat2, call.dtype))
+
+
+@rule(aten.bmm.default)
+def _bmm(call: Call, self: Any, mat2: Any) -> Pair:
+    return _product(as_pair(self, call.dtype), as_pair(mat2, call.dtype))
+
+
+@rule(aten.mv.default)
+def _mv(call: Call, self: Any, vec: Any) -> Pair:
+    vector = _unsqueezed(as_pair(vec, call.dtype), 1)
+    return _squeezed(_product(as_pair(self, call.dtype), vector), 1)
+
+
+@rule(aten.dot.default)
+def _dot(call: Call, self: Any, tensor: Any) -> Pair:
+    return _summed(as_pair(self, call.dtype) * as_pair(tensor, call.dtype))
+
+
+@rule(aten.vdot.default)
+def _vdot(call: Call, self: Any, other: Any) -> Pair:
+    return _summed(as_pair(self, call.dtype).conj() * as_pair(other, call.dtype))
+
+
+def _summed(z: Pair) -> Pair:
+    return Pair(z.re.sum(), z.im.sum())
+
+
+def _unsqueezed(z: Pair, dim: int) -> Pair:
+    return Pair(z.re.unsqueeze(dim), z.im.unsqueeze(dim))
+
+
+def _squeezed(z: Pair, dim: int) -> Pair:
+    return Pair(z.re.squeeze(dim), z.im.squeeze(dim))
+
+
+def _added(call: Call, self: Any, product: Pair, beta: Any, alpha: Any) -> Pair:
+    """beta · self + alpha · product; self is not read where beta is 0."""
+    dtype = call.dtype
+    found = product if alpha == 1 else product * as_pair(alpha, dtype)
+    if beta == 0:
+        return found
+    added = as_pair(self, dtype)
+    return found + (added if beta == 1 else added * as_pair(beta, dtype))
+
+
+@rule(aten.addmm.default)
+def _addmm(call: Call, self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
+    return _added(call, self, _mm(call, mat1, mat2), beta, alpha)
+
+
+@rule(aten.baddbmm.default)
+def _baddbmm(
+    call: Call, self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1
+) -> Pair:
+    return _added(call, self, _bmm(call, batch1, batch2), beta, alpha)
+
+
+@rule(aten.addbmm.default)
+def _addbmm(
+    call: Call, self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1
+) -> Pair:
+    product = _bmm(call, batch1, batch2)
+    return _added(call, self, Pair(product.re.sum(0), product.im.sum(0)), beta, alpha)
+
+
+@rule(aten.addmv.default)
+def _addmv(call: Call, self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
+    return _added(call, self, _mv(call, mat, vec), beta, alpha)
+
+
+@rule(aten.addr.default)
+def _addr(call: Call, self: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
+    a, b = as_pair(vec1, call.dtype), as_pair(vec2, call.dtype)
+    return _added(call, self, _unsqueezed(a, 1) * _unsqueezed(b, 0), beta, alpha)
+
+
+@rule(aten._trilinear.default)
+def _trilinear(
+    call: Call,
+    i1: Any,
+    i2: Any,
+    i3: Any,
+    expand1: Any,
+    expand2: Any,
+    expand3: Any,
+    sumdim: Any,
+    unroll_dim: int = 1,
+) -> Pair:
+    factors = []
+    for value, dims in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        factor = as_pair(value, call.dtype)
+        for dim in dims:
+            factor = _unsqueezed(factor, dim)
+        factors.append(factor)
+    product = factors[0] * factors[1] * factors[2]
+    return Pair(product.re.sum(sumdim), product.im.sum(sumdim)) if sumdim else product
+
+
+def _channels(z: Pair) -> Tensor:
+    """(n, c, …) as real (n, 2c, …)."""
+    n, c, *rest = z.shape
+    return torch.stack((z.re, z.im), 2).reshape(n, 2 * c, *rest)
+
+
+@rule(aten.convolution.default)
+def _convolution(
+    call: Call,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Pair:
+    """With twice the channels, real and imaginary next to each other, so that groups stay whole."""
+    x, w = as_pair(input, call.dtype), as_pair(weight, call.dtype)
+    first, second = torch.stack((w.re, -w.im), 2), torch.stack((w.im, w.re), 2)
+    if transposed:  # (in, out, …)
+        first, second = torch.stack((w.re, w.im), 2), torch.stack((-w.im, w.re), 2)
+    a, b, *kernel = w.shape
+    both = torch.stack((first, second), 1).reshape(2 * a, 2 * b, *kernel)
+    added = None if bias is None else join(as_pair(bias, call.dtype)).reshape(-1)
+    made = aten.convolution.default(
+        *(_channels(x), both, added, stride, padding, dilation),
+        *(transposed, output_padding, groups),
+    )
+    n, channels, *rest = made.shape
+    pairs = made.reshape(n, channels // 2, 2, *rest)
+    return Pair(pairs.select(2, 0), pairs.select(2, 1))

@@ -1,0 +1,151 @@
+"""Reductions and scans of complex elements that the parts cannot do on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UnsupportedOp
+from .functions import absolute, exp, log
+from .pair import Pair, as_pair
+from .registry import Call, rule
+
+aten = torch.ops.aten
+
+
+def _nonzero(value: Any) -> Any:
+    return ~value.is_zero() if isinstance(value, Pair) else value
+
+
+@rule(
+    *(aten.any.default, aten.any.dim, aten.any.dims),
+    *(aten.all.default, aten.all.dim, aten.all.dims),
+)
+def _any_all(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Any:
+    return call.op(_nonzero(self), *args, **kwargs)
+
+
+@rule(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, aten.nonzero.default)
+def _count_nonzero(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Any:
+    return call.op(_nonzero(self), *args, **kwargs)
+
+
+@rule(aten.linalg_vector_norm.default)
+def _vector_norm(call: Call, self: Pair, ord: Any = 2, *args: Any, **kwargs: Any) -> Tensor:
+    # The dtype asked for may be complex: that of the elements whose norm is taken.
+    named = {name: value for name, value in kwargs.items() if name != "dtype"}
+    size = absolute(self.to(call.dtype))
+    found: Tensor = aten.linalg_vector_norm.default(size, ord, *args[:2], **named)
+    return found
+
+
+@rule(aten.dist.default)
+def _dist(call: Call, self: Any, other: Any, p: Any = 2) -> Tensor:
+    difference = as_pair(self, call.dtype) - as_pair(other, call.dtype)
+    found: Tensor = aten.linalg_vector_norm.default(absolute(difference).reshape(-1), p)
+    return found
+
+
+@rule(aten.var.correction)
+def _var(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Tensor:
+    z = self.to(call.dtype)
+    re: Tensor = aten.var.correction(z.re, *args, **kwargs)
+    im: Tensor = aten.var.correction(z.im, *args, **kwargs)
+    return re + im
+
+
+@rule(aten.std.correction)
+def _std(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Tensor:
+    return torch.sqrt(_var(call, self, *args, **kwargs))
+
+
+@rule(aten.var_mean.correction)
+def _var_mean(call: Call, self: Pair, dim: Any = None, **kwargs: Any) -> tuple[Tensor, Pair]:
+    z = self.to(call.dtype)
+    keep = kwargs.get("keepdim", False)
+    dims = list(range(z.re.dim())) if dim is None else dim
+    means = Pair(z.re.mean(dims, keepdim=keep), z.im.mean(dims, keepdim=keep))
+    return _var(call, self, dim, **kwargs), means
+
+
+@rule(aten.prod.default)
+def _prod(call: Call, self: Any, dtype: torch.dtype | None = None) -> Pair:
+    z = as_pair(self, call.dtype)
+    return _product(Pair(z.re.reshape(-1), z.im.reshape(-1)), 0)
+
+
+@rule(aten.prod.dim_int)
+def _prod_dim(
+    call: Call, self: Any, dim: int, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Pair:
+    z = as_pair(self, call.dtype)
+    if z.re.dim() == 0:
+        return z
+    found = _product(z, dim % z.re.dim())
+    return Pair(found.re.unsqueeze(dim), found.im.unsqueeze(dim)) if keepdim else found
+
+
+def _product(z: Pair, dim: int) -> Pair:
+    """The product along a dimension: halves are multiplied with each other."""
+    length = int(z.shape[dim])  # a constant: it decides how many steps there are
+    if length == 0:
+        ones = torch.ones_like(z.re.sum(dim))
+        return Pair(ones, torch.zeros_like(ones))
+    while length > 1:
+        half = length // 2
+        paired = _narrow(z, dim, 0, half) * _narrow(z, dim, half, half)
+        z = _cat([paired, _narrow(z, dim, 2 * half, 1)], dim) if length % 2 else paired
+        length = half + length % 2
+    return Pair(z.re.select(dim, 0), z.im.select(dim, 0))
+
+
+@rule(aten.cumprod.default)
+def _cumprod(call: Call, self: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
+    """Hillis and Steele: a step multiplies every element with the one 2^k before it."""
+    z = as_pair(self, call.dtype)
+    if z.re.dim() == 0:
+        return z
+    dim %= z.re.dim()
+    length, distance = int(z.shape[dim]), 1  # as above
+    while distance < length:
+        kept = length - distance
+        later = _narrow(z, dim, distance, kept) * _narrow(z, dim, 0, kept)
+        z = _cat([_narrow(z, dim, 0, distance), later], dim)
+        distance *= 2
+    return z
+
+
+@rule(aten.logsumexp.default)
+def _logsumexp(call: Call, self: Pair, dim: Any, keepdim: bool = False) -> Pair:
+    """As ATen, less the greatest real part; an infinite one is not subtracted."""
+    z = self.to(call.dtype)
+    dims = dim if len(dim) else list(range(z.re.dim()))
+    if not z.re.dim():
+        return log(exp(z))
+    most = z.re.amax(dims, keepdim=True)
+    most = torch.where(torch.isinf(most), 0.0, most)
+    terms = exp(Pair(z.re - most, z.im))
+    found = log(Pair(terms.re.sum(dims, keepdim=keepdim), terms.im.sum(dims, keepdim=keepdim)))
+    return Pair(found.re + (most if keepdim else most.squeeze(dims)), found.im)
+
+
+@rule(aten.scatter.reduce, aten.scatter.value_reduce)
+def _scatter(call: Call, self: Any, dim: int, index: Tensor, src: Any, *, reduce: str) -> Pair:
+    if reduce != "add":
+        raise UnsupportedOp(str(call.op), "complex products are not scattered", "use reduce='add'")
+    a, b = as_pair(self, call.dtype), as_pair(src, call.dtype)
+    terms = [part.expand(index.shape) if not part.dim() else part for part in (b.re, b.im)]
+    return Pair(
+        torch.scatter_add(a.re, dim, index, terms[0]), torch.scatter_add(a.im, dim, index, terms[1])
+    )
+
+
+def _narrow(z: Pair, dim: int, start: int, length: int) -> Pair:
+    return Pair(z.re.narrow(dim, start, length), z.im.narrow(dim, start, length))
+
+
+def _cat(pairs: Sequence[Pair], dim: int) -> Pair:
+    return Pair(torch.cat([p.re for p in pairs], dim), torch.cat([p.im for p in pairs], dim))

@@ -1,0 +1,68 @@
+"""The table of rules: how an ATen operator on complex tensors is computed with real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that involves complex numbers.
+
+    Attributes:
+        op: the operator.
+        dtype: of the parts to compute with: float32 for complex32 and complex64 (PyTorch's opmath).
+        results: what the operator gives: fake tensors.
+        arguments: the positional arguments, with fake tensors.
+    """
+
+    op: OpOverload
+    dtype: torch.dtype
+    results: tuple[Any, ...]
+    arguments: tuple[Any, ...]
+
+    @property
+    def result(self) -> Any:
+        return self.results[0]
+
+
+Rule = Callable[..., Any]
+"""Takes a `Call` and the arguments of the ATen schema, with a `Pair` for each complex tensor; gives
+pairs and real tensors. The caller converts these to the dtypes of the call's results."""
+
+RULES: dict[OpOverload, Rule] = {}
+
+_Function = TypeVar("_Function", bound=Rule)
+
+
+def register(op: OpOverload, rule: Rule) -> None:
+    """Adds a row. Raises KeyError if the operator has one."""
+    if op in RULES:
+        raise KeyError(f"two rules for {op} on complex tensors")
+    RULES[op] = rule
+
+
+def rule(*ops: OpOverload) -> Callable[[_Function], _Function]:
+    """Registers a rule for overloads."""
+
+    def add(function: _Function) -> _Function:
+        for op in ops:
+            register(op, function)
+        return function
+
+    return add
+
+
+def overloads(*packets: OpOverloadPacket) -> list[OpOverload]:
+    """Every overload of operators that changes none of its arguments."""
+    found = [
+        getattr(packet, name)
+        for packet in packets
+        for name in packet.overloads()  # type: ignore[no-untyped-call]
+    ]
+    return [op for op in found if not op._schema.is_mutable]

@@ -1,0 +1,208 @@
+"""``webgpu::fft``, ``webgpu::rfft`` and ``webgpu::irfft``: Fourier transforms of real tensors.
+
+Complex numbers are pairs of real and imaginary part in the last dimension, as
+``torch.view_as_real`` gives them. The operators are defined here in plain ATen operators; lowering
+makes them kernels for lengths that are known while compiling.
+
+``dims`` count the dimensions of the complex tensor: of pairs of shape (a, b, 2), dim 1 and dim -1
+are both the one of size b. Transforms are unnormalised and then multiplied by ``scale``. Results
+are contiguous and float32 (float64 of float64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def plain_fft(pairs: Tensor, dims: Sequence[int], forward: bool, scale: float) -> Tensor:
+    """X[k] = scale · Σ over j of x[j] · exp(∓2πi · jk/n) along each of ``dims``.
+
+    Args:
+        pairs: (…, 2), any floating dtype.
+        forward: the sign of the exponent is negative.
+
+    Returns:
+        The shape of ``pairs``.
+    """
+    if pairs.numel() == 0:  # MKL takes no empty batches
+        return pairs.new_zeros(pairs.shape, dtype=_dtype(pairs))
+    result = aten._fft_c2c(_complex(pairs), _positive(pairs.dim() - 1, dims), 0, forward)
+    return _pairs(result, scale)
+
+
+def plain_rfft(x: Tensor, dims: Sequence[int], scale: float) -> Tensor:
+    """The forward transform of a real tensor, the first half of the last of ``dims``.
+
+    Args:
+        x: any floating dtype.
+        dims: at least one; the others are transformed after the last.
+
+    Returns:
+        The shape of ``x`` with n // 2 + 1 in place of the last of ``dims``, and 2 at the end.
+    """
+    if x.numel() == 0:
+        return x.new_zeros(_rfft_sizes(x, dims), dtype=_dtype(x))
+    real = x.to(_dtype(x))
+    return _pairs(aten._fft_r2c(real, _positive(x.dim(), dims), 0, True), scale)
+
+
+def plain_irfft(pairs: Tensor, dims: Sequence[int], n: int, scale: float) -> Tensor:
+    """The inverse transform to a real tensor of which ``pairs`` has the first half.
+
+    Imaginary parts that those of a real tensor's transform cannot have, of the first number and
+    for even ``n`` of the last one along the last of ``dims``, are not looked at.
+
+    Args:
+        pairs: (…, 2), any floating dtype, n // 2 + 1 numbers along the last of ``dims``.
+        dims: at least one; the others are transformed before the last.
+        n: length of the result along the last of ``dims``, at least 1.
+    """
+    if pairs.numel() == 0:
+        return pairs.new_zeros(_irfft_sizes(pairs, dims, n), dtype=_dtype(pairs))
+    result = aten._fft_c2r(_complex(pairs), _positive(pairs.dim() - 1, dims), 0, n)
+    scaled: Tensor = (result * scale).contiguous()
+    return scaled
+
+
+fft = torch.library.custom_op(
+    "webgpu::fft",
+    plain_fft,
+    mutates_args=(),
+    schema="(Tensor pairs, int[] dims, bool forward, float scale) -> Tensor",
+)
+rfft = torch.library.custom_op(
+    "webgpu::rfft",
+    plain_rfft,
+    mutates_args=(),
+    schema="(Tensor x, int[] dims, float scale) -> Tensor",
+)
+irfft = torch.library.custom_op(
+    "webgpu::irfft",
+    plain_irfft,
+    mutates_args=(),
+    schema="(Tensor pairs, int[] dims, SymInt n, float scale) -> Tensor",
+)
+
+
+@fft.register_fake
+def _(pairs: Tensor, dims: Sequence[int], forward: bool, scale: float) -> Tensor:
+    return pairs.new_empty(pairs.shape, dtype=_dtype(pairs))
+
+
+@rfft.register_fake
+def _(x: Tensor, dims: Sequence[int], scale: float) -> Tensor:
+    return x.new_empty(_rfft_sizes(x, dims), dtype=_dtype(x))
+
+
+@irfft.register_fake
+def _(pairs: Tensor, dims: Sequence[int], n: int, scale: float) -> Tensor:
+    return pairs.new_empty(_irfft_sizes(pairs, dims, n), dtype=_dtype(pairs))
+
+
+# -- gradients: the adjoint of a transform is the opposite one of what it gave ---------------------
+
+
+def _save_fft(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    pairs, ctx.dims, ctx.forward, ctx.scale = inputs
+    ctx.dtype = pairs.dtype
+
+
+def _fft_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    result = torch.ops.webgpu.fft(grad, ctx.dims, not ctx.forward, ctx.scale)
+    return result.to(ctx.dtype), None, None, None
+
+
+def _save_rfft(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.dims, ctx.scale = inputs
+    ctx.dtype, ctx.n = x.dtype, x.shape[ctx.dims[-1]]
+
+
+def _rfft_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """What is not among the results has no gradient."""
+    last = ctx.dims[-1] % (grad.dim() - 1)
+    sizes = list(grad.shape)
+    sizes[last] = ctx.n - sizes[last]
+    full = torch.cat([grad, grad.new_zeros(sizes)], last)
+    result = torch.ops.webgpu.fft(full, ctx.dims, False, ctx.scale)
+    return result.select(-1, 0).to(ctx.dtype), None, None
+
+
+def _save_irfft(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    pairs, ctx.dims, ctx.n, ctx.scale = inputs
+    ctx.dtype, ctx.size = pairs.dtype, pairs.shape[ctx.dims[-1] % (pairs.dim() - 1)]
+
+
+def _irfft_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Numbers that stand for a mirrored one as well count twice."""
+    last = ctx.dims[-1] % grad.dim()
+    result = torch.ops.webgpu.rfft(grad, ctx.dims, ctx.scale)
+    k = torch.arange(ctx.size, device=grad.device)
+    weight = torch.where((k == 0) | (2 * k == ctx.n), 1.0, 2.0).to(grad.dtype)
+    weight = weight.reshape([-1] + [1] * (result.dim() - 1 - last))
+    return (result * weight).to(ctx.dtype), None, None, None
+
+
+fft.register_autograd(_fft_backward, setup_context=_save_fft)
+rfft.register_autograd(_rfft_backward, setup_context=_save_rfft)
+irfft.register_autograd(_irfft_backward, setup_context=_save_irfft)
+
+
+# -- calls whose lengths are numbers ---------------------------------------------------------------
+
+
+def transform(pairs: Tensor, dims: Sequence[int], forward: bool, scale: float) -> Tensor:
+    """A call of ``webgpu::fft`` whose lengths are numbers: kernels are made for them."""
+    for dim in (*_positive(pairs.dim() - 1, dims), -1):
+        int(pairs.shape[dim])
+    result: Tensor = torch.ops.webgpu.fft.default(pairs, dims, forward, scale)
+    return result
+
+
+def transform_real(x: Tensor, dims: Sequence[int], scale: float) -> Tensor:
+    """A call of ``webgpu::rfft`` whose lengths are numbers."""
+    for dim in dims:
+        int(x.shape[dim])
+    result: Tensor = torch.ops.webgpu.rfft.default(x, dims, scale)
+    return result
+
+
+def transform_to_real(pairs: Tensor, dims: Sequence[int], n: int, scale: float) -> Tensor:
+    """A call of ``webgpu::irfft`` whose lengths are numbers."""
+    for dim in (*_positive(pairs.dim() - 1, dims), -1):
+        int(pairs.shape[dim])
+    result: Tensor = torch.ops.webgpu.irfft.default(pairs, dims, int(n), scale)
+    return result
+
+
+def _rfft_sizes(x: Tensor, dims: Sequence[int]) -> list[int]:
+    sizes = list(x.shape)
+    sizes[dims[-1]] = sizes[dims[-1]] // 2 + 1
+    return [*sizes, 2]
+
+
+def _irfft_sizes(pairs: Tensor, dims: Sequence[int], n: int) -> list[int]:
+    sizes = list(pairs.shape[:-1])
+    sizes[dims[-1]] = n
+    return sizes
+
+
+def _positive(rank: int, dims: Sequence[int]) -> list[int]:
+    return [dim % rank for dim in dims]
+
+
+def _dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype is torch.float64 else torch.float32
+
+
+def _complex(pairs: Tensor) -> Tensor:
+    return torch.view_as_complex(pairs.to(_dtype(pairs)).contiguous())
+
+
+def _pairs(result: Tensor, scale: float) -> Tensor:
+    return torch.view_as_real(result.contiguous()) * scale
