@@ -75,7 +75,7 @@ def _same_tensor(info: Any, got: Tensor, wanted: Tensor, near: Any, scale: float
         rtol, atol = rtol * scale, atol * scale
     if wanted.is_floating_point() and info.name in _NEAR_POLES:
         rtol = max(rtol or 0.0, 1e-4)
-    if wanted.dtype.itemsize == 2 and info.name in _ROUNDED_BEFORE_BIAS:
+    if info.name in _ROUNDED_BEFORE_BIAS and wanted.dtype in (torch.float16, torch.bfloat16):
         atol = max(atol or 0.0, 1e-2)
     got = got.detach().cpu()
     if info.name in _NEAR_POLES:

@@ -131,7 +131,7 @@ def test_swiglu(sizes, columns, dtype):
 
 
 def test_a_pair_of_different_layouts():
-    check(swiglu, randn(40, 48), randn(64, 48), randn(48, 64).t(), products=1)
+    check(swiglu, randn(40, 48), randn(64, 48) / 7, randn(48, 64).t() / 7, products=1)
 
 
 def test_a_pair_of_which_both_are_returned():

@@ -12,7 +12,7 @@ from ..ir.numeric import convert, numpy_dtype, scalar_op
 from ..ir.scalar import Const, Op, Scalar, apply, const
 
 # Drivers take an inverse away, and with it the NaN of negative numbers.
-_INVERSES = {"exp": "log", "exp2": "log2", "square": "sqrt"}
+_INVERSES = {"exp": "log", "fast_exp": "log", "exp2": "log2", "square": "sqrt"}
 _INFINITY = float("inf")
 _NAN = float("nan")
 

@@ -34,6 +34,7 @@ _FLOAT = {
     "sqrt": "sqrt({0})",
     "rsqrt": "({T}(1.0) / sqrt({0}))",
     "exp": "tw_exp{v}({0})",
+    "fast_exp": "exp({0})",
     "exp2": "tw_exp2{v}({0})",
     "expm1": "tw_expm1{v}({0})",
     "log": "tw_log{v}({0})",
@@ -54,7 +55,7 @@ _FLOAT = {
     "atanh": "tw_atanh{v}({0})",
     "erf": "tw_erf{v}({0})",
     "erfc": "tw_erfc{v}({0})",
-    "sigmoid": "({T}(1.0) / ({T}(1.0) + tw_exp{v}(-{0})))",
+    "sigmoid": "({T}(1.0) / ({T}(1.0) + exp(-{0})))",
     "floor": "floor({0})",
     "ceil": "ceil({0})",
     "trunc": "trunc({0})",
@@ -81,6 +82,7 @@ _OWN_DOUBLE = "sigmoid trunc round"
 _DOUBLE = {
     **_FLOAT,
     **{name: f"tw_{name}{{v}}({{0}})" for name in _OWN_DOUBLE.split()},
+    "fast_exp": "tw_exp{v}({0})",
     "trunc_divide": "tw_trunc{v}({0} / {1})",
 }
 

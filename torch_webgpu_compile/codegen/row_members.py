@@ -71,7 +71,9 @@ def shifted_sums(
         elif m.reduction == "maximum" and body.dtype.compute == "f32":
             maxima[body] = m.output
         elif m.reduction == "sum":
-            difference = body.args[0] if isinstance(body, Op) and body.name == "exp" else None
+            if not isinstance(body, Op) or body.name not in ("exp", "fast_exp"):
+                continue
+            difference = body.args[0]
             if not isinstance(difference, Op) or difference.name != "sub":
                 continue
             value, shift = difference.args

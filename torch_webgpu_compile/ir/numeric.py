@@ -154,6 +154,7 @@ _OPS: dict[str, Callable[..., Any]] = {
     "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "exp": np.exp,
+    "fast_exp": np.exp,
     "exp2": np.exp2,
     "expm1": np.expm1,
     "log": np.log,

@@ -185,6 +185,7 @@ OPS: dict[str, OpInfo] = {
     **{name: OpInfo(2, "same", text, _LOOPING) for name, text in _LOOPING_BINARY.items()},
     **{name: OpInfo(1, "same", name) for name in _CHEAP_UNARY.split()},
     **{name: OpInfo(1, "same", name, _EXPENSIVE) for name in _EXPENSIVE_UNARY.split()},
+    "fast_exp": OpInfo(1, "same", "e to the a; its relative error may grow with |a|", _EXPENSIVE),
     **{name: OpInfo(2, "bool", name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{name: OpInfo(1, "bool", name) for name in ("isnan", "isinf")},
     "where": OpInfo(3, "same", "b where the bool a holds, else c; both are evaluated"),

@@ -84,7 +84,7 @@ def lower_gelu_backward(
     def exact(grad: Scalar, x: Scalar) -> Scalar:
         erf = apply("erf", _mul(x, _number(math.sqrt(0.5), x)))
         cdf = _mul(_number(0.5, x), apply("add", _number(1, x), erf))
-        density = apply("exp", _mul(_number(-0.5, x), apply("square", x)))
+        density = apply("fast_exp", _mul(_number(-0.5, x), apply("square", x)))
         pdf = _mul(density, _number(1 / math.sqrt(2 * math.pi), x))
         return _mul(grad, apply("add", cdf, _mul(x, pdf)))
 
@@ -163,7 +163,7 @@ def lower_softplus(
 
     def body(x: Scalar) -> Scalar:
         grown = _mul(x, _number(beta, x))
-        soft = apply("div", apply("log1p", apply("exp", grown)), _number(beta, x))
+        soft = apply("div", apply("log1p", apply("fast_exp", grown)), _number(beta, x))
         return _choose(_above(grown, threshold), x, soft)
 
     return elementwise(builder, body, self)

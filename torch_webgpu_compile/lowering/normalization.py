@@ -24,7 +24,7 @@ aten = torch.ops.aten
 @lowers(aten._softmax.default)
 def lower_softmax(builder: Builder, self: Value, dim: int, half_to_float: bool) -> Value:
     split, shifted = _shifted(builder, self, dim)
-    grown = builder.pointwise(apply("exp", shifted), self.sizes, name="exp")
+    grown = builder.pointwise(apply("fast_exp", shifted), self.sizes, name="exp")
     total = split.reduce(builder, "sum", split.body(grown), keepdim=True, name="sum")
     body = apply("div", grown.body, expand(total, self.sizes).body)
     return builder.pointwise(cast(body, builder.out.dtype), self.sizes)
@@ -34,7 +34,9 @@ def lower_softmax(builder: Builder, self: Value, dim: int, half_to_float: bool) 
 def lower_log_softmax(builder: Builder, self: Value, dim: int, half_to_float: bool) -> Value:
     split, shifted = _shifted(builder, self, dim)
     moved = builder.pointwise(shifted, self.sizes, name="shifted")
-    total = split.reduce(builder, "sum", apply("exp", split.body(moved)), keepdim=True, name="sum")
+    total = split.reduce(
+        builder, "sum", apply("fast_exp", split.body(moved)), keepdim=True, name="sum"
+    )
     logarithm = builder.pointwise(apply("log", total.body), total.sizes, name="log")
     body = apply("sub", moved.body, expand(logarithm, self.sizes).body)
     return builder.pointwise(cast(body, builder.out.dtype), self.sizes)
@@ -74,7 +76,7 @@ def lower_log_softmax_backward(
     grad, y = grad_output.cast(dtype), output.cast(dtype)
     split = Reducing(grad, dims_of(grad, dim))
     total = split.reduce(builder, "sum", split.body(), keepdim=True, name="sum")
-    scaled = apply("mul", apply("exp", y.body), expand(total, grad.sizes).body)
+    scaled = apply("mul", apply("fast_exp", y.body), expand(total, grad.sizes).body)
     body = apply("sub", grad.body, scaled)
     return builder.pointwise(cast(body, builder.out.dtype), grad.sizes)
 

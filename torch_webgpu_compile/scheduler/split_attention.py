@@ -71,7 +71,7 @@ def _split(node: Attention, parts: int, buffers: dict[str, Buffer]) -> list[Node
     top = whole(highest)
     # Where every key is masked, exp(-inf - 0) = 0 instead of exp(-inf + inf) = NaN.
     shift = apply("where", apply("eq", top, lowest), const(0, f32), top)
-    weight = apply("exp", apply("sub", load(node.wide), shift))
+    weight = apply("fast_exp", apply("sub", load(node.wide), shift))
     total = made.reduction("total", ranges, parts, "sum", apply("mul", weight, load(node.wide + 1)))
     summed = made.reduction("sum", ranges, parts, "sum", apply("mul", weight, load(element)))
     empty = apply("eq", whole(total), const(0, f32))
