@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..captured import CapturedGraph, Phase
 from ..errors import UnsupportedOp
-from . import decompositions, dynamo, patterns, random
+from . import decompositions, dynamo, patterns, random, recompute
 from .complex_numbers.separation import separate_graph
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
@@ -142,6 +142,7 @@ def _is_plain(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> bool:
 def _partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
     """Splits a joint graph into forward and backward."""
     random.keep_seeds(graph)
+    recompute.recompute_constants(graph)
     return min_cut_rematerialization_partition(graph, *arguments, **keywords)
 
 
