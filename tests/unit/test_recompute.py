@@ -47,7 +47,7 @@ def graphs_of_training(function, *arguments):
 
 def test_a_written_mask_is_causal_in_the_gradient():
     arguments = [torch.randn(1, 2, 8, 4, requires_grad=True) for _ in range(3)]
-    forward, backward = graphs_of_training(attention, *arguments)
+    _, backward = graphs_of_training(attention, *arguments)
     nodes = [node for node in backward.graph.nodes if isinstance(node, AttentionGradient)]
     assert [node.of for node in nodes] == ["queries", "keys"]
     groups = [getattr(group, "node", None) for group in backward.schedule.groups]
