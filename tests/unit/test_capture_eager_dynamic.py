@@ -126,7 +126,7 @@ def test_only_what_varied_is_a_symbol() -> None:
     before = tree_leaves(describe(((R(4, 5), R(5)), {"alpha": 0.5})))
     described = describe(((R(6, 5), R(5)), {"alpha": 0.5}))
     op = aten.add.Tensor
-    call = capture_call(op, *described, native_operators(), dynamic=True, like=before)
+    call = capture_call(op, *described, native_operators(), dynamic=True, like=[before])
     assert call.numbers == ()
     check_reuse(call, op, R(9, 5), R(5), alpha=0.5)
     assert not accepts(call, R(9, 6), R(6), alpha=0.5)
