@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..captured import CapturedGraph, Phase
 from ..errors import UnsupportedOp
 from . import decompositions, dynamo, patterns, random
+from .argument_views import take_views, with_views
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -78,11 +79,14 @@ def capture(
         counted: frozenset[int] = frozenset(),
     ) -> BoxedFunction:
         _check_sizes(graph)
+        views = () if name == "backward" else take_views(graph, _metadata())
         forwarded = _take_forwarded(graph)
         saved -= {output for output, _ in forwarded}
         phase = Phase(name, saved, forwarded, counted, random.take_seeds(graph))
         captured = CapturedGraph(f"graph{number}_{name}", graph, static_inputs)
         compiled = compile_graph(captured, phase)
+        if views:
+            compiled = with_views(compiled, views)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 
