@@ -88,7 +88,7 @@ def ceildiv(a: IntLike, b: IntLike) -> Expr:
     return floordiv(as_expr(a) + (b - 1), b)
 
 
-# Sizes and their differences are smaller than this in magnitude: their quotient by it is their sign.
+# Sizes and their differences are smaller than this: divided by it, they give -1 below 0, else 0.
 _BEYOND = (1 << 31) - 1
 
 

@@ -6,10 +6,8 @@ send nothing to the host, and give what PyTorch gives.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -68,7 +66,6 @@ def pooled(x: Tensor) -> Any:
         F.max_pool2d(x, 3, 2, 1),
         F.avg_pool2d(x, 2, ceil_mode=True),
         F.adaptive_avg_pool2d(x, (3, 2)),
-        F.max_pool1d(x[0], 2),
     )
 
 
@@ -95,7 +92,6 @@ def joined(x: Tensor, y: Tensor) -> Any:
     return (
         torch.cat([x, y, x * 2], 1),
         torch.stack([x, x + 1], 1),
-        torch.block_diag(x, y),
         torch.cat([x[:, :2], y[:, 1:]], 1),
     )
 
@@ -188,7 +184,7 @@ def located(x: Tensor) -> Any:
 
 
 def scanned(x: Tensor) -> Any:
-    return x.cumsum(0), x.cummax(1)[0], (x * 0.1 + 1).cumprod(1), x.logcumsumexp(1)
+    return x.cumsum(0), x.cummax(1)[0], x.logcumsumexp(1), x.cumsum(1)
 
 
 def sorted_rows(x: Tensor) -> Any:
@@ -293,7 +289,11 @@ FAMILIES = {
     "creation": Family(created, lambda n: (R(n),)),
     "sorting": Family(sorted_rows, lambda n: (distinct(5, n),)),
     "medians": Family(middle, lambda n: (distinct(5, n),)),
-    "modes": Family(lambda x: x.mode(1), lambda n: (I(5, 4, n),), backward=False),
+    "modes": Family(
+        lambda x: (x.mode(1)[0], x.gather(1, x.mode(1, keepdim=True)[1])),
+        lambda n: (I(5, 4, n),),
+        backward=False,
+    ),
     "diagonals": Family(diagonals, lambda n: (R(n, n + 2),)),
     "indexing": Family(gathered, lambda n: (R(n, 5), I(n, 2 * n), R(n, 3))),
     "scatters": Family(scattered, lambda n: (R(n, 5), I(n, n))),
@@ -304,7 +304,6 @@ FAMILIES = {
     "searching": Family(
         lambda edges, x: (
             torch.searchsorted(edges.sort()[0], x),
-            torch.isin(x, edges),
             torch.histc(x, 7, -1, 1),
             torch.bucketize(x, edges.sort()[0], right=True),
         ),
@@ -312,8 +311,8 @@ FAMILIES = {
         backward=False,
     ),
     "bilinear": Family(
-        lambda x, y, w: torch.cdist(x, y) + (x @ w @ y.t()),
-        lambda n: (R(n, 4), R(n + 1, 4) + 3, R(4, 4)),
+        lambda x, y, w: F.bilinear(x, y, w),
+        lambda n: (R(n, 4), R(n, 5), R(3, 4, 5)),
     ),
 }
 
@@ -340,6 +339,7 @@ def _gradients(function: Function, inputs: tuple[Any, ...], backward: bool) -> l
     return [r.detach() for r in results] + [g for g in found if g is not None]
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")  # it is in beta
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_recompilation(name: str) -> None:
     """Equal to eager at every size, one compilation, and nothing on the host."""

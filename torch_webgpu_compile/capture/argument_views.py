@@ -41,10 +41,11 @@ class ArgumentView:
 
     def of(self, arguments: Sequence[Any]) -> torch.Tensor:
         """The view."""
-        tensor = arguments[self.argument]
+        tensor: torch.Tensor = arguments[self.argument]
         *values, offset = self.layout(arguments)
         rank = len(values) // 2
-        return tensor.as_strided(values[:rank], values[rank:], tensor.storage_offset() + offset)
+        start = tensor.storage_offset() + offset
+        return torch.as_strided(tensor, values[:rank], values[rank:], start)
 
 
 def take_views(graph: torch.fx.GraphModule, metadata: Any) -> tuple[ArgumentView, ...]:
@@ -69,7 +70,7 @@ def take_views(graph: torch.fx.GraphModule, metadata: Any) -> tuple[ArgumentView
         node = results[position] if position < len(results) else None
         if info.output_type not in _ALIASES or not isinstance(node, Node) or node in placeholders:
             continue
-        value = node.meta.get("val")
+        value: Any = node.meta.get("val")
         argument = bases.get(_storage(value))
         if argument is None or not _is_symbolic(value):
             continue
@@ -153,8 +154,12 @@ def _readers(placeholders: Sequence[Node]) -> dict[str, _Read]:
             for k, number in enumerate(_numbers(value)):
                 found.setdefault(str(_expression(number)), _reader(position, k))
         elif isinstance(value, torch.SymInt):
-            found[str(_expression(value))] = lambda arguments, at=position: int(arguments[at])
+            found[str(_expression(value))] = _integer_reader(position)
     return found
+
+
+def _integer_reader(position: int) -> _Read:
+    return lambda arguments: int(arguments[position])
 
 
 def _reader(position: int, number: int) -> _Read:

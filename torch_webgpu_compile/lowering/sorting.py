@@ -69,11 +69,13 @@ def ranks(builder: Builder, value: Value, descending: bool, block: Expr) -> Valu
     return builder.reduce("sum", body, value.sizes, (block,), name="rank")
 
 
-def sort_last(builder: Builder, value: Value, descending: bool) -> tuple[Value, Value | None]:
-    """(sorted values, their positions) along the last dimension; positions only if used."""
+def sort_last(
+    builder: Builder, value: Value, descending: bool, places: bool
+) -> tuple[Value, Value | None]:
+    """(sorted values, their positions) along the last dimension; positions only if asked for."""
     size = value.sizes[-1]
     at = positions(value.sizes)[-1]
-    starts = Value(dtypes.int64, value.sizes, Index(at)) if builder.is_used(1) else None
+    starts = Value(dtypes.int64, value.sizes, Index(at)) if places else None
     if value.is_empty or size is ONE:
         return value, starts
     block, merges = _blocks(size)
@@ -141,10 +143,17 @@ def _merged(builder: Builder, values: Value, descending: bool, block: Expr) -> V
 
 
 def _sort(builder: Builder, value: Value, dim: int, descending: bool) -> tuple[Value, Value | None]:
+    """Along ``dim``; positions only if the operator's second result is used."""
     if not value.rank:
         return value, Value(dtypes.int64, (), const(0, dtypes.int64))
-    dim %= value.rank
-    values, indices = sort_last(builder, _last(value, dim), descending)
+    return sort_along(builder, value, dim % value.rank, descending, builder.is_used(1))
+
+
+def sort_along(
+    builder: Builder, value: Value, dim: int, descending: bool = False, places: bool = True
+) -> tuple[Value, Value | None]:
+    """(sorted values, their positions) along ``dim`` ≥ 0; equal values keep their order."""
+    values, indices = sort_last(builder, _last(value, dim), descending, places)
     return _back(values, dim), None if indices is None else _back(indices, dim)
 
 
