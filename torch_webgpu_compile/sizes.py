@@ -52,6 +52,8 @@ __all__ = [
     "is_nonnegative",
     "iteration",
     "linearize",
+    "maximum",
+    "minimum",
     "mod",
     "product",
     "substitute",
@@ -84,6 +86,21 @@ def ceildiv(a: IntLike, b: IntLike) -> Expr:
     """⌈a / b⌉ for b > 0."""
     b = as_expr(b)
     return floordiv(as_expr(a) + (b - 1), b)
+
+
+# Sizes and their differences are smaller than this: divided by it, they give -1 below 0, else 0.
+_BEYOND = (1 << 31) - 1
+
+
+def minimum(a: IntLike, b: IntLike) -> Expr:
+    """The smaller of two sizes, each between -2³⁰ and 2³⁰, as an expression without a choice."""
+    difference = as_expr(a) - b
+    return as_expr(b) - difference * floordiv(difference, as_expr(_BEYOND))
+
+
+def maximum(a: IntLike, b: IntLike) -> Expr:
+    """The larger of two sizes, under the conditions of `minimum`."""
+    return as_expr(a) + b - minimum(a, b)
 
 
 def upper_bound(expr: Expr) -> int | None:

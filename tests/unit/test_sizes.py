@@ -21,6 +21,8 @@ from torch_webgpu_compile.sizes import (
     is_nonnegative,
     iteration,
     linearize,
+    maximum,
+    minimum,
     product,
     substitute,
     symbol,
@@ -166,3 +168,14 @@ def test_simplifications(made, wanted):
 def test_equal_expressions_are_one_object():
     assert S + T is T + S
     assert (S + 1) * (T - 1) is S * T - S + T - 1
+
+
+@pytest.mark.parametrize(("a", "b"), [(3, 7), (7, 3), (5, 5), (0, 4), (-6, 0), (-2, -9)])
+def test_minimum_and_maximum(a: int, b: int) -> None:
+    left, right = symbol("a"), symbol("b")
+    values = {"a": a, "b": b}
+    assert evaluate(minimum(left, right), values) == min(a, b)
+    assert evaluate(maximum(left, right), values) == max(a, b)
+    assert evaluate(minimum(left, b), values) == min(a, b)
+    assert minimum(a, b) is as_expr(min(a, b))
+    assert maximum(a, b) is as_expr(max(a, b))

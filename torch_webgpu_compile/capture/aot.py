@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..captured import CapturedGraph, Phase
 from ..errors import UnsupportedOp
 from . import decompositions, dynamo, patterns, random, recompute
+from .argument_views import take_views, with_views
 from .complex_numbers.separation import separate_graph
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
@@ -79,6 +80,7 @@ def capture(
         counted: frozenset[int] = frozenset(),
     ) -> BoxedFunction:
         _check_sizes(graph)
+        views = () if name == "backward" else take_views(graph, _metadata())
         forwarded = _take_forwarded(graph)
         saved -= {output for output, _ in forwarded}
         seeds = random.take_seeds(graph)
@@ -88,6 +90,8 @@ def capture(
         )
         captured = CapturedGraph(f"graph{number}_{name}", real.module, static_inputs)
         compiled = compile_graph(captured, phase)
+        if views:
+            compiled = with_views(compiled, views)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 

@@ -23,7 +23,7 @@ _SIZES = frozenset(
     {"size", "sizes", "self_sizes", "input_size", "input_sizes", "output_size", "bias_sizes"}
     | {"normalized_shape", "shape", "n", "m", "N", "C", "HxW", "start", "end", "length"}
     | {"num_weights", "repeats", "split_size", "split_sizes", "index", "max_q", "max_k"}
-    | {"low", "high", "num_samples", "last_dim_size"}
+    | {"low", "high", "num_samples", "last_dim_size", "k"}
 )
 # Operators whose numbers choose the code or the sizes of the result.
 _STATIC_NUMBERS = frozenset(

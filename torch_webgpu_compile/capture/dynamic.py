@@ -84,7 +84,7 @@ class SymbolicInputs:
         leaves: Sequence[Any],
         chosen: frozenset[int],
         sizes: bool,
-        like: Sequence[Any] | None,
+        like: Sequence[Sequence[Any]],
     ) -> None:
         """Makes the inputs.
 
@@ -92,11 +92,11 @@ class SymbolicInputs:
             leaves: of the call.
             chosen: the leaves with numbers that may be symbols.
             sizes: whether sizes, strides and offsets are symbols.
-            like: leaves of an earlier call: what is equal there is a constant.
+            like: leaves of earlier calls: what is equal in all of them is a constant.
         """
         self._all = leaves
         self._sizes = sizes
-        self._like = like if like is not None and len(like) == len(leaves) else None
+        self._like = [earlier for earlier in like if len(earlier) == len(leaves)]
         self._env = ShapeEnv(
             allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False
         )
@@ -111,7 +111,7 @@ class SymbolicInputs:
         taken: list[int] = []
         for k, leaf in enumerate(leaves):
             if isinstance(leaf, TensorSpec):
-                self.offsets[len(taken)] = self._integer(leaf.offset, _Place(k, "offset"))
+                self.offsets[len(taken)] = self._offset(leaf.offset, k)
                 self.values.append(self._tensor(leaf, k))
                 taken.append(k)
             elif k in chosen and type(leaf) is int:
@@ -126,10 +126,11 @@ class SymbolicInputs:
 
     def _varies(self, place: _Place) -> bool:
         """Whether the value there may differ from call to call."""
-        if self._like is None:
+        if not self._like:
             return True
+        own = place.read(self._all)
         try:
-            return bool(place.read(self._like) != place.read(self._all))
+            return any(place.read(earlier) != own for earlier in self._like)
         except (AttributeError, IndexError):  # not the same kind of call
             return True
 
@@ -139,6 +140,19 @@ class SymbolicInputs:
             return value
         source = ConstantSource(str(place))
         symbol = self._env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+        self._symbols[str(symbol)] = place
+        made: Int = self._env.create_symintnode(symbol, hint=value, source=source)
+        return made
+
+    def _offset(self, value: int, leaf: int) -> Int:
+        """A symbol for an offset: 0 and 1 are values like any other, as nothing branches on it."""
+        place = _Place(leaf, "offset")
+        if not (self._sizes and self._varies(place)):
+            return value
+        source = ConstantSource(str(place))
+        symbol = self._env.create_symbol(
+            value, source, dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
+        )
         self._symbols[str(symbol)] = place
         made: Int = self._env.create_symintnode(symbol, hint=value, source=source)
         return made
@@ -199,7 +213,7 @@ class SymbolicInputs:
             if not all(same(leaf) for same, leaf in zip(constant, leaves, strict=True)):
                 return False
             values = [place.read(leaves) for place in places]
-            if not all(map(_is_in_range, values)) or not condition(*values):
+            if not all(map(_is_in_range, values, places)) or not condition(*values):
                 return False
             if [place.read(leaves) for place in derived] != strides(*values):
                 return False
@@ -260,10 +274,10 @@ def _reader(place: _Place) -> Callable[[TensorSpec], int]:
     return lambda spec: int(getattr(spec, field)[dim])
 
 
-def _is_in_range(value: float) -> bool:
-    """0 and 1 are never symbols; an integer fits into a kernel's parameter."""
+def _is_in_range(value: float, place: _Place) -> bool:
+    """0 and 1 are never symbols but as offsets; an integer fits into a kernel's parameter."""
     if isinstance(value, int):
-        return 2 <= value <= MAX_INT
+        return (0 if place.field == "offset" else 2) <= value <= MAX_INT
     return isinstance(value, float) and math.isfinite(value)
 
 

@@ -63,7 +63,7 @@ def capture_call(
     *,
     dynamic: bool = False,
     numbers: bool | None = None,
-    like: Sequence[Any] | None = None,
+    like: Sequence[Sequence[Any]] = (),
 ) -> CapturedCall:
     """Captures ``op(*args, **kwargs)``.
 
@@ -75,7 +75,7 @@ def capture_call(
         native: the operators that lowering knows.
         dynamic: sizes, strides, offsets and integers are symbols where the operator allows it.
         numbers: floats are symbols where the operator allows it; by default if ``dynamic``.
-        like: leaves of an earlier call. What is equal there is not made a symbol.
+        like: leaves of earlier calls. What is equal in all of them is not made a symbol.
 
     Raises:
         UnsupportedOp: the operator cannot be traced, with these symbols at least, or two changed

@@ -205,13 +205,13 @@ def _result(result: Output | Argument | Constant, outputs: list[Any], leaves: li
 
 
 def compile_op(
-    op: OpOverload, placement: Placement, like: Sequence[Any] | None = None
+    op: OpOverload, placement: Placement, like: Sequence[Sequence[Any]] = ()
 ) -> CompiledOp:
     """Compiles a call.
 
     Args:
-        like: the leaves of an earlier call: sizes and numbers that differ from it are made symbols,
-            where the operator allows it.
+        like: the leaves of earlier calls: sizes and numbers that differ from one of them are made
+            symbols, where the operator allows it.
 
     Raises:
         UnsupportedOp: the operator cannot be traced, or a part of it has no kernel.
@@ -222,7 +222,7 @@ def compile_op(
     if op._schema.name.startswith(_OF_MANY):
         with suppress(UnsupportedOp):
             return _compile(capture_call(op, described, named, native, numbers=True), placement)
-    elif like is not None:
+    elif like:
         # Whatever symbols make impossible: the call as it is decides.
         with suppress(Exception):
             call = capture_call(op, described, named, native, dynamic=True, like=like)

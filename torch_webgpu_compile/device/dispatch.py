@@ -149,7 +149,7 @@ def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[Compile
         compiled = next((found for found in known if found.accepts(placement.specs)), None)
         if compiled is None:
             try:
-                compiled = compile_op(op, placement, known[-1].specs if known else None)
+                compiled = compile_op(op, placement, [found.specs for found in known])
             except UnsupportedOp as error:
                 return None, error.cause
             known.append(compiled)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const
-from .builder import Builder, extreme
+from ..ir.scalar import Index, Scalar, apply, const
+from .builder import Builder, masked
 from .reductions import Reducing
 from .registry import NotLowered, lowers
+from .scans import inclusive_scan
 from .searching import order_key
-from .sorting import LONGEST_ROW
-from .value import Value, broadcast_index, positions
+from .sorting import sort_along
+from .value import Value, broadcast_index, positions, reshape
 
 aten = torch.ops.aten
 
@@ -29,31 +30,38 @@ def _same(a: Scalar, b: Scalar) -> Scalar:
 def lower_mode(
     builder: Builder, self: Value, dim: int = -1, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    """(the smallest of the most frequent values, where it is last)."""
+    """(the smallest of the most frequent values, where it is last).
+
+    In sorted rows equal values are neighbours. An element's distance from the first one of its run
+    is largest at the end of the longest run, and its place in the row is where the value is last.
+    """
     if not self.rank:
         return self, Value(dtypes.int64, (), const(0, dtypes.int64))
     dim %= self.rank
-    size = self.sizes[dim]
-    if self.is_empty or not (size.is_constant and size.constant <= LONGEST_ROW):
-        raise NotLowered(f"the mode of {size} elements: at most {LONGEST_ROW} here")
-    here = list(positions(self.sizes))
-    (r,) = positions((size,), "r")
-    there = [*here[:dim], r, *here[dim + 1 :]]
-    hits = cast(_same(order_key(self.body), order_key(self.at(there))), dtypes.int32)
-    counts = builder.reduce("sum", hits, self.sizes, (size,), name="counts")
+    if self.is_empty:
+        raise NotLowered("the mode of nothing")
+    values, places = sort_along(builder, self, dim)
+    assert places is not None
+    index = list(positions(self.sizes))
+    at, zero = Index(index[dim]), const(0, dtypes.int64)
+    previous = values.at([*index[:dim], index[dim] - 1, *index[dim + 1 :]])
+    same = _same(order_key(values.body), order_key(previous))
+    inside = apply("ge", Index(index[dim] - 1), zero)
+    repeated = masked(inside, same, const(False, dtypes.bool_))
+    start = builder.pointwise(apply("where", repeated, zero, at), self.sizes, name="start")
+    first = inclusive_scan(builder, "maximum", start, dim)
+    length = builder.pointwise(apply("sub", at, first.body), self.sizes, name="length")
     split = Reducing(self, [dim])
-    most = split.reduce(builder, "maximum", split.body(counts), keepdim=True, name="most")
-    key = order_key(split.body())
-    at_most = most.at(broadcast_index(most, split.index()))
-    frequent = apply("eq", split.body(counts), at_most)
-    highest = const(extreme(key.dtype, lowest=False), key.dtype)
-    chosen = apply("where", frequent, key, highest)
-    value = split.reduce(builder, "minimum", chosen, keepdim=True, name="value")
-    at_value = value.at(broadcast_index(value, split.index()))
-    place = apply("where", _same(key, at_value), Index(r), const(0, dtypes.int64))
-    index = split.reduce(builder, "maximum", place, keepdim=keepdim, name="index")
-    if not keepdim:
-        sizes = split.sizes
-        at = [*positions(sizes)[:dim], positions((value.sizes[dim],))[0], *positions(sizes)[dim:]]
-        value = Value(value.dtype, sizes, value.at(at))
-    return builder.pointwise(cast(value.body, self.dtype), value.sizes), index
+    most = split.reduce(builder, "maximum", split.body(length), keepdim=True, name="most")
+    longest = apply("eq", split.body(length), most.at(broadcast_index(most, split.index())))
+    place = Index(split.index()[dim])
+    ends = apply("where", longest, place, Index(self.sizes[dim]))
+    chosen = split.reduce(builder, "minimum", ends, keepdim=True, name="end")
+    where = [*positions(chosen.sizes)]
+    end = [*where[:dim], chosen.body, *where[dim + 1 :]]
+    results = [
+        builder.pointwise(found.at(end), chosen.sizes, name="mode") for found in (values, places)
+    ]
+    sizes = chosen.sizes if keepdim else split.sizes
+    value, place_of = (reshape(result, sizes) for result in results)
+    return value, place_of

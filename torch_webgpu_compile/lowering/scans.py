@@ -1,22 +1,24 @@
-"""Cumulative operators as reductions over blocks. Source: ATen ``cumsum``, ``cummax``, ….
+"""Cumulative operators as reductions over blocks. Source: ATen ``cumsum``, ``logcumsumexp``, ….
 
 A dimension of n elements is cut into blocks; a prefix inside one is a masked reduction of at most
 `BLOCK` elements, and the totals of the blocks are scanned in the same way: n · BLOCK additions in
-log(n) / log(BLOCK) rounds.
+log(n) / log(BLOCK) rounds. With sorted keys, only elements of the same key are combined.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .. import dtypes
+from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, as_expr, ceildiv
 from .builder import Builder, extreme, masked
-from .convolution import in_range
+from .convolution import all_of, in_range
 from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
 from .promotion import compute_dtype
@@ -33,32 +35,87 @@ DIRECT_ADDITIONS, DIRECT_SIZE = 1 << 20, 1024
 # become 244, which are scanned at once.
 SYMBOLIC_ROUNDS = 2
 
-_COMBINE = {"sum": plus, "prod": times, "maximum": larger, "minimum": smaller}
+
+def _log_add_exp(a: Scalar, b: Scalar) -> Scalar:
+    """log(exp a + exp b); equal infinities stay, and NaN is unequal to all."""
+    dtype = a.dtype
+    smaller_part = apply("exp", apply("neg", apply("abs", apply("sub", a, b))))
+    total = apply("add", larger(a, b), apply("log1p", smaller_part))
+    doubled = apply("add", a, const(math.log(2), dtype))
+    return apply("where", apply("eq", a, b), doubled, total)
 
 
-def _identity(kind: str, value: Value) -> Scalar:
+_COMBINE = {
+    "sum": plus,
+    "prod": times,
+    "maximum": larger,
+    "minimum": smaller,
+    "logsumexp": _log_add_exp,
+}
+
+
+def _identity(kind: str, dtype: DType) -> Scalar:
     if kind in ("sum", "prod"):
-        return const(int(kind == "prod"), value.dtype)
-    return const(extreme(value.dtype, lowest=kind == "maximum"), value.dtype)
+        return const(int(kind == "prod"), dtype)
+    return const(extreme(dtype, lowest=kind != "minimum"), dtype)
 
 
-def inclusive_scan(builder: Builder, kind: str, value: Value, dim: int, rounds: int = 0) -> Value:
-    """Along ``dim``, element k of the result reduces elements 0…k; ``rounds`` were done before."""
+def _reduced(
+    builder: Builder,
+    kind: str,
+    inside: Scalar,
+    body: Scalar,
+    sizes: Sequence[Expr],
+    block: Expr,
+    name: str,
+) -> Value:
+    """The reduction over r < ``block`` of ``body``, as far as it is ``inside``."""
+    if kind != "logsumexp":
+        body = masked(inside, body, _identity(kind, body.dtype))
+        return builder.reduce(kind, body, sizes, (block,), name=name)
+    largest = _reduced(builder, "maximum", inside, body, sizes, block, "largest").body
+    zero = const(0, body.dtype)
+    shift = apply("where", apply("isinf", largest), zero, largest)
+    grown = apply("exp", apply("sub", body, shift))
+    total = _reduced(builder, "sum", inside, grown, sizes, block, name).body
+    return builder.pointwise(apply("add", shift, apply("log", total)), sizes, name=name)
+
+
+def inclusive_scan(
+    builder: Builder,
+    kind: str,
+    value: Value,
+    dim: int,
+    rounds: int = 0,
+    keys: Value | None = None,
+) -> Value:
+    """Along ``dim``, element k of the result reduces elements 0…k.
+
+    Args:
+        kind: of reduction, or ``logsumexp`` for floats.
+        rounds: of blocks that were done before.
+        keys: as many as there are values, sorted along ``dim``: only elements with the key of
+            element k are reduced.
+    """
     dim %= value.rank
     size = value.sizes[dim]
     if value.is_empty or size is ONE:
         return value
     if _is_short(value, size, rounds):
-        return _prefix(builder, kind, value, dim, value.sizes, size)
+        return _prefix(builder, kind, value, dim, value.sizes, size, keys)
     blocks = ceildiv(size, BLOCK)
-    last = _blocked_totals(builder, kind, value, dim, blocks)
-    before = inclusive_scan(builder, kind, last, dim, rounds + 1)
-    within = _prefix(builder, kind, value, dim, value.sizes, as_expr(BLOCK))
+    last, last_keys = _blocked_totals(builder, kind, value, dim, blocks, keys)
+    before = inclusive_scan(builder, kind, last, dim, rounds + 1, last_keys)
+    within = _prefix(builder, kind, value, dim, value.sizes, as_expr(BLOCK), keys)
     index = list(positions(value.sizes))
     block = index[dim] // BLOCK
     previous = [*index[:dim], block - 1, *index[dim + 1 :]]
     is_first = apply("ge", Index(block - 1), const(0, dtypes.int64))
-    carried = masked(is_first, before.at(previous), _identity(kind, value))
+    carried = before.at(previous)
+    if keys is not None and last_keys is not None:
+        same = apply("eq", keys.body, last_keys.at(previous))
+        carried = apply("where", same, carried, _identity(kind, value.dtype))
+    carried = masked(is_first, carried, _identity(kind, value.dtype))
     body = _COMBINE[kind](carried, within.body)
     return builder.pointwise(body, value.sizes, name="scan")
 
@@ -75,7 +132,13 @@ def _is_short(value: Value, size: Expr, rounds: int) -> bool:
 
 
 def _prefix(
-    builder: Builder, kind: str, value: Value, dim: int, sizes: Sequence[Expr], block: Expr
+    builder: Builder,
+    kind: str,
+    value: Value,
+    dim: int,
+    sizes: Sequence[Expr],
+    block: Expr,
+    keys: Value | None,
 ) -> Value:
     """Each element's prefix inside of its block."""
     index = list(positions(sizes))
@@ -85,20 +148,33 @@ def _prefix(
     start = as_expr(0) if whole else (at // block) * block
     index[dim] = start + r
     inside = apply("le", Index(r), Index(at - start))
-    body = masked(inside, value.at(index), _identity(kind, value))
-    return builder.reduce(kind, body, sizes, (block,), name="prefix")
+    body = value.at(index)
+    if keys is not None:
+        same = apply("eq", keys.at(index), keys.body)
+        body = apply("where", same, body, _identity(kind, value.dtype))
+    return _reduced(builder, kind, inside, body, sizes, block, "prefix")
 
 
-def _blocked_totals(builder: Builder, kind: str, value: Value, dim: int, blocks: Expr) -> Value:
-    """The reduction of every block."""
+def _blocked_totals(
+    builder: Builder, kind: str, value: Value, dim: int, blocks: Expr, keys: Value | None
+) -> tuple[Value, Value | None]:
+    """The reduction of every block, or of the elements with its last key; and that key."""
     sizes = [*value.sizes[:dim], blocks, *value.sizes[dim + 1 :]]
     index = list(positions(sizes))
     (r,) = positions((as_expr(BLOCK),), "r")
     index[dim] = index[dim] * BLOCK + r
-    body = value.at(index)
-    for condition in in_range(index[dim], value.sizes[dim]):
-        body = masked(condition, body, _identity(kind, value))
-    return builder.reduce(kind, body, sizes, (as_expr(BLOCK),), name="blocks")
+    body, last_keys = value.at(index), None
+    if keys is not None:
+        ends = list(positions(sizes))
+        end = Index(ends[dim] * BLOCK + (BLOCK - 1))
+        last = apply("minimum", end, Index(value.sizes[dim] - 1))
+        own = keys.at([*ends[:dim], last, *ends[dim + 1 :]])
+        last_keys = builder.pointwise(own, sizes, name="last_keys")
+        same = apply("eq", keys.at(index), last_keys.body)
+        body = apply("where", same, body, _identity(kind, value.dtype))
+    inside = all_of(in_range(index[dim], value.sizes[dim]))
+    block = as_expr(BLOCK)
+    return _reduced(builder, kind, inside, body, sizes, block, "blocks"), last_keys
 
 
 def _lower_scan(builder: Builder, kind: str, value: Value, dim: int) -> Value:
@@ -118,6 +194,12 @@ def lower_cumsum(builder: Builder, self: Value, dim: int, *, dtype: Any = None) 
 @lowers(aten.cumprod.default)
 def lower_cumprod(builder: Builder, self: Value, dim: int, *, dtype: Any = None) -> Value:
     return _lower_scan(builder, "prod", self, dim)
+
+
+@lowers(aten.logcumsumexp.default)
+def lower_logcumsumexp(builder: Builder, self: Value, dim: int) -> Value:
+    """log Σ exp x over each prefix, with the maximum of each block taken out of its sum."""
+    return _lower_scan(builder, "logsumexp", self, dim)
 
 
 def _register_extreme(name: str, kind: str) -> None:

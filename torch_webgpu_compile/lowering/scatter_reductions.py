@@ -20,8 +20,10 @@ from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
 from .promotion import Operand, compute_dtype
 from .registry import NotLowered, lowers
+from .scans import inclusive_scan
 from .scattering import scatter
-from .sorting import LONGEST_ROW
+from .searching import binary_search
+from .sorting import LONGEST_ROW, sort_along
 from .value import IndexLike, Value, positions, reshape
 from .views import require_whole_storage
 
@@ -54,7 +56,7 @@ def scatter_reduce(
     reduce: str,
     include_self: bool,
 ) -> Value:
-    """Each output element reduces the sources whose index names it, found by comparing a row."""
+    """Each output element reduces the sources whose index names it."""
     kind = _KINDS[reduce]
     count = index.sizes[dim]
     dtype = compute_dtype(value.dtype)
@@ -62,8 +64,18 @@ def scatter_reduce(
         if reduce == "mean":
             raise NotLowered("a mean of bools")
         dtype = dtypes.int32  # sums of 0 and 1, and which of them is the larger
-    if not (count.is_constant and count.constant <= LONGEST_ROW):
-        raise NotLowered(f"scatter_reduce over {count} sources")
+    if count.is_constant and count.constant <= LONGEST_ROW:
+        total, hits = _compared(builder, value, dim, index, source, kind, dtype)
+    else:
+        total, hits = _of_sorted(builder, value, dim, index, source, kind, dtype)
+    return _combined(builder, value, total, hits, reduce, include_self)
+
+
+def _compared(
+    builder: Builder, value: Value, dim: int, index: Value, source: Value, kind: str, dtype: DType
+) -> tuple[Scalar, Scalar]:
+    """(the reduction of the sources of each element, how many they are), comparing each index."""
+    count = index.sizes[dim]
     here = positions(value.sizes)
     (r,) = positions((count,), "r")
     at = [*here[:dim], r, *here[dim + 1 :]]
@@ -79,8 +91,50 @@ def scatter_reduce(
     body = masked(inside, element, identity)
     total = builder.reduce(kind, body, value.sizes, (count,), name="reduced").body
     hit_count = masked(inside, cast(hits, dtypes.int32), const(0, dtypes.int32))
-    hits_total = builder.reduce("sum", hit_count, value.sizes, (count,), name="hits").body
-    return _combined(builder, value, total, hits_total, reduce, include_self)
+    return total, builder.reduce("sum", hit_count, value.sizes, (count,), name="hits").body
+
+
+def _of_sorted(
+    builder: Builder, value: Value, dim: int, index: Value, source: Value, kind: str, dtype: DType
+) -> tuple[Scalar, Scalar]:
+    """`_compared` for any number of indices: sorted, so that those of an element are neighbours.
+
+    The sources in that order are scanned, and each element finds its last one by a binary search.
+    """
+    count = index.sizes[dim]
+    named = data_index(builder, index.body, value.sizes[dim], dim)
+    entries = builder.pointwise(named, index.sizes, name="named")
+    keys, places = sort_along(builder, entries, dim)
+    assert places is not None
+    at = positions(index.sizes)
+    ordered = cast(source.at([*at[:dim], places.body, *at[dim + 1 :]]), dtype)
+    sources = builder.pointwise(ordered, index.sizes, name="ordered")
+    scanned = inclusive_scan(builder, kind, sources, dim, keys=keys)
+    here = positions(value.sizes)
+    own = Index(here[dim])
+
+    def row(found: Value, position: Scalar) -> Scalar:
+        return found.at([*here[:dim], position, *here[dim + 1 :]])
+
+    def not_after(position: Scalar) -> Scalar:
+        return apply("le", row(keys, position), own)
+
+    def is_before(position: Scalar) -> Scalar:
+        return apply("lt", row(keys, position), own)
+
+    zero, one = const(0, dtypes.int64), const(1, dtypes.int64)
+    conditions: list[Scalar] = []
+    for k, entry in enumerate(here):
+        if k != dim:
+            conditions += in_range(entry, index.sizes[k])
+    inside = all_of(conditions)
+    ends = masked(inside, binary_search(not_after, Index(count), count), zero)
+    end = builder.pointwise(ends, value.sizes, name="end")
+    starts = masked(inside, binary_search(is_before, Index(count), count), zero)
+    start = builder.pointwise(starts, value.sizes, name="start")
+    last = apply("maximum", apply("sub", end.body, one), zero)
+    total = masked(inside, row(scanned, last), _identity(kind, dtype))
+    return total, cast(apply("sub", end.body, start.body), dtypes.int32)
 
 
 def _combined(

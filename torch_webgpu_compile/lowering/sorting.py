@@ -11,7 +11,7 @@ import torch
 
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, Expr, IntLike, as_expr
+from ..sizes import ONE, Expr, IntLike, as_expr, ceildiv
 from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .promotion import compute_dtype
@@ -29,6 +29,9 @@ LONGEST_ROW = 4096
 WHOLE = 2048
 BLOCK = 512
 FAN = 8
+# Where the length is not known when compiling, the blocks are a 64th of it: 16 thousand comparisons
+# for each of a million elements, but only two merges where a row is short.
+SYMBOLIC_MERGES = 2
 
 
 def _last(value: Value, dim: int) -> Value:
@@ -66,25 +69,37 @@ def ranks(builder: Builder, value: Value, descending: bool, block: Expr) -> Valu
     return builder.reduce("sum", body, value.sizes, (block,), name="rank")
 
 
-def sort_last(builder: Builder, value: Value, descending: bool) -> tuple[Value, Value | None]:
-    """(sorted values, their positions) along the last dimension; positions only if used."""
+def sort_last(
+    builder: Builder, value: Value, descending: bool, places: bool
+) -> tuple[Value, Value | None]:
+    """(sorted values, their positions) along the last dimension; positions only if asked for."""
     size = value.sizes[-1]
     at = positions(value.sizes)[-1]
-    starts = Value(dtypes.int64, value.sizes, Index(at)) if builder.is_used(1) else None
+    starts = Value(dtypes.int64, value.sizes, Index(at)) if places else None
     if value.is_empty or size is ONE:
         return value, starts
-    if not size.is_constant:
-        raise NotLowered(f"sorting rows of {size} elements")
-    block = size if size.constant <= WHOLE else as_expr(BLOCK)
+    block, merges = _blocks(size)
     rank = cast(ranks(builder, value, descending, block).body, dtypes.int64)
     place = rank if block is size else apply("add", Index(at // block * block), rank)
     values, indices = _moved(builder, value, starts, place)
-    while block is not size and block.constant < size.constant:
+    for _ in range(merges):
         rank = cast(_merged(builder, values, descending, block).body, dtypes.int64)
         block = block * FAN
         place = apply("add", Index(at // block * block), rank)
         values, indices = _moved(builder, values, indices, place)
     return values, indices
+
+
+def _blocks(size: Expr) -> tuple[Expr, int]:
+    """(the length of blocks that are sorted by comparing all pairs, how often they are merged)."""
+    if not size.is_constant:
+        return ceildiv(size, FAN**SYMBOLIC_MERGES), SYMBOLIC_MERGES
+    if size.constant <= WHOLE:
+        return size, 0
+    merges, sorted_length = 0, BLOCK
+    while sorted_length < size.constant:
+        merges, sorted_length = merges + 1, sorted_length * FAN
+    return as_expr(BLOCK), merges
 
 
 def _moved(
@@ -128,10 +143,17 @@ def _merged(builder: Builder, values: Value, descending: bool, block: Expr) -> V
 
 
 def _sort(builder: Builder, value: Value, dim: int, descending: bool) -> tuple[Value, Value | None]:
+    """Along ``dim``; positions only if the operator's second result is used."""
     if not value.rank:
         return value, Value(dtypes.int64, (), const(0, dtypes.int64))
-    dim %= value.rank
-    values, indices = sort_last(builder, _last(value, dim), descending)
+    return sort_along(builder, value, dim % value.rank, descending, builder.is_used(1))
+
+
+def sort_along(
+    builder: Builder, value: Value, dim: int, descending: bool = False, places: bool = True
+) -> tuple[Value, Value | None]:
+    """(sorted values, their positions) along ``dim`` ≥ 0; equal values keep their order."""
+    values, indices = sort_last(builder, _last(value, dim), descending, places)
     return _back(values, dim), None if indices is None else _back(indices, dim)
 
 

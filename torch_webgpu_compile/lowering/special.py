@@ -7,17 +7,13 @@ import math
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE
-from .builder import Builder, masked
+from ..ir.scalar import Scalar, apply, cast, const
+from .builder import Builder
 from .pointwise import elementwise
 from .promotion import compute_dtype, float_dtype
-from .reductions import converted
-from .registry import NotLowered, lowers
-from .scans import inclusive_scan
+from .registry import lowers
 from .series import is_double, number, polynomial
-from .sorting import LONGEST_ROW
-from .value import Value, positions
+from .value import Value
 
 aten = torch.ops.aten
 
@@ -243,29 +239,3 @@ def lower_angle(builder: Builder, self: Value) -> Value:
         return apply("where", apply("isnan", x), x, angle)
 
     return elementwise(builder, body, self, dtype=float_dtype(self.dtype))
-
-
-@lowers(aten.logcumsumexp.default)
-def lower_logcumsumexp(builder: Builder, self: Value, dim: int) -> Value:
-    """max + log Σ exp(x − max) over each prefix, with the prefix's own maximum."""
-    if not self.rank or self.is_empty:
-        return self
-    dim %= self.rank
-    size = self.sizes[dim]
-    if not (size.is_constant and size.constant <= LONGEST_ROW):
-        raise NotLowered(f"logcumsumexp over {size} elements: at most {LONGEST_ROW} here")
-    if size is ONE:
-        return self
-    dtype = compute_dtype(self.dtype)
-    wide = self.cast(dtype)
-    largest = inclusive_scan(builder, "maximum", wide, dim)
-    shift = apply("where", apply("isinf", largest.body), const(0, dtype), largest.body)
-    index = list(positions(self.sizes))
-    (r,) = positions((size,), "r")
-    inside = apply("le", Index(r), Index(index[dim]))
-    at = [*index[:dim], r, *index[dim + 1 :]]
-    grown = apply("exp", apply("sub", wide.at(at), shift))
-    body = masked(inside, grown, const(0, dtype))
-    total = builder.reduce("sum", body, self.sizes, (size,), name="sum")
-    result = apply("add", shift, apply("log", total.body))
-    return converted(builder, builder.pointwise(cast(result, dtype), self.sizes), self.dtype)

@@ -6,6 +6,7 @@ PyTorch's symbolic integers are sympy expressions over symbols; lowering works o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const
-from ..sizes import ONE, Expr, as_expr, ceildiv, floordiv, mod, symbol
+from ..sizes import ONE, Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, symbol
 
 _TO_DTYPE: dict[torch.dtype, DType] = {
     getattr(torch, dtype.name): dtype for dtype in dtypes.DTYPES if hasattr(torch, dtype.name)
@@ -134,6 +135,8 @@ class SizeReader:
             return total
         if isinstance(expr, torch_sympy.Identity):
             return self._integer(expr.args[0], node)
+        if type(expr) in _EXTREMES:
+            return reduce(_EXTREMES[type(expr)], (self._integer(arg, node) for arg in expr.args))
         if type(expr) in _INTEGER_PAIRS:
             left, right = (self._integer(arg, node) for arg in expr.args)
             return _INTEGER_PAIRS[type(expr)](left, right)
@@ -142,7 +145,7 @@ class SizeReader:
             return mod(floordiv(base, divisor), modulus)
         raise UnsupportedOp(
             "symbolic size",
-            f"{expr} ({type(expr).__name__}) is not sums, products, // or % of sizes",
+            f"{expr} ({type(expr).__name__}) is not sums, products, //, %, min or max of sizes",
             "mark that dimension static (torch._dynamo.mark_static) or compile with dynamic=False",
         )
 
@@ -174,6 +177,12 @@ _INTEGER_PAIRS: dict[type, Callable[[Expr, Expr], Expr]] = {
     torch_sympy.CeilDiv: ceildiv,
     torch_sympy.Mod: mod,
     torch_sympy.PythonMod: mod,
+}
+_EXTREMES: dict[type, Callable[[Expr, Expr], Expr]] = {
+    torch_sympy.Max: maximum,
+    torch_sympy.Min: minimum,
+    sympy.Max: maximum,
+    sympy.Min: minimum,
 }
 _FLOAT_PAIRS: dict[type, str] = {
     torch_sympy.IntTrueDiv: "div",
