@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
+
+from .choosers import Chooser
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-INTEGERS = (torch.int64, torch.int32, torch.uint8)
+INTEGERS = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 # f32 is what most kernels compute in; the others are drawn less often.
 _DTYPE_CHOICES = (torch.float32, *DTYPES, torch.float32)
@@ -160,24 +161,15 @@ def make_input(seed: int, shape: Sequence[int], dtype: torch.dtype, layout: str)
 class Drawing:
     """A program while it is drawn."""
 
-    def __init__(self, draw: Callable[[Any], Any]) -> None:
-        self.draw = draw
+    def __init__(self, chooser: Chooser) -> None:
         self.program = Program()
         self.pool: list[Value] = []
+        self.choose = chooser.choose
+        self.integer = chooser.integer
+        self.flag = chooser.flag
+        self.draw_permutation = chooser.permutation
 
     # -- choices ---------------------------------------------------------------------------------
-
-    def choose(self, options: Sequence[Any]) -> Any:
-        """One of the options; the first is the simplest."""
-        return self.draw(st.sampled_from(list(options)))
-
-    def integer(self, low: int, high: int) -> int:
-        """low ≤ n ≤ high."""
-        return int(self.draw(st.integers(low, high)))
-
-    def flag(self) -> bool:
-        """False is the simplest."""
-        return bool(self.draw(st.booleans()))
 
     def value(self, accept: Callable[[Value], bool] = lambda value: True) -> Value | None:
         """A value of the pool, the newest first; None when none is acceptable."""
@@ -188,10 +180,6 @@ class Drawing:
         """A dimension of a value of rank ≥ 1, sometimes counted from the end."""
         dim = self.integer(0, value.rank - 1)
         return dim - value.rank if self.flag() else dim
-
-    def draw_permutation(self, rank: int) -> list[int]:
-        """An order of ``rank`` dimensions."""
-        return list(self.draw(st.permutations(range(rank))))
 
     # -- inputs and steps ------------------------------------------------------------------------
 
