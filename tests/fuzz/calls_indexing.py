@@ -76,7 +76,7 @@ def scatter(d: Drawing) -> object:
         f"{x}.index_fill({dim}, {flat}, {number})",
         f"{x}.scatter({dim}, {_along(value, dim, count, once)}, {part})",
         f"{x}.index_copy({dim}, {once}, {part})",
-        f"{x}.index_put(({flat.replace(str(size), str(value.shape[0]))},), {x}.new_tensor(1))",
+        f"{x}.index_put(({source.name} % {value.shape[0]},), torch.ones((), dtype={value.dtype}))",
         f"{x}.masked_scatter({x} == {x}, {x}.flip(0))",
     ]
     if value.rank >= 2:

@@ -86,7 +86,6 @@ _ACTIVATIONS = (
     "F.softsign({0})",
     "F.softshrink({0}, 0.25)",
     "F.tanhshrink({0})",
-    "F.rrelu({0})",
     "F.softplus({0}, 2, 5)",
     "F.silu({0}) * F.relu({0})",
 )
@@ -101,7 +100,6 @@ _LOSSES = (
     "F.binary_cross_entropy(torch.sigmoid({0}) * 0.9 + 0.05, torch.sigmoid({1}){2})",
     "F.kl_div(F.logsigmoid({0}), torch.sigmoid({1}){2})",
     "F.poisson_nll_loss(torch.tanh({0}), {1}.abs(){2})",
-    "F.gaussian_nll_loss({0}, {1}, torch.sigmoid({0}) + 0.5{2})",
 )
 
 
