@@ -103,17 +103,21 @@ def _run_worker(
     command += ["--dynamic", arguments.dynamic] if arguments.dynamic else []
     command += ["--interpreter"] if arguments.interpreter else []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stderr is not None
     errors: list[str] = []
-    readers = [threading.Thread(target=lambda s=process.stderr: errors.append(s.read()))]
     lines: queue.Queue[str | None] = queue.Queue()
 
-    def read(stream: Any) -> None:
+    def read_events(stream: Any) -> None:
         for line in stream:
             lines.put(line)
         lines.put(None)
 
-    readers.append(threading.Thread(target=read, args=(process.stdout,)))
+    def read_errors(stream: Any) -> None:
+        errors.append(stream.read())
+
+    readers = [
+        threading.Thread(target=read_events, args=(process.stdout,)),
+        threading.Thread(target=read_errors, args=(process.stderr,)),
+    ]
     for reader in readers:
         reader.start()
     at, running, cause = first, True, ""
