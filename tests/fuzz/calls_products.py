@@ -101,7 +101,9 @@ def attention(d: Drawing) -> object:
     queries, keys = d.choose((5, 1, 8, 17)), d.choose((5, 7, 17, 33))
     dtype = d.choose((torch.float32, torch.float32, torch.float16, torch.bfloat16))
     shape = (batch, heads, queries, head)
-    query = d.value(lambda v: v.shape == shape and v.dtype is dtype and v.magnitude < 8)
+    query = d.value(
+        lambda v: v.shape == shape and v.dtype is dtype and v.finite and v.magnitude < 8
+    )
     query = query or d.add_input(shape, dtype)
     key = d.add_input((batch, heads, keys, head), dtype)
     value = d.add_input((batch, heads, keys, head), dtype)

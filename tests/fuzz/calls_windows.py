@@ -11,11 +11,17 @@ from .calls import Call
 from .programs import Drawing, Value
 
 
-def _image(d: Drawing, rank: int) -> Value:
-    """A value of ``rank`` sizes behind batch and channels, made if there is none."""
-    found = d.value(
-        lambda v: v.is_float and v.rank == rank + 2 and v.magnitude < 64 and v.tensor.numel() > 0
-    )
+def _image(d: Drawing, rank: int, *, finite: bool = True) -> Value:
+    """A value of ``rank`` sizes behind batch and channels, made if there is none.
+
+    Whether 0 · ∞ is computed, for a padding or a weight of 0, is not defined by PyTorch.
+    """
+
+    def fits(v: Value) -> bool:
+        numbers = v.is_float and v.magnitude < 64 and (v.finite or not finite)
+        return numbers and v.rank == rank + 2 and v.tensor.numel() > 0
+
+    found = d.value(fits)
     if found is not None:
         return found
     sizes = [d.choose((5, 4, 7) if rank > 1 else (12, 7, 33)) for _ in range(rank)]
@@ -24,32 +30,6 @@ def _image(d: Drawing, rank: int) -> Value:
 
 
 def convolve(d: Drawing) -> object:
-    """A convolution or a pooling."""
-    value = d.value(lambda v: v.is_float and v.rank == 4 and v.magnitude < 64 and v.tensor.numel())
-    if value is None:
-        shape = (d.integer(1, 2), d.choose((2, 3, 4)), d.choose((5, 8)), d.choose((6, 7)))
-        value = d.add_input(shape, torch.float32)
-    x, channels = value.name, value.shape[1]
-    if d.integer(0, 2) == 2:
-        codes = (
-            f"F.max_pool2d({x}, 2)",
-            f"F.max_pool2d({x}, 3, 2, 1)",
-            f"F.avg_pool2d({x}, 2)",
-            f"F.avg_pool2d({x}, 3, 2, 1)",
-            f"F.adaptive_avg_pool2d({x}, 1)",
-        )
-        return d.step(d.choose(codes), value, keeps_exact=False)
-    kernel = d.choose((1, 3, 2))
-    groups = d.choose([g for g in (1, channels, 2) if channels % g == 0])
-    out = groups * d.choose((2, 1, 4))
-    weight = d.add_input((out, channels // groups, kernel, kernel), value.dtype)
-    options = f"stride={d.integer(1, 2)}, padding={d.integer(0, 2)}, dilation={d.integer(1, 2)}"
-    return d.step(
-        f"F.conv2d({x}, {weight.name}, groups={groups}, {options})", value, weight, keeps_exact=True
-    )
-
-
-def convolve_any(d: Drawing) -> object:
     """A convolution or a transposed one, of one to three dimensions."""
     rank = d.integer(1, 3)
     value = _image(d, rank)
@@ -78,7 +58,7 @@ def convolve_any(d: Drawing) -> object:
 def pool(d: Drawing) -> object:
     """A maximum or a mean of windows."""
     rank = d.integer(1, 3)
-    value = _image(d, rank)
+    value = _image(d, rank, finite=False)
     x, kernel, stride = value.name, d.integer(1, 3), d.integer(1, 3)
     window = f"{x}, {kernel}, {stride}, {d.integer(0, kernel // 2)}, ceil_mode={d.flag()}"
     maxima = f"{window}, dilation={d.integer(1, 2)}"
@@ -101,7 +81,7 @@ def pool(d: Drawing) -> object:
 def pool_to_size(d: Drawing) -> object:
     """An adaptive pooling."""
     rank = d.integer(1, 3)
-    value = _image(d, rank)
+    value = _image(d, rank, finite=False)
     sizes = tuple(d.integer(1, 5) for _ in range(rank))
     codes = [f"F.adaptive_avg_pool{rank}d({value.name}, {sizes})"]
     codes += [f"F.adaptive_max_pool{rank}d({value.name}, {sizes})"] * 2
@@ -149,7 +129,7 @@ def sample_grid(d: Drawing) -> object:
 def pad(d: Drawing) -> object:
     """Padding of every mode."""
     rank = d.integer(1, 3)
-    value = _image(d, rank)
+    value = _image(d, rank, finite=False)
     pads = [d.integer(0, 2) for _ in range(2 * rank)]
     mode = d.choose(("reflect", "replicate", "circular", "constant"))
     return d.step(f"F.pad({value.name}, {pads}, mode='{mode}')", value, keeps_exact=True)
@@ -157,7 +137,7 @@ def pad(d: Drawing) -> object:
 
 def unfold(d: Drawing) -> object:
     """Windows as columns, and columns added up to an image."""
-    value = _image(d, 2)
+    value = _image(d, 2, finite=False)
     x, (height, width) = value.name, value.shape[2:]
     kernel = d.integer(1, 3)
     options = f"{kernel}, {d.integer(1, 2)}, {d.integer(0, 1)}, {d.integer(1, 2)}"
@@ -193,8 +173,7 @@ def normalize_channels(d: Drawing) -> object:
 
 FAMILIES: tuple[Call, ...] = (
     convolve,
-    convolve_any,
-    convolve_any,
+    convolve,
     pool,
     pool_to_size,
     resize,

@@ -40,7 +40,8 @@ def draw_program(chooser: Chooser, only: str = "") -> Program:
         base.pop()
     for _ in range(drawing.integer(1, 3)):
         shape = [1 if drawing.integer(0, 4) == 4 else size for size in base]
-        drawing.add_input(shape[drawing.integer(0, 1) :] if len(shape) > 1 else shape)
+        shape = shape[drawing.integer(0, 1) :] if len(shape) > 1 else shape
+        drawing.add_input(shape, extremes=drawing.integer(0, 4) == 4)
     particular = (FAMILIES[only],) if only else _PARTICULAR
     for _ in range(drawing.integer(1, 8)):
         drawing.choose(particular if drawing.flag() else _GENERAL)(drawing)

@@ -126,8 +126,16 @@ def _compile(source: str) -> Callable[..., Any]:
     return function
 
 
-def make_input(seed: int, shape: Sequence[int], dtype: torch.dtype, layout: str) -> torch.Tensor:
-    """A tensor of small numbers in the given layout, always the same for the same arguments."""
+_EXTREMES = (float("nan"), float("inf"), float("-inf"), -0.0)
+
+
+def make_input(
+    seed: int, shape: Sequence[int], dtype: torch.dtype, layout: str, extremes: bool = False
+) -> torch.Tensor:
+    """A tensor of small numbers in the given layout, always the same for the same arguments.
+
+    With ``extremes``, an eighth of a float tensor is NaN, infinite or the negative zero.
+    """
     generator = torch.Generator().manual_seed(seed)
     stored = list(shape)
     match layout:
@@ -142,6 +150,10 @@ def make_input(seed: int, shape: Sequence[int], dtype: torch.dtype, layout: str)
     numbers = torch.randint(-12, 13, stored, generator=generator)
     if dtype.is_floating_point:
         tensor = (numbers / 4).to(dtype)
+        if extremes:
+            which = torch.randint(0, 8 * len(_EXTREMES), stored, generator=generator)
+            for k, extreme in enumerate(_EXTREMES):
+                tensor[which == k] = extreme
     elif dtype is torch.bool:
         tensor = numbers > 0
     else:
@@ -183,14 +195,17 @@ class Drawing:
 
     # -- inputs and steps ------------------------------------------------------------------------
 
-    def add_input(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Value:
+    def add_input(
+        self, shape: Sequence[int], dtype: torch.dtype | None = None, extremes: bool = False
+    ) -> Value:
         """A new argument."""
         dtype = dtype or self.choose(_DTYPE_CHOICES)
         layout = self.choose(LAYOUTS)
         seed = len(self.program.inputs)
-        value = Value(f"x{seed}", make_input(seed, shape, dtype, layout), True)
+        value = Value(f"x{seed}", make_input(seed, shape, dtype, layout, extremes), True)
         self.program.inputs.append(value)
-        made = f"make_input({seed}, {tuple(shape)}, {dtype}, {layout!r})"
+        more = ", True" if extremes else ""
+        made = f"make_input({seed}, {tuple(shape)}, {dtype}, {layout!r}{more})"
         self.program.made.append(made)
         self.pool.append(value)
         return value
