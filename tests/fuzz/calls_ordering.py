@@ -42,16 +42,17 @@ def sort(d: Drawing) -> object:
     x, dim = value.name, d.dim(value)
     size = value.shape[dim]
     k, flag = d.integer(1, size), d.flag()
+    copy = f"{x}.contiguous()"  # eager selects within the memory of an expanded tensor
     codes = [
         f"torch.sort({x}, dim={dim}, descending={flag}).values",
         f"torch.sort({x}, dim={dim}, descending={flag}, stable=True).values",
         f"torch.topk({x}, {k}, {dim}, largest={flag}).values",
         f"{x}.gather({dim}, torch.topk({x}, {k}, {dim}, largest={flag}).indices)",
         f"{x}.gather({dim}, torch.sort({x}, {dim}, {flag}).indices)",
-        f"torch.kthvalue({x}, {k}, {dim}, keepdim={flag}).values",
-        f"torch.median({x}, {dim}, keepdim={flag}).values",
-        f"torch.nanmedian({x}, {dim}).values",
-        f"torch.median({x})",
+        f"torch.kthvalue({copy}, {k}, {dim}, keepdim={flag}).values",
+        f"torch.median({copy}, {dim}, keepdim={flag}).values",
+        f"torch.nanmedian({copy}, {dim}).values",
+        f"torch.median({copy})",
         f"torch.msort({x})",
     ]
     if value.exact and value.finite:
