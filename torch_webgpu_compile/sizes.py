@@ -52,6 +52,8 @@ __all__ = [
     "is_nonnegative",
     "iteration",
     "linearize",
+    "maximum",
+    "minimum",
     "mod",
     "product",
     "substitute",
@@ -84,6 +86,24 @@ def ceildiv(a: IntLike, b: IntLike) -> Expr:
     """⌈a / b⌉ for b > 0."""
     b = as_expr(b)
     return floordiv(as_expr(a) + (b - 1), b)
+
+
+def minimum(a: Expr, b: Expr) -> Expr | None:
+    """The smaller of two expressions that are not negative; None when one may be."""
+    if is_less(a, b + 1):
+        return a
+    if is_less(b, a + 1):
+        return b
+    if not (is_nonnegative(a) and is_nonnegative(b)):
+        return None
+    ratio = floordiv(a + 1, b + 1)  # ≥ 1 where a ≥ b
+    return a + floordiv(2 * ratio, ratio + 1) * (b - a)
+
+
+def maximum(a: Expr, b: Expr) -> Expr | None:
+    """The larger of two expressions that are not negative; None when one may be."""
+    least = minimum(a, b)
+    return None if least is None else a + b - least
 
 
 def upper_bound(expr: Expr) -> int | None:

@@ -120,3 +120,11 @@ def test_sizes_from_a_scale_factor():
         check(
             lambda x, f=factor: F.interpolate(x, scale_factor=f), torch.randn(2, 3, 9), dynamic=True
         )
+
+
+def test_the_diagonal_of_symbolic_sizes():
+    def function(x):
+        return x.diagonal() * 2, torch.diagonal_scatter(x, x.diagonal() + 1)
+
+    check(function, torch.randn(5, 3), dynamic=True)
+    check(function, torch.randn(4, 6), dynamic=True)

@@ -21,6 +21,8 @@ from torch_webgpu_compile.sizes import (
     is_nonnegative,
     iteration,
     linearize,
+    maximum,
+    minimum,
     product,
     substitute,
     symbol,
@@ -166,3 +168,18 @@ def test_simplifications(made, wanted):
 def test_equal_expressions_are_one_object():
     assert S + T is T + S
     assert (S + 1) * (T - 1) is S * T - S + T - 1
+
+
+def test_extremes_of_sizes():
+    m, n = symbol("m"), symbol("n")
+    smaller, larger = minimum(m, n + 2), maximum(m, n + 2)
+    assert smaller is not None
+    assert larger is not None
+    for at_m in range(6):
+        for at_n in range(6):
+            values = {"m": at_m, "n": at_n}
+            assert evaluate(smaller, values) == min(at_m, at_n + 2)
+            assert evaluate(larger, values) == max(at_m, at_n + 2)
+    assert minimum(m, m + 1) is m
+    assert maximum(m, m + 1) is m + 1
+    assert minimum(m, n - 1) is None  # may be negative

@@ -18,7 +18,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const
-from ..sizes import ONE, Expr, as_expr, ceildiv, floordiv, mod, symbol
+from ..sizes import ONE, Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, symbol
 
 _TO_DTYPE: dict[torch.dtype, DType] = {
     getattr(torch, dtype.name): dtype for dtype in dtypes.DTYPES if hasattr(torch, dtype.name)
@@ -145,6 +145,13 @@ class SizeReader:
             scaled = self._scaled(expr.args[0], node)
             if scaled is not None:
                 return scaled
+        if type(expr) in _EXTREMES:
+            bounded: Expr | None = self._integer(expr.args[0], node)
+            for arg in expr.args[1:]:
+                if bounded is not None:
+                    bounded = _EXTREMES[type(expr)](bounded, self._integer(arg, node))
+            if bounded is not None:
+                return bounded
         raise UnsupportedOp(
             "symbolic size",
             f"{expr} ({type(expr).__name__}) is not sums, products, // or % of sizes",
@@ -192,6 +199,10 @@ _INTEGER_PAIRS: dict[type, Callable[[Expr, Expr], Expr]] = {
     torch_sympy.CeilDiv: ceildiv,
     torch_sympy.Mod: mod,
     torch_sympy.PythonMod: mod,
+}
+_EXTREMES: dict[type, Callable[[Expr, Expr], Expr | None]] = {
+    torch_sympy.Min: minimum,
+    torch_sympy.Max: maximum,
 }
 _FLOAT_PAIRS: dict[type, str] = {
     torch_sympy.IntTrueDiv: "div",
