@@ -4,8 +4,8 @@
 
 Graph k of a seed is the same for every number of workers. A worker that crashes, or takes longer
 than ``--limit`` seconds over one graph, fails that graph and is started again behind it. Prints
-each failure with the program's text and the command that runs it alone, then the number of graphs,
-of failures, and the seconds. Exit status: 0 without failures, otherwise 1.
+each failure with the program's text and the command that runs it alone, and the numbers of graphs,
+failures and seconds (also on the way, to stderr). Exit status: 0 without failures, otherwise 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-_CHUNK = 200  # graphs of one process, so that what it keeps does not grow for hours
+_CHUNK = 100  # graphs of one process, so that what it keeps does not grow for hours
 _PROBLEM = "problem"
 
 
@@ -33,6 +33,10 @@ class Tally:
     checked: int = 0
     failures: list[tuple[int, str]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def text(self, seconds: float) -> str:
+        """One line."""
+        return f"{self.checked} graphs, {len(self.failures)} failures, {seconds:.0f} s"
 
     def count(self) -> None:
         """One graph more."""
@@ -180,6 +184,7 @@ def main() -> int:
             except queue.Empty:
                 return
             run_range(arguments, first, graphs, tally)
+            print(tally.text(time.monotonic() - begun), file=sys.stderr, flush=True)
 
     workers = [threading.Thread(target=work) for _ in range(arguments.workers)]
     for worker in workers:
@@ -187,7 +192,7 @@ def main() -> int:
     for worker in workers:
         worker.join()
     seconds = time.monotonic() - begun
-    print(f"{tally.checked} graphs, {len(tally.failures)} failures, {seconds:.0f} s")
+    print(tally.text(seconds))
     return 1 if tally.failures or tally.checked != arguments.graphs else 0
 
 
