@@ -93,9 +93,14 @@ _BEYOND = (1 << 31) - 1
 
 
 def minimum(a: IntLike, b: IntLike) -> Expr:
-    """The smaller of two sizes, each between -2³⁰ and 2³⁰, as an expression without a choice."""
-    difference = as_expr(a) - b
-    return as_expr(b) - difference * floordiv(difference, as_expr(_BEYOND))
+    """The smaller of two expressions between -2³⁰ and 2³⁰, as one without a choice."""
+    a, b = as_expr(a), as_expr(b)
+    if is_less(a, b + 1):
+        return a
+    if is_less(b, a + 1):
+        return b
+    # Minus the difference where it is negative.
+    return b - (a - b) * floordiv(a - b, as_expr(_BEYOND))
 
 
 def maximum(a: IntLike, b: IntLike) -> Expr:

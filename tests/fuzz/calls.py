@@ -334,53 +334,6 @@ def _gather_index(value: Value, dim: int, source: Value, where: str) -> str:
     return f"{where}.reshape({tuple(ones)}).expand({tuple(shape)})"
 
 
-def matmul(d: Drawing) -> object:
-    """A matrix product, perhaps with an epilogue that permutes."""
-    left = d.value(lambda v: v.is_float and 1 <= v.rank <= 4 and v.magnitude < 64)
-    if left is None:
-        return None
-    k = left.shape[-1]
-    right = d.value(lambda v: v.dtype is left.dtype and v.rank == 2 and v.shape[-1] == k)
-    if right is None:
-        right = d.add_input((d.choose((5, 4, 1, 8, 17)), k), left.dtype)
-    a, b = left.name, right.name
-    codes = [f"{a} @ {b}.t()", f"F.linear({a}, {b})"]
-    if left.rank == 2:
-        codes += [f"({a} @ {b}.t()).t()", f"({b} @ {a}.t())"]
-    if left.rank == 3:
-        codes += [f"torch.bmm({a}, {a}.transpose(1, 2))", f"({a} @ {b}.t()).permute(2, 0, 1)"]
-        codes += [f"torch.relu({a} @ {b}.t()).transpose(0, 1).reshape(-1)"]
-    if left.rank == 4:
-        codes += [f"({a} @ {a}.transpose(-1, -2)).transpose(1, 2)"]
-    return d.step(d.choose(codes), left, right, keeps_exact=True)
-
-
-def convolve(d: Drawing) -> object:
-    """A convolution or a pooling."""
-    value = d.value(lambda v: v.is_float and v.rank == 4 and v.magnitude < 64 and v.tensor.numel())
-    if value is None:
-        shape = (d.integer(1, 2), d.choose((2, 3, 4)), d.choose((5, 8)), d.choose((6, 7)))
-        value = d.add_input(shape, torch.float32)
-    x, channels = value.name, value.shape[1]
-    if d.integer(0, 2) == 2:
-        codes = (
-            f"F.max_pool2d({x}, 2)",
-            f"F.max_pool2d({x}, 3, 2, 1)",
-            f"F.avg_pool2d({x}, 2)",
-            f"F.avg_pool2d({x}, 3, 2, 1)",
-            f"F.adaptive_avg_pool2d({x}, 1)",
-        )
-        return d.step(d.choose(codes), value, keeps_exact=False)
-    kernel = d.choose((1, 3, 2))
-    groups = d.choose([g for g in (1, channels, 2) if channels % g == 0])
-    out = groups * d.choose((2, 1, 4))
-    weight = d.add_input((out, channels // groups, kernel, kernel), value.dtype)
-    options = f"stride={d.integer(1, 2)}, padding={d.integer(0, 2)}, dilation={d.integer(1, 2)}"
-    return d.step(
-        f"F.conv2d({x}, {weight.name}, groups={groups}, {options})", value, weight, keeps_exact=True
-    )
-
-
 def create(d: Drawing) -> object:
     """A tensor from nothing but sizes."""
     size = d.choose(DIMS)
@@ -406,7 +359,5 @@ FAMILIES: tuple[Call, ...] = (
     normalize,
     join,
     index,
-    matmul,
-    convolve,
     create,
 )

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
+
+from .choosers import Chooser
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-INTEGERS = (torch.int64, torch.int32, torch.uint8)
+INTEGERS = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 # f32 is what most kernels compute in; the others are drawn less often.
 _DTYPE_CHOICES = (torch.float32, *DTYPES, torch.float32)
@@ -125,8 +126,16 @@ def _compile(source: str) -> Callable[..., Any]:
     return function
 
 
-def make_input(seed: int, shape: Sequence[int], dtype: torch.dtype, layout: str) -> torch.Tensor:
-    """A tensor of small numbers in the given layout, always the same for the same arguments."""
+_EXTREMES = (float("nan"), float("inf"), float("-inf"), -0.0)
+
+
+def make_input(
+    seed: int, shape: Sequence[int], dtype: torch.dtype, layout: str, extremes: bool = False
+) -> torch.Tensor:
+    """A tensor of small numbers in the given layout, always the same for the same arguments.
+
+    With ``extremes``, an eighth of a float tensor is NaN, infinite or the negative zero.
+    """
     generator = torch.Generator().manual_seed(seed)
     stored = list(shape)
     match layout:
@@ -141,6 +150,10 @@ def make_input(seed: int, shape: Sequence[int], dtype: torch.dtype, layout: str)
     numbers = torch.randint(-12, 13, stored, generator=generator)
     if dtype.is_floating_point:
         tensor = (numbers / 4).to(dtype)
+        if extremes:
+            which = torch.randint(0, 8 * len(_EXTREMES), stored, generator=generator)
+            for k, extreme in enumerate(_EXTREMES):
+                tensor[which == k] = extreme
     elif dtype is torch.bool:
         tensor = numbers > 0
     else:
@@ -160,24 +173,15 @@ def make_input(seed: int, shape: Sequence[int], dtype: torch.dtype, layout: str)
 class Drawing:
     """A program while it is drawn."""
 
-    def __init__(self, draw: Callable[[Any], Any]) -> None:
-        self.draw = draw
+    def __init__(self, chooser: Chooser) -> None:
         self.program = Program()
         self.pool: list[Value] = []
+        self.choose = chooser.choose
+        self.integer = chooser.integer
+        self.flag = chooser.flag
+        self.draw_permutation = chooser.permutation
 
     # -- choices ---------------------------------------------------------------------------------
-
-    def choose(self, options: Sequence[Any]) -> Any:
-        """One of the options; the first is the simplest."""
-        return self.draw(st.sampled_from(list(options)))
-
-    def integer(self, low: int, high: int) -> int:
-        """low ≤ n ≤ high."""
-        return int(self.draw(st.integers(low, high)))
-
-    def flag(self) -> bool:
-        """False is the simplest."""
-        return bool(self.draw(st.booleans()))
 
     def value(self, accept: Callable[[Value], bool] = lambda value: True) -> Value | None:
         """A value of the pool, the newest first; None when none is acceptable."""
@@ -189,20 +193,19 @@ class Drawing:
         dim = self.integer(0, value.rank - 1)
         return dim - value.rank if self.flag() else dim
 
-    def draw_permutation(self, rank: int) -> list[int]:
-        """An order of ``rank`` dimensions."""
-        return list(self.draw(st.permutations(range(rank))))
-
     # -- inputs and steps ------------------------------------------------------------------------
 
-    def add_input(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Value:
+    def add_input(
+        self, shape: Sequence[int], dtype: torch.dtype | None = None, extremes: bool = False
+    ) -> Value:
         """A new argument."""
         dtype = dtype or self.choose(_DTYPE_CHOICES)
         layout = self.choose(LAYOUTS)
         seed = len(self.program.inputs)
-        value = Value(f"x{seed}", make_input(seed, shape, dtype, layout), True)
+        value = Value(f"x{seed}", make_input(seed, shape, dtype, layout, extremes), True)
         self.program.inputs.append(value)
-        made = f"make_input({seed}, {tuple(shape)}, {dtype}, {layout!r})"
+        more = ", True" if extremes else ""
+        made = f"make_input({seed}, {tuple(shape)}, {dtype}, {layout!r}{more})"
         self.program.made.append(made)
         self.pool.append(value)
         return value

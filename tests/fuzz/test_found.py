@@ -104,3 +104,27 @@ def test_the_position_of_an_extreme_compared_with_a_constant():
 
     check(function, torch.tensor([[0, 3, 2, 1, 7]], dtype=torch.uint8))
     check(function, torch.randn(5, 6))
+
+
+def test_an_order_of_constants_is_prepared():
+    # The preparation's result was written where its initial contents were, under their name.
+    def function(x):
+        order = torch.arange(2).argsort(stable=True)
+        return x.index_copy(0, order, x.narrow(0, 0, 2) * 2)
+
+    check(function, torch.randn(5))
+
+
+def test_sizes_from_a_scale_factor():
+    for factor in (1.5, 0.5, 2.25):
+        check(
+            lambda x, f=factor: F.interpolate(x, scale_factor=f), torch.randn(2, 3, 9), dynamic=True
+        )
+
+
+def test_the_diagonal_of_symbolic_sizes():
+    def function(x):
+        return x.diagonal() * 2, torch.diagonal_scatter(x, x.diagonal() + 1)
+
+    check(function, torch.randn(5, 3), dynamic=True)
+    check(function, torch.randn(4, 6), dynamic=True)

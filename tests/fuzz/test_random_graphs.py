@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .calls import FAMILIES
+from .families import draw_program
 from .pipelines import check_program
-from .programs import DIMS, Drawing, Program
+from .programs import Program
 
 # Eager PyTorch warns about what random programs do on purpose (var of one element, …).
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+class HypothesisChooser:
+    """Choices that Hypothesis draws, and shrinks when a program fails."""
+
+    def __init__(self, draw: Callable[[Any], Any]) -> None:
+        self._draw = draw
+
+    def choose(self, options: Sequence[Any]) -> Any:
+        return self._draw(st.sampled_from(list(options)))
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self._draw(st.integers(low, high)))
+
+    def flag(self) -> bool:
+        return bool(self._draw(st.booleans()))
+
+    def permutation(self, rank: int) -> list[int]:
+        return list(self._draw(st.permutations(range(rank))))
+
+
 @st.composite
 def programs(draw: Any) -> Program:
     """A program of up to eight calls over inputs that broadcast."""
-    return draw_program(Drawing(draw))
-
-
-def draw_program(drawing: Drawing) -> Program:
-    """The same with given choices."""
-    base = [drawing.choose(DIMS) for _ in range(drawing.integer(0, 4))]
-    while _numel(base) > 3000:
-        base.pop()
-    for _ in range(drawing.integer(1, 3)):
-        shape = [1 if drawing.integer(0, 4) == 4 else size for size in base]
-        drawing.add_input(shape[drawing.integer(0, 1) :] if len(shape) > 1 else shape)
-    for _ in range(drawing.integer(1, 8)):
-        drawing.choose(FAMILIES)(drawing)
-    if not drawing.program.steps:
-        first = drawing.program.inputs[0]
-        drawing.step(f"{first.name} == {first.name}", first, keeps_exact=True)
-    return drawing.finish()
-
-
-def _numel(sizes: list[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
+    return draw_program(HypothesisChooser(draw))
 
 
 @given(programs())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import reduce
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -143,11 +144,28 @@ class SizeReader:
         if isinstance(expr, torch_sympy.ModularIndexing):
             base, divisor, modulus = (self._integer(arg, node) for arg in expr.args)
             return mod(floordiv(base, divisor), modulus)
+        if isinstance(expr, (torch_sympy.TruncToInt, torch_sympy.FloorToInt)):
+            scaled = self._scaled(expr.args[0], node)
+            if scaled is not None:
+                return scaled
         raise UnsupportedOp(
             "symbolic size",
             f"{expr} ({type(expr).__name__}) is not sums, products, //, %, min or max of sizes",
             "mark that dimension static (torch._dynamo.mark_static) or compile with dynamic=False",
         )
+
+    def _scaled(self, expr: sympy.Expr, node: Any) -> Expr | None:
+        """⌊c · size⌋ as a quotient of integers (a scale factor); None if float64 may round it."""
+        factors = expr.args if isinstance(expr, sympy.Mul) else (expr,)
+        sizes = [f.args[0] for f in factors if isinstance(f, torch_sympy.ToFloat)]
+        numbers = [float(f) for f in factors if isinstance(f, sympy.Float)]
+        if len(sizes) != 1 or len(numbers) != len(factors) - 1:
+            return None
+        numerator, denominator = prod(numbers, start=1.0).as_integer_ratio()
+        # Products with sizes stay far below 2^53, and in i32 for sizes up to 2^23.
+        if not 0 < numerator <= 256 or denominator > 256:
+            return None
+        return floordiv(self._integer(sizes[0], node) * numerator, as_expr(denominator))
 
     def _scalar(self, expr: sympy.Expr, node: Any) -> Scalar:
         f64 = dtypes.float64

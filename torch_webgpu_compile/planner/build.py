@@ -33,7 +33,7 @@ def build_plan(
     ``preparation``: the plan of the schedule's.
     """
     graph = schedule.graph
-    names = {name: graph.memory_of(name) for name in graph.buffers} | {STATUS: STATUS}
+    names = _memory_names(graph) | {STATUS: STATUS}
     kernels: dict[tuple[Any, ...], int] = {}
     table: list[Kernel] = []
     steps: list[Step] = []
@@ -63,6 +63,21 @@ def build_plan(
         },
         preparation=preparation,
     )
+
+
+def _memory_names(graph: LoopGraph) -> dict[str, str]:
+    """Each buffer's name in the plan.
+
+    Several of an intermediate's memory have the name of the result among them: a preparation's
+    results are found by their names.
+    """
+    roots = {name: graph.memory_of(name) for name in graph.buffers}
+    shown = {
+        roots[name]: name
+        for name in graph.returned
+        if graph.buffers[roots[name]].origin is BufferOrigin.INTERMEDIATE
+    }
+    return {name: shown.get(root, root) for name, root in roots.items()}
 
 
 def _unique_name(kernel: Kernel, table: Sequence[Kernel]) -> Kernel:

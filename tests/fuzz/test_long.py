@@ -1,0 +1,62 @@
+"""The long run notices what its workers do, whatever that is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from . import long
+from .choosers import RandomChooser
+from .families import FAMILIES, draw_program
+from .programs import Drawing
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# Graph 2 crashes, graph 4 hangs, graph 5 is wrong.
+_WORKER = """
+import json, os, sys, time
+first, graphs = (int(sys.argv[sys.argv.index(name) + 1]) for name in ("--first", "--graphs"))
+for graph in range(first, first + graphs):
+    print(json.dumps({"start": graph}), flush=True)
+    if graph == 2:
+        os.abort()
+    if graph == 4:
+        time.sleep(60)
+    print(json.dumps({"end": graph, **({"problem": "wrong"} if graph == 5 else {})}), flush=True)
+"""
+
+
+def test_crashes_and_hangs_are_failures_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(f"#!{sys.executable}\n{_WORKER}")
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    arguments = argparse.Namespace(seed=0, family="", dynamic="", interpreter=False, limit=5.0)
+    tally = long.Tally()
+    long.run_range(arguments, 0, 8, tally)
+    assert tally.checked == 8
+    assert [graph for graph, _ in tally.failures] == [2, 4, 5]
+    causes = [text for _, text in tally.failures]
+    assert "during it with status" in causes[0]
+    assert "no answer" in causes[1]
+    assert causes[2] == "wrong"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_makes_calls(family: str) -> None:
+    drawing = Drawing(RandomChooser("seed"))
+    for dtype in (torch.float32, torch.int64, torch.float32):
+        drawing.add_input((3, 4), dtype)
+    assert any(FAMILIES[family](drawing) is not None for _ in range(20))
+
+
+def test_a_seed_gives_one_program() -> None:
+    programs = [repr(draw_program(RandomChooser(f"seed/{k}"))) for k in range(20)]
+    assert programs == [repr(draw_program(RandomChooser(f"seed/{k}"))) for k in range(20)]
+    assert len(set(programs)) == 20
