@@ -44,6 +44,7 @@ def run_kernels(captured: CapturedGraph, arguments: list[torch.Tensor]) -> list[
 _STATIC_ONLY = (
     "sorting rows of",
     "the mode of",
+    "scatter_reduce over",
     "the maximum over bags of",
     "the head size is symbolic",
     "attention of a symbolic head size",
