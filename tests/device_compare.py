@@ -38,8 +38,17 @@ _ROUNDED_BEFORE_BIAS = frozenset({"nn.functional.bilinear"})
 # What the CPU gives at a pole, at least.
 _POLE = 1e12
 
+# Differences of numbers that are hundreds of times as large.
+_DIFFERENCES = frozenset(
+    {"nn.functional.triplet_margin_loss", "nn.functional.triplet_margin_with_distance_loss"}
+)
+
+# The CPU's vectors give NaN where the quotient overflows; the exact remainder is below the divisor.
+_REMAINDERS = frozenset({"fmod", "remainder", "__rmod__"})
+_TINY = 1e-30
+
 # Operators that find positions of elements, which are open among equal ones.
-_POSITIONS = frozenset({"argsort", "kthvalue", "sort", "topk"})
+_POSITIONS = frozenset({"argsort", "kthvalue", "mode", "sort", "topk"})
 
 _DEFAULT = {
     # Sums of a few hundred elements in another order; PyTorch's default is 1.3e-6 and 1e-5.
@@ -77,7 +86,11 @@ def _same_tensor(info: Any, got: Tensor, wanted: Tensor, near: Any, scale: float
         rtol = max(rtol or 0.0, 1e-4)
     if info.name in _ROUNDED_BEFORE_BIAS and wanted.dtype in (torch.float16, torch.bfloat16):
         atol = max(atol or 0.0, 1e-2)
+    if info.name in _DIFFERENCES and wanted.dtype is torch.float32:
+        atol = max(atol or 0.0, 1e-4)
     got = got.detach().cpu()
+    if info.name in _REMAINDERS and wanted.is_floating_point():
+        wanted = torch.where(wanted.isnan() & (got.abs() < _TINY), got, wanted)
     if info.name in _NEAR_POLES:
         # The CPU divides by the square of sin(πx), which rounding of πx keeps from being 0.
         pole = got.isinf() & (wanted.abs() > _POLE) & (got.sign() == wanted.sign())

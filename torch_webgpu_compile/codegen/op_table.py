@@ -17,7 +17,7 @@ _FLOAT = {
     "mul": "({0} * {1})",
     "div": "({0} / {1})",
     "floor_divide": "tw_floor_divide{v}({0}, {1})",
-    "trunc_divide": "trunc({0} / {1})",
+    "trunc_divide": "tw_trunc_divide{v}({0}, {1})",
     "remainder": "tw_remainder{v}({0}, {1})",
     "fmod": "tw_fmod{v}({0}, {1})",
     "minimum": "tw_minimum{v}({0}, {1})",
