@@ -1,6 +1,7 @@
 """docs/operators.md: which of PyTorch's operators are native, by dtype, from a real run of OpInfo.
 
     python -m tests.coverage            every sample; writes docs/operators.json and .md
+    python -m tests.coverage add sort   these operators again, beside what is there of the others
     python -m tests.coverage --render   the page again, from the JSON
 
 The run takes most of an hour on two cores with a software adapter. A test compares a share of all
@@ -62,12 +63,13 @@ class Coverage:
     """What a run found.
 
     Attributes:
-        about: the adapter, PyTorch's version, samples that passed, and the like.
+        runs: of each run that gave entries, the adapter, PyTorch's version, samples by outcome, and
+            the operators, if not all.
         entries: by operator, dtype and kind, one of `STATES`. Those without samples are absent.
         hosted: by operator, the ATen operators that ran on the host in any of its entries.
     """
 
-    about: dict[str, Any] = field(default_factory=dict)
+    runs: list[dict[str, Any]] = field(default_factory=list)
     entries: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
     hosted: dict[str, list[str]] = field(default_factory=dict)
 
@@ -103,7 +105,7 @@ class Coverage:
 
     def save(self, path: Path) -> None:
         """Writes it as JSON, with letters for states, one line for each operator."""
-        lines = [json.dumps({"about": self.about})[1:-1]]
+        lines = [json.dumps({"runs": self.runs})[1:-1]]
         for op in sorted(self.entries):
             row: dict[str, Any] = {
                 dtype: "".join(states[kind][0] if kind in states else "-" for kind in KINDS)
@@ -118,7 +120,7 @@ class Coverage:
     def load(path: Path) -> Coverage:
         """Reads what `save` wrote."""
         rows = json.loads(path.read_text())
-        found = Coverage(rows.pop("about"))
+        found = Coverage(rows.pop("runs"))
         states = {state[0]: state for state in STATES}
         for op, row in rows.items():
             found.hosted |= {op: row.pop("hosted")} if "hosted" in row else {}
@@ -158,15 +160,13 @@ size; **!** is a failure; an empty cell is a dtype that PyTorch's CPU kernels do
 
 def render(coverage: Coverage) -> str:
     """The page."""
-    about = coverage.about
     parts = [
         "# Operators",
         "",
         "PyTorch's own operator samples (OpInfo) on the device `webgpu`, compared with the CPU.",
         "Made by `python -m tests.coverage`; do not edit.",
         "",
-        f"{about['adapter']}; PyTorch {about['torch']}; {about['samples']} samples:",
-        ", ".join(f"{count} {name}" for name, count in about["outcomes"].items()) + ".",
+        *map(_run_line, coverage.runs),
         "",
         _LEGEND,
         *_shares(coverage),
@@ -178,6 +178,14 @@ def render(coverage: Coverage) -> str:
         *_table(("operator", *DTYPES.values()), _rows(coverage)),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _run_line(run: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{count} {name}" for name, count in run["outcomes"].items())
+    names = ", ".join(f"`{name}`" for name in run["operators"])
+    again = f" of these operators again: {names}" if names else ""
+    each = f", at most {run['limit']} of each entry" if run["limit"] else ""
+    return f"- {run['adapter']}; PyTorch {run['torch']}; samples{again}{each}: {counts}."
 
 
 def _shares(coverage: Coverage) -> list[str]:
@@ -237,6 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("ops", nargs="*", help="names of OpInfos to run again")
     parser.add_argument("--render", action="store_true", help="write the page from the JSON file")
     parser.add_argument("--limit", type=int, help="samples of each entry; all by default")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
@@ -263,9 +272,13 @@ def _run(options: argparse.Namespace) -> int:
     limits = {"dynamic": min(DYNAMIC_SAMPLES, options.limit or DYNAMIC_SAMPLES)}
     requests = [
         {**request, "limit": limits.get(request["kind"], options.limit)}
-        for request in make_requests(tuple(KINDS), tuple(DTYPES))
+        for request in make_requests(tuple(KINDS), tuple(DTYPES), options.ops)
     ]
-    totals, coverage, start = Totals(), Coverage(), time.monotonic()
+    totals, start = Totals(), time.monotonic()
+    coverage = Coverage.load(options.data) if options.ops else Coverage()
+    for name in options.ops:
+        coverage.entries.pop(name, None)
+        coverage.hosted.pop(name, None)
     for request, result in run_requests(requests, options.workers, options.timeout):
         totals.add(result)
         coverage.add(request, result)
@@ -274,12 +287,14 @@ def _run(options: argparse.Namespace) -> int:
         if result["seconds"] > 60:
             print(f"slow: {label_of(request)} {result['seconds']:.0f} s", flush=True)
     totals.print(time.monotonic() - start, hosted=True)
-    coverage.about = {
+    run = {
         "adapter": devices.get_device(0).target.name,
         "torch": torch.__version__.partition("+")[0],
-        "samples": sum(totals.outcomes.values()) - totals.outcomes["skipped"],
+        "limit": options.limit,
+        "operators": sorted(options.ops),
         "outcomes": {name: totals.outcomes[name] for name in totals.outcomes if name != "skipped"},
     }
+    coverage.runs.append(run)
     coverage.save(options.data)
     return 1 if totals.failed else 0
 

@@ -17,10 +17,15 @@ class Recompiled(Exception):
 
 FACTORS = (1, 2, 3)
 
-# Operators with an argument that has to be in order, which it is not when repeated.
-SORTED = frozenset(
-    {"bucketize", "histogram", "histogramdd", "nn.functional.embedding_bag", "searchsorted"}
-)
+NOT_REPEATED = {
+    "bucketize": "boundaries have to be in order",
+    "histogram": "edges have to be in order",
+    "histogramdd": "edges have to be in order",
+    "logdet": "a matrix of repeated rows is singular",
+    "nn.functional.embedding_bag": "offsets have to be in order",
+    "searchsorted": "the sequence has to be in order",
+}
+"""By operator name, with the reason."""
 
 
 def grown(values: Any, factor: int, few: bool) -> Any:

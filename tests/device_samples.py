@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tests.device_compare import same, wide, without_ties
 from tests.device_dynamic import (
     FACTORS,
-    SORTED,
+    NOT_REPEATED,
     Compilations,
     Recompiled,
     can_grow,
@@ -234,7 +234,7 @@ def run_dynamic(info: Any, sample: Any) -> None:
         Recompiled: the last size was compiled for.
     """
     small = _of(sample)
-    if info.name in SORTED or not can_grow(small):
+    if info.name in NOT_REPEATED or not can_grow(small):
         raise Skip("nothing to grow")
     few = is_large(small)
     for factor in FACTORS:

@@ -8,7 +8,14 @@ import torch
 from tests.coverage import DATA, DTYPES, KINDS, PAGE, Coverage, render, state_of
 from tests.device_samples import OPERATORS
 
-ABOUT = {"adapter": "an adapter", "torch": "2.13.0", "samples": 3, "outcomes": {"passed": 3}}
+RUN = {
+    "adapter": "an adapter",
+    "torch": "2.13.0",
+    "limit": None,
+    "operators": [],
+    "outcomes": {"passed": 14, "wrong": 1},
+}
+AGAIN = {**RUN, "limit": 8, "operators": ["add"], "outcomes": {"passed": 3}}
 
 
 def result(fallbacks=(), **outcomes):
@@ -21,7 +28,7 @@ def request(op, dtype="float32", kind="forward"):
 
 def some():
     """Two native entries, one on the host, one factorisation there, one wrong."""
-    found = Coverage(ABOUT)
+    found = Coverage([RUN, AGAIN])
     found.add(request("add"), result(passed=3))
     found.add(request("add", kind="dynamic"), result(passed=1, recompiled=1))
     found.add(request("add", kind="backward"), result(skipped=2))
@@ -67,12 +74,14 @@ def test_it_is_read_back(tmp_path):
     found, path = some(), tmp_path / "operators.json"
     found.save(path)
     again = Coverage.load(path)
-    assert (again.about, again.entries, again.hosted) == (ABOUT, found.entries, found.hosted)
+    assert (again.runs, again.entries, again.hosted) == (found.runs, found.entries, found.hosted)
     assert render(again) == render(found)
 
 
 def test_what_the_page_shows():
     page = render(some())
+    assert "- an adapter; PyTorch 2.13.0; samples: 14 passed, 1 wrong." in page
+    assert "samples of these operators again: `add`, at most 8 of each entry: 3 passed." in page
     assert "| `add` | F *d* |" in page
     assert "| `airy` | f |" in page
     assert "| `bad` | ! |" in page
@@ -87,8 +96,6 @@ def test_the_page_is_what_its_data_say():
 
 def test_the_page_has_every_operator_and_dtype():
     found = Coverage.load(DATA)
-    if found.about["torch"] != torch.__version__.partition("+")[0]:
-        pytest.skip("other operators than this PyTorch's")
     supported = {
         (name, dtype)
         for name, info in OPERATORS.items()
@@ -96,9 +103,11 @@ def test_the_page_has_every_operator_and_dtype():
         if getattr(torch, dtype) in info.supported_dtypes("cpu")
     }
     shown = {(op, dtype) for op, by_dtype in found.entries.items() for dtype in by_dtype}
-    assert shown <= supported
-    # A few have no sample that says anything: PyTorch refuses it, or it holds no results.
-    assert len(supported - shown) < 0.02 * len(supported), sorted(supported - shown)
+    # A few have no sample that says anything (PyTorch refuses it, or it holds no results), and
+    # versions of PyTorch differ a little.
+    missing = supported - shown
+    assert len(missing) < 0.02 * len(supported), sorted(missing)
+    assert len(shown - supported) < 0.02 * len(shown), sorted(shown - supported)
 
 
 def test_nothing_on_the_page_failed():

@@ -122,9 +122,9 @@ def _cumprod(call: Call, self: Any, dim: int, dtype: torch.dtype | None = None) 
 def _logsumexp(call: Call, self: Pair, dim: Any, keepdim: bool = False) -> Pair:
     """As ATen, less the greatest real part; an infinite one is not subtracted."""
     z = self.to(call.dtype)
-    dims = dim if len(dim) else list(range(z.re.dim()))
     if not z.re.dim():
-        return log(exp(z))
+        z, dim, keepdim = Pair(z.re.unsqueeze(0), z.im.unsqueeze(0)), [0], False
+    dims = dim if len(dim) else list(range(z.re.dim()))
     most = z.re.amax(dims, keepdim=True)
     most = torch.where(torch.isinf(most), 0.0, most)
     terms = exp(Pair(z.re - most, z.im))
