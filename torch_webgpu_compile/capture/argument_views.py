@@ -33,15 +33,19 @@ class ArgumentView:
         output, argument: positions.
         layout: of a call's arguments, the view's sizes, strides and offset in elements from the
             argument's first one, as one list.
+        of_parts: whether the view is of a complex argument's real and imaginary parts.
     """
 
     output: int
     argument: int
     layout: Callable[[Sequence[Any]], list[int]]
+    of_parts: bool
 
     def of(self, arguments: Sequence[Any]) -> torch.Tensor:
         """The view."""
         tensor: torch.Tensor = arguments[self.argument]
+        if self.of_parts:
+            tensor = torch.view_as_real(tensor)
         *values, offset = self.layout(arguments)
         rank = len(values) // 2
         start = tensor.storage_offset() + offset
@@ -74,8 +78,14 @@ def take_views(graph: torch.fx.GraphModule, metadata: Any) -> tuple[ArgumentView
         argument = bases.get(_storage(value))
         if argument is None or not _is_symbolic(value):
             continue
-        layout = _layout(value, placeholders[argument].meta["val"], placeholders)
-        views.append(ArgumentView(position, argument, layout))
+        base = placeholders[argument].meta["val"]
+        of_parts = value.dtype != base.dtype
+        if of_parts and value.dtype != base.dtype.to_real():
+            continue
+        if (value.is_conj(), value.is_neg()) != (base.is_conj(), base.is_neg()):
+            continue
+        layout = _layout(value, base, placeholders)
+        views.append(ArgumentView(position, argument, layout, of_parts))
         results[position] = None
     if views:
         output.args = (tuple(results),)
@@ -128,7 +138,8 @@ def _layout(
 ) -> Callable[[Sequence[Any]], list[int]]:
     """The layout as a function of the arguments; see `ArgumentView`."""
     expressions = [_expression(number) for number in _numbers(value)]
-    expressions[-1] -= _expression(base.storage_offset())
+    scale = base.element_size() // value.element_size()  # 2 for parts of complex numbers
+    expressions[-1] -= scale * _expression(base.storage_offset())
     readers = _readers(placeholders)
     names = sorted({str(symbol) for e in expressions for symbol in e.free_symbols})
     unknown = [name for name in names if name not in readers]
