@@ -148,6 +148,7 @@ def tanh(z: Pair) -> Pair:
     re = torch.where(far, torch.copysign(torch.ones_like(x), x), re)
     im = torch.where(far, torch.where(torch.isinf(x), vanishing, 4 * sin * cos * decay), im)
     im = torch.where(y == 0, y, im)  # also where x is NaN
+    re = torch.where(x == 0, x, re)  # also where y is infinite
     return Pair(re, im)
 
 
