@@ -61,6 +61,11 @@ OUT_OF_CPU = {
 }
 """Operators whose ``out=`` is not compared, with the reason."""
 
+STRIDES_OF_OUT = {
+    "cholesky_inverse": "its kernels make an empty out= column-major, its meta function row-major",
+}
+"""Operators that may leave a resized ``out=`` with other strides than the CPU, with the reason."""
+
 # PyTorch's CPU kernels of these for complex tensors are wrong under any `TorchDispatchMode`.
 _WRONG_WHEN_WATCHED = frozenset(
     {"pinverse", "linalg.pinv", "linalg.pinv.singular", "linalg.pinv.hermitian"}
@@ -353,7 +358,9 @@ def run_out(info: Any, sample: Any) -> None:
             continue
         _call(_with_out(info.op, form(moved)), moved_values)
         same(info, _open(info, on_cpu(moved)), _open(info, cpu_outs), near)
-        assert [t.stride() for t in moved] == [t.stride() for t in cpu_outs], "strides of out="
+        if info.name not in STRIDES_OF_OUT:
+            strides = [t.stride() for t in cpu_outs]
+            assert [t.stride() for t in moved] == strides, "strides of out="
         if near is None and make is _with_gaps:
             same(info, _open(info, on_cpu(memory)), _open(info, cpu_memory))
 

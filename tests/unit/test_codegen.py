@@ -28,6 +28,7 @@ _OF_FLOATS = [
     "sqrt",
     "rsqrt",
     "exp",
+    "fast_exp",
     "exp2",
     "expm1",
     "log",

@@ -68,6 +68,10 @@ def test_special_values(name):
             continue
         if name == "acosh" and z.real == 0 and math.isnan(z.imag):
             wanted[-1] = complex(math.nan, math.pi / 2)  # defect report 471, as PyTorch
+        if name == "tanh" and z.real == 0 and math.isnan(z.imag):
+            wanted[-1] = z  # the same
+        if name == "tan" and z.imag == 0 and math.isnan(z.real):
+            wanted[-1] = z
         given.append(z)
     assert len(given) > 30
     x = torch.tensor(given, dtype=torch.complex64)

@@ -82,6 +82,11 @@ def _eye(call: Call, *sizes: Any, **_: Any) -> Pair:
 
 @rule(aten.complex.default)
 def _complex(call: Call, real: Tensor, imag: Tensor) -> Pair:
+    if real.dtype != imag.dtype:  # PyTorch's meta function promotes, its kernels refuse
+        raise RuntimeError(
+            f"complex: real is {real.dtype} and imag is {imag.dtype}; convert one to the other's "
+            "dtype"
+        )
     sizes = call.result.shape
     return Pair(real.expand(sizes), imag.expand(sizes))
 
