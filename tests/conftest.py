@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--update-golden`` rewrites the committed texts of ``tests/golden``."""
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.txt")
+
+
+@pytest.fixture
+def fresh() -> None:
+    """Nothing compiled or counted before, random numbers from the start."""
+    from torch_webgpu_compile import counters
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    counters.reset()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.compiling import native
 from torch_webgpu_compile import counters, custom_ops, explain, plan_cache
 from torch_webgpu_compile.codegen import attention_gradient
 from torch_webgpu_compile.codegen.attention_gradient_tiling import (
@@ -16,17 +17,7 @@ from torch_webgpu_compile.codegen.attention_gradient_tiling import (
 from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.sizes import evaluate
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-
-
-def compiled(fn, **keywords):
-    return torch.compile(
-        fn, backend="webgpu", fullgraph=True, options={"fallback": "error"}, **keywords
-    )
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def close(got, wanted, dtype=torch.float32):
@@ -43,7 +34,7 @@ def wide(tensor):
 
 def check(f, *arguments, run=None):
     """Results and gradients of ``f`` against float64 autograd; the compiled function."""
-    run = compiled(f) if run is None else run
+    run = native(f) if run is None else run
     exact = [wide(t) for t in arguments]
     got, wanted = run(*arguments), f(*exact)
     dtype = got.dtype
@@ -91,7 +82,7 @@ def test_the_largest_head_size():
     output, logsumexp = torch.ops.webgpu.attention(q, k, v, None, True, 0.0625)
     rest = None, logsumexp, (grad * output).sum(-1), True, 0.0625
     f = torch.ops.webgpu.attention_backward
-    for g, w in zip(compiled(f)(grad, q, k, v, *rest), f(grad, q, k, v, *rest), strict=True):
+    for g, w in zip(native(f)(grad, q, k, v, *rest), f(grad, q, k, v, *rest), strict=True):
         close(g, w)
 
 
@@ -134,7 +125,7 @@ def test_rows_without_keys_have_no_gradient():
     q, k, v = (leaf(1, 2, 6, 8) for _ in range(3))
     mask = torch.zeros(6, 6)
     mask[2] = float("-inf")
-    y = compiled(attend())(q, k, v, mask)
+    y = native(attend())(q, k, v, mask)
     assert (y[:, :, 2] == 0).all()
     gradients = torch.autograd.grad(y.sum(), (q, k, v))
     assert (gradients[0][:, :, 2] == 0).all()
@@ -147,7 +138,7 @@ def test_rows_of_low_numbers_are_as_in_eagers_fused_kernel(low):
     mask = torch.zeros(6, 6)
     mask[2] = low
     f = attend()
-    got, wanted = compiled(f)(q, k, v, mask), f(q, k, v, mask)
+    got, wanted = native(f)(q, k, v, mask), f(q, k, v, mask)
     close(got, wanted)
     for g, w in zip(
         torch.autograd.grad(got.sum(), (q, k, v)),
@@ -186,7 +177,7 @@ def test_values_that_are_not_numbers_spread_as_in_eager(bad):
     with torch.no_grad():
         k[0, 0, 3, 2] = bad
     f = attend(causal=True)
-    got, wanted = compiled(f)(q, k, v), f(q, k, v)
+    got, wanted = native(f)(q, k, v), f(q, k, v)
     torch.testing.assert_close(got, wanted, equal_nan=True)
     for g, w in zip(
         torch.autograd.grad(got[:, :, :3].sum(), (q, k, v)),
@@ -198,7 +189,7 @@ def test_values_that_are_not_numbers_spread_as_in_eager(bad):
 
 def test_dynamic_lengths():
     f = attend(causal=True, grouped=True)
-    run = compiled(f, dynamic=True)
+    run = native(f, dynamic=True)
     for length in (5, 40, 67):
         q, k, v = leaf(2, 4, length, 16), leaf(2, 2, length, 16), leaf(2, 2, length, 16)
         for t in (q, k, v):
@@ -240,7 +231,7 @@ def test_what_reads_the_logsumexp_runs_after_its_kernel():
 
     q = torch.randn(1, 2, 9, 8)
     with torch.no_grad():
-        close(compiled(f)(q), f(q))
+        close(native(f)(q), f(q))
         assert explain(f, q).dispatch_count == 2
 
 
@@ -249,7 +240,7 @@ def test_the_logsumexp_alone():
         return torch.ops.webgpu.attention(q, q, q, None, False, 0.25)[1] * 2
 
     q = torch.randn(1, 2, 9, 8)
-    close(compiled(f)(q), f(q))
+    close(native(f)(q), f(q))
 
 
 # -- dropout ---------------------------------------------------------------------------------------
@@ -276,7 +267,7 @@ def test_dropout_is_that_of_its_seed(kind):
     def f(q, k, v, mask):
         return F.scaled_dot_product_attention(q, k, v, mask, 0.25, causal, scale=0.2)
 
-    run = compiled(f)
+    run = native(f)
     run(q, k, v, mask)
     torch.manual_seed(5)
     got = run(q, k, v, mask)
@@ -301,7 +292,7 @@ def test_dropout_keeps_the_expectation_and_differs_between_calls():
     def f(q, k, v):
         return F.scaled_dot_product_attention(q * 0, k, v, dropout_p=0.5)
 
-    run = compiled(f)
+    run = native(f)
     found = torch.stack([run(q, k, v) for _ in range(60)])
     assert not torch.equal(found[0], found[1])
     # Of 16 equal weights each kept one counts 1/8: the number of them is binomial.
@@ -314,7 +305,7 @@ def test_dropout_keeps_the_expectation_and_differs_between_calls():
 @pytest.mark.parametrize("p", [1e-7, 1.0])
 def test_dropout_of_nearly_nothing_and_of_everything(p):
     q = leaf(1, 2, 9, 8)
-    y = compiled(lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=p))(q)
+    y = native(lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=p))(q)
     (gradient,) = torch.autograd.grad(y.sum(), q)
     if p == 1.0:
         assert (y == 0).all()

@@ -1,30 +1,18 @@
-"""Compiled functions end to end: values, strides, mutations, parameters, threads, errors."""
+"""Compiled functions end to end: values, strides, mutations, training, sizes, threads."""
 
 from __future__ import annotations
 
 import copy
-import gc
 import threading
-import warnings
 
 import pytest
 import torch
 from torch import nn
 
-import torch_webgpu_compile
-from torch_webgpu_compile import counters, plan_cache
-from torch_webgpu_compile.errors import OptionError, UnsupportedOp
+from tests.compiling import compiled
+from torch_webgpu_compile import counters
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    counters.reset()
-
-
-def compiled(fn, **keywords):
-    return torch.compile(fn, backend="webgpu", fullgraph=True, **keywords)
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def same(got, wanted):
@@ -145,120 +133,6 @@ def test_autocast():
         got, wanted = f(x), model(x)
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got, wanted, atol=2e-2, rtol=2e-2)
-
-
-# ---- parameters
-
-
-def test_parameters_travel_once():
-    model = nn.Linear(64, 64)
-    f = compiled(model)
-    x = torch.randn(2, 64)
-    with torch.no_grad():
-        f(x)
-        first = counters.bytes_uploaded
-        f(x)
-    assert first >= 64 * 64 * 4
-    assert counters.bytes_uploaded - first == x.nbytes
-
-
-def _double_in_place(model):
-    with torch.no_grad():
-        model.weight.mul_(2)
-
-
-def _assign_data(model):
-    model.weight.data = torch.randn(3, 4)
-
-
-def _assign_parameter(model):
-    model.weight = nn.Parameter(torch.randn(3, 4))
-
-
-def _load_state(model):
-    model.load_state_dict({"weight": torch.randn(3, 4), "bias": torch.randn(3)})
-
-
-def _optimize(model):
-    model(torch.randn(2, 4)).sum().backward()
-    torch.optim.SGD(model.parameters(), 0.5).step()
-
-
-CHANGES = [_double_in_place, _assign_data, _assign_parameter, _load_state, _optimize]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_changed_parameters_are_seen(change):
-    model = nn.Linear(4, 3)
-    f = compiled(model)
-    x = torch.randn(2, 4)
-    with torch.no_grad():
-        torch.testing.assert_close(f(x), model(x))
-    change(model)
-    with torch.no_grad():
-        torch.testing.assert_close(f(x), model(x))
-        torch.testing.assert_close(f(x), model(x))
-
-
-def test_changes_behind_pytorchs_back_need_invalidate():
-    model = nn.Linear(4, 3)
-    f = compiled(model)
-    x = torch.randn(2, 4)
-    with torch.no_grad():
-        f(x)
-        model.weight.data.mul_(2)
-        torch_webgpu_compile.invalidate(model.weight)
-        torch.testing.assert_close(f(x), model(x))
-        model.weight.detach().numpy()[:] = 1
-        torch_webgpu_compile.invalidate()
-        torch.testing.assert_close(f(x), model(x))
-
-
-def test_tied_parameters_travel_once():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(50, 32)
-            self.head = nn.Linear(32, 50, bias=False)
-            self.head.weight = self.embed.weight
-
-        def forward(self, i):
-            return self.head(self.embed(i))
-
-    model = Tied()
-    i = torch.tensor([1, 2, 3])
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(model)(i), model(i))
-    assert counters.bytes_uploaded == 50 * 32 * 4 + i.nbytes
-
-
-def test_two_graphs_share_the_copies_of_parameters():
-    model = nn.Linear(64, 64)
-    first, second = compiled(model), compiled(lambda x: model(x).relu())
-    x = torch.randn(2, 64)
-    with torch.no_grad():
-        first(x)
-        before = counters.bytes_uploaded
-        second(x)
-    assert counters.bytes_uploaded - before == x.nbytes
-
-
-def test_memory_of_dead_parameters_is_freed():
-    from torch_webgpu_compile.backend import device_for
-    from torch_webgpu_compile.options import from_environment
-
-    device = device_for(from_environment())
-    gc.collect()
-    before = device.memory_stats()["allocated"]
-    model = nn.Linear(1024, 1024, bias=False)
-    f = compiled(model)
-    with torch.no_grad():
-        f(torch.randn(1, 1024))
-    assert device.memory_stats()["allocated"] - before >= 4 << 20
-    del model, f
-    torch._dynamo.reset()
-    gc.collect()
-    assert device.memory_stats()["allocated"] - before < 1 << 20
 
 
 # ---- mutation
@@ -404,7 +278,7 @@ def test_several_forwards_before_the_backwards():
         torch.testing.assert_close(g, wanted)
 
 
-# ---- sizes, modes, options
+# ---- sizes
 
 
 def test_dynamic_sizes():
@@ -423,154 +297,6 @@ def test_dynamic_training():
         (got,) = torch.autograd.grad(f(x).sum(), model[0].weight)
         (wanted,) = torch.autograd.grad(model(x).sum(), model[0].weight)
         torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
-def test_modes(mode):
-    x = torch.randn(4, 4)
-    torch.testing.assert_close(compiled(lambda x: x.exp().sum(0), mode=mode)(x), x.exp().sum(0))
-
-
-def test_without_fusion():
-    def f(x):
-        return torch.softmax(x * 2 + 1, -1).sum(0)
-
-    x = torch.randn(4, 9)
-    compiled(f)(x)
-    fused = counters.dispatches
-    torch._dynamo.reset()
-    torch.testing.assert_close(compiled(f, options={"fusion": False})(x), f(x))
-    assert counters.dispatches - fused > fused
-
-
-def test_checked_kernels():
-    x = torch.randn(4, 9)
-    got = compiled(lambda x: x.sum(0), options={"checked": True})(x)
-    torch.testing.assert_close(got, x.sum(0))
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"mode": "fast"}, "max-autotune"),
-        ({"options": {"falback": "warn"}}, "fallback"),
-        ({"options": {"fallback": "loud"}}, "silent"),
-    ],
-)
-def test_wrong_options(keywords, message):
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message) as info:
-        compiled(lambda x: x + 1, **keywords)(torch.ones(2))
-    assert isinstance(info.value.inner_exception, OptionError)
-
-
-def test_plans_are_cached(tmp_path):
-    def f(x):
-        return torch.softmax(x * 3 + 2, -1)
-
-    x = torch.randn(5, 11)
-    for hits, forget in ((0, True), (1, True), (2, False)):
-        torch._dynamo.reset()
-        torch.testing.assert_close(compiled(f, options={"cache": str(tmp_path)})(x), f(x))
-        assert counters.plan_cache_hits == hits
-        if forget:
-            plan_cache.clear()
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_damaged_cache_is_ignored(tmp_path):
-    def f(x):
-        return torch.softmax(x * 5 + 2, -1)
-
-    x = torch.randn(5, 11)
-    compiled(f, options={"cache": str(tmp_path)})(x)
-    (file,) = tmp_path.iterdir()
-    file.write_text("{")
-    plan_cache.clear()
-    torch._dynamo.reset()
-    torch.testing.assert_close(compiled(f, options={"cache": str(tmp_path)})(x), f(x))
-    assert counters.plan_cache_hits == 0
-
-
-def test_dump(tmp_path):
-    compiled(lambda x: torch.softmax(x * 7, -1), options={"dump": str(tmp_path)})(torch.ones(2, 3))
-    (folder,) = tmp_path.iterdir()
-    names = {path.name for path in folder.iterdir()}
-    assert {"fx.txt", "ir.txt", "schedule.txt", "plan.txt", "plan.json"} <= names
-    (wgsl,) = folder.glob("*.wgsl")
-    text = wgsl.read_text()
-    assert "aten._softmax.default" in text
-    assert "test_compiled.py" in text
-
-
-def test_debug_prints(capsys):
-    compiled(lambda x: x * 9, options={"debug": ["ir", "plan"]})(torch.ones(2))
-    printed = capsys.readouterr().err
-    assert ": ir" in printed
-    assert ": plan" in printed
-    assert ": wgsl" not in printed
-
-
-# ---- fallbacks and failures
-
-
-def unsupported(x):
-    return torch.linalg.eigvalsh(x @ x.t()) + 1
-
-
-def test_a_fallback_warns_once_and_is_counted():
-    from torch_webgpu_compile import fallbacks
-
-    fallbacks.reset_warnings()
-    x = torch.randn(4, 4)
-    with pytest.warns(torch_webgpu_compile.FallbackWarning, match=r"eigh.*test_compiled\.py"):
-        got = compiled(unsupported)(x)
-    torch.testing.assert_close(got, unsupported(x), atol=1e-4, rtol=1e-4)
-    assert sum(counters.fallbacks.values()) == 1
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        compiled(unsupported)(x)
-
-
-def test_a_fallback_can_be_an_error():
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as info:
-        compiled(unsupported, options={"fallback": "error"})(torch.randn(4, 4))
-    error = info.value.inner_exception
-    assert isinstance(error, UnsupportedOp)
-    assert "eigh" in error.op
-    assert "float32" in error.cause
-    assert "test_compiled.py" in error.source
-
-
-def test_a_silent_fallback():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        compiled(unsupported, options={"fallback": "silent"})(torch.randn(4, 4))
-
-
-def test_a_failed_call_leaves_the_function_usable(monkeypatch):
-    from torch_webgpu_compile.runtime.device import Device
-
-    model = nn.Linear(4, 4)
-    f = compiled(model)
-    x = torch.randn(2, 4)
-    with torch.no_grad():
-        f(x)
-        with monkeypatch.context() as patch:
-
-            def fail(*_):
-                raise torch_webgpu_compile.DeviceError("no")
-
-            patch.setattr(Device, "start_download", fail)
-            with pytest.raises(torch_webgpu_compile.DeviceError):
-                f(x)
-        torch.testing.assert_close(f(x), model(x))
-
-
-def test_other_devices_are_refused():
-    x = torch.ones(2, device="meta")
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"meta.*\.cpu\(\)"):
-        compiled(lambda x: x + 1)(x)
 
 
 # ---- threads

@@ -7,19 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.compiling import native
 from torch_webgpu_compile import counters, explain
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-
-
-def compiled(fn, **keywords):
-    return torch.compile(
-        fn, backend="webgpu", fullgraph=True, options={"fallback": "error"}, **keywords
-    )
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 CASES = {
@@ -58,7 +49,7 @@ def test_attention(case, dtype):
             q, k, v, mask, is_causal=causal, enable_gqa=heads != key_heads
         )
 
-    run = compiled(f)
+    run = native(f)
     exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
     wide = mask.double() if mask is not None and mask.is_floating_point() else mask
     wanted = f(*exact, wide)
@@ -98,7 +89,7 @@ def test_a_row_without_keys_is_zero():
     def f(q, mask):
         return F.scaled_dot_product_attention(q, q, q, mask)
 
-    got, wanted = compiled(f)(q, mask), f(q, mask)
+    got, wanted = native(f)(q, mask), f(q, mask)
     torch.testing.assert_close(got, wanted)
     torch.testing.assert_close(
         torch.autograd.grad(got.sum(), q), torch.autograd.grad(wanted.sum(), q)
@@ -109,7 +100,7 @@ def test_dynamic_lengths():
     def f(q):
         return F.scaled_dot_product_attention(q, q, q, is_causal=True)
 
-    run = compiled(f, dynamic=True)
+    run = native(f, dynamic=True)
     counters.reset()
     for length in (5, 17, 33):
         q = torch.randn(2, 3, length, 8)
@@ -131,7 +122,7 @@ def test_transformer_encoder(train, padding):
     def f(x):
         return model(x, src_key_padding_mask=mask)
 
-    run = compiled(f)
+    run = native(f)
     with torch.set_grad_enabled(train):
         got, wanted = run(x), f(x)
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)

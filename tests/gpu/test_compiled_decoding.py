@@ -14,15 +14,11 @@ import torch_webgpu_compile
 from tests.decoding import Layer, Sizes, decode, layers_of
 from torch_webgpu_compile.device import autoload
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 autoload.register()
 
 DEVICES = ("cpu", "webgpu")
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 def on_device(layer: Layer, device: str) -> Layer:

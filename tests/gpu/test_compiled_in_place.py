@@ -11,6 +11,8 @@ from torch import Tensor
 import torch_webgpu_compile
 from torch_webgpu_compile.device import autoload
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 autoload.register()
 
 DEVICES = ("cpu", "webgpu")
@@ -96,12 +98,6 @@ def assert_same(actual: object, expected: object) -> None:
     assert isinstance(actual, Tensor)
     assert isinstance(expected, Tensor)
     torch.testing.assert_close(actual.cpu(), expected)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("device", DEVICES)

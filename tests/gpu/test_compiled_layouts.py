@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.compiling import compiled
 from tests.unit.test_layouts import GRAPHS, Block, stem, weight
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-
-
-def compiled(function: Callable[..., Any], **keywords: Any) -> Callable[..., Any]:
-    return torch.compile(function, backend="webgpu", fullgraph=True, **keywords)
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -9,23 +9,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.compiling import native
 from torch_webgpu_compile import explain
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-
-
-def compiled(fn, **keywords):
-    return torch.compile(
-        fn, backend="webgpu", fullgraph=True, options={"fallback": "error"}, **keywords
-    )
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def test_numbers_are_fresh_and_seeds_repeat_them():
-    f = compiled(lambda x: torch.rand_like(x) + torch.randn(64))
+    f = native(lambda x: torch.rand_like(x) + torch.randn(64))
     x = torch.empty(64)
     torch.manual_seed(7)
     first, second = f(x), f(x)
@@ -36,7 +27,7 @@ def test_numbers_are_fresh_and_seeds_repeat_them():
 
 
 def test_equal_calls_give_different_numbers():
-    a, b = compiled(lambda x: (torch.rand_like(x), torch.rand_like(x)))(torch.empty(64))
+    a, b = native(lambda x: (torch.rand_like(x), torch.rand_like(x)))(torch.empty(64))
     assert not torch.equal(a, b)
 
 
@@ -46,7 +37,7 @@ def test_distributions():
     def f(x):
         return torch.rand_like(x), torch.randn_like(x), torch.bernoulli(x), torch.randint(9, (n,))
 
-    u, z, b, i = (t.double() for t in compiled(f)(torch.full((n,), 0.25)))
+    u, z, b, i = (t.double() for t in native(f)(torch.full((n,), 0.25)))
     for sample, mean, std in (
         (u, 0.5, math.sqrt(1 / 12)),
         (z, 0, 1),
@@ -75,7 +66,7 @@ def test_forward_and_backward_use_one_mask(remake):
         return checkpoint(dropped, x, use_reentrant=False) if remake else dropped(x)
 
     x = torch.randn(2048, requires_grad=True)
-    y = compiled(f)(x)
+    y = native(f)(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(gradient, y.detach())
     kept = (y != 0).double().mean()
@@ -86,7 +77,7 @@ def test_forward_and_backward_use_one_mask(remake):
 def test_dropout_in_evaluation_is_the_identity():
     model = nn.Dropout(0.5).eval()
     x = torch.randn(8)
-    assert torch.equal(compiled(model)(x), x)
+    assert torch.equal(native(model)(x), x)
 
 
 def test_attention_with_dropout():
@@ -95,13 +86,13 @@ def test_attention_with_dropout():
     def f(q):
         return nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
 
-    y = compiled(f)(q)
+    y = native(f)(q)
     (gradient,) = torch.autograd.grad(y.sum(), q)
     assert gradient.isfinite().all()
 
 
 def test_dynamic_sizes():
-    f = compiled(lambda x: nn.functional.dropout(x, 0.5), dynamic=True)
+    f = native(lambda x: nn.functional.dropout(x, 0.5), dynamic=True)
     for n in (100, 1000, 333):
         y = f(torch.ones(n))
         assert set(y.unique().tolist()) == {0.0, 2.0}

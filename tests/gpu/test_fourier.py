@@ -7,28 +7,19 @@ import math
 import pytest
 import torch
 
+from tests.compiling import native
 from torch_webgpu_compile import counters, explain, fft_ops
+
+pytestmark = pytest.mark.usefixtures("fresh")
 
 LENGTHS = [*range(1, 65), 97, 128, 243, 625, 1000, 1009, 1024, 2048]
 LONG = [4096, 6000, 8192, 65537, 1 << 17]
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-
-
-def compiled(fn, **keywords):
-    return torch.compile(
-        fn, backend="webgpu", fullgraph=True, options={"fallback": "error"}, **keywords
-    )
-
-
 def check(fn, *args, numbers):
     """Compares with float64; ``numbers`` of a row determine a result."""
     torch._dynamo.reset()
-    got = compiled(fn)(*args)
+    got = native(fn)(*args)
     compare(got, fn(*(a.double() for a in args)), numbers)
 
 
@@ -53,7 +44,7 @@ def test_lengths(n):
         there = torch.ops.webgpu.fft(x, [1], True, 1.0)
         return there, torch.ops.webgpu.fft(x, [1], False, 1 / n)
 
-    for got, wanted in zip(compiled(both)(x), both(x.double()), strict=True):
+    for got, wanted in zip(native(both)(x), both(x.double()), strict=True):
         compare(got, wanted, n)
 
 
@@ -65,7 +56,7 @@ def test_real_lengths(n):
         there = torch.ops.webgpu.rfft(x[..., 0], [1], 0.5)
         return there, torch.ops.webgpu.irfft(x[:, : n // 2 + 1], [1], n, 0.5)
 
-    for got, wanted in zip(compiled(real)(x), real(x.double()), strict=True):
+    for got, wanted in zip(native(real)(x), real(x.double()), strict=True):
         compare(got, wanted, n)
 
 
@@ -111,7 +102,7 @@ def test_what_is_computed_before_is_in_the_kernel():
     report = explain(spectrum, x, window)
     assert report.dispatch_count == 1
     assert not report.fallbacks
-    got = compiled(spectrum)(x, window)
+    got = native(spectrum)(x, window)
     compare(got, spectrum(x.double(), window.double()), 128)
 
 
@@ -122,13 +113,13 @@ def test_round_trip(n):
     def trip(x):
         return torch.ops.webgpu.irfft(torch.ops.webgpu.rfft(x, [1], 1.0), [1], n, 1 / n)
 
-    torch.testing.assert_close(compiled(trip)(x), x)
+    torch.testing.assert_close(native(trip)(x), x)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_batches_of_any_size(dim):
     """One plan for all numbers of rows, of every layout."""
-    run = compiled(lambda x: fft_ops.transform(x, [dim], True, 1.0))
+    run = native(lambda x: fft_ops.transform(x, [dim], True, 1.0))
     counters.reset()
     for batch in (3, 7, 64, 2):
         sizes = [batch, batch + 1]
@@ -151,7 +142,7 @@ def test_narrow_types(dtype):
 def test_nothing_to_transform():
     for shape in ((0, 8, 2), (3, 0, 2)):
         x = torch.randn(shape)
-        got = compiled(lambda x: torch.ops.webgpu.fft(x, [1], True, 1.0))(x)
+        got = native(lambda x: torch.ops.webgpu.fft(x, [1], True, 1.0))(x)
         assert got.shape == shape
         torch._dynamo.reset()
 
@@ -159,7 +150,7 @@ def test_nothing_to_transform():
 def test_infinities_and_nan_stay_in_their_row():
     x = torch.randn(3, 24, 2)
     x[1, 5, 0] = float("nan")
-    got = compiled(lambda x: torch.ops.webgpu.fft(x, [1], True, 1.0))(x)
+    got = native(lambda x: torch.ops.webgpu.fft(x, [1], True, 1.0))(x)
     assert got[1].isnan().all()
     assert not got[[0, 2]].isnan().any()
 
@@ -174,6 +165,6 @@ def test_gradients():
         return (back * back).sum()
 
     one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
-    compiled(loss)(one).backward()
+    native(loss)(one).backward()
     loss(two).backward()
     torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-4)

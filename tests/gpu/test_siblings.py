@@ -12,13 +12,9 @@ from torch_webgpu_compile.codegen import contraction
 from torch_webgpu_compile.codegen.matmul_tiling import MatmulTiling, fits
 from torch_webgpu_compile.runtime.device import open_device
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 randn = torch.randn
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 def check(function, *arguments, products=None, **options):

@@ -9,20 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from tests import written_forms
+from tests.compiling import native
 from tests.written_forms import ADDED, FORMS, KEPT, LOWEST, padding
 from torch_webgpu_compile import counters
 
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-
-
-def compiled(f, **keywords):
-    return torch.compile(
-        f, backend="webgpu", fullgraph=True, options={"fallback": "error"}, **keywords
-    )
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def check(f, *arguments, run=None):
@@ -35,7 +26,7 @@ def check(f, *arguments, run=None):
     close = {"atol": tolerance, "rtol": max(tolerance, 1e-5), "equal_nan": True}
     grad = torch.randn_like(wanted)
     gradients = torch.autograd.grad(wanted, leaves, grad)
-    got = (compiled(f) if run is None else run)(*arguments)
+    got = (native(f) if run is None else run)(*arguments)
     assert got.dtype is wanted.dtype
     torch.testing.assert_close(got, wanted, **close)
     found = torch.autograd.grad(got, leaves, grad)
@@ -101,7 +92,7 @@ def test_few_queries_of_many_keys(queries, value):
     keep[0, 0, -1] = False  # a row without keys
     f = written_forms.filled(value)
     with torch.no_grad():
-        got = compiled(f)(q, k, v, keep)
+        got = native(f)(q, k, v, keep)
     torch.testing.assert_close(got, f(q, k, v, keep), equal_nan=True)
 
 
@@ -112,7 +103,7 @@ def test_products_that_are_replaced_may_be_nan(name):
     k[:, :, 3] = math.inf
     keep = (torch.arange(7) < 2).expand(2, 1, 5, 7)
     with torch.no_grad():
-        got = compiled(KEPT[name])(q, k, v, keep)
+        got = native(KEPT[name])(q, k, v, keep)
     torch.testing.assert_close(got, KEPT[name](q, k, v, keep))
     assert got.isfinite().all()
 
@@ -122,14 +113,14 @@ def test_numbers_that_are_not_finite():
     q, k, v = (t.detach() for t in written_forms.tensors("plain"))
     q[0, 0, 0], q[0, 1, 1], k[1, 0, 2] = math.nan, math.inf, -math.inf
     with torch.no_grad():
-        got, wanted = compiled(FORMS["plain"])(q, k, v), FORMS["plain"](q, k, v)
+        got, wanted = native(FORMS["plain"])(q, k, v), FORMS["plain"](q, k, v)
     torch.testing.assert_close(got, wanted, equal_nan=True)
     assert wanted.isnan().any()
 
 
 def test_symbolic_sizes():
     f = FORMS["sliced_buffer"]
-    run = compiled(f, dynamic=True)
+    run = native(f, dynamic=True)
     counters.reset()
     for length in (5, 9, 40):
         arguments = [torch.randn(2, 2, length, 16, requires_grad=True) for _ in range(3)]
@@ -152,7 +143,7 @@ def test_dropout(p):
 
     q, k = torch.zeros(2, 4, 64, 8), torch.zeros(2, 4, 64, 8)
     v = torch.ones(2, 4, 64, 8, requires_grad=True)
-    got = compiled(f)(q, k, v)
+    got = native(f)(q, k, v)
     (grad,) = torch.autograd.grad(got.sum(), v)
     kept = {0.0: (1.0, 0.0), 0.25: (1.0, (0.25 / 0.75 / 64) ** 0.5), 1.0: (0.0, 0.0)}[p]
     rows = got[..., 0]

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.compilations import TARGET, compile_function
+from torch_webgpu_compile.ir.attention_nodes import Attention
 from torch_webgpu_compile.ir.graph import AnchorGroup, JointGroup, MapGroup, RowGroup
 from torch_webgpu_compile.ir.interpret import interpret
-from torch_webgpu_compile.ir.nodes import Attention
 from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.text import format_graph
 from torch_webgpu_compile.ir.verify import verify_loop_graph

@@ -10,8 +10,9 @@ import torch
 from tests.harness import capture, lower_checked
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.ir.graph import AnchorGroup, Member, RowGroup, Schedule
-from torch_webgpu_compile.ir.nodes import Pointwise, Reduction, iteration_symbols
-from torch_webgpu_compile.ir.parse import ParseError, parse_expr, parse_graph, parse_scalar
+from torch_webgpu_compile.ir.nodes import Pointwise, Reduction
+from torch_webgpu_compile.ir.parse import parse_graph
+from torch_webgpu_compile.ir.parse_scalar import ParseError, parse_expr, parse_scalar
 from torch_webgpu_compile.ir.scalar import (
     Index,
     Load,
@@ -23,6 +24,7 @@ from torch_webgpu_compile.ir.scalar import (
     const,
     index,
 )
+from torch_webgpu_compile.ir.spaces import iteration_symbols
 from torch_webgpu_compile.ir.text import format_graph, format_scalar, format_schedule
 from torch_webgpu_compile.sizes import Expr, symbol
 

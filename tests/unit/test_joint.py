@@ -12,17 +12,13 @@ import torch.nn.functional as F
 from tests.compilations import TARGET, compile_function
 from tests.decoding import Sizes, decode, layers_of
 from torch_webgpu_compile.errors import VerificationError
+from torch_webgpu_compile.ir.attention_nodes import Attention
 from torch_webgpu_compile.ir.graph import JointGroup, MapGroup, RowGroup, SingleGroup
 from torch_webgpu_compile.ir.interpret import interpret
-from torch_webgpu_compile.ir.nodes import (
-    Attention,
-    Scatter,
-    inputs_of,
-    iteration_symbols,
-    symbol_keys,
-)
+from torch_webgpu_compile.ir.nodes import Scatter, inputs_of
 from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.scalar import index
+from torch_webgpu_compile.ir.spaces import iteration_symbols, symbol_keys
 from torch_webgpu_compile.ir.text import format_graph, format_schedule
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule

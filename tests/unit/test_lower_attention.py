@@ -9,7 +9,7 @@ import torch
 
 from tests.harness import capture, check, lower_checked
 from torch_webgpu_compile.errors import VerificationError
-from torch_webgpu_compile.ir.nodes import Attention, AttentionGradient
+from torch_webgpu_compile.ir.attention_nodes import Attention, AttentionGradient
 from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.text import format_graph
 from torch_webgpu_compile.ir.verify import verify_loop_graph

@@ -11,7 +11,8 @@ import torch
 from tests.harness import TARGET, capture, check, compare, lower_checked, run_graph
 from torch_webgpu_compile import attention_ops
 from torch_webgpu_compile.errors import VerificationError
-from torch_webgpu_compile.ir.nodes import Attention, AttentionGradient, inputs_of
+from torch_webgpu_compile.ir.attention_nodes import Attention, AttentionGradient
+from torch_webgpu_compile.ir.nodes import inputs_of
 from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.text import format_graph
 from torch_webgpu_compile.ir.verify import verify_loop_graph

@@ -11,7 +11,7 @@ from tests.compilations import OPTIONS, TARGET
 from torch_webgpu_compile.capture import aot
 from torch_webgpu_compile.capture.recompute import recompute_constants
 from torch_webgpu_compile.compilation import compile_graph, native_operators
-from torch_webgpu_compile.ir.nodes import AttentionGradient
+from torch_webgpu_compile.ir.attention_nodes import AttentionGradient
 
 
 def attention(q, k, v):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import assert_never
 
+from ..ir.attention_nodes import AttentionGradient
 from ..ir.graph import (
     AnchorGroup,
     Buffer,
@@ -18,14 +19,7 @@ from ..ir.graph import (
     SiblingGroup,
     SingleGroup,
 )
-from ..ir.nodes import (
-    AttentionGradient,
-    Contraction,
-    Fourier,
-    HostCall,
-    Scatter,
-    TriangularSolve,
-)
+from ..ir.nodes import Contraction, Fourier, HostCall, Scatter, TriangularSolve
 from ..ir.renaming import form_of
 from ..plan.model import KernelCall
 from ..sizes import ZERO, product

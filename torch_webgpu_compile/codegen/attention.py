@@ -6,18 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import UnsupportedOp
+from ..ir.attention_nodes import Attention
 from ..ir.graph import AnchorGroup, Buffer
-from ..ir.nodes import Attention, anchor_symbols
+from ..ir.nodes import anchor_symbols
 from ..ir.scalar import Scalar
 from ..plan.model import KernelCall
 from ..sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
 from ..target import Target
+from .buffer_access import VECTOR
 from .epilogue import Store, anchor_members, render_epilogue, store_is_vector
 from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid, lane_addresses
 from .operands import flat_values
 from .pointwise import Lanes, group_origins
-from .storage import VECTOR
 from .tiling import AttentionTiling, attention_subgroup, choose_attention_tiling
 from .values import Scope
 

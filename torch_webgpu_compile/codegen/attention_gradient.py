@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import UnsupportedOp
+from ..ir.attention_nodes import AttentionGradient
 from ..ir.graph import Buffer, Member
-from ..ir.nodes import AttentionGradient, symbol_keys
 from ..ir.scalar import Scalar, const
+from ..ir.spaces import symbol_keys
 from ..plan.model import KernelCall
 from ..sizes import ZERO, Expr, Symbol, atom_expr, ceildiv, iteration, product
 from ..target import Target
@@ -16,12 +17,12 @@ from .attention_gradient_tiling import (
     AttentionGradientTiling,
     choose_attention_gradient_tiling,
 )
+from .buffer_access import VECTOR
 from .epilogue import Store, store_is_vector
 from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid
 from .operands import flat_values
 from .pointwise import Lanes
-from .storage import VECTOR
 from .values import Scope, Text
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import UnsupportedOp
+from ..ir.attention_nodes import Attention
 from ..ir.graph import AnchorGroup, Buffer
-from ..ir.nodes import Attention, iteration_symbols
 from ..ir.scalar import Index, Masked, Op, Scalar, cast, scalar_symbols
+from ..ir.spaces import iteration_symbols
 from ..plan.model import KernelCall
 from ..sizes import Expr, ceildiv, iteration, product
 from ..target import Target
 from .attention import Operand, OperandMaker
+from .buffer_access import VECTOR
 from .kernel import KernelBuilder, fold_grid
 from .operands import flat_values
-from .storage import VECTOR
 from .tiling import choose_attention_parts_tiling
 
 

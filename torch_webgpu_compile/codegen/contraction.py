@@ -6,10 +6,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
 
 from ..ir.graph import AnchorGroup, Buffer, ContractionGroup, PairGroup, SiblingGroup
-from ..ir.nodes import Contraction, Origin
+from ..ir.nodes import Contraction
+from ..ir.spaces import Origin
 from ..plan.model import KernelCall
 from ..sizes import ZERO, Expr, Symbol, ceildiv, iteration, product
 from ..target import Target
+from .buffer_access import VECTOR
 from .epilogue import Store, anchor_members, render_epilogue, store_is_vector
 from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid
@@ -17,7 +19,6 @@ from .literals import zero_of
 from .matmul_tiling import MatmulProblem, MatmulTiling, choose_matmul_tiling, fits
 from .operands import flat_values, load_axes, load_operand
 from .pointwise import Lanes, group_origins
-from .storage import VECTOR
 
 Tilings = Mapping[str, MatmulTiling]
 """Measured tilings, by `MatmulProblem.key`."""

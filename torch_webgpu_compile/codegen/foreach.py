@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from .. import dtypes
 from ..ir.canonical import Canonical, canonical_form
 from ..ir.graph import Buffer, ForeachGroup, MapGroup, Member
-from ..ir.nodes import iteration_symbols, symbol_keys
 from ..ir.scalar import Index, Load
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..sizes import as_expr, ceildiv, iteration, product
 from ..target import Target
+from .buffer_access import VECTOR
 from .index_wgsl import are_aligned_neighbours
 from .kernel import KernelBuilder, flat_environment, fold_grid, lane_addresses
 from .pointwise import WORKGROUP, Lanes, group_flops, group_origins, memory_order
-from .storage import VECTOR
 from .values import Scope, Text
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..ir.graph import Buffer, Member
-from ..ir.nodes import Origin
+from ..ir.spaces import Origin
 from ..plan.model import Kernel, KernelCall
 from ..sizes import (
     ONE,
@@ -22,10 +22,11 @@ from ..sizes import (
     upper_bound,
 )
 from ..target import Target
+from .buffer_access import VECTOR
 from .index_wgsl import are_aligned_neighbours, render_index
 from .render import parameter_names, render_module
 from .scalar_wgsl import Renderer
-from .storage import VECTOR, Bindings, check_index_range
+from .storage import Bindings, check_index_range
 from .values import Names, Scope, Text
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ir.nodes import Contraction, iteration_symbols, symbol_keys
+from ..ir.nodes import Contraction
 from ..ir.scalar import Index, Scalar, loads_of
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import (
     ONE,
     ZERO,
@@ -20,10 +21,10 @@ from ..sizes import (
     substitute,
     symbols_of,
 )
+from .buffer_access import VECTOR
 from .index_wgsl import are_aligned_neighbours, is_multiple_of
 from .kernel import KernelBuilder
 from .pointwise import Lanes
-from .storage import VECTOR
 from .values import Scope
 
 

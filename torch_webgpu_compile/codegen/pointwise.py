@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from .. import dtypes
 from ..ir.graph import Buffer, MapGroup, Member
-from ..ir.nodes import Origin, iteration_symbols, symbol_keys
 from ..ir.scalar import Index, Load, Op, walk
+from ..ir.spaces import Origin, iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..sizes import (
     Expr,
@@ -21,9 +21,9 @@ from ..sizes import (
     symbols_of,
 )
 from ..target import Target
+from .buffer_access import VECTOR
 from .index_wgsl import are_aligned_neighbours, is_multiple_of
 from .kernel import Body, KernelBuilder, flat_environment, lane_addresses
-from .storage import VECTOR
 from .values import Scope, Text
 
 WORKGROUP = 256

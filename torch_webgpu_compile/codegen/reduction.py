@@ -9,8 +9,8 @@ from functools import lru_cache
 from .. import dtypes
 from ..ir.access import neighbours_in_rows
 from ..ir.graph import Buffer, Member, RowGroup
-from ..ir.nodes import iteration_symbols, symbol_keys
 from ..ir.scalar import Index, Load, Scalar, children
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..sizes import (
     ONE,
@@ -25,11 +25,11 @@ from ..sizes import (
 )
 from ..target import Target
 from .accumulate import Accumulator, ExpSum, Part, accumulator, exp_sum
+from .buffer_access import VECTOR
 from .kernel import Body, KernelBuilder, WorkgroupArray, flat_environment, fold_grid
 from .pointwise import Lanes, group_origins, memory_order
 from .row_members import ShiftedSum, passes_needed, shifted_sums, varying_members
 from .scalar_wgsl import Renderer
-from .storage import VECTOR
 from .tiling import choose_row_tiling
 from .values import Scope, Text
 

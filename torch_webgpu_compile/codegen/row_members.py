@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..ir.graph import RowGroup
-from ..ir.nodes import iteration_symbols, symbol_keys
 from ..ir.scalar import Load, Op, Scalar, loads_of, rewrite
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import symbols_of
 
 

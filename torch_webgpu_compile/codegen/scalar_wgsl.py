@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from .. import dtypes
-from ..dtypes import DType, Kind
+from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
 from ..plan.model import FIRST_CHECK
@@ -21,11 +21,13 @@ from ..sizes import (
     linearize,
     substitute,
 )
+from .buffer_access import VECTOR
+from .casts import cast, wrap
 from .constants import simplify
 from .index_wgsl import as_index, decide, is_multiple_of, render_index
-from .literals import literal, one_of, zero_of
+from .literals import literal
 from .op_table import WRAPPING, op_row, suffix
-from .storage import VECTOR, Bindings
+from .storage import Bindings
 from .values import Gather, Names, Scope, Text
 
 
@@ -101,7 +103,7 @@ class Renderer:
             case Masked():
                 return self._masked(node)
             case Checked():
-                return self._cast(self._checked(node), node.dtype)
+                return cast(self._checked(node), node.dtype, self.let)
 
     def _simplified(self, node: Scalar) -> Scalar:
         """``node`` with operations on constants carried out."""
@@ -284,10 +286,10 @@ class Renderer:
                 return self._apply_row(node, dtypes.int32, [left, right])
         if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.compute != "i64":
             narrow = self._index(node.args[0].expr, dtypes.int32)
-            return self._cast(narrow, node.dtype)
+            return cast(narrow, node.dtype, self.let)
         args = [self.render(a) for a in node.args]
         if node.name == "cast":
-            return self._cast(args[0], node.dtype)
+            return cast(args[0], node.dtype, self.let)
         if node.name == "bitcast":
             lanes = args[0].lanes
             target = node.dtype.compute if lanes == 1 else f"vec4<{node.dtype.compute}>"
@@ -312,7 +314,7 @@ class Renderer:
         )
         value = self.let(code, lanes, node.dtype)
         if node.name in WRAPPING and node.dtype.is_integer and node.dtype.bits < 32:
-            return self._wrap(value)
+            return wrap(value, self.let)
         return value
 
     def _narrow(self, node: Scalar) -> Text | None:
@@ -333,7 +335,7 @@ class Renderer:
                 and inner.dtype.bits <= 32
                 and inner.dtype is not dtypes.uint32
             ):
-                return self._cast(self.render(inner), dtypes.int32)
+                return cast(self.render(inner), dtypes.int32, self.let)
         known = self.member(node) if isinstance(node, Load) else None
         if known is not None and known.narrow:
             return Text(known.narrow, known.lanes, dtypes.int32)
@@ -369,39 +371,6 @@ class Renderer:
         if grouped or all(d is differences[0] for d in differences):
             return self.let(codes[0], 1, node.dtype)
         return self.let(f"vec4<bool>({', '.join(codes)})", VECTOR, node.dtype)
-
-    def _wrap(self, value: Text) -> Text:
-        dtype = value.dtype
-        if dtype.kind is Kind.UNSIGNED:
-            mask = f"({(1 << dtype.bits) - 1}u)"
-            code = f"({value.code} & {'vec4<u32>' if value.lanes > 1 else ''}{mask})"
-        else:
-            code = f"extractBits({value.code}, 0u, {dtype.bits}u)"
-        return self.let(code, value.lanes, dtype)
-
-    def _cast(self, value: Text, dtype: DType) -> Text:
-        source = value.dtype
-        lanes = value.lanes
-        vector = "vec4<{}>" if lanes > 1 else "{}"
-        target = vector.format(dtype.compute)
-        narrows = dtype.is_integer and dtype.bits < source.bits
-        if source.compute == dtype.compute and not narrows:
-            return Text(value.code, lanes, dtype)
-        if dtype.kind is Kind.BOOL:
-            zero = f"{vector.format(source.compute)}({zero_of(source)})"
-            test = f"tw_ne{suffix(source, lanes)}" if source.is_float else None
-            code = f"{test}({value.code}, {zero})" if test else f"({value.code} != {zero})"
-            return self.let(code, lanes, dtype)
-        if source.kind is Kind.BOOL:
-            one = f"{target}({one_of(dtype)})"
-            zero = f"{target}({zero_of(dtype)})"
-            return self.let(f"select({zero}, {one}, {value.code})", lanes, dtype)
-        code = value.code
-        if dtype.kind is Kind.UNSIGNED and source.is_float:
-            # PyTorch converts through a signed integer, so that -1.0 wraps to 255.
-            code = f"{vector.format('i32')}({code})"
-        converted = self.let(f"{target}({code})", lanes, dtype)
-        return self._wrap(converted) if dtype.is_integer and dtype.bits < 32 else converted
 
 
 def _lanes_of(predicate: Text | str) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from .. import dtypes
 from ..errors import UnsupportedOp
 from ..ir.graph import Buffer, MapGroup, Member
-from ..ir.nodes import Scatter, iteration_symbols, symbol_keys
+from ..ir.nodes import Scatter
 from ..ir.scalar import Load, index
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..sizes import ZERO, ceildiv, iteration, linearize, product
 from ..target import Target

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ..sizes import Expr
 from ..target import Target
+from .buffer_access import VECTOR
 from .index_wgsl import is_multiple_of
-from .storage import VECTOR
 
 
 def power_of_two_at_least(n: int) -> int:

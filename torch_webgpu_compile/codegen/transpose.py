@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.graph import Buffer, MapGroup
-from ..ir.nodes import iteration_symbols, symbol_keys
 from ..ir.scalar import Index, Load, Masked, Scalar, children
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..sizes import (
     ONE,
@@ -27,10 +27,10 @@ from ..sizes import (
     product,
 )
 from ..target import Target
+from .buffer_access import VECTOR
 from .kernel import KernelBuilder, fold_grid
 from .pointwise import group_flops, group_origins
 from .scalar_wgsl import Renderer
-from .storage import VECTOR
 from .tiling import TransposeTiling, choose_transpose_tiling
 from .values import Scope, Text
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..ir.graph import Buffer
-from ..ir.nodes import TriangularSolve, iteration_symbols, symbol_keys
+from ..ir.nodes import TriangularSolve
 from ..ir.scalar import Scalar
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..sizes import (
     Expr,

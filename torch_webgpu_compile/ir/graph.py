@@ -10,14 +10,12 @@ from typing import Any
 
 from ..dtypes import DType
 from ..sizes import Expr, product
+from .attention_nodes import Attention, AttentionGradient
 from .nodes import (
-    Attention,
-    AttentionGradient,
     Contraction,
     Fourier,
     HostCall,
     Node,
-    Origin,
     Scatter,
     TriangularSolve,
     inputs_of,
@@ -25,6 +23,7 @@ from .nodes import (
     reports,
 )
 from .scalar import Scalar, checks_of, loads_of
+from .spaces import Origin
 
 
 class BufferOrigin(enum.Enum):

@@ -19,10 +19,9 @@ from .. import dtypes
 from ..errors import VerificationError
 from ..sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
 from . import attention
+from .attention_nodes import Attention, AttentionGradient
 from .graph import Buffer, GraphOutput, LoopGraph
 from .nodes import (
-    Attention,
-    AttentionGradient,
     Contraction,
     Fourier,
     HostCall,
@@ -31,12 +30,10 @@ from .nodes import (
     Reduction,
     Scatter,
     TriangularSolve,
-    iteration_symbols,
-    named_bodies,
-    symbol_keys,
 )
 from .numeric import convert, numpy_dtype, round_to, scalar_op
 from .scalar import Checked, Const, Index, Load, Masked, Op, Scalar, children
+from .spaces import iteration_symbols, named_bodies, symbol_keys
 
 Array = npt.NDArray[Any]
 RunHostCall = Callable[[HostCall, Mapping[str, Array], Mapping[str, int]], Sequence[Array]]

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from .attention_nodes import Attention
 from .graph import (
     AnchorGroup,
     Buffer,
@@ -19,7 +20,7 @@ from .graph import (
     SiblingGroup,
     SingleGroup,
 )
-from .nodes import Attention, HostCall, Node, Scatter, inputs_of, map_bodies, outputs_of
+from .nodes import HostCall, Node, Scatter, inputs_of, map_bodies, outputs_of
 from .scalar import Load, Scalar, loads_of, rewrite
 
 _Group = TypeVar("_Group", bound=KernelGroup)

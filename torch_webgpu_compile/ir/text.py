@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..sizes import Expr, Symbol, contiguous_strides, symbols_of
+from .attention_nodes import Attention, AttentionGradient
 from .graph import (
     AnchorGroup,
     Buffer,
@@ -37,23 +38,20 @@ from .graph import (
     SingleGroup,
 )
 from .nodes import (
-    Attention,
-    AttentionGradient,
     BufferArgument,
     Contraction,
     Fourier,
     HostCall,
     Node,
-    Origin,
     Pointwise,
     Reduction,
     Scatter,
     TriangularSolve,
     WithNamedBodies,
     bodies_of,
-    named_bodies,
 )
 from .scalar import Checked, Const, Index, Load, Masked, Op, Scalar, children, scalar_symbols, walk
+from .spaces import Origin, named_bodies
 
 
 class ScalarText:

@@ -12,6 +12,7 @@ from .. import dtypes
 from ..dtypes import Kind
 from ..errors import VerificationError
 from ..sizes import Expr, Symbol, as_expr, symbols_of
+from .attention_nodes import Attention, AttentionGradient
 from .graph import (
     Buffer,
     BufferOrigin,
@@ -20,8 +21,6 @@ from .graph import (
 )
 from .nodes import (
     REDUCTIONS,
-    Attention,
-    AttentionGradient,
     Contraction,
     Fourier,
     HostCall,
@@ -31,12 +30,10 @@ from .nodes import (
     Scatter,
     TriangularSolve,
     inputs_of,
-    iteration_symbols,
-    named_bodies,
     outputs_of,
-    symbol_keys,
 )
 from .scalar import OPS, Checked, Index, Load, Masked, Op, Scalar, scalar_symbols, walk
+from .spaces import iteration_symbols, named_bodies, symbol_keys
 
 
 def verify_loop_graph(graph: LoopGraph) -> None:

@@ -10,7 +10,7 @@ import torch
 from .. import attention_ops as attention_ops  # defines the operators
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.nodes import Attention, AttentionGradient
+from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
 from ..sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, linearize
 from .builder import Builder, masked

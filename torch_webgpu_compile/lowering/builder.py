@@ -9,17 +9,9 @@ from typing import Any
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.graph import Buffer, BufferOrigin
-from ..ir.nodes import (
-    BufferArgument,
-    Contraction,
-    HostCall,
-    Node,
-    Origin,
-    Pointwise,
-    Reduction,
-    Scatter,
-)
+from ..ir.nodes import BufferArgument, Contraction, HostCall, Node, Pointwise, Reduction, Scatter
 from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, cast, const, loads_of, walk
+from ..ir.spaces import Origin
 from ..sizes import ZERO, Expr, contiguous_strides
 from ..target import Target
 from .folding import fold, narrow

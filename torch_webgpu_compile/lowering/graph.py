@@ -15,8 +15,8 @@ from ..captured import CapturedGraph
 from ..dtypes import DType
 from ..errors import UnsupportedOp, VerificationError
 from ..ir.graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
-from ..ir.nodes import Origin
 from ..ir.scalar import Index, Load, const, loads_of
+from ..ir.spaces import Origin
 from ..sizes import Expr, as_expr
 from ..target import Target
 from .builder import Builder, Signature, as_value

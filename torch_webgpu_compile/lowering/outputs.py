@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput
-from ..ir.nodes import HostCall, Pointwise, iteration_symbols, symbol_keys
+from ..ir.nodes import HostCall, Pointwise
 from ..ir.scalar import Index, Load
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import ONE, ZERO, Expr, Symbol, as_symbol, linearize, symbols_of
 from .builder import Builder
 from .value import Value, positions, view

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.nodes import iteration_symbols, symbol_keys
 from ..ir.scalar import Index, Scalar, apply, cast, const, rewrite
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import (
     ONE,
     ZERO,

@@ -18,17 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import Kind
+from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph
 from ..ir.interpret import interpret
-from ..ir.nodes import (
-    Attention,
-    AttentionGradient,
-    Node,
-    Pointwise,
-    Reduction,
-    iteration_symbols,
-    symbol_keys,
-)
+from ..ir.nodes import Node, Pointwise, Reduction
 from ..ir.scalar import (
     Const,
     Index,
@@ -41,6 +34,7 @@ from ..ir.scalar import (
     scalar_symbols,
     substitute_symbols,
 )
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import ONE, ZERO, Expr, contiguous_strides, product
 from .inline import body_at
 

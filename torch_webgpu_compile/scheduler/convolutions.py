@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from ..ir.access import step_of, typical_numel
 from ..ir.graph import Buffer, BufferOrigin
-from ..ir.nodes import Contraction, Pointwise, iteration_symbols, symbol_keys
+from ..ir.nodes import Contraction, Pointwise
 from ..ir.scalar import Index, Load, Scalar, loads_of, rewrite, scalar_symbols, substitute_symbols
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import (
     ONE,
     ZERO,

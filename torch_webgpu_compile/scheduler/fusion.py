@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ..ir.attention_nodes import Attention
 from ..ir.graph import (
     AnchorGroup,
     AnchorNode,
@@ -22,7 +23,6 @@ from ..ir.graph import (
     SingleNode,
 )
 from ..ir.nodes import (
-    Attention,
     Contraction,
     Node,
     Pointwise,
@@ -30,12 +30,11 @@ from ..ir.nodes import (
     anchor_index,
     anchor_symbols,
     inputs_of,
-    iteration_symbols,
     outputs_of,
     reports,
-    symbol_keys,
 )
 from ..ir.scalar import loads_of, substitute_symbols
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import ONE, ZERO, Expr, Symbol, product, substitute
 from ..target import Target
 from .mapping import (

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from .. import dtypes
 from ..ir.access import typical_numel
+from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.graph import BufferOrigin, LoopGraph
 from ..ir.nodes import (
-    Attention,
-    AttentionGradient,
     Contraction,
     Fourier,
     HostCall,
@@ -22,14 +21,12 @@ from ..ir.nodes import (
     TriangularSolve,
     bodies_of,
     inputs_of,
-    iteration_symbols,
     map_bodies,
-    named_bodies,
     outputs_of,
     reports,
-    symbol_keys,
 )
 from ..ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, rewrite, walk
+from ..ir.spaces import iteration_symbols, named_bodies, symbol_keys
 from ..sizes import Expr, Symbol, as_expr, as_symbol, product, substitute, symbols_of
 from ..target import Target
 from .mapping import load_index, point_of

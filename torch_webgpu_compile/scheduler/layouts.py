@@ -26,11 +26,10 @@ from ..ir.nodes import (
     Scatter,
     bodies_of,
     inputs_of,
-    iteration_symbols,
     outputs_of,
-    symbol_keys,
 )
 from ..ir.scalar import Scalar, loads_of, scalar_symbols, substitute_symbols
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import ONE, ZERO, Expr, Symbol, contiguous_strides, linearize, product, symbols_of
 from . import winograd
 from .convolutions import (

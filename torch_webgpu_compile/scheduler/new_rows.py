@@ -9,17 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..ir.attention_nodes import Attention
 from ..ir.graph import BufferOrigin, LoopGraph
-from ..ir.nodes import (
-    Attention,
-    Node,
-    Scatter,
-    inputs_of,
-    iteration_symbols,
-    map_bodies,
-    reports,
-    symbol_keys,
-)
+from ..ir.nodes import Node, Scatter, inputs_of, map_bodies, reports
 from ..ir.scalar import (
     Checked,
     Index,
@@ -33,6 +25,7 @@ from ..ir.scalar import (
     scalar_symbols,
     substitute_symbols,
 )
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import ONE, Expr, Symbol, as_symbol
 from ..target import Target
 from .mapping import load_index

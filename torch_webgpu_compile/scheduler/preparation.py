@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph
 from ..ir.nodes import (
-    Attention,
-    AttentionGradient,
     Contraction,
     Fourier,
     HostCall,

@@ -11,15 +11,7 @@ from dataclasses import replace
 
 from ..ir.access import neighbours_in_rows
 from ..ir.graph import Buffer, BufferOrigin, LoopGraph
-from ..ir.nodes import (
-    Contraction,
-    Node,
-    Pointwise,
-    Reduction,
-    inputs_of,
-    iteration_symbols,
-    symbol_keys,
-)
+from ..ir.nodes import Contraction, Node, Pointwise, Reduction, inputs_of
 from ..ir.scalar import (
     Load,
     Masked,
@@ -29,6 +21,7 @@ from ..ir.scalar import (
     index,
     substitute_symbols,
 )
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import (
     ZERO,
     Expr,

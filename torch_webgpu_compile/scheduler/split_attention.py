@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .. import dtypes
+from ..ir.attention_nodes import Attention
 from ..ir.graph import Buffer, BufferOrigin, LoopGraph
-from ..ir.nodes import Attention, Node, Pointwise, Reduction, iteration_symbols
+from ..ir.nodes import Node, Pointwise, Reduction
 from ..ir.scalar import Load, Scalar, apply, cast, const, index
+from ..ir.spaces import iteration_symbols
 from ..sizes import ZERO, Expr, IntLike, as_expr, contiguous_strides, product
 from ..target import Target
 

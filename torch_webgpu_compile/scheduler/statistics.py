@@ -12,15 +12,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from ..ir.graph import Buffer, BufferOrigin, LoopGraph
-from ..ir.nodes import (
-    Node,
-    Pointwise,
-    Reduction,
-    inputs_of,
-    iteration_symbols,
-    outputs_of,
-    symbol_keys,
-)
+from ..ir.nodes import Node, Pointwise, Reduction, inputs_of, outputs_of
 from ..ir.scalar import (
     Load,
     Op,
@@ -31,6 +23,7 @@ from ..ir.scalar import (
     rewrite,
     scalar_symbols,
 )
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import ONE, ZERO, Expr, contiguous_strides, product
 from .inline import inline_into
 from .mapping import point_of

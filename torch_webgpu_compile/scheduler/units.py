@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.graph import LoopGraph
 from ..ir.nodes import (
-    Attention,
-    AttentionGradient,
     Contraction,
     Fourier,
     Node,
@@ -16,11 +15,10 @@ from ..ir.nodes import (
     Reduction,
     Scatter,
     TriangularSolve,
-    iteration_symbols,
     map_bodies,
-    symbol_keys,
 )
 from ..ir.scalar import Scalar, substitute_symbols
+from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import ONE, ZERO, Expr, Symbol, substitute
 
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 
 from .. import dtypes
 from ..ir.graph import Buffer, BufferOrigin, LoopGraph
-from ..ir.nodes import Contraction, Pointwise, iteration_symbols, outputs_of
+from ..ir.nodes import Contraction, Pointwise, outputs_of
 from ..ir.scalar import Const, Index, Load, Masked, Scalar, apply, const
+from ..ir.spaces import iteration_symbols
 from ..sizes import (
     ONE,
     ZERO,

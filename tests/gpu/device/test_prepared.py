@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import torch_webgpu_compile
+from tests.compiling import compiled
 from torch_webgpu_compile import counters, explain, plan_cache
 from torch_webgpu_compile.backend import compile_module, device_for
 from torch_webgpu_compile.errors import DeviceError
@@ -58,10 +59,6 @@ class Convolutions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
-
-
-def compiled(function: Callable[..., Any], **keywords: Any) -> Callable[..., Any]:
-    return torch.compile(function, backend="webgpu", fullgraph=True, **keywords)
 
 
 def dispatches(function: Callable[..., Any], *arguments: Any) -> int:

@@ -1,0 +1,164 @@
+"""Options of compiled functions: modes, the plan cache, dumps, fallbacks, and errors."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import torch_webgpu_compile
+from tests.compiling import compiled
+from torch_webgpu_compile import counters, plan_cache
+from torch_webgpu_compile.errors import OptionError, UnsupportedOp
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_modes(mode):
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(compiled(lambda x: x.exp().sum(0), mode=mode)(x), x.exp().sum(0))
+
+
+def test_without_fusion():
+    def f(x):
+        return torch.softmax(x * 2 + 1, -1).sum(0)
+
+    x = torch.randn(4, 9)
+    compiled(f)(x)
+    fused = counters.dispatches
+    torch._dynamo.reset()
+    torch.testing.assert_close(compiled(f, options={"fusion": False})(x), f(x))
+    assert counters.dispatches - fused > fused
+
+
+def test_checked_kernels():
+    x = torch.randn(4, 9)
+    got = compiled(lambda x: x.sum(0), options={"checked": True})(x)
+    torch.testing.assert_close(got, x.sum(0))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"mode": "fast"}, "max-autotune"),
+        ({"options": {"falback": "warn"}}, "fallback"),
+        ({"options": {"fallback": "loud"}}, "silent"),
+    ],
+)
+def test_wrong_options(keywords, message):
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message) as info:
+        compiled(lambda x: x + 1, **keywords)(torch.ones(2))
+    assert isinstance(info.value.inner_exception, OptionError)
+
+
+def test_plans_are_cached(tmp_path):
+    def f(x):
+        return torch.softmax(x * 3 + 2, -1)
+
+    x = torch.randn(5, 11)
+    for hits, forget in ((0, True), (1, True), (2, False)):
+        torch._dynamo.reset()
+        torch.testing.assert_close(compiled(f, options={"cache": str(tmp_path)})(x), f(x))
+        assert counters.plan_cache_hits == hits
+        if forget:
+            plan_cache.clear()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_damaged_cache_is_ignored(tmp_path):
+    def f(x):
+        return torch.softmax(x * 5 + 2, -1)
+
+    x = torch.randn(5, 11)
+    compiled(f, options={"cache": str(tmp_path)})(x)
+    (file,) = tmp_path.iterdir()
+    file.write_text("{")
+    plan_cache.clear()
+    torch._dynamo.reset()
+    torch.testing.assert_close(compiled(f, options={"cache": str(tmp_path)})(x), f(x))
+    assert counters.plan_cache_hits == 0
+
+
+def test_dump(tmp_path):
+    compiled(lambda x: torch.softmax(x * 7, -1), options={"dump": str(tmp_path)})(torch.ones(2, 3))
+    (folder,) = tmp_path.iterdir()
+    names = {path.name for path in folder.iterdir()}
+    assert {"fx.txt", "ir.txt", "schedule.txt", "plan.txt", "plan.json"} <= names
+    (wgsl,) = folder.glob("*.wgsl")
+    text = wgsl.read_text()
+    assert "aten._softmax.default" in text
+    assert "test_compiled_options.py" in text
+
+
+def test_debug_prints(capsys):
+    compiled(lambda x: x * 9, options={"debug": ["ir", "plan"]})(torch.ones(2))
+    printed = capsys.readouterr().err
+    assert ": ir" in printed
+    assert ": plan" in printed
+    assert ": wgsl" not in printed
+
+
+# ---- fallbacks and failures
+
+
+def unsupported(x):
+    return torch.linalg.eigvalsh(x @ x.t()) + 1
+
+
+def test_a_fallback_warns_once_and_is_counted():
+    from torch_webgpu_compile import fallbacks
+
+    fallbacks.reset_warnings()
+    x = torch.randn(4, 4)
+    with pytest.warns(torch_webgpu_compile.FallbackWarning, match=r"eigh.*test_compiled_options"):
+        got = compiled(unsupported)(x)
+    torch.testing.assert_close(got, unsupported(x), atol=1e-4, rtol=1e-4)
+    assert sum(counters.fallbacks.values()) == 1
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(unsupported)(x)
+
+
+def test_a_fallback_can_be_an_error():
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as info:
+        compiled(unsupported, options={"fallback": "error"})(torch.randn(4, 4))
+    error = info.value.inner_exception
+    assert isinstance(error, UnsupportedOp)
+    assert "eigh" in error.op
+    assert "float32" in error.cause
+    assert "test_compiled_options.py" in error.source
+
+
+def test_a_silent_fallback():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(unsupported, options={"fallback": "silent"})(torch.randn(4, 4))
+
+
+def test_a_failed_call_leaves_the_function_usable(monkeypatch):
+    from torch_webgpu_compile.runtime.device import Device
+
+    model = nn.Linear(4, 4)
+    f = compiled(model)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        f(x)
+        with monkeypatch.context() as patch:
+
+            def fail(*_):
+                raise torch_webgpu_compile.DeviceError("no")
+
+            patch.setattr(Device, "start_download", fail)
+            with pytest.raises(torch_webgpu_compile.DeviceError):
+                f(x)
+        torch.testing.assert_close(f(x), model(x))
+
+
+def test_other_devices_are_refused():
+    x = torch.ones(2, device="meta")
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"meta.*\.cpu\(\)"):
+        compiled(lambda x: x + 1)(x)

@@ -1,0 +1,50 @@
+"""Conversions between dtypes as WGSL, one or four lanes wide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..dtypes import DType, Kind
+from .literals import one_of, zero_of
+from .op_table import suffix
+from .values import Text
+
+Let = Callable[[str, int, DType], Text]
+"""Names the code of a value with so many lanes of a dtype."""
+
+
+def wrap(value: Text, let: Let) -> Text:
+    """A value with the bits above those of its narrow integer dtype put right."""
+    dtype = value.dtype
+    if dtype.kind is Kind.UNSIGNED:
+        mask = f"({(1 << dtype.bits) - 1}u)"
+        code = f"({value.code} & {'vec4<u32>' if value.lanes > 1 else ''}{mask})"
+    else:
+        code = f"extractBits({value.code}, 0u, {dtype.bits}u)"
+    return let(code, value.lanes, dtype)
+
+
+def cast(value: Text, dtype: DType, let: Let) -> Text:
+    """A value converted as PyTorch does."""
+    source = value.dtype
+    lanes = value.lanes
+    vector = "vec4<{}>" if lanes > 1 else "{}"
+    target = vector.format(dtype.compute)
+    narrows = dtype.is_integer and dtype.bits < source.bits
+    if source.compute == dtype.compute and not narrows:
+        return Text(value.code, lanes, dtype)
+    if dtype.kind is Kind.BOOL:
+        zero = f"{vector.format(source.compute)}({zero_of(source)})"
+        test = f"tw_ne{suffix(source, lanes)}" if source.is_float else None
+        code = f"{test}({value.code}, {zero})" if test else f"({value.code} != {zero})"
+        return let(code, lanes, dtype)
+    if source.kind is Kind.BOOL:
+        one = f"{target}({one_of(dtype)})"
+        zero = f"{target}({zero_of(dtype)})"
+        return let(f"select({zero}, {one}, {value.code})", lanes, dtype)
+    code = value.code
+    if dtype.kind is Kind.UNSIGNED and source.is_float:
+        # PyTorch converts through a signed integer, so that -1.0 wraps to 255.
+        code = f"{vector.format('i32')}({code})"
+    converted = let(f"{target}({code})", lanes, dtype)
+    return wrap(converted, let) if dtype.is_integer and dtype.bits < 32 else converted

@@ -1,0 +1,156 @@
+"""The nodes of attention and of its gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ..sizes import Expr, ceildiv
+from .scalar import Scalar
+from .spaces import Origin, Space, named_bodies
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """output[b, h, q, d] = Σ over s of softmax over s (scale · Σ over e query·key + bias) · value.
+
+    ``sizes`` is (batch, heads, queries, keys, head size, value head size). ``query`` is a scalar
+    over (b0, b1, m0, k0), ``key`` over (b0, b1, n0, k0), ``value`` over (b0, b1, n0, d0), and
+    ``bias``, ``kept`` and ``replaced`` over (b0, b1, m0, n0), all float32 but the last, which is
+    bool; the bias is added to the scaled score and may be -inf, ``kept`` (dropout) multiplies the
+    softmax, and where ``replaced`` holds the bias alone is the score. ``causal`` keeps keys s ≤ q.
+    A row whose keys are all masked gives 0, as PyTorch's kernels do, or NaN if it is not ``safe``.
+
+    ``logsumexp`` names a second output, float32 [b, h, q]: log Σ over s of exp(score), -inf in a
+    row without keys. `AttentionGradient` starts from it. If it is not ``safe``, it is [2, b, h, q]:
+    the highest score, and log Σ over s of exp(score - highest).
+
+    With several ``parts`` the keys are divided into runs of ceil(keys / parts), and the output, in
+    float32, is [part, b, h, q, wide + 4], where wide is the value head size rounded up to 4. Over
+    the part's keys it has Σ exp(score - highest) · value at the elements d, the highest score at
+    wide, and Σ exp(score - highest) at wide + 1. There is no ``kept`` and no ``logsumexp`` then.
+    """
+
+    BODIES: ClassVar[tuple[str, ...]] = ("query", "key", "value", "bias", "kept", "replaced")
+
+    output: str
+    sizes: tuple[Expr, Expr, Expr, Expr, Expr, Expr]
+    query: Scalar
+    key: Scalar
+    value: Scalar
+    bias: Scalar | None
+    causal: bool
+    scale: float
+    origins: tuple[Origin, ...] = ()
+    parts: int = 1
+    kept: Scalar | None = None
+    logsumexp: str | None = None
+    replaced: Scalar | None = None
+    safe: bool = True
+
+    @property
+    def wide(self) -> Expr:
+        """The value head size rounded up to whole vectors."""
+        return ceildiv(self.sizes[5], 4) * 4
+
+    @property
+    def spaces(self) -> dict[str, Space]:
+        """What each of ``BODIES`` is a scalar over."""
+        batch, heads, queries, keys, size, value_size = self.sizes
+        outer, rows, columns = ("b", (batch, heads)), ("m", (queries,)), ("n", (keys,))
+        inner = ("k", (size,))
+        return {
+            "query": (outer, rows, inner),
+            "key": (outer, columns, inner),
+            "value": (outer, columns, ("d", (value_size,))),
+            "bias": (outer, rows, columns),
+            "kept": (outer, rows, columns),
+            "replaced": (outer, rows, columns),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGradient:
+    """Gradients of `Attention` by its queries, or by its keys and values.
+
+    Scores are computed again. With P = exp(scale · query·key + bias − logsumexp), 0 where causal
+    attention or a bias of -inf removes the key, and dP = kept · (gradient · value):
+
+        dS = P · (dP − delta),  dV = Σ over q of kept · P · gradient,
+        dQ = scale · Σ over s of dS · key,  dK = scale · Σ over q of dS · query,
+
+    the last two without what is ``replaced``. With ``rest``, which is there if attention is not
+    safe, ``logsumexp`` is the highest score only, and P = exp(score − logsumexp − rest).
+
+    ``group`` query heads share a key head; sums over q are over all of them. ``sizes`` is (batch,
+    key heads, group, queries, keys, head size, value head size), their symbols b0, b1, g0, m0, n0,
+    k0, d0. ``query`` is a scalar over (b0, b1, g0, m0, k0), ``key`` over (b0, b1, n0, k0),
+    ``value`` over (b0, b1, n0, d0), ``gradient`` (of the output) over (b0, b1, g0, m0, d0),
+    ``logsumexp``, ``rest`` and ``delta`` (Σ over d of gradient · output) over (b0, b1, g0, m0),
+    ``bias``, ``kept`` and ``replaced`` over (b0, b1, g0, m0, n0); all float32 but the last, which
+    is bool.
+
+    The output is dQ, [b, h, g, q, e], or of "keys" dK beside dV, [b, h, s, head + value head].
+    """
+
+    BODIES: ClassVar[tuple[str, ...]] = (
+        *("query", "key", "value", "gradient", "logsumexp", "delta", "bias", "kept"),
+        *("replaced", "rest"),
+    )
+
+    output: str
+    of: Literal["queries", "keys"]
+    sizes: tuple[Expr, Expr, Expr, Expr, Expr, Expr, Expr]
+    query: Scalar
+    key: Scalar
+    value: Scalar
+    gradient: Scalar
+    logsumexp: Scalar
+    delta: Scalar
+    bias: Scalar | None
+    kept: Scalar | None
+    causal: bool
+    scale: float
+    origins: tuple[Origin, ...] = ()
+    replaced: Scalar | None = None
+    rest: Scalar | None = None
+
+    @property
+    def spaces(self) -> dict[str, Space]:
+        """What each of ``BODIES`` is a scalar over."""
+        batch, heads, group, queries, keys, size, value_size = self.sizes
+        outer, columns = ("b", (batch, heads)), ("n", (keys,))
+        rows = (outer, ("g", (group,)), ("m", (queries,)))
+        inner, value_inner = ("k", (size,)), ("d", (value_size,))
+        return {
+            "query": (*rows, inner),
+            "key": (outer, columns, inner),
+            "value": (outer, columns, value_inner),
+            "gradient": (*rows, value_inner),
+            "logsumexp": rows,
+            "delta": rows,
+            "bias": (*rows, columns),
+            "kept": (*rows, columns),
+            "replaced": (*rows, columns),
+            "rest": rows,
+        }
+
+    @property
+    def rows(self) -> dict[str, Scalar]:
+        """The bodies that each query of each head has one of."""
+        names = ("logsumexp", "rest", "delta")
+        return {n: body for n, body in named_bodies(self).items() if n in names}
+
+    @property
+    def pairs(self) -> dict[str, Scalar]:
+        """The bodies that each score has one of."""
+        names = ("bias", "kept", "replaced")
+        return {n: body for n, body in named_bodies(self).items() if n in names}
+
+    @property
+    def output_sizes(self) -> tuple[Expr, ...]:
+        """The sizes of the output buffer."""
+        batch, heads, group, queries, keys, head, value_head = self.sizes
+        if self.of == "queries":
+            return (batch, heads, group, queries, head)
+        return (batch, heads, keys, head + value_head)
