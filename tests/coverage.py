@@ -36,9 +36,11 @@ DTYPES = {
     "bool": "bool",
     "complex64": "c64",
 }
-KINDS = {"forward": "F", "backward": "B", "dynamic": "D"}
-# Three sizes of each are run, and two of them compiled.
-DYNAMIC_SAMPLES = 3
+KINDS = {"forward": "F", "backward": "B", "dynamic": "D", "inplace": "I", "out": "O"}
+# Samples at most, where each is run in several ways: at three sizes, into several results.
+SAMPLES = {"dynamic": 3, "inplace": 2, "out": 2}
+# How results are written does not depend on what is computed.
+DTYPES_OF = {"inplace": ("float32",), "out": ("float32",)}
 # What one of the samples of an entry was at worst, from good to bad.
 STATES = ("native", "recompiled", "host", "failed")
 
@@ -152,9 +154,10 @@ def state_of(result: Mapping[str, Any]) -> str | None:
 
 _LEGEND = """\
 Each cell names what was run of an operator's samples: **F** forward, **B** backward, **D** with
-changing sizes (three of them; the last may not compile anything). A capital letter is native in
-every sample; a small one ran on the host, at least in part; *d* in italics compiled again for a
-size; **!** is a failure; an empty cell is a dtype that PyTorch's CPU kernels do not have either.
+changing sizes (three of them; the last may not compile anything), **I** in place, **O** with
+``out=`` (both of float32 only). A capital letter is native in every sample; a small one ran on the
+host, at least in part; *d* in italics compiled again for a size; **!** is a failure; an empty cell
+is a dtype that PyTorch's CPU kernels do not have either.
 """
 
 
@@ -269,11 +272,12 @@ def _run(options: argparse.Namespace) -> int:
     from torch_webgpu_compile.device.autoload import register
 
     register()
-    limits = {"dynamic": min(DYNAMIC_SAMPLES, options.limit or DYNAMIC_SAMPLES)}
-    requests = [
-        {**request, "limit": limits.get(request["kind"], options.limit)}
-        for request in make_requests(tuple(KINDS), tuple(DTYPES), options.ops)
-    ]
+    requests = []
+    for request in make_requests(tuple(KINDS), tuple(DTYPES), options.ops):
+        kind = request["kind"]
+        if request["dtype"] in DTYPES_OF.get(kind, DTYPES):
+            limits = [n for n in (options.limit, SAMPLES.get(kind)) if n is not None]
+            requests.append({**request, "limit": min(limits, default=None)})
     totals, start = Totals(), time.monotonic()
     coverage = Coverage.load(options.data) if options.ops else Coverage()
     for name in options.ops:

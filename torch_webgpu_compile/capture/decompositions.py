@@ -15,7 +15,16 @@ import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
-from . import antialiasing, counting, distances, fused_optimizers, grid_sampling, losses, random
+from . import (
+    antialiasing,
+    counting,
+    distances,
+    fused_optimizers,
+    grid_sampling,
+    losses,
+    quantization,
+    random,
+)
 
 aten = torch.ops.aten
 
@@ -44,7 +53,15 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
-FAMILIES = (antialiasing, counting, distances, fused_optimizers, grid_sampling, losses)
+FAMILIES = (
+    antialiasing,
+    counting,
+    distances,
+    fused_optimizers,
+    grid_sampling,
+    losses,
+    quantization,
+)
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {
     op: rule for family in FAMILIES for op, rule in family.DECOMPOSITIONS.items()
@@ -99,6 +116,7 @@ def table(native: Collection[OpOverload]) -> dict[OpOverload, Decomposition]:
     fma = getattr(torch.ops.prims, "fma", None)
     if fma is not None:
         chosen[fma.default] = _fma
+    chosen.update(quantization.of_integers())
     return chosen | random.DECOMPOSITIONS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,3 +21,12 @@ def uniform_(
             f"uniform_ expects to return a [from, to) range, but found from={low:g} > to={high:g}"
         )
     return run(_uniform, tensor, low, high, generator=generator)
+
+
+def no_quantized_tensors(*_: Any, **__: Any) -> NoReturn:
+    """``aten::quantize_per_tensor`` and its kin: their tensors need an allocator in C++."""
+    raise NotImplementedError(
+        "webgpu tensors cannot have quantized dtypes, which PyTorch is about to remove: import "
+        "torch.ao.quantization.fx._decomposed and use torch.ops.quantized_decomposed, which "
+        "quantizes to integers"
+    )

@@ -1,0 +1,110 @@
+"""Fake quantization, and quantization to integers (``torch.ops.quantized_decomposed``)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.ao.quantization.fx._decomposed
+
+from tests.compiling import native
+from torch_webgpu_compile import counters
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+integers = torch.ops.quantized_decomposed
+BYTE = (0, 255, torch.uint8)
+SIGNED = (-128, 127, torch.int8)
+
+
+def to_bytes_and_back(x, scale, zero, scales, zeros):
+    bytes = integers.quantize_per_tensor(x, 0.1, 3, *BYTE)
+    return bytes, integers.dequantize_per_tensor(bytes, 0.1, 3, *BYTE)
+
+
+def by_tensors(x, scale, zero, scales, zeros):
+    bytes = integers.quantize_per_tensor.tensor(x, scale, zero, *BYTE)
+    return bytes, integers.dequantize_per_tensor.tensor(bytes, scale, zero, *BYTE)
+
+
+def by_channels(x, scale, zero, scales, zeros):
+    signed = integers.quantize_per_channel(x, scales, zeros, 1, *SIGNED)
+    return signed, integers.dequantize_per_channel(signed, scales, zeros, 1, *SIGNED)
+
+
+def fake(x, scale, zero, scales, zeros):
+    return torch.fake_quantize_per_tensor_affine(x, 0.1, 3, 0, 20)
+
+
+def fake_by_tensors(x, scale, zero, scales, zeros):
+    return torch.fake_quantize_per_tensor_affine(x, scale, zero.int(), 0, 20)
+
+
+def fake_channels(x, scale, zero, scales, zeros):
+    return torch.fake_quantize_per_channel_affine(x, scales, zeros.int(), 1, -8, 20)
+
+
+FUNCTIONS = [to_bytes_and_back, by_tensors, by_channels, fake, fake_by_tensors, fake_channels]
+
+
+def arguments(*sizes):
+    # Multiples of a power of two: no value lies halfway between two levels by rounding alone.
+    scales = torch.tensor([0.25, 0.125, 0.5, 0.25, 1.0, 0.125])
+    return (
+        torch.randn(*sizes) * 4,
+        torch.tensor([0.25]),
+        torch.tensor([3]),
+        scales,
+        torch.tensor([0, 1, -2, 3, 0, 5]),
+    )
+
+
+@pytest.mark.parametrize("sizes", [(4, 6), (2, 6, 3), (0, 6)])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_as_eager(function, sizes):
+    given = arguments(*sizes)
+    wanted = function(*given)
+    torch.testing.assert_close(native(function)(*given), wanted)
+    on_device = function(*(t.to("webgpu") for t in given))
+    moved = on_device.cpu() if isinstance(on_device, torch.Tensor) else [t.cpu() for t in on_device]
+    torch.testing.assert_close(moved, wanted if isinstance(wanted, torch.Tensor) else list(wanted))
+    assert not counters.fallbacks
+
+
+@pytest.mark.parametrize("function", [fake, fake_by_tensors, fake_channels])
+def test_gradients(function):
+    """1 where a value lies among the levels, otherwise 0."""
+    given = arguments(4, 6)
+    x, *rest = given
+    found = []
+    for f, leaf in ((function, x.clone()), (native(function), x.clone())):
+        leaf.requires_grad_()
+        found.append(torch.autograd.grad(f(leaf, *rest).sum(), leaf)[0])
+    assert 0 < found[0].sum() < found[0].numel()
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_numbers_beyond_all_levels():
+    x = torch.tensor([1e30, -1e30, math.inf, -math.inf, math.nan])
+    got = native(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.5, 0, -4, 6))(x)
+    torch.testing.assert_close(got, torch.tensor([3.0, -2.0, 3.0, -2.0, -2.0]))
+
+
+def test_observers_switch_it_off():
+    x, scale = torch.randn(5), torch.tensor([0.5])
+    zero = torch.zeros(1, dtype=torch.int32)
+    operator = torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+
+    def f(x, enabled):
+        return operator(x, scale, zero, enabled, -1, 1)
+
+    for enabled in (torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)):
+        torch.testing.assert_close(native(f)(x, enabled), f(x, enabled))
+
+
+def test_quantized_dtypes_are_refused():
+    x = torch.randn(4, device="webgpu")
+    with pytest.raises(NotImplementedError, match="quantized_decomposed"):
+        torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)
+    torch.testing.assert_close((x + 1).cpu(), x.cpu() + 1)

@@ -1,0 +1,142 @@
+"""Affine quantization: fake (in training), and to integers (``torch.ops.quantized_decomposed``).
+
+Source: ATen ``FakeQuantizeCore``, and ``torch.ao.quantization.fx._decomposed``, whose operators
+exist once that module has been imported. There is nothing for tensors of quantized dtypes: they
+are deprecated, and PyTorch itself cannot trace them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+_KEY = torch._C.DispatchKey.CompositeExplicitAutograd
+
+# Operators whose composite kernel is all that there is to do, because it does not read numbers.
+_COMPOSITE = (
+    "quantize_per_tensor.default",
+    "dequantize_per_tensor.default",
+    "quantize_per_channel.default",
+    "dequantize_per_channel.default",
+    "quantize_per_token.default",
+    "dequantize_per_token.default",
+    "quantize_per_channel_group.default",
+    "dequantize_per_channel_group.default",
+    "convert_element_type.no_fuse",
+)
+
+
+def _fake_quantized(
+    self: Tensor, scale: Any, zero_point: Any, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    """(the nearest of the numbers that integers in [low, high] stand for, whether there is one)."""
+    level = torch.round(self * (1.0 / scale)) + zero_point
+    nearest = torch.where(level.isnan(), low, level.clamp(low, high))
+    kept = (level >= low) & (level <= high)
+    return ((nearest - zero_point) * scale).to(self.dtype), kept
+
+
+def fake_quantize(
+    self: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int
+) -> tuple[Tensor, Tensor]:
+    """``aten::fake_quantize_per_tensor_affine_cachemask``."""
+    return _fake_quantized(self, scale, zero_point, quant_min, quant_max)
+
+
+def fake_quantize_with_tensors(
+    self: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    fake_quant_enabled: Tensor,
+    quant_min: int,
+    quant_max: int,
+) -> tuple[Tensor, Tensor]:
+    """The same with parameters from observers, which may switch it off."""
+    done, kept = _fake_quantized(self, scale, zero_point, quant_min, quant_max)
+    enabled = fake_quant_enabled != 0
+    return torch.where(enabled, done, self), kept | ~enabled
+
+
+def fake_quantize_channels(
+    self: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
+) -> tuple[Tensor, Tensor]:
+    """``aten::fake_quantize_per_channel_affine_cachemask``."""
+    sizes = [-1 if dim == axis % self.dim() else 1 for dim in range(self.dim())]
+    return _fake_quantized(
+        self, scale.reshape(sizes), zero_point.reshape(sizes), quant_min, quant_max
+    )
+
+
+DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
+    aten.fake_quantize_per_tensor_affine_cachemask.default: fake_quantize,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: (
+        fake_quantize_with_tensors
+    ),
+    aten.fake_quantize_per_channel_affine_cachemask.default: fake_quantize_channels,
+}
+
+
+def quantize(
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: int | Tensor,
+    quant_max: int | Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """``quantize_per_tensor`` with tensors of one element; PyTorch's kernel reads their numbers."""
+    level = torch.round(input.float() * (1.0 / _number(scale))) + _number(zero_point)
+    return torch.clamp(level, _limit(quant_min), _limit(quant_max)).to(dtype)
+
+
+def dequantize(
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: int | Tensor,
+    quant_max: int | Tensor,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``dequantize_per_tensor`` with tensors of one element."""
+    if input.dtype != dtype:
+        raise AssertionError(f"Expecting input to have dtype: {dtype}, but got {input.dtype}")
+    wanted = out_dtype or torch.float32
+    return (input.to(wanted) - _number(zero_point)).to(wanted) * _number(scale).to(wanted)
+
+
+def _number(tensor: Tensor) -> Tensor:
+    if tensor.numel() != 1:
+        raise AssertionError(f"Expecting one quantization parameter, but got {tensor.numel()}")
+    return tensor.reshape(())
+
+
+def _limit(limit: int | Tensor) -> Any:
+    return _number(limit) if isinstance(limit, Tensor) else limit
+
+
+def of_integers() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
+    """The operators of ``torch.ops.quantized_decomposed`` that exist by now."""
+    namespace = torch.ops.quantized_decomposed
+    for name in _COMPOSITE:
+        op = _overload(namespace, name)
+        if op is not None:
+            yield op, partial(op._op_dk, _KEY)
+    for name, rule in (("quantize_per_tensor", quantize), ("dequantize_per_tensor", dequantize)):
+        for variant in ("tensor", "tensor2"):
+            op = _overload(namespace, f"{name}.{variant}")
+            if op is not None:
+                yield op, rule
+
+
+def _overload(namespace: Any, name: str) -> OpOverload | None:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(namespace, packet, None), overload, None)
