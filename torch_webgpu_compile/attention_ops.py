@@ -363,7 +363,7 @@ def _kept(seed: Tensor, scores: Tensor, dropout: float) -> Tensor:
     if dropout >= 1.0:
         return torch.zeros_like(scores)
     # Groups of heads are in the order of heads, so that positions are those of the heads.
-    numbers: Tensor = torch.ops.webgpu.uniform.default(seed, list(scores.shape))
+    numbers: Tensor = torch.ops.webgpu.uniform.default(seed, list(scores.shape), scores.device)
     return (numbers >= dropout) * (1.0 / (1.0 - dropout))
 
 

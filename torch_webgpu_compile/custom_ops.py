@@ -28,10 +28,12 @@ ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))
 
 
 @torch.library.custom_op(
-    "webgpu::uniform", mutates_args=(), schema="(Tensor seed, SymInt[] size) -> Tensor"
+    "webgpu::uniform",
+    mutates_args=(),
+    schema="(Tensor seed, SymInt[] size, Device? device=None) -> Tensor",
 )
-def uniform(seed: Tensor, size: Sequence[int]) -> Tensor:
-    """float32 in [0, 1), multiples of 2⁻²⁴, from an int32 seed of two elements.
+def uniform(seed: Tensor, size: Sequence[int], device: torch.device | None = None) -> Tensor:
+    """float32 in [0, 1) on a device, multiples of 2⁻²⁴, from an int32 seed of two elements.
 
     Element i is a hash of (i, seed): twice "lowbias32" (Chris Wellons, "Prospecting for Hash
     Functions", 2018), on a Weyl sequence from the seed's first half, and on the second half.
@@ -44,7 +46,8 @@ def uniform(seed: Tensor, size: Sequence[int]) -> Tensor:
     x = (torch.arange(numel) * WEYL + first) & mask
     x = _hash(x, mask)
     x = _hash(x ^ second, mask)
-    return ((x >> 8).float() * 2.0**-24).reshape(tuple(size))
+    numbers = ((x >> 8).float() * 2.0**-24).reshape(tuple(size))
+    return numbers if device is None else numbers.to(device)
 
 
 def _hash(x: Tensor, mask: int) -> Tensor:
@@ -54,5 +57,5 @@ def _hash(x: Tensor, mask: int) -> Tensor:
 
 
 @uniform.register_fake
-def _(seed: Tensor, size: Sequence[int]) -> Tensor:
-    return torch.empty(tuple(size), dtype=torch.float32)
+def _(seed: Tensor, size: Sequence[int], device: torch.device | None = None) -> Tensor:
+    return torch.empty(tuple(size), dtype=torch.float32, device=device)

@@ -11,13 +11,17 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.compiling import native
 from torch_webgpu_compile import explain
+from torch_webgpu_compile.device.autoload import register
 
+register()
 pytestmark = pytest.mark.usefixtures("fresh")
+on_devices = pytest.mark.parametrize("device", ["cpu", "webgpu"])
 
 
-def test_numbers_are_fresh_and_seeds_repeat_them():
-    f = native(lambda x: torch.rand_like(x) + torch.randn(64))
-    x = torch.empty(64)
+@on_devices
+def test_numbers_are_fresh_and_seeds_repeat_them(device):
+    f = native(lambda x: torch.rand_like(x) + torch.randn(64, device=device))
+    x = torch.empty(64, device=device)
     torch.manual_seed(7)
     first, second = f(x), f(x)
     assert not torch.equal(first, second)
@@ -31,13 +35,15 @@ def test_equal_calls_give_different_numbers():
     assert not torch.equal(a, b)
 
 
-def test_distributions():
+@on_devices
+def test_distributions(device):
     n = 1 << 17
 
     def f(x):
-        return torch.rand_like(x), torch.randn_like(x), torch.bernoulli(x), torch.randint(9, (n,))
+        whole = torch.randint(9, (n,), device=device)
+        return torch.rand_like(x), torch.randn_like(x), torch.bernoulli(x), whole
 
-    u, z, b, i = (t.double() for t in native(f)(torch.full((n,), 0.25)))
+    u, z, b, i = (t.cpu().double() for t in native(f)(torch.full((n,), 0.25, device=device)))
     for sample, mean, std in (
         (u, 0.5, math.sqrt(1 / 12)),
         (z, 0, 1),
@@ -55,8 +61,9 @@ def test_dropout_is_fused_and_needs_no_host():
     assert report.dispatch_count <= 2
 
 
+@on_devices
 @pytest.mark.parametrize("remake", [False, True])
-def test_forward_and_backward_use_one_mask(remake):
+def test_forward_and_backward_use_one_mask(remake, device):
     """Also when the backward graph computes the mask again."""
 
     def dropped(x):
@@ -65,10 +72,11 @@ def test_forward_and_backward_use_one_mask(remake):
     def f(x):
         return checkpoint(dropped, x, use_reentrant=False) if remake else dropped(x)
 
-    x = torch.randn(2048, requires_grad=True)
+    x = torch.randn(2048, device=device, requires_grad=True)
     y = native(f)(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(gradient, y.detach())
+    x, y = x.detach().cpu(), y.detach().cpu()
+    torch.testing.assert_close(gradient.cpu(), y)
     kept = (y != 0).double().mean()
     assert abs(kept - 0.6) < 0.06
     torch.testing.assert_close(y[y != 0], (x.exp() / 0.6)[y != 0])
@@ -80,8 +88,9 @@ def test_dropout_in_evaluation_is_the_identity():
     assert torch.equal(native(model)(x), x)
 
 
-def test_attention_with_dropout():
-    q = torch.randn(2, 4, 8, 16, requires_grad=True)
+@on_devices
+def test_attention_with_dropout(device):
+    q = torch.randn(2, 4, 8, 16, device=device, requires_grad=True)
 
     def f(q):
         return nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
@@ -91,10 +100,40 @@ def test_attention_with_dropout():
     assert gradient.isfinite().all()
 
 
-def test_dynamic_sizes():
+@on_devices
+def test_every_operator(device):
+    x = torch.rand(3, 40, device=device)
+
+    def f(x):
+        return (
+            torch.empty_like(x).uniform_(-1, 1),
+            torch.empty_like(x).normal_(),
+            torch.empty_like(x).exponential_(),
+            torch.empty_like(x).cauchy_(),
+            torch.empty_like(x).log_normal_(),
+            torch.empty_like(x).geometric_(0.5),
+            torch.normal(x, 1.0),
+            torch.normal(0.0, 1.0, (4,), device=device),
+            torch.rand(4, device=device, dtype=torch.float16),
+            torch.randint_like(x, 7),
+            torch.randint(-(1 << 40), 1 << 40, (4,), device=device),
+            torch.multinomial(x, 5),
+            torch.multinomial(x, 5, replacement=True),
+            nn.functional.rrelu(x - 0.5, training=True),
+            nn.functional.dropout1d(x[None], 0.5),
+            nn.functional.alpha_dropout(x, 0.5),
+        )
+
+    for got, wanted in zip(native(f)(x), f(x), strict=True):
+        assert (got.shape, got.dtype, got.device) == (wanted.shape, wanted.dtype, wanted.device)
+        assert got.isfinite().all()
+
+
+@on_devices
+def test_dynamic_sizes(device):
     f = native(lambda x: nn.functional.dropout(x, 0.5), dynamic=True)
     for n in (100, 1000, 333):
-        y = f(torch.ones(n))
+        y = f(torch.ones(n, device=device))
         assert set(y.unique().tolist()) == {0.0, 2.0}
 
 

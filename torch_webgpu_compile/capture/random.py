@@ -33,6 +33,7 @@ _CHUNK = 21
 _streams = itertools.count()
 
 Size = Sequence[int | torch.SymInt]
+Device = torch.device | None
 
 
 def seed() -> Tensor:
@@ -41,11 +42,11 @@ def seed() -> Tensor:
     return found
 
 
-def _uniform(size: Size, dtype: torch.dtype = torch.float32) -> Tensor:
+def _uniform(size: Size, device: Device, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers in [0, 1) of a float dtype: multiples of 2⁻²⁴, in float64 of 2⁻⁴⁸."""
     if dtype == torch.float64:
-        return _uniform(size).double() + _uniform(size).double() * 2.0**-24
-    numbers: Tensor = torch.ops.webgpu.uniform.default(seed(), list(size))
+        return _uniform(size, device).double() + _uniform(size, device).double() * 2.0**-24
+    numbers: Tensor = torch.ops.webgpu.uniform.default(seed(), list(size), device)
     if dtype == torch.float32:
         return numbers
     scale = float(1 << _BITS[dtype])
@@ -57,16 +58,16 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _normal(size: Size, dtype: torch.dtype) -> Tensor:
+def _normal(size: Size, device: Device, dtype: torch.dtype) -> Tensor:
     """Standard normal numbers to be rounded to ``dtype``, by Box and Muller's method."""
     wide = _wide(dtype)
-    radius = (-2.0 * torch.log1p(-_uniform(size, wide))).sqrt()
-    return radius * torch.cos(_uniform(size, wide) * (2.0 * math.pi))
+    radius = (-2.0 * torch.log1p(-_uniform(size, device, wide))).sqrt()
+    return radius * torch.cos(_uniform(size, device, wide) * (2.0 * math.pi))
 
 
-def _exponential(size: Size, dtype: torch.dtype) -> Tensor:
+def _exponential(size: Size, device: Device, dtype: torch.dtype) -> Tensor:
     """Exponentially distributed numbers of mean 1, to be rounded to ``dtype``."""
-    return -torch.log1p(-_uniform(size, _wide(dtype)))
+    return -torch.log1p(-_uniform(size, device, _wide(dtype)))
 
 
 def _is_float(dtype: torch.dtype) -> bool:
@@ -83,28 +84,32 @@ def _by_parts(self: Tensor, rule: Callable[..., Any], *arguments: float) -> Tens
     return torch.view_as_complex(rule(parts, *arguments))
 
 
-def rand(size: Size, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+def rand(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
     if _dtype(dtype).is_complex:
-        return _by_parts(torch.empty(size, dtype=dtype), uniform)
+        return _by_parts(torch.empty(size, dtype=dtype, device=device), uniform)
     if not _is_float(_dtype(dtype)):
         return NotImplemented
-    return _uniform(size, _dtype(dtype))
+    return _uniform(size, device, _dtype(dtype))
 
 
-def rand_like(self: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    return rand(self.shape, dtype=dtype or self.dtype)
+def rand_like(
+    self: Tensor, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any
+) -> Any:
+    return rand(self.shape, dtype=dtype or self.dtype, device=device or self.device)
 
 
-def randn(size: Size, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+def randn(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
     if _dtype(dtype).is_complex:
-        return normal_functional(torch.empty(size, dtype=dtype))
+        return normal_functional(torch.empty(size, dtype=dtype, device=device))
     if not _is_float(_dtype(dtype)):
         return NotImplemented
-    return _normal(size, _dtype(dtype)).to(_dtype(dtype))
+    return _normal(size, device, _dtype(dtype)).to(_dtype(dtype))
 
 
-def randn_like(self: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    return randn(self.shape, dtype=dtype or self.dtype)
+def randn_like(
+    self: Tensor, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any
+) -> Any:
+    return randn(self.shape, dtype=dtype or self.dtype, device=device or self.device)
 
 
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Any:
@@ -112,7 +117,7 @@ def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Any = 
         return _by_parts(self, uniform, low, high)
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
-    return _uniform(self.shape, self.dtype) * (high - low) + low
+    return _uniform(self.shape, self.device, self.dtype) * (high - low) + low
 
 
 def normal_functional(
@@ -122,16 +127,16 @@ def normal_functional(
         return _by_parts(self, normal_functional, mean, std / math.sqrt(2))
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
-    return (_normal(self.shape, self.dtype) * std + mean).to(self.dtype)
+    return (_normal(self.shape, self.device, self.dtype) * std + mean).to(self.dtype)
 
 
 def normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Any:
     dtype = mean.dtype if isinstance(mean, Tensor) else std.dtype
     if generator is not None or not _is_float(dtype):
         return NotImplemented
-    shapes = [value.shape for value in (mean, std) if isinstance(value, Tensor)]
-    shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    return (_normal(shape, dtype) * std + mean).to(dtype)
+    given = [value for value in (mean, std) if isinstance(value, Tensor)]
+    shape = torch.broadcast_shapes(*(t.shape for t in given))  # type: ignore[no-untyped-call]
+    return (_normal(shape, given[0].device, dtype) * std + mean).to(dtype)
 
 
 def normal_size(
@@ -144,19 +149,19 @@ def normal_size(
 def bernoulli(self: Tensor, *, generator: Any = None) -> Any:
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
-    return (_uniform(self.shape) < self).to(self.dtype)
+    return (_uniform(self.shape, self.device) < self).to(self.dtype)
 
 
 def bernoulli_p(self: Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
     if generator is not None:
         return NotImplemented
-    return (_uniform(self.shape) < p).to(self.dtype)
+    return (_uniform(self.shape, self.device) < p).to(self.dtype)
 
 
 def exponential(self: Tensor, lambd: float = 1.0, generator: Any = None) -> Any:
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
-    return (_exponential(self.shape, self.dtype) * (1.0 / lambd)).to(self.dtype)
+    return (_exponential(self.shape, self.device, self.dtype) * (1.0 / lambd)).to(self.dtype)
 
 
 def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
@@ -164,7 +169,7 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
-    mask = _uniform(input.shape) >= p
+    mask = _uniform(input.shape, input.device) >= p
     return torch.where(mask, input * (1.0 / (1.0 - p)), 0.0).to(input.dtype), mask
 
 
@@ -173,11 +178,17 @@ def randint(high: int, size: Size, **keywords: Any) -> Any:
 
 
 def randint_low(
-    low: int, high: int, size: Size, *, dtype: torch.dtype = torch.int64, **_: Any
+    low: int,
+    high: int,
+    size: Size,
+    *,
+    dtype: torch.dtype = torch.int64,
+    device: Device = None,
+    **_: Any,
 ) -> Any:
     if not isinstance(low, int) or not isinstance(high, int) or not 0 < high - low <= 1 << 63:
         return NotImplemented
-    return _integers(size, low, high, dtype or torch.int64)
+    return _integers(size, device, low, high, dtype or torch.int64)
 
 
 def randint_like(self: Tensor, high: int, **keywords: Any) -> Any:
@@ -185,19 +196,26 @@ def randint_like(self: Tensor, high: int, **keywords: Any) -> Any:
 
 
 def randint_like_low(
-    self: Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, **_: Any
+    self: Tensor,
+    low: int,
+    high: int,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Device = None,
+    **_: Any,
 ) -> Any:
-    return randint_low(low, high, self.shape, dtype=dtype or self.dtype)
+    place = device or self.device
+    return randint_low(low, high, self.shape, dtype=dtype or self.dtype, device=place)
 
 
-def _integers(size: Size, low: int, high: int, dtype: torch.dtype) -> Tensor:
+def _integers(size: Size, device: Device, low: int, high: int, dtype: torch.dtype) -> Tensor:
     """Whole numbers in [low, high)."""
     if high - low <= _MAX_RANGE:
-        numbers = (_uniform(size) * float(high - low)).to(torch.int32)
+        numbers = (_uniform(size, device) * float(high - low)).to(torch.int32)
         return (numbers.to(dtype if abs(low) <= _largest(dtype) else torch.int64) + low).to(dtype)
-    bits = torch.zeros((), dtype=torch.int64)
+    bits = torch.zeros((), dtype=torch.int64, device=device)
     for _ in range(3):
-        chunk = (_uniform(size) * float(1 << _CHUNK)).to(torch.int64)
+        chunk = (_uniform(size, device) * float(1 << _CHUNK)).to(torch.int64)
         bits = bits * (1 << _CHUNK) + chunk
     if high - low < 1 << 63:
         bits = bits % (high - low)
@@ -223,40 +241,40 @@ def random_from(self: Tensor, from_: int, to: int | None = None, *, generator: A
     high = _largest(self.dtype) + 1 if to is None else to
     if generator is not None or not 0 < high - from_ <= 1 << 63:
         return NotImplemented
-    return _integers(self.shape, from_, high, self.dtype)
+    return _integers(self.shape, self.device, from_, high, self.dtype)
 
 
 def geometric(self: Tensor, p: float, *, generator: Any = None) -> Any:
     if generator is not None or not 0 < p < 1:
         return NotImplemented
-    trials = _exponential(self.shape, self.dtype) * (-1.0 / math.log1p(-p))
+    trials = _exponential(self.shape, self.device, self.dtype) * (-1.0 / math.log1p(-p))
     return trials.ceil().clamp(min=1).to(self.dtype)
 
 
 def cauchy(self: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> Any:
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
-    quantile = torch.tan((_uniform(self.shape, _wide(self.dtype)) - 0.5) * math.pi)
+    quantile = torch.tan((_uniform(self.shape, self.device, _wide(self.dtype)) - 0.5) * math.pi)
     return (quantile * sigma + median).to(self.dtype)
 
 
 def log_normal(self: Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None) -> Any:
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
-    return (_normal(self.shape, self.dtype) * std + mean).exp().to(self.dtype)
+    return (_normal(self.shape, self.device, self.dtype) * std + mean).exp().to(self.dtype)
 
 
 def bernoulli_tensor(self: Tensor, p: Tensor, *, generator: Any = None) -> Any:
     if generator is not None:
         return NotImplemented
-    return (_uniform(self.shape) < p).to(self.dtype)
+    return (_uniform(self.shape, self.device) < p).to(self.dtype)
 
 
 def fused_dropout(self: Tensor, p: float, generator: Any = None) -> Any:
     """``p`` is the probability to keep an element."""
     if generator is not None:
         return NotImplemented
-    mask = _uniform(self.shape) < p
+    mask = _uniform(self.shape, self.device) < p
     return torch.where(mask, self * (1.0 / p), 0.0).to(self.dtype), mask.to(torch.uint8)
 
 
@@ -272,7 +290,7 @@ def rrelu_with_noise(
         return torch.nn.functional.leaky_relu(self, (lower + upper) / 2), noise.clone()
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
-    slope = _uniform(self.shape) * (upper - lower) + lower
+    slope = _uniform(self.shape, self.device) * (upper - lower) + lower
     chosen = torch.where(self <= 0, slope, 1.0).to(self.dtype)
     return self * chosen, chosen
 
@@ -292,10 +310,12 @@ def multinomial(
     weights = self.to(_wide(self.dtype))
     if replacement and num_samples != 1:
         total = weights.cumsum(-1)
-        chosen = _uniform((*self.shape[:-1], num_samples), weights.dtype) * total[..., -1:]
+        chosen = (
+            _uniform((*self.shape[:-1], num_samples), self.device, weights.dtype) * total[..., -1:]
+        )
         found = torch.searchsorted(total, chosen, right=True)
         return found.clamp(max=self.shape[-1] - 1)
-    race = weights / _exponential(self.shape, weights.dtype).clamp_min(1e-30)
+    race = weights / _exponential(self.shape, self.device, weights.dtype).clamp_min(1e-30)
     if num_samples == 1:
         return race.argmax(-1, keepdim=True)
     return race.topk(num_samples).indices

@@ -18,7 +18,9 @@ BITS = 24
 
 
 @lowers(torch.ops.webgpu.uniform.default)
-def lower_uniform(builder: Builder, seed: Value, size: Sequence[int | Expr]) -> Value:
+def lower_uniform(
+    builder: Builder, seed: Value, size: Sequence[int | Expr], device: object = None
+) -> Value:
     """The element's number is taken modulo 2³²."""
     sizes = tuple(as_expr(length) for length in size)
     if any(length is ZERO for length in sizes):
