@@ -29,9 +29,9 @@ LONGEST_ROW = 4096
 WHOLE = 2048
 BLOCK = 512
 FAN = 8
-# Where the length is not known when compiling, the blocks are a 64th of it: 16 thousand comparisons
-# for each of a million elements, but only two merges where a row is short.
-SYMBOLIC_MERGES = 2
+# Where the length is not known when compiling, the blocks are a 512th of it: two thousand
+# comparisons for each of a million elements, but only three merges where a row is short.
+SYMBOLIC_MERGES = 3
 
 
 def _last(value: Value, dim: int) -> Value:
