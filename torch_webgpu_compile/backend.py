@@ -83,7 +83,14 @@ def compile_module(
             observer(state, compiled)
         return compiled
 
-    return aot.capture(module, example_inputs, compile_captured, native_operators())
+    def keep(compiled: aot.BoxedFunction) -> None:
+        name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept
+        if name is not None and isinstance(compiled, CompiledGraph | DeviceGraph):
+            from . import precompiled
+
+            precompiled.keep(name, compiled, options.checked)
+
+    return aot.capture(module, example_inputs, compile_captured, native_operators(), keep)
 
 
 def webgpu(

@@ -41,13 +41,17 @@ def key_of(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
 
 def _parts(graph: LoopGraph, target: Target, options: CompileOptions) -> Iterator[bytes]:
     yield sources_digest().encode()
-    features = ",".join(sorted(target.features))
-    yield f"{replace(target, features=frozenset())!r} {features} {options.fusion}".encode()
+    yield f"{target_text(target)} {options.fusion}".encode()
     yield repr(sorted(known_tilings(target, options.cache).items())).encode()
     yield format_graph(replace(graph, name="graph")).encode()
     for name, data in sorted(graph.constants.items()):
         yield name.encode()
         yield memoryview(data).tobytes()
+
+
+def target_text(target: Target) -> str:
+    """All that a plan takes from its target."""
+    return f"{replace(target, features=frozenset())!r} {','.join(sorted(target.features))}"
 
 
 @cache

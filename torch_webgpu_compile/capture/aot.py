@@ -39,6 +39,7 @@ def capture(
     example_inputs: Sequence[Any],
     compile_graph: GraphCompiler,
     native: Collection[OpOverload],
+    on_whole: Callable[[BoxedFunction], None] = lambda compiled: None,
 ) -> Callable[..., Any]:
     """Traces a Dynamo graph and compiles each resulting graph with ``compile_graph``.
 
@@ -47,6 +48,7 @@ def capture(
         example_inputs: fake tensors and sizes, in the order of the graph's arguments.
         compile_graph: makes a function of a list of arguments, which it empties, from a graph.
         native: the operators that lowering knows.
+        on_whole: told of a compiled graph that is all there is to Dynamo's graph.
 
     Raises:
         UnsupportedOp: a size in the graph depends on the values of a tensor.
@@ -59,8 +61,9 @@ def capture(
 
     def compile_inference(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         nonlocal direct
+        is_plain = _is_plain(graph, example_inputs)
         compiled = compile_phase(graph, "inference", _static_inputs(), counted=_counted())
-        if _is_plain(graph, example_inputs):
+        if is_plain:
             direct = compiled
         return compiled
 
@@ -105,10 +108,13 @@ def capture(
     )
     with dynamo.compiling():
         traced: Callable[..., Any] = trace(module, example_inputs)
-    return traced if direct is None else _unwrapped(direct)
+    if direct is None:
+        return traced
+    on_whole(direct)
+    return unwrapped(direct)
 
 
-def _unwrapped(compiled: BoxedFunction) -> Callable[..., Any]:
+def unwrapped(compiled: BoxedFunction) -> Callable[..., Any]:
     """``compiled`` called by Dynamo itself, without AOTAutograd's wrappers around it.
 
     They cost about 8 µs a call, and have nothing to do for a plain inference graph.

@@ -1,0 +1,67 @@
+"""A program that is started several times, see `test_precompiled`: compiles, prints what it did."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_webgpu_compile import counters, precompiled
+from torch_webgpu_compile.device import autoload
+
+
+class Model(nn.Module):
+    """Parameters, a random operator, several results, one of which is a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.softmax(self.linear(x), -1)
+        return y @ y.t(), y + 0 * torch.rand_like(y)
+
+
+def on_host(x: torch.Tensor) -> torch.Tensor:
+    """Has an operator without kernels."""
+    return torch.linalg.eigvalsh(x @ x.t()) + 1
+
+
+def on_device(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Is called with tensors on the device."""
+    return torch.relu(x @ weight).cumsum(0)
+
+
+def main() -> None:
+    if "other-version" in sys.argv:
+        precompiled.sources_digest = lambda: "another"
+    if "other-gpu" in sys.argv:
+        precompiled.target_text = lambda target: "another"
+    autoload.register()
+    torch.manual_seed(0)
+    model, x = Model().eval(), torch.randn(5, 6)
+    functions = {f: torch.compile(f, backend="webgpu") for f in (model, on_host, on_device)}
+    report = []
+
+    def check(function: Callable[..., Any], *arguments: torch.Tensor, device: str = "cpu") -> None:
+        before = counters.plans_compiled
+        got = functions[function](*(t.to(device) for t in arguments))
+        report.append(counters.plans_compiled - before)
+        moved = torch.utils._pytree.tree_map(torch.Tensor.cpu, got)
+        torch.testing.assert_close(moved, function(*arguments), atol=1e-4, rtol=1e-4)
+
+    with torch.no_grad():
+        check(model, x)
+        check(model, torch.randn(9, 6))
+        check(on_host, x)
+        check(on_device, x, torch.randn(6, 3), device="webgpu")
+    if "save" in sys.argv:
+        torch.compiler.save_cache_artifacts()
+    print(json.dumps(report))
+
+
+main()
