@@ -163,7 +163,7 @@ def _details(cases: dict[str, Any]) -> Iterator[str]:
 def _first_calls(cases: dict[str, Any]) -> Iterator[str]:
     """The parts of first calls that had processes of their own."""
     for name, case in cases.items():
-        for kind in ("cold", "cached"):
+        for kind in ("cold", "cached", "precompiled"):
             parts = case.get("first_call", {}).get(kind)
             if parts:
                 shown = (

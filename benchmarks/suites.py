@@ -138,6 +138,7 @@ SUITES: dict[str, Suite] = {
                     "gpt2": (
                         AtMost("cold_s", 5.0, "s", "cold", "first_call"),
                         AtMost("cached_s", 1.0, "s", "from the plan cache", "first_call"),
+                        AtMost("precompiled_s", 1.0, "s", "precompiled", "first_call"),
                     )
                 }
             ),
