@@ -25,7 +25,7 @@ from .counters import counters
 from .device_graph import DeviceGraph
 from .errors import DeviceError
 from .options import CompileOptions, resolve
-from .runtime.device import Device, open_device
+from .runtime.device import Device, open_device, opened_devices
 
 
 def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> int | None:
@@ -115,4 +115,11 @@ def webgpu(
     return compile_module(module, example_inputs, resolve(mode, options))
 
 
+def _open_default() -> None:
+    """Opens the GPU that CPU tensors are computed on, unless a GPU is open already."""
+    if not opened_devices():
+        device_for(resolve(None, None))
+
+
 dynamo.prepare()
+dynamo.on_first_compile(_open_default)

@@ -1,4 +1,4 @@
-"""What torch must be told for this backend: settings of Dynamo, and two repairs for threads.
+"""What torch must be told for this backend: settings and callbacks of Dynamo, repairs for threads.
 
 Dynamo traces before it calls a backend, so its settings cannot be made around one compilation.
 They change defaults only: a value that the user has set wins.
@@ -6,13 +6,14 @@ They change defaults only: a value that the user has set wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from threading import Event, Thread
 
 import torch
 from torch._dynamo import config
+from torch._dynamo.callback import callback_handler
 
 # Dynamo stops at RNN, GRU and LSTM modules by default. They trace well on the supported versions
 # (export allows them by default, too), and other backends get the same traced graph.
@@ -29,6 +30,27 @@ def prepare() -> None:
         else:
             setattr(config, name, value)
     _keep_device_guard()
+
+
+def on_first_compile(function: Callable[[], None]) -> None:
+    """Calls ``function`` in a thread of its own as soon as Dynamo starts to trace anything.
+
+    Tracing takes seconds of Python; what waits for a driver meanwhile costs nothing. Exceptions are
+    dropped: whoever needs the function's work does it again and gets them.
+    """
+    started = False
+
+    def run() -> None:
+        with suppress(Exception):
+            function()
+
+    def start(_: object) -> None:
+        nonlocal started
+        if not started:
+            started = True
+            Thread(target=run, name="torch-webgpu-first-compile").start()
+
+    callback_handler.register_start_callback(start)
 
 
 @contextmanager
