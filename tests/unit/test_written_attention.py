@@ -291,3 +291,17 @@ def test_shared_heads_are_not_repeated():
             found = calls(FORMS[name], *written_forms.tensors(name))
         assert torch.ops.aten.expand.default not in found
         assert torch.ops.aten.clone.default not in found
+
+
+@pytest.mark.parametrize(
+    "equation", ["i,ij->j", "ij,j->i", "i,i->", "i,j->ij", "ij,i->", "...i,i->...", "ii,i->i"]
+)
+@pytest.mark.parametrize("softmax", [False, True])
+def test_other_einsums_are_left_alone(equation, softmax):
+    sizes = [len(term.replace("...", "bc")) for term in equation.split("->")[0].split(",")]
+    operands = [torch.randn(*[4] * size) for size in sizes]
+
+    def f(x, y):
+        return torch.einsum(equation, x.softmax(-1) if softmax else x, y)
+
+    torch.testing.assert_close(interpreted(f)(*operands), f(*operands))

@@ -38,6 +38,8 @@ def second_product(node: Node) -> tuple[Node, Operand, Permutation] | None:
             if letters is None:
                 return None
             for (weights, w), (value, v) in (letters.inputs, letters.inputs[::-1]):
+                if len(w) < 2:
+                    continue
                 *outer, row, column = list(w)
                 size = _only(set(v) - set(w))
                 if size and len(v) == len(w) and column not in letters.result:
@@ -70,6 +72,8 @@ def first_product(node: Node) -> tuple[Operand, Operand] | None:
 
 
 def _product_of_letters(letters: Letters) -> tuple[Operand, Operand] | None:
+    if len(letters.result) < 2:
+        return None
     *outer, row, column = list(letters.result)
     for (query, q), (key, k) in (letters.inputs, letters.inputs[::-1]):
         size = _only(set(q) - set(letters.result))

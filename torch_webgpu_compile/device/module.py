@@ -5,7 +5,7 @@ Importing it is a part of ``import torch``: it opens nothing and imports no WebG
 
 from __future__ import annotations
 
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ from .streams import (
     stream,
     synchronize,
 )
+from .untraced import untraced
 
 __all__ = [
     "DeviceProperties",
@@ -188,6 +189,16 @@ def _lazy_init() -> None:
     from . import kernels
 
     kernels.register()
+
+
+def _keep_dynamo_out() -> None:
+    """Dynamo calls some of these while it traces: to keep the state of random numbers, for one."""
+    for name in __all__:
+        if isinstance(found := globals()[name], FunctionType):
+            untraced(found)
+
+
+_keep_dynamo_out()
 
 
 def __getattr__(name: str) -> Any:

@@ -27,12 +27,17 @@ from .spaces import Origin
 
 
 class BufferOrigin(enum.Enum):
-    """Where a buffer's contents come from; PREPARED ones from `Schedule.preparation`."""
+    """Where a buffer's contents come from; PREPARED ones from `Schedule.preparation`.
+
+    An EFFECT is an empty buffer without memory: the only output of a host call that is there for
+    what it does, such as a check that raises.
+    """
 
     INPUT = "input"
     CONSTANT = "constant"
     INTERMEDIATE = "intermediate"
     PREPARED = "prepared"
+    EFFECT = "effect"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +130,12 @@ class LoopGraph:
         return replace(self, nodes=nodes, buffers=buffers)
 
     def live(self) -> LoopGraph:
-        """The graph without nodes that no output needs, and without what only those used."""
-        needed = set(self.returned)
+        """The graph without nodes that no output needs, and without what only those used.
+
+        Effects are needed.
+        """
+        effects = {n for n, b in self.buffers.items() if b.origin is BufferOrigin.EFFECT}
+        needed = set(self.returned) | effects
         kept: list[Node] = []
         for node in reversed(self.nodes):
             if not needed.isdisjoint(outputs_of(node)):
@@ -151,6 +160,12 @@ class LoopGraph:
     def returned(self) -> frozenset[str]:
         """Buffers that outlive the nodes because an output shows them."""
         return frozenset(o.buffer for o in self.outputs if o.buffer is not None)
+
+
+def is_effect(node: Node, graph: LoopGraph) -> bool:
+    """Whether a node is there for what it does."""
+    origins = {graph.buffers[name].origin for name in outputs_of(node)}
+    return isinstance(node, HostCall) and origins == {BufferOrigin.EFFECT}
 
 
 @dataclass(frozen=True, slots=True)

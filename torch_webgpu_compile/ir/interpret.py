@@ -20,7 +20,7 @@ from ..errors import VerificationError
 from ..sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
 from . import attention
 from .attention_nodes import Attention, AttentionGradient
-from .graph import Buffer, GraphOutput, LoopGraph
+from .graph import Buffer, GraphOutput, LoopGraph, is_effect
 from .nodes import (
     Contraction,
     Fourier,
@@ -228,6 +228,8 @@ class _Run:
         if self.run_host_call is None:
             raise VerificationError(f"{node.target} runs on the host, but there is no callback")
         results = self.run_host_call(node, self.arrays, self.sizes)
+        if is_effect(node, self.graph):
+            return
         for name, result in zip(node.outputs, results, strict=True):
             self._store(name, np.asarray(result))
 

@@ -30,6 +30,7 @@ _ORIGINS = {
     "input": BufferOrigin.INPUT,
     "constant": BufferOrigin.CONSTANT,
     "prepared": BufferOrigin.PREPARED,
+    "effect": BufferOrigin.EFFECT,
 }
 
 

@@ -18,6 +18,7 @@ from .graph import (
     BufferOrigin,
     GraphOutput,
     LoopGraph,
+    is_effect,
 )
 from .nodes import (
     REDUCTIONS,
@@ -56,7 +57,8 @@ def verify_loop_graph(graph: LoopGraph) -> None:
             require(name in graph.buffers, _title(node), f"a declaration of {name}")
             require(name not in written, _title(node), f"{name} written once only")
             origin = graph.buffers[name].origin
-            require(origin is BufferOrigin.INTERMEDIATE, _title(node), f"{name} an intermediate")
+            allowed = origin is BufferOrigin.INTERMEDIATE or is_effect(node, graph)
+            require(allowed, _title(node), f"{name} an intermediate")
             written.add(name)
         verify_node(node, graph, sizes)
     for position, output in enumerate(graph.outputs):

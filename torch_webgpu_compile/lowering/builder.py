@@ -180,7 +180,10 @@ class Builder:
     def host(
         self, target: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
     ) -> tuple[Value | None, ...]:
-        """A `HostCall`; its outputs are the tensors among the operator's results, in order."""
+        """A `HostCall`; its outputs are the tensors among the operator's results, in order.
+
+        Without any it is there for its effect.
+        """
         made = []
         for k, signature in enumerate(self.results):
             name = self.hint if len(self.results) == 1 else f"{self.hint}_{k}"
@@ -190,6 +193,9 @@ class Builder:
                 else self.new_buffer(signature.dtype, signature.sizes, name)
             )
         names = tuple(buffer.name for buffer in made if buffer is not None)
+        if not names:
+            effect = self.new_buffer(dtypes.int32, (ZERO,), origin=BufferOrigin.EFFECT)
+            names = (effect.name,)
         self.nodes.append(HostCall(names, target, arguments, keywords, (self.origin,)))
         return tuple(None if buffer is None else self.load(buffer) for buffer in made)
 

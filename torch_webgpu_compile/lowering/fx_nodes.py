@@ -10,11 +10,17 @@ import numpy as np
 import torch
 from torch.fx import Node as FxNode
 
+_EFFECTS = (
+    torch.ops.aten.copy_.default,
+    torch.ops.aten._assert_async.msg,
+    torch.ops.higher_order.with_effects,
+)
+
 
 def needed_nodes(graph: torch.fx.Graph) -> set[FxNode]:
-    """Nodes that outputs and mutations depend on."""
+    """Nodes that outputs, mutations and other effects depend on."""
     live: set[FxNode] = set()
-    stack = [n for n in graph.nodes if n.op == "output" or n.target is torch.ops.aten.copy_.default]
+    stack = [n for n in graph.nodes if n.op == "output" or n.target in _EFFECTS]
     while stack:
         node = stack.pop()
         if node not in live:

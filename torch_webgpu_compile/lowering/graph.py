@@ -30,12 +30,12 @@ from .updates import argument_updates
 from .value import Value
 
 aten = torch.ops.aten
+with_effects = torch.ops.higher_order.with_effects
 
 # Checks of sizes and metadata without results, decided when the graph was traced.
 _NO_EFFECT = frozenset(
     {
         aten._assert_scalar.default,
-        aten._assert_async.msg,
         aten._assert_tensor_metadata.default,
         aten.sym_constrain_range.default,
         aten.sym_constrain_range_for_size.default,
@@ -175,6 +175,10 @@ class _GraphLowering:
             self._mutation(node)
         elif target in _NO_EFFECT:
             self.values[node] = None
+        elif target is with_effects:
+            self._effect(node)
+        elif target is aten._assert_async.msg:
+            self._results(node, target, node.args, [None])
         elif not has_tensor(node.meta.get("val")) and node.meta.get("val") is not None:
             self.values[node] = self._number(node)
         elif isinstance(target, torch._ops.OpOverload):
@@ -183,6 +187,17 @@ class _GraphLowering:
             name = getattr(target, "__name__", str(target))
             cause = "not an ATen operator that can be lowered"
             raise UnsupportedOp(name, cause, _NO_FALLBACK_STEP, source(node))
+
+    def _effect(self, node: FxNode) -> None:
+        """An operator that does more than give results: with_effects(token, operator, …).
+
+        The first result is a token, which says in which order such operators run. They do so here
+        as they are written; tokens are None.
+        """
+        _, target, *arguments = node.args
+        assert isinstance(target, torch._ops.OpOverload)
+        _, *results = node.meta["val"]
+        self.values[node] = (None, *self._results(node, target, arguments, results))
 
     def _mutation(self, node: FxNode) -> None:
         placeholder = node.args[0]
@@ -220,30 +235,41 @@ class _GraphLowering:
         return argument
 
     def _operator(self, node: FxNode, overload: torch._ops.OpOverload) -> Any:
+        result = node.meta.get("val")
+        if not isinstance(result, (tuple, list)):
+            return self._results(node, overload, node.args, [result])[0]
+        return self._results(node, overload, node.args, result, used_results(node))
+
+    def _results(
+        self,
+        node: FxNode,
+        overload: torch._ops.OpOverload,
+        arguments: Sequence[Any],
+        results: Sequence[Any],
+        used: frozenset[int] | None = None,
+    ) -> tuple[Value | None, ...]:
+        """What a node's operator gives; results that are not ``used`` may be left out."""
         builder = self.builder
         builder.origin = Origin(str(overload), source(node))
         builder.hint = identifier(node.name)
         builder.updates_argument = node in self.updates
-        result = node.meta.get("val")
-        many = isinstance(result, (tuple, list))
-        results: list[Any] = list(result) if isinstance(result, (tuple, list)) else [result]
-        builder.used = used_results(node) if many else None
+        builder.used = used
         builder.results = tuple(
             self._signature(r, node) if isinstance(r, torch.Tensor) else None for r in results
         )
         builder.arguments = tuple(n.meta.get("val") for n in node.all_input_nodes)
-        arguments, keywords = self._bind(node, overload)
-        values = self._lower_operator(overload, arguments, keywords)
+        given, keywords = self._bind(overload, arguments, node.kwargs)
+        values = self._lower_operator(overload, given, keywords)
         for value, signature in zip(values, builder.results, strict=True):
             _check_result(str(overload), value, signature)
-        return values if many else values[0]
+        return values
 
     def _bind(
-        self, node: FxNode, overload: torch._ops.OpOverload
+        self, overload: torch._ops.OpOverload, given: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Positional arguments by position, keyword-only ones by name, as values."""
-        arguments = [self._argument(argument) for argument in node.args]
-        keywords = {name: self._argument(argument) for name, argument in node.kwargs.items()}
+        arguments = [self._argument(argument) for argument in given]
+        keywords = {name: self._argument(argument) for name, argument in named.items()}
         positional = [a for a in overload._schema.arguments if not a.kwarg_only]
         for schema in positional[len(arguments) :]:
             if schema.name not in keywords:

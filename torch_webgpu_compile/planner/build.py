@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Schedule
+from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Schedule, is_effect
 from ..ir.nodes import BufferArgument, HostCall
 from ..plan.model import (
     STATUS,
@@ -39,7 +39,7 @@ def build_plan(
     steps: list[Step] = []
     for call in calls:
         if isinstance(call, HostCall):
-            steps.append(_host_step(call, names))
+            steps.append(_host_step(call, graph, names))
             continue
         key = (call.kernel.wgsl, call.kernel.bindings)
         if key not in kernels:
@@ -93,11 +93,11 @@ def _plan_output(o: GraphOutput, graph: LoopGraph, names: Mapping[str, str]) -> 
     return PlanOutput(buffer, o.sizes, strides, offset, o.size, o.constant, o.mutates)
 
 
-def _host_step(call: HostCall, names: Mapping[str, str]) -> HostStep:
+def _host_step(call: HostCall, graph: LoopGraph, names: Mapping[str, str]) -> HostStep:
     source = next((o.source for o in call.origins if o.source), "")
     return HostStep(
         call.target,
-        call.outputs,
+        () if is_effect(call, graph) else call.outputs,
         tuple(_host_argument(a, names) for a in call.arguments),
         tuple((k, _host_argument(v, names)) for k, v in call.keywords),
         source,

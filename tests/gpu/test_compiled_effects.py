@@ -1,0 +1,82 @@
+"""Operators that are there for what they do: checks that raise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.compiling import compiled
+from torch_webgpu_compile.device.autoload import register
+
+register()
+pytestmark = [
+    pytest.mark.usefixtures("fresh"),
+    pytest.mark.filterwarnings("ignore:.*runs on the CPU"),  # checks and factorisations do
+]
+on_devices = pytest.mark.parametrize("device", ["cpu", "webgpu"])
+
+
+def positive_root(x):
+    torch._assert_async((x >= 0).all(), "a negative number")
+    return x.sqrt() + 1
+
+
+@on_devices
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_assertions(device, dynamic):
+    f = compiled(positive_root, dynamic=dynamic)
+    x = torch.rand(5, device=device)
+    for n in (5, 3):
+        torch.testing.assert_close(f(x[:n]), positive_root(x[:n]))
+    with pytest.raises(RuntimeError, match="a negative number"):
+        f(x - 2)
+    torch.testing.assert_close(f(x), positive_root(x))
+
+
+@on_devices
+def test_an_assertion_alone(device):
+    def f(x):
+        torch._assert_async(x.isfinite().all(), "not finite")
+        return None
+
+    assert compiled(f)(torch.ones(3, device=device)) is None
+    with pytest.raises(RuntimeError, match="not finite"):
+        compiled(f)(torch.full((3,), torch.inf, device=device))
+
+
+@on_devices
+def test_assertions_in_training(device):
+    x = torch.rand(5, device=device, requires_grad=True)
+    (gradient,) = torch.autograd.grad(compiled(positive_root)(x).sum(), x)
+    (wanted,) = torch.autograd.grad(positive_root(x).sum(), x)
+    torch.testing.assert_close(gradient, wanted)
+    with pytest.raises(RuntimeError, match="a negative number"):
+        compiled(positive_root)(x - 2)
+
+
+@on_devices
+def test_a_singular_matrix(device):
+    def f(x):
+        return torch.linalg.inv(x) + 1
+
+    x = (torch.randn(4, 4) + 4 * torch.eye(4)).to(device)
+    g = compiled(f)
+    torch.testing.assert_close(g(x).cpu(), f(x.cpu()))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        g(torch.zeros(4, 4, device=device))
+    torch.testing.assert_close(g(x).cpu(), f(x.cpu()))
+
+
+def test_several_in_order():
+    def f(x):
+        torch._assert_async((x > 0).all(), "first")
+        y = x.exp()
+        torch._assert_async((x > 1).all(), "second")
+        return y
+
+    g = compiled(f)
+    with pytest.raises(RuntimeError, match="first"):
+        g(torch.zeros(2))
+    with pytest.raises(RuntimeError, match="second"):
+        g(torch.ones(2))
+    torch.testing.assert_close(g(torch.full((2,), 2.0)), f(torch.full((2,), 2.0)))
