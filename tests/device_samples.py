@@ -1,93 +1,29 @@
 """PyTorch's operator samples (OpInfo) on the device, against the CPU.
 
-A `Check` is one sample of one kind (the keys of `_RUN`); running it raises AssertionError for a
-wrong answer. Samples that PyTorch itself refuses must be
-refused on the device with the same type of error.
+A `Check` is one sample of one kind (the keys of `RUN`); running it raises AssertionError for a
+wrong answer. Samples that PyTorch itself refuses must be refused on the device with the same type
+of error.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
-from tests.device_compare import same, wide, without_ties
-from tests.device_dynamic import (
-    FACTORS,
-    NOT_REPEATED,
-    Compilations,
-    Recompiled,
-    can_grow,
-    grown,
-    is_large,
+from tests.device_exceptions import (
+    ERRORS_NOT_RAISED,
+    EXCEPTIONS,
+    NOT_COMPILED,
+    OUT_OF_CPU,
+    name_of,
 )
-from tests.device_values import copied, on_cpu, on_device
-
-# Operators whose results hold whatever memory held, or that are about something else than values.
-EXCEPTIONS = {
-    "empty": "its values are undefined",
-    "empty_like": "its values are undefined",
-    "empty_permuted": "its values are undefined",
-    "empty_strided": "its values are undefined",
-    "new_empty": "its values are undefined",
-    "new_empty_strided": "its values are undefined",
-    "as_strided.partial_views": "its samples read memory that the sample itself does not hold",
-    "to_sparse": "sparse tensors",
-    "sparse.mm.reduce": "sparse tensors",
-    "sparse.sampled_addmm": "sparse tensors",
-    "torch.ops.aten._safe_softmax.default": "not a function of torch",
-}
-"""By operator name, with the reason."""
-
-ERRORS_NOT_RAISED = {
-    "kthvalue": "out= may be the input: it is read before anything is written",
-    "narrow_copy": "the CPU raises an internal assertion, other devices an IndexError",
-}
-"""By operator name, with the reason."""
-
-OUT_OF_CPU = {
-    "avg_pool3d": "the CPU kernel ignores the strides of out=",
-    "nn.functional.avg_pool3d": "the CPU kernel ignores the strides of out=",
-    "narrow_copy": "the CPU kernel ignores the strides of out=",
-    "nn.functional.gelu": "the CPU kernel ignores the strides of out=",
-}
-"""Operators whose ``out=`` is not compared, with the reason."""
-
-STRIDES_OF_OUT = {
-    "cholesky_inverse": "its kernels make an empty out= column-major, its meta function row-major",
-}
-"""Operators that may leave a resized ``out=`` with other strides than the CPU, with the reason."""
-
-# PyTorch's CPU kernels of these for complex tensors are wrong under any `TorchDispatchMode`.
-_WRONG_WHEN_WATCHED = frozenset(
-    {"pinverse", "linalg.pinv", "linalg.pinv.singular", "linalg.pinv.hermitian"}
-    | {"linalg.lstsq", "linalg.lstsq.grad_oriented"}
-)
-# Results that an out= of any dtype takes here; the CPU wants one dtype.
-_OUT_OF_ANY_DTYPE = frozenset(
-    {"all", "any", "bucketize", "isin", "isneginf", "isposinf", "searchsorted", "signbit"}
-)
-
-# Results that are determined up to a sign, a phase, or the order of equal elements.
-OPEN = frozenset({"svd", "linalg.svd", "linalg.eigh", "linalg.eig", "svd_lowrank", "pca_lowrank"})
-
-
-class Skip(Exception):
-    """A sample that says nothing about the device."""
-
-
-def name_of(info: Any) -> str:
-    """An OpInfo's name with its variant."""
-    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
-
+from tests.device_kinds import RUN
 
 OPERATORS = {name_of(info): info for info in op_db if name_of(info) not in EXCEPTIONS}
 
@@ -108,7 +44,7 @@ def checks(info: Any, kind: str, dtype: torch.dtype, limit: int | None) -> Itera
         made: Any = info.error_inputs("cpu") if info.error_inputs_func else ()
     else:
         made = info.sample_inputs("cpu", dtype, requires_grad=kind == "backward")
-    run = _RUN[kind]
+    run = RUN[kind]
     for number, sample in enumerate(itertools.islice(made, limit)):
         if kind == "errors" or not _is_elsewhere(sample):
             yield Check(f"sample {number}", lambda sample=sample: run(info, sample))
@@ -130,282 +66,8 @@ def _applies(info: Any, kind: str, dtype: torch.dtype) -> bool:
             return info.get_inplace() is not None
         case "out":
             return bool(info.supports_out) and info.name not in OUT_OF_CPU
+        case "compiled":
+            return name_of(info) not in NOT_COMPILED
         case "errors":
             return dtype is torch.float32 and info.name not in ERRORS_NOT_RAISED
     return True
-
-
-# ---- running
-
-
-def _of(sample: Any) -> tuple[Any, Any, Any]:
-    return sample.input, tuple(sample.args), dict(sample.kwargs)
-
-
-def _call(function: Callable[..., Any], values: tuple[Any, Any, Any]) -> Any:
-    torch.manual_seed(0)
-    first, args, kwargs = values
-    return function(first, *args, **kwargs)
-
-
-class _RandomOperators(TorchDispatchMode):
-    """Notices operators that take random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found |= torch.Tag.nondeterministic_seeded in func.tags
-        return func(*args, **(kwargs or {}))
-
-
-@dataclass(frozen=True)
-class _Expected:
-    """What PyTorch gives on the CPU: results or an error, and whether they are random."""
-
-    value: Any
-    error: Exception | None
-    is_random: bool
-
-
-def _expected(function: Callable[..., Any], values: Any, *, watch: bool = True) -> _Expected:
-    """Watching makes some operators forget their ``out=``: `torch.linalg.matrix_rank`."""
-    mode = _RandomOperators()
-    try:
-        with mode if watch else nullcontext():
-            return _Expected(_call(function, values), None, mode.found)
-    except Exception as error:
-        return _Expected(None, error, mode.found)
-
-
-def _may_watch(info: Any, sample: Any) -> bool:
-    return name_of(info) not in _WRONG_WHEN_WATCHED or not sample.input.is_complex()
-
-
-def _fails_alike(function: Callable[..., Any], values: Any, error: Exception) -> None:
-    """The device refuses what the CPU refuses. Other devices may do what the CPU cannot."""
-    try:
-        tree_map_only(Tensor, lambda t: t.cpu(), _call(function, values))
-    except type(error):
-        return
-    except Exception as other:
-        if isinstance(error, NotImplementedError) or isinstance(other, NotImplementedError):
-            return
-        raise AssertionError(f"{type(other).__name__} instead of {error!r}: {other}") from other
-    if isinstance(error, NotImplementedError) or "not implemented for" in str(error):
-        return
-    raise AssertionError(f"no error instead of {error!r}")
-
-
-def _shapes_only(values: Any) -> Any:
-    return tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), values)
-
-
-def _near(info: Any, function: Callable[..., Any], values: Any, wanted: Any) -> Any:
-    """16-bit results computed in float32."""
-    dtypes = {leaf.dtype for leaf in tree_leaves(wanted) if isinstance(leaf, Tensor)}
-    if not dtypes & {torch.float16, torch.bfloat16}:
-        return None
-    return _expected(function, wide(values)).value
-
-
-def _open(info: Any, values: Any) -> Any:
-    """Sizes and dtypes alone, where the values are not determined."""
-    return _shapes_only(values) if name_of(info) in OPEN else values
-
-
-def run_forward(info: Any, sample: Any) -> None:
-    """The operator's results."""
-    values = _of(sample)
-    moved = on_device(values, info)
-    expected = _expected(info.op, copied(values), watch=_may_watch(info, sample))
-    wanted = expected.value
-    if expected.error is not None:
-        _fails_alike(info.op, moved, expected.error)
-        return
-    got = on_cpu(_call(info.op, moved))
-    if expected.is_random:
-        got, wanted = _shapes_only(got), _shapes_only(wanted)
-    near = _near(info, info.op, values, wanted)
-    got, wanted, near = (without_ties(info, values, found) for found in (got, wanted, near))
-    same(info, _open(info, got), _open(info, wanted), near)
-
-
-def run_dynamic(info: Any, sample: Any) -> None:
-    """The results at three sizes, the last without compiling anything.
-
-    Raises:
-        Recompiled: the last size was compiled for.
-    """
-    small = _of(sample)
-    if info.name in NOT_REPEATED or not can_grow(small):
-        raise Skip("nothing to grow")
-    few = is_large(small)
-    for factor in FACTORS:
-        values = grown(small, factor, few)
-        expected = _expected(info.op, copied(values), watch=_may_watch(info, sample))
-        if expected.error is not None:
-            raise Skip("its sizes are tied to other arguments")
-        with Compilations() as compilations:
-            got = on_cpu(_call(info.op, on_device(values, info)))
-        wanted = expected.value
-        if expected.is_random:
-            got, wanted = _shapes_only(got), _shapes_only(wanted)
-        near = _near(info, info.op, values, wanted)
-        got, wanted, near = (without_ties(info, values, found) for found in (got, wanted, near))
-        # Sums of many times as many terms, over up to four dimensions.
-        same(info, _open(info, got), _open(info, wanted), near, scale=float(factor**4))
-    if compilations.count:
-        raise Recompiled(f"{compilations.count} plans for sizes of a kind seen twice")
-
-
-def run_backward(info: Any, sample: Any) -> None:
-    """Gradients of everything that asks for one."""
-    values = _of(sample)
-    moved = on_device(values, info)
-    watch = _RandomOperators()
-    try:
-        with watch:
-            wanted = _gradients(info, sample, copied(values))
-    except Skip:
-        raise
-    except Exception as error:
-        raise Skip(f"PyTorch cannot: {error}") from error
-    got = _gradients(info, sample, moved)
-    if watch.found or name_of(info) in OPEN:
-        got, wanted = _shapes_only(got), _shapes_only(wanted)
-    same(info, got, wanted, scale=10.0)  # sums over the results
-
-
-def _gradients(info: Any, sample: Any, values: Any) -> Any:
-    result = _call(info.op, values)
-    process = sample.output_process_fn_grad
-    if process is not None:
-        result = process(result)
-    outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
-    inputs = [t for t in tree_leaves(values) if isinstance(t, Tensor) and t.requires_grad]
-    if not outputs or not inputs:
-        raise Skip("nothing asks for a gradient")
-    generator = torch.Generator().manual_seed(1)
-    seeds = [
-        torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype).to(t.device)
-        for t in outputs
-    ]
-    return torch.autograd.grad(outputs, inputs, seeds, allow_unused=True)
-
-
-def run_inplace(info: Any, sample: Any) -> None:
-    """The in-place variant on a tensor of its own, and on a part of larger memory."""
-    if sample.broadcasts_input or not isinstance(sample.input, Tensor):
-        raise Skip("the result is larger than the argument")
-    function = info.get_inplace()
-    for layout in (_plain, _gapped):
-        memory, first = layout(sample.input)
-        values = memory, first, tuple(sample.args), dict(sample.kwargs)
-        memory, first, *rest = copied(values)
-        moved_memory, moved_first, *moved_rest = on_device(values)
-        expected = _expected(function, (first, *rest))
-        if expected.error is not None:
-            _fails_alike(function, (moved_first, *moved_rest), expected.error)
-            continue
-        got = _call(function, (moved_first, *moved_rest))
-        assert (got is moved_first) == (expected.value is first)
-        if expected.is_random:
-            continue
-        near = _near(info, info.op, _of(sample), expected.value)
-        same(info, moved_first, first, near)
-        if near is None:
-            same(info, moved_memory, memory)
-
-
-def _plain(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    made = tensor.detach().clone()
-    return made, made
-
-
-def _gapped(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Every other element of rows that start at an odd offset."""
-    *rows, last = tensor.shape or (1,)
-    memory = torch.zeros([*rows, 2 * last + 3], dtype=tensor.dtype)
-    part = memory[..., 3::2]
-    part = part if tensor.dim() else part[0]
-    return memory, part.copy_(tensor.detach())
-
-
-def run_out(info: Any, sample: Any) -> None:
-    """``out=``: empty, of the right sizes, in larger memory with gaps, of a wrong dtype."""
-    values = _of(sample)
-    expected = _expected(info.op, copied(values))
-    wanted = expected.value
-    tensors = tree_leaves(wanted)
-    if expected.error is not None or not all(isinstance(t, Tensor) for t in tensors):
-        raise Skip("no results to write")
-    if expected.is_random or not tensors:
-        raise Skip("random")
-    near = _near(info, info.op, values, wanted)
-    makers = [_same_sizes, _empty, _with_gaps]
-    if info.name not in _OUT_OF_ANY_DTYPE:
-        makers.append(_other_dtype)
-    for make in makers:
-        outs = [make(t.detach()) for t in tensors]
-        cpu_memory, cpu_outs, cpu_values = copied((*map(list, zip(*outs, strict=True)), values))
-        memory, moved, moved_values = on_device((*map(list, zip(*outs, strict=True)), values))
-        form = _form(wanted)
-        error = _expected(_with_out(info.op, form(cpu_outs)), cpu_values, watch=False).error
-        if error is not None:
-            _fails_alike(_with_out(info.op, form(moved)), moved_values, error)
-            continue
-        _call(_with_out(info.op, form(moved)), moved_values)
-        same(info, _open(info, on_cpu(moved)), _open(info, cpu_outs), near)
-        if info.name not in STRIDES_OF_OUT:
-            strides = [t.stride() for t in cpu_outs]
-            assert [t.stride() for t in moved] == strides, "strides of out="
-        if near is None and make is _with_gaps:
-            same(info, _open(info, on_cpu(memory)), _open(info, cpu_memory))
-
-
-def _form(wanted: Any) -> Callable[[list[Tensor]], Any]:
-    return (lambda outs: outs[0]) if isinstance(wanted, Tensor) else tuple
-
-
-def _with_out(function: Callable[..., Any], out: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: function(*args, **kwargs, out=out)
-
-
-def _same_sizes(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    made = torch.ones(tensor.shape, dtype=tensor.dtype)
-    return made, made
-
-
-def _empty(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    made = torch.empty(0, dtype=tensor.dtype)
-    return made, made
-
-
-def _with_gaps(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    return _gapped(torch.ones(tensor.shape, dtype=tensor.dtype))
-
-
-def _other_dtype(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    made = torch.ones(tensor.shape, dtype=torch.int64)
-    return made, made
-
-
-def run_error(info: Any, error_input: Any) -> None:
-    """What PyTorch refuses is refused with the same type of error."""
-    values = _of(error_input.sample_input)
-    error = _expected(info.op, copied(values)).error
-    if error is None:
-        raise Skip("PyTorch accepts it on the CPU")
-    _fails_alike(info.op, on_device(values), error)
-
-
-_RUN = {
-    "forward": run_forward,
-    "backward": run_backward,
-    "dynamic": run_dynamic,
-    "inplace": run_inplace,
-    "out": run_out,
-    "errors": run_error,
-}

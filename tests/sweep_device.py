@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-KINDS = ("forward", "backward", "dynamic", "inplace", "out", "errors")
+KINDS = ("forward", "backward", "compiled", "dynamic", "inplace", "out", "errors")
 OUTCOMES = ("passed", "recompiled", "wrong", "error", "skipped", "crash")
 
 
@@ -93,7 +93,7 @@ def _run(request: Request) -> Result:
 
     import torch
 
-    from tests import device_dynamic, device_samples
+    from tests import device_dynamic, device_kinds, device_samples
     from torch_webgpu_compile import counters
     from torch_webgpu_compile.fallbacks import FallbackWarning
 
@@ -109,7 +109,7 @@ def _run(request: Request) -> Result:
         try:
             check.run()
             outcomes["passed"] += 1
-        except device_samples.Skip:
+        except device_kinds.Skip:
             outcomes["skipped"] += 1
         except device_dynamic.Recompiled:
             outcomes["recompiled"] += 1

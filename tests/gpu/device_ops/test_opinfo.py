@@ -12,7 +12,8 @@ import torch
 
 from tests.coverage import DATA, KINDS, Coverage
 from tests.device_dynamic import Recompiled
-from tests.device_samples import OPERATORS, Skip, checks
+from tests.device_kinds import Skip
+from tests.device_samples import OPERATORS, checks
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.fallbacks import FallbackWarning
 
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of deprecated operators
 SHARE = [
     ("forward", torch.float32, 2),
     ("backward", torch.float32, 1),
+    ("compiled", torch.float32, 1),
     ("inplace", torch.float32, 1),
     ("out", torch.float32, 1),
     ("errors", torch.float32, 2),
