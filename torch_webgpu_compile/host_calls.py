@@ -73,6 +73,8 @@ class HostCalls:
                 return evaluate(value, sizes)
             case tuple():
                 return [self._decode(item, arrays, sizes) for item in value]
+            case str() if value.startswith("'"):
+                return value[1:]
             case str() if value.startswith("torch."):
                 return getattr(torch, value.removeprefix("torch."))
             case _:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.eager_calls import check_call
-from torch_webgpu_compile.capture import decompositions
+from torch_webgpu_compile.capture import counting, decompositions
 from torch_webgpu_compile.compilation import native_operators
 
 aten = torch.ops.aten
@@ -152,3 +152,14 @@ def test_every_rule_is_used(family: Any) -> None:
     table = decompositions.table(native_operators())
     rules: dict[Any, Callable[..., Any]] = family.DECOMPOSITIONS
     assert all(table.get(op) is rule for op, rule in rules.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_ranges_of_integers(dtype):
+    """Their ends are rounded first, and steps are not rounded to float32."""
+    for start, end in ((0, 7), (4.3, 50), (0, 7.9), (100, 3), (5, 5), (0, 120)):
+        for steps in (0, 1, 2, 7, 49, 50, 101):
+            wanted = torch.linspace(start, end, steps, dtype=dtype)
+            assert torch.equal(counting.linspace(start, end, steps, dtype=dtype), wanted)
+            ends = torch.tensor(start), torch.tensor(end)
+            assert torch.equal(counting.linspace(*ends, steps, dtype=dtype), wanted)

@@ -1,4 +1,4 @@
-"""Histograms, segments and repetitions. Source: ATen ``SummaryOps``, ``HistogramKernel``, …."""
+"""Histograms, segments, repetitions, ranges. Source: ATen ``SummaryOps``, ``RangeFactories``, …."""
 
 from __future__ import annotations
 
@@ -77,6 +77,22 @@ def histogram_of_edges(
 ) -> tuple[Tensor, Tensor]:
     """(counts, edges) of bins given by their edges."""
     return _histogram(self, bins.clone(), weight, density)
+
+
+def linspace(start: Any, end: Any, steps: int, **keywords: Any) -> Any:
+    """Integers from one to another: multiples of a rational step, rounded towards 0.
+
+    PyTorch's kernels compute them in float64; its decomposition does it in float32.
+    """
+    dtype = keywords.get("dtype")
+    if dtype is None or dtype.is_floating_point or dtype.is_complex:
+        return torch._refs.linspace(start, end, steps, **keywords)
+    low, high = (x.to(torch.int64) if isinstance(x, Tensor) else int(x) for x in (start, end))
+    if any(isinstance(x, int) and abs(x) * steps >= 1 << 62 for x in (low, high)):
+        return torch._refs.linspace(start, end, steps, **keywords)
+    place = torch.arange(steps, device=keywords.get("device"))
+    parts = max(steps - 1, 1)
+    return torch.div(low * parts + (high - low) * place, parts, rounding_mode="trunc").to(dtype)
 
 
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Any:
@@ -193,6 +209,10 @@ DECOMPOSITIONS: dict[Any, Any] = {
     aten.histc.default: histc,
     aten.histogram.bin_ct: histogram,
     aten.histogram.bins_tensor: histogram_of_edges,
+    aten.linspace.default: linspace,
+    aten.linspace.Tensor_Tensor: linspace,
+    aten.linspace.Tensor_Scalar: linspace,
+    aten.linspace.Scalar_Tensor: linspace,
     aten.repeat_interleave.Tensor: repeat_interleave,
     aten.nonzero_static.default: nonzero_static,
     aten.segment_reduce.default: segment_reduce,

@@ -2,7 +2,7 @@
 
 A `HostCall`'s arguments are nested tuples of Python constants, sizes (`Expr`) and
 `BufferArgument`s. A dtype, layout or memory format is a string such as ``torch.float32``; a device
-is ``cpu``.
+is ``cpu``. A string has an apostrophe before it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def _encode(builder: Builder, value: Any) -> Any:
             return str(value)
         case tuple() | list():
             return tuple(_encode(builder, item) for item in value)
-        case None | bool() | int() | float() | str() | Expr():
+        case str():
+            return f"'{value}"
+        case None | bool() | int() | float() | Expr():
             return value
         case _:
             raise UnsupportedOp(
@@ -97,6 +99,8 @@ def run_host_call(
                 return evaluate(value, sizes)
             case tuple():
                 return [decode(item) for item in value]
+            case str() if value.startswith("'"):
+                return value[1:]
             case str() if value.startswith("torch."):
                 return getattr(torch, value.removeprefix("torch."))
             case _:
