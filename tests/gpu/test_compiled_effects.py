@@ -54,6 +54,15 @@ def test_assertions_in_training(device):
         compiled(positive_root)(x - 2)
 
 
+def checks_are_kept(function, *arguments):
+    """Whether PyTorch, which drops checks from graphs in older versions, lets backends see them."""
+    try:
+        torch.compile(function, backend="aot_eager")(*arguments)
+    except torch.linalg.LinAlgError:
+        return True
+    return False
+
+
 @on_devices
 def test_a_singular_matrix(device):
     def f(x):
@@ -62,8 +71,9 @@ def test_a_singular_matrix(device):
     x = (torch.randn(4, 4) + 4 * torch.eye(4)).to(device)
     g = compiled(f)
     torch.testing.assert_close(g(x).cpu(), f(x.cpu()))
-    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
-        g(torch.zeros(4, 4, device=device))
+    if checks_are_kept(f, torch.zeros(4, 4)):
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+            g(torch.zeros(4, 4, device=device))
     torch.testing.assert_close(g(x).cpu(), f(x.cpu()))
 
 
