@@ -2,6 +2,7 @@
 
     python -m tests.coverage            every sample; writes docs/operators.json and .md
     python -m tests.coverage add sort   these operators again, beside what is there of the others
+    python -m tests.coverage --kind out these kinds again, likewise
     python -m tests.coverage --render   the page again, from the JSON
 
 The run takes most of an hour on two cores with a software adapter. A test compares a share of all
@@ -84,6 +85,14 @@ class Coverage:
         self.entries.setdefault(op, {}).setdefault(request["dtype"], {})[request["kind"]] = state
         if fallbacks:
             self.hosted[op] = sorted({*self.hosted.get(op, ()), *fallbacks})
+
+    def forget(self, op: str, kinds: Sequence[str]) -> None:
+        """Drops an operator's entries of these kinds, which will be made again."""
+        for states in self.entries.get(op, {}).values():
+            for kind in kinds:
+                states.pop(kind, None)
+        if set(kinds) == set(KINDS):
+            self.hosted.pop(op, None)
 
     def is_factorisation(self, op: str) -> bool:
         """Whether dense factorisations are among what runs on the host of an operator."""
@@ -187,6 +196,7 @@ def _run_line(run: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in run["outcomes"].items())
     names = ", ".join(f"`{name}`" for name in run["operators"])
     again = f" of these operators again: {names}" if names else ""
+    again += f", only {' and '.join(run['kinds'])}" if run.get("kinds") else ""
     each = f", at most {run['limit']} of each entry" if run["limit"] else ""
     return f"- {run['adapter']}; PyTorch {run['torch']}; samples{again}{each}: {counts}."
 
@@ -250,6 +260,7 @@ def main() -> None:
     )
     parser.add_argument("ops", nargs="*", help="names of OpInfos to run again")
     parser.add_argument("--render", action="store_true", help="write the page from the JSON file")
+    parser.add_argument("--kind", help="of " + ", ".join(KINDS) + "; all by default")
     parser.add_argument("--limit", type=int, help="samples of each entry; all by default")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one entry")
@@ -273,16 +284,16 @@ def _run(options: argparse.Namespace) -> int:
 
     register()
     requests = []
-    for request in make_requests(tuple(KINDS), tuple(DTYPES), options.ops):
+    kinds = options.kind.split(",") if options.kind else list(KINDS)
+    for request in make_requests(kinds, tuple(DTYPES), options.ops):
         kind = request["kind"]
         if request["dtype"] in DTYPES_OF.get(kind, DTYPES):
             limits = [n for n in (options.limit, SAMPLES.get(kind)) if n is not None]
             requests.append({**request, "limit": min(limits, default=None)})
     totals, start = Totals(), time.monotonic()
-    coverage = Coverage.load(options.data) if options.ops else Coverage()
-    for name in options.ops:
-        coverage.entries.pop(name, None)
-        coverage.hosted.pop(name, None)
+    coverage = Coverage.load(options.data) if options.ops or options.kind else Coverage()
+    for name in options.ops or list(coverage.entries):
+        coverage.forget(name, kinds)
     for request, result in run_requests(requests, options.workers, options.timeout):
         totals.add(result)
         coverage.add(request, result)
@@ -296,6 +307,7 @@ def _run(options: argparse.Namespace) -> int:
         "torch": torch.__version__.partition("+")[0],
         "limit": options.limit,
         "operators": sorted(options.ops),
+        "kinds": kinds if options.kind else [],
         "outcomes": {name: totals.outcomes[name] for name in totals.outcomes if name != "skipped"},
     }
     coverage.runs.append(run)

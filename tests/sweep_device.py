@@ -31,6 +31,9 @@ OUTCOMES = ("passed", "recompiled", "wrong", "error", "skipped", "crash")
 
 FAILURES = ("wrong", "error", "crash")
 
+# A worker keeps all that it has compiled; a larger one is replaced.
+_MOST_NBYTES = 3 << 30
+
 Request = dict[str, Any]
 """An operator's name, kind, dtype, and how many samples at most."""
 
@@ -125,7 +128,18 @@ def _run(request: Request) -> Result:
         "fallbacks": dict(counters.fallbacks),
         "plans": counters.plans_compiled,
         "seconds": time.monotonic() - start,
+        "peak_nbytes": _peak_nbytes(),
     }
+
+
+def _peak_nbytes() -> int:
+    """The most memory that this process has had; 0 where it is not known."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1 << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _text(error: BaseException) -> str:
@@ -158,7 +172,10 @@ class Worker:
         finally:
             timer.cancel()
         if line:
-            return dict(json.loads(line))
+            result = dict(json.loads(line))
+            if result["peak_nbytes"] > _MOST_NBYTES:
+                self.close()
+            return result
         self._process = None
         failures = [f"CRASH {label_of(request)}: exit status {process.wait()}"]
         return {
@@ -173,6 +190,7 @@ class Worker:
         """Ends the process."""
         if self._process is not None:
             self._process.communicate()
+            self._process = None
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.sweep_device", "--serve"]
