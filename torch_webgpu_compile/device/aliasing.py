@@ -129,6 +129,8 @@ def _on_device(value: Any) -> Iterable[Tensor]:
 
 def _repeats(tensor: Tensor) -> bool:
     """Whether a dimension repeats its elements: ATen's ``has_internal_overlap``."""
+    if not tensor.numel():
+        return False
     return any(s == 0 and n > 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 

@@ -54,7 +54,7 @@ def test_operator(name):
                 pass
             except Exception as error:
                 failures.append(f"{kind} {dtype} {check.label}: {type(error).__name__}: {error}")
-        if kind not in KINDS:  # the page does not say where out= and the like are computed
+        if kind not in KINDS:  # the page does not say where they are computed
             continue
         native = PAGE.is_native(name, str(dtype).removeprefix("torch."), kind)
         allowed = set() if native else set(PAGE.hosted.get(name, ()))
