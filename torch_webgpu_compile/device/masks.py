@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import outputs
 from .dispatch import run
 
 aten = torch.ops.aten
@@ -75,18 +74,19 @@ def equal(tensor: Tensor, other: Tensor) -> bool:
 
 def nonzero(tensor: Tensor) -> Tensor:
     """``aten::nonzero``."""
-    if tensor.numel() == 0:
-        sizes = (0, tensor.dim())
-        return torch.empty_strided(sizes, (1, 0), dtype=torch.int64, device=tensor.device)
-    choice = Choice.of(tensor if tensor.dtype is torch.bool else tensor != 0)
+    count = 0
+    if tensor.numel():
+        choice = Choice.of(tensor if tensor.dtype is torch.bool else tensor != 0)
+        count = choice.count
     # One dimension after the other in memory, as PyTorch's own kernels have it.
-    result = torch.empty((tensor.dim(), choice.count), dtype=torch.int64, device=tensor.device)
-    if tensor.dim():
+    sizes, strides = (count, tensor.dim()), (1, count)
+    result = torch.empty_strided(sizes, strides, dtype=torch.int64, device=tensor.device)
+    if count and tensor.dim():
         position = choice.take(torch.arange(tensor.numel(), device=tensor.device))
-        for row, size in reversed(list(zip(result, tensor.shape, strict=True))):
+        for row, size in reversed(list(zip(result.t(), tensor.shape, strict=True))):
             row.copy_(position % size)
             position = position // size
-    return result.t()
+    return result
 
 
 def masked_select(tensor: Tensor, mask: Tensor) -> Tensor:
@@ -188,21 +188,3 @@ def _check_mask(tensor: Tensor, mask: Tensor, position: int, dim: int) -> None:
                 f"The shape of the mask {list(mask.shape)} at index {k} does not match the shape "
                 f"of the indexed tensor {list(tensor.shape)} at index {dim + k}"
             )
-
-
-def nonzero_out(tensor: Tensor, *, out: Tensor) -> Tensor:
-    """``aten::nonzero.out``."""
-    return _written(out, nonzero(tensor))
-
-
-def masked_select_out(tensor: Tensor, mask: Tensor, *, out: Tensor) -> Tensor:
-    """``aten::masked_select.out``."""
-    return _written(out, masked_select(tensor, mask))
-
-
-def _written(out: Tensor, result: Tensor) -> Tensor:
-    if out.dtype is not result.dtype:
-        raise RuntimeError(f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype}")
-    if out.shape != result.shape:
-        outputs.resize(out, result.shape, result.stride())
-    return out.copy_(result)

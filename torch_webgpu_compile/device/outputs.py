@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..capture import decompositions
+from .factories import contiguous_strides
 
 _RESIZED = (
     "An output with one or more elements was resized since it had shape {}, which does not match "
@@ -55,6 +56,30 @@ def resize(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> None
     if tensor.numel():
         warnings.warn(_RESIZED.format(list(tensor.shape), list(sizes)), stacklevel=2)
     tensor.resize_(sizes).as_strided_(sizes, strides)
+
+
+def from_result(
+    function: Callable[..., Tensor], keep_strides: bool = False
+) -> Callable[..., Tensor]:
+    """The kernel of an ``.out`` overload that copies the result of the functional one.
+
+    For those that do not know the sizes of their result before they have it, or that PyTorch
+    traces as writing into what ``out=`` was. With ``keep_strides`` a resized ``out=`` gets those of
+    the result, otherwise it becomes contiguous.
+    """
+
+    def kernel(*arguments: Any, out: Tensor, **keywords: Any) -> Tensor:
+        result = function(*arguments, **keywords)
+        if out.dtype is not result.dtype:
+            raise RuntimeError(
+                f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype}"
+            )
+        if out.shape != result.shape:
+            strides = result.stride() if keep_strides else contiguous_strides(result.shape)
+            resize(out, result.shape, strides)
+        return out.copy_(result)
+
+    return kernel
 
 
 def _check_dtypes(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
