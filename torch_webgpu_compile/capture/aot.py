@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..captured import CapturedGraph, Phase
 from ..errors import UnsupportedOp
-from . import decompositions, dynamo, patterns, random, recompute
+from . import decompositions, dynamo, patterns, recompute
 from .argument_views import take_views, with_views
 from .complex_numbers.separation import separate_graph
+from .seeds import keep_seeds, take_seeds
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -86,10 +87,11 @@ def capture(
         views = () if name == "backward" else take_views(graph, _metadata())
         forwarded = _take_forwarded(graph)
         saved -= {output for output, _ in forwarded}
-        seeds = random.take_seeds(graph)
+        seed_count = take_seeds(graph)
         real = separate_graph(graph, table, frozenset(native))
         phase = Phase(
-            *(name, saved, forwarded, counted, seeds, real.inputs, real.outputs), _lazy(graph)
+            *(name, saved, forwarded, counted, seed_count, real.inputs, real.outputs),
+            _lazy(graph),
         )
         captured = CapturedGraph(f"graph{number}_{name}", real.module, static_inputs)
         compiled = compile_graph(captured, phase)
@@ -151,7 +153,7 @@ def _is_plain(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> bool:
 
 def _partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
     """Splits a joint graph into forward and backward."""
-    random.keep_seeds(graph)
+    keep_seeds(graph)
     recompute.recompute_constants(graph)
     return min_cut_rematerialization_partition(graph, *arguments, **keywords)
 

@@ -26,7 +26,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..captured import CapturedGraph, Phase
 from ..errors import UnsupportedOp
-from . import decompositions, device_ops, random
+from . import decompositions, device_ops
 from .arguments import (
     as_written,
     neutral,
@@ -39,6 +39,7 @@ from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
 from .complex_numbers.separation import separate_graph
 from .dynamic import StaticInputs, SymbolicInputs
 from .rewrites import REWRITES
+from .seeds import take_seeds
 from .tracing import Traced, clean_dispatch, trace
 
 __all__ = ["Argument", "CapturedCall", "Constant", "Output", "Result", "TensorSpec", "capture_call"]
@@ -145,7 +146,7 @@ def _call(
         raise UnsupportedOp(str(op), "it changes two arguments that share memory", _ON_HOST)
     results, results_spec = _results(traced, taken, op._schema.is_mutable)
     numbers = _take_numbers(traced.module.graph, inputs)
-    seeds = random.take_seeds(traced.module)
+    seeds = take_seeds(traced.module)
     real = separate_graph(traced.module, _table(native), native)
     phase = Phase(
         "inference", seeds=seeds, complex_inputs=real.inputs, complex_outputs=real.outputs
