@@ -125,14 +125,16 @@ _SEGMENT_INITIAL = {"sum": 0.0, "mean": 0.0, "max": -torch.inf, "min": torch.inf
 
 
 def _segments(data: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, int]:
-    """(the segment of each row, the number of segments)."""
+    """(the segment of each row, the number of segments, which rows of none have)."""
     if offsets is None:
         assert lengths is not None
         ends, count = lengths.cumsum(0), lengths.shape[0]
+        first: Any = 0
     else:
-        ends, count = offsets[1:], offsets.shape[0] - 1
+        first, ends, count = offsets[0], offsets[1:], offsets.shape[0] - 1
     rows = torch.arange(data.shape[0], device=data.device, dtype=ends.dtype)
-    return torch.searchsorted(ends, rows, right=True).clamp(max=count - 1), count
+    segments = torch.searchsorted(ends, rows, right=True)
+    return torch.where(rows >= first, segments, count), count
 
 
 def segment_reduce(
@@ -152,14 +154,14 @@ def segment_reduce(
         return NotImplemented
     segments, count = _segments(data, lengths, offsets)
     start = _SEGMENT_INITIAL[reduce] if initial is None else initial
-    total = data.new_full((count, *data.shape[1:]), start)
+    total = data.new_full((count + 1, *data.shape[1:]), start)
     index = segments.view(-1, *[1] * (data.dim() - 1)).expand_as(data)
-    found = total.scatter_reduce(0, index, data, _SEGMENT_KINDS[reduce])
+    found = total.scatter_reduce(0, index, data, _SEGMENT_KINDS[reduce])[:count]
     if reduce != "mean":
-        return found
-    sizes = torch.zeros(count, dtype=data.dtype, device=data.device)
+        return found.clone()
+    sizes = torch.zeros(count + 1, dtype=data.dtype, device=data.device)
     sizes = sizes.index_add(0, segments, torch.ones_like(sizes[:1]).expand(data.shape[0]))
-    sizes = sizes.view(-1, *[1] * (data.dim() - 1))
+    sizes = sizes[:count].view(-1, *[1] * (data.dim() - 1))
     mean = found / sizes
     return mean if initial is None else torch.where(sizes == 0, start, mean)
 
@@ -180,6 +182,8 @@ def segment_reduce_backward(
     if given is None or given.dim() != 1 or 0 in data.shape or reduce == "prod":
         return NotImplemented
     segments, count = _segments(data, lengths, offsets)
+    nothing = grad.new_zeros((1, *grad.shape[1:]))
+    grad, output = torch.cat([grad, nothing]), torch.cat([output, nothing])
     spread = grad.index_select(0, segments)
     if reduce == "sum":
         return spread
@@ -187,7 +191,7 @@ def segment_reduce_backward(
         shares = torch.ones_like(data)
     else:
         shares = (data == output.index_select(0, segments)).to(data.dtype)
-    totals = torch.zeros((count, *data.shape[1:]), dtype=data.dtype, device=data.device)
+    totals = torch.zeros((count + 1, *data.shape[1:]), dtype=data.dtype, device=data.device)
     totals = totals.index_add(0, segments, shares)
     share = spread / totals.index_select(0, segments)
     if reduce != "mean":

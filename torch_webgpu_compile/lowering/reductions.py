@@ -77,6 +77,8 @@ def _reduce(
     builder: Builder, kind: str, value: Value, dim: Dims, keepdim: bool, dtype: DType
 ) -> Value:
     """One reduction in ``dtype``, then a conversion to the result's dtype."""
+    if dtype is dtypes.bool_:  # of a sum or product, which PyTorch computes in bool if told so
+        kind = {"sum": "any", "prod": "all"}.get(kind, kind)
     split = Reducing(value, dims_of(value, dim))
     body = cast(split.body(), dtype)
     if not split.dims:

@@ -365,3 +365,35 @@ def test_a_beta_of_zero_ignores_the_bias(name):
             return PRODUCTS[name](bias, matrix, matrix[1], beta)
 
         compare(call)
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+@pytest.mark.parametrize("name", ["sum", "prod"])
+def test_sums_and_products_in_bool(name, dim):
+    x = torch.tensor([[1.5, 0.0, 3.0], [2.0, -2.0, 2.0]])
+    keywords = {"dtype": torch.bool} | ({} if dim is None else {"dim": dim})
+    wanted = getattr(torch, name)(x, **keywords)
+    assert torch.equal(getattr(torch, name)(x.to("webgpu"), **keywords).cpu(), wanted)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_rows_of_no_segment(reduce):
+    """Lengths that do not add up, if PyTorch is told not to check them."""
+    data, lengths = torch.randn(10, 3), torch.tensor([1, 2, 0, 6])
+
+    def f(data, lengths):
+        return torch.segment_reduce(data, reduce, lengths=lengths, unsafe=True, initial=1)
+
+    results = []
+    for device in ("cpu", "webgpu"):
+        leaf = data.to(device).detach().requires_grad_()
+        result = f(leaf, lengths.to(device))
+        results.append((result.detach().cpu(), torch.autograd.grad(result.sum(), leaf)[0].cpu()))
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("sizes", [(0, 2), (3, 0)])
+def test_expanded_empty_tensors_may_change(sizes):
+    x = torch.empty((), device="webgpu").expand(sizes)
+    assert x.add_(1).shape == sizes
+    assert x.copy_(torch.zeros(sizes)).shape == sizes
