@@ -85,7 +85,7 @@ def compile_module(
 
     def keep(compiled: aot.BoxedFunction) -> None:
         name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept
-        if name is not None and isinstance(compiled, CompiledGraph | DeviceGraph):
+        if name is not None:
             from . import precompiled
 
             precompiled.keep(name, compiled, options.checked)

@@ -60,14 +60,18 @@ class Artifact(BackendCacheArtifact[Callable[..., Any]]):
         return unwrapped(DeviceGraph(plan, device, index, signature))
 
 
-def keep(name: str, compiled: CompiledGraph | DeviceGraph, checked: bool) -> None:
+def keep(name: str, compiled: Any, checked: bool) -> None:
     """Gives PyTorch a compiled graph, which is stored by ``torch.compiler.save_cache_artifacts``.
+
+    Does nothing with a function around one.
 
     Args:
         name: PyTorch's name of the graph.
         compiled: takes Dynamo's arguments and gives its results.
         checked: whether its kernels keep the bounds checks.
     """
+    if not isinstance(compiled, CompiledGraph | DeviceGraph):
+        return
     content = {
         "package": sources_digest(),
         "target": target_text(compiled.device.target),
