@@ -86,6 +86,12 @@ def check_copy(source: Tensor, target: Tensor) -> None:
     check_overlap(target, source)
 
 
+def check_apart(written: Tensor, read: Tensor) -> None:
+    """Raises RuntimeError if two tensors share memory, as ATen's ``assert_no_overlap`` does."""
+    if read.get_device() >= 0 and _ranges_meet(written, read):
+        raise RuntimeError(_PARTIAL)
+
+
 def check_overlap(written: Tensor, read: Tensor) -> None:
     """Raises RuntimeError if two tensors share some elements but are not the same ones.
 

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..capture import decompositions
+from .aliasing import check_apart
 from .factories import contiguous_strides
 
 _RESIZED = (
@@ -59,16 +60,20 @@ def resize(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> None
 
 
 def from_result(
-    function: Callable[..., Tensor], keep_strides: bool = False
+    function: Callable[..., Tensor], keep_strides: bool = False, apart: bool = False
 ) -> Callable[..., Tensor]:
     """The kernel of an ``.out`` overload that copies the result of the functional one.
 
     For those that do not know the sizes of their result before they have it, or that PyTorch
     traces as writing into what ``out=`` was. With ``keep_strides`` a resized ``out=`` gets those of
-    the result, otherwise it becomes contiguous.
+    the result, otherwise it becomes contiguous. If ``apart``, it may not share memory with an
+    argument.
     """
 
     def kernel(*arguments: Any, out: Tensor, **keywords: Any) -> Tensor:
+        if apart:
+            for argument in _tensors(arguments):
+                check_apart(out, argument)
         result = function(*arguments, **keywords)
         if out.dtype is not result.dtype:
             raise RuntimeError(
