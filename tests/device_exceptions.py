@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 # Operators whose results hold whatever memory held, or that are about something else than values.
 EXCEPTIONS = {
     "empty": "its values are undefined",
@@ -46,6 +48,9 @@ NOT_COMPILED = {
 STRIDES_OF_OUT = {
     "cholesky_inverse": "its kernels make an empty out= column-major, its meta function row-major",
 }
+if torch.__version__ < (2, 13):
+    STRIDES_OF_OUT["fft.ifft"] = "its meta function does not have the strides of its kernels"
+    STRIDES_OF_OUT["fft.ihfft"] = "its meta function does not have the strides of its kernels"
 """Operators that may leave a resized ``out=`` with other strides than the CPU, with the reason."""
 
 # PyTorch's CPU kernels of these for complex tensors are wrong under any `TorchDispatchMode`.

@@ -54,3 +54,16 @@ def test_small_arguments_keep_their_digits(name):
     fn = getattr(torch, name)
     got = torch.compile(fn, backend="webgpu", fullgraph=True)(x)
     torch.testing.assert_close(got, fn(x), rtol=4e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_whole_quotients(dtype):
+    """GPUs divide to within 2.5 ULP; PyTorch rounds a quotient to 16 bits before it truncates."""
+
+    def divide(a, b):
+        return torch.div(a, b, rounding_mode="trunc")
+
+    a = torch.cat([torch.arange(1.0, 400), torch.tensor([math.nan, math.inf, 1000.5])]).to(dtype)
+    a, b = a[:, None], torch.cat([a, -a])[None]
+    got = torch.compile(divide, backend="webgpu", fullgraph=True)(a, b)
+    torch.testing.assert_close(got, divide(a, b), rtol=0, atol=0, equal_nan=True)

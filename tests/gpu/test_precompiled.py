@@ -19,7 +19,7 @@ def run(folder: Path, *arguments: str) -> list[int]:
         "TORCH_CACHING_PRECOMPILE": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(folder),
         "TORCH_WEBGPU_CACHE": "0",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("precompiled_program.py")), *arguments],

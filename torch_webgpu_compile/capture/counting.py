@@ -18,20 +18,56 @@ def _counted(places: Tensor, inside: Tensor, bins: int, weights: Tensor) -> Tens
     return totals.index_add(0, places, weights)[:bins].clone()
 
 
+# Bits of a float32 that a 16-bit float does not have.
+_DROPPED = {torch.float16: 13, torch.bfloat16: 16}
+
+
+def _rounded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 numbers with the fraction of a 16-bit dtype; as they are for another dtype.
+
+    A conversion would not do: fused kernels hold 16-bit floats as float32.
+    """
+    if dtype not in _DROPPED:
+        return numbers
+    dropped = _DROPPED[dtype]
+    bits = numbers.view(torch.int32)
+    half = (1 << dropped - 1) - 1 + (bits >> dropped & 1)
+    return (bits + half & -(1 << dropped)).view(torch.float32)
+
+
+def _floor_of_quotient(dividend: Tensor, divisor: Tensor) -> Tensor:
+    """⌊dividend / divisor⌋ of numbers ≥ 0 where the quotient is rounded first, as IEEE 754 says.
+
+    GPUs divide to within 2.5 ULP, and edges are common among elements. The quotient is rounded up
+    to an integer if it is within half of the distance to the number before that.
+    """
+    below = torch.div(dividend, divisor, rounding_mode="floor")
+    above = below + 1
+    missing = divisor - torch.fmod(dividend, divisor)
+    half = (above - torch.nextafter(above, torch.zeros_like(above))) / 2
+    return torch.where(missing <= divisor * half, above, below)
+
+
 def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     """How many elements are in each of equal parts of [min, max], by default of all elements."""
     if bins <= 0 or not self.is_floating_point():
         return NotImplemented
-    flat = self.reshape(-1)
+    dtype = self.dtype
+    flat = self.reshape(-1).to(torch.promote_types(dtype, torch.float32))
     low, high = torch.full_like(flat[:1].sum(), min), torch.full_like(flat[:1].sum(), max)
     if min == max and flat.numel():
         low, high = flat.amin(), flat.amax()
     empty = low == high
     low, high = torch.where(empty, low - 1, low), torch.where(empty, high + 1, high)
-    # Not by a quotient: GPUs divide to within 2.5 ULP, and edges are common among elements.
-    places = torch.div((flat - low) * bins, high - low, rounding_mode="floor")
+    low, high = _rounded(low, dtype), _rounded(high, dtype)
     inside = (flat >= low) & (flat <= high)
-    return _counted(places.to(torch.int64).clamp(0, bins - 1), inside, bins, torch.ones_like(flat))
+    if dtype in _DROPPED:  # each operation rounds there
+        above = _rounded(_rounded(flat - low, dtype) * bins, dtype)
+        places = _rounded(above / _rounded(high - low, dtype), dtype)
+    else:
+        places = _floor_of_quotient((flat - low) * bins, high - low)
+    places = places.to(torch.int64).clamp(0, bins - 1)
+    return _counted(places, inside, bins, torch.ones_like(self.reshape(-1)))
 
 
 def _histogram(

@@ -16,30 +16,13 @@ from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, ZERO, Expr, IntLike, product
 from .builder import Builder
 from .pooling import ravel, spread, unravel
-from .promotion import compute_dtype
+from .promotion import compute_dtype, rounded_to
 from .reductions import converted
 from .registry import lowers
 from .scattering import scatter
 from .value import IndexLike, Value, positions, reshape
 
 aten = torch.ops.aten
-
-
-def _rounded(scalar: Scalar, dtype: DType) -> Scalar:
-    """A number ≥ 0 with the fraction of ``dtype``, of ties the even one.
-
-    A conversion would not do: kernels hold 16-bit floats as float32 until they are stored.
-    """
-    dropped = {dtypes.float16: 13, dtypes.bfloat16: 16}.get(dtype)
-    if dropped is None:
-        return scalar
-    u32 = dtypes.uint32
-    bits = apply("bitcast", scalar, dtype=u32)
-    last = apply("shift_right", bits, const(dropped, u32))
-    odd = apply("bitwise_and", last, const(1, u32))
-    half = apply("add", const((1 << dropped - 1) - 1, u32), odd)
-    kept = apply("bitwise_and", apply("add", bits, half), const(-(1 << dropped), u32))
-    return apply("bitcast", kept, dtype=scalar.dtype)
 
 
 def _start(
@@ -52,7 +35,7 @@ def _start(
     wide = compute_dtype(dtype)
 
     def rounded(scalar: Scalar) -> Scalar:
-        return _rounded(scalar, dtype)
+        return rounded_to(scalar, dtype)
 
     def number(expr: Expr) -> Scalar:
         return rounded(cast(Index(expr), wide))

@@ -10,7 +10,7 @@ from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.scalar import Scalar, apply, cast, const
 from .builder import Builder, operand
-from .promotion import Operand, compute_dtype, float_dtype, result_dtype
+from .promotion import Operand, compute_dtype, float_dtype, result_dtype, rounded_to
 from .registry import lowers
 from .symbols import literal
 from .value import Value
@@ -128,8 +128,8 @@ def lower_div_mode(
     if rounding_mode == "trunc" and compute_dtype(common) is not common:
 
         def truncated(a: Scalar, b: Scalar) -> Scalar:
-            quotient = cast(apply("div", a, b), common)  # PyTorch rounds before it truncates
-            return apply("trunc", cast(quotient, a.dtype))
+            # PyTorch rounds before it truncates.
+            return apply("trunc", rounded_to(apply("div", a, b), common))
 
         return elementwise(builder, truncated, self, other)
     name = "floor_divide" if rounding_mode == "floor" else "trunc_divide"

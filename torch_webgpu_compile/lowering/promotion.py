@@ -13,6 +13,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType, Kind
+from ..ir.scalar import Scalar, apply, const
 from ..sizes import Expr
 from .symbols import dtype_of, torch_dtype
 from .value import Value
@@ -77,3 +78,21 @@ def compute_dtype(dtype: DType) -> DType:
 def float_dtype(dtype: DType) -> DType:
     """``dtype``, or the default float for integers and bool."""
     return dtype if dtype.is_float else default_float()
+
+
+def rounded_to(scalar: Scalar, dtype: DType) -> Scalar:
+    """A float32 number with the fraction of ``dtype``, of ties the even one; NaN stays NaN.
+
+    A conversion would not do: kernels hold 16-bit floats as float32 until they are stored.
+    """
+    dropped = {dtypes.float16: 13, dtypes.bfloat16: 16}.get(dtype)
+    if dropped is None:
+        return scalar
+    u32 = dtypes.uint32
+    bits = apply("bitcast", scalar, dtype=u32)
+    last = apply("shift_right", bits, const(dropped, u32))
+    odd = apply("bitwise_and", last, const(1, u32))
+    half = apply("add", const((1 << dropped - 1) - 1, u32), odd)
+    kept = apply("bitwise_and", apply("add", bits, half), const(-(1 << dropped), u32))
+    rounded = apply("bitcast", kept, dtype=scalar.dtype)
+    return apply("where", apply("isnan", scalar), scalar, rounded)

@@ -25,7 +25,8 @@ def run(code: str, *paths: Path, timeout: float = 300, **environment: str) -> st
     Raises:
         AssertionError: it failed; with all that it printed.
     """
-    path = os.pathsep.join([*map(str, paths), str(ROOT)])
+    given = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, [*map(str, paths), str(ROOT), given]))
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", code if paths else START + code],
         env=os.environ | {"PYTHONPATH": path, "TORCH_WEBGPU_FALLBACK": "silent"} | environment,

@@ -62,6 +62,22 @@ def test_bincount():
     compare(f)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_histc_rounds_as_the_cpu(dtype):
+    """Single numbers lie on the edge between the fifth and the sixth of ten bins."""
+    single = torch.linspace(-4, 4, 60).to(dtype)
+    many = (torch.randn(500, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+
+    def f(device):
+        return (
+            torch.stack([torch.histc(x, 10) for x in single.to(device)]),
+            torch.histc(many.to(device), 10),
+            torch.histc(many.to(device), 7, -2.3, 1.9),
+        )
+
+    compare(f)
+
+
 def test_repeat_interleave():
     def f(device):
         repeats = torch.tensor([2, 0, 3, 1], device=device)
