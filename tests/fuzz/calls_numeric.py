@@ -88,7 +88,7 @@ def ternary(d: Drawing) -> object:
             f"torch.where({a.name} > {b.name}, {a.name}, 2)",
             f"torch.where({a.name} > {b.name}, 0, {c.name})",
             f"torch.heaviside({a.name}, {b.name})",
-            f"torch.copysign({a.name}, {b.name})",
+            f"torch.copysign({a.name}, {b.name}.nan_to_num())",
         ]
     return d.step(d.choose(codes), a, b, c, keeps_exact=True)
 
@@ -137,7 +137,8 @@ def moments(d: Drawing) -> object:
     codes = [
         f"torch.var({x}, {dims}, correction={d.integer(0, 2)}, keepdim={keep})",
         f"torch.std({x}, {dims}, correction=0, keepdim={keep}) + 1",
-        f"torch.var_mean({x}, {dims}, keepdim={keep})[{d.integer(0, 1)}]",
+        f"torch.var_mean({x}, {dims}, keepdim={keep})[0]",
+        f"torch.var_mean({x}.nan_to_num(0, 0, 0), {dims}, keepdim={keep})[1]",
         f"torch.linalg.vector_norm({x}, {d.choose(_ORDERS)}, {over})",
         f"{x}.abs().amax({dims or ()}, keepdim={keep})",
         f"torch.nansum({x}, {over})",

@@ -70,7 +70,7 @@ def product(d: Drawing) -> object:
         f"torch.einsum('ij,jk->ki', {a}, {b})",
         f"torch.einsum('ij,ij->i', {a}, {a})",
         f"torch.linalg.multi_dot([{a}, {b}, {b}.t()])",
-        f"torch.kron({a}[:2, :3], {b}[:2, :2])",
+        f"torch.kron({a}[:2, :3].contiguous(), {b}[:2, :2].contiguous())",
         f"torch.trace({a} @ {a}.t())",
         f"F.bilinear({a}, {a}, {b}.new_ones(2, {inner}, {inner}))",
     ]

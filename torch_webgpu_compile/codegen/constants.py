@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .. import dtypes
 from ..ir.numeric import convert, numpy_dtype, scalar_op
 from ..ir.scalar import Const, Op, Scalar, apply, const
 
@@ -22,6 +23,8 @@ def simplify(node: Op) -> Scalar:
     constants = [a for a in node.args if isinstance(a, Const)]
     if len(constants) == len(node.args):
         return _folded(node, constants)
+    if node.name == "cast":
+        return _without_detour(node)
     if node.name == "where" and isinstance(node.args[0], Const):
         return node.args[1] if node.args[0].value else node.args[2]
     if node.args[-1].dtype.is_float and len(node.args) == 2:
@@ -36,6 +39,16 @@ def simplify(node: Op) -> Scalar:
         if left is right:
             return _of_itself(node, left)
     return _without_inverse(node.name, node)
+
+
+def _without_detour(node: Op) -> Scalar:
+    """A conversion to a wider float and back."""
+    wide = node.args[0]
+    if isinstance(wide, Op) and wide.name == "cast" and wide.dtype.is_float:
+        value = wide.args[0]
+        if value.dtype is node.dtype and node.dtype.is_float and wide.dtype.bits >= node.dtype.bits:
+            return value
+    return node
 
 
 def _without_inverse(name: str, node: Op) -> Scalar:
@@ -84,6 +97,8 @@ def _of_itself(node: Op, value: Scalar) -> Scalar:
     """x - x, x / x, √x · √x and comparisons of x with x."""
     endless = apply("bitwise_or", apply("isnan", value), apply("isinf", value))
     match node.name:
+        case "sub" if value.dtype is dtypes.float32:
+            return _nan_unless_finite(value)
         case "sub":
             return apply("where", endless, _number(_NAN, value), _number(0, value))
         case "div":
@@ -94,6 +109,18 @@ def _of_itself(node: Op, value: Scalar) -> Scalar:
         case "mul":
             return _without_inverse("square", node)
     return node
+
+
+def _nan_unless_finite(value: Scalar) -> Scalar:
+    """0 for numbers, by bits: what multiplies a constant 0 drivers take for 0, even NaN.
+
+    The exponent of what is not finite is 255, the only one that has a bit 8 when it is increased.
+    """
+    u32 = dtypes.uint32
+    bits = apply("shift_right", apply("bitcast", value, dtype=u32), const(23, u32))
+    exponent = apply("bitwise_and", bits, const(255, u32))
+    endless = apply("shift_right", apply("add", exponent, const(1, u32)), const(8, u32))
+    return apply("bitcast", apply("mul", endless, const(0x7FC00000, u32)), dtype=value.dtype)
 
 
 def _folded(node: Op, constants: list[Const]) -> Scalar:

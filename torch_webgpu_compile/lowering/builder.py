@@ -12,7 +12,7 @@ from ..ir.graph import Buffer, BufferOrigin
 from ..ir.nodes import BufferArgument, Contraction, HostCall, Node, Pointwise, Reduction, Scatter
 from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, cast, const, loads_of, walk
 from ..ir.spaces import Origin
-from ..sizes import ZERO, Expr, contiguous_strides
+from ..sizes import ONE, ZERO, Expr, contiguous_strides
 from ..target import Target
 from .folding import fold, narrow
 from .promotion import Operand, compute_dtype, result_dtype
@@ -27,6 +27,8 @@ _FREE_OPS = frozenset(
     | {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"}
     | {"eq", "ne", "lt", "le", "gt", "ge"}
 )
+# What these reductions make of one element is that element; a sum makes 0 of -0.
+_OF_ONE = frozenset({"maximum", "minimum", "prod", "any", "all"})
 _NO_ORIGIN = Origin("")
 
 
@@ -135,6 +137,8 @@ class Builder:
             return Value(dtype, sizes, const(0, dtype))
         if any(size is ZERO for size in reduce_sizes):
             return Value(dtype, sizes, const(_identity(kind, dtype), dtype))
+        if kind in _OF_ONE and all(size is ONE for size in reduce_sizes):
+            return self.pointwise(body, sizes, name=name)
         body = self.finished(body)
         buffer = self.new_buffer(dtype, sizes, self._named(name))
         node = Reduction(buffer.name, sizes, reduce_sizes, kind, body, (self.origin,))

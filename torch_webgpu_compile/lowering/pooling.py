@@ -12,7 +12,7 @@ import torch
 
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ZERO, Expr, IntLike, as_expr, ceildiv, contiguous_strides
+from ..sizes import ONE, ZERO, Expr, IntLike, as_expr, ceildiv, contiguous_strides
 from .builder import Builder, extreme, masked
 from .convolution import all_of, in_range
 from .folding import fold
@@ -211,8 +211,8 @@ class AdaptiveWindows:
         self.lengths: list[Expr] = []
         self.reach: list[Expr] = []
         for o, size_in, size_out in zip(at, value.sizes[lead:], sizes[lead:], strict=True):
-            if (size_in % size_out) is ZERO:
-                step = size_in // size_out
+            if size_out is ZERO or (size_in % size_out) is ZERO:  # of no windows none is read
+                step = ONE if size_out is ZERO else size_in // size_out
                 self.starts.append(o * step)
                 self.lengths.append(step)
                 self.reach.append(step)

@@ -125,6 +125,8 @@ def lower_cdist(
     left = cast(x1.at(broadcast_index(x1, [*batch, row, r])), dtype)
     right = cast(x2.at(broadcast_index(x2, [*batch, column, r])), dtype)
     kind, body = _norm_terms(apply("sub", left, right), p)
+    if p == float("inf"):  # PyTorch compares, which NaN never wins
+        body = apply("where", apply("isnan", body), const(0, dtype), body)
     total = builder.reduce(kind, body, sizes, (depth,), name="terms")
     return builder.pointwise(cast(_root(total.body, p), x1.dtype), sizes)
 
