@@ -194,7 +194,7 @@ def normalize(d: Drawing) -> object:
     codes = [
         f"torch.softmax({x}, {dim})",
         f"torch.log_softmax({x}, {dim})",
-        f"F.layer_norm({x}, ({value.shape[-1]},))",
+        f"F.layer_norm({x}, ({value.shape[-1]},), eps=0.1)",
         f"{x} - {x}.mean({dim}, keepdim=True)",
         f"{x} / (1 + {x}.abs().amax({dim}, keepdim=True))",
         f"{x} * torch.rsqrt({x}.pow(2).mean({dim}, keepdim=True) + 1e-5)",

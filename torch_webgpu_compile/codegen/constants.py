@@ -31,6 +31,8 @@ def simplify(node: Op) -> Scalar:
         left, right = node.args
         if node.name in ("div", "floor_divide", "remainder", "fmod") and _is_zero(right):
             return _over_zero(node.name, left, right)
+        if node.name == "div" and isinstance(right, Const) and right.value == 1:
+            return left
         if node.name == "mul" and (_is_zero(left) or _is_zero(right)):
             return _times_zero(left, right)
         if node.name == "div" and _is_zero(left):

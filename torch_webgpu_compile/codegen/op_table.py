@@ -117,6 +117,7 @@ _INTEGER = {
 _SIGNED = {
     **_INTEGER,
     "neg": "(-{0})",
+    "trunc_divide": "tw_trunc_divide_{s}{v}({0}, {1})",
     "floor_divide": "tw_floor_divide_{s}{v}({0}, {1})",
     "fmod": "tw_fmod_{s}{v}({0}, {1})",
     "remainder": "tw_remainder_{s}{v}({0}, {1})",

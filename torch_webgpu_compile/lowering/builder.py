@@ -27,8 +27,9 @@ _FREE_OPS = frozenset(
     | {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"}
     | {"eq", "ne", "lt", "le", "gt", "ge"}
 )
-# What these reductions make of one element is that element; a sum makes 0 of -0.
-_OF_ONE = frozenset({"maximum", "minimum", "prod", "any", "all"})
+# What these reductions make of one element is that element, known as such: of x - x and x / x
+# drivers make 0 and 1, even if x is infinite.
+_OF_ONE = frozenset({"sum", "prod", "maximum", "minimum", "any", "all"})
 _NO_ORIGIN = Origin("")
 
 

@@ -75,6 +75,18 @@ def _cotangent_derivative(n: int) -> list[int]:
     return found
 
 
+def _cotangent_of_turns(fraction: Scalar) -> Scalar:
+    """cot(π · fraction) from -½ to ½: tan(π · (½ - fraction)) beyond ¼, which is exact at ½."""
+    size, half = apply("abs", fraction), number(0.5, fraction)
+    beyond = apply("gt", size, number(0.25, fraction))
+    turns = apply("where", beyond, apply("sub", half, size), size)
+    tangent = apply("tan", apply("mul", turns, number(math.pi, fraction)))
+    cotangent = apply("where", beyond, tangent, apply("reciprocal", tangent))
+    return apply(
+        "where", apply("lt", fraction, number(0, fraction)), apply("neg", cotangent), cotangent
+    )
+
+
 def _polygamma(x: Scalar, n: int) -> Scalar:
     """(-1)ⁿ⁺¹ n! ζ(n + 1, x), or below ½ by reflection -πⁿ⁺¹ cot⁽ⁿ⁾(πx) - n! ζ(n + 1, 1 - x)."""
     below = apply("lt", x, number(0.5, x))
@@ -82,8 +94,7 @@ def _polygamma(x: Scalar, n: int) -> Scalar:
     sign = 1.0 if n % 2 else -1.0
     zeta = apply("mul", _hurwitz_zeta(at, n + 1), number(float(math.factorial(n)), x))
     fraction = apply("sub", x, apply("round", x))
-    angle = apply("mul", fraction, number(math.pi, x))
-    cotangent = apply("reciprocal", apply("tan", angle))
+    cotangent = _cotangent_of_turns(fraction)
     factors = [float(factor) * math.pi ** (n + 1) for factor in _cotangent_derivative(n)]
     reflected = apply("neg", apply("add", polynomial(cotangent, factors[::-1]), zeta))
     value = apply("where", below, reflected, apply("mul", zeta, number(sign, x)))

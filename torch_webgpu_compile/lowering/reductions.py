@@ -140,13 +140,7 @@ def lower_mean_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value
 
 
 def mean_of(builder: Builder, split: Reducing, dtype: DType, *, keepdim: bool) -> Scalar:
-    """Sum over count, as a body over the reduced sizes; the sum is a node.
-
-    The mean of one number is that number, known as such: drivers make 0 of x - x, even of infinity.
-    """
-    if split.dims and split.count is ONE:
-        sizes = split.keepdim_sizes if keepdim else split.sizes
-        return cast(reshape(split.value, sizes).body, dtype)
+    """Sum over count, as a body over the reduced sizes; the sum is a node."""
     total = split.reduce(builder, "sum", cast(split.body(), dtype), keepdim=keepdim, name="sum")
     return apply("div", total.body, count_scalar(split.count, dtype))
 
