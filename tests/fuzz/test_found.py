@@ -128,3 +128,40 @@ def test_the_diagonal_of_symbolic_sizes():
 
     check(function, torch.randn(5, 3), dynamic=True)
     check(function, torch.randn(4, 6), dynamic=True)
+
+
+def test_one_number_less_its_mean_is_nan_if_it_is_infinite():
+    # Drivers make 0 of x - x and 1 of x / x, and nothing of what a 0 multiplies.
+    x = torch.tensor([[1.5], [float("inf")], [float("nan")], [-2.0]])
+    check(lambda x: (x - x.mean(1, keepdim=True), x.softmax(1), x.logsumexp(1)), x)
+    check(lambda x: x - x.mean(1, keepdim=True), x.bfloat16())
+    check(lambda x: (x - x.mean()) * torch.rsqrt(x.var() + 1), torch.tensor([0.75]))
+
+
+@pytest.mark.parametrize("divisor", [17, -5, 3, 1000000007])
+def test_constants_added_to_quotients_of_wide_integers(divisor):
+    # NVIDIA's driver added them to the quotient of the last of four lanes.
+    def function(x):
+        rest = torch.fmod(x, divisor)
+        quotient = torch.div(x, divisor, rounding_mode="trunc")
+        return x % divisor, rest + divisor, rest - 1, quotient + 1, x // divisor * divisor + divisor
+
+    small = torch.randint(-12, 13, (64,), generator=torch.Generator().manual_seed(0))
+    check(function, small)
+    check(function, small << 40)
+
+
+def test_areas_of_no_size():
+    check(lambda x: F.interpolate(x, scale_factor=0.5, mode="area"), torch.randn(3, 2, 1))
+
+
+def test_distances_over_what_is_not_a_number():
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([[nan, 1.0], [inf, 2.0], [-inf, 0.0], [nan, inf]])
+    y = torch.tensor([[0.0, 1.0], [inf, 0.0]])
+    check(lambda x, y: (torch.cdist(x, y, inf), torch.cdist(x, y, 0), torch.cdist(x, y, 1)), x, y)
+
+
+def test_polygamma_halfway_between_poles():
+    x = torch.tensor([-8.5, -7.5, -4.5, -20.5, -0.5, 0.5])
+    check(lambda x: (torch.polygamma(4, x), torch.polygamma(2, x)), x)

@@ -17,7 +17,7 @@ from .builder import Builder, extreme, masked
 from .convolution import all_of, in_range
 from .folding import fold
 from .promotion import compute_dtype
-from .reductions import converted
+from .reductions import converted, count_scalar
 from .registry import NotLowered, lowers
 from .value import Value, positions
 
@@ -98,13 +98,21 @@ def _lower_max_pool(
 
 
 def unravel(flat: Scalar, sizes: Sequence[Expr]) -> list[Scalar]:
-    """The index of a row-major position computed from data."""
-    i64 = dtypes.int64
+    """The index of a row-major position in a window, computed from data.
+
+    A window is small, so in 32 bits: GPUs divide 64-bit integers in dozens of instructions, and
+    NVIDIA's compiler dies of some of them.
+    """
+    narrow = cast(flat, dtypes.int32)
     strides = contiguous_strides(tuple(sizes))
     entries = []
-    for size, stride in zip(sizes, strides, strict=True):
-        quotient = apply("floor_divide", flat, cast(Index(stride), i64))
-        entries.append(apply("remainder", quotient, cast(Index(size), i64)))
+    for k, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+        entry = narrow
+        if stride is not ONE:
+            entry = apply("trunc_divide", entry, count_scalar(stride, dtypes.int32))
+        if k:
+            entry = apply("fmod", entry, count_scalar(size, dtypes.int32))
+        entries.append(cast(entry, dtypes.int64))
     return entries
 
 

@@ -94,7 +94,8 @@ def _norm_terms(difference: Scalar, p: float) -> tuple[str, Scalar]:
     zero = const(0, difference.dtype)
     magnitude = apply("abs", difference)
     if p == 0:
-        return "sum", cast(apply("ne", difference, zero), difference.dtype)
+        counted = cast(apply("ne", difference, zero), difference.dtype)
+        return "sum", apply("where", apply("isnan", difference), difference, counted)
     if p == 1:
         return "sum", magnitude
     if p == 2:
