@@ -165,3 +165,10 @@ def test_distances_over_what_is_not_a_number():
 def test_polygamma_halfway_between_poles():
     x = torch.tensor([-8.5, -7.5, -4.5, -20.5, -0.5, 0.5])
     check(lambda x: (torch.polygamma(4, x), torch.polygamma(2, x)), x)
+
+
+def test_infinity_times_positions_and_multiples_of_itself():
+    # Drivers see 0 · x in one lane of four, and (1 - 2) · x.
+    x = torch.tensor([[1.5], [float("inf")], [float("nan")], [-float("inf")]])
+    check(lambda x: torch.arange(4) * x, x)
+    check(lambda x: (x - 2 * x, torch.rsub(x, x, alpha=2), 0.5 * x - 3 * x, -x + x * 0.25), x)

@@ -40,6 +40,8 @@ def simplify(node: Op) -> Scalar:
             return apply("where", nan, _number(_NAN, right), _zero_signed_by(right, left))
         if left is right:
             return _of_itself(node, left)
+        if node.name in ("add", "sub") and node.dtype is dtypes.float32:
+            return _of_multiples(node)
     return _without_inverse(node.name, node)
 
 
@@ -100,7 +102,7 @@ def _of_itself(node: Op, value: Scalar) -> Scalar:
     endless = apply("bitwise_or", apply("isnan", value), apply("isinf", value))
     match node.name:
         case "sub" if value.dtype is dtypes.float32:
-            return _nan_unless_finite(value)
+            return nan_unless_finite(value)
         case "sub":
             return apply("where", endless, _number(_NAN, value), _number(0, value))
         case "div":
@@ -113,7 +115,25 @@ def _of_itself(node: Op, value: Scalar) -> Scalar:
     return node
 
 
-def _nan_unless_finite(value: Scalar) -> Scalar:
+def _multiple(value: Scalar) -> tuple[Scalar, float]:
+    """A scalar as another one times a constant."""
+    match value:
+        case Op("mul", (inner, Const(factor))) | Op("mul", (Const(factor), inner)):
+            return inner, factor
+        case Op("neg", (inner,)):
+            return inner, -1.0
+    return value, 1.0
+
+
+def _of_multiples(node: Op) -> Scalar:
+    """a · x - b · x: drivers make (a - b) · x of it, and with it an infinity of ∞ - ∞."""
+    (left, a), (right, b) = (_multiple(arg) for arg in node.args)
+    if left is right and a * (b if node.name == "add" else -b) < 0:
+        return apply(node.name, apply("add", node.args[0], nan_unless_finite(left)), node.args[1])
+    return node
+
+
+def nan_unless_finite(value: Scalar) -> Scalar:
     """0 for numbers, by bits: what multiplies a constant 0 drivers take for 0, even NaN.
 
     The exponent of what is not finite is 255, the only one that has a bit 8 when it is increased.

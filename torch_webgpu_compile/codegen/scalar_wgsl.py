@@ -14,6 +14,7 @@ from ..errors import UnsupportedOp
 from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
 from ..plan.model import FIRST_CHECK
 from ..sizes import (
+    ZERO,
     Expr,
     Symbol,
     as_expr,
@@ -23,7 +24,7 @@ from ..sizes import (
 )
 from .buffer_access import VECTOR
 from .casts import cast, wrap
-from .constants import simplify
+from .constants import nan_unless_finite, simplify
 from .index_wgsl import as_index, decide, is_multiple_of, render_index
 from .literals import literal
 from .op_table import WRAPPING, op_row, suffix
@@ -99,11 +100,26 @@ class Renderer:
                 return known if known is not None else self._load(node)
             case Op():
                 simple = self._simplified(node)
-                return self._op(simple) if isinstance(simple, Op) else self.render(simple)
+                return self._guarded(simple) if isinstance(simple, Op) else self.render(simple)
             case Masked():
                 return self._masked(node)
             case Checked():
                 return cast(self._checked(node), node.dtype, self.let)
+
+    def _guarded(self, node: Op) -> Text:
+        """`_op`; a lane in which a position is 0 is not 0 times infinity to drivers that see it."""
+        found = self._op(node)
+        if node.name == "mul" and node.dtype is dtypes.float32 and found.lanes > 1:
+            for position, other in (node.args, node.args[::-1]):
+                while isinstance(position, Op) and position.name == "cast":
+                    position = position.args[0]
+                lanes = self.per_lane(position.expr) if isinstance(position, Index) else []
+                if any(lane is ZERO for lane in lanes) and not isinstance(other, Const):
+                    nan = self.render(nan_unless_finite(other)).code
+                    zeros = ", ".join(str(lane is ZERO).lower() for lane in lanes)
+                    code = f"select(vec4<f32>(), vec4<f32>({nan}), vec4<bool>({zeros}))"
+                    found = self.let(f"{found.code} + {code}", VECTOR, node.dtype)
+        return found
 
     def _simplified(self, node: Scalar) -> Scalar:
         """``node`` with operations on constants carried out."""
