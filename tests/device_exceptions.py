@@ -48,10 +48,10 @@ NOT_COMPILED = {
 STRIDES_OF_OUT = {
     "cholesky_inverse": "its kernels make an empty out= column-major, its meta function row-major",
 }
+"""Operators that may leave a resized ``out=`` with other strides than the CPU, with the reason."""
 if torch.__version__ < (2, 13):
     STRIDES_OF_OUT["fft.ifft"] = "its meta function does not have the strides of its kernels"
     STRIDES_OF_OUT["fft.ihfft"] = "its meta function does not have the strides of its kernels"
-"""Operators that may leave a resized ``out=`` with other strides than the CPU, with the reason."""
 
 # PyTorch's CPU kernels of these for complex tensors are wrong under any `TorchDispatchMode`.
 WRONG_WHEN_WATCHED = frozenset(

@@ -86,10 +86,14 @@ def _zero_signed_by(value: Scalar, zero: Scalar) -> Scalar:
     return apply("copysign", _number(0, value), sign)
 
 
+def _is_endless(value: Scalar) -> Scalar:
+    """Whether a float is NaN or infinite."""
+    return apply("bitwise_or", apply("isnan", value), apply("isinf", value))
+
+
 def _times_zero(left: Scalar, right: Scalar) -> Scalar:
     zero, value = (left, right) if _is_zero(left) else (right, left)
-    endless = apply("bitwise_or", apply("isnan", value), apply("isinf", value))
-    return apply("where", endless, _number(_NAN, value), _zero_signed_by(value, zero))
+    return apply("where", _is_endless(value), _number(_NAN, value), _zero_signed_by(value, zero))
 
 
 def _unless_negative(value: Scalar) -> Scalar:
@@ -99,14 +103,11 @@ def _unless_negative(value: Scalar) -> Scalar:
 
 def _of_itself(node: Op, value: Scalar) -> Scalar:
     """x - x, x / x, √x · √x and comparisons of x with x."""
-    endless = apply("bitwise_or", apply("isnan", value), apply("isinf", value))
     match node.name:
-        case "sub" if value.dtype is dtypes.float32:
-            return nan_unless_finite(value)
         case "sub":
-            return apply("where", endless, _number(_NAN, value), _number(0, value))
+            return nan_unless_finite(value)
         case "div":
-            nan = apply("bitwise_or", endless, apply("eq", value, _number(0, value)))
+            nan = apply("bitwise_or", _is_endless(value), apply("eq", value, _number(0, value)))
             return apply("where", nan, _number(_NAN, value), _number(1, value))
         case "eq" | "le" | "ge":
             return apply("bitwise_not", apply("isnan", value))
@@ -134,10 +135,12 @@ def _of_multiples(node: Op) -> Scalar:
 
 
 def nan_unless_finite(value: Scalar) -> Scalar:
-    """0 for numbers, by bits: what multiplies a constant 0 drivers take for 0, even NaN.
+    """0 for numbers, by bits in float32: what multiplies a constant 0 drivers take for 0, even NaN.
 
     The exponent of what is not finite is 255, the only one that has a bit 8 when it is increased.
     """
+    if value.dtype is not dtypes.float32:
+        return apply("where", _is_endless(value), _number(_NAN, value), _number(0, value))
     u32 = dtypes.uint32
     bits = apply("shift_right", apply("bitcast", value, dtype=u32), const(23, u32))
     exponent = apply("bitwise_and", bits, const(255, u32))

@@ -219,8 +219,9 @@ class AdaptiveWindows:
         self.lengths: list[Expr] = []
         self.reach: list[Expr] = []
         for o, size_in, size_out in zip(at, value.sizes[lead:], sizes[lead:], strict=True):
-            if size_out is ZERO or (size_in % size_out) is ZERO:  # of no windows none is read
-                step = ONE if size_out is ZERO else size_in // size_out
+            size_out = ONE if size_out is ZERO else size_out  # of no windows none is read
+            if (size_in % size_out) is ZERO:
+                step = size_in // size_out
                 self.starts.append(o * step)
                 self.lengths.append(step)
                 self.reach.append(step)

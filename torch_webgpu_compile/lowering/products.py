@@ -101,7 +101,8 @@ def _norm_terms(difference: Scalar, p: float) -> tuple[str, Scalar]:
     if p == 2:
         return "sum", apply("square", difference)
     if p == float("inf"):
-        return "maximum", magnitude
+        # PyTorch compares, which NaN never wins.
+        return "maximum", apply("where", apply("isnan", difference), zero, magnitude)
     return "sum", apply("pow", magnitude, const(p, difference.dtype))
 
 
@@ -126,8 +127,6 @@ def lower_cdist(
     left = cast(x1.at(broadcast_index(x1, [*batch, row, r])), dtype)
     right = cast(x2.at(broadcast_index(x2, [*batch, column, r])), dtype)
     kind, body = _norm_terms(apply("sub", left, right), p)
-    if p == float("inf"):  # PyTorch compares, which NaN never wins
-        body = apply("where", apply("isnan", body), const(0, dtype), body)
     total = builder.reduce(kind, body, sizes, (depth,), name="terms")
     return builder.pointwise(cast(_root(total.body, p), x1.dtype), sizes)
 
