@@ -5,7 +5,8 @@
 Graph k of a seed is the same for every number of workers. A worker that crashes, or takes longer
 than ``--limit`` seconds over one graph, fails that graph and is started again behind it. Prints
 each failure with the program's text and the command that runs it alone, and the numbers of graphs,
-failures and seconds (also on the way, to stderr). Exit status: 0 without failures, otherwise 1.
+failures and seconds (also on the way, to stderr). Programs that PyTorch itself refuses, cannot
+trace or gets wrong are printed and counted apart. Exit status: 0 without failures, otherwise 1.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _CHUNK = 100  # graphs of one process, so that what it keeps does not grow for hours
-_PROBLEM = "problem"
+_PROBLEM, _OF_PYTORCH = "problem", "of_pytorch"
 
 
 @dataclass
@@ -32,26 +33,34 @@ class Tally:
 
     checked: int = 0
     failures: list[tuple[int, str]] = field(default_factory=list)
+    of_pytorch: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text(self, seconds: float) -> str:
         """One line."""
-        return f"{self.checked} graphs, {len(self.failures)} failures, {seconds:.0f} s"
+        apart = f" (and {self.of_pytorch} of PyTorch's own)" if self.of_pytorch else ""
+        return f"{self.checked} graphs, {len(self.failures)} failures{apart}, {seconds:.0f} s"
 
     def count(self) -> None:
         """One graph more."""
         with self.lock:
             self.checked += 1
 
-    def fail(self, arguments: argparse.Namespace, graph: int, text: str) -> None:
-        """Keeps and prints a failure."""
+    def fail(
+        self, arguments: argparse.Namespace, graph: int, text: str, *, of_pytorch: bool = False
+    ) -> None:
+        """Keeps and prints a failure; one of PyTorch's own is only counted."""
         again = f"python -m tests.fuzz.long --seed {arguments.seed} --first {graph} --graphs 1"
         for name in ("family", "dynamic"):
             chosen = getattr(arguments, name)
             again += f" --{name} {chosen}" if chosen else ""
         with self.lock:
-            self.failures.append((graph, text))
-            print(f"--- graph {graph}: {text.rstrip()}\nagain: {again}\n", flush=True)
+            if of_pytorch:
+                self.of_pytorch += 1
+            else:
+                self.failures.append((graph, text))
+            whose = " (PyTorch)" if of_pytorch else ""
+            print(f"--- graph {graph}{whose}: {text.rstrip()}\nagain: {again}\n", flush=True)
 
 
 def check_graphs(arguments: argparse.Namespace) -> None:
@@ -60,14 +69,14 @@ def check_graphs(arguments: argparse.Namespace) -> None:
 
     from .choosers import RandomChooser
     from .families import draw_program
-    from .pipelines import check_program
+    from .pipelines import PyTorchFault, check_program
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for graph in range(arguments.first, arguments.first + arguments.graphs):
         _say(start=graph)
         program: Any = "(while the program was drawn)"
-        problem = ""
+        problem, of_pytorch = "", False
         try:
             program = draw_program(RandomChooser(f"{arguments.seed}/{graph}"), arguments.family)
             dynamic = {"always": True, "never": False, "": graph % 3 == 2}[arguments.dynamic]
@@ -77,8 +86,9 @@ def check_graphs(arguments: argparse.Namespace) -> None:
             if repr(program) not in problem:
                 problem += f"\n{program!r}"
         except Exception as error:
+            of_pytorch = isinstance(error, PyTorchFault)
             problem = f"{type(error).__name__}: {error}\n{program!r}"
-        _say(end=graph, **({_PROBLEM: problem} if problem else {}))
+        _say(end=graph, **({_PROBLEM: problem, _OF_PYTORCH: of_pytorch} if problem else {}))
 
 
 def _say(**event: Any) -> None:
@@ -141,7 +151,8 @@ def _run_worker(
             running = False
             tally.count()
             if _PROBLEM in event:
-                tally.fail(arguments, at, event[_PROBLEM])
+                of_pytorch = event.get(_OF_PYTORCH, False)
+                tally.fail(arguments, at, event[_PROBLEM], of_pytorch=of_pytorch)
     status = process.wait()
     for reader in readers:
         reader.join()

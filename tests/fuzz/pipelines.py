@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,10 @@ from torch_webgpu_compile.runtime.device import Device
 from .programs import Program
 
 OPTIONS = CompileOptions(fallback="error")
+
+
+class PyTorchFault(Exception):
+    """PyTorch cannot trace the program, or its answer is not the one float64 gives and ours is."""
 
 
 @cache
@@ -52,7 +57,7 @@ _STATIC_ONLY = (
 
 
 def check_program(program: Program, *, dynamic: bool = False, kernels: bool = True) -> None:
-    """Compares the three; raises AssertionError with the program's text.
+    """Compares the three; raises AssertionError with the program's text, or PyTorchFault.
 
     With ``dynamic``, sizes are symbolic, unless the program has a call that refuses them.
     """
@@ -71,10 +76,23 @@ def _check(program: Program, dynamic: bool, kernels: bool) -> None:
     with torch.no_grad():
         expected = [t.clone() for t in function(*arguments)]
         precise = program.precise()
-    captured = harness.capture(function, *arguments, dynamic=dynamic)
+    captured = _capture(function, arguments, dynamic)
     compare("interpreter", run_interpreted(captured, arguments), expected, precise, program)
     if kernels:
         compare("kernels", run_kernels(captured, arguments), expected, precise, program)
+
+
+def _capture(
+    function: Callable[..., Any], arguments: list[torch.Tensor], dynamic: bool
+) -> CapturedGraph:
+    try:
+        return harness.capture(function, *arguments, dynamic=dynamic)
+    except Exception as error:
+        try:  # without anything of this package
+            harness.capture(function, *arguments, dynamic=dynamic, decompose=False)
+        except Exception as of_pytorch:
+            raise PyTorchFault(f"{type(of_pytorch).__name__}: {of_pytorch}") from error
+        raise
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -111,4 +129,19 @@ def compare(
         try:
             torch.testing.assert_close(got, wanted, atol=atol, rtol=rtol, equal_nan=True)
         except AssertionError as error:
-            raise AssertionError(f"{who} of {name}: {error}\n{program!r}") from None
+            text = f"{who} of {name}: {error}\n{program!r}"
+            if _is_of_float64(got, ideal, program):
+                raise PyTorchFault(text) from None
+            raise AssertionError(text) from None
+
+
+def _is_of_float64(got: torch.Tensor, ideal: torch.Tensor, program: Program) -> bool:
+    """Whether ``got`` is what float64 computes; never for programs that round to 16 bits."""
+    halves = (torch.float16, torch.bfloat16)
+    if any(v.dtype in halves for v in program.inputs) or "float16" in program.source:
+        return False
+    try:
+        torch.testing.assert_close(got, ideal, check_dtype=False, equal_nan=True)
+    except AssertionError:
+        return False
+    return True

@@ -170,6 +170,11 @@ def make_input(
     return tensor
 
 
+def _equals(result: torch.Tensor, wide: torch.Tensor) -> bool:
+    """Whether a result and its float64 twin are the same numbers."""
+    return torch.equal(wide.to(result.dtype), result) and torch.equal(wide, result.double())
+
+
 class Drawing:
     """A program while it is drawn."""
 
@@ -211,11 +216,14 @@ class Drawing:
         return value
 
     def step(self, code: str, *operands: Value, keeps_exact: bool = False) -> Value | None:
-        """Appends ``tN = code``, if it can be run; None when PyTorch refuses or it is too large."""
+        """Appends ``tN = code``, if it can be run; None when it is too large or PyTorch refuses.
+
+        In float64 as well: some calls are refused in one dtype and not in another.
+        """
         names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
         names.update({v.name: v.tensor for v in self.pool})
         try:
-            result = eval(code, names)
+            result, wide = eval(code, names), self._in_float64(code)
         except (RuntimeError, IndexError, NotImplementedError, ValueError, TypeError):
             return None
         if not isinstance(result, torch.Tensor) or result.numel() > MAX_NUMEL:
@@ -224,7 +232,7 @@ class Drawing:
             return None
         exact = keeps_exact and all(v.exact for v in operands)
         if result.dtype.is_floating_point:
-            exact = exact and self._is_exact(code, result)
+            exact = exact and _equals(result, wide)
         elif not exact:
             return None  # an integer that depends on rounding
         made = Value(f"t{len(self.program.steps)}", result, exact)
@@ -234,15 +242,12 @@ class Drawing:
         self.pool.append(made)
         return made
 
-    def _is_exact(self, code: str, result: torch.Tensor) -> bool:
+    def _in_float64(self, code: str) -> Any:
         names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
         for v in self.pool:
             names[v.name] = v.tensor.double() if v.is_float else v.tensor
         with _default_dtype(torch.float64):
-            wide = eval(re.sub(r"torch\.(b?float16|float32)", "torch.float64", code), names)
-        return bool(torch.equal(wide.to(result.dtype), result)) and bool(
-            torch.equal(wide, result.double())
-        )
+            return eval(re.sub(r"torch\.(b?float16|float32)", "torch.float64", code), names)
 
     def finish(self) -> Program:
         """Chooses the results: the last value, and perhaps earlier ones."""
