@@ -97,16 +97,20 @@ def resize(d: Drawing) -> object:
     value = _image(d, rank)
     x = value.name
     if d.flag():
-        to = f"size={tuple(d.integer(1, 9) for _ in range(rank))}"
+        size = tuple(d.integer(1, 9) for _ in range(rank))
+        to, last = f"size={size}", size[-1]
     else:
-        to = f"scale_factor={d.choose((2, 0.5, 1.5, 3))}"
+        scale = d.choose((2, 0.5, 1.5, 3))
+        to, last = f"scale_factor={scale}", int(scale * value.shape[-1])
     if d.integer(0, 2) == 0:
         mode = d.choose(("nearest", "nearest-exact"))
         return d.step(f"F.interpolate({x}, {to}, mode='{mode}')", value, keeps_exact=True)
     modes = {1: ("linear",), 2: ("bilinear", "bicubic"), 3: ("trilinear",)}[rank]
     mode = d.choose((*modes, "area"))
     options = "" if mode == "area" else f", align_corners={d.flag()}"
-    if mode in ("bilinear", "bicubic") and value.dtype is torch.float32 and d.flag():
+    # PyTorch's CPU kernel of antialiasing repeats one row where the last size is 1 (2.11 to 2.13).
+    smooth = mode in ("bilinear", "bicubic") and value.dtype is torch.float32
+    if smooth and d.flag() and last > 1:
         options += ", antialias=True"
     return d.step(f"F.interpolate({x}, {to}, mode='{mode}'{options})", value)
 

@@ -151,6 +151,17 @@ def test_constants_added_to_quotients_of_wide_integers(divisor):
     check(function, small << 40)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("divisor", [12, -7])
+def test_remainders_of_what_is_known_to_be_even(divisor, dynamic):
+    def function(x):
+        many = (x + x, 4 * x, (x << 9)[..., ::3], x * 65536)
+        return [y % divisor for y in many], [y // divisor for y in many]
+
+    x = torch.randint(-12, 13, (5, 12, 7), generator=torch.Generator().manual_seed(0))
+    check(function, x, dynamic=dynamic)
+
+
 def test_areas_of_no_size():
     check(lambda x: F.interpolate(x, scale_factor=0.5, mode="area"), torch.randn(3, 2, 1))
 
@@ -172,3 +183,11 @@ def test_infinity_times_positions_and_multiples_of_itself():
     x = torch.tensor([[1.5], [float("inf")], [float("nan")], [-float("inf")]])
     check(lambda x: torch.arange(4) * x, x)
     check(lambda x: (x - 2 * x, torch.rsub(x, x, alpha=2), 0.5 * x - 3 * x, -x + x * 0.25), x)
+
+
+def test_scattering_into_an_expanded_tensor():
+    # PyTorch 2.11 says that the result is expanded, too.
+    x = torch.tensor([[3.0]]).expand(12, 2)
+    check(lambda x: torch.slice_scatter(x, x.narrow(0, 0, 6) * 2, 0, 0, 6), x)
+    check(lambda x: torch.diagonal_scatter(x, x.diagonal() * 2), x)
+    check(lambda x: torch.select_scatter(x, x[:, 0] * 2, 1, 0), x)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput
 from ..ir.nodes import HostCall, Pointwise
-from ..ir.scalar import Index, Load
+from ..ir.scalar import Index, Load, scalar_symbols
 from ..ir.spaces import iteration_symbols, symbol_keys
-from ..sizes import ONE, ZERO, Expr, Symbol, as_symbol, linearize, symbols_of
+from ..sizes import ONE, ZERO, Expr, Symbol, as_symbol, contiguous_strides, linearize, symbols_of
 from .builder import Builder
 from .value import Value, positions, view
 
@@ -29,6 +29,9 @@ class OutputLayouts:
         self, value: Value, strides: Sequence[Expr], storage: int, mutates: int | None = None
     ) -> GraphOutput:
         """How ``value`` is returned with ``strides``, in elements."""
+        if _overlap(value, strides):
+            # PyTorch 2.11's fake tensors: slice_scatter of an expanded tensor is not expanded.
+            strides = contiguous_strides(value.sizes)
         found = self._as_view(value, tuple(strides), storage)
         if found is None:
             found = self._copy(value, tuple(strides), storage)
@@ -101,6 +104,16 @@ def _buffer_arguments(name: str) -> tuple[object, ...]:
     from ..ir.nodes import BufferArgument
 
     return (BufferArgument(name),)
+
+
+def _overlap(value: Value, strides: Sequence[Expr]) -> bool:
+    """Whether different elements of ``value`` would be one element in memory."""
+    repeated = [
+        as_symbol(position)
+        for position, stride in zip(positions(value.sizes), strides, strict=True)
+        if stride is ZERO
+    ]
+    return bool(repeated) and not scalar_symbols(value.body).isdisjoint(repeated)
 
 
 def _affine_offset(flat: Expr, sizes: Sequence[Expr], strides: Sequence[Expr]) -> Expr | None:
