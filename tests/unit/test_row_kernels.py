@@ -108,3 +108,13 @@ def test_long_rows_exchange_pairs_in_subgroups():
     assert loops(kernel) == 1
     # 32 subgroups of 32 invocations: within each, then across them.
     assert kernel.count("subgroupShuffleXor(a2") == kernel.count("subgroupShuffleXor(a0") == 9
+
+
+def test_one_row_of_a_large_table_does_not_turn_a_product():
+    def function(x, weight, table, index):
+        return x @ weight.t() + table[index]
+
+    tensors = torch.empty(1, 64), torch.empty(64, 64), torch.empty(1000, 64)
+    index = torch.tensor([3], dtype=torch.int32)
+    (kernel,) = kernels_of(function, *tensors, index, target=GPU)
+    assert "load4_x1(g" in kernel  # neighbouring invocations read a row of the weight

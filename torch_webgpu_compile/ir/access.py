@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..sizes import ONE, ZERO, Expr, Symbol, evaluate, linearize, substitute, symbols_of
+from ..sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    Symbol,
+    evaluate,
+    linearize,
+    product,
+    substitute,
+    symbols_of,
+)
 from .graph import Buffer
-from .scalar import Index, Scalar, loads_of
+from .scalar import Index, Scalar, loads_of, scalar_symbols
 
 # What a symbolic size counts as when buffers are compared.
 _TYPICAL = 64
@@ -20,8 +30,9 @@ def neighbours_in_rows(
 ) -> bool:
     """Whether the memory that is read has neighbouring elements of a row side by side.
 
-    False when neighbouring rows are: a reduction over columns. Larger buffers decide. Of windows
-    that slide by one, both are, and neighbouring rows share most of what they read.
+    False when neighbouring rows are: a reduction over columns. Loads that reach more elements
+    decide: one row of a large table is few. Of windows that slide by one, both are, and
+    neighbouring rows share most of what they read.
     """
     votes = 0
     slides = False
@@ -32,7 +43,8 @@ def neighbours_in_rows(
             buffer = buffers[load.buffer]
             exprs = [i.expr if isinstance(i, Index) else ZERO for i in load.index]
             address = linearize(exprs, buffer.strides)
-            weight = typical_numel(buffer.numel)
+            extents = [s.extent for s in scalar_symbols(load) if s.extent is not None]
+            weight = min(typical_numel(buffer.numel), typical_numel(product(extents)))
             along, across = _steps_by_one(address, elements), _steps_by_one(address, rows)
             votes += weight * (along - across)
             slides = slides or (along and across)

@@ -15,6 +15,7 @@ from ..plan.model import Kernel
 from .failures import device_error, shader_error
 from .interface import (
     COPY_DST,
+    COPY_SRC,
     MAP_READ,
     MAP_WRITE,
     BindGroupMaker,
@@ -165,12 +166,16 @@ class PortableBackend:
     def wait(self, submission: int | None = None) -> None:
         with self._lock, self._guard(lambda kind, text: device_error(kind, text, "synchronize")):
             if self._fence is None:
-                self._fence = self._device.create_buffer(size=4, usage=MAP_READ | COPY_DST)
-            # on_submitted_work_done_sync fails in wgpu-py 0.32; a mapping waits for the queue too
-            self._device.queue.write_buffer(self._fence, 0, b"done")
-            self._device.queue.submit([])
-            self._fence.map_sync(MAP_READ)
-            self._fence.unmap()
+                mark = self._device.create_buffer(size=4, usage=COPY_SRC)
+                self._fence = mark, self._device.create_buffer(size=4, usage=MAP_READ | COPY_DST)
+            # on_submitted_work_done_sync fails in wgpu-py 0.32; a mapping waits for the queue too,
+            # behind a copy: what is written from the host does not go through Dawn's queue.
+            mark, fence = self._fence
+            encoder = self._device.create_command_encoder()
+            encoder.copy_buffer_to_buffer(mark, 0, fence, 0, 4)
+            self._device.queue.submit([encoder.finish()])
+            fence.map_sync(MAP_READ)
+            fence.unmap()
 
     def submit_timed(self, run: DispatchRun, name: str) -> list[Span] | None:
         """None: not worth a second implementation, the profiler then measures on the host."""
