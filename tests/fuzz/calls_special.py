@@ -69,8 +69,9 @@ _SPECIAL_PAIRS = (
     "torch.special.chebyshev_polynomial_u(torch.tanh({0}), 3)",
     "torch.special.hermite_polynomial_h(torch.tanh({0}), 4)",
     "torch.special.hermite_polynomial_he(torch.tanh({0}), 3)",
+    # Of NaN, PyTorch returns for these two what was in memory.
     "torch.special.laguerre_polynomial_l(torch.tanh({0}).nan_to_num(), 4)",
-    "torch.special.legendre_polynomial_p(torch.tanh({0}), 5)",
+    "torch.special.legendre_polynomial_p(torch.tanh({0}).nan_to_num(), 5)",
 )
 _ACTIVATIONS = (
     "F.elu({0})",

@@ -191,3 +191,21 @@ def test_scattering_into_an_expanded_tensor():
     check(lambda x: torch.slice_scatter(x, x.narrow(0, 0, 6) * 2, 0, 0, 6), x)
     check(lambda x: torch.diagonal_scatter(x, x.diagonal() * 2), x)
     check(lambda x: torch.select_scatter(x, x[:, 0] * 2, 1, 0), x)
+
+
+def test_sizes_that_turn_out_to_be_one_are_broadcast():
+    x, weight = torch.randn(5, 1, 1), torch.randn(1, 1, 3)
+    check(lambda x, w: w - F.conv1d(x, w, padding="same"), x, weight, dynamic=True)
+    chunked = torch.randn(33, 12), torch.randn(3)
+    check(lambda x, y: torch.minimum(x, torch.chunk(y, 2)[-1]), *chunked, dynamic=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_counts_are_compared_with_numbers(dynamic):
+    # Mesa 22.3 decides i64(count) > 1 as it is compiled.
+    def function(x):
+        places = torch.bucketize(x, torch.sort(x.reshape(-1)).values)
+        return x.masked_fill(places > 1, float("-inf")), places
+
+    check(function, torch.tensor([[1.75, 0.5, -1.0, -0.5, 0.25]]), dynamic=dynamic)
+    check(lambda x: (x.long(), x.long() > 3), torch.arange(9, dtype=torch.int32), dynamic=dynamic)

@@ -87,6 +87,11 @@ class Accumulator:
             return name
         return f"{dtype.compute}({name})"
 
+    def narrow(self, dtype: DType) -> str:
+        """The same value as an i32 where `result` widens one; else nothing."""
+        widened = dtype is dtypes.int64 and (self.is_position or self.dtype.compute == "i32")
+        return self.parts[-1].name if widened else ""
+
 
 @dataclass(frozen=True, slots=True)
 class ExpSum:

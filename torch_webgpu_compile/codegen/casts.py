@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from .. import dtypes
 from ..dtypes import DType, Kind
 from .literals import one_of, zero_of
 from .op_table import suffix
@@ -47,4 +49,6 @@ def cast(value: Text, dtype: DType, let: Let) -> Text:
         # PyTorch converts through a signed integer, so that -1.0 wraps to 255.
         code = f"{vector.format('i32')}({code})"
     converted = let(f"{target}({code})", lanes, dtype)
+    if dtype is dtypes.int64 and source.compute == "i32":
+        return replace(converted, narrow=value.code)
     return wrap(converted, let) if dtype.is_integer and dtype.bits < 32 else converted

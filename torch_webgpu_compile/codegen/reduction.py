@@ -208,8 +208,7 @@ class RowKernel:
             if isinstance(acc, ExpSum):
                 self.values[m.output] = Text(acc.parts[0].name, 1, dtype)
             else:
-                narrow = acc.parts[-1].name if acc.is_position else ""
-                self.values[m.output] = Text(acc.result(dtype), 1, dtype, narrow)
+                self.values[m.output] = Text(acc.result(dtype), 1, dtype, acc.narrow(dtype))
         return phase
 
     def _accumulator(self, member: Member) -> Accumulator | ExpSum:

@@ -17,7 +17,7 @@ from ..errors import UnsupportedOp, VerificationError
 from ..ir.graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
 from ..ir.scalar import Index, Load, const, loads_of
 from ..ir.spaces import Origin
-from ..sizes import Expr, as_expr
+from ..sizes import ONE, Expr, as_expr
 from ..target import Target
 from .builder import Builder, Signature, as_value
 from .fallback import OnFallback, host_call
@@ -27,7 +27,7 @@ from .outputs import OutputLayouts
 from .registry import LOWERINGS, NotLowered
 from .symbols import dtype_of
 from .updates import argument_updates
-from .value import Value
+from .value import Value, positions, view
 
 aten = torch.ops.aten
 with_effects = torch.ops.higher_order.with_effects
@@ -262,7 +262,7 @@ class _GraphLowering:
         values = self._lower_operator(overload, given, keywords)
         for value, signature in zip(values, builder.results, strict=True):
             _check_result(str(overload), value, signature)
-        return values
+        return tuple(map(_with_ones, values, builder.results))
 
     def _bind(
         self, overload: torch._ops.OpOverload, given: Sequence[Any], named: Mapping[str, Any]
@@ -358,6 +358,17 @@ class _GraphLowering:
         raise UnsupportedOp(
             str(item.target), "a graph cannot return this value", _NO_FALLBACK_STEP, source(item)
         )
+
+
+def _with_ones(value: Value | None, signature: Signature | None) -> Value | None:
+    """``value`` with the sizes that PyTorch knows to be 1, so that it is broadcast along them."""
+    if value is None or signature is None or value.number:
+        return value
+    pairs = list(zip(value.sizes, signature.sizes, strict=True))
+    if not any(known is ONE and size is not ONE for size, known in pairs):
+        return value
+    sizes = tuple(ONE if known is ONE else size for size, known in pairs)
+    return view(value, sizes, positions(sizes))
 
 
 def _check_result(op: str, value: Value | None, signature: Signature | None) -> None:

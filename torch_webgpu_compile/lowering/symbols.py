@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy import functions as torch_sympy
 
 from .. import dtypes
@@ -76,6 +77,7 @@ class SizeReader:
 
     def __init__(self) -> None:
         self._symbols: dict[str, Expr] = {}
+        self._ones: dict[sympy.Expr, bool] = {}
         self.numbers: dict[str, Scalar] = {}
 
     def size(self, value: int | torch.SymInt) -> Expr:
@@ -83,8 +85,17 @@ class SizeReader:
         if isinstance(value, torch.SymInt):
             if value.node.is_constant():
                 return as_expr(int(value))
-            return self._integer(value.node.expr, value.node)
+            return ONE if self._is_one(value) else self._integer(value.node.expr, value.node)
         return as_expr(int(value))
+
+    def _is_one(self, value: torch.SymInt) -> bool:
+        """Whether tracing has guarded that a size is 1: by broadcasting it, perhaps."""
+        expr, hint = value.node.expr, value.node.hint
+        if expr.is_Symbol or hint is None or hint != 1:
+            return False
+        if expr not in self._ones:
+            self._ones[expr] = statically_known_true(value == 1)
+        return self._ones[expr]
 
     def sizes(self, values: Iterable[int | torch.SymInt]) -> tuple[Expr, ...]:
         """Several sizes."""
