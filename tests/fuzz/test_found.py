@@ -209,3 +209,11 @@ def test_counts_are_compared_with_numbers(dynamic):
 
     check(function, torch.tensor([[1.75, 0.5, -1.0, -0.5, 0.25]]), dynamic=dynamic)
     check(lambda x: (x.long(), x.long() > 3), torch.arange(9, dtype=torch.int32), dynamic=dynamic)
+
+
+def test_positions_among_what_is_known_to_be_zero_are_compared():
+    def function(x):
+        best = x.cummax(-1).indices
+        return x, best, torch.searchsorted(x.sort().values, best)
+
+    check(function, torch.tensor([-2], dtype=torch.int8))

@@ -13,15 +13,7 @@ from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
 from ..plan.model import FIRST_CHECK
-from ..sizes import (
-    ZERO,
-    Expr,
-    Symbol,
-    as_expr,
-    is_nonnegative,
-    linearize,
-    substitute,
-)
+from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute
 from .buffer_access import VECTOR
 from .casts import cast, wrap
 from .constants import nan_unless_finite, simplify
@@ -303,6 +295,9 @@ class Renderer:
         if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.compute != "i64":
             narrow = self._index(node.args[0].expr, dtypes.int32)
             return cast(narrow, node.dtype, self.let)
+        bounded = self._narrow(node) if node.name in _BOUNDED else None
+        if bounded is not None:
+            return cast(bounded, node.dtype, self.let)
         args = [self.render(a) for a in node.args]
         if node.name == "cast":
             return cast(args[0], node.dtype, self.let)
