@@ -200,13 +200,14 @@ def test_training(rows):
     torch.testing.assert_close(got, wanted)
 
 
-def test_measured_together(tmp_path, monkeypatch):
+@pytest.mark.parametrize("strips", [0, 1, 2])
+def test_measured_together(strips, tmp_path, monkeypatch):
     """max-autotune measures the products of a dispatch as one problem."""
     monkeypatch.setenv("TORCH_WEBGPU_CACHE", str(tmp_path))
     monkeypatch.setattr(autotune, "_measured", {})
-    monkeypatch.setattr(
-        autotune, "matmul_candidates", lambda *_: [MatmulTiling(32, 32, 16, 4, 4, True, 8)]
-    )
+    tiling = MatmulTiling(32, 32, 16, 8, 4, True, 8, strips=strips)
+    monkeypatch.setattr(autotune, "matmul_candidates", lambda *_: [tiling])
+    plan_cache.clear()  # the plan of another tiling
     x, (weights, biases) = randn(24, 32), operands((40, 20), 32)
     function = torch.compile(linears, backend="webgpu", mode="max-autotune")
     torch.testing.assert_close(function(x, weights, biases), linears(x, weights, biases))

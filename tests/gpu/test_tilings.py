@@ -26,6 +26,10 @@ MATMULS = [
     MatmulTiling(48, 80, 8, 8, 4, True, 8),
     MatmulTiling(96, 64, 8, 12, 8, True, 8, slices=2),
     MatmulTiling(40, 48, 8, 4, 8, False, 8, slices=4),
+    MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=2, strips=1),
+    MatmulTiling(64, 128, 8, 8, 8, True, 8, strips=2),
+    MatmulTiling(32, 32, 16, 8, 8, False, 8, slices=2, strips=1),
+    MatmulTiling(48, 64, 8, 8, 8, True, 8, slices=2, strips=1),
 ]
 ATTENTIONS = [
     AttentionTiling(32, 32, 8),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import accumulate
+from dataclasses import dataclass, replace
 
 from ..ir.graph import AnchorGroup, Buffer, ContractionGroup, PairGroup, SiblingGroup
 from ..ir.nodes import Contraction
 from ..ir.spaces import Origin
 from ..plan.model import KernelCall
-from ..sizes import ZERO, Expr, Symbol, ceildiv, iteration, product
+from ..sizes import ZERO, Expr, Symbol, as_expr, ceildiv, iteration, product
 from ..target import Target
 from .buffer_access import VECTOR
 from .epilogue import Store, anchor_members, render_epilogue, store_is_vector
@@ -87,11 +87,13 @@ def generate_tiled(
 ) -> KernelCall:
     """The kernel of contractions and their epilogues in a given tiling."""
     builder = KernelBuilder(target, buffers)
+    if problem.key is None or problem.paired or not tiling.is_divisible:
+        tiling = replace(tiling, strips=0)
     parts = products_of(group)
     nodes = [contraction_of(part) for part in parts]
     dtype = nodes[0].lhs.dtype
     batch, inner = product(nodes[0].batch), product(nodes[0].inner)
-    rows, columns, depth = tiling.rows, problem.columns_of(tiling), tiling.inner * tiling.slices
+    rows, columns, depth = tiling.rows, problem.columns_of(tiling), tiling.depth
     # An operand that all siblings share is loaded by one function for all.
     one_lhs = len({(node.lhs, node.rows) for node in nodes}) == 1
     one_rhs = len({(node.rhs, node.columns) for node in nodes}) == 1 and not problem.paired
@@ -104,11 +106,11 @@ def generate_tiled(
         for node in (nodes[:1] if one_rhs else nodes)
     ]
     stored = [parts] if problem.paired else [(part,) for part in parts]
-    tiles = [
-        (ceildiv(product(node.rows), rows), ceildiv(product(node.columns), columns))
+    shapes = [
+        (product(node.rows), product(node.columns))
         for node in map(contraction_of, (together[0] for together in stored))
     ]
-    ends = list(accumulate(batch * tiles_m * tiles_n for tiles_m, tiles_n in tiles))
+    regions = _regions(builder, batch, shapes, tiling, columns)
     return builder.finish(
         "matmul",
         "matmul.wgsl.jinja",
@@ -121,16 +123,58 @@ def generate_tiled(
             "lhs": lhs,
             "rhs": rhs,
             "stores": [_store(builder, together, rows, columns) for together in stored],
-            "tiles": [(builder.index(m), builder.index(n)) for m, n in tiles],
-            "ends": [builder.index(end) for end in ends],
+            "memory_size": tiling.workgroup_nbytes(dtype.itemsize) // (VECTOR * dtype.itemsize),
+            "regions": [region.shown for region in regions],
+            "small_from": len(shapes),
             "inner_count": builder.index(inner),
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(ends[-1], target),
+        grid=fold_grid(regions[-1].end, target),
         origins=_origins(parts),
         flops=batch * inner * 2 * sum((product((*n.rows, *n.columns)) for n in nodes), ZERO),
         workgroup_nbytes=tiling.workgroup_nbytes(dtype.itemsize),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Tiles of one size in one product.
+
+    Attributes:
+        end: the number of the first workgroup behind it.
+        shown: what the template is told.
+    """
+
+    end: Expr
+    shown: Mapping[str, str | int]
+
+
+def _regions(
+    builder: KernelBuilder,
+    batch: Expr,
+    shapes: Sequence[tuple[Expr, Expr]],
+    tiling: MatmulTiling,
+    columns: int,
+) -> list[Region]:
+    """Every product in large tiles of ``columns``; then what they leave of it in small ones."""
+    found: list[Region] = []
+
+    def add(part: int, tiles_m: Expr, tiles_n: Expr, first: Expr) -> None:
+        end = (found[-1].end if found else ZERO) + batch * tiles_m * tiles_n
+        counts = {"tiles_m": tiles_m, "tiles_n": tiles_n, "first_column": first, "end": end}
+        shown = {name: builder.index(value) for name, value in counts.items()}
+        found.append(Region(end, {"part": part, **shown}))
+
+    large = [ceildiv(width, columns) for _, width in shapes]
+    if tiling.strips:
+        large = [as_expr(max(0, int(tiles_n) - tiling.strips)) for tiles_n in large]
+    for part, (height, _) in enumerate(shapes):
+        add(part, ceildiv(height, tiling.rows), large[part], ZERO)
+    small = tiling.small
+    for part, (height, width) in enumerate(shapes if tiling.strips else ()):
+        first = large[part] * columns
+        add(part, ceildiv(height, small.rows), ceildiv(width - first, small.columns), first)
+    return found
 
 
 def _origins(parts: Sequence[AnchorGroup]) -> list[Origin]:

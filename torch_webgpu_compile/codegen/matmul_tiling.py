@@ -103,6 +103,9 @@ class MatmulTiling:
         unroll: steps of ``inner`` per loop iteration in the multiply loop; neither naga nor drivers
             unroll. swizzle: row tiles that consecutive workgroups share before moving to the next
             column tile.
+        strips: columns of tiles, the last ones of each product, that are computed in `small` tiles
+            instead, so that the last workgroups are short where their number fits a GPU badly.
+            Sizes have to be known.
     """
 
     rows: int
@@ -114,17 +117,43 @@ class MatmulTiling:
     unroll: int
     slices: int = 1
     swizzle: int = 8
+    strips: int = 0
 
     @property
     def workgroup(self) -> int:
         tile = (self.rows // self.thread_rows) * (self.columns // self.thread_columns)
         return tile * self.slices
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether `small` tiles fit into the tiles."""
+        return not (self.rows % 32 or self.columns % 32 or self.workgroup % 32)
+
+    @property
+    def small(self) -> MatmulTiling:
+        """Tiles for the rest of a product, with the same workgroup."""
+        return replace(
+            self,
+            rows=32,
+            columns=32,
+            thread_rows=8,
+            thread_columns=4,
+            slices=self.workgroup // 32,
+            strips=0,
+        )
+
+    @property
+    def depth(self) -> int:
+        """A step along the inner dimension, of all slices; the longer one where there are two."""
+        own = self.inner * self.slices
+        return max(own, self.small.depth) if self.strips else own
+
     def workgroup_nbytes(self, itemsize: int) -> int:
         """Workgroup memory of both operands' tiles, which the sums of slices share."""
         buffers = 2 if self.double_buffer else 1
         tiles = self.slices * buffers * self.inner * (self.rows + self.columns)
-        return itemsize * max(tiles, self.slices // 2 * self.rows * self.columns)
+        own = itemsize * max(tiles, self.slices // 2 * self.rows * self.columns)
+        return max(own, self.small.workgroup_nbytes(itemsize)) if self.strips else own
 
 
 # By falling size, with the workgroups that make each worth while: two per multiprocessor of a large
@@ -172,6 +201,14 @@ _MEASURED = (
     MatmulTiling(96, 64, 8, 12, 8, True, 8, slices=2),
     MatmulTiling(64, 96, 8, 8, 12, True, 8, slices=2),
 )
+# Those that large products are computed in, of which a few tiles may be divided.
+_DIVIDED = frozenset(
+    {
+        MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=2),
+        MatmulTiling(64, 128, 8, 8, 8, True, 8),
+        MatmulTiling(128, 64, 8, 8, 8, True, 8),
+    }
+)
 _MEASURED_FEW_ROWS = (
     *_FEW_ROWS,
     MatmulTiling(16, 64, 8, 4, 4, True, 8, slices=4),
@@ -199,6 +236,19 @@ def matmul_candidates(problem: MatmulProblem, target: Target) -> Iterator[Matmul
     for tiling in dict.fromkeys(map(problem.adapt, found)):
         if fits(tiling, problem.itemsize, target):
             yield tiling
+            if tiling in _DIVIDED and not problem.paired:
+                yield from _with_strips(tiling, problem, target)
+
+
+def _with_strips(
+    tiling: MatmulTiling, problem: MatmulProblem, target: Target
+) -> Iterator[MatmulTiling]:
+    """With a few of the last columns of tiles in small ones, up to half of them."""
+    columns = -(-problem.columns // tiling.columns)
+    for strips in sorted({round(columns * part / 12) for part in (1, 1.5, 2, 3, 4, 6)} - {0}):
+        divided = replace(tiling, strips=strips)
+        if fits(divided, problem.itemsize, target):
+            yield divided
 
 
 def _transposed(tiling: MatmulTiling) -> MatmulTiling:
