@@ -200,6 +200,7 @@ _MEASURED = (
     MatmulTiling(48, 64, 8, 8, 8, True, 8, slices=4),
     MatmulTiling(96, 64, 8, 12, 8, True, 8, slices=2),
     MatmulTiling(64, 96, 8, 8, 12, True, 8, slices=2),
+    MatmulTiling(64, 96, 8, 8, 4, True, 8, slices=2),
 )
 # Those that large products are computed in, of which a few tiles may be divided.
 _DIVIDED = frozenset(
