@@ -32,6 +32,7 @@ MATMULS = [
     MatmulTiling(48, 64, 8, 8, 8, True, 8, slices=2, strips=1),
 ]
 ATTENTIONS = [
+    AttentionTiling(32, 64),
     AttentionTiling(32, 32, 8),
     AttentionTiling(32, 32, 4, 8),
     AttentionTiling(32, 32, 8, 8),

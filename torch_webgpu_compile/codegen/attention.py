@@ -52,7 +52,7 @@ def generate_attention(
     if not (head.is_constant and value_head.is_constant):
         raise UnsupportedOp("attention", "the head size is symbolic", "mark it static")
     wide, value_wide = (4 * int(ceildiv(s, 4)) for s in (head, value_head))
-    tiling = choose_attention_tiling(queries, wide, value_wide, target)
+    tiling = choose_attention_tiling(batch * heads, queries, wide, value_wide, target)
     if tiling is None:
         raise UnsupportedOp(
             "attention",
