@@ -9,6 +9,7 @@
       --systems webgpu,autotuned                other systems than the usual ones
       --plot                                    a figure per suite (`benchmarks.plot`)
     python -m benchmarks.report FILE…           the table of the README, from the JSON of runs
+    python -m benchmarks.tilings gpt2 bert      tilings of products, measured inside their models
 
 ``cases``, ``kernel_cases`` and ``convolution_cases`` say what is measured, ``suites`` what it must
 reach, and ``goals`` whether it does. ``webgpu``, ``pytorch``, ``onnxruntime_webgpu`` and
