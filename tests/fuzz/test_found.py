@@ -217,3 +217,16 @@ def test_positions_among_what_is_known_to_be_zero_are_compared():
         return x, best, torch.searchsorted(x.sort().values, best)
 
     check(function, torch.tensor([-2], dtype=torch.int8))
+
+
+def test_division_and_powers_by_widened_integers():
+    def function(x):
+        below = -(x * x) - 1
+        return x // below, x % below, torch.div(x, below, rounding_mode="trunc"), below // (x - 7)
+
+    check(lambda: function(torch.arange(7)))
+    check(lambda x: function(x.long()), torch.arange(-3, 4, dtype=torch.int32))
+    check(lambda x: x.long() ** x.abs().long(), torch.arange(-3, 4, dtype=torch.int32))
+    check(
+        lambda x, y: x ** y.long(), torch.tensor([1, -1, 2, 1]), torch.tensor([-1, -2, -3, 3]).int()
+    )
