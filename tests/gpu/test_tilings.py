@@ -30,6 +30,7 @@ MATMULS = [
     MatmulTiling(64, 128, 8, 8, 8, True, 8, strips=2),
     MatmulTiling(32, 32, 16, 8, 8, False, 8, slices=2, strips=1),
     MatmulTiling(48, 64, 8, 8, 8, True, 8, slices=2, strips=1),
+    MatmulTiling(32, 96, 8, 8, 8, True, 8, slices=2, strips=1),
 ]
 ATTENTIONS = [
     AttentionTiling(32, 64),

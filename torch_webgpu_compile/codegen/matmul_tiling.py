@@ -126,8 +126,9 @@ class MatmulTiling:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether `small` tiles fit into the tiles."""
-        return not (self.rows % 32 or self.columns % 32 or self.workgroup % 32)
+        """Whether `small` tiles fit into the tiles, with as many slices as kernels can have."""
+        whole = self.rows % 32 == self.columns % 32 == 0
+        return whole and self.workgroup in (32, 64, 128, 256, 512)
 
     @property
     def small(self) -> MatmulTiling:
