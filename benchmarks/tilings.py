@@ -12,12 +12,9 @@ table of `autotune`, like those in ``torch_webgpu_compile/tunings``.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,13 +31,14 @@ from torch_webgpu_compile.errors import DeviceError
 from torch_webgpu_compile.ir.graph import ContractionGroup, Schedule
 from torch_webgpu_compile.options import resolve
 from torch_webgpu_compile.plan.model import Dispatch, KernelCall, Plan
-from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
+from torch_webgpu_compile.runtime.executor import Executor
 
 from . import cases
 from .pytorch import build
+from .timing import seconds_per_call
+from .webgpu import recorded_plans
 
-_ROUNDS = 5
-_ROUND_SECONDS = 0.025
+_BUDGET_S = 0.15
 _GAIN = 0.997
 
 
@@ -58,12 +56,6 @@ class Model:
         work = build(cases.CASES[name], small, 0.0, thorough=False)
         function, inputs = work.on_cpu()
         schedules: list[Schedule] = []
-        bound: list[tuple[Executor, Any, Any]] = []
-        bind, tuner = Executor.bind, backend.tuner
-
-        def recorded(self: Executor, sizes: Any = None, externals: Any = None) -> BoundPlan:
-            bound.append((self, sizes, externals))
-            return bind(self, sizes, externals)
 
         def tune(schedule: Schedule) -> autotune.Tilings:
             schedules.append(schedule)
@@ -71,33 +63,22 @@ class Model:
 
         plan_cache.clear()
         torch._dynamo.reset()
-        Executor.bind = recorded  # type: ignore[method-assign]
+        tuner = backend.tuner
         backend.tuner = lambda device, folder: tune  # type: ignore[attr-defined]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), recorded_plans() as plans:
                 self.compiled = torch.compile(function, backend="webgpu", mode="max-autotune")
                 self.compiled(*inputs)
         finally:
-            Executor.bind = bind  # type: ignore[method-assign]
             backend.tuner = tuner  # type: ignore[attr-defined]
-        executor, self.sizes, self.externals = bound[-1]
-        self.schedule, self.plan = schedules[-1], executor.plan
+        self.bound, self.schedule = plans[-1], schedules[-1]
+        self.plan = self.bound.executor.plan
 
     def seconds(self, plan: Plan) -> float:
-        """Of one replay of a plan in a stream of them, the median of rounds."""
-        replay = Executor(plan, self.device).bind(self.sizes, self.externals).replay
-        replay()
-        self.device.synchronize()
-        found: list[float] = []
-        calls = 1
-        for _ in range(_ROUNDS + 1):
-            start = time.perf_counter()
-            for _ in range(calls):
-                replay()
-            self.device.synchronize()
-            found.append((time.perf_counter() - start) / calls)
-            calls = max(1, int(_ROUND_SECONDS / found[0]))
-        return statistics.median(found[1:])
+        """Of one replay of a plan, on the model's memory, in a stream of them."""
+        executor = Executor(plan, self.device)
+        replay = executor.bind(self.bound.program.sizes, self.bound._externals).replay
+        return seconds_per_call(replay, self.device.synchronize, _BUDGET_S)
 
     def products(self) -> Iterator[tuple[MatmulProblem, ContractionGroup]]:
         """Each problem of known sizes once."""
@@ -129,7 +110,10 @@ class Model:
     def measure(
         self, problem: MatmulProblem, group: ContractionGroup, current: MatmulTiling
     ) -> dict[MatmulTiling, float]:
-        """Seconds of the model in each tiling, best first; empty if it has no such kernel."""
+        """Seconds of the model in each tiling, best first; empty if it has no such kernel.
+
+        The plan goes on with the best one, if that gains.
+        """
         now = self.call(problem, group, current)
         found = [k for k, kernel in enumerate(self.plan.kernels) if kernel.wgsl == now.kernel.wgsl]
         if not found:
@@ -143,10 +127,16 @@ class Model:
                 times[tiling] = self.seconds(self.with_kernel(found[0], call))
             except DeviceError as error:
                 print(f"    {tiling}: {error}")
-        best = min(times, key=times.__getitem__)
-        if times[best] < _GAIN * times[current]:
+        best = best_of(times, current)
+        if best is not current:
             self.plan = self.with_kernel(found[0], self.call(problem, group, best))
         return dict(sorted(times.items(), key=lambda item: item[1]))
+
+
+def best_of(times: Mapping[MatmulTiling, float], current: MatmulTiling) -> MatmulTiling:
+    """The fastest tiling, or the current one if the fastest hardly gains."""
+    best = min(times, key=times.__getitem__)
+    return best if times[best] < _GAIN * times[current] else current
 
 
 def main() -> None:
@@ -169,8 +159,8 @@ def main() -> None:
             print(f"  {problem.key}: {times[current] * 1e6:.1f} µs in {current}")
             for tiling, seconds in list(times.items())[:3]:
                 print(f"    {seconds * 1e6:.1f} µs in {tiling}")
-            best = next(iter(times))
-            if times[best] < _GAIN * times[current]:
+            best = best_of(times, current)
+            if best is not current:
                 known[problem.key or ""] = best
         print(f"{name}: {model.seconds(model.plan) * 1e6:.1f} µs")
         if arguments.write is not None:
