@@ -3,6 +3,7 @@
     python -m tests.coverage            every sample; writes docs/operators.json and .md
     python -m tests.coverage add sort   these operators again, beside what is there of the others
     python -m tests.coverage --kind out these kinds again, likewise
+    python -m tests.coverage --kind forward,backward --dtype float32,int64
     python -m tests.coverage --render   the page again, from the JSON
 
 The run takes most of an hour on two cores with a software adapter. A test compares a share of all
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.sweep_device import FAILURES, Totals, label_of, make_requests, run_requests
+from tests.sweep_device import FAILURES, OUTCOMES, Totals, label_of, make_requests, run_requests
 
 PAGE = Path(__file__).parent.parent / "docs" / "operators.md"
 DATA = PAGE.with_suffix(".json")
@@ -86,12 +87,12 @@ class Coverage:
         if fallbacks:
             self.hosted[op] = sorted({*self.hosted.get(op, ()), *fallbacks})
 
-    def forget(self, op: str, kinds: Sequence[str]) -> None:
-        """Drops an operator's entries of these kinds, which will be made again."""
-        for states in self.entries.get(op, {}).values():
+    def forget(self, op: str, kinds: Sequence[str], dtypes: Sequence[str]) -> None:
+        """Drops an operator's entries of these kinds and dtypes, which will be made again."""
+        for dtype in dtypes:
             for kind in kinds:
-                states.pop(kind, None)
-        if set(kinds) == set(KINDS):
+                self.entries.get(op, {}).get(dtype, {}).pop(kind, None)
+        if set(kinds) == set(KINDS) and set(dtypes) == set(DTYPES):
             self.hosted.pop(op, None)
 
     def is_factorisation(self, op: str) -> bool:
@@ -196,9 +197,12 @@ def _run_line(run: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in run["outcomes"].items())
     names = ", ".join(f"`{name}`" for name in run["operators"])
     again = f" of these operators again: {names}" if names else ""
-    again += f", only {' and '.join(run['kinds'])}" if run.get("kinds") else ""
+    only = [" and ".join(run[what]) for what in ("kinds", "dtypes") if run.get(what)]
+    again += f", only {' of '.join(only)}" if only else ""
     each = f", at most {run['limit']} of each entry" if run["limit"] else ""
-    return f"- {run['adapter']}; PyTorch {run['torch']}; samples{again}{each}: {counts}."
+    took = f" in {run['seconds'] / 60:.0f} minutes" if "seconds" in run else ""
+    took += f" with {run['workers']} processes" if took else ""
+    return f"- {run['adapter']}; PyTorch {run['torch']}; samples{again}{each}: {counts}{took}."
 
 
 def _shares(coverage: Coverage) -> list[str]:
@@ -261,6 +265,7 @@ def main() -> None:
     parser.add_argument("ops", nargs="*", help="names of OpInfos to run again")
     parser.add_argument("--render", action="store_true", help="write the page from the JSON file")
     parser.add_argument("--kind", help="of " + ", ".join(KINDS) + "; all by default")
+    parser.add_argument("--dtype", help="of " + ", ".join(DTYPES) + "; all by default")
     parser.add_argument("--limit", type=int, help="samples of each entry; all by default")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one entry")
@@ -285,30 +290,37 @@ def _run(options: argparse.Namespace) -> int:
     register()
     requests = []
     kinds = options.kind.split(",") if options.kind else list(KINDS)
-    for request in make_requests(kinds, tuple(DTYPES), options.ops):
+    dtypes = options.dtype.split(",") if options.dtype else list(DTYPES)
+    for request in make_requests(kinds, dtypes, options.ops):
         kind = request["kind"]
         if request["dtype"] in DTYPES_OF.get(kind, DTYPES):
             limits = [n for n in (options.limit, SAMPLES.get(kind)) if n is not None]
             requests.append({**request, "limit": min(limits, default=None)})
     totals, start = Totals(), time.monotonic()
-    coverage = Coverage.load(options.data) if options.ops or options.kind else Coverage()
+    is_share = bool(options.ops or options.kind or options.dtype)
+    coverage = Coverage.load(options.data) if is_share and options.data.exists() else Coverage()
     for name in options.ops or list(coverage.entries):
-        coverage.forget(name, kinds)
+        coverage.forget(name, kinds, dtypes)
     for request, result in run_requests(requests, options.workers, options.timeout):
-        totals.add(result)
+        totals.add(request, result)
         coverage.add(request, result)
         for failure in result["failures"]:
             print(failure, flush=True)
         if result["seconds"] > 60:
             print(f"slow: {label_of(request)} {result['seconds']:.0f} s", flush=True)
-    totals.print(time.monotonic() - start, hosted=True)
+    seconds = time.monotonic() - start
+    totals.print(seconds, hosted=True)
+    outcomes = totals.outcomes
     run = {
         "adapter": devices.get_device(0).target.name,
         "torch": torch.__version__.partition("+")[0],
         "limit": options.limit,
         "operators": sorted(options.ops),
         "kinds": kinds if options.kind else [],
-        "outcomes": {name: totals.outcomes[name] for name in totals.outcomes if name != "skipped"},
+        "dtypes": dtypes if options.dtype else [],
+        "outcomes": {name: outcomes[name] for name in OUTCOMES if name != "skipped"},
+        "seconds": round(seconds),
+        "workers": options.workers,
     }
     coverage.runs.append(run)
     coverage.save(options.data)

@@ -50,25 +50,37 @@ def label_of(request: Request) -> str:
 class Totals:
     """What happened to each sample, and which ATen operators ran on the host."""
 
-    outcomes: Counter[str] = field(default_factory=Counter)
+    by_op: dict[str, Counter[str]] = field(default_factory=dict)
     fallbacks: Counter[str] = field(default_factory=Counter)
     plans: int = 0
 
-    def add(self, result: dict[str, Any]) -> None:
-        self.outcomes.update(result["outcomes"])
+    def add(self, request: Request, result: Result) -> None:
+        counts = self.by_op.setdefault(request["op"], Counter())
+        counts.update(result["outcomes"])
+        counts["calls on the host"] += sum(result["fallbacks"].values())
         self.fallbacks.update(result["fallbacks"])
         self.plans += result["plans"]
 
     @property
+    def outcomes(self) -> Counter[str]:
+        """Samples of all operators."""
+        return sum(self.by_op.values(), Counter())
+
+    @property
     def failed(self) -> int:
         """How many samples are not right."""
-        return sum(self.outcomes[name] for name in FAILURES)
+        outcomes = self.outcomes
+        return sum(outcomes[name] for name in FAILURES)
 
     def print(self, seconds: float, *, hosted: bool) -> None:
+        """Prints the sums; with `hosted`, each operator's and what ran on the host before them."""
         if hosted:
+            for name, counts in sorted(self.by_op.items()):
+                print(f"{name}:", ", ".join(f"{n} {what}" for what, n in counts.items() if n))
             for op, calls in sorted(self.fallbacks.items(), key=lambda item: -item[1]):
                 print(f"on the host {calls:6} times: {op}")
-        print(", ".join(f"{self.outcomes[name]} {name}" for name in OUTCOMES))
+        outcomes = self.outcomes
+        print(", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES))
         calls = sum(self.fallbacks.values())
         print(f"{len(self.fallbacks)} ATen operators ran on the host, {calls} times")
         print(f"{self.plans} plans compiled, {seconds:.0f} s")
@@ -194,8 +206,10 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.sweep_device", "--serve"]
+        # Processes share the cores: threads of each, PyTorch's and Mesa's, would only contend.
+        env = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "1", **os.environ}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
         )
         return self._process
 
@@ -262,7 +276,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="samples of each operator")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one operator")
-    parser.add_argument("--hosted", action="store_true", help="list what ran on the host")
+    parser.add_argument(
+        "--hosted", action="store_true", help="list operators, and what ran on the host"
+    )
     parser.add_argument("--verbose", action="store_true", help="print each operator")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -273,7 +289,7 @@ def main() -> None:
     requests = make_requests(kinds, options.dtype.split(","), options.ops, options.limit)
     totals, start = Totals(), time.monotonic()
     for request, result in run_requests(requests, options.workers, options.timeout):
-        totals.add(result)
+        totals.add(request, result)
         for failure in result["failures"]:
             print(failure, flush=True)
         if options.verbose:

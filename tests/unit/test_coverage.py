@@ -13,9 +13,20 @@ RUN = {
     "torch": "2.13.0",
     "limit": None,
     "operators": [],
+    "kinds": ["forward", "backward"],
+    "dtypes": ["float32"],
     "outcomes": {"passed": 14, "wrong": 1},
+    "seconds": 119,
+    "workers": 2,
 }
-AGAIN = {**RUN, "limit": 8, "operators": ["add"], "outcomes": {"passed": 3}}
+AGAIN = {
+    **RUN,
+    "limit": 8,
+    "operators": ["add"],
+    "kinds": [],
+    "dtypes": [],
+    "outcomes": {"passed": 3},
+}
 
 
 def result(fallbacks=(), **outcomes):
@@ -70,6 +81,16 @@ def test_a_native_entry_of_a_factorisation_counts():
     assert found.share("float16", "forward") == (1, 1)
 
 
+def test_only_what_runs_again_is_forgotten():
+    found = some()
+    found.forget("add", ["forward"], ["float32"])
+    found.forget("qr", list(KINDS), list(DTYPES))
+    assert not found.is_native("add", "float32", "forward")
+    assert found.is_native("add", "float32", "dynamic")
+    assert "qr" not in found.hosted
+    assert "airy" in found.hosted
+
+
 def test_it_is_read_back(tmp_path):
     found, path = some(), tmp_path / "operators.json"
     found.save(path)
@@ -80,8 +101,9 @@ def test_it_is_read_back(tmp_path):
 
 def test_what_the_page_shows():
     page = render(some())
-    assert "- an adapter; PyTorch 2.13.0; samples: 14 passed, 1 wrong." in page
-    assert "samples of these operators again: `add`, at most 8 of each entry: 3 passed." in page
+    assert "- an adapter; PyTorch 2.13.0; samples, only forward and backward of float32: 14" in page
+    assert "14 passed, 1 wrong in 2 minutes with 2 processes." in page
+    assert "samples of these operators again: `add`, at most 8 of each entry: 3 passed" in page
     assert "| `add` | F *d* |" in page
     assert "| `airy` | f |" in page
     assert "| `bad` | ! |" in page
