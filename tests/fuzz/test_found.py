@@ -230,3 +230,16 @@ def test_division_and_powers_by_widened_integers():
     check(
         lambda x, y: x ** y.long(), torch.tensor([1, -1, 2, 1]), torch.tensor([-1, -2, -3, 3]).int()
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_stored_in_16_bits_is_what_its_kernel_goes_on_with(dtype):
+    # The factor of the first norm is stored, and is what the mean of the second is computed with.
+    def function(x, places):
+        normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+        steps, is_large = torch.div(x, x.abs() + 1, rounding_mode="floor"), x > 1
+        centred = torch.where(is_large, F.layer_norm(normed, (8,), eps=0.1), x)
+        chosen = steps.index_select(0, places % 8), torch.take(x, places % 8)
+        return centred, steps, *chosen, is_large
+
+    check(function, torch.tensor([1.75], dtype=dtype).expand(8), torch.tensor([2, 6, 1]))

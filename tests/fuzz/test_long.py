@@ -12,7 +12,8 @@ import torch
 from . import long
 from .choosers import RandomChooser
 from .families import FAMILIES, draw_program
-from .programs import Drawing
+from .pipelines import PyTorchFault, compare
+from .programs import Drawing, Program, Value
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -60,3 +61,32 @@ def test_a_seed_gives_one_program() -> None:
     programs = [repr(draw_program(RandomChooser(f"seed/{k}"))) for k in range(20)]
     assert programs == [repr(draw_program(RandomChooser(f"seed/{k}"))) for k in range(20)]
     assert len(set(programs)) == 20
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "got", "wanted", "ideal", "error"),
+    [
+        (torch.float32, [1.0, 2.0], [1.0, 2.0], [1.0, 2.0], None),
+        (torch.float32, [1.0, 2.0], [1.0, INF], [1.0, 2.0], PyTorchFault),
+        (torch.float32, [1.0, 4.0], [1.0, NAN], [1.0, 2.0], AssertionError),
+        (torch.bfloat16, [1.0, 2.0], [1.0, NAN], [1.0, 2.0], PyTorchFault),
+        (torch.bfloat16, [1.0, NAN], [1.0, 2.0], [1.0, NAN], PyTorchFault),
+        (torch.bfloat16, [9.0, 2.0], [1.0, NAN], [1.0, 2.0], AssertionError),
+        (torch.bfloat16, [1.0, 9.0], [1.0, NAN], [1.0, 2.0], AssertionError),
+        (torch.bfloat16, [1.0, NAN], [1.0, 2.0], [1.0, 2.0], AssertionError),
+        (torch.float16, [1.0, 2.0], [1.0, NAN], [1.0, 2.0], AssertionError),  # it may overflow
+        (torch.float16, [1.0, NAN], [1.0, 2.0], [1.0, NAN], PyTorchFault),
+    ],
+)
+def test_whose_fault_it_is(dtype, got, wanted, ideal, error):
+    program = Program([Value("x0", torch.zeros(2, dtype=dtype), True)], ["zeros"], [], ["t0"])
+    values = [torch.tensor(v, dtype=dtype) for v in (got, wanted)]
+    outcome = None
+    try:
+        compare("kernels", [values[0]], [values[1]], [torch.tensor(ideal).double()], program)
+    except (PyTorchFault, AssertionError) as raised:
+        outcome = type(raised)
+    assert outcome is error

@@ -28,6 +28,7 @@ from .accumulate import Accumulator, ExpSum, Part, accumulator, exp_sum
 from .buffer_access import VECTOR
 from .kernel import Body, KernelBuilder, WorkgroupArray, flat_environment, fold_grid
 from .pointwise import Lanes, group_origins, memory_order
+from .rounding import Rounding
 from .row_members import ShiftedSum, passes_needed, shifted_sums, varying_members
 from .scalar_wgsl import Renderer
 from .tiling import choose_row_tiling
@@ -82,6 +83,7 @@ class RowKernel:
         self.length = product(group.elements)
         self.by_name = {m.output: m for m in group.members}
         self.varying = varying_members(group)
+        self.rounding = Rounding(group.members, buffers)
         self.outside = lru_cache(maxsize=None)(self._belongs_to_row)
         self.sums: dict[str, ShiftedSum] = {}
         self.depth = passes_needed(group, self.sums)
@@ -112,16 +114,13 @@ class RowKernel:
         self.values: dict[str, Text] = {}
         self.row_scope = Scope()
         order = memory_order(group.members, self.row_symbols, buffers)
-        row_env = flat_environment(self.row_symbols, self._row(), order)
+        row_env = flat_environment(self.row_symbols, iteration("row", self.rows), order)
         row_env.update({s: ZERO for s in self.element_symbols if s.extent is ONE})
         self.row_env = row_env
         self.row_renderer = self.builder.renderer(
             [row_env], self.row_scope, member=lambda load: self.values.get(load.buffer)
         )
         self.kept: dict[int, Scope] = {}
-
-    def _row(self) -> Expr:
-        return iteration("row", self.rows)
 
     # -- analysis --------------------------------------------------------------------------------
 
@@ -287,7 +286,8 @@ class RowKernel:
                 code = acc.total(self.row_renderer.render(own.shift).code)
                 self.values[m.output] = self.row_renderer.let(code, 1, m.body.dtype)
             elif m.reduction is None:
-                self.values[m.output] = self.row_renderer.render(m.body)
+                value = self.row_renderer.render(m.body)
+                self.values[m.output] = self.rounding(m.output, value, self.row_renderer.let)
 
     def _row_stores(self) -> list[str]:
         stored = [m for m in self.group.members if m.store and m.output not in self.varying]
@@ -384,7 +384,8 @@ class RowKernel:
         def member(load: Load) -> Text | None:
             found = self.values.get(load.buffer)
             if found is None and load.buffer in self.by_name:
-                return renderer.render(self.by_name[load.buffer].body)
+                value = renderer.render(self.by_name[load.buffer].body)
+                return self.rounding(load.buffer, value, renderer.let)
             return found
 
         renderer = self.builder.renderer(
