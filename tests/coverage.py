@@ -197,11 +197,10 @@ def _run_line(run: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in run["outcomes"].items())
     names = ", ".join(f"`{name}`" for name in run["operators"])
     again = f" of these operators again: {names}" if names else ""
-    only = [" and ".join(run[what]) for what in ("kinds", "dtypes") if run.get(what)]
+    only = [", ".join(run[what]) for what in ("kinds", "dtypes") if run[what]]
     again += f", only {' of '.join(only)}" if only else ""
     each = f", at most {run['limit']} of each entry" if run["limit"] else ""
-    took = f" in {run['seconds'] / 60:.0f} minutes" if "seconds" in run else ""
-    took += f" with {run['workers']} processes" if took else ""
+    took = f" in {run['seconds'] / 60:.0f} minutes with {run['workers']} processes"
     return f"- {run['adapter']}; PyTorch {run['torch']}; samples{again}{each}: {counts}{took}."
 
 

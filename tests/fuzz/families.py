@@ -47,5 +47,5 @@ def draw_program(chooser: Chooser, only: str = "") -> Program:
         drawing.choose(particular if drawing.flag() else _GENERAL)(drawing)
     if not drawing.program.steps:
         first = drawing.program.inputs[0]
-        drawing.step(f"{first.name} == {first.name}", first, keeps_exact=True)
+        drawing.step(f"{first.name}.new_zeros(3)", first, keeps_exact=True)
     return drawing.finish()

@@ -243,3 +243,10 @@ def test_what_is_stored_in_16_bits_is_what_its_kernel_goes_on_with(dtype):
         return centred, steps, *chosen, is_large
 
     check(function, torch.tensor([1.75], dtype=dtype).expand(8), torch.tensor([2, 6, 1]))
+
+    # NVIDIA leaves f32(f16(v)) out, so that numbers are rounded by their bits.
+    bits = torch.randint(-(2**31), 2**31, (1 << 16,)).int()
+    exponents = (bits & 0x807FFFFF) | ((bits >> 4 & 31) + 102 << 23)  # what float16 has, and more
+    ties = exponents & ~0xFFF
+    x = torch.cat([bits, exponents, ties]).view(torch.float32)
+    check(lambda x: (x.to(dtype), x.to(dtype).float()), x)

@@ -101,7 +101,7 @@ def test_it_is_read_back(tmp_path):
 
 def test_what_the_page_shows():
     page = render(some())
-    assert "- an adapter; PyTorch 2.13.0; samples, only forward and backward of float32: 14" in page
+    assert "- an adapter; PyTorch 2.13.0; samples, only forward, backward of float32: 14" in page
     assert "14 passed, 1 wrong in 2 minutes with 2 processes." in page
     assert "samples of these operators again: `add`, at most 8 of each entry: 3 passed" in page
     assert "| `add` | F *d* |" in page

@@ -36,11 +36,10 @@ class Rounding:
 
 def rounded(value: Text, let: Let) -> Text:
     """A 16-bit float as a buffer of its dtype keeps it."""
-    dtype, lanes = value.dtype, value.lanes
-    if dtype is dtypes.bfloat16:
-        parts = [f"bitcast<f32>(bf16_bits({value.lane(k)}) << 16u)" for k in range(lanes)]
-        code = f"vec4<f32>({', '.join(parts)})" if lanes > 1 else parts[0]
+    parts = [value.lane(k) for k in range(value.lanes)]
+    if value.dtype is dtypes.bfloat16:
+        parts = [f"bitcast<f32>(bf16_bits({part}) << 16u)" for part in parts]
     else:
-        wide, narrow = (f"vec4<{t}>" if lanes > 1 else t for t in (dtype.compute, dtype.storage))
-        code = f"{wide}({narrow}({value.code}))"
-    return let(code, lanes, dtype)
+        parts = [f"tw_f16_rounded({part})" for part in parts]
+    code = f"vec4<f32>({', '.join(parts)})" if value.lanes > 1 else parts[0]
+    return let(code, value.lanes, value.dtype)
