@@ -147,8 +147,8 @@ def _is_of_float64(
     """Whether ``got`` is what float64 computes.
 
     Of programs that round to 16 bits, only which elements are NaN can be told from it: where eager
-    alone says that an element is one, or is not, it is wrong (oneDNN pads bfloat16 products with
-    infinity times 0). But what overflows in float16 may be NaN.
+    alone says that an element is one, or is not, it is wrong (bfloat16 products of an odd inner
+    size are, on CPUs with AMX). But what overflows in float16 may be NaN.
     """
     halves = {v.dtype for v in program.inputs} & {torch.float16, torch.bfloat16}
     halves |= {getattr(torch, name) for name in re.findall(r"torch\.(b?float16)", program.source)}
