@@ -24,7 +24,6 @@ from ..target import Target
 from .buffer_access import VECTOR
 from .index_wgsl import are_aligned_neighbours, is_multiple_of
 from .kernel import Body, KernelBuilder, flat_environment, lane_addresses
-from .rounding import Rounding
 from .values import Scope, Text
 
 WORKGROUP = 256
@@ -97,10 +96,8 @@ def render_members(
         return values.get(load.buffer)
 
     renderer = builder.renderer(lanes, scope, member=value_of)
-    rounding = Rounding(members, builder.buffers)
     for member in members:
-        value = renderer.render(member.body)
-        values[member.output] = rounding(member.output, value, renderer.let)
+        values[member.output] = renderer.render(member.body)
         if member.store:
             scope.lines += builder.store(member, values[member.output], lanes)
     return scope.lines
@@ -122,14 +119,12 @@ def _packed_lines(
         lines.append(f"let {name} = min(q * {width} + {k}, {builder.index(numel - 1)});")
         lanes.append(flat_environment(symbols, iteration(name, numel), order))
     values: list[dict[str, Text]] = [{} for _ in lanes]
-    rounding = Rounding(group.members, builder.buffers)
     for k, lane in enumerate(lanes):
         scope = Scope()
         known = values[k]
         renderer = builder.renderer([lane], scope, member=lambda load, v=known: v.get(load.buffer))
         for member in group.members:
-            value = renderer.render(member.body)
-            known[member.output] = rounding(member.output, value, renderer.let)
+            known[member.output] = renderer.render(member.body)
         lines += scope.lines
     for member in group.members:
         if member.store:

@@ -1,4 +1,4 @@
-"""16-bit floats that a kernel stores and computes on with: as they are stored."""
+"""16-bit floats that a kernel of rows stores and computes on with: as they are stored."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _HALVES = (dtypes.float16, dtypes.bfloat16)
 class Rounding:
     """Of the members that are stored in 16 bits and that other members of the kernel read.
 
-    Values are computed in 32 bits. What other kernels read is rounded, and so has to be what this
-    one goes on with: the mean of numbers that are not rounded is not the mean of those that are.
+    Values are computed in 32 bits. What other kernels read is rounded, and so has to be what
+    statistics of rows are computed of: the mean of numbers that are not rounded is not the mean of
+    those that are. Kernels without statistics go on with 32 bits, as fused optimizers do.
     """
 
     def __init__(self, members: Sequence[Member], buffers: Mapping[str, Buffer]) -> None:
