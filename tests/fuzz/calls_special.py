@@ -23,7 +23,7 @@ _SPECIAL = (
     "torch.special.i1e({0})",
     "torch.special.ndtr({0})",
     "torch.special.log_ndtr(torch.clamp({0}, -4, 2))",
-    "torch.special.ndtri(torch.sigmoid({0}))",
+    "torch.special.ndtri(torch.sigmoid({0}).clamp(0.001, 0.999))",
     "torch.special.bessel_j0({0})",
     "torch.special.bessel_j1({0})",
     "torch.special.bessel_y0({0}.abs() + 0.5)",

@@ -250,3 +250,31 @@ def test_what_is_stored_in_16_bits_is_what_its_kernel_goes_on_with(dtype):
     ties = exponents & ~0xFFF
     x = torch.cat([bits, exponents, ties]).view(torch.float32).reshape(-1, 2)
     check(lambda x: (x.to(dtype), x.to(dtype).float().amax(-1)), x)
+
+
+def test_a_computed_size_that_turns_out_to_be_zero():
+    # A grid is folded by a number of rows of workgroups, which was 0.
+    x = torch.arange(28, dtype=torch.int16).reshape(4, 7)
+    check(lambda x: (x[4:] + 1, x.t()[:, 4:], torch.logical_not(x)), x, dynamic=True)
+
+
+def test_sums_of_narrow_integers_wrap():
+    # Their kernel divided what the sum was before it was stored.
+    x = torch.arange(-8, 8, dtype=torch.int8).reshape(2, 1, 8)
+    places = torch.zeros(128, dtype=torch.int64)
+
+    def function(x, places):
+        rows = x.index_select(1, places)
+        return x.index_reduce(1, places, rows, "mean", include_self=False)
+
+    check(lambda x, places: (function(x, places), function(x + 1, places)), x, places)
+
+
+def test_what_a_loop_has_computed_is_kept_behind_a_barrier():
+    # Positions are reflected by fmod, once for each row; lavapipe lost them.
+    def function(x, grid):
+        found = F.grid_sample(x, grid, padding_mode="reflection", align_corners=True)
+        return found * torch.rsqrt(found.pow(2).mean(-3, keepdim=True) + 1e-5)
+
+    grid = torch.randint(-12, 13, (1, 5, 6, 2)) / 8
+    check(function, torch.randn(1, 4, 5, 5), grid, dynamic=True)

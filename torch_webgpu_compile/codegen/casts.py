@@ -26,6 +26,11 @@ def wrap(value: Text, let: Let) -> Text:
     return let(code, value.lanes, dtype)
 
 
+def fitted(value: Text, let: Let) -> Text:
+    """A value that has been computed in 32 bits, wrapped if its dtype is a narrower integer."""
+    return wrap(value, let) if value.dtype.is_integer and value.dtype.bits < 32 else value
+
+
 def cast(value: Text, dtype: DType, let: Let) -> Text:
     """A value converted as PyTorch does."""
     source = value.dtype
@@ -51,4 +56,4 @@ def cast(value: Text, dtype: DType, let: Let) -> Text:
     converted = let(f"{target}({code})", lanes, dtype)
     if dtype is dtypes.int64 and source.compute == "i32":
         return replace(converted, narrow=value.code)
-    return wrap(converted, let) if dtype.is_integer and dtype.bits < 32 else converted
+    return fitted(converted, let)

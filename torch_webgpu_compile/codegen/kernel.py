@@ -17,6 +17,7 @@ from ..sizes import (
     atom_expr,
     ceildiv,
     delinearize,
+    floordiv,
     linearize,
     substitute,
     upper_bound,
@@ -192,7 +193,7 @@ def fold_grid(workgroups: Expr, target: Target, z: Expr = ONE) -> tuple[Expr, Ex
     high = upper_bound(workgroups)
     if high is not None and high <= target.max_grid:
         return workgroups, ONE, z
-    rows = ceildiv(workgroups, target.max_grid)
+    rows = floordiv(workgroups, as_expr(target.max_grid)) + 1  # one, too, where there are none
     return ceildiv(workgroups, rows), rows, z
 
 

@@ -26,6 +26,7 @@ from ..sizes import (
 from ..target import Target
 from .accumulate import Accumulator, ExpSum, Part, accumulator, exp_sum
 from .buffer_access import VECTOR
+from .casts import fitted
 from .kernel import Body, KernelBuilder, WorkgroupArray, flat_environment, fold_grid
 from .pointwise import Lanes, group_origins, memory_order
 from .rounding import Rounding
@@ -140,8 +141,6 @@ class RowKernel:
         for d in range(1, self.phases_count + 1):
             phases.append(self._phase(d))
         final = self._final()
-        row_count = self.builder.index(self.rows)
-        workgroups = ceildiv(self.rows, t.rows)
         return Body(
             "reduction",
             "reduction.wgsl.jinja",
@@ -151,13 +150,13 @@ class RowKernel:
                 "stride": 1 if t.elements_fast else t.rows,
                 "elements_fast": t.elements_fast,
                 "subgroup": self._subgroup(),
-                "row_count": row_count,
+                "row_count": self.builder.index(self.rows),
                 "checked": self._rows_checked,
                 "phases": phases,
                 "final": final,
             },
             t.workgroup,
-            workgroups,
+            ceildiv(self.rows, t.rows),
             group_origins(self.group.members),
             self.rows * self.length * len(self.group.members),
             self._arrays([part for p in phases for a in p.accumulators for part in a.parts]),
@@ -207,7 +206,8 @@ class RowKernel:
             if isinstance(acc, ExpSum):
                 self.values[m.output] = Text(acc.parts[0].name, 1, dtype)
             else:
-                self.values[m.output] = Text(acc.result(dtype), 1, dtype, acc.narrow(dtype))
+                value = Text(acc.result(dtype), 1, dtype, acc.narrow(dtype))
+                self.values[m.output] = fitted(value, self.row_renderer.let)
         return phase
 
     def _accumulator(self, member: Member) -> Accumulator | ExpSum:
