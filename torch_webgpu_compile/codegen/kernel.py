@@ -193,7 +193,10 @@ def fold_grid(workgroups: Expr, target: Target, z: Expr = ONE) -> tuple[Expr, Ex
     high = upper_bound(workgroups)
     if high is not None and high <= target.max_grid:
         return workgroups, ONE, z
-    rows = floordiv(workgroups, as_expr(target.max_grid)) + 1  # one, too, where there are none
+    most = as_expr(target.max_grid)
+    # At least one row, where a call may turn out to have no workgroups.
+    exact = workgroups.is_constant
+    rows = ceildiv(workgroups, most) if exact else floordiv(workgroups, most) + 1
     return ceildiv(workgroups, rows), rows, z
 
 
