@@ -357,7 +357,7 @@ def _constant(output: PlanOutput, sizes: Mapping[str, int]) -> Any:
 def _with_nbytes(
     buffers: Mapping[str, PlanBuffer], names: Iterable[str], sizes: Mapping[str, int]
 ) -> Iterable[tuple[str, int]]:
-    return [(name, evaluate(buffers[name].nbytes, sizes)) for name in names]
+    return [(name, buffers[name].nbytes_for(sizes)) for name in names]
 
 
 def _buffers_read(plan: Plan) -> set[str]:

@@ -66,7 +66,10 @@ class Buffer:
 
     @property
     def span(self) -> Expr:
-        """Elements from the start of the memory to the last one used; 0 when empty."""
+        """Elements from the start of the memory to the last one used; 0 when empty.
+
+        A symbolic size that turns out to be 0 may make it negative, which means 0 as well.
+        """
         if any(size.is_constant and size.constant == 0 for size in self.sizes):
             return self.offset * 0
         last = self.offset

@@ -125,7 +125,7 @@ class _Run:
         if output.buffer is None:
             return output.constant
         buffer = self.graph.buffers[output.buffer]
-        memory = np.zeros(evaluate(buffer.span, self.sizes), numpy_dtype(buffer.dtype))
+        memory = np.zeros(max(0, evaluate(buffer.span, self.sizes)), numpy_dtype(buffer.dtype))
         shape = self.shape(buffer.sizes)
         array = self.arrays[buffer.name] if 0 not in shape else np.zeros(shape)
         if 0 not in shape:

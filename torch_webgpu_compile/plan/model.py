@@ -14,7 +14,7 @@ from typing import Any
 from .. import dtypes
 from ..checks import IndexCheck
 from ..dtypes import DType
-from ..sizes import ONE, ZERO, Expr, Symbol, as_expr
+from ..sizes import ONE, ZERO, Expr, Symbol, as_expr, evaluate
 
 VERSION = 3
 
@@ -87,6 +87,10 @@ class PlanBuffer:
     offset: Expr
     nbytes: Expr
     slot: int | None = None
+
+    def nbytes_for(self, sizes: Mapping[str, int]) -> int:
+        """``nbytes`` for these symbols; 0 where a size turns out to be 0 and makes it negative."""
+        return max(0, evaluate(self.nbytes, sizes))
 
 
 STATUS_NBYTES = 32

@@ -304,7 +304,7 @@ class _Sizer:
         return tuple((a, b) for a in read for b in written)
 
     def _copy(self, step: CopyBuffer) -> SizedCopy | None:
-        nbytes = evaluate(self._plan.buffers[step.source].nbytes, self._sizes)
+        nbytes = self._plan.buffers[step.source].nbytes_for(self._sizes)
         if not nbytes:
             return None
         source, destination = self._positions[step.source], self._positions[step.destination]
@@ -313,13 +313,13 @@ class _Sizer:
     def _host_command(self, step: HostStep) -> HostCommand:
         names = [argument.buffer for argument in host_buffers(step)]
         buffers = self._plan.buffers
-        arguments = tuple((name, evaluate(buffers[name].nbytes, self._sizes)) for name in names)
+        arguments = tuple((name, buffers[name].nbytes_for(self._sizes)) for name in names)
         return HostCommand(step, arguments, step.outputs)
 
 
 def _buffer_nbytes(buffer: PlanBuffer, sizes: dict[str, int]) -> int:
     """Bytes of a plan buffer, at least 16 and a multiple of 16."""
-    return round_up(max(evaluate(buffer.nbytes, sizes), MIN_NBYTES), _WINDOW_NBYTES)
+    return round_up(max(buffer.nbytes_for(sizes), MIN_NBYTES), _WINDOW_NBYTES)
 
 
 def host_buffers(step: HostStep) -> list[HostBuffer]:
