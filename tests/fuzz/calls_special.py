@@ -65,11 +65,11 @@ _SPECIAL_PAIRS = (
     "torch.copysign({0}, torch.exp(torch.clamp({1}, max=3)).nan_to_num())",
     "torch.fmin({0}, {1})",
     "torch.fmax({0}, {1})",
-    "torch.special.chebyshev_polynomial_t(torch.tanh({0}), 4)",
-    "torch.special.chebyshev_polynomial_u(torch.tanh({0}), 3)",
-    "torch.special.hermite_polynomial_h(torch.tanh({0}), 4)",
-    "torch.special.hermite_polynomial_he(torch.tanh({0}), 3)",
-    # Of NaN, PyTorch returns for these two what was in memory.
+    # Of NaN, PyTorch returns for polynomials what was in memory.
+    "torch.special.chebyshev_polynomial_t(torch.tanh({0}).nan_to_num(), 4)",
+    "torch.special.chebyshev_polynomial_u(torch.tanh({0}).nan_to_num(), 3)",
+    "torch.special.hermite_polynomial_h(torch.tanh({0}).nan_to_num(), 4)",
+    "torch.special.hermite_polynomial_he(torch.tanh({0}).nan_to_num(), 3)",
     "torch.special.laguerre_polynomial_l(torch.tanh({0}).nan_to_num(), 4)",
     "torch.special.legendre_polynomial_p(torch.tanh({0}).nan_to_num(), 5)",
 )

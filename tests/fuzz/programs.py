@@ -175,6 +175,11 @@ def _equals(result: torch.Tensor, wide: torch.Tensor) -> bool:
     return torch.equal(wide.to(result.dtype), result) and torch.equal(wide, result.double())
 
 
+def _overflows(result: torch.Tensor, wide: torch.Tensor) -> bool:
+    """Whether a result is infinite where its float64 twin is not."""
+    return bool((result.isinf() & wide.isfinite()).any())
+
+
 class Drawing:
     """A program while it is drawn."""
 
@@ -218,7 +223,8 @@ class Drawing:
     def step(self, code: str, *operands: Value, keeps_exact: bool = False) -> Value | None:
         """Appends ``tN = code``, if it can be run; None when it is too large or PyTorch refuses.
 
-        In float64 as well: some calls are refused in one dtype and not in another.
+        In float64 as well: some calls are refused in one dtype and not in another. What overflows
+        is too large: kernels go on in 32 bits with what they store in 16.
         """
         names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
         names.update({v.name: v.tensor for v in self.pool})
@@ -228,7 +234,7 @@ class Drawing:
             return None
         if not isinstance(result, torch.Tensor) or result.numel() > MAX_NUMEL:
             return None
-        if result.dtype not in DTYPES:
+        if result.dtype not in DTYPES or _overflows(result, wide):
             return None
         exact = keeps_exact and all(v.exact for v in operands)
         if result.dtype.is_floating_point:
