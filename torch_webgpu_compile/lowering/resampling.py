@@ -84,7 +84,12 @@ def nearest_taps(exact: bool) -> Taps:
 
 
 def _floor_index(position: Scalar) -> Scalar:
-    return cast(apply("floor", position), dtypes.int64)
+    return _whole(apply("floor", position))
+
+
+def _whole(number: Scalar) -> Scalar:
+    """A whole float as an index: sizes fit 32 bits, and GPUs convert to those at once."""
+    return cast(cast(number, dtypes.int32), dtypes.int64)
 
 
 def _clamped(index: Scalar, size: Expr) -> Scalar:
@@ -140,7 +145,7 @@ def cubic_taps(align: bool) -> Taps:
         source = _source(at, size_in, size_out, factor, dtype, align=align, cubic=True)
         floor = apply("floor", source)
         t = apply("sub", source, floor)
-        base = cast(floor, dtypes.int64)
+        base = _whole(floor)
         rest = apply("sub", const(1.0, dtype), t)
         distances = [_plus_one(t), t, rest, _plus_one(rest)]
         weights = [_far(distances[0]), _near(t), _near(rest), _far(distances[3])]

@@ -6,6 +6,9 @@ caches, beside what joins the parts of attention.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from .. import dtypes
 from ..ir.access import typical_numel
 from ..ir.graph import (
     Buffer,
@@ -18,7 +21,7 @@ from ..ir.graph import (
     buffers_of,
 )
 from ..ir.nodes import Scatter, bodies_of
-from ..ir.scalar import Load, loads_of, scalar_symbols
+from ..ir.scalar import Load, Op, Scalar, loads_of, scalar_symbols, walk
 from ..sizes import product
 from ..target import Target
 from .clusters import Clusters
@@ -32,6 +35,7 @@ _PASSED_NBYTES = 1 << 20
 _MOST = 8
 # Kernels that are far from each other are seldom free to move, and to find out takes time.
 _NEAR = 8
+_DIVISIONS = frozenset({"trunc_divide", "floor_divide", "fmod", "remainder"})
 
 
 def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
@@ -102,13 +106,26 @@ def _is_small(group: KernelGroup, schedule: Schedule) -> bool:
         case _:
             return False
     count = product(points)
-    if not count.is_constant or count.constant == 0:
+    if not count.is_constant or count.constant == 0 or any(map(_has_wide_division, bodies)):
         return False
     loads = {load for body in bodies for load in loads_of(body)}
     read = sum(_nbytes_read(load, buffers[load.buffer]) for load in loads)
     stored = (buffers[name] for name in buffers_of(group).stored)
     written = sum(min(int(count), typical_numel(b.numel)) * b.dtype.itemsize for b in stored)
     return read + written <= _SMALL_NBYTES
+
+
+@lru_cache(maxsize=1 << 13)
+def _has_wide_division(body: Scalar) -> bool:
+    """Whether 64-bit integers are divided.
+
+    GPUs do that in dozens of instructions. Beside other parts, NVIDIA's compiler takes it for a
+    reason to assume that the others' floats are finite, or dies.
+    """
+    return any(
+        isinstance(node, Op) and node.name in _DIVISIONS and node.dtype is dtypes.int64
+        for node in walk(body)
+    )
 
 
 def _nbytes_read(load: Load, buffer: Buffer) -> int:
