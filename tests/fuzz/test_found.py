@@ -278,3 +278,26 @@ def test_what_a_loop_has_computed_is_kept_behind_a_barrier():
 
     grid = torch.randint(-12, 13, (1, 5, 6, 2)) / 8
     check(function, torch.randn(1, 4, 5, 5), grid, dynamic=True)
+
+
+def test_a_view_of_symbolic_sizes_that_turns_out_to_be_empty():
+    # The strides of nothing reach back before its start: -1 elements.
+    x = torch.arange(12.0).reshape(3, 4)
+    check(lambda x: (torch.diagonal(x, 3, 1, 0), torch.diagonal(x, 3, 1, 0) + 1), x, dynamic=True)
+
+
+def test_positions_of_cubic_interpolation_in_packed_rows():
+    # NVIDIA's compiler got lost in positions that were clamped twice.
+    x = torch.arange(112.0).reshape(1, 4, 4, 7).sin().bfloat16()
+    check(lambda x: F.interpolate(x, scale_factor=0.5, mode="bicubic"), x, dynamic=True)
+
+
+def test_wide_divisions_beside_small_kernels():
+    # NVIDIA's compiler died of one such kernel, and took the NaN out of another.
+    def function(x, y, k):
+        places = F.adaptive_max_pool3d(x, (2, 3, 4), return_indices=True)[1]
+        rows = torch.softmax(F.rms_norm(y, (1,), eps=0.1), 2)
+        return torch.gather(k, 0, k % 3), places, rows, torch.fmod(k, 9), k[:2] // 5
+
+    y = torch.tensor([1.5, float("nan"), -2.0, 0.0, float("inf"), 1.0]).reshape(1, 6, 1)
+    check(function, make_input(5, (1, 2, 7, 4, 4), torch.float32, "expanded"), y, torch.arange(3))

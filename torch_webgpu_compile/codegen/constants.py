@@ -40,8 +40,6 @@ def simplify(node: Op) -> Scalar:
             return apply("where", nan, _number(_NAN, right), _zero_signed_by(right, left))
         if left is right:
             return _of_itself(node, left)
-        if node.name in ("add", "sub") and node.dtype is dtypes.float32:
-            return _of_multiples(node)
     return _without_inverse(node.name, node)
 
 
@@ -113,24 +111,6 @@ def _of_itself(node: Op, value: Scalar) -> Scalar:
             return apply("bitwise_not", apply("isnan", value))
         case "mul":
             return _without_inverse("square", node)
-    return node
-
-
-def _multiple(value: Scalar) -> tuple[Scalar, float]:
-    """A scalar as another one times a constant."""
-    match value:
-        case Op("mul", (inner, Const(factor))) | Op("mul", (Const(factor), inner)):
-            return inner, factor
-        case Op("neg", (inner,)):
-            return inner, -1.0
-    return value, 1.0
-
-
-def _of_multiples(node: Op) -> Scalar:
-    """a · x - b · x: drivers make (a - b) · x of it, and with it an infinity of ∞ - ∞."""
-    (left, a), (right, b) = (_multiple(arg) for arg in node.args)
-    if left is right and a * (b if node.name == "add" else -b) < 0:
-        return apply(node.name, apply("add", node.args[0], nan_unless_finite(left)), node.args[1])
     return node
 
 

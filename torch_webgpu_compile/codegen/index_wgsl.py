@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .. import dtypes
-from ..ir.scalar import Const, Index, Scalar
+from ..ir.scalar import Const, Index, Op, Scalar
 from ..sizes import Atom, Expr, FloorDiv, Symbol, as_expr, is_less, is_nonnegative
+from .buffer_access import VECTOR
 
 
 def render_index(expr: Expr, name_of: Callable[[Symbol], str]) -> str:
@@ -66,6 +67,17 @@ def as_index(node: Scalar) -> Expr | None:
     return None
 
 
+def is_clamped(node: Scalar, size: Expr) -> bool:
+    """Whether a position is clamped to [0, size), of which it is known that it is not empty."""
+    match node:
+        case Op("minimum", (Op("maximum", (_, low)), high)):
+            first, last = as_index(low), as_index(high)
+            if first is None or last is None:
+                return False
+            return is_nonnegative(first) and is_nonnegative(last) and is_less(last, size)
+    return False
+
+
 def decide(name: str, left: Expr, right: Expr) -> bool | None:
     """The result of a comparison that holds, or fails, for all values of the symbols."""
     if name in ("ge", "le"):
@@ -81,3 +93,22 @@ def decide(name: str, left: Expr, right: Expr) -> bool | None:
         return name == "eq"
     apart = is_less(left, right) or is_less(right, left)
     return (name == "ne") if apart else None
+
+
+def render_comparisons(
+    name: str, lefts: Sequence[Expr], rights: Sequence[Expr], name_of: Callable[[Symbol], str]
+) -> list[str]:
+    """A comparison in each lane, or only the first when it decides for all."""
+    sign = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}[name]
+    differences = [a - b for a, b in zip(lefts, rights, strict=True)]
+    # a < b for multiples of four decides for a + 1, a + 2 and a + 3 as well.
+    grouped = (
+        name in ("lt", "ge")
+        and is_multiple_of(differences[0], VECTOR)
+        and all(d - differences[0] is as_expr(k) for k, d in enumerate(differences))
+    )
+    same = grouped or all(d is differences[0] for d in differences)
+    return [
+        f"{render_index(a, name_of)} {sign} {render_index(b, name_of)}"
+        for a, b in zip(lefts[:1] if same else lefts, rights, strict=False)
+    ]

@@ -22,6 +22,7 @@ _LIBRARIES = (
     "math_polynomials",
     "math_series",
 )
+_NO_NUMBER_OF_WORKGROUPS = "0x40000000u"  # WebGPU's limit is 65535
 _WORD = re.compile(r"\b(?:tw_\w+|bf16_bits|floor_(?:div|mod)_index)\b")
 
 
@@ -66,10 +67,25 @@ def render_module(
             f"array<vec4<i32>, {rows}>;  // {', '.join(s.name for s in parameters)}"
         )
     text = "\n".join([*functions, body])
-    parts = [*declared, *_helpers(text), text]
+    helpers = list(_helpers(text))
+    parts = [*declared, *helpers, _with_unknown("\n".join(helpers), text)]
     module = "\n".join(line for line in "\n".join(parts).splitlines() if line.strip())
     enables = "enable f16;\n" if re.search(r"\bf16\b", _without_comments(module)) else ""
     return enables + module + "\n"
+
+
+def _with_unknown(helpers: str, text: str) -> str:
+    """``text``; with 64-bit integers, its entry point may change what holds infinities and NaN.
+
+    NVIDIA's driver knows what a variable holds that is never written, and makes x of x > 1 ? -∞ : x
+    in such kernels, as if no float was infinite. It does not know that there are fewer workgroups.
+    """
+    if not re.search(r"\b[iu]64\b", helpers + text):
+        return text
+    names = re.findall(r"var<private> (tw_\w+_bits)", helpers)
+    unknown = f"groups.x == {_NO_NUMBER_OF_WORKGROUPS}"
+    lines = [f"  if ({unknown}) {{ {name} = 0u; }}\n" for name in names]
+    return re.sub(r"(?m)^(fn main\([^{]*\{\n)", lambda head: head[0] + "".join(lines), text)
 
 
 def _without_comments(text: str) -> str:

@@ -14,10 +14,18 @@ from ..errors import UnsupportedOp
 from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
 from ..plan.model import FIRST_CHECK
 from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute
+from .algebra import Algebra
 from .buffer_access import VECTOR
 from .casts import cast, wrap
 from .constants import nan_unless_finite, simplify
-from .index_wgsl import as_index, decide, is_multiple_of, render_index
+from .index_wgsl import (
+    as_index,
+    decide,
+    is_clamped,
+    is_multiple_of,
+    render_comparisons,
+    render_index,
+)
 from .literals import literal
 from .op_table import WRAPPING, op_row, suffix
 from .storage import Bindings
@@ -29,7 +37,7 @@ class Renderer:
 
     Args:
         bindings: records buffer accesses.
-        names: gives unique names within the kernel.
+        names: gives unique names within the kernel. algebra: what the kernel's values are.
         name_of: the WGSL name of a kernel-level index symbol or of a size symbol.
         lanes: for each lane, the value of every iteration symbol as an expression of kernel-level
             symbols. member: gives the value of a buffer computed in this kernel, or None to load it
@@ -43,6 +51,7 @@ class Renderer:
         self,
         bindings: Bindings,
         names: Names,
+        algebra: Algebra,
         name_of: Callable[[Symbol], str],
         lanes: Sequence[Mapping[Symbol, Expr]],
         scope: Scope,
@@ -54,6 +63,7 @@ class Renderer:
     ) -> None:
         self.bindings = bindings
         self.names = names
+        self.algebra = algebra
         self.name_of = name_of
         self.lanes = lanes
         self.scope = scope
@@ -79,6 +89,7 @@ class Renderer:
         """Names an expression in the open scope."""
         name = self.names.fresh("t")
         self.scope.lines.append(f"let {name} = {code};")
+        self.algebra.define(name, code)
         return Text(name, lanes, dtype)
 
     def _compute(self, node: Scalar) -> Text:
@@ -147,7 +158,7 @@ class Renderer:
         affine = [as_expr(0) if entry is None else entry for entry in entries]
         address = linearize(affine, buffer.strides) + buffer.offset
         gathers = [
-            Gather(self.position(i), stride, size, self.is_below(i, size))
+            Gather(self.position(i), stride, size, self._inside(i, size))
             for i, entry, stride, size in zip(
                 node.index, entries, buffer.strides, buffer.sizes, strict=True
             )
@@ -184,11 +195,9 @@ class Renderer:
         for gather in gathers:
             step = render_index(gather.stride // unit, self.name_of)
             last = render_index(gather.size - 1, self.name_of)
-            # Shaders run without bounds checks: a wrong index must not read foreign memory.
             at = gather.value.lane(lane)
             at = at if gather.value.dtype is dtypes.int32 else f"i32({at})"
-            inside = f"max({at}, 0)" if gather.is_below else f"clamp({at}, 0, {last})"
-            code += f" + {inside} * ({step})"
+            code += f" + {gather.inside.format(at, last)} * ({step})"
         if self.predicates:
             condition = " && ".join(
                 p if isinstance(p, str) else p.lane(lane) for p in self.predicates
@@ -245,6 +254,12 @@ class Renderer:
         checked = self.index_of(entry.size) if isinstance(entry, Checked) else None
         return checked is not None and is_nonnegative(size - checked)
 
+    def _inside(self, entry: Scalar, size: Expr) -> str:
+        """`Gather.inside`: nothing checks bounds, and no index may read foreign memory."""
+        if is_clamped(self._simplified(entry), size):
+            return "{0}"
+        return "max({0}, 0)" if self.is_below(entry, size) else "clamp({0}, 0, {1})"
+
     def _checked(self, node: Checked) -> Text:
         """The position as an i32, -1 where it is out of range, which is reported."""
         if self.outer is not None and not self.masked and self.belongs_outside(node):
@@ -261,7 +276,8 @@ class Renderer:
         first = self.name_of(FIRST_CHECK)
         is_narrow = position.dtype is dtypes.int32
         names = []
-        for lane in range(max(position.lanes, given.lanes, *map(_lanes_of, self.predicates), 1)):
+        masks = [m for m in self.predicates if isinstance(m, Text)]
+        for lane in range(max(text.lanes for text in (position, given, *masks))):
             at = position.lane(lane)
             name = self.names.fresh("t")
             index = Text(given.lane(lane), 1, given.dtype)
@@ -316,6 +332,8 @@ class Renderer:
                 f"no WGSL for this scalar operation on {operand.name}",
                 "please report the model that needs it",
             )
+        if operand.compute == "f32":
+            args = self.algebra.guard(node.name, args)
         result = node.dtype.compute if lanes == 1 else f"vec4<{node.dtype.compute}>"
         code = row.format(
             *(a.widen(lanes) for a in args),
@@ -324,6 +342,7 @@ class Renderer:
             s=operand.compute,
         )
         value = self.let(code, lanes, node.dtype)
+        self.algebra.note(node.name, args, value)
         if node.name in WRAPPING and node.dtype.is_integer and node.dtype.bits < 32:
             return wrap(value, self.let)
         return value
@@ -367,25 +386,10 @@ class Renderer:
         if known is not None:
             return Text("true" if known else "false", 1, node.dtype)
         lefts, rights = self.per_lane(left), self.per_lane(right)
-        differences = [a - b for a, b in zip(lefts, rights, strict=True)]
-        sign = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}[node.name]
-        codes = [
-            f"{render_index(a, self.name_of)} {sign} {render_index(b, self.name_of)}"
-            for a, b in zip(lefts, rights, strict=True)
-        ]
-        # a < b for multiples of four decides for a + 1, a + 2 and a + 3 as well.
-        grouped = (
-            node.name in ("lt", "ge")
-            and is_multiple_of(differences[0], VECTOR)
-            and all(d - differences[0] is as_expr(k) for k, d in enumerate(differences))
-        )
-        if grouped or all(d is differences[0] for d in differences):
+        codes = render_comparisons(node.name, lefts, rights, self.name_of)
+        if len(codes) == 1:
             return self.let(codes[0], 1, node.dtype)
         return self.let(f"vec4<bool>({', '.join(codes)})", VECTOR, node.dtype)
-
-
-def _lanes_of(predicate: Text | str) -> int:
-    return 1 if isinstance(predicate, str) else predicate.lanes
 
 
 # Results are among, or no wider than, the operands.

@@ -35,13 +35,13 @@ class Text:
 class Gather:
     """A coordinate computed from data: its value, and the stride and size of its dimension.
 
-    ``is_below``: the value is less than the size.
+    ``inside``: what makes an index of the value {0} that is in range, whose largest is {1}.
     """
 
     value: Text
     stride: Expr
     size: Expr
-    is_below: bool
+    inside: str
 
 
 @dataclass

@@ -1,0 +1,76 @@
+"""Two operations on NaN, infinities and zeros, which drivers would simplify as on real numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+NUMBERS = torch.tensor([math.nan, math.inf, -math.inf, 0.0, 1.0, -1.0, 2.5, -3.0, 0.5])
+ONE = ("-{}", "({}*2)", "({}/3)", "({}-2)", "(2-{})", "{}.square()", "{}.sqrt()", "{}.rsqrt()")
+ONE += ("{}.reciprocal()", "{}.exp()", "{}.masked_fill({}>1,-math.inf)", "torch.where({}>1,1.0,{})")
+ARITHMETIC = ("({0}+{1})", "({0}-{1})", "({0}*{1})", "({0}/{1})")
+TWO = (*ARITHMETIC, "torch.where({0}>{1},{0},{1})", "torch.where({0}<={1},{1},{0})")
+TESTS = ("torch.isfinite({})", "torch.isnan({})", "torch.isinf({})", "({}==math.inf)")
+
+
+def of_one(form: str, value: str) -> str:
+    return form.replace("{}", value)
+
+
+def same_operand() -> Iterator[str]:
+    """f(g(x), x), f(x, g(x)) and f(g(x), h(x))."""
+    values = ["x", *(of_one(form, "x") for form in ONE)]
+    for form, (a, b) in itertools.product(TWO, itertools.product(values, values)):
+        yield form.format(a, b)
+
+
+def nested() -> Iterator[str]:
+    """f(g(x, y), z), f(z, g(x, y)) and f(g(x, y), h(…)) for two of x, y and z."""
+    for outer, inner in itertools.product(TWO, TWO):
+        value = inner.format("x", "y")
+        for last in "xyz":
+            yield outer.format(value, last)
+            yield outer.format(last, value)
+        for other, pair in itertools.product(ARITHMETIC, ("yx", "zy", "xz")):
+            yield outer.format(value, other.format(*pair))
+
+
+def chains() -> Iterator[str]:
+    """f(g(x)), and whether that is finite."""
+    for outer, inner in itertools.product((*ONE, *TESTS), ONE):
+        yield of_one(outer, of_one(inner, "x"))
+
+
+def beside_wide_integers() -> Iterator[str]:
+    """NVIDIA's driver takes floats for finite where 64-bit integers are."""
+    for form in TESTS:
+        yield f"torch.where({of_one(form, 'x.exp()')}, k + k, k % 7)"
+        yield f"torch.where((k + k) > 3, {of_one(form, '(x*y)')}, False)"
+    yield "torch.where(k % 2 > 0, x.masked_fill(x>1,-math.inf) - x, y)"
+    yield "(x.masked_fill(x>1,-math.inf) - x).abs() * (k + k)"
+
+
+@pytest.mark.parametrize("expressions", [same_operand, nested, chains, beside_wide_integers])
+def test_as_eager(expressions: Callable[[], Iterator[str]]) -> None:
+    x, y, z = (t.flatten() for t in torch.meshgrid(NUMBERS, NUMBERS, NUMBERS, indexing="ij"))
+    k = torch.arange(x.numel())
+    wrong = []
+    texts = list(dict.fromkeys(expressions()))
+    for first in range(0, len(texts), 32):
+        chunk = texts[first : first + 32]
+        torch._dynamo.reset()
+        names = {"torch": torch, "math": math}
+        exec(f"def function(x, y, z, k): return [{', '.join(chunk)}]", names)
+        function = names["function"]
+        wanted = function(x, y, z, k)
+        found = torch.compile(function, backend="webgpu", fullgraph=True)(x, y, z, k)
+        for text, got, want in zip(chunk, found, wanted, strict=True):
+            try:
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
+            except AssertionError as error:
+                wrong.append(f"{text}: {error}")
+    assert not wrong, f"{len(wrong)} are wrong, the first ones:\n" + "\n".join(wrong[:5])

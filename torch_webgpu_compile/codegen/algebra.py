@@ -1,0 +1,186 @@
+"""What a driver may make of a kernel's arithmetic on floats, and what keeps it from that.
+
+Drivers compute as if floats were real numbers, which WGSL allows: NVIDIA's makes b of (a + b) - a,
+a (b + c) of a b + a c, a of a b / b and max(a, b) of a > b ? a : b. Where a NaN or an infinity is
+among the operands these are other results, and PyTorch's users look for their NaN. In an operation
+that could be rewritten so, an operand is made opaque (`tw_opaque`), and so is what is computed and
+then tested for being finite: beside 64-bit integers, tests are taken for always true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .op_table import suffix
+from .values import Text
+
+# A product of powers, by what is raised: a name, or the terms of a sum. The empty one is 1.
+Product = frozenset[tuple[Any, float]]
+# Products and what they are multiplied by.
+Sum = dict[Product, float]
+
+_ONE: Product = frozenset()
+_MOST_TERMS = 16
+_POWERS = {"square": 2.0, "reciprocal": -1.0, "sqrt": 0.5, "rsqrt": -0.5}
+_ORDERS = ("lt", "le", "gt", "ge")
+
+
+class Algebra:
+    """The values of a kernel as sums of products, as far as they are made by arithmetic."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+        self._sums: dict[str, Sum] = {}
+        self._compared: dict[str, frozenset[str]] = {}
+        self._computed: set[str] = set()
+
+    def define(self, name: str, code: str) -> None:
+        """``let name = code``: the same code is the same value."""
+        self._first[name] = self._first.setdefault(code, name)
+
+    def guard(self, op: str, args: Sequence[Text]) -> list[Text]:
+        """The arguments of a float operation, as the kernel is to write them."""
+        args = list(args)
+        if op in ("add", "sub"):
+            position = 1 if self._cancels(op, *args) else None
+        elif op in ("mul", "div"):
+            position = 1 if self._divides_out(op, *args) else None
+        elif op in ("sqrt", "rsqrt"):
+            position = 0 if _has_divisor(self._product(args[0])) else None
+        elif op in ("isnan", "isinf"):
+            position = 0 if self._name(args[0]) in self._computed else None
+        else:
+            position = 2 if op == "where" and self._is_extreme(*args) else None
+        if position is not None:
+            args[position] = _opaque(args[position])
+        return args
+
+    def note(self, op: str, args: Sequence[Text], result: Text) -> None:
+        """What ``result`` is, after its definition."""
+        name = self._name(result)
+        if op in _ORDERS:
+            self._compared[name] = frozenset(self._name(a) for a in args)
+            return
+        self._computed.add(name)
+        found = self._sum_of(op, args)
+        if found is not None and len(found) <= _MOST_TERMS:
+            self._sums[name] = found
+
+    def _name(self, value: Text) -> str:
+        return self._first.get(value.code, value.code)
+
+    def _sum(self, value: Text) -> Sum:
+        number = _number(value.code)
+        if number is not None:
+            return {_ONE: number}
+        name = self._name(value)
+        return self._sums.get(name) or {frozenset({(name, 1.0)}): 1.0}
+
+    def _product(self, value: Text) -> Product:
+        """A value as one product; a sum of several is a single factor. Constants are left out."""
+        terms = self._sum(value)
+        if len(terms) == 1:
+            return next(iter(terms))
+        return frozenset({(frozenset(terms.items()), 1.0)})
+
+    def _sum_of(self, op: str, args: Sequence[Text]) -> Sum | None:
+        match op:
+            case "add" | "sub":
+                sign = -1.0 if op == "sub" else 1.0
+                total = dict(self._sum(args[0]))
+                for product, factor in self._sum(args[1]).items():
+                    total[product] = total.get(product, 0.0) + sign * factor
+                return total
+            case "neg":
+                return _scaled(self._sum(args[0]), -1.0)
+            case "mul" | "div":
+                for value, other in (args, args[::-1]):
+                    number = _number(other.code)
+                    if number and (op == "mul" or other is args[1]):
+                        return _scaled(self._sum(value), number if op == "mul" else 1 / number)
+                power = -1.0 if op == "div" else 1.0
+                sign = self._sign(args[0]) * self._sign(args[1])
+                return {_times(self._product(args[0]), self._product(args[1]), power): sign}
+            case _ if op in _POWERS:
+                sign = self._sign(args[0]) if op == "reciprocal" else 1.0
+                return {_times(_ONE, self._product(args[0]), _POWERS[op]): sign}
+        return None
+
+    def _sign(self, value: Text) -> float:
+        """The sign of the constant that `_product` leaves out."""
+        terms = list(self._sum(value).values())
+        return -1.0 if len(terms) == 1 and terms[0] < 0 else 1.0
+
+    def _cancels(self, op: str, left: Text, right: Text) -> bool:
+        """Whether two terms have a factor in common, so that they could be joined."""
+        sign = -1.0 if op == "sub" else 1.0
+        for product, factor in self._sum(left).items():
+            bases = {base for base, _ in product}
+            for other, other_factor in self._sum(right).items():
+                if any(base in bases for base, _ in other) and not (
+                    sign * factor * other_factor > 0 and _grow_together(product, other)
+                ):
+                    return True
+        return False
+
+    def _divides_out(self, op: str, left: Text, right: Text) -> bool:
+        """Whether powers of one factor would make a smaller one, or a whole one of roots."""
+        powers = dict(self._product(left))
+        sign = -1.0 if op == "div" else 1.0
+        for base, power in self._product(right):
+            own = powers.get(base, 0.0)
+            if own * sign * power < 0 or (own % 1 and power % 1):
+                return True
+        return False
+
+    def _is_extreme(self, condition: Text, chosen: Text, other: Text) -> bool:
+        """a > b ? a : b, whose NaN the larger of them is not; where b is a number, it has none."""
+        compared = self._compared.get(self._name(condition))
+        names = frozenset((self._name(chosen), self._name(other)))
+        return compared == names and _number(other.code) is None
+
+
+def _opaque(value: Text) -> Text:
+    return replace(value, code=f"tw_opaque{suffix(value.dtype, value.lanes)}({value.code})")
+
+
+def _number(code: str) -> float | None:
+    """The value of a literal."""
+    try:
+        return float(code.strip("()").removesuffix("f"))
+    except ValueError:
+        return None
+
+
+def _scaled(terms: Sum, factor: float) -> Sum:
+    return {product: factor * own for product, own in terms.items()}
+
+
+def _times(left: Product, right: Product, power: float) -> Product:
+    """left · rightᵖ."""
+    powers = dict(left)
+    for base, own in right:
+        powers[base] = powers.get(base, 0.0) + power * own
+    return frozenset((base, own) for base, own in powers.items() if own)
+
+
+def _has_divisor(product: Product) -> bool:
+    return any(power < 0 for _, power in product)
+
+
+def _grow_together(left: Product, right: Product) -> bool:
+    """Whether two products are infinite together, and of one sign: x and x³, or the same."""
+    if left == right:
+        return True
+    if len(left) != 1 or len(right) != 1:
+        return False
+    ((base, power),), ((other_base, other_power),) = left, right
+    return base == other_base and all(_wholes(power, other_power))
+
+
+def _wholes(*powers: float) -> Iterator[bool]:
+    """Whether powers are whole, positive and all odd or all even."""
+    for power in powers:
+        yield power > 0 and power % 2 == powers[0] % 2 and power == int(power)
