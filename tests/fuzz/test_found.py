@@ -301,3 +301,11 @@ def test_wide_divisions_beside_small_kernels():
 
     y = torch.tensor([1.5, float("nan"), -2.0, 0.0, float("inf"), 1.0]).reshape(1, 6, 1)
     check(function, make_input(5, (1, 2, 7, 4, 4), torch.float32, "expanded"), y, torch.arange(3))
+
+
+def test_positions_from_quotients_of_sizes():
+    # 33 / 16.5 was not 2 on an NVIDIA GPU.
+    x = torch.arange(264.0).reshape(2, 4, 33)
+    check(lambda x: F.interpolate(x, scale_factor=0.5)[:, :, 1:] * 2, x, dynamic=True)
+    check(lambda x: (torch.arange(33) / 16.5, torch.arange(x.shape[2]) / 3), x, dynamic=True)
+    check(lambda: (torch.arange(3) / 0.0, torch.arange(3) / 1e-39, 1e38 * torch.arange(3.0) / 0.1))

@@ -1,7 +1,8 @@
 """Operations on constants, computed here: WGSL rejects constants that overflow or are NaN.
 
 Operations whose result WGSL leaves open, or that drivers simplify as if NaN and infinities did not
-occur (0 · x to 0, x - x to 0, x / x to 1), are spelt out as tests of bits.
+occur (0 · x to 0, x - x to 0, x / x to 1), are spelt out as tests of bits. Quotients of sizes and
+positions, whose last bit decides where an element comes from, are rounded as PyTorch's are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import numpy as np
 
 from .. import dtypes
 from ..ir.numeric import convert, numpy_dtype, scalar_op
-from ..ir.scalar import Const, Op, Scalar, apply, const
+from ..ir.scalar import Const, Op, Scalar, apply, const, loads_of
 
 # Drivers take an inverse away, and with it the NaN of negative numbers.
 _INVERSES = {"exp": "log", "fast_exp": "log", "exp2": "log2", "square": "sqrt"}
@@ -33,6 +34,8 @@ def simplify(node: Op) -> Scalar:
             return _over_zero(node.name, left, right)
         if node.name == "div" and isinstance(right, Const) and right.value == 1:
             return left
+        if node.name == "div" and node.dtype is dtypes.float32 and not loads_of(node):
+            return Op("exact_div", node.args, node.dtype)
         if node.name == "mul" and (_is_zero(left) or _is_zero(right)):
             return _times_zero(left, right)
         if node.name == "div" and _is_zero(left):

@@ -73,6 +73,7 @@ _FLOAT = {
 }
 _SINGLE = {
     **_FLOAT,
+    "exact_div": "tw_divide{v}({0}, {1})",  # only here: see `constants`
     "igamma": "tw_igamma{v}({0}, {1})",
     "igammac": "tw_igammac{v}({0}, {1})",
 }
