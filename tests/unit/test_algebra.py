@@ -1,0 +1,86 @@
+"""Which operands drivers must not see through: what NVIDIA's rewrites, and what it may."""
+
+from __future__ import annotations
+
+import pytest
+
+from torch_webgpu_compile import dtypes
+from torch_webgpu_compile.codegen.algebra import Algebra
+from torch_webgpu_compile.codegen.values import Text
+
+
+class Kernel:
+    """Float statements, as the renderer makes them."""
+
+    def __init__(self) -> None:
+        self.algebra = Algebra()
+        self.opaque = 0
+        self.count = 0
+
+    def __call__(self, op: str, *args: Text | float) -> Text:
+        texts = [a if isinstance(a, Text) else value(f"{float(a)}f") for a in args]
+        guarded = self.algebra.guard(op, texts)
+        self.opaque += sum(text.code.startswith("tw_opaque(") for text in guarded)
+        found = value(f"t{self.count}")
+        self.count += 1
+        self.algebra.define(found.code, f"{op}({', '.join(text.code for text in guarded)})")
+        self.algebra.note(op, guarded, found)
+        return found
+
+
+def value(code: str) -> Text:
+    return Text(code, 1, dtypes.float32)
+
+
+X, Y, Z = map(value, "xyz")
+REWRITTEN = {
+    "a sum less a term": lambda k: k("sub", k("add", X, Y), X),
+    "a difference and a term": lambda k: k("add", k("sub", X, Y), Y),
+    "two differences from one number": lambda k: k("sub", k("sub", X, Z), k("sub", Y, Z)),
+    "multiples of both signs": lambda k: k("sub", k("mul", X, 2), k("div", X, 3)),
+    "a common factor": lambda k: k("add", k("mul", X, Y), k("mul", Z, X)),
+    "a square and its root": lambda k: k("add", k("square", X), k("mul", X, 2)),
+    "the same product twice": lambda k: k("sub", k("mul", X, Y), k("mul", Y, X)),
+    "a product over a factor": lambda k: k("div", k("mul", X, Y), Y),
+    "a quotient times its divisor": lambda k: k("mul", k("div", X, Y), Y),
+    "a sum over itself": lambda k: k("div", k("add", X, Y), k("add", Y, X)),
+    "roots that make a whole": lambda k: k("div", k("sqrt", X), k("rsqrt", X)),
+    "the root of a reciprocal": lambda k: k("sqrt", k("reciprocal", X)),
+    "the larger": lambda k: k("where", k("gt", X, Y), X, Y),
+    "the smaller": lambda k: k("where", k("le", Y, X), Y, X),
+    "at least a number": lambda k: k("where", k("lt", X, 1), 1, X),
+    "a test of what is computed": lambda k: k("isinf", k("mul", X, Y)),
+}
+KEPT = {
+    "a sum of its own": lambda k: k("add", k("mul", X, Y), Z),
+    "a multiple of a sum": lambda k: k("add", k("mul", k("sub", X, Y), Z), Y),
+    "multiples of one sign": lambda k: k("add", k("mul", X, 2), X),
+    "odd powers": lambda k: k("add", X, k("mul", k("mul", k("mul", X, X), X), 0.044715)),
+    "a product of powers": lambda k: k("mul", k("mul", X, X), X),
+    "normalization": lambda k: k("mul", k("sub", X, Y), k("rsqrt", k("add", Z, 1e-5))),
+    "relu": lambda k: k("where", k("gt", X, 0), X, 0),
+    "another choice": lambda k: k("where", k("gt", X, Y), X, Z),
+    "a test of what is loaded": lambda k: k("isnan", X),
+}
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_one_operand_is_opaque(name: str) -> None:
+    kernel = Kernel()
+    REWRITTEN[name](kernel)
+    assert kernel.opaque == 1
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_all_operands_are_seen(name: str) -> None:
+    kernel = Kernel()
+    KEPT[name](kernel)
+    assert kernel.opaque == 0
+
+
+def test_equal_code_is_one_value() -> None:
+    kernel = Kernel()
+    left, right = (kernel("sub", X, value(name)) for name in "yy")
+    assert left.code != right.code
+    kernel("sub", left, right)
+    assert kernel.opaque == 1
