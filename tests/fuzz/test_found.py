@@ -309,3 +309,19 @@ def test_positions_from_quotients_of_sizes():
     check(lambda x: F.interpolate(x, scale_factor=0.5)[:, :, 1:] * 2, x, dynamic=True)
     check(lambda x: (torch.arange(33) / 16.5, torch.arange(x.shape[2]) / 3), x, dynamic=True)
     check(lambda: (torch.arange(3) / 0.0, torch.arange(3) / 1e-39, 1e38 * torch.arange(3.0) / 0.1))
+
+
+def test_as_many_elements_as_a_reduction_reads_but_others():
+    # 2 · 5 · 9 elements are as many as 2 · 5 · 3 sums of 3 read: cat was computed with the sums.
+    def function(x, places):
+        counted = x.scatter(1, places.reshape(1, 3, 1).expand(2, 3, 3), 2, reduce="add")
+        return torch.cat([counted, x * 2, (x * 2).cumsum(2)], 2), x * 2
+
+    x = make_input(0, (2, 5, 3), torch.int32, "contiguous")
+    check(function, x, torch.tensor([3, 0, 4]))
+
+
+def test_the_smaller_of_a_number_and_itself():
+    x = torch.tensor([[float("inf")]])
+    check(lambda x: F.l1_loss(torch.minimum(x.roll(4, -1), x), x, reduction="sum"), x)
+    check(lambda x: torch.maximum(x, x) - x, torch.tensor([float("nan"), float("-inf"), 2.0]))

@@ -103,8 +103,10 @@ def _unless_negative(value: Scalar) -> Scalar:
 
 
 def _of_itself(node: Op, value: Scalar) -> Scalar:
-    """x - x, x / x, √x · √x and comparisons of x with x."""
+    """x - x, x / x, √x · √x, the smaller of x and x, and comparisons of x with x."""
     match node.name:
+        case "minimum" | "maximum":
+            return value
         case "sub":
             return nan_unless_finite(value)
         case "div":

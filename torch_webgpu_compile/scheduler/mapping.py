@@ -24,6 +24,7 @@ from ..sizes import (
     is_less,
     linearize,
     product,
+    symbols_of,
 )
 
 Mapping_ = dict[Symbol, Expr]
@@ -226,6 +227,8 @@ def mappings(
         ]
         full = {s: ZERO for s, _ in opened} | inverse.values
         opened = [(s, extent) for s, extent in opened if extent is not ONE]
+        if not opened and _repeats(computed[load.buffer], space):
+            continue  # as many points in all, but each of these several times
         if opened:
             remaining = _flat_values([extent for _, extent in opened], elements)
             if remaining is None:
@@ -236,6 +239,12 @@ def mappings(
     flat = flat_mapping(symbols, space)
     if flat is not None:
         yield flat
+
+
+def _repeats(index: Sequence[Expr], space: Sequence[Symbol]) -> bool:
+    """Whether an index is the same at several points of a space, as it lacks a symbol."""
+    seen = frozenset().union(*map(symbols_of, index))
+    return any(s not in seen for s in space if extent_of(s) is not ONE)
 
 
 def reads_agree(body: Scalar, computed: Mapping[str, Sequence[Expr]]) -> bool:
