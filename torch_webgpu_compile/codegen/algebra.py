@@ -9,7 +9,7 @@ then tested for being finite: beside 64-bit integers, tests are taken for always
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -177,10 +177,5 @@ def _grow_together(left: Product, right: Product) -> bool:
     if len(left) != 1 or len(right) != 1:
         return False
     ((base, power),), ((other_base, other_power),) = left, right
-    return base == other_base and all(_wholes(power, other_power))
-
-
-def _wholes(*powers: float) -> Iterator[bool]:
-    """Whether powers are whole, positive and all odd or all even."""
-    for power in powers:
-        yield power > 0 and power % 2 == powers[0] % 2 and power == int(power)
+    is_whole = power > 0 and other_power > 0 and power % 1 == 0
+    return base == other_base and is_whole and (power - other_power) % 2 == 0

@@ -16,7 +16,7 @@ from ..plan.model import FIRST_CHECK
 from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute
 from .algebra import Algebra
 from .buffer_access import VECTOR
-from .casts import cast, wrap
+from .casts import cast, fitted
 from .constants import nan_unless_finite, simplify
 from .index_wgsl import (
     as_index,
@@ -332,7 +332,8 @@ class Renderer:
                 f"no WGSL for this scalar operation on {operand.name}",
                 "please report the model that needs it",
             )
-        if operand.compute == "f32":
+        is_float = operand.compute == "f32"
+        if is_float:
             args = self.algebra.guard(node.name, args)
         result = node.dtype.compute if lanes == 1 else f"vec4<{node.dtype.compute}>"
         code = row.format(
@@ -342,10 +343,9 @@ class Renderer:
             s=operand.compute,
         )
         value = self.let(code, lanes, node.dtype)
-        self.algebra.note(node.name, args, value)
-        if node.name in WRAPPING and node.dtype.is_integer and node.dtype.bits < 32:
-            return wrap(value, self.let)
-        return value
+        if is_float:
+            self.algebra.note(node.name, args, value)
+        return fitted(value, self.let) if node.name in WRAPPING else value
 
     def _narrow(self, node: Scalar) -> Text | None:
         """An int64 that is known to fit 32 bits, as an i32; None when it is not known to.

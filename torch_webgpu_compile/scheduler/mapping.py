@@ -227,14 +227,14 @@ def mappings(
         ]
         full = {s: ZERO for s, _ in opened} | inverse.values
         opened = [(s, extent) for s, extent in opened if extent is not ONE]
-        if not opened and _repeats(computed[load.buffer], space):
-            continue  # as many points in all, but each of these several times
         if opened:
             remaining = _flat_values([extent for _, extent in opened], elements)
             if remaining is None:
                 continue
             for (symbol, _), value in zip(opened, remaining, strict=True):
                 full[symbol] = full[symbol] + value
+        elif _repeats(computed[load.buffer], space):
+            continue  # as many points in all, but each of these several times
         yield full
     flat = flat_mapping(symbols, space)
     if flat is not None:
