@@ -6,12 +6,25 @@ from collections.abc import Callable, Sequence
 
 from .. import dtypes
 from ..ir.scalar import Const, Index, Op, Scalar
-from ..sizes import Atom, Expr, FloorDiv, Symbol, as_expr, is_less, is_nonnegative
+from ..sizes import (
+    Atom,
+    Expr,
+    FloorDiv,
+    Symbol,
+    as_expr,
+    atom_expr,
+    is_less,
+    is_nonnegative,
+    symbols_of,
+)
 from .buffer_access import VECTOR
 
+NameOf = Callable[[Atom], str]
+"""The WGSL name of an index symbol, a size symbol or a quotient or remainder of sizes."""
 
-def render_index(expr: Expr, name_of: Callable[[Symbol], str]) -> str:
-    """``expr`` as a WGSL expression of type i32; symbols are named by ``name_of``.
+
+def render_index(expr: Expr, name_of: NameOf) -> str:
+    """``expr`` as a WGSL expression of type i32; what depends on sizes alone has a name.
 
     Values stay below 2³¹ (the planner checks buffer sizes), so 32 bits are exact. A division whose
     operands are proven non-negative is done unsigned: for a constant divisor that is a
@@ -32,8 +45,8 @@ def render_index(expr: Expr, name_of: Callable[[Symbol], str]) -> str:
     return text.removeprefix("+ ") if text.startswith("+") else "0 " + text
 
 
-def _render_atom(atom: Atom, name_of: Callable[[Symbol], str]) -> str:
-    if isinstance(atom, Symbol):
+def _render_atom(atom: Atom, name_of: NameOf) -> str:
+    if isinstance(atom, Symbol) or all(s.extent is None for s in symbols_of(atom_expr(atom))):
         return name_of(atom)
     numerator = render_index(atom.numerator, name_of)
     denominator = render_index(atom.denominator, name_of)
@@ -96,7 +109,7 @@ def decide(name: str, left: Expr, right: Expr) -> bool | None:
 
 
 def render_comparisons(
-    name: str, lefts: Sequence[Expr], rights: Sequence[Expr], name_of: Callable[[Symbol], str]
+    name: str, lefts: Sequence[Expr], rights: Sequence[Expr], name_of: NameOf
 ) -> list[str]:
     """A comparison in each lane, or only the first when it decides for all."""
     sign = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}[name]

@@ -11,6 +11,7 @@ from ..ir.spaces import Origin
 from ..plan.model import Kernel, KernelCall
 from ..sizes import (
     ONE,
+    Atom,
     Expr,
     Symbol,
     as_expr,
@@ -80,19 +81,19 @@ class KernelBuilder:
     bindings: Bindings = field(init=False)
     names: Names = field(default_factory=Names)
     algebra: Algebra = field(default_factory=Algebra)
-    parameters: dict[Symbol, str] = field(default_factory=dict)
+    parameters: dict[Expr, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bindings = Bindings(self.target, self.buffers)
 
-    def name_of(self, symbol: Symbol) -> str:
-        """Iteration symbols are local variables; size symbols become uniform parameters."""
-        if symbol.extent is not None:
-            return symbol.name
-        if symbol not in self.parameters:
-            order = [*self.parameters, symbol]
-            self.parameters = parameter_names(order)
-        return self.parameters[symbol]
+    def name_of(self, atom: Atom) -> str:
+        """Iteration symbols are local variables; what sizes determine is a uniform parameter."""
+        if isinstance(atom, Symbol) and atom.extent is not None:
+            return atom.name
+        expr = atom_expr(atom)
+        if expr not in self.parameters:
+            self.parameters = parameter_names([*self.parameters, expr])
+        return self.parameters[expr]
 
     def index(self, expr: Expr) -> str:
         """An index or size expression in WGSL."""
@@ -150,8 +151,8 @@ class KernelBuilder:
         workgroup_nbytes: int = 0,
     ) -> KernelCall:
         """Renders the module and describes how it is run."""
-        symbols = tuple(self.parameters)
-        wgsl = render_module(template, self.bindings, symbols, inputs)
+        parameters = tuple(self.parameters)
+        wgsl = render_module(template, self.bindings, parameters, inputs)
         bindings, kernel_bindings = self.bindings.plan_bindings()
         read, written = self.bindings.traffic()
         ops = tuple(dict.fromkeys(origin.op for origin in origins))
@@ -161,12 +162,11 @@ class KernelBuilder:
             wgsl=wgsl,
             bindings=kernel_bindings,
             workgroup_size=(workgroup_size, 1, 1),
-            parameter_count=len(symbols),
+            parameter_count=len(parameters),
             workgroup_nbytes=workgroup_nbytes,
             ops=ops,
             sources=tuple(dict.fromkeys(o.source for o in origins if o.source)),
         )
-        parameters = tuple(atom_expr(symbol) for symbol in symbols)
         checks = tuple(self.bindings.checks)
         return KernelCall(
             kernel, bindings, grid, parameters, read, written, flops or as_expr(0), checks

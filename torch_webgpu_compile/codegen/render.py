@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ..sizes import Symbol
+from ..sizes import Expr
 from .storage import Bindings
 
 _LIBRARIES = (
@@ -37,9 +37,9 @@ def _environment() -> Environment:
     )
 
 
-def parameter_names(symbols: Sequence[Symbol]) -> dict[Symbol, str]:
-    """The WGSL expression of each size symbol that reaches a kernel as a parameter."""
-    return {s: f"parameters[{k // 4}].{'xyzw'[k % 4]}" for k, s in enumerate(symbols)}
+def parameter_names(sizes: Sequence[Expr]) -> dict[Expr, str]:
+    """The WGSL expression of each size that reaches a kernel as a parameter."""
+    return {s: f"parameters[{k // 4}].{'xyzw'[k % 4]}" for k, s in enumerate(sizes)}
 
 
 def render_template(template: str, inputs: dict[str, Any]) -> str:
@@ -48,14 +48,14 @@ def render_template(template: str, inputs: dict[str, Any]) -> str:
 
 
 def render_module(
-    template: str, bindings: Bindings, parameters: Sequence[Symbol], inputs: dict[str, Any]
+    template: str, bindings: Bindings, parameters: Sequence[Expr], inputs: dict[str, Any]
 ) -> str:
     """A WGSL module: bindings, the helpers that are used, and the template's text.
 
     Args:
         template: file name in ``templates/``.
         bindings: after all code that uses buffers has been rendered into ``inputs``.
-        parameters: the size symbols of the uniform buffer, in order.
+        parameters: the sizes in the uniform buffer, in order.
         inputs: exactly what the template names at its top.
     """
     body = render_template(template, inputs)
@@ -64,7 +64,7 @@ def render_module(
         rows = (len(parameters) + 3) // 4
         declared.append(
             f"@group(0) @binding({bindings.count}) var<uniform> parameters: "
-            f"array<vec4<i32>, {rows}>;  // {', '.join(s.name for s in parameters)}"
+            f"array<vec4<i32>, {rows}>;  // {', '.join(map(str, parameters))}"
         )
     text = "\n".join([*functions, body])
     helpers = list(_helpers(text))

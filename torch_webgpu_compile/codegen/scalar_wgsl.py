@@ -19,6 +19,7 @@ from .buffer_access import VECTOR
 from .casts import cast, fitted
 from .constants import nan_unless_finite, simplify
 from .index_wgsl import (
+    NameOf,
     as_index,
     decide,
     is_clamped,
@@ -38,7 +39,7 @@ class Renderer:
     Args:
         bindings: records buffer accesses.
         names: gives unique names within the kernel. algebra: what the kernel's values are.
-        name_of: the WGSL name of a kernel-level index symbol or of a size symbol.
+        name_of: the WGSL names of kernel-level index symbols and of sizes.
         lanes: for each lane, the value of every iteration symbol as an expression of kernel-level
             symbols. member: gives the value of a buffer computed in this kernel, or None to load it
             from memory. predicate: a scalar bool expression guarding every load (tail of a row), or
@@ -52,7 +53,7 @@ class Renderer:
         bindings: Bindings,
         names: Names,
         algebra: Algebra,
-        name_of: Callable[[Symbol], str],
+        name_of: NameOf,
         lanes: Sequence[Mapping[Symbol, Expr]],
         scope: Scope,
         member: Callable[[Load], Text | None] = lambda load: None,
@@ -192,6 +193,8 @@ class Renderer:
 
     def _address(self, affine: Expr, gathers: list[Gather], lane: int, unit: int) -> str:
         code = render_index(affine, self.name_of)
+        if gathers and len(affine.terms) > 1:  # what a search adds each of its positions to
+            code = self._named_index(affine, code)
         for gather in gathers:
             step = render_index(gather.stride // unit, self.name_of)
             last = render_index(gather.size - 1, self.name_of)
@@ -204,6 +207,13 @@ class Renderer:
             )
             code = f"select(0, {code}, {condition})"
         return code
+
+    def _named_index(self, expr: Expr, code: str) -> str:
+        found = self.scope.find(("index", expr))
+        if found is None:
+            found = self.let(code, 1, dtypes.int32)
+            self.scope.known["index", expr] = found
+        return found.code
 
     def _masked(self, node: Masked) -> Text:
         condition = self.render(node.condition)
@@ -353,6 +363,15 @@ class Renderer:
         Besides being cheaper, this avoids comparing a widened i32 with a constant, which Mesa
         22.3's lavapipe compiles to false.
         """
+        if self.outer is not None and not self.masked and self.belongs_outside(node):
+            return self.outer._narrow(node)
+        key = ("narrow", node, self.predicates)
+        found = self.scope.find(key) or self._compute_narrow(node)
+        if found is not None:
+            self.scope.known[key] = found
+        return found
+
+    def _compute_narrow(self, node: Scalar) -> Text | None:
         if isinstance(node, Checked):
             return self._checked(node)
         expr = as_index(node)

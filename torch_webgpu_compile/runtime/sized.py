@@ -224,6 +224,8 @@ class _Sizer:
         if step.checks:
             number = self._device.status.first_number(step.checks)
             sizes = {**sizes, FIRST_CHECK.name: number}
+        if 0 in (evaluate(dimension, sizes) for dimension in step.grid):
+            return b""  # not run; and quotients by a size of 0 have no value
         values = [evaluate(parameter, sizes) for parameter in step.parameters]
         kernel = self._plan.kernels[step.kernel]
         if len(values) != kernel.parameter_count:

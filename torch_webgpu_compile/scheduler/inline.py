@@ -72,9 +72,8 @@ def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:
             readers[buffer].discard(name)
         del nodes[name]
     kept = tuple(nodes[name] for name in order if name in nodes)
-    dropped = set(order) - set(nodes)
-    buffers = {k: b for k, b in graph.buffers.items() if k not in dropped}
-    return graph.with_nodes(kept, buffers)
+    # A producer that does not depend on where it is read takes what computed the index with it.
+    return replace(graph, nodes=kept).live()
 
 
 def _fits(node: Node, target: Target) -> bool:

@@ -209,9 +209,7 @@ def mappings(
             inverse = invert_partially(index, read[load.buffer])
             if inverse is None or inverse.remainders:
                 continue
-            # Both may read parts of the buffer, and not the same ones.
-            if all(is_less(value, extent_of(s)) for s, value in inverse.values.items()):
-                yield {s: ZERO for s in symbols if s.extent is ONE} | inverse.values
+            yield {s: ZERO for s in symbols if s.extent is ONE} | inverse.values
     for load in loads_of(body):
         index = load_index(load)
         if load.buffer not in computed or index is None:
@@ -279,13 +277,15 @@ def map_into(
 
     None when the sizes differ or when the body needs elements that other points compute. A mapping
     found through a read is one-to-one because the read composed with it is the identity; a flat one
-    is by construction.
+    is by construction. As the spaces have as many points and none is mapped out of them, each point
+    is met.
     """
     sizes = product(extent_of(s) for s in symbols)
     if sizes is not product(extent_of(s) for s in space):
         return None
     for mapping in mappings(body, symbols, computed, space, elements, read or {}):
-        if any(s not in mapping for s in symbols):
+        # Where only parts are read, of one or of both, as many points need not be the same ones.
+        if any(s not in mapping or not is_less(mapping[s], extent_of(s)) for s in symbols):
             continue
         mapped = substitute_symbols(body, mapping)
         if reads_agree(mapped, computed):
