@@ -76,7 +76,7 @@ _INTEGER_BINARY = (
 )
 _FLOAT_BINARY = (
     "{0} / ({1}.abs() + 0.5)",
-    "torch.atan2(torch.where({0} == 0, 1, {0}), {1})",  # the sign of a zero may be open
+    "torch.atan2({0}.abs() + 0.5, {1})",  # the sign of what is nearly zero may be open
     "torch.pow({0}.abs() + 0.5, torch.clamp({1}, -2, 2))",
     "torch.hypot({0}, {1})",
 )

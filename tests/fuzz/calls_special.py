@@ -99,7 +99,7 @@ _LOSSES = (
     "F.soft_margin_loss(torch.tanh({0}), {1}.sign(){2})",
     "F.binary_cross_entropy_with_logits({0}, torch.sigmoid({1}){2})",
     "F.binary_cross_entropy(torch.sigmoid({0}) * 0.9 + 0.05, torch.sigmoid({1}){2})",
-    "F.kl_div(F.logsigmoid({0}), torch.sigmoid({1}){2})",
+    "F.kl_div(F.logsigmoid({0}), torch.sigmoid({1}) * 0.5{2})",  # of the same, it would be rounding
     "F.poisson_nll_loss(torch.tanh({0}), {1}.abs(){2})",
 )
 

@@ -69,7 +69,8 @@ def pool(d: Drawing) -> object:
     if rank < 3:
         codes.append(f"F.lp_pool{rank}d({x}.abs() + 0.5, 2, {kernel}, {stride})")
     if value.exact and value.finite:
-        codes.append(f"F.max_pool{rank}d({maxima}, return_indices=True)[1]")
+        # Of a window in the padding alone, PyTorch gives an index that there is not.
+        codes.append(f"F.max_pool{rank}d({maxima}, return_indices=True)[1] * {largest}.isfinite()")
         codes.append(
             f"F.max_unpool{rank}d(*F.max_pool{rank}d({x}, 2, return_indices=True), 2, "
             f"output_size={list(value.shape[2:])})"
