@@ -325,3 +325,54 @@ def test_the_smaller_of_a_number_and_itself():
     x = torch.tensor([[float("inf")]])
     check(lambda x: F.l1_loss(torch.minimum(x.roll(4, -1), x), x, reduction="sum"), x)
     check(lambda x: torch.maximum(x, x) - x, torch.tensor([float("nan"), float("-inf"), 2.0]))
+
+
+def test_padding_crops_what_a_convolution_gives_and_has_as_many_elements():
+    # 5 by 4 elements are read as 4 by 4, and written as 5 by 4: the kernel of the convolution wrote
+    # what it had too much into the rows of zeros.
+    def function(x, w):
+        y = F.conv2d(x, w, padding=1)
+        return F.pad(y, [0, -1, 0, 1]), y.abs().amax((1, 2))
+
+    check(function, torch.randn(2, 3, 4, 5), torch.randn(3, 3, 3, 3))
+    check(lambda x: F.pad(x.cumsum(-1), [0, -1, 0, 1]), torch.randn(3, 4, 5))
+    check(lambda x: (F.pad(x * 2, [0, -1, 0, 1]).sum(-1), x * 2), torch.randn(3, 4, 5))
+
+
+def test_an_index_that_is_not_needed_once_its_producer_is_inlined():
+    # Rows that are all the same are read at computed positions: those were computed for nobody.
+    def function(x, places):
+        same = x.index_copy(0, torch.arange(2).flip(0), x).expand(5, 2, 3)
+        return torch.take_along_dim(same, (places % 5).reshape(-1, 1, 1).expand(4, 2, 3), 0)
+
+    check(function, torch.randn(2, 3), torch.tensor([7, 0, 4, 9]))
+
+
+def test_sorting_along_a_computed_size():
+    # Each step of each search repeated its positions in sizes of the input: a million characters.
+    def function(x, w):
+        y = F.conv3d(x, w, stride=2, padding=2)
+        return torch.sort(y, -3, descending=True).values
+
+    x, w = torch.randn(1, 2, 4, 4, 7).bfloat16(), torch.randn(6, 2, 3, 3, 3).bfloat16()
+    expected = function(x, w)
+    captured = harness.capture(function, x, w, dynamic=True)
+    actual = run_kernels(captured, [x, w])[0]
+    torch.testing.assert_close(actual, expected)
+
+
+def test_bools_and_constants_times_what_is_not_finite():
+    # NVIDIA's compiler makes c ? x : 0 of c · x, and knows what i - i is.
+    def function(c, x):
+        return (~c * x).masked_fill(c, 0), c * x, c.half() * x, x * c.to(torch.int32) * 2
+
+    x = torch.tensor([float("nan"), float("inf"), float("-inf"), 1.0, -2.0, -0.0, float("nan")])
+    c = torch.tensor([True, False, False, False, False, True, False])
+    check(function, c, x)
+    check(function, ~c, x)
+
+    def of_one(x):
+        t = torch.arange(1, dtype=torch.float32) * 0.5
+        return x + ((t - t.mean()) * torch.rsqrt(t.var() + 1)).select(-1, 0)
+
+    check(of_one, torch.tensor([[True, False, True]]))

@@ -38,6 +38,10 @@ def simplify(node: Op) -> Scalar:
             return Op("exact_div", node.args, node.dtype)
         if node.name == "mul" and (_is_zero(left) or _is_zero(right)):
             return _times_zero(left, right)
+        if node.name == "mul":
+            for flag, value in ((_flag_of(left), right), (_flag_of(right), left)):
+                if flag is not None and _flag_of(value) is None and not isinstance(value, Const):
+                    return _times_flag(flag, value)
         if node.name == "div" and _is_zero(left):
             nan = apply("bitwise_or", apply("isnan", right), apply("eq", right, _number(0, right)))
             return apply("where", nan, _number(_NAN, right), _zero_signed_by(right, left))
@@ -95,6 +99,18 @@ def _is_endless(value: Scalar) -> Scalar:
 def _times_zero(left: Scalar, right: Scalar) -> Scalar:
     zero, value = (left, right) if _is_zero(left) else (right, left)
     return apply("where", _is_endless(value), _number(_NAN, value), _zero_signed_by(value, zero))
+
+
+def _flag_of(value: Scalar) -> Scalar | None:
+    """The bool that was converted to a float, or to an integer and that to a float."""
+    while isinstance(value, Op) and value.name == "cast":
+        value = value.args[0]
+    return value if value.dtype is dtypes.bool_ else None
+
+
+def _times_flag(flag: Scalar, value: Scalar) -> Scalar:
+    """c · x, of which drivers make c ? x : 0, whatever x."""
+    return apply("where", flag, value, _times_zero(_number(0, value), value))
 
 
 def _unless_negative(value: Scalar) -> Scalar:

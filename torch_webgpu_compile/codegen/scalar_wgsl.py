@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from .. import dtypes
 from ..dtypes import DType
 from ..errors import UnsupportedOp
-from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
+from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, const, loads_of
 from ..plan.model import FIRST_CHECK
 from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute
 from .algebra import Algebra
@@ -127,6 +127,8 @@ class Renderer:
 
     def _simplified(self, node: Scalar) -> Scalar:
         """``node`` with operations on constants carried out."""
+        if isinstance(node, Index) and node.expr.is_constant:
+            return const(node.expr.constant, node.dtype)
         if not isinstance(node, Op):
             return node
         found = self.simplified.get(node)
