@@ -286,6 +286,8 @@ def floordiv(a: Expr, b: Expr) -> Expr:
         return q + floordiv(r, b)
     if is_nonnegative(a) and is_less(a, b):
         return ZERO
+    if a.is_constant and a.constant < 0 and is_nonnegative(b + a):
+        return as_expr(-1)
     if b.is_constant:
         g = _common_factor(a, b.constant)
         if g > 1:
@@ -332,6 +334,8 @@ def mod(a: Expr, b: Expr) -> Expr:
         return mod(r, b)
     if is_nonnegative(a) and is_less(a, b):
         return a
+    if a.is_constant and a.constant < 0 and is_nonnegative(b + a):
+        return b + a
     if b.is_constant:
         g = _common_factor(a, b.constant)
         if g > 1:
