@@ -72,12 +72,16 @@ class Value:
 
 @dataclass
 class Program:
-    """Inputs, ``(name, expression)`` steps and the names of the results."""
+    """Inputs, ``(name, expression)`` steps and the names of the results.
+
+    ``rounded`` are the steps whose values are not exact in 16 bits, with their dtypes.
+    """
 
     inputs: list[Value] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     steps: list[tuple[str, str]] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
+    rounded: dict[str, torch.dtype] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -96,9 +100,17 @@ class Program:
         """The input tensors."""
         return [v.tensor for v in self.inputs]
 
-    def precise(self) -> list[torch.Tensor]:
-        """The results when all floats are float64."""
-        source = re.sub(r"torch\.(b?float16|float32)", "torch.float64", self.source)
+    def precise(self, disturbed: bool = False) -> list[torch.Tensor]:
+        """The results when all floats are float64.
+
+        ``disturbed``: each value that 16 bits round is moved by up to half a unit in their last
+        place, at random. No call after it is discontinuous.
+        """
+        source = self.source
+        for name, dtype in self.rounded.items() if disturbed else ():
+            line = rf"(?m)^    {name} = .*$"
+            source = re.sub(line, rf"\g<0>; {name} = disturb({name}, {_UNITS[dtype]})", source)
+        source = re.sub(r"torch\.(b?float16|float32)", "torch.float64", source)
         wide = [t.double() if t.dtype.is_floating_point else t for t in self.arguments]
         with _default_dtype(torch.float64):
             return list(_compile(source)(*wide))
@@ -119,8 +131,17 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+_UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+def _disturb(value: torch.Tensor, unit: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(value.numel())
+    signs = 2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1
+    return value * (1 + unit * signs)
+
+
 def _compile(source: str) -> Callable[..., Any]:
-    namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+    namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "disturb": _disturb}
     exec(source, namespace)
     function: Callable[..., Any] = namespace["run"]
     return function
@@ -245,6 +266,8 @@ class Drawing:
         if made.magnitude > MAX_MAGNITUDE:
             return None
         self.program.steps.append((made.name, code))
+        if result.dtype in _UNITS and not exact:
+            self.program.rounded[made.name] = result.dtype
         self.pool.append(made)
         return made
 

@@ -376,3 +376,24 @@ def test_bools_and_constants_times_what_is_not_finite():
         return x + ((t - t.mean()) * torch.rsqrt(t.var() + 1)).select(-1, 0)
 
     check(of_one, torch.tensor([[True, False, True]]))
+
+
+def test_what_is_known_to_be_zero_times_what_is_not_finite():
+    # NVIDIA's compiler knows what i ^ i is, and what is computed from a stored constant.
+    x = torch.tensor([float("nan"), float("inf"), float("-inf"), 1.0, -2.0, -0.0])
+    k = torch.arange(6, dtype=torch.int32)
+    check(lambda x, k: (x * (k ^ k), x * (k - k), x * (k & 0), x * (k % 1), x * (k * 0)), x, k)
+
+    def of_one(x):
+        t = torch.softmax(torch.eye(1), -2)
+        return t, (t - t.mean()) * torch.rsqrt(t.var() + 1) + x
+
+    check(of_one, x)
+
+
+def test_a_checked_position_that_is_known():
+    # Its check compared, and converted, a literal that WGSL takes for a 64-bit one.
+    x = torch.arange(28, dtype=torch.int32).reshape(7, 4)
+    k = torch.tensor([3])
+    check(lambda x, k: x.index_put((k % 7, k % 4), x[0, 0], accumulate=True), x, k)
+    check(lambda x, k: (x[k % 1, k * 0], x[torch.arange(1) % 5]), x, k)

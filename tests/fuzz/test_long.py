@@ -86,7 +86,25 @@ def test_whose_fault_it_is(dtype, got, wanted, ideal, error):
     values = [torch.tensor(v, dtype=dtype) for v in (got, wanted)]
     outcome = None
     try:
-        compare("kernels", [values[0]], [values[1]], [torch.tensor(ideal).double()], program)
+        precise = [torch.tensor(ideal).double()]
+        compare("kernels", [values[0]], [values[1]], precise, precise, program)
     except (PyTorchFault, AssertionError) as raised:
         outcome = type(raised)
     assert outcome is error
+
+
+def test_roundings_that_cancel_are_no_tolerance():
+    # In bfloat16 each x is exactly ±1, and the sum exactly 0; with other roundings it is not.
+    x = torch.tensor([1.25, -1.75, 2.25, -2.75], dtype=torch.bfloat16)
+    program = Program([Value("x0", x, True)], ["x"], [("t0", "x0 * torch.rsqrt(x0 * x0)")])
+    program.steps.append(("t1", "t0.sum(0, keepdim=True)"))
+    program.results = ["t1"]
+    assert torch.equal(program.precise()[0].round(decimals=6), torch.zeros(1).double())
+    assert torch.equal(program.precise(disturbed=True)[0], program.precise()[0])
+    program.rounded["t0"] = torch.bfloat16
+    moved = program.precise(disturbed=True)
+    assert 0 < moved[0].abs() < 4 * 2**-8
+    wanted, got = torch.zeros(1).bfloat16(), torch.full((1,), 2e-3).bfloat16()
+    compare("kernels", [got], [wanted], program.precise(), moved, program)
+    with pytest.raises(AssertionError):
+        compare("kernels", [got * 100], [wanted], program.precise(), moved, program)

@@ -47,6 +47,8 @@ def simplify(node: Op) -> Scalar:
             return apply("where", nan, _number(_NAN, right), _zero_signed_by(right, left))
         if left is right:
             return _of_itself(node, left)
+    if not node.args[-1].dtype.is_float and _is_nothing(node):
+        return const(0, node.dtype)
     return _without_inverse(node.name, node)
 
 
@@ -133,6 +135,18 @@ def _of_itself(node: Op, value: Scalar) -> Scalar:
         case "mul":
             return _without_inverse("square", node)
     return node
+
+
+def _is_nothing(node: Op) -> bool:
+    """Integers that are 0 whatever their operands: drivers know, and drop what is multiplied."""
+    match node:
+        case Op("sub" | "bitwise_xor", (left, right)):
+            return left is right
+        case Op("mul" | "bitwise_and", (left, right)):
+            return _is_zero(left) or _is_zero(right)
+        case Op("remainder" | "fmod", (_, Const(value=1))):
+            return True
+    return False
 
 
 def nan_unless_finite(value: Scalar) -> Scalar:

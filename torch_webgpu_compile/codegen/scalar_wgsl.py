@@ -96,7 +96,7 @@ class Renderer:
     def _compute(self, node: Scalar) -> Text:
         match node:
             case Const():
-                return Text(literal(node), 1, node.dtype)
+                return Text(literal(node), 1, node.dtype, constant=node)
             case Index(expr):
                 return self._index(expr, node.dtype)
             case Load():
@@ -129,6 +129,9 @@ class Renderer:
         """``node`` with operations on constants carried out."""
         if isinstance(node, Index) and node.expr.is_constant:
             return const(node.expr.constant, node.dtype)
+        if isinstance(node, Load):
+            known = self.member(node)
+            return known.constant if known is not None and known.constant is not None else node
         if not isinstance(node, Op):
             return node
         found = self.simplified.get(node)
@@ -281,7 +284,8 @@ class Renderer:
         if found is not None:
             return found
         given = self.render(node.given)
-        position = self._narrow(node.position) or self.render(node.position)
+        wanted = self._simplified(node.position)
+        position = self._narrow(wanted) or self.render(wanted)
         size = self.index_of(node.size)
         assert size is not None
         limit = render_index(size, self.name_of)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..dtypes import DType
+from ..ir.scalar import Const
 from ..sizes import Expr
 
 
@@ -12,13 +13,15 @@ from ..sizes import Expr
 class Text:
     """A WGSL expression: a name or literal, ``lanes`` wide (1 or 4).
 
-    ``narrow`` is an i32 expression of the same value, when there is one.
+    ``narrow`` is an i32 expression of the same value, when there is one; ``constant`` the value,
+    when it is known.
     """
 
     code: str
     lanes: int
     dtype: DType
     narrow: str = ""
+    constant: Const | None = None
 
     def lane(self, k: int) -> str:
         """One lane as a scalar expression."""
