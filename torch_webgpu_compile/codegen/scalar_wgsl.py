@@ -86,6 +86,14 @@ class Renderer:
             self.scope.known[(root, self.predicates)] = found
         return found
 
+    def _member(self, load: Load) -> Text | None:
+        """`member`, whose statements are there once."""
+        key = ("member", load, self.predicates)
+        found = self.scope.find(key) or self.member(load)
+        if found is not None:
+            self.scope.known[key] = found
+        return found
+
     def let(self, code: str, lanes: int, dtype: DType) -> Text:
         """Names an expression in the open scope."""
         name = self.names.fresh("t")
@@ -100,7 +108,7 @@ class Renderer:
             case Index(expr):
                 return self._index(expr, node.dtype)
             case Load():
-                known = self.member(node)
+                known = self._member(node)
                 return known if known is not None else self._load(node)
             case Op():
                 simple = self._simplified(node)
@@ -130,7 +138,7 @@ class Renderer:
         if isinstance(node, Index) and node.expr.is_constant:
             return const(node.expr.constant, node.dtype)
         if isinstance(node, Load):
-            known = self.member(node)
+            known = self._member(node)
             return known.constant if known is not None and known.constant is not None else node
         if not isinstance(node, Op):
             return node
@@ -391,7 +399,7 @@ class Renderer:
                 and inner.dtype is not dtypes.uint32
             ):
                 return cast(self.render(inner), dtypes.int32, self.let)
-        known = self.member(node) if isinstance(node, Load) else None
+        known = self._member(node) if isinstance(node, Load) else None
         if known is not None and known.narrow:
             return Text(known.narrow, known.lanes, dtypes.int32)
         if isinstance(node, Op) and node.name in _BOUNDED and node.dtype is dtypes.int64:
