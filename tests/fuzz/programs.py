@@ -100,16 +100,16 @@ class Program:
         """The input tensors."""
         return [v.tensor for v in self.inputs]
 
-    def precise(self, disturbed: bool = False) -> list[torch.Tensor]:
+    def precise(self, disturbance: int = 0) -> list[torch.Tensor]:
         """The results when all floats are float64.
 
-        ``disturbed``: each value that 16 bits round is moved by up to half a unit in their last
-        place, at random. No call after it is discontinuous.
+        With a ``disturbance``, each value that 16 bits round is moved by up to half a unit in their
+        last place, at random, another way for each number. No call after it is discontinuous.
         """
         source = self.source
-        for name, dtype in self.rounded.items() if disturbed else ():
-            line = rf"(?m)^    {name} = .*$"
-            source = re.sub(line, rf"\g<0>; {name} = disturb({name}, {_UNITS[dtype]})", source)
+        for name, dtype in self.rounded.items() if disturbance else ():
+            moved = f"disturb({name}, {_UNITS[dtype]}, {disturbance})"
+            source = re.sub(rf"(?m)^    {name} = .*$", rf"\g<0>; {name} = {moved}", source)
         source = re.sub(r"torch\.(b?float16|float32)", "torch.float64", source)
         wide = [t.double() if t.dtype.is_floating_point else t for t in self.arguments]
         with _default_dtype(torch.float64):
@@ -134,8 +134,8 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 _UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
-def _disturb(value: torch.Tensor, unit: float) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(value.numel())
+def _disturb(value: torch.Tensor, unit: float, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
     signs = 2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1
     return value * (1 + unit * signs)
 
