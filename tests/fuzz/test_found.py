@@ -397,3 +397,21 @@ def test_a_checked_position_that_is_known():
     k = torch.tensor([3])
     check(lambda x, k: x.index_put((k % 7, k % 4), x[0, 0], accumulate=True), x, k)
     check(lambda x, k: (x[k % 1, k * 0], x[torch.arange(1) % 5]), x, k)
+
+
+def test_statistics_of_the_same_number_several_times():
+    # NVIDIA's compiler made 3 x of a row's sum, and 0 of the distance from the mean.
+    x = torch.tensor([[1.75], [float("nan")], [float("inf")], [-2.0], [float("-inf")]])
+    places = torch.zeros(3, dtype=torch.int64)
+    check(
+        lambda x, k: (torch.std(x[:, k], 1, correction=0), x[:, k].sum(1) / 3 - x[:, 0]), x, places
+    )
+    check(lambda x, k: x[:, k].prod(1) / x[:, 0], x, places)
+
+
+def test_the_largest_of_negated_integers():
+    # NVIDIA's compiler took one of the seven without its sign.
+    def function(k, x):
+        return (-k).amax(), (-k).amin(), F.max_pool1d(x, 3, 2), (-k.reshape(1, 7)).amax(1)
+
+    check(function, torch.tensor([2, 12, 6, 1, 1, 4, 4], dtype=torch.int32), torch.randn(2, 3, 12))

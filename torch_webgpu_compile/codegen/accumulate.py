@@ -22,6 +22,9 @@ _COMBINE = {
 }
 
 
+_EXTREMES = ("maximum", "minimum")
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One variable of an accumulator. ``wide`` is the suffix of its four-lane form, or ""."""
@@ -54,6 +57,10 @@ class Accumulator:
         (part,) = self.parts
         name = part.name + part.wide
         code = value.widen(self.lanes)
+        if predicate is not None and self.dtype.is_integer and self.kind in _EXTREMES:
+            # NVIDIA's driver got lost in negated numbers beside the lowest one.
+            together = combine(self.kind, self.dtype, name, code, self.lanes)
+            return [f"{name} = select({name}, {together}, {predicate});"]
         if predicate is not None:
             code = f"select({part.identity}, {code}, {predicate})"
         return [f"{name} = {combine(self.kind, self.dtype, name, code, self.lanes)};"]

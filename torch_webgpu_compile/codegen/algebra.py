@@ -23,6 +23,7 @@ Sum = dict[Product, float]
 
 _ONE: Product = frozenset()
 _MOST_TERMS = 16
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 _POWERS = {"square": 2.0, "reciprocal": -1.0, "sqrt": 0.5, "rsqrt": -0.5}
 _ORDERS = ("lt", "le", "gt", "ge")
 
@@ -45,8 +46,8 @@ class Algebra:
         args = list(args)
         if op in ("add", "sub"):
             position = 1 if self._cancels(op, *args) else None
-        elif op in ("mul", "div"):
-            position = 1 if self._divides_out(op, *args) else None
+        elif op in ("mul", "div", "exact_div"):
+            position = 1 if self._divides_out(op, *args) else self._overflowing(op, args)
         elif op in ("sqrt", "rsqrt"):
             position = 0 if _has_divisor(self._product(args[0])) else None
         elif op in ("isnan", "isinf"):
@@ -128,12 +129,23 @@ class Algebra:
     def _divides_out(self, op: str, left: Text, right: Text) -> bool:
         """Whether powers of one factor would make a smaller one, or a whole one of roots."""
         powers = dict(self._product(left))
-        sign = -1.0 if op == "div" else 1.0
+        sign = 1.0 if op == "mul" else -1.0
         for base, power in self._product(right):
             own = powers.get(base, 0.0)
             if own * sign * power < 0 or (own % 1 and power % 1):
                 return True
         return False
+
+    def _overflowing(self, op: str, args: Sequence[Text]) -> int | None:
+        """The operand whose factor and the other one, a number, would make no finite number."""
+        for position in (0,) if op != "mul" else (0, 1):
+            number = _number(args[1 - position].code)
+            factors = self._sum(args[position]).values() if number else ()
+            for own in factors:
+                joined = own * (number or 1.0) if op == "mul" else own / (number or 1.0)
+                if abs(own) != 1.0 and not _SMALLEST < abs(joined) < _LARGEST:
+                    return position
+        return None
 
     def _is_extreme(self, condition: Text, chosen: Text, other: Text) -> bool:
         """a > b ? a : b, whose NaN the larger of them is not; where b is a number, it has none."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 from .. import dtypes
 from ..ir.access import neighbours_in_rows
 from ..ir.graph import Buffer, Member, RowGroup
-from ..ir.scalar import Index, Load, Scalar, children
+from ..ir.scalar import Index, Load, Scalar, children, loads_of
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..sizes import (
@@ -207,8 +207,17 @@ class RowKernel:
                 self.values[m.output] = Text(acc.parts[0].name, 1, dtype)
             else:
                 value = Text(acc.result(dtype), 1, dtype, acc.narrow(dtype))
-                self.values[m.output] = fitted(value, self.row_renderer.let)
+                self.values[m.output] = self._as_read(m, fitted(value, self.row_renderer.let))
         return phase
+
+    def _as_read(self, member: Member, value: Text) -> Text:
+        """A sum as others read it: drivers make 3 x of x + x + x, and 0 of 3 x / 3 - x."""
+        bodies = (m.body for m in self.group.members)
+        is_read = any(load.buffer == member.output for b in bodies for load in loads_of(b))
+        is_float = value.dtype.compute == "f32" and member.reduction in ("sum", "prod")
+        if self.tiling.threads > 1 or not is_float or not is_read:
+            return value
+        return self.row_renderer.let(f"tw_opaque({value.code})", 1, value.dtype)
 
     def _accumulator(self, member: Member) -> Accumulator | ExpSum:
         """Of one reduction, or of a maximum together with its sum."""
