@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -20,7 +21,7 @@ from ..plan.model import (
     Plan,
     PlanBuffer,
 )
-from ..sizes import evaluate
+from ..sizes import Expr, evaluate
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device
 from .interface import BindGroupMaker, Handle
@@ -224,9 +225,7 @@ class _Sizer:
         if step.checks:
             number = self._device.status.first_number(step.checks)
             sizes = {**sizes, FIRST_CHECK.name: number}
-        if 0 in (evaluate(dimension, sizes) for dimension in step.grid):
-            return b""  # not run; and quotients by a size of 0 have no value
-        values = [evaluate(parameter, sizes) for parameter in step.parameters]
+        values = [_parameter_value(parameter, sizes) for parameter in step.parameters]
         kernel = self._plan.kernels[step.kernel]
         if len(values) != kernel.parameter_count:
             raise DeviceError(
@@ -317,6 +316,13 @@ class _Sizer:
         buffers = self._plan.buffers
         arguments = tuple((name, buffers[name].nbytes_for(self._sizes)) for name in names)
         return HostCommand(step, arguments, step.outputs)
+
+
+def _parameter_value(parameter: Expr, sizes: Mapping[str, int]) -> int:
+    """0 for a quotient by an empty dimension, none of whose elements a kernel computes."""
+    with suppress(ZeroDivisionError):
+        return evaluate(parameter, sizes)
+    return 0
 
 
 def _buffer_nbytes(buffer: PlanBuffer, sizes: dict[str, int]) -> int:
