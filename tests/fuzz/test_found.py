@@ -415,3 +415,11 @@ def test_the_largest_of_negated_integers():
         return (-k).amax(), (-k).amin(), F.max_pool1d(x, 3, 2), (-k.reshape(1, 7)).amax(1)
 
     check(function, torch.tensor([2, 12, 6, 1, 1, 4, 4], dtype=torch.int32), torch.randn(2, 3, 12))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_copies_of_views(dynamic):
+    # Functionalizing leaves them where views may not alias.
+    x = torch.randn(6, 4)
+    check(lambda x: (*torch.split_copy(x, 4), *torch.unbind_copy(x)), x, dynamic=dynamic)
+    check(lambda x: (torch.t_copy(x), torch.split_with_sizes_copy(x, [2, 4])), x, dynamic=dynamic)

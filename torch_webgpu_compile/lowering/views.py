@@ -156,7 +156,7 @@ def lower_split_with_sizes(
     return tuple(parts)
 
 
-@lowers(aten.split.Tensor, view=True)
+@lowers(aten.split.Tensor, aten.split_copy.Tensor, view=True)
 def lower_split(
     builder: Builder, self: Value, split_size: IntLike, dim: int = 0
 ) -> tuple[Value, ...]:
