@@ -88,11 +88,7 @@ class Renderer:
 
     def _member(self, load: Load) -> Text | None:
         """`member`, whose statements are there once."""
-        key = ("member", load, self.predicates)
-        found = self.scope.find(key) or self.member(load)
-        if found is not None:
-            self.scope.known[key] = found
-        return found
+        return self.scope.once(("member", load, self.predicates), lambda: self.member(load))
 
     def let(self, code: str, lanes: int, dtype: DType) -> Text:
         """Names an expression in the open scope."""
@@ -205,9 +201,11 @@ class Renderer:
         return self.let(f"{function}({at})", 1, node.dtype)
 
     def _address(self, affine: Expr, gathers: list[Gather], lane: int, unit: int) -> str:
-        code = render_index(affine, self.name_of)
+        start = render_index(affine, self.name_of)
+        code = start
         if gathers and len(affine.terms) > 1:  # what a search adds each of its positions to
-            code = self._named_index(affine, code)
+            key = ("index", affine)
+            code = self.scope.once(key, lambda: self.let(start, 1, dtypes.int32)).code
         for gather in gathers:
             step = render_index(gather.stride // unit, self.name_of)
             last = render_index(gather.size - 1, self.name_of)
@@ -220,13 +218,6 @@ class Renderer:
             )
             code = f"select(0, {code}, {condition})"
         return code
-
-    def _named_index(self, expr: Expr, code: str) -> str:
-        found = self.scope.find(("index", expr))
-        if found is None:
-            found = self.let(code, 1, dtypes.int32)
-            self.scope.known["index", expr] = found
-        return found.code
 
     def _masked(self, node: Masked) -> Text:
         condition = self.render(node.condition)
@@ -380,10 +371,7 @@ class Renderer:
         if self.outer is not None and not self.masked and self.belongs_outside(node):
             return self.outer._narrow(node)
         key = ("narrow", node, self.predicates)
-        found = self.scope.find(key) or self._compute_narrow(node)
-        if found is not None:
-            self.scope.known[key] = found
-        return found
+        return self.scope.once(key, lambda: self._compute_narrow(node))
 
     def _compute_narrow(self, node: Scalar) -> Text | None:
         if isinstance(node, Checked):

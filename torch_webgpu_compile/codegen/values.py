@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ..dtypes import DType
 from ..ir.scalar import Const
@@ -47,6 +49,9 @@ class Gather:
     inside: str
 
 
+Found = TypeVar("Found", Text, Text | None)
+
+
 @dataclass
 class Scope:
     """An open list of statements and what is already computed in it (or in a parent)."""
@@ -63,6 +68,16 @@ class Scope:
                 return found
             scope = scope.parent
         return None
+
+    def once(self, key: object, make: Callable[[], Found]) -> Found:
+        """What is known under a key; else what ``make`` gives, which is known from now on."""
+        found = self.find(key)
+        if found is not None:
+            return found
+        made = make()
+        if made is not None:
+            self.known[key] = made
+        return made
 
 
 @dataclass

@@ -35,7 +35,7 @@ from ..ir.nodes import (
 )
 from ..ir.scalar import loads_of, substitute_symbols
 from ..ir.spaces import iteration_symbols, symbol_keys
-from ..sizes import ONE, ZERO, Expr, Symbol, is_less, product, substitute
+from ..sizes import ONE, ZERO, Expr, Symbol, product, substitute
 from ..target import Target
 from .mapping import (
     extent_of,
@@ -45,6 +45,7 @@ from .mapping import (
     map_into,
     point_of,
     reads_agree,
+    stays_inside,
     tells_apart,
 )
 
@@ -314,7 +315,7 @@ def _as_rows(group: Group, node: Reduction) -> Group | None:
     if any(s not in known for s in (*group.rows, *rows, *elements) if extent_of(s) is not ONE):
         return None
     mapping = {s: there.values.get(s, ZERO) for s in group.rows}
-    if not all(is_less(value, extent_of(s)) for s, value in mapping.items()):
+    if not stays_inside(mapping):
         return None
     members = [_moved(m, mapping) for m in group.members]
     return replace(

@@ -245,6 +245,11 @@ def _repeats(index: Sequence[Expr], space: Sequence[Symbol]) -> bool:
     return any(s not in seen for s in space if extent_of(s) is not ONE)
 
 
+def stays_inside(mapping: Mapping[Symbol, Expr]) -> bool:
+    """Whether every symbol is below its extent, as far as is known."""
+    return all(is_less(value, extent_of(s)) for s, value in mapping.items())
+
+
 def reads_agree(body: Scalar, computed: Mapping[str, Sequence[Expr]]) -> bool:
     """Whether every load of a computed buffer is at exactly the point that computes it."""
     for load in loads_of(body):
@@ -285,7 +290,7 @@ def map_into(
         return None
     for mapping in mappings(body, symbols, computed, space, elements, read or {}):
         # Where only parts are read, of one or of both, as many points need not be the same ones.
-        if any(s not in mapping or not is_less(mapping[s], extent_of(s)) for s in symbols):
+        if any(s not in mapping for s in symbols) or not stays_inside(mapping):
             continue
         mapped = substitute_symbols(body, mapping)
         if reads_agree(mapped, computed):
