@@ -370,6 +370,7 @@ def test_bools_and_constants_times_what_is_not_finite():
     c = torch.tensor([True, False, False, False, False, True, False])
     check(function, c, x)
     check(function, ~c, x)
+    check(lambda x, k: (x * k.bool().float(), x * (k.bool() * 1)), x, torch.arange(7) % 2)
 
     def of_one(x):
         t = torch.arange(1, dtype=torch.float32) * 0.5

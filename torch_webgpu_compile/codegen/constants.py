@@ -105,7 +105,7 @@ def _times_zero(left: Scalar, right: Scalar) -> Scalar:
 
 def _flag_of(value: Scalar) -> Scalar | None:
     """The bool that was converted to a float, or to an integer and that to a float."""
-    while isinstance(value, Op) and value.name == "cast":
+    while value.dtype is not dtypes.bool_ and isinstance(value, Op) and value.name == "cast":
         value = value.args[0]
     return value if value.dtype is dtypes.bool_ else None
 
