@@ -424,3 +424,22 @@ def test_copies_of_views(dynamic):
     x = torch.randn(6, 4)
     check(lambda x: (*torch.split_copy(x, 4), *torch.unbind_copy(x)), x, dynamic=dynamic)
     check(lambda x: (torch.t_copy(x), torch.split_with_sizes_copy(x, [2, 4])), x, dynamic=dynamic)
+
+
+def test_checks_past_the_end_of_what_is_computed():
+    # Lanes of a last group of four that is not whole reported their positions.
+    def function(x):
+        k = torch.arange(17)
+        return k.to(torch.float16)[(k % 34) - 17], F.one_hot(x % 17, 17)[:, 0]
+
+    check(function, torch.arange(5) * 3)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_prepared_buffer_that_no_kernel_reads_in_the_end(dynamic):
+    # What is computed once is given to the plan, though a remainder by 1 is 0 without it.
+    def function(x):
+        k = torch.arange(8, dtype=torch.float32).cummax(-1).indices
+        return x.reshape(-1).index_put((k[k % 8] % 1,), torch.ones(())), x + 1
+
+    check(function, torch.randn(()), dynamic=dynamic)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from .. import dtypes
 from ..ir.graph import Buffer, MapGroup, Member
-from ..ir.scalar import Index, Load, Op, walk
+from ..ir.scalar import Index, Load, Op, checks_of, walk
 from ..ir.spaces import Origin, iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..sizes import (
@@ -207,7 +207,8 @@ def _stays_in_padding(
 ) -> bool:
     """Whether the lanes past the end only touch the padding to 16 bytes of each buffer.
 
-    What follows an argument that is written in place may be another tensor.
+    What follows an argument that is written in place may be another tensor, and an index past the
+    end is not one to report.
     """
     computed = {m.output for m in group.members}
     for member in group.members:
@@ -215,6 +216,8 @@ def _stays_in_padding(
             buffer = buffers[member.output]
             if buffer.dtype.itemsize > 4 or buffer.shares is not None:
                 return False
+        if checks_of(member.body):
+            return False
         for node in walk(member.body):
             if not isinstance(node, Load) or node.buffer in computed:
                 continue

@@ -145,8 +145,9 @@ def _plan_buffers(
         if graph.buffers[name].origin is BufferOrigin.INTERMEDIATE and name not in returned
     ]
     slots = assign_slots(intervals)
-    inputs = {i.buffer for i in graph.inputs if i.buffer is not None}
-    kept = [n for n in graph.buffers if n in used or n in returned or n in inputs]
+    given = {i.buffer for i in graph.inputs if i.buffer is not None}
+    given |= {n for n, b in graph.buffers.items() if b.origin is BufferOrigin.PREPARED}
+    kept = [n for n in graph.buffers if n in used or n in returned or n in given]
     made = {
         name: _plan_buffer(graph.buffers[name], name in returned, slots.get(name)) for name in kept
     }
