@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -312,18 +313,28 @@ def index(d: Drawing) -> object:
     if value.rank == 2:
         codes.append(f"F.embedding({source.name} % {value.shape[0]}, {x})")
     code = d.choose(codes)
+    own = without_overlap(value)
     # Accumulation runs on the host in other dtypes.
     if value.exact and value.dtype in (torch.float32, torch.int32) and d.integer(0, 3) == 3:
         code = d.choose(
             (
                 f"{x}.index_fill({dim}, {flat}, 1)",
-                f"torch.slice_scatter({x}, {x}.narrow({dim}, 0, {max(1, size // 2)}) * 2, {dim}, "
+                f"torch.slice_scatter({own}, {x}.narrow({dim}, 0, {max(1, size // 2)}) * 2, {dim}, "
                 f"0, {max(1, size // 2)})",
-                f"torch.select_scatter({x}, {x}.select({dim}, 0) + 1, {dim}, {size - 1})",
+                f"torch.select_scatter({own}, {x}.select({dim}, 0) + 1, {dim}, {size - 1})",
                 f"{x}.index_add({dim}, {flat}, {x}.index_select({dim}, {flat}))",
             )
         )
     return d.step(code, value, source, keeps_exact=True)
+
+
+def without_overlap(value: Value) -> str:
+    """The value, copied if elements share memory: eager writes of `*_scatter` would meet there."""
+    strides = zip(value.shape, value.tensor.stride(), strict=True)
+    apart = [(size, stride) for size, stride in strides if stride]
+    span = 1 + sum((size - 1) * stride for size, stride in apart)
+    fits = math.prod(size for size, _ in apart) <= span
+    return value.name if fits else f"{value.name}.contiguous()"
 
 
 def _gather_index(value: Value, dim: int, source: Value, where: str) -> str:

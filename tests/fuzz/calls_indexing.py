@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .calls import Call
+from .calls import Call, without_overlap
 from .programs import Drawing, Value
 
 _REDUCTIONS = ("sum", "prod", "amax", "amin", "mean")
@@ -80,7 +80,7 @@ def scatter(d: Drawing) -> object:
         f"{x}.masked_scatter({x} == {x}, {x}.flip(0))",
     ]
     if value.rank >= 2:
-        codes.append(f"torch.diagonal_scatter({x}, {x}.diagonal() * {number})")
+        codes.append(f"torch.diagonal_scatter({without_overlap(value)}, {x}.diagonal() * {number})")
     return d.step(d.choose(codes), value, source, keeps_exact=True)
 
 

@@ -168,3 +168,11 @@ def _is_of_float64(
     except AssertionError:
         return False
     return bool(odd.any()) or not halves
+
+
+def check(function: Callable[..., Any], *arguments: torch.Tensor, dynamic: bool = False) -> None:
+    """Eager, interpreter and kernels agree."""
+    expected = list(torch.utils._pytree.tree_leaves(function(*arguments)))
+    captured = harness.capture(function, *arguments, dynamic=dynamic)
+    for run in (run_interpreted, run_kernels):
+        torch.testing.assert_close(run(captured, list(arguments)), expected, equal_nan=True)

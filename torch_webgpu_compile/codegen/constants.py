@@ -15,6 +15,8 @@ from ..ir.scalar import Const, Op, Scalar, apply, const, loads_of
 
 # Drivers take an inverse away, and with it the NaN of negative numbers.
 _INVERSES = {"exp": "log", "fast_exp": "log", "exp2": "log2", "square": "sqrt"}
+# Comparisons, and what they are for two equal numbers.
+_ORDERS = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt": False}
 _INFINITY = float("inf")
 _NAN = float("nan")
 
@@ -26,8 +28,8 @@ def simplify(node: Op) -> Scalar:
         return _folded(node, constants)
     if node.name == "cast":
         return _without_detour(node)
-    if node.name == "where" and isinstance(node.args[0], Const):
-        return node.args[1] if node.args[0].value else node.args[2]
+    if node.name == "where" and (isinstance(node.args[0], Const) or node.args[1] is node.args[2]):
+        return node.args[2] if _is_zero(node.args[0]) else node.args[1]
     if node.args[-1].dtype.is_float and len(node.args) == 2:
         left, right = node.args
         if node.name in ("div", "floor_divide", "remainder", "fmod") and _is_zero(right):
@@ -36,19 +38,18 @@ def simplify(node: Op) -> Scalar:
             return left
         if node.name == "div" and node.dtype is dtypes.float32 and not loads_of(node):
             return Op("exact_div", node.args, node.dtype)
-        if node.name == "mul" and (_is_zero(left) or _is_zero(right)):
-            return _times_zero(left, right)
-        if node.name == "mul":
-            for flag, value in ((_flag_of(left), right), (_flag_of(right), left)):
-                if flag is not None and _flag_of(value) is None and not isinstance(value, Const):
-                    return _times_flag(flag, value)
         if node.name == "div" and _is_zero(left):
             nan = apply("bitwise_or", apply("isnan", right), apply("eq", right, _number(0, right)))
             return apply("where", nan, _number(_NAN, right), _zero_signed_by(right, left))
+        if node.name == "mul" and left is not right:
+            return _product(node, left, right)
         if left is right:
             return _of_itself(node, left)
-    if not node.args[-1].dtype.is_float and _is_nothing(node):
-        return const(0, node.dtype)
+    if not node.args[-1].dtype.is_float:
+        if _is_nothing(node):
+            return const(0, node.dtype)
+        if node.name in _ORDERS and node.args[0] is node.args[1]:
+            return const(_ORDERS[node.name], node.dtype)
     return _without_inverse(node.name, node)
 
 
@@ -98,21 +99,44 @@ def _is_endless(value: Scalar) -> Scalar:
     return apply("bitwise_or", apply("isnan", value), apply("isinf", value))
 
 
-def _times_zero(left: Scalar, right: Scalar) -> Scalar:
-    zero, value = (left, right) if _is_zero(left) else (right, left)
+def _product(node: Op, left: Scalar, right: Scalar) -> Scalar:
+    for factor, value in ((left, right), (right, left)):
+        if _is_zero(factor):
+            return _times_zero(factor, value)
+        choice = None if isinstance(value, Const) or _choice_of(value) else _choice_of(factor)
+        if choice is not None:
+            return _times_choice(choice, value)
+    return node
+
+
+def _times_zero(zero: Scalar, value: Scalar) -> Scalar:
     return apply("where", _is_endless(value), _number(_NAN, value), _zero_signed_by(value, zero))
 
 
-def _flag_of(value: Scalar) -> Scalar | None:
-    """The bool that was converted to a float, or to an integer and that to a float."""
-    while value.dtype is not dtypes.bool_ and isinstance(value, Op) and value.name == "cast":
-        value = value.args[0]
-    return value if value.dtype is dtypes.bool_ else None
+def _choice_of(value: Scalar) -> tuple[Scalar, Scalar, Scalar] | None:
+    """c ? a : b, of constants of which one is 0: as a bool that was converted to a number is."""
+    flag = value
+    while flag.dtype is not dtypes.bool_ and isinstance(flag, Op) and flag.name == "cast":
+        flag = flag.args[0]
+    if flag.dtype is dtypes.bool_:
+        return flag, _number(1, value), _number(0, value)
+    if isinstance(value, Op) and value.name == "where":
+        condition, chosen, other = value.args
+        if isinstance(chosen, Const) and isinstance(other, Const):
+            return (condition, chosen, other) if _is_zero(chosen) or _is_zero(other) else None
+    return None
 
 
-def _times_flag(flag: Scalar, value: Scalar) -> Scalar:
-    """c · x, of which drivers make c ? x : 0, whatever x."""
-    return apply("where", flag, value, _times_zero(_number(0, value), value))
+def _times_choice(choice: tuple[Scalar, Scalar, Scalar], value: Scalar) -> Scalar:
+    """(c ? a : b) · x, of which drivers make c ? a · x : 0, whatever x, or 0."""
+    condition, *numbers = choice
+    return apply("where", condition, *(_times_number(number, value) for number in numbers))
+
+
+def _times_number(number: Scalar, value: Scalar) -> Scalar:
+    if _is_zero(number):
+        return _times_zero(number, value)
+    return value if isinstance(number, Const) and number.value == 1 else apply("mul", value, number)
 
 
 def _unless_negative(value: Scalar) -> Scalar:
@@ -132,6 +156,10 @@ def _of_itself(node: Op, value: Scalar) -> Scalar:
             return apply("where", nan, _number(_NAN, value), _number(1, value))
         case "eq" | "le" | "ge":
             return apply("bitwise_not", apply("isnan", value))
+        case "ne":
+            return apply("isnan", value)
+        case "lt" | "gt":
+            return const(False, dtypes.bool_)
         case "mul":
             return _without_inverse("square", node)
     return node
@@ -153,14 +181,17 @@ def nan_unless_finite(value: Scalar) -> Scalar:
     """0 for numbers, by bits in float32: what multiplies a constant 0 drivers take for 0, even NaN.
 
     The exponent of what is not finite is 255, the only one that has a bit 8 when it is increased.
+    The NaN has the bits of ``value``: of 0 or one NaN, scaled, NVIDIA's compiler makes 0.
     """
     if value.dtype is not dtypes.float32:
         return apply("where", _is_endless(value), _number(_NAN, value), _number(0, value))
     u32 = dtypes.uint32
-    bits = apply("shift_right", apply("bitcast", value, dtype=u32), const(23, u32))
-    exponent = apply("bitwise_and", bits, const(255, u32))
+    bits = apply("bitcast", value, dtype=u32)
+    exponent = apply("bitwise_and", apply("shift_right", bits, const(23, u32)), const(255, u32))
     endless = apply("shift_right", apply("add", exponent, const(1, u32)), const(8, u32))
-    return apply("bitcast", apply("mul", endless, const(0x7FC00000, u32)), dtype=value.dtype)
+    mask = apply("sub", const(0, u32), endless)
+    nan = apply("bitwise_or", bits, const(0x7FC00000, u32))
+    return apply("bitcast", apply("bitwise_and", mask, nan), dtype=value.dtype)
 
 
 def _folded(node: Op, constants: list[Const]) -> Scalar:
