@@ -268,3 +268,13 @@ def test_choices_that_are_known_times_what_is_not_finite():
     check(function, x, k)
     one = torch.tensor([1.75], dtype=torch.bfloat16)
     check(lambda x: (x - x.mean()) * torch.rsqrt(torch.where(x > x, x, 2).var() + 1), one)
+
+
+def test_infinity_times_one_more():
+    # NVIDIA's compiler made NaN of it.
+    def function(x, y):
+        t = x.masked_fill(x >= x, float("-inf"))
+        return t * (t + 1), y * (x - 1), y * (1 - x), (t - 1) * (y + 1), (1 - t) * (1 - t)
+
+    infinite = torch.tensor([float("inf"), float("-inf"), 0.5]).repeat(4)
+    check(function, torch.randn(7, 12), infinite)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 NUMBERS = torch.tensor([math.nan, math.inf, -math.inf, 0.0, 1.0, -1.0, 2.5, -3.0, 0.5])
-ONE = ("-{}", "({}*2)", "({}/3)", "({}-2)", "(2-{})", "{}.square()", "{}.sqrt()", "{}.rsqrt()")
-ONE += ("{}.reciprocal()", "{}.exp()", "{}.masked_fill({}>1,-math.inf)", "torch.where({}>1,1.0,{})")
+ONE = ("-{}", "({}*2)", "({}/3)", "({}+1)", "(1-{})", "(2-{})", "{}.square()", "{}.sqrt()")
+ONE += ("{}.rsqrt()", "{}.reciprocal()", "{}.exp()")
+ONE += ("{}.masked_fill({}>1,-math.inf)", "torch.where({}>1,1.0,{})")
 ARITHMETIC = ("({0}+{1})", "({0}-{1})", "({0}*{1})", "({0}/{1})")
 TWO = (*ARITHMETIC, "torch.where({0}>{1},{0},{1})", "torch.where({0}<={1},{1},{0})")
 TESTS = ("torch.isfinite({})", "torch.isnan({})", "torch.isinf({})", "({}==math.inf)")

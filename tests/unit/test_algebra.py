@@ -49,6 +49,9 @@ REWRITTEN = {
     "the larger": lambda k: k("where", k("gt", X, Y), X, Y),
     "the smaller": lambda k: k("where", k("le", Y, X), Y, X),
     "at least a number": lambda k: k("where", k("lt", X, 1), 1, X),
+    "one more, multiplied": lambda k: k("mul", k("add", Y, 1), X),
+    "one less a number, multiplied": lambda k: k("mul", X, k("sub", 1, Y)),
+    "the square of one less": lambda k: k("square", k("sub", X, 1)),
     "a test of what is computed": lambda k: k("isinf", k("mul", X, Y)),
 }
 KEPT = {
@@ -57,6 +60,7 @@ KEPT = {
     "multiples of one sign": lambda k: k("add", k("mul", X, 2), X),
     "odd powers": lambda k: k("add", X, k("mul", k("mul", k("mul", X, X), X), 0.044715)),
     "a product of powers": lambda k: k("mul", k("mul", X, X), X),
+    "a multiple of one more": lambda k: k("mul", k("add", Y, 1), 3),
     "normalization": lambda k: k("mul", k("sub", X, Y), k("rsqrt", k("add", Z, 1e-5))),
     "relu": lambda k: k("where", k("gt", X, 0), X, 0),
     "another choice": lambda k: k("where", k("gt", X, Y), X, Z),
@@ -76,6 +80,12 @@ def test_all_operands_are_seen(name: str) -> None:
     kernel = Kernel()
     KEPT[name](kernel)
     assert kernel.opaque == 0
+
+
+def test_two_sums_with_one_are_opaque() -> None:
+    kernel = Kernel()
+    kernel("mul", kernel("add", X, 1), kernel("sub", 1, Y))
+    assert kernel.opaque == 2
 
 
 def test_equal_code_is_one_value() -> None:

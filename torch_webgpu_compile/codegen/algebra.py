@@ -1,10 +1,11 @@
 """What a driver may make of a kernel's arithmetic on floats, and what keeps it from that.
 
 Drivers compute as if floats were real numbers, which WGSL allows: NVIDIA's makes b of (a + b) - a,
-a (b + c) of a b + a c, a of a b / b and max(a, b) of a > b ? a : b. Where a NaN or an infinity is
-among the operands these are other results, and PyTorch's users look for their NaN. In an operation
-that could be rewritten so, an operand is made opaque (`tw_opaque`), and so is what is computed and
-then tested for being finite: beside 64-bit integers, tests are taken for always true.
+a (b + c) of a b + a c, a of a b / b and max(a, b) of a > b ? a : b; with a fused multiply-add,
+a b + a of a (b + 1). Where a NaN or an infinity is among the operands these are other results, and
+PyTorch's users look for their NaN. In an operation that could be rewritten so, operands are made
+opaque (`tw_opaque`), and so is what is computed and then tested for being finite: beside 64-bit
+integers, tests are taken for always true.
 """
 
 from __future__ import annotations
@@ -43,20 +44,19 @@ class Algebra:
 
     def guard(self, op: str, args: Sequence[Text]) -> list[Text]:
         """The arguments of a float operation, as the kernel is to write them."""
-        args = list(args)
         if op in ("add", "sub"):
-            position = 1 if self._cancels(op, *args) else None
+            positions = {1} if self._cancels(op, *args) else set()
         elif op in ("mul", "div", "exact_div"):
-            position = 1 if self._divides_out(op, *args) else self._overflowing(op, args)
+            positions = {1} if self._divides_out(op, *args) else self._overflowing(op, args)
         elif op in ("sqrt", "rsqrt"):
-            position = 0 if _has_divisor(self._product(args[0])) else None
+            positions = {0} if _has_divisor(self._product(args[0])) else set()
         elif op in ("isnan", "isinf"):
-            position = 0 if self._name(args[0]) in self._computed else None
+            positions = {0} if self._name(args[0]) in self._computed else set()
         else:
-            position = 2 if op == "where" and self._is_extreme(*args) else None
-        if position is not None:
-            args[position] = _opaque(args[position])
-        return args
+            positions = {2} if op == "where" and self._is_extreme(*args) else set()
+        if op in ("mul", "square") and all(_number(a.code) is None for a in args):
+            positions |= {k for k, a in enumerate(args) if self._is_one_more(a)}
+        return [_opaque(a) if k in positions else a for k, a in enumerate(args)]
 
     def note(self, op: str, args: Sequence[Text], result: Text) -> None:
         """What ``result`` is, after its definition."""
@@ -136,16 +136,22 @@ class Algebra:
                 return True
         return False
 
-    def _overflowing(self, op: str, args: Sequence[Text]) -> int | None:
-        """The operand whose factor and the other one, a number, would make no finite number."""
+    def _overflowing(self, op: str, args: Sequence[Text]) -> set[int]:
+        """Operands whose factor and the other one, a number, would make no finite number."""
+        found = set()
         for position in (0,) if op != "mul" else (0, 1):
             number = _number(args[1 - position].code)
             factors = self._sum(args[position]).values() if number else ()
             for own in factors:
                 joined = own * (number or 1.0) if op == "mul" else own / (number or 1.0)
                 if abs(own) != 1.0 and not _SMALLEST < abs(joined) < _LARGEST:
-                    return position
-        return None
+                    found.add(position)
+        return found
+
+    def _is_one_more(self, value: Text) -> bool:
+        """Whether a value is b ± 1 or 1 - b."""
+        terms = self._sum(value)
+        return len(terms) > 1 and abs(terms.get(_ONE, 0.0)) == 1.0
 
     def _is_extreme(self, condition: Text, chosen: Text, other: Text) -> bool:
         """a > b ? a : b, whose NaN the larger of them is not; where b is a number, it has none."""
