@@ -278,3 +278,15 @@ def test_infinity_times_one_more():
 
     infinite = torch.tensor([float("inf"), float("-inf"), 0.5]).repeat(4)
     check(function, torch.randn(7, 12), infinite)
+
+
+def test_choices_of_constants_that_are_not_finite_scaled():
+    # NVIDIA's compiler made the other constant of `c ? NaN : 0`, where that was scaled.
+    x = torch.tensor([-1.0, 0.0, 2.0, float("nan")])
+
+    def function(x):
+        masks = [torch.where(x > 0, special, 0.5) for special in (torch.inf, -torch.inf, torch.nan)]
+        return [value for m in masks for value in (m * 0.25, m + 1, 2 - m, m.square(), m.exp())]
+
+    check(function, x)
+    check(lambda x: [(x / x) * 0.25, (x * 0) * 3 + 1, (x / 0) * 0.5 - 1], x)

@@ -75,13 +75,12 @@ def render_module(
 
 
 def _with_unknown(helpers: str, text: str) -> str:
-    """``text``; with 64-bit integers, its entry point may change what holds infinities and NaN.
+    """``text``, whose entry point may change the variables that hold infinities and NaN.
 
-    NVIDIA's driver knows what a variable holds that is never written, and makes x of x > 1 ? -∞ : x
-    in such kernels, as if no float was infinite. It does not know that there are fewer workgroups.
+    NVIDIA's driver knows what a variable holds that is never written: it makes 0 of a choice
+    between 0 and NaN that is multiplied by a number and, beside 64-bit integers, x of
+    x > 1 ? -∞ : x, as if no float was infinite. It does not know that there are fewer workgroups.
     """
-    if not re.search(r"\b[iu]64\b", helpers + text):
-        return text
     names = re.findall(r"var<private> (tw_\w+_bits)", helpers)
     unknown = f"groups.x == {_NO_NUMBER_OF_WORKGROUPS}"
     lines = [f"  if ({unknown}) {{ {name} = 0u; }}\n" for name in names]
