@@ -46,6 +46,8 @@ REWRITTEN = {
     "a sum over itself": lambda k: k("div", k("add", X, Y), k("add", Y, X)),
     "roots that make a whole": lambda k: k("div", k("sqrt", X), k("rsqrt", X)),
     "the root of a reciprocal": lambda k: k("sqrt", k("reciprocal", X)),
+    "a quotient by a reciprocal": lambda k: k("div", k("add", X, 1), k("reciprocal", X)),
+    "the reciprocal of a quotient": lambda k: k("reciprocal", k("div", 1, X)),
     "the larger": lambda k: k("where", k("gt", X, Y), X, Y),
     "the smaller": lambda k: k("where", k("le", Y, X), Y, X),
     "at least a number": lambda k: k("where", k("lt", X, 1), 1, X),

@@ -48,7 +48,7 @@ class Algebra:
             positions = {1} if self._cancels(op, *args) else set()
         elif op in ("mul", "div", "exact_div"):
             positions = {1} if self._divides_out(op, *args) else self._overflowing(op, args)
-        elif op in ("sqrt", "rsqrt"):
+        elif op in ("sqrt", "rsqrt", "reciprocal"):
             positions = {0} if _has_divisor(self._product(args[0])) else set()
         elif op in ("isnan", "isinf"):
             positions = {0} if self._name(args[0]) in self._computed else set()
@@ -127,7 +127,11 @@ class Algebra:
         return False
 
     def _divides_out(self, op: str, left: Text, right: Text) -> bool:
-        """Whether powers of one factor would make a smaller one, or a whole one of roots."""
+        """Whether powers of one factor would make a smaller one, a whole one of roots, or a product
+        of a quotient of quotients.
+        """
+        if op != "mul" and _has_divisor(self._product(right)):
+            return True
         powers = dict(self._product(left))
         sign = 1.0 if op == "mul" else -1.0
         for base, power in self._product(right):
