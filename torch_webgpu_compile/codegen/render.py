@@ -22,7 +22,6 @@ _LIBRARIES = (
     "math_polynomials",
     "math_series",
 )
-_NO_NUMBER_OF_WORKGROUPS = "0x40000000u"  # WebGPU's limit is 65535
 _WORD = re.compile(r"\b(?:tw_\w+|bf16_bits|floor_(?:div|mod)_index)\b")
 
 
@@ -75,15 +74,16 @@ def render_module(
 
 
 def _with_unknown(helpers: str, text: str) -> str:
-    """``text``, whose entry point may change the variables that hold infinities and NaN.
+    """``text``, whose entry point may change the variables that hold infinities, NaN and 0.
 
     NVIDIA's driver knows what a variable holds that is never written: it makes 0 of a choice
     between 0 and NaN that is multiplied by a number and, beside 64-bit integers, x of
-    x > 1 ? -∞ : x, as if no float was infinite. It does not know that there are fewer workgroups.
+    x > 1 ? -∞ : x, as if no float was infinite. No driver knows that a workgroup's index is less
+    than how many there are (their greatest number, Mesa's knows). A float's bits "or" a 0 that may
+    be another number are a value that cannot be simplified (`tw_opaque`).
     """
     names = re.findall(r"var<private> (tw_\w+_bits)", helpers)
-    unknown = f"groups.x == {_NO_NUMBER_OF_WORKGROUPS}"
-    lines = [f"  if ({unknown}) {{ {name} = 0u; }}\n" for name in names]
+    lines = [f"  if (group.x == groups.x) {{ {name} ^= 1u; }}\n" for name in names]
     return re.sub(r"(?m)^(fn main\([^{]*\{\n)", lambda head: head[0] + "".join(lines), text)
 
 
