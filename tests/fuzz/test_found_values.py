@@ -290,3 +290,17 @@ def test_choices_of_constants_that_are_not_finite_scaled():
 
     check(function, x)
     check(lambda x: [(x / x) * 0.25, (x * 0) * 3 + 1, (x / 0) * 0.5 - 1], x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_times_what_is_not_finite(dtype):
+    # NVIDIA's compiler knows which places of an unrolled row are padding, and made 0 of their NaN.
+    def function(x, places):
+        t = F.pad(x, [0, 3])
+        scaled = t * torch.rsqrt(t.pow(2).mean(0, keepdim=True) + 1e-5)
+        chosen = torch.where(places < 7, F.pad(x, [0, 3], value=1), 0.0) * x.amax()
+        return scaled, scaled.amin(0, keepdim=True), chosen, chosen.sum(), (t * -2) * x.amax()
+
+    for special in (float("nan"), float("inf")):
+        x = torch.tensor([1.5, 3.0, special, 0.25, 0.25, 1.0, 1.0], dtype=dtype)
+        check(function, x, torch.arange(10))

@@ -164,6 +164,14 @@ class Algebra:
         return compared == names and _number(other.code) is None
 
 
+def unknown_zero(value: Text) -> Text:
+    """``value``, opaque if it is a 0: of a choice by positions, drivers may know that it is chosen.
+
+    They compute nothing with a factor that is 0, though the other one may be infinite.
+    """
+    return _opaque(value) if value.dtype.compute == "f32" and _number(value.code) == 0 else value
+
+
 def _opaque(value: Text) -> Text:
     return replace(value, code=f"tw_opaque{suffix(value.dtype, value.lanes)}({value.code})")
 

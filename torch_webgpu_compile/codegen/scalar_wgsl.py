@@ -14,7 +14,7 @@ from ..errors import UnsupportedOp
 from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, const, loads_of
 from ..plan.model import FIRST_CHECK
 from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute
-from .algebra import Algebra
+from .algebra import Algebra, unknown_zero
 from .buffer_access import VECTOR
 from .casts import cast, fitted
 from .constants import nan_unless_finite, simplify
@@ -231,7 +231,7 @@ class Renderer:
         body = self.render(node.body)
         self.masked -= 1
         self.predicates = outer
-        other = self.render(node.other)
+        other = unknown_zero(self.render(node.other))
         lanes = max(condition.lanes, body.lanes, other.lanes)
         mask = condition.code if condition.lanes in (1, lanes) else condition.widen(lanes)
         return self.let(
@@ -239,7 +239,7 @@ class Renderer:
         )
 
     def _branch(self, condition: Text, node: Masked) -> Text:
-        other = self.render(node.other)
+        other = unknown_zero(self.render(node.other))
         around = self.scope
         self.scope = Scope(parent=around)
         self.masked += 1
@@ -330,6 +330,8 @@ class Renderer:
         if bounded is not None:
             return cast(bounded, node.dtype, self.let)
         args = [self.render(a) for a in node.args]
+        if node.name == "where" and not loads_of(node.args[0]):
+            args = [args[0], *map(unknown_zero, args[1:])]
         if node.name == "cast":
             return cast(args[0], node.dtype, self.let)
         if node.name == "bitcast":
