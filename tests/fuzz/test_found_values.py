@@ -304,3 +304,17 @@ def test_padding_times_what_is_not_finite(dtype):
     for special in (float("nan"), float("inf")):
         x = torch.tensor([1.5, 3.0, special, 0.25, 0.25, 1.0, 1.0], dtype=dtype)
         check(function, x, torch.arange(10))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_numbers_that_are_finite_minus_themselves(dtype):
+    # NVIDIA's compiler knows that a bool is finite as a number, and made 0 of 0 times NaN.
+    def function(b, k):
+        t = b.to(dtype)
+        scaled = (t - t.mean()) * torch.rsqrt(t.var() + 1)
+        wide = k.to(dtype)
+        nan = (b & ~b) / (b & ~b)
+        return scaled, (t - t) * nan, (wide - wide) * nan, (t * 0) * nan, (0 / (t + 1)) * nan
+
+    check(function, torch.tensor([True]), torch.tensor([3]))
+    check(function, torch.tensor([False]), torch.tensor([3], dtype=torch.int8))

@@ -55,6 +55,12 @@ def test_functions(name):
     close(getattr(torch, name), torch.cat([SPECIAL, wide, near]), ulps=5)
 
 
+@pytest.mark.parametrize("name", ["x - x", "x * 0", "x * -0.0", "0 / x", "x / x", "x / 0"])
+def test_what_drivers_take_for_a_number(name):
+    close(eval(f"lambda x: {name}"), SPECIAL)
+    close(eval(f"lambda x: ({name}) * x[1]"), SPECIAL[:16])  # four lanes, times infinity
+
+
 def test_erfc():
     # Both are within 3 ulp of the true value.
     close(torch.erfc, torch.cat([SPECIAL, torch.linspace(-6, 26, 999, dtype=F64)]), ulps=8)

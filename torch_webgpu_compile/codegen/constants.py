@@ -23,6 +23,8 @@ _NAN = float("nan")
 
 def simplify(node: Op) -> Scalar:
     """``node`` with constants folded at its top, or itself."""
+    if node.name == "opaque":
+        return node
     constants = [a for a in node.args if isinstance(a, Const)]
     if len(constants) == len(node.args):
         return _folded(node, constants)
@@ -88,10 +90,17 @@ def _is_negative(value: Scalar) -> bool:
     return str(value.value).startswith("-") if isinstance(value, Const) else False
 
 
+def _opaque(value: Scalar) -> Scalar:
+    """A float, of which drivers know nothing: they know which values are finite, of a bool's 0 and
+    1 for one, and so which results are 0, and make 0 of what is multiplied by them.
+    """
+    return Op("opaque", (value,), value.dtype)
+
+
 def _zero_signed_by(value: Scalar, zero: Scalar) -> Scalar:
     """The zero with the sign of ``value`` times that of the constant ``zero``."""
     sign = apply("neg", value) if _is_negative(zero) else value
-    return apply("copysign", _number(0, value), sign)
+    return _opaque(apply("copysign", _number(0, value), sign))
 
 
 def _is_endless(value: Scalar) -> Scalar:
@@ -153,7 +162,7 @@ def _of_itself(node: Op, value: Scalar) -> Scalar:
             return nan_unless_finite(value)
         case "div":
             nan = apply("bitwise_or", _is_endless(value), apply("eq", value, _number(0, value)))
-            return apply("where", nan, _number(_NAN, value), _number(1, value))
+            return _opaque(apply("where", nan, _number(_NAN, value), _number(1, value)))
         case "eq" | "le" | "ge":
             return apply("bitwise_not", apply("isnan", value))
         case "ne":
@@ -184,14 +193,15 @@ def nan_unless_finite(value: Scalar) -> Scalar:
     The NaN has the bits of ``value``: of 0 or one NaN, scaled, NVIDIA's compiler makes 0.
     """
     if value.dtype is not dtypes.float32:
-        return apply("where", _is_endless(value), _number(_NAN, value), _number(0, value))
+        zero = _number(0, value)
+        return _opaque(apply("where", _is_endless(value), _number(_NAN, value), zero))
     u32 = dtypes.uint32
     bits = apply("bitcast", value, dtype=u32)
     exponent = apply("bitwise_and", apply("shift_right", bits, const(23, u32)), const(255, u32))
     endless = apply("shift_right", apply("add", exponent, const(1, u32)), const(8, u32))
     mask = apply("sub", const(0, u32), endless)
     nan = apply("bitwise_or", bits, const(0x7FC00000, u32))
-    return apply("bitcast", apply("bitwise_and", mask, nan), dtype=value.dtype)
+    return _opaque(apply("bitcast", apply("bitwise_and", mask, nan), dtype=value.dtype))
 
 
 def _folded(node: Op, constants: list[Const]) -> Scalar:

@@ -69,11 +69,12 @@ _FLOAT = {
     "isnan": "tw_isnan{v}({0})",
     "isinf": "tw_isinf{v}({0})",
     "where": "select({2}, {1}, {0})",
+    "opaque": "tw_opaque{v}({0})",  # only here, as `exact_div`: see `constants`
     **{name: f"tw_{name}{{v}}({{0}}, {{1}})" for name in (*POLYNOMIALS.split(), "zeta")},
 }
 _SINGLE = {
     **_FLOAT,
-    "exact_div": "tw_divide{v}({0}, {1})",  # only here: see `constants`
+    "exact_div": "tw_divide{v}({0}, {1})",
     "igamma": "tw_igamma{v}({0}, {1})",
     "igammac": "tw_igammac{v}({0}, {1})",
 }
