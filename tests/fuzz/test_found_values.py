@@ -318,3 +318,24 @@ def test_numbers_that_are_finite_minus_themselves(dtype):
 
     check(function, torch.tensor([True]), torch.tensor([3]))
     check(function, torch.tensor([False]), torch.tensor([3], dtype=torch.int8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_divisors_beyond_what_gpus_divide_by(dtype):
+    # NVIDIA's driver multiplies by 1 / b, which it takes for 0 from 2^126 on.
+    inf, nan = float("inf"), float("nan")
+    a = torch.tensor([3.3e38, 3.7e31, -1.0, 0.0, inf, nan, -3e38, 1e-30], dtype=dtype)
+    b = torch.tensor([3.3e38, -1e38, 8.6e37, 2.0, inf, 0.0, 1e-30], dtype=dtype)
+
+    def function(a, b):
+        a = a[:, None]
+        whole = [a.div(b, rounding_mode=mode) for mode in ("floor", "trunc")]
+        return a / b, *whole, torch.atan2(a, b), torch.logit(a), torch.atanh(a), a / 3e38
+
+    check(function, a, b)
+
+
+def test_products_that_are_finite_though_a_square_is_not():
+    # NVIDIA's driver made x y² of (x y) y.
+    x, y = torch.tensor([1e-30, -1e-30, 2.0]), torch.tensor([1e25, 3e24, 1.5])
+    check(lambda x, y: ((x * y) * y, (y * x) * y, (x / (1 / y)) * y, (1 / x / y) / y), x, y)

@@ -46,6 +46,8 @@ REWRITTEN = {
     "a sum over itself": lambda k: k("div", k("add", X, Y), k("add", Y, X)),
     "roots that make a whole": lambda k: k("div", k("sqrt", X), k("rsqrt", X)),
     "the root of a reciprocal": lambda k: k("sqrt", k("reciprocal", X)),
+    "a square that may overflow": lambda k: k("mul", k("mul", X, Y), Y),
+    "a quotient by a square that may": lambda k: k("div", k("div", X, Y), Y),
     "a quotient by a reciprocal": lambda k: k("div", k("add", X, 1), k("reciprocal", X)),
     "the reciprocal of a quotient": lambda k: k("reciprocal", k("div", 1, X)),
     "the larger": lambda k: k("where", k("gt", X, Y), X, Y),

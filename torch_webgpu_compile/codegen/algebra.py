@@ -96,12 +96,12 @@ class Algebra:
                 return total
             case "neg":
                 return _scaled(self._sum(args[0]), -1.0)
-            case "mul" | "div":
+            case "mul" | "div" | "wide_div":
                 for value, other in (args, args[::-1]):
                     number = _number(other.code)
                     if number and (op == "mul" or other is args[1]):
                         return _scaled(self._sum(value), number if op == "mul" else 1 / number)
-                power = -1.0 if op == "div" else 1.0
+                power = 1.0 if op == "mul" else -1.0
                 sign = self._sign(args[0]) * self._sign(args[1])
                 return {_times(self._product(args[0]), self._product(args[1]), power): sign}
             case _ if op in _POWERS:
@@ -127,16 +127,18 @@ class Algebra:
         return False
 
     def _divides_out(self, op: str, left: Text, right: Text) -> bool:
-        """Whether powers of one factor would make a smaller one, a whole one of roots, or a product
-        of a quotient of quotients.
+        """Whether a driver could make a smaller power of a factor, a whole one of its roots, one
+        that overflows though the product does not, or a product of a quotient of quotients.
         """
-        if op != "mul" and _has_divisor(self._product(right)):
+        of_left, of_right = self._product(left), self._product(right)
+        if op != "mul" and _has_divisor(of_right):
             return True
-        powers = dict(self._product(left))
+        are_powers = len(of_left) == len(of_right) == 1 or of_left == of_right
+        powers = dict(of_left)
         sign = 1.0 if op == "mul" else -1.0
-        for base, power in self._product(right):
+        for base, power in of_right:
             own = powers.get(base, 0.0)
-            if own * sign * power < 0 or (own % 1 and power % 1):
+            if own * sign * power < 0 or (own % 1 and power % 1) or (own and not are_powers):
                 return True
         return False
 

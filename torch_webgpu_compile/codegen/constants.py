@@ -47,6 +47,8 @@ def simplify(node: Op) -> Scalar:
             return _product(node, left, right)
         if left is right:
             return _of_itself(node, left)
+        if node.name == "div" and node.dtype is dtypes.float32 and _may_be_vast(left, right):
+            return Op("wide_div", node.args, node.dtype)
     if not node.args[-1].dtype.is_float:
         if _is_nothing(node):
             return const(0, node.dtype)
@@ -95,6 +97,15 @@ def _opaque(value: Scalar) -> Scalar:
     1 for one, and so which results are 0, and make 0 of what is multiplied by them.
     """
     return Op("opaque", (value,), value.dtype)
+
+
+def _may_be_vast(dividend: Scalar, divisor: Scalar) -> bool:
+    """Whether a divisor may be beyond what WGSL has GPUs divide by, and it matters."""
+    if isinstance(divisor, Const) or (isinstance(dividend, Const) and abs(dividend.value) <= 1):
+        return False
+    return not (isinstance(divisor, Op) and divisor.name == "cast") or (
+        divisor.args[0].dtype.is_float and divisor.args[0].dtype is not dtypes.float16
+    )
 
 
 def _zero_signed_by(value: Scalar, zero: Scalar) -> Scalar:

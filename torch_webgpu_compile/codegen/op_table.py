@@ -69,12 +69,13 @@ _FLOAT = {
     "isnan": "tw_isnan{v}({0})",
     "isinf": "tw_isinf{v}({0})",
     "where": "select({2}, {1}, {0})",
-    "opaque": "tw_opaque{v}({0})",  # only here, as `exact_div`: see `constants`
+    "opaque": "tw_opaque{v}({0})",  # only here, as the next two: see `constants`
     **{name: f"tw_{name}{{v}}({{0}}, {{1}})" for name in (*POLYNOMIALS.split(), "zeta")},
 }
 _SINGLE = {
     **_FLOAT,
     "exact_div": "tw_divide{v}({0}, {1})",
+    "wide_div": "tw_quotient{v}({0}, {1})",
     "igamma": "tw_igamma{v}({0}, {1})",
     "igammac": "tw_igammac{v}({0}, {1})",
 }
