@@ -15,6 +15,19 @@ ONE += ("{}.rsqrt()", "{}.reciprocal()", "{}.exp()")
 ONE += ("{}.masked_fill({}>1,-math.inf)", "torch.where({}>1,1.0,{})")
 ARITHMETIC = ("({0}+{1})", "({0}-{1})", "({0}*{1})", "({0}/{1})")
 TWO = (*ARITHMETIC, "torch.where({0}>{1},{0},{1})", "torch.where({0}<={1},{1},{0})")
+# Of which drivers know that they are finite, or their signs, or bounds.
+KNOWN = ("b.float()", "(k%2).float()", "x.isnan().float()", "torch.where(x>1,2.0,0.0)", "x.exp()")
+KNOWN += ("x.abs()", "x.square()", "x.sigmoid()", "x.clamp(0,1)", "x.relu()", "x.sin()", "x.tanh()")
+# Of which a number would be made that is known, or the value itself.
+VAIN = ("{}", "({}-{})", "({}*0)", "({}/{})", "({}-{}.abs())", "({}.clamp(min=0)-{})")
+VAIN += (
+    "({}-{}.clamp(-1,1))",
+    "{}.square().sqrt()",
+    "{}.sqrt().square()",
+    "({}+2-{})",
+    "({}/2-{}/2)",
+)
+VAIN += ("torch.where({}<0,y,{})", "torch.where({}<=1,0.0,{})", "({}*({}<0))", "(({}<0)*1.0)")
 TESTS = ("torch.isfinite({})", "torch.isnan({})", "torch.isinf({})", "({}==math.inf)")
 
 
@@ -46,6 +59,17 @@ def chains() -> Iterator[str]:
         yield of_one(outer, of_one(inner, "x"))
 
 
+def known() -> Iterator[str]:
+    """f(g(h), y), f(y, g(h)) and tests of g(h), where much is known of h."""
+    for source, form in itertools.product(KNOWN, VAIN):
+        value = of_one(form, source)
+        for outer in ARITHMETIC:
+            yield outer.format(value, "y")
+            yield outer.format("y", value)
+        for test in TESTS[:2]:
+            yield of_one(test, value)
+
+
 def beside_wide_integers() -> Iterator[str]:
     """NVIDIA's driver takes floats for finite where 64-bit integers are."""
     for form in TESTS:
@@ -55,20 +79,21 @@ def beside_wide_integers() -> Iterator[str]:
     yield "(x.masked_fill(x>1,-math.inf) - x).abs() * (k + k)"
 
 
-@pytest.mark.parametrize("expressions", [same_operand, nested, chains, beside_wide_integers])
+@pytest.mark.parametrize("expressions", [same_operand, nested, chains, known, beside_wide_integers])
 def test_as_eager(expressions: Callable[[], Iterator[str]]) -> None:
     x, y, z = (t.flatten() for t in torch.meshgrid(NUMBERS, NUMBERS, NUMBERS, indexing="ij"))
     k = torch.arange(x.numel())
+    b = z > 0
     wrong = []
     texts = list(dict.fromkeys(expressions()))
     for first in range(0, len(texts), 32):
         chunk = texts[first : first + 32]
         torch._dynamo.reset()
         names = {"torch": torch, "math": math}
-        exec(f"def function(x, y, z, k): return [{', '.join(chunk)}]", names)
+        exec(f"def function(x, y, z, k, b): return [{', '.join(chunk)}]", names)
         function = names["function"]
-        wanted = function(x, y, z, k)
-        found = torch.compile(function, backend="webgpu", fullgraph=True)(x, y, z, k)
+        wanted = function(x, y, z, k, b)
+        found = torch.compile(function, backend="webgpu", fullgraph=True)(x, y, z, k, b)
         for text, got, want in zip(chunk, found, wanted, strict=True):
             try:  # what is finite may be off by what GPUs divide and take roots with
                 torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)

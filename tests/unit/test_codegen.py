@@ -208,8 +208,21 @@ def test_no_constant_expression_is_left_to_wgsl(function):
         assert not re.search(r"\b(sqrt|log|exp)\(\(?-?\d", kernel.wgsl)
 
 
-def test_a_division_by_zero_is_spelt_out():
-    assert "/" not in wgsl(lambda x: x / 0.0, randn(8)).split("fn main")[1]
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x / 0.0,
+        lambda x: x * -0.0,
+        lambda x: 0 / x,
+        lambda x: x - x,
+        lambda x: x / x,
+        lambda x: (x > 0) * x,
+        lambda x: torch.where(x > 0, x, 0),
+        lambda x: torch.nn.functional.pad(x, [0, 3]) * x[0],
+    ],
+)
+def test_numbers_that_drivers_could_know_are_opaque(function):
+    assert "tw_opaque" in wgsl(function, randn(8)).split("fn main")[1]
 
 
 # ---- limits

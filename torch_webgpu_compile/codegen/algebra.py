@@ -19,7 +19,7 @@ from .values import Text
 
 # A product of powers, by what is raised: a name, or the terms of a sum. The empty one is 1.
 Product = frozenset[tuple[Any, float]]
-# Products and what they are multiplied by.
+# Products and what they are multiplied by; 0 where that is not known, nor whether it is there.
 Sum = dict[Product, float]
 
 _ONE: Product = frozenset()
@@ -50,13 +50,15 @@ class Algebra:
             positions = {1} if self._divides_out(op, *args) else self._overflowing(op, args)
         elif op in ("sqrt", "rsqrt", "reciprocal"):
             positions = {0} if _has_divisor(self._product(args[0])) else set()
+        elif op in (*_ORDERS, "eq", "ne"):
+            positions = {k for k, a in enumerate(args) if _has_divisor(self._product(a))}
         elif op in ("isnan", "isinf"):
             positions = {0} if self._name(args[0]) in self._computed else set()
         else:
             positions = {2} if op == "where" and self._is_extreme(*args) else set()
         if op in ("mul", "square") and all(_number(a.code) is None for a in args):
             positions |= {k for k, a in enumerate(args) if self._is_one_more(a)}
-        return [_opaque(a) if k in positions else a for k, a in enumerate(args)]
+        return [opaque(a) if k in positions else a for k, a in enumerate(args)]
 
     def note(self, op: str, args: Sequence[Text], result: Text) -> None:
         """What ``result`` is, after its definition."""
@@ -92,8 +94,13 @@ class Algebra:
                 sign = -1.0 if op == "sub" else 1.0
                 total = dict(self._sum(args[0]))
                 for product, factor in self._sum(args[1]).items():
-                    total[product] = total.get(product, 0.0) + sign * factor
+                    own = total.get(product)
+                    is_known = factor and own != 0.0
+                    total[product] = (own or 0.0) + sign * factor if is_known else 0.0
                 return total
+            case "abs" | "minimum" | "maximum" | "where":
+                names = [a for a in args if a.dtype.is_float and not a.code.startswith("tw_")]
+                return {p: 0.0 for name in names for p in self._sum(name) if p} or None
             case "neg":
                 return _scaled(self._sum(args[0]), -1.0)
             case "mul" | "div" | "wide_div":
@@ -150,7 +157,7 @@ class Algebra:
             factors = self._sum(args[position]).values() if number else ()
             for own in factors:
                 joined = own * (number or 1.0) if op == "mul" else own / (number or 1.0)
-                if abs(own) != 1.0 and not _SMALLEST < abs(joined) < _LARGEST:
+                if own and abs(own) != 1.0 and not _SMALLEST < abs(joined) < _LARGEST:
                     found.add(position)
         return found
 
@@ -166,22 +173,24 @@ class Algebra:
         return compared == names and _number(other.code) is None
 
 
-def unknown_zero(value: Text) -> Text:
-    """``value``, opaque if it is a 0: of a choice by positions, drivers may know that it is chosen.
+def unknown(value: Text) -> Text:
+    """``value``, opaque if it is a float's literal: drivers may know when it is chosen.
 
-    They compute nothing with a factor that is 0, though the other one may be infinite.
+    With a factor that they know to be 0 they compute nothing, though the other may be infinite.
     """
-    return _opaque(value) if value.dtype.compute == "f32" and _number(value.code) == 0 else value
+    is_literal = value.dtype.is_float and _number(value.code) is not None
+    return opaque(value) if is_literal else value
 
 
-def _opaque(value: Text) -> Text:
+def opaque(value: Text) -> Text:
+    """A float of which drivers know nothing."""
     return replace(value, code=f"tw_opaque{suffix(value.dtype, value.lanes)}({value.code})")
 
 
 def _number(code: str) -> float | None:
     """The value of a literal."""
     try:
-        return float(code.strip("()").removesuffix("f"))
+        return float(code.strip("()").removesuffix("f").removesuffix("l"))
     except ValueError:
         return None
 

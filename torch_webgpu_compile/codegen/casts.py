@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from .. import dtypes
 from ..dtypes import DType, Kind
+from .algebra import unknown
 from .literals import one_of, zero_of
 from .op_table import suffix
 from .values import Text
@@ -46,8 +47,9 @@ def cast(value: Text, dtype: DType, let: Let) -> Text:
         code = f"{test}({value.code}, {zero})" if test else f"({value.code} != {zero})"
         return let(code, lanes, dtype)
     if source.kind is Kind.BOOL:
-        one = f"{target}({one_of(dtype)})"
-        zero = f"{target}({zero_of(dtype)})"
+        one, zero = (
+            unknown(Text(number(dtype), 1, dtype)).widen(lanes) for number in (one_of, zero_of)
+        )
         return let(f"select({zero}, {one}, {value.code})", lanes, dtype)
     code = value.code
     if dtype.kind is Kind.UNSIGNED and source.is_float:

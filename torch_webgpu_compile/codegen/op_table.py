@@ -55,7 +55,8 @@ _FLOAT = {
     "atanh": "tw_atanh{v}({0})",
     "erf": "tw_erf{v}({0})",
     "erfc": "tw_erfc{v}({0})",
-    "sigmoid": "({T}(1.0) / ({T}(1.0) + exp(-{0})))",
+    # Mesa knows that a quotient of numbers is not 0.
+    "sigmoid": "tw_opaque{v}({T}(1.0) / ({T}(1.0) + exp(-{0})))",
     "floor": "floor({0})",
     "ceil": "ceil({0})",
     "trunc": "trunc({0})",

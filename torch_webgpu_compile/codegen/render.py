@@ -79,8 +79,8 @@ def _with_unknown(helpers: str, text: str) -> str:
     NVIDIA's driver knows what a variable holds that is never written: it makes 0 of a choice
     between 0 and NaN that is multiplied by a number and, beside 64-bit integers, x of
     x > 1 ? -∞ : x, as if no float was infinite. No driver knows that a workgroup's index is less
-    than how many there are (their greatest number, Mesa's knows). A float's bits "or" a 0 that may
-    be another number are a value that cannot be simplified (`tw_opaque`).
+    than how many there are (their greatest number, Mesa's knows). A float's bits and a 0 that may
+    be another number make one of which it knows nothing (`tw_opaque`).
     """
     names = re.findall(r"var<private> (tw_\w+_bits)", helpers)
     lines = [f"  if (group.x == groups.x) {{ {name} ^= 1u; }}\n" for name in names]

@@ -14,10 +14,10 @@ from ..errors import UnsupportedOp
 from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, const, loads_of
 from ..plan.model import FIRST_CHECK
 from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute
-from .algebra import Algebra, unknown_zero
+from .algebra import Algebra, opaque, unknown
 from .buffer_access import VECTOR
 from .casts import cast, fitted
-from .constants import nan_unless_finite, simplify
+from .constants import simplify
 from .index_wgsl import (
     NameOf,
     as_index,
@@ -108,26 +108,11 @@ class Renderer:
                 return known if known is not None else self._load(node)
             case Op():
                 simple = self._simplified(node)
-                return self._guarded(simple) if isinstance(simple, Op) else self.render(simple)
+                return self._op(simple) if isinstance(simple, Op) else self.render(simple)
             case Masked():
                 return self._masked(node)
             case Checked():
                 return cast(self._checked(node), node.dtype, self.let)
-
-    def _guarded(self, node: Op) -> Text:
-        """`_op`; a lane in which a position is 0 is not 0 times infinity to drivers that see it."""
-        found = self._op(node)
-        if node.name == "mul" and node.dtype is dtypes.float32 and found.lanes > 1:
-            for position, other in (node.args, node.args[::-1]):
-                while isinstance(position, Op) and position.name == "cast":
-                    position = position.args[0]
-                lanes = self.per_lane(position.expr) if isinstance(position, Index) else []
-                if any(lane is ZERO for lane in lanes) and not isinstance(other, Const):
-                    nan = self.render(nan_unless_finite(other)).code
-                    zeros = ", ".join(str(lane is ZERO).lower() for lane in lanes)
-                    code = f"select(vec4<f32>(), vec4<f32>({nan}), vec4<bool>({zeros}))"
-                    found = self.let(f"{found.code} + {code}", VECTOR, node.dtype)
-        return found
 
     def _simplified(self, node: Scalar) -> Scalar:
         """``node`` with operations on constants carried out."""
@@ -231,7 +216,7 @@ class Renderer:
         body = self.render(node.body)
         self.masked -= 1
         self.predicates = outer
-        other = unknown_zero(self.render(node.other))
+        other = unknown(self.render(node.other))
         lanes = max(condition.lanes, body.lanes, other.lanes)
         mask = condition.code if condition.lanes in (1, lanes) else condition.widen(lanes)
         return self.let(
@@ -239,7 +224,7 @@ class Renderer:
         )
 
     def _branch(self, condition: Text, node: Masked) -> Text:
-        other = unknown_zero(self.render(node.other))
+        other = unknown(self.render(node.other))
         around = self.scope
         self.scope = Scope(parent=around)
         self.masked += 1
@@ -324,14 +309,16 @@ class Renderer:
             if left is not None and right is not None:
                 return self._apply_row(node, dtypes.int32, [left, right])
         if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.compute != "i64":
-            narrow = self._index(node.args[0].expr, dtypes.int32)
-            return cast(narrow, node.dtype, self.let)
+            expr = node.args[0].expr
+            position = cast(self._index(expr, dtypes.int32), node.dtype, self.let)
+            is_known = node.dtype.is_float and ZERO in self.per_lane(expr)
+            return opaque(position) if is_known else position
         bounded = self._narrow(node) if node.name in _BOUNDED else None
         if bounded is not None:
             return cast(bounded, node.dtype, self.let)
         args = [self.render(a) for a in node.args]
-        if node.name == "where" and not loads_of(node.args[0]):
-            args = [args[0], *map(unknown_zero, args[1:])]
+        if node.name == "where":
+            args = [args[0], *map(unknown, args[1:])]
         if node.name == "cast":
             return cast(args[0], node.dtype, self.let)
         if node.name == "bitcast":
