@@ -339,3 +339,14 @@ def test_products_that_are_finite_though_a_square_is_not():
     # NVIDIA's driver made x y² of (x y) y.
     x, y = torch.tensor([1e-30, -1e-30, 2.0]), torch.tensor([1e25, 3e24, 1.5])
     check(lambda x, y: ((x * y) * y, (y * x) * y, (x / (1 / y)) * y, (1 / x / y) / y), x, y)
+
+
+def test_functions_of_a_number_and_its_negative():
+    # Mesa made 0 of the sum by which they hand on NaN, and took a root for positive.
+    x = torch.tensor([float("nan"), 2.0, -0.0, 0.0, float("inf")])
+
+    def function(x):
+        whole = torch.fmod(x, -x), torch.remainder(-x, x), torch.nextafter(x, -x)
+        return torch.atan2(x, -x), torch.pow(x, -x), x.rsqrt().abs(), x.sqrt().abs(), *whole
+
+    check(function, x)

@@ -53,6 +53,7 @@ REWRITTEN = {
     "what may be its absolute value": lambda k: k("sub", X, k("abs", X)),
     "what may be a bound, or not": lambda k: k("add", k("minimum", X, 2), k("neg", X)),
     "what may be chosen": lambda k: k("sub", k("where", k("gt", Z, 1), X, Y), Y),
+    "the absolute value of a root": lambda k: k("abs", k("rsqrt", X)),
     "a quotient that may be 0": lambda k: k("eq", k("reciprocal", X), 0),
     "the larger": lambda k: k("where", k("gt", X, Y), X, Y),
     "the smaller": lambda k: k("where", k("le", Y, X), Y, X),

@@ -50,6 +50,8 @@ class Algebra:
             positions = {1} if self._divides_out(op, *args) else self._overflowing(op, args)
         elif op in ("sqrt", "rsqrt", "reciprocal"):
             positions = {0} if _has_divisor(self._product(args[0])) else set()
+        elif op == "abs":
+            positions = {0} if _has_root(self._product(args[0])) else set()
         elif op in (*_ORDERS, "eq", "ne"):
             positions = {k for k, a in enumerate(args) if _has_divisor(self._product(a))}
         elif op in ("isnan", "isinf"):
@@ -209,6 +211,11 @@ def _times(left: Product, right: Product, power: float) -> Product:
 
 def _has_divisor(product: Product) -> bool:
     return any(power < 0 for _, power in product)
+
+
+def _has_root(product: Product) -> bool:
+    """Whether drivers take a product for positive: √-0 is -0, and its reciprocal -∞."""
+    return any(power % 1 for _, power in product)
 
 
 def _grow_together(left: Product, right: Product) -> bool:
