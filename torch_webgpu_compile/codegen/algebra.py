@@ -24,8 +24,9 @@ Sum = dict[Product, float]
 
 _ONE: Product = frozenset()
 _MOST_TERMS = 16
+_DEEPEST = 4
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
-_POWERS = {"square": 2.0, "reciprocal": -1.0, "sqrt": 0.5, "rsqrt": -0.5}
+_POWERS = {"square": 2.0, "reciprocal": -1.0}
 _ORDERS = ("lt", "le", "gt", "ge")
 
 
@@ -37,6 +38,7 @@ class Algebra:
         self._sums: dict[str, Sum] = {}
         self._compared: dict[str, frozenset[str]] = {}
         self._computed: set[str] = set()
+        self._hidden: dict[str, int] = {}  # how often a value was made opaque
 
     def define(self, name: str, code: str) -> None:
         """``let name = code``: the same code is the same value."""
@@ -50,17 +52,17 @@ class Algebra:
             positions = {1} if self._divides_out(op, *args) else self._overflowing(op, args)
         elif op in ("sqrt", "rsqrt", "reciprocal"):
             positions = {0} if _has_divisor(self._product(args[0])) else set()
-        elif op == "abs":
-            positions = {0} if _has_root(self._product(args[0])) else set()
         elif op in (*_ORDERS, "eq", "ne"):
-            positions = {k for k, a in enumerate(args) if _has_divisor(self._product(a))}
+            positions = {k for k, a in enumerate(args) if self._is_moved(a)}
         elif op in ("isnan", "isinf"):
             positions = {0} if self._name(args[0]) in self._computed else set()
         else:
             positions = {2} if op == "where" and self._is_extreme(*args) else set()
         if op in ("mul", "square") and all(_number(a.code) is None for a in args):
             positions |= {k for k, a in enumerate(args) if self._is_one_more(a)}
-        return [opaque(a) if k in positions else a for k, a in enumerate(args)]
+        if op in ("add", "sub", "mul") and positions == {1}:
+            positions = {min((1, 0), key=lambda k: self._hidden.get(self._name(args[k]), 0))}
+        return [self._opaque(a) if k in positions else a for k, a in enumerate(args)]
 
     def note(self, op: str, args: Sequence[Text], result: Text) -> None:
         """What ``result`` is, after its definition."""
@@ -69,9 +71,22 @@ class Algebra:
             self._compared[name] = frozenset(self._name(a) for a in args)
             return
         self._computed.add(name)
+        if op in ("opaque", "wide_div"):
+            self._hide(args[-1])
         found = self._sum_of(op, args)
         if found is not None and len(found) <= _MOST_TERMS:
             self._sums[name] = found
+
+    def _opaque(self, value: Text) -> Text:
+        """An opaque float, another one each time: two that are equal would cancel."""
+        for _ in range(min(self._hide(value), _DEEPEST)):
+            value = opaque(value)
+        return value
+
+    def _hide(self, value: Text) -> int:
+        name = self._name(value)
+        self._hidden[name] = self._hidden.get(name, 0) + 1
+        return self._hidden[name]
 
     def _name(self, value: Text) -> str:
         return self._first.get(value.code, value.code)
@@ -105,6 +120,9 @@ class Algebra:
                 return {p: 0.0 for name in names for p in self._sum(name) if p} or None
             case "neg":
                 return _scaled(self._sum(args[0]), -1.0)
+            case "wide_div" if _number(args[1].code) is None:
+                divisor = frozenset({(("opaque", self._name(args[1])), 1.0)})
+                return {_times(self._product(args[0]), divisor, -1.0): self._sign(args[0])}
             case "mul" | "div" | "wide_div":
                 for value, other in (args, args[::-1]):
                     number = _number(other.code)
@@ -136,8 +154,8 @@ class Algebra:
         return False
 
     def _divides_out(self, op: str, left: Text, right: Text) -> bool:
-        """Whether a driver could make a smaller power of a factor, a whole one of its roots, one
-        that overflows though the product does not, or a product of a quotient of quotients.
+        """Whether a driver could make a smaller power of a factor, one that overflows though the
+        product does not, or a product of a quotient of quotients.
         """
         of_left, of_right = self._product(left), self._product(right)
         if op != "mul" and _has_divisor(of_right):
@@ -147,7 +165,7 @@ class Algebra:
         sign = 1.0 if op == "mul" else -1.0
         for base, power in of_right:
             own = powers.get(base, 0.0)
-            if own * sign * power < 0 or (own % 1 and power % 1) or (own and not are_powers):
+            if own * sign * power < 0 or (own and not are_powers):
                 return True
         return False
 
@@ -162,6 +180,11 @@ class Algebra:
                 if own and abs(own) != 1.0 and not _SMALLEST < abs(joined) < _LARGEST:
                     found.add(position)
         return found
+
+    def _is_moved(self, value: Text) -> bool:
+        """Whether drivers compare other values: a < b c for a / b < c, a = b for a - b = 0."""
+        terms = [product for product in self._sum(value) if product]
+        return len(terms) > 1 or any(map(_has_divisor, terms))
 
     def _is_one_more(self, value: Text) -> bool:
         """Whether a value is b ± 1 or 1 - b."""
@@ -213,11 +236,6 @@ def _has_divisor(product: Product) -> bool:
     return any(power < 0 for _, power in product)
 
 
-def _has_root(product: Product) -> bool:
-    """Whether drivers take a product for positive: √-0 is -0, and its reciprocal -∞."""
-    return any(power % 1 for _, power in product)
-
-
 def _grow_together(left: Product, right: Product) -> bool:
     """Whether two products are infinite together, and of one sign: x and x³, or the same."""
     if left == right:
@@ -225,5 +243,5 @@ def _grow_together(left: Product, right: Product) -> bool:
     if len(left) != 1 or len(right) != 1:
         return False
     ((base, power),), ((other_base, other_power),) = left, right
-    is_whole = power > 0 and other_power > 0 and power % 1 == 0
-    return base == other_base and is_whole and (power - other_power) % 2 == 0
+    are_positive = power > 0 and other_power > 0
+    return base == other_base and are_positive and (power - other_power) % 2 == 0

@@ -18,6 +18,7 @@ _INVERSES = {"exp": "log", "fast_exp": "log", "exp2": "log2", "square": "sqrt"}
 # Comparisons, and what they are for two equal numbers.
 _ORDERS = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt": False}
 _NAN = float("nan")
+_LARGEST_DIVISOR = 2.0**126  # of WGSL's division
 
 
 def simplify(node: Op) -> Scalar:
@@ -54,10 +55,10 @@ def _of_two(node: Op, left: Scalar, right: Scalar) -> Scalar:
             return Op(node.name, (_opaque(left), right), node.dtype)
         case "mul" | "div" | "floor_divide" if _is_zero(right):
             return Op(node.name, (left, _opaque(right)), node.dtype)
-        case _ if left is right:
-            return _of_itself(node, left)
         case "div" if node.dtype is dtypes.float32 and _may_be_vast(left, right):
             return Op("wide_div", node.args, node.dtype)
+        case _ if left is right:
+            return _of_itself(node, left)
     return node
 
 
@@ -97,7 +98,9 @@ def _opaque(value: Scalar) -> Scalar:
 
 def _may_be_vast(dividend: Scalar, divisor: Scalar) -> bool:
     """Whether a divisor may be beyond what WGSL has GPUs divide by, and it matters."""
-    if isinstance(divisor, Const) or (isinstance(dividend, Const) and abs(dividend.value) <= 1):
+    if isinstance(divisor, Const):
+        return abs(divisor.value) > _LARGEST_DIVISOR
+    if isinstance(dividend, Const) and abs(dividend.value) <= 1:
         return False
     return not (isinstance(divisor, Op) and divisor.name == "cast") or (
         divisor.args[0].dtype.is_float and divisor.args[0].dtype is not dtypes.float16

@@ -28,11 +28,12 @@ _FLOAT = {
     "nextafter": "tw_nextafter{v}({0}, {1})",
     "neg": "(-{0})",
     "abs": "abs({0})",
-    "sign": "tw_sign{v}({0})",
+    "sign": "tw_opaque{v}(tw_sign{v}({0}))",  # drivers multiply by choosing
     "square": "({0} * {0})",
     "reciprocal": "({T}(1.0) / {0})",
-    "sqrt": "sqrt({0})",
-    "rsqrt": "({T}(1.0) / sqrt({0}))",
+    # Drivers take a root for positive (√-0 is -0, its reciprocal -∞), and that of x · x for |x|.
+    "sqrt": "tw_opaque{v}(sqrt({0}))",
+    "rsqrt": "tw_opaque{v}({T}(1.0) / sqrt({0}))",
     "exp": "tw_exp{v}({0})",
     "fast_exp": "exp({0})",
     "exp2": "tw_exp2{v}({0})",
