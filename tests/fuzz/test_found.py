@@ -203,3 +203,15 @@ def test_a_prepared_buffer_that_no_kernel_reads_in_the_end(dynamic):
         return x.reshape(-1).index_put((k[k % 8] % 1,), torch.ones(())), x + 1
 
     check(function, torch.randn(()), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+def test_masks_that_are_known_around_constants(dtype):
+    # WGSL has no conversion of a 64-bit constant.
+    def function(x):
+        k = torch.full((33, 1), 3)
+        taken = torch.take(torch.stack([k, k], 2), k % 66)
+        return taken.index_select(0, (taken % 33).reshape(-1)) + x
+
+    check(function, torch.ones((), dtype=dtype))
+    check(function, torch.ones(3, dtype=dtype))

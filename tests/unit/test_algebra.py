@@ -44,7 +44,7 @@ REWRITTEN = {
     "a product over a factor": lambda k: k("div", k("mul", X, Y), Y),
     "a quotient times its divisor": lambda k: k("mul", k("div", X, Y), Y),
     "a sum over itself": lambda k: k("div", k("add", X, Y), k("add", Y, X)),
-    "roots that make a whole": lambda k: k("div", k("sqrt", X), k("rsqrt", X)),
+    "a term and its part in a quotient": lambda k: k("add", X, k("wide_div", X, k("mul", X, 2))),
     "the root of a reciprocal": lambda k: k("sqrt", k("reciprocal", X)),
     "a square that may overflow": lambda k: k("mul", k("mul", X, Y), Y),
     "a quotient by a square that may": lambda k: k("div", k("div", X, Y), Y),
@@ -53,7 +53,7 @@ REWRITTEN = {
     "what may be its absolute value": lambda k: k("sub", X, k("abs", X)),
     "what may be a bound, or not": lambda k: k("add", k("minimum", X, 2), k("neg", X)),
     "what may be chosen": lambda k: k("sub", k("where", k("gt", Z, 1), X, Y), Y),
-    "the absolute value of a root": lambda k: k("abs", k("rsqrt", X)),
+    "a difference that may be 0": lambda k: k("eq", k("sub", k("mul", X, 2), Y), 0),
     "a quotient that may be 0": lambda k: k("eq", k("reciprocal", X), 0),
     "the larger": lambda k: k("where", k("gt", X, Y), X, Y),
     "the smaller": lambda k: k("where", k("le", Y, X), Y, X),
@@ -72,6 +72,7 @@ KEPT = {
     "a multiple of one more": lambda k: k("mul", k("add", Y, 1), 3),
     "normalization": lambda k: k("mul", k("sub", X, Y), k("rsqrt", k("add", Z, 1e-5))),
     "a sum of choices": lambda k: k("add", k("where", k("gt", Z, 1), X, 0), Y),
+    "the sign of one more": lambda k: k("lt", k("add", X, 1), 0),
     "relu": lambda k: k("where", k("gt", X, 0), X, 0),
     "another choice": lambda k: k("where", k("gt", X, Y), X, Z),
     "a test of what is loaded": lambda k: k("isnan", X),
@@ -104,3 +105,11 @@ def test_equal_code_is_one_value() -> None:
     assert left.code != right.code
     kernel("sub", left, right)
     assert kernel.opaque == 1
+
+
+def test_what_is_opaque_twice_is_not_the_same() -> None:
+    kernel = Kernel()
+    quotient = kernel("div", X, kernel("opaque", X))
+    kernel("mul", quotient, X)  # x / o(x) · o(x) would be x: the quotient is opaque
+    codes = [text.code for text in kernel.algebra.guard("sub", [quotient, quotient])]
+    assert codes == ["t1", "tw_opaque(tw_opaque(t1))"]

@@ -106,11 +106,11 @@ class Renderer:
             case Load():
                 known = self._member(node)
                 return known if known is not None else self._load(node)
-            case Op():
+            case Op() | Masked():
                 simple = self._simplified(node)
-                return self._op(simple) if isinstance(simple, Op) else self.render(simple)
-            case Masked():
-                return self._masked(node)
+                if isinstance(simple, Op):
+                    return self._op(simple)
+                return self._masked(node) if simple is node else self.render(simple)
             case Checked():
                 return cast(self._checked(node), node.dtype, self.let)
 
@@ -121,12 +121,22 @@ class Renderer:
         if isinstance(node, Load):
             known = self._member(node)
             return known.constant if known is not None and known.constant is not None else node
+        if isinstance(node, Masked):
+            condition = self._simplified(node.condition)
+            if not isinstance(condition, Const):
+                return node
+            return self._simplified(node.body if condition.value else node.other)
         if not isinstance(node, Op):
             return node
         found = self.simplified.get(node)
         if found is None:
             args = tuple(self._simplified(a) for a in node.args)
             found = simplify(node if args == node.args else Op(node.name, args, node.dtype))
+            if isinstance(found, Op) and found.name in _COMPARISONS:
+                left, right = map(as_index, found.args)
+                if left is not None and right is not None:
+                    is_true = decide(found.name, left, right)
+                    found = found if is_true is None else const(is_true, found.dtype)
             self.simplified[node] = self.simplified[found] = found
         return found
 
@@ -206,8 +216,6 @@ class Renderer:
 
     def _masked(self, node: Masked) -> Text:
         condition = self.render(node.condition)
-        if condition.code in ("true", "false"):
-            return self.render(node.body if condition.code == "true" else node.other)
         if self.branches and condition.lanes == 1 and not self.masked and loads_of(node.other):
             return self._branch(condition, node)
         outer = self.predicates
@@ -391,10 +399,7 @@ class Renderer:
         return None
 
     def _compare(self, node: Op, left: Expr, right: Expr) -> Text:
-        """A comparison of index expressions: 32 bits suffice, often no lanes or no test at all."""
-        known = decide(node.name, left, right)
-        if known is not None:
-            return Text("true" if known else "false", 1, node.dtype)
+        """A comparison of index expressions: 32 bits suffice, often without lanes."""
         lefts, rights = self.per_lane(left), self.per_lane(right)
         codes = render_comparisons(node.name, lefts, rights, self.name_of)
         if len(codes) == 1:
