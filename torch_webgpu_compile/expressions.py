@@ -20,74 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import gcd
-from typing import Any, Union
+from typing import Union
 
-_TABLE: dict[tuple[Any, ...], Any] = {}
+from .atoms import Atom, FloorDiv, Interned, Mod, Monomial, Symbol, factor_text
 
-
-class _Interned(type):
-    """Equal arguments give the same object, so equality and hashing are by identity."""
-
-    def __call__(cls, *args: Any) -> Any:
-        key = (cls, *args)
-        found = _TABLE.get(key)
-        if found is None:
-            found = _TABLE.setdefault(key, super().__call__(*args))
-        return found
-
-
-class Symbol(metaclass=_Interned):
-    """An unknown integer in [lower, extent), or ≥ lower when ``extent`` is None."""
-
-    __slots__ = ("extent", "key", "lower", "name")
-    key: str
-
-    def __init__(self, name: str, lower: int, extent: Expr | None) -> None:
-        self.name = name
-        self.lower = lower
-        self.extent = extent
-        self.key = f"0{name}<{'' if extent is None else extent.key}"
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-class FloorDiv(metaclass=_Interned):
-    """⌊numerator / denominator⌋ with a positive denominator, not simplifiable further."""
-
-    __slots__ = ("denominator", "key", "numerator")
-    key: str
-
-    def __init__(self, numerator: Expr, denominator: Expr) -> None:
-        self.numerator = numerator
-        self.denominator = denominator
-        self.key = f"1({numerator.key}//{denominator.key})"
-
-    def __repr__(self) -> str:
-        return f"{_operand(self.numerator)}//{_operand(self.denominator)}"
-
-
-class Mod(metaclass=_Interned):
-    """numerator − denominator · ⌊numerator / denominator⌋, with a positive denominator."""
-
-    __slots__ = ("denominator", "key", "numerator")
-    key: str
-
-    def __init__(self, numerator: Expr, denominator: Expr) -> None:
-        self.numerator = numerator
-        self.denominator = denominator
-        self.key = f"2({numerator.key}%{denominator.key})"
-
-    def __repr__(self) -> str:
-        return f"{_operand(self.numerator)}%{_operand(self.denominator)}"
-
-
-Atom = Union[Symbol, FloorDiv, Mod]
-Monomial = tuple[Atom, ...]
 IntLike = Union[int, "Expr"]
 
 
-class Expr(metaclass=_Interned):
+class Expr(metaclass=Interned):
     """constant + Σ coefficient · monomial, in canonical order.
 
     Build with `as_expr` and operators.
@@ -143,22 +83,11 @@ class Expr(metaclass=_Interned):
     def __repr__(self) -> str:
         parts = []
         for monomial, coefficient in self.terms:
-            text = "*".join(_factor(a) for a in monomial)
+            text = "*".join(factor_text(a) for a in monomial)
             parts.append(text if coefficient == 1 else f"{coefficient}*{text}")
         if self.constant or not parts:
             parts.append(str(self.constant))
         return " + ".join(parts).replace("+ -", "- ")
-
-
-def _factor(atom: Atom) -> str:
-    return atom.name if isinstance(atom, Symbol) else f"({atom!r})"
-
-
-def _operand(expr: Expr) -> str:
-    simple = expr.is_constant or (
-        expr.constant == 0 and len(expr.terms) == 1 and expr.terms[0][1] == 1
-    )
-    return repr(expr) if simple and len(expr.terms[:1] and expr.terms[0][0]) <= 1 else f"({expr!r})"
 
 
 @lru_cache(maxsize=1 << 14)
@@ -434,13 +363,9 @@ def is_less(a: Expr, b: Expr) -> bool:
     return is_nonnegative(b - high - 1)
 
 
+@lru_cache(maxsize=1 << 16)
 def symbols_of(expr: Expr) -> frozenset[Symbol]:
     """All symbols in ``expr``, inside divisions too."""
-    return _symbols_of(expr)
-
-
-@lru_cache(maxsize=1 << 16)
-def _symbols_of(expr: Expr) -> frozenset[Symbol]:
     found: set[Symbol] = set()
     for monomial, _ in expr.terms:
         for atom in monomial:

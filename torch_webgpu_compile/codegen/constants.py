@@ -7,18 +7,60 @@ where an element comes from, are rounded as PyTorch's are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .. import dtypes
 from ..ir.numeric import convert, numpy_dtype, scalar_op
-from ..ir.scalar import Const, Op, Scalar, apply, const, loads_of
+from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, apply, const, loads_of
+from .index_wgsl import as_index, decide
 
 # Drivers take an inverse away, and with it the NaN of negative numbers.
 _INVERSES = {"exp": "log", "fast_exp": "log", "exp2": "log2", "square": "sqrt"}
 # Comparisons, and what they are for two equal numbers.
-_ORDERS = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt": False}
+COMPARISONS = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt": False}
 _NAN = float("nan")
 _LARGEST_DIVISOR = 2.0**126  # of WGSL's division
+
+
+class Simplifier:
+    """Scalars in which operations on constants are carried out, and choices that are known taken.
+
+    Args:
+        constant_of: the constant that a buffer computed in this kernel holds, or None.
+    """
+
+    def __init__(self, constant_of: Callable[[Load], Const | None]) -> None:
+        self.constant_of = constant_of
+        self.found: dict[Scalar, Scalar] = {}
+
+    def __call__(self, node: Scalar) -> Scalar:
+        match node:
+            case Index(expr) if expr.is_constant:
+                return const(expr.constant, node.dtype)
+            case Load():
+                return self.constant_of(node) or node
+            case Masked():
+                condition = self(node.condition)
+                if isinstance(condition, Const):
+                    return self(node.body if condition.value else node.other)
+            case Op():
+                return self._operation(node)
+        return node
+
+    def _operation(self, node: Op) -> Scalar:
+        found = self.found.get(node)
+        if found is None:
+            args = tuple(map(self, node.args))
+            found = simplify(node if args == node.args else Op(node.name, args, node.dtype))
+            if isinstance(found, Op) and found.name in COMPARISONS:
+                left, right = map(as_index, found.args)
+                if left is not None and right is not None:
+                    is_true = decide(found.name, left, right)
+                    found = found if is_true is None else const(is_true, found.dtype)
+            self.found[node] = self.found[found] = found
+        return found
 
 
 def simplify(node: Op) -> Scalar:
@@ -37,8 +79,8 @@ def simplify(node: Op) -> Scalar:
     if not node.args[-1].dtype.is_float:
         if _is_nothing(node):
             return const(0, node.dtype)
-        if node.name in _ORDERS and node.args[0] is node.args[1]:
-            return const(_ORDERS[node.name], node.dtype)
+        if node.name in COMPARISONS and node.args[0] is node.args[1]:
+            return const(COMPARISONS[node.name], node.dtype)
     return _without_inverse(node.name, node)
 
 

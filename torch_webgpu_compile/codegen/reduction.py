@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from .. import dtypes
 from ..ir.access import neighbours_in_rows
@@ -190,11 +190,7 @@ class RowKernel:
             for m in self.group.members
             if m.reduction and m.output not in self.sums and self.depth[m.output] == d
         ]
-        stores = [
-            m
-            for m in self.group.members
-            if m.store and m.output in self.varying and self.depth[m.output] == d - 1
-        ]
+        stores = self._element_stores(d - 1)
         phase.accumulators = [self._accumulator(m) for m in reductions]
         for shares in self._shares():
             phase.body += self._share_lines(shares, reductions, phase.accumulators, stores)
@@ -271,11 +267,7 @@ class RowKernel:
         """After the last pass: values per row, then elements that needed the last pass."""
         last = self.phases_count
         self._row_members(last)
-        stores = [
-            m
-            for m in self.group.members
-            if m.store and m.output in self.varying and self.depth[m.output] == last
-        ]
+        stores = self._element_stores(last)
         body: list[str] = []
         for shares in self._shares() if stores else ():
             body += self._share_lines(shares, stores=stores)
@@ -297,6 +289,11 @@ class RowKernel:
             elif m.reduction is None:
                 value = self.row_renderer.render(m.body)
                 self.values[m.output] = self.rounding(m.output, value, self.row_renderer.let)
+
+    def _element_stores(self, depth: int) -> list[Member]:
+        """Members to be stored whose elements are known after ``depth`` passes."""
+        stored = [m for m in self.group.members if m.store and m.output in self.varying]
+        return [m for m in stored if self.depth[m.output] == depth]
 
     def _row_stores(self) -> list[str]:
         stored = [m for m in self.group.members if m.store and m.output not in self.varying]
@@ -379,15 +376,9 @@ class RowKernel:
             lanes.append({**self.row_env, **dict(zip(self.element_symbols, index, strict=True))})
         predicate = None
         if not inside:
-            key = ("predicate", chunk)
-            known = scope.find(key)
-            if known is None:
-                first = self._position(chunk)
-                known = self.builder.renderer(lanes, scope).let(
-                    f"{first} < {self.builder.index(self.length)}", 1, dtypes.bool_
-                )
-                scope.known[key] = known
-            predicate = known.code
+            test = f"{self._position(chunk)} < {self.builder.index(self.length)}"
+            named = partial(self.builder.renderer(lanes, scope).let, test, 1, dtypes.bool_)
+            predicate = scope.once(("predicate", chunk), named).code
         renderer: Renderer
 
         def member(load: Load) -> Text | None:

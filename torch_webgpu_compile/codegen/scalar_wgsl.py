@@ -11,17 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from .. import dtypes
 from ..dtypes import DType
 from ..errors import UnsupportedOp
-from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, const, loads_of
+from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
 from ..plan.model import FIRST_CHECK
 from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute
 from .algebra import Algebra, opaque, unknown
 from .buffer_access import VECTOR
 from .casts import cast, fitted
-from .constants import simplify
+from .constants import COMPARISONS, Simplifier
 from .index_wgsl import (
     NameOf,
     as_index,
-    decide,
     is_clamped,
     is_multiple_of,
     render_comparisons,
@@ -74,17 +73,13 @@ class Renderer:
         self.branches = branches
         self.predicates: tuple[Text | str, ...] = () if predicate is None else (predicate,)
         self.masked = 0
-        self.simplified: dict[Scalar, Scalar] = {}
+        self.simplified = Simplifier(self._constant_of)
 
     def render(self, root: Scalar) -> Text:
         """The value of ``root``; statements go to the open scope."""
         if self.outer is not None and not self.masked and self.belongs_outside(root):
             return self.outer.render(root)
-        found = self.scope.find((root, self.predicates))
-        if found is None:
-            found = self._compute(root)
-            self.scope.known[(root, self.predicates)] = found
-        return found
+        return self.scope.once((root, self.predicates), lambda: self._compute(root))
 
     def _member(self, load: Load) -> Text | None:
         """`member`, whose statements are there once."""
@@ -107,42 +102,20 @@ class Renderer:
                 known = self._member(node)
                 return known if known is not None else self._load(node)
             case Op() | Masked():
-                simple = self._simplified(node)
+                simple = self.simplified(node)
                 if isinstance(simple, Op):
                     return self._op(simple)
                 return self._masked(node) if simple is node else self.render(simple)
             case Checked():
                 return cast(self._checked(node), node.dtype, self.let)
 
-    def _simplified(self, node: Scalar) -> Scalar:
-        """``node`` with operations on constants carried out."""
-        if isinstance(node, Index) and node.expr.is_constant:
-            return const(node.expr.constant, node.dtype)
-        if isinstance(node, Load):
-            known = self._member(node)
-            return known.constant if known is not None and known.constant is not None else node
-        if isinstance(node, Masked):
-            condition = self._simplified(node.condition)
-            if not isinstance(condition, Const):
-                return node
-            return self._simplified(node.body if condition.value else node.other)
-        if not isinstance(node, Op):
-            return node
-        found = self.simplified.get(node)
-        if found is None:
-            args = tuple(self._simplified(a) for a in node.args)
-            found = simplify(node if args == node.args else Op(node.name, args, node.dtype))
-            if isinstance(found, Op) and found.name in _COMPARISONS:
-                left, right = map(as_index, found.args)
-                if left is not None and right is not None:
-                    is_true = decide(found.name, left, right)
-                    found = found if is_true is None else const(is_true, found.dtype)
-            self.simplified[node] = self.simplified[found] = found
-        return found
+    def _constant_of(self, load: Load) -> Const | None:
+        known = self._member(load)
+        return None if known is None else known.constant
 
     def index_of(self, entry: Scalar) -> Expr | None:
         """An entry of an index as an expression; None when it is computed from data."""
-        return as_index(self._simplified(entry))
+        return as_index(self.simplified(entry))
 
     def per_lane(self, expr: Expr) -> list[Expr]:
         """An index expression in kernel-level symbols, for each lane."""
@@ -263,7 +236,7 @@ class Renderer:
 
     def _inside(self, entry: Scalar, size: Expr) -> str:
         """`Gather.inside`: nothing checks bounds, and no index may read foreign memory."""
-        if is_clamped(self._simplified(entry), size):
+        if is_clamped(self.simplified(entry), size):
             return "{0}"
         return "max({0}, 0)" if self.is_below(entry, size) else "clamp({0}, 0, {1})"
 
@@ -272,11 +245,11 @@ class Renderer:
         if self.outer is not None and not self.masked and self.belongs_outside(node):
             return self.outer._checked(node)
         key = (node, self.predicates, dtypes.int32)
-        found = self.scope.find(key)
-        if found is not None:
-            return found
+        return self.scope.once(key, lambda: self._check(node))
+
+    def _check(self, node: Checked) -> Text:
         given = self.render(node.given)
-        wanted = self._simplified(node.position)
+        wanted = self.simplified(node.position)
         position = self._narrow(wanted) or self.render(wanted)
         size = self.index_of(node.size)
         assert size is not None
@@ -300,16 +273,13 @@ class Renderer:
             ]
             names.append(name)
         if len(names) == 1:
-            result = Text(names[0], 1, dtypes.int32)
-        else:
-            result = self.let(f"vec4<i32>({', '.join(names)})", VECTOR, dtypes.int32)
-        self.scope.known[key] = result
-        return result
+            return Text(names[0], 1, dtypes.int32)
+        return self.let(f"vec4<i32>({', '.join(names)})", VECTOR, dtypes.int32)
 
     # -- operators -----------------------------------------------------------------------------
 
     def _op(self, node: Op) -> Text:
-        if node.name in _COMPARISONS:
+        if node.name in COMPARISONS:
             exprs = [as_index(a) for a in node.args]
             if exprs[0] is not None and exprs[1] is not None:
                 return self._compare(node, exprs[0], exprs[1])
@@ -411,4 +381,3 @@ class Renderer:
 _BOUNDED = frozenset(
     {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "minimum", "maximum", "where"}
 )
-_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
