@@ -91,6 +91,14 @@ def test_only_what_runs_again_is_forgotten():
     assert "airy" in found.hosted
 
 
+def test_a_run_takes_the_place_of_one_of_the_same_share():
+    found = some()
+    first, other = found.runs
+    again = {**first, "outcomes": {"passed": 15}, "seconds": 60}
+    found.add_run(again)
+    assert found.runs == [other, again]
+
+
 def test_it_is_read_back(tmp_path):
     found, path = some(), tmp_path / "operators.json"
     found.save(path)
