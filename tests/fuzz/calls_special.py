@@ -99,8 +99,9 @@ _LOSSES = (
     "F.soft_margin_loss(torch.tanh({0}), {1}.sign(){2})",
     "F.binary_cross_entropy_with_logits({0}, torch.sigmoid({1}){2})",
     "F.binary_cross_entropy(torch.sigmoid({0}) * 0.9 + 0.05, torch.sigmoid({1}){2})",
-    "F.kl_div(F.logsigmoid({0}), torch.sigmoid({1}) * 0.5{2})",  # of the same, it would be rounding
-    "F.poisson_nll_loss(torch.tanh({0}), {1}.abs(){2})",
+    # Terms of both signs, whose sum may be what 16 bits round; of one value it would always be.
+    "F.kl_div(F.logsigmoid({0}.float()), torch.sigmoid({1}.float()) * 0.5{2})",
+    "F.poisson_nll_loss(torch.tanh({0}.float()), {1}.float().abs(){2})",
 )
 
 

@@ -156,6 +156,49 @@ def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     return table.index_copy(0, order, rows)[:size].clone()
 
 
+def tril_indices(row: int, col: int, offset: int = 0, **keywords: Any) -> Any:
+    """int (2, n): rows and columns of the lower triangle of a matrix."""
+    if row < 0 or col < 0:
+        return NotImplemented
+    place = torch.arange(row, device=keywords.get("device"))
+    last = (place + (offset + 1)).clamp(0, col)
+    count = _below_diagonal(row + offset, col) - _below_diagonal(offset, col)
+    return _positions(torch.zeros_like(place), last, count, keywords.get("dtype"))
+
+
+def triu_indices(row: int, col: int, offset: int = 0, **keywords: Any) -> Any:
+    """int (2, n): rows and columns of the upper triangle of a matrix."""
+    if row < 0 or col < 0:
+        return NotImplemented
+    place = torch.arange(row, device=keywords.get("device"))
+    first = (place + offset).clamp(0, col)
+    left = _below_diagonal(row + offset - 1, col) - _below_diagonal(offset - 1, col)
+    return _positions(first, torch.full_like(place, col), row * col - left, keywords.get("dtype"))
+
+
+def _positions(first: Tensor, last: Tensor, count: int, dtype: torch.dtype | None) -> Any:
+    """Rows and columns of what is from ``first`` to before ``last`` in each row, ``count`` places.
+
+    PyTorch's decomposition takes square roots in float64.
+    """
+    if dtype not in (None, torch.int32, torch.int64):
+        return NotImplemented
+    if not count:
+        return torch.empty((2, 0), dtype=dtype or torch.int64, device=first.device)
+    ends = (last - first).cumsum(0)
+    place = torch.arange(count, device=first.device)
+    rows = torch.searchsorted(ends, place, right=True)
+    columns = place + (last - ends).index_select(0, rows)
+    return torch.stack([rows, columns]).to(dtype or torch.int64)
+
+
+def _below_diagonal(rows: int, col: int) -> int:
+    """Σ min(k, col) for k from 1 to ``rows``."""
+    rows = max(rows, 0)
+    whole = max(rows - col, 0)
+    return (rows - whole) * (rows - whole + 1) // 2 + whole * col
+
+
 _SEGMENT_KINDS = {"sum": "sum", "mean": "sum", "max": "amax", "min": "amin", "prod": "prod"}
 _SEGMENT_INITIAL = {"sum": 0.0, "mean": 0.0, "max": -torch.inf, "min": torch.inf, "prod": 1.0}
 
@@ -254,6 +297,8 @@ DECOMPOSITIONS: dict[Any, Any] = {
     aten.linspace.Tensor_Scalar: linspace,
     aten.linspace.Scalar_Tensor: linspace,
     aten.repeat_interleave.Tensor: repeat_interleave,
+    aten.tril_indices.default: tril_indices,
+    aten.triu_indices.default: triu_indices,
     aten.nonzero_static.default: nonzero_static,
     aten.segment_reduce.default: segment_reduce,
     aten._segment_reduce_backward.default: segment_reduce_backward,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .host import report, run_on_host
+from .host import run_on_host
 from .masks import Choice
 
 
@@ -72,19 +72,51 @@ def unique_without_counts(
     return values, places
 
 
+def unique_dim(
+    self: Tensor,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``aten::unique_dim``: what is different along a dimension, as rows in order, NaN last."""
+    if _is_for_host(self, dim):
+        return _on_host(torch.ops.aten.unique_dim.default, self, dim)
+    order = _ranks_of_rows(_as_rows(self, dim)).argsort()
+    found, places, counts = unique_consecutive(self.index_select(dim, order), True, True, dim)
+    return found, torch.empty_like(places).index_copy_(0, order, places), counts
+
+
 def unique_consecutive(
     self: Tensor,
     return_inverse: bool = False,
     return_counts: bool = False,
     dim: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``aten::unique_consecutive``."""
-    if dim is not None and self.dim() > 1:
-        op = torch.ops.aten.unique_consecutive.default
-        report(op, "rows have no order on the GPU", [self])
-        arguments = self, return_inverse, return_counts, dim
-        found: tuple[Tensor, Tensor, Tensor] = run_on_host(op, arguments, {})
-        return found
+    """``aten::unique_consecutive``; along a dimension with everything, asked for or not."""
+    if dim is None:
+        return _of_elements(self, return_inverse, return_counts)
+    if _is_for_host(self, dim):
+        return _on_host(torch.ops.aten.unique_dim_consecutive.default, self, dim)
+    rows = _as_rows(self, dim)
+    starts = torch.ones(len(rows), dtype=torch.bool, device=self.device)
+    starts[1:].copy_((rows[1:] != rows[:-1]).any(1))
+    choice = Choice.of(starts)
+    found = choice.take(self.movedim(dim, 0)).movedim(0, dim)
+    places = choice.ranks.to(torch.int64) - 1
+    return found, places, _counts(places, choice.count)
+
+
+def unique_dim_consecutive(
+    self: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``aten::unique_dim_consecutive``."""
+    return unique_consecutive(self, return_inverse, return_counts, dim)
+
+
+def _of_elements(
+    self: Tensor, return_inverse: bool, return_counts: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     none = torch.empty(0, dtype=torch.int64, device=self.device)
     flat = self.reshape(-1)
     if not flat.numel():
@@ -93,8 +125,48 @@ def unique_consecutive(
     starts[1:].copy_(flat[1:] != flat[:-1])
     choice = Choice.of(starts)
     places = choice.ranks.to(torch.int64) - 1
-    counts = none
-    if return_counts:
-        counts = torch.zeros(choice.count, dtype=torch.int64, device=self.device)
-        counts.index_add_(0, places, torch.ones_like(places))
+    counts = _counts(places, choice.count) if return_counts else none
     return choice.take(flat), places.view(self.shape) if return_inverse else none, counts
+
+
+def _counts(places: Tensor, count: int) -> Tensor:
+    """How often each of ``count`` places is there."""
+    counts = torch.zeros(count, dtype=torch.int64, device=places.device)
+    return counts.index_add_(0, places, torch.ones_like(places))
+
+
+def _is_for_host(self: Tensor, dim: int) -> bool:
+    """Whether there is nothing to order, or an error to be raised."""
+    return self.is_complex() or not self.numel() or not -self.dim() <= dim < self.dim()
+
+
+def _on_host(op: torch._ops.OpOverload, self: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = run_on_host(op, (self, dim), {})
+    return found
+
+
+def _as_rows(self: Tensor, dim: int) -> Tensor:
+    return self.movedim(dim, 0).reshape(self.shape[dim], -1)
+
+
+def _ranks_of_rows(rows: Tensor) -> Tensor:
+    """int64 (n,): the places of n rows in lexicographic order; equal ones, and NaN, have one.
+
+    Elements are ranked within their columns; then two neighbouring columns of ranks are one of
+    pairs, which are ranked again, until one column is left.
+    """
+    keys = rows.t()
+    while True:
+        values, order = keys.sort(dim=1)
+        differ = values[:, 1:] != values[:, :-1]
+        if values.is_floating_point():  # NaN is the last, and differs from itself
+            differ &= values[:, :-1] == values[:, :-1]
+        ranks = torch.zeros(order.shape, dtype=torch.int64, device=rows.device)
+        ranks[:, 1:].copy_(differ.cumsum(1))
+        ranks = torch.empty_like(ranks).scatter_(1, order, ranks)
+        columns = len(ranks)
+        if columns == 1:
+            return ranks[0]
+        keys = ranks[0 : columns - 1 : 2] * len(rows) + ranks[1::2]
+        if columns % 2:
+            keys = torch.cat([keys, ranks[-1:]])

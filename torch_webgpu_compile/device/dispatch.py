@@ -110,6 +110,18 @@ def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
             key += (kind, value if kind is not torch.Generator else None)
 
 
+def _reduces_nothing(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]) -> bool:
+    """Whether a reduction that needs elements has none for a result (or none that is known)."""
+    if op._schema.name not in _NEED_ELEMENTS or arguments[0].numel():
+        return False
+    names = [argument.name for argument in op._schema.arguments]
+    dims = {**dict(zip(names, arguments, strict=False)), **keywords}.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims or []
+    sizes = arguments[0].shape
+    inside = all(-len(sizes) <= dim < len(sizes) for dim in dims)
+    return not (dims and inside and all(sizes[dim] for dim in dims))
+
+
 def _first_time(
     op: OpOverload,
     arguments: tuple[Any, ...],
@@ -119,8 +131,8 @@ def _first_time(
 ) -> Any:
     cause = aliasing.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
     placement = Placement.of(op, leaves, tree_structure((arguments, keywords)))
-    if op._schema.name in _NEED_ELEMENTS and arguments[0].numel() == 0:
-        return run_on_host(op, arguments, keywords)  # an error, unless no results are asked for
+    if _reduces_nothing(op, arguments, keywords):
+        return run_on_host(op, arguments, keywords)  # an error, or NaN
     try:
         refused = outputs.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
         if refused:

@@ -83,6 +83,8 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_unique": counting.unique_without_counts,
     "_unique2": counting.unique,
     "unique_consecutive": counting.unique_consecutive,
+    "unique_dim": counting.unique_dim,
+    "unique_dim_consecutive": counting.unique_dim_consecutive,
     "index.Tensor": masks.index,
     "_index_put_impl_": masks.index_put_impl_,
 }

@@ -37,12 +37,62 @@ def test_unique_of_nan():
     compare(lambda device: torch.tensor([1.0, NAN, 1.0, NAN], device=device).unique())
 
 
-@pytest.mark.filterwarnings("ignore::torch_webgpu_compile.fallbacks.FallbackWarning")
-def test_unique_rows_are_for_the_host():
-    compare(
-        lambda device: numbers(device, sizes=(30, 2)).unique_consecutive(dim=0),
-        host=["aten.unique_consecutive.default"],
-    )
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("sizes", "dim"), [((40, 2), 0), ((3, 50), -1), ((30, 5), 0), ((6, 9, 3), 1)]
+)
+def test_unique_rows(dtype, sizes, dim):
+    def f(device):
+        x = (numbers(device, sizes=sizes) % 3).to(dtype)
+        return (
+            x.unique(dim=dim, return_inverse=True, return_counts=True),
+            x.unique_consecutive(dim=dim, return_inverse=True, return_counts=True),
+            torch.ops.aten.unique_dim_consecutive(x, dim, True, True),
+            x.transpose(0, 1).unique(dim=dim),
+            x.flatten().unique(dim=0, return_counts=True),
+        )
+
+    compare(f)
+
+
+def test_unique_rows_with_nan():
+    """Each is another one; they are in order where PyTorch's comparison of NaN has one."""
+
+    def f(device):
+        x = torch.tensor([[1.0, NAN], [0.0, 2.0], [1.0, NAN], [-0.0, 2.0]], device=device)
+        return x.unique(dim=0, return_inverse=True, return_counts=True)
+
+    compare(f)
+
+
+UNIQUE_ERRORS = {
+    "no rows to choose from": lambda x: x[:, :0].unique(dim=0),
+    "no such dimension": lambda x: torch.ops.aten.unique_dim(x, 5),
+    "no dimension": lambda x: torch.ops.aten.unique_consecutive(x[0, 0], True, True, 0),
+    "no order": lambda x: x.to(torch.complex64).unique(dim=0),
+}
+
+
+@pytest.mark.parametrize("name", UNIQUE_ERRORS)
+def test_errors_of_unique(name):
+    compare(lambda device: UNIQUE_ERRORS[name](torch.ones(3, 2, device=device)), host=None)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 4), (1, 1), (3, 6), (5, 3)])
+def test_positions_of_triangles(rows, columns):
+    def f(device):
+        return [
+            function(rows, columns, offset, device=device, dtype=dtype)
+            for function in (torch.tril_indices, torch.triu_indices)
+            for offset in (-7, -2, 0, 1, 8)
+            for dtype in (torch.int32, torch.int64)
+        ]
+
+    compare(f)
+
+
+def test_extremes_of_nothing_for_no_results():
+    compare(lambda device: torch.aminmax(torch.ones(5, 0, 3, device=device), dim=0))
 
 
 def test_bincount():
