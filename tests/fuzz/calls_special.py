@@ -100,8 +100,8 @@ _LOSSES = (
     "F.binary_cross_entropy_with_logits({0}, torch.sigmoid({1}){2})",
     "F.binary_cross_entropy(torch.sigmoid({0}) * 0.9 + 0.05, torch.sigmoid({1}){2})",
     # Terms of both signs, whose sum may be what 16 bits round; of one value it would always be.
-    "F.kl_div(F.logsigmoid({0}.float()), torch.sigmoid({1}.float()) * 0.5{2})",
-    "F.poisson_nll_loss(torch.tanh({0}.float()), {1}.float().abs(){2})",
+    "F.kl_div(F.logsigmoid({0}.to(torch.float32)), torch.sigmoid({1}.to(torch.float32)) * 0.5{2})",
+    "F.poisson_nll_loss(torch.tanh({0}.to(torch.float32)), {1}.to(torch.float32).abs(){2})",
 )
 
 
