@@ -82,6 +82,8 @@ def unique_dim(
     """``aten::unique_dim``: what is different along a dimension, as rows in order, NaN last."""
     if _is_for_host(self, dim):
         return _on_host(torch.ops.aten.unique_dim.default, self, dim)
+    if not self.numel():
+        return unique_consecutive(self, dim=dim)
     order = _ranks_of_rows(_as_rows(self, dim)).argsort()
     found, places, counts = unique_consecutive(self.index_select(dim, order), True, True, dim)
     return found, torch.empty_like(places).index_copy_(0, order, places), counts
@@ -98,6 +100,9 @@ def unique_consecutive(
         return _of_elements(self, return_inverse, return_counts)
     if _is_for_host(self, dim):
         return _on_host(torch.ops.aten.unique_dim_consecutive.default, self, dim)
+    if not self.numel():
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        return self.new_empty(self.shape), none, none.clone()
     rows = _as_rows(self, dim)
     starts = torch.ones(len(rows), dtype=torch.bool, device=self.device)
     starts[1:].copy_((rows[1:] != rows[:-1]).any(1))
@@ -136,8 +141,10 @@ def _counts(places: Tensor, count: int) -> Tensor:
 
 
 def _is_for_host(self: Tensor, dim: int) -> bool:
-    """Whether there is nothing to order, or an error to be raised."""
-    return self.is_complex() or not self.numel() or not -self.dim() <= dim < self.dim()
+    """Whether an error is to be raised."""
+    if self.is_complex() or not -self.dim() <= dim < self.dim():
+        return True
+    return list(self.shape).count(0) > (self.shape[dim] == 0)
 
 
 def _on_host(op: torch._ops.OpOverload, self: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:

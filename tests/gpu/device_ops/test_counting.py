@@ -50,6 +50,8 @@ def test_unique_rows(dtype, sizes, dim):
             torch.ops.aten.unique_dim_consecutive(x, dim, True, True),
             x.transpose(0, 1).unique(dim=dim),
             x.flatten().unique(dim=0, return_counts=True),
+            x[:0].unique(dim=0, return_inverse=True, return_counts=True),
+            x[:0].unique_consecutive(dim=0, return_counts=True),
         )
 
     compare(f)
@@ -67,6 +69,7 @@ def test_unique_rows_with_nan():
 
 UNIQUE_ERRORS = {
     "no rows to choose from": lambda x: x[:, :0].unique(dim=0),
+    "neither rows nor columns": lambda x: x[:0, :0].unique(dim=0),
     "no such dimension": lambda x: torch.ops.aten.unique_dim(x, 5),
     "no dimension": lambda x: torch.ops.aten.unique_consecutive(x[0, 0], True, True, 0),
     "no order": lambda x: x.to(torch.complex64).unique(dim=0),
