@@ -56,6 +56,23 @@ def test_sizes_that_change() -> None:
             torch.testing.assert_close(run(x), model(x), atol=1e-4, rtol=1e-4)
 
 
+def test_additions_whose_addresses_divide_by_a_size() -> None:
+    """The sizes of what is added are no indices along which its layout could be fast."""
+    depthwise = weight(4, 1, 1, 3)
+
+    def run(x: Tensor) -> Tensor:
+        hidden = nn.functional.conv_transpose2d(x, depthwise, stride=2, groups=4)
+        columns = nn.functional.unfold(hidden, 3, stride=2, padding=1)
+        height, width = hidden.shape[2:]
+        return nn.functional.fold(columns, (height, width), 3, stride=2, padding=1)
+
+    fast = compiled(run, dynamic=True)
+    for sizes in ((1, 4, 7, 5), (2, 4, 6, 9)):
+        x = torch.randn(sizes)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), run(x), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("depthwise", [False, True])
 def test_training(memory_format: torch.memory_format, depthwise: bool) -> None:

@@ -12,7 +12,7 @@ the graph keep the layout that PyTorch gave them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..ir.access import step_of, typical_numel
@@ -220,7 +220,7 @@ def _cost(
             total = 0.0
             for body in bodies_of(node):
                 reads = list(_reads([body], buffers, strides))
-                total += _least_against(reads, sorted(scalar_symbols(body), key=lambda s: s.key))
+                total += _least_against(reads, _moving(scalar_symbols(body)))
             return _AGAINST_THE_GRAIN * total
 
 
@@ -254,12 +254,14 @@ def _reads(
 
 
 def _symbols(ranges: Sequence[tuple[str, Sequence[Expr]]]) -> list[Symbol]:
-    return [
-        s
-        for prefix, sizes in ranges
-        for s in symbol_keys(iteration_symbols(prefix, sizes))
-        if s.extent is not ONE
-    ]
+    return _moving(
+        s for prefix, sizes in ranges for s in symbol_keys(iteration_symbols(prefix, sizes))
+    )
+
+
+def _moving(symbols: Iterable[Symbol]) -> list[Symbol]:
+    """The symbols that take several values in one kernel: neither sizes nor indices of one."""
+    return [s for s in symbols if s.extent is not None and s.extent is not ONE]
 
 
 def _least_against(accesses: Sequence[tuple[Expr, int]], symbols: Sequence[Symbol]) -> int:
