@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from torch_webgpu_compile import counters
@@ -61,6 +61,19 @@ def compare_eager_and_compiled(
         warnings.simplefilter("error", FallbackWarning)
         got = torch.compile(function, backend="webgpu", fullgraph=True)(*inputs)
     torch.testing.assert_close(got, function(*inputs), equal_nan=True, **tolerance)
+
+
+def numbers(*shape: int, device: str, seed: int = 0, grad: bool = True) -> Tensor:
+    """Normally distributed numbers, a leaf that asks for gradients: the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=generator).to(device)
+    return x.requires_grad_() if grad else x
+
+
+def network(device: str) -> nn.Module:
+    """A small network with the same parameters on every device."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)).to(device)
 
 
 def _outcome(function: Callable[[str], Any], device: str) -> tuple[Any, Exception | None]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.plan.model import (
     Binding,
@@ -19,7 +21,7 @@ from torch_webgpu_compile.plan.model import (
     Step,
 )
 from torch_webgpu_compile.runtime.adapters import find_adapter
-from torch_webgpu_compile.runtime.device import Device, create_device
+from torch_webgpu_compile.runtime.device import Device, GpuBuffer, create_device
 from torch_webgpu_compile.sizes import Expr, IntLike, as_expr, ceildiv
 
 ADD = """
@@ -40,11 +42,30 @@ SCALE = """
 }
 """
 
+_RNG = np.random.default_rng(0)
+
 
 @cache
 def portable_device() -> Device:
     """The provider-independent path, on wgpu."""
     return create_device("wgpu", *find_adapter("wgpu", None), checked=False, portable=True)
+
+
+def floats(numel: int) -> np.ndarray:
+    """Other numbers at every call, uniform in [0, 1)."""
+    return _RNG.random(numel, dtype=np.float32)
+
+
+def on_gpu(device: Device, array: np.ndarray) -> GpuBuffer:
+    gpu = device.allocate(array.nbytes)
+    device.upload(gpu, array)
+    return gpu
+
+
+def read(device: Device, gpu: GpuBuffer, numel: int) -> np.ndarray:
+    result = np.empty(numel, np.float32)
+    device.download(gpu, result)
+    return result
 
 
 def kernel(name: str, wgsl: str, writable: Sequence[bool], parameters: int = 0) -> Kernel:

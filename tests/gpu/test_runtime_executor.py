@@ -17,7 +17,9 @@ from runtime_plans import (
     buffer,
     chain_plan,
     dispatch,
+    floats,
     kernel,
+    on_gpu,
     plan,
     portable_device,
 )
@@ -38,20 +40,10 @@ def device(request: pytest.FixtureRequest) -> Device:
     return open_device() if request.param == "native" else portable_device()
 
 
-def floats(numel: int) -> np.ndarray:
-    return RNG.random(numel, dtype=np.float32)
-
-
 def read(device: Device, bound: BoundPlan, name: str, numel: int) -> np.ndarray:
     result = np.empty(numel, np.float32)
     device.download(bound.buffer(name), result)
     return result
-
-
-def on_gpu(device: Device, array: np.ndarray) -> Any:
-    gpu = device.allocate(array.nbytes)
-    device.upload(gpu, array)
-    return gpu
 
 
 @pytest.mark.parametrize("numel", [1, 63, 1000, 100_003])

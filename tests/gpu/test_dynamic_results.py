@@ -1,0 +1,80 @@
+"""Results whose sizes or places come from data or from sizes that change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_webgpu_compile import counters
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+Function = Callable[..., Any]
+
+
+def R(*sizes: int) -> Tensor:
+    """Normally distributed numbers: the same for the same sizes."""
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes)))
+
+
+def _places(x: Tensor) -> Any:
+    at = x.relu().nonzero()
+    return at, x.masked_select(x > 0) * 2, x[at[:, 0]].sum(0)
+
+
+def _kinds(x: Tensor) -> Any:
+    kinds, of_each, counts = torch.unique((x * 2).int(), return_inverse=True, return_counts=True)
+    return kinds * 2, of_each, counts + 1
+
+
+def _repeated(x: Tensor) -> Any:
+    y = x.repeat_interleave(x[:, 0].abs().int(), 0)
+    return y * 2, y.sum(0)
+
+
+@pytest.mark.parametrize("function", [_places, _kinds, _repeated])
+def test_sizes_that_come_from_data(function: Function) -> None:
+    """They break the graph; what follows is compiled for any size, after two of them."""
+    compiled = torch.compile(function, backend="webgpu", dynamic=True)
+    counters.reset()
+    for k, size in enumerate((30, 9, 70, 41)):
+        x = R(size, 3) * 2
+        plans = counters.plans_compiled
+        torch.testing.assert_close(compiled(x), function(x))
+        assert k < 2 or counters.plans_compiled == plans
+    assert counters.plans_compiled
+    assert not counters.fallbacks
+
+
+@pytest.mark.parametrize("function", [_places, _kinds, _repeated])
+def test_sizes_that_come_from_data_in_one_graph(function: Function) -> None:
+    compiled = torch.compile(function, backend="webgpu", dynamic=True, fullgraph=True)
+    with pytest.raises(Exception, match="depends on the contents of a tensor"):
+        compiled(R(30, 3))
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+@pytest.mark.parametrize("wants_grad", [False, True])
+def test_views_of_arguments(offset: int, wants_grad: bool) -> None:
+    """Their offsets are symbols: they show the caller's memory, at the right place."""
+
+    def function(x: Tensor) -> Any:
+        n = x.shape[0]
+        return x[n // 3 :: 2], x[:, n // 2 :].t(), x.exp()
+
+    compiled = torch.compile(function, backend="webgpu", dynamic=True, fullgraph=True)
+    for size in (17, 6):
+        x = R(size * size + offset)[offset:].reshape(size, size).requires_grad_(wants_grad)
+        got, wanted = compiled(x), function(x)
+        torch.testing.assert_close(got, wanted)
+        for view, other in zip(got[:2], wanted[:2], strict=True):
+            assert view.data_ptr() == other.data_ptr()
+            assert view.stride() == other.stride()
+        if wants_grad:
+            (found,) = torch.autograd.grad(got[0].sum() + got[2].sum(), x)
+            (right,) = torch.autograd.grad(wanted[0].sum() + wanted[2].sum(), x)
+            torch.testing.assert_close(found, right)
