@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from runtime_plans import (
-    ADD,
     ADD_KERNEL,
     SCALE_KERNEL,
     add_plan,
@@ -18,7 +16,6 @@ from runtime_plans import (
     chain_plan,
     dispatch,
     floats,
-    kernel,
     on_gpu,
     plan,
     portable_device,
@@ -203,27 +200,6 @@ def test_failing_host_step_leaves_the_executor_usable(device: Device) -> None:
     np.testing.assert_array_equal(read(device, bound, "y", 3), x)
 
 
-def test_shader_error_names_kernel_and_line(device: Device) -> None:
-    wgsl = ADD.replace("a[id.x] + b[id.x]", "a[id.x] + nonsense")
-    bad = replace(ADD_KERNEL, name="bad_7", wgsl=wgsl, ops=("aten.add.Tensor",))
-    for _ in range(2):
-        with pytest.raises(errors.ShaderError) as info:
-            device.compile(bad)
-        message = str(info.value)
-        assert "bad_7" in message
-        assert "aten.add.Tensor" in message
-        assert "nonsense" in message
-        assert "c[id.x] = a[id.x]" in message
-    test_vector_add(device, 8)
-
-
-def test_shader_error_of_the_pipeline(device: Device) -> None:
-    """A valid module whose bindings do not fit the layout."""
-    bad = kernel("misbound_1", ADD, (False, False))
-    with pytest.raises(errors.ShaderError, match="misbound_1"):
-        device.compile_many([ADD_KERNEL, bad])
-
-
 def test_reading_and_writing_one_buffer_is_refused(device: Device) -> None:
     executor = Executor(add_plan(4), device)
     gpu = device.allocate(16)
@@ -261,15 +237,6 @@ def test_device_refusing_a_replay_leaves_the_executor_usable() -> None:
     run.items[:] = good
     bound.replay()
     device.synchronize()
-
-
-def test_equal_kernels_are_compiled_once(device: Device) -> None:
-    fresh = replace(ADD_KERNEL, wgsl=ADD + f"// {RNG.integers(1 << 40)}")
-    before = device.kernels_compiled
-    pipelines = device.compile_many([fresh, replace(fresh, name="other"), fresh])
-    assert device.kernels_compiled == before + 1
-    assert len({id(pipeline) for pipeline in pipelines}) == 1
-    assert device.compile_seconds > 0
 
 
 def test_checked_device() -> None:

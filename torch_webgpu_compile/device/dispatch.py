@@ -24,6 +24,7 @@ from .compiled_op import CompiledOp, Placement, compile_op
 from .host import report, run_on_host
 
 _MAX_SIGNATURES = 1 << 16
+_MAX_OPS = 1 << 11  # some hundred kilobytes each, a software adapter's machine code included
 _MAX_NUMBERS = 256
 _INF = float("inf")
 _UNKNOWN = object()
@@ -160,6 +161,9 @@ def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[Compile
         known = _by_kind.setdefault(placement.kind, [])
         compiled = next((found for found in known if found.accepts(placement.specs)), None)
         if compiled is None:
+            if sum(map(len, _by_kind.values())) >= _MAX_OPS:
+                forget()
+                known = _by_kind.setdefault(placement.kind, [])
             try:
                 compiled = compile_op(op, placement, [found.specs for found in known])
             except UnsupportedOp as error:

@@ -166,6 +166,10 @@ class NativeBackend:
     def create_pipeline(self, kernel: Kernel, checked: bool) -> tuple[Handle, Handle]:
         return self._pipelines.create(kernel, checked)
 
+    def release_pipeline(self, handle: Handle) -> None:
+        if not _exiting:
+            self.lib.wgpuComputePipelineRelease(handle)
+
     def bind_group_maker(
         self, layout: Handle, ranges: Sequence[tuple[int, int]], name: str
     ) -> BindGroupMaker:

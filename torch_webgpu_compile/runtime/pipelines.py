@@ -1,10 +1,12 @@
-"""Pipelines: one per WGSL text and device, compiled once."""
+"""Pipelines: one per WGSL text and device, compiled once and kept while it is of use."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,9 +15,9 @@ from ..plan.model import Kernel
 from .interface import Backend, Handle
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Pipeline:
-    """A compiled kernel."""
+    """A compiled kernel. The GPU's object is released with the last reference to its handle."""
 
     handle: Handle
     layout: Handle
@@ -25,14 +27,29 @@ Key = tuple[str, tuple[bool, ...], bool]
 
 
 class PipelineCache:
-    """Compiles kernels. Equal kernels are compiled once, whatever their names."""
+    """Compiles kernels. Equal kernels are compiled once, whatever their names.
 
-    def __init__(self, backend: Backend, checked: bool, threads: int | None = None) -> None:
+    A pipeline lives as long as an executor has it. The most recent ones stay a while longer: a
+    graph that is compiled anew often has kernels of the one before.
+
+    Args:
+        backend: what creates them.
+        checked: whether shaders check bounds themselves.
+        threads: how many compile at once.
+        recent: how many pipelines stay that nobody has.
+    """
+
+    def __init__(
+        self, backend: Backend, checked: bool, threads: int | None = None, recent: int = 256
+    ) -> None:
         self._backend = backend
         self._checked = checked
         self._threads = threads if threads is not None else min(8, os.cpu_count() or 1)
         self._lock = threading.Lock()
-        self._pipelines: dict[Key, Future[Pipeline]] = {}
+        self._pipelines: weakref.WeakValueDictionary[Key, Pipeline] = weakref.WeakValueDictionary()
+        self._recent: OrderedDict[Key, Pipeline] = OrderedDict()
+        self._most_recent = recent
+        self._pending: dict[Key, Future[Pipeline]] = {}
         self.kernels_compiled = 0
         self.compile_seconds = 0.0
 
@@ -40,10 +57,14 @@ class PipelineCache:
         """The pipeline of a kernel. Raises ShaderError, also again for the same kernel."""
         key = _key(kernel)
         with self._lock:
-            future = self._pipelines.get(key)
+            pipeline = self._pipelines.get(key)
+            if pipeline is not None:
+                self._keep(key, pipeline)
+                return pipeline
+            future = self._pending.get(key)
             mine = future is None
             if future is None:
-                future = self._pipelines[key] = Future()
+                future = self._pending[key] = Future()
         if not mine:
             return future.result()
         start = time.perf_counter()
@@ -51,10 +72,13 @@ class PipelineCache:
             pipeline = Pipeline(*self._backend.create_pipeline(kernel, self._checked))
         except BaseException as error:
             with self._lock:  # a later attempt may succeed, e.g. after memory was freed
-                del self._pipelines[key]
+                del self._pending[key]
             future.set_exception(error)
             raise
         with self._lock:
+            del self._pending[key]
+            self._pipelines[key] = pipeline
+            self._keep(key, pipeline)
             self.kernels_compiled += 1
             self.compile_seconds += time.perf_counter() - start
         future.set_result(pipeline)
@@ -64,11 +88,19 @@ class PipelineCache:
         """`compile` for each kernel, in parallel: the compiler runs without the GIL."""
         with self._lock:
             missing = {key: k for k in kernels if (key := _key(k)) not in self._pipelines}
+        compiled: dict[Key, Pipeline] = {}
         threads = min(self._threads, len(missing))
         if threads > 1:
             with ThreadPoolExecutor(threads) as executor:
-                list(executor.map(self.compile, missing.values()))
-        return [self.compile(kernel) for kernel in kernels]
+                pipelines = executor.map(self.compile, missing.values())
+                compiled = dict(zip(missing, pipelines, strict=True))
+        return [compiled.get(_key(kernel)) or self.compile(kernel) for kernel in kernels]
+
+    def _keep(self, key: Key, pipeline: Pipeline) -> None:
+        self._recent[key] = pipeline
+        self._recent.move_to_end(key)
+        if len(self._recent) > self._most_recent:
+            self._recent.popitem(last=False)
 
 
 def _key(kernel: Kernel) -> Key:

@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.device_checks import DEVICE, compare
 from torch_webgpu_compile import counters, devices, storages
+from torch_webgpu_compile.device import dispatch
 
 STEPS = int(os.environ.get("TORCH_WEBGPU_TEST_STEPS", "300"))
 
@@ -102,6 +103,18 @@ def test_training_leaves_memory_flat():
     assert end == start
     assert plans == 0
     assert loss < 1.0 or STEPS < 300
+
+
+def test_compiled_operators_are_bounded(monkeypatch):
+    """Those of other arguments give way; their pipelines die with them."""
+    monkeypatch.setattr(dispatch, "_MAX_OPS", 4)
+    dispatch.forget()
+    for dtype in (torch.float32, torch.int32, torch.float16, torch.int64, torch.bool) * 2:
+        x = torch.tensor([0, 1, 3, 0]).to(dtype)
+        y = x.to(DEVICE)
+        torch.testing.assert_close((y + y).cpu(), x + x)
+        torch.testing.assert_close(torch.where(y > 0, y, 0).cpu(), torch.where(x > 0, x, 0))
+        assert 0 < sum(map(len, dispatch._by_kind.values())) <= 4
 
 
 def test_out_of_memory():

@@ -1,0 +1,111 @@
+"""Pipelines: compiled once, kept while they are of use, errors that name the kernel."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from runtime_plans import (
+    ADD,
+    ADD_KERNEL,
+    add_plan,
+    floats,
+    kernel,
+    on_gpu,
+    portable_device,
+    read,
+)
+
+from torch_webgpu_compile import errors
+from torch_webgpu_compile.plan.model import Kernel
+from torch_webgpu_compile.runtime.device import Device, open_device
+from torch_webgpu_compile.runtime.executor import Executor
+from torch_webgpu_compile.runtime.pipelines import PipelineCache
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(params=["native", "portable"])
+def device(request: pytest.FixtureRequest) -> Device:
+    return open_device() if request.param == "native" else portable_device()
+
+
+def fresh_kernel() -> Kernel:
+    """One that was not compiled before."""
+    return replace(ADD_KERNEL, wgsl=ADD + f"// {RNG.integers(1 << 40)}")
+
+
+def test_equal_kernels_are_compiled_once(device: Device) -> None:
+    fresh = fresh_kernel()
+    before = device.kernels_compiled
+    pipelines = device.compile_many([fresh, replace(fresh, name="other"), fresh])
+    assert device.kernels_compiled == before + 1
+    assert len({id(pipeline) for pipeline in pipelines}) == 1
+    assert device.compile_seconds > 0
+
+
+def test_pipelines_die_with_their_users(device: Device) -> None:
+    cache = PipelineCache(device.backend, checked=False, recent=3)
+    kernels = [fresh_kernel() for _ in range(6)]
+    kept = cache.compile(kernels[0])
+    dead = [weakref.ref(cache.compile(k)) for k in kernels[1:3]]
+    recent = [weakref.ref(pipeline) for pipeline in cache.compile_many(kernels[3:])]
+    assert cache.compile(kernels[0]) is kept
+    assert cache.kernels_compiled == 6
+    assert [pipeline() for pipeline in dead] == [None, None]
+    assert [pipeline() is not None for pipeline in recent] == [False, True, True]
+    cache.compile_many(kernels[4:])
+    assert cache.kernels_compiled == 6
+    cache.compile(kernels[1])
+    assert cache.kernels_compiled == 7
+
+
+def test_more_kernels_at_once_than_are_kept(device: Device) -> None:
+    cache = PipelineCache(device.backend, checked=False, threads=2, recent=2)
+    kernels = [fresh_kernel() for _ in range(8)]
+    assert len({id(pipeline) for pipeline in cache.compile_many(kernels)}) == 8
+    assert cache.kernels_compiled == 8
+
+
+def test_pending_commands_keep_their_pipelines(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PipelineCache(device.backend, checked=False, recent=0)
+    monkeypatch.setattr(device, "_pipelines", cache)
+    x = floats(100)
+    source = on_gpu(device, x)
+    device.synchronize()
+    plan = replace(add_plan(100), kernels=(fresh_kernel(),))
+    bound = Executor(plan, device).bind({}, {"a": source, "b": source})
+    result = bound.buffer("c")
+    bound.replay()
+    del bound
+    gc.collect()
+    assert not device.queue.is_empty
+    np.testing.assert_array_equal(read(device, result, 100), x + x)
+    gc.collect()
+    assert not cache._pipelines
+
+
+def test_shader_error_names_kernel_and_line(device: Device) -> None:
+    wgsl = ADD.replace("a[id.x] + b[id.x]", "a[id.x] + nonsense")
+    bad = replace(ADD_KERNEL, name="bad_7", wgsl=wgsl, ops=("aten.add.Tensor",))
+    for _ in range(2):
+        with pytest.raises(errors.ShaderError) as info:
+            device.compile(bad)
+        message = str(info.value)
+        assert "bad_7" in message
+        assert "aten.add.Tensor" in message
+        assert "nonsense" in message
+        assert "c[id.x] = a[id.x]" in message
+    device.compile(ADD_KERNEL)
+
+
+def test_shader_error_of_the_pipeline(device: Device) -> None:
+    """A valid module whose bindings do not fit the layout."""
+    bad = kernel("misbound_1", ADD, (False, False))
+    with pytest.raises(errors.ShaderError, match="misbound_1"):
+        device.compile_many([ADD_KERNEL, bad])
