@@ -1,0 +1,1 @@
+"""Faults that are injected, and long runs: ``python -m tests.trust``."""
