@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import is_tensor
 from torch.utils._pytree import tree_leaves
 
-from . import devices
+from . import devices, progress
 from .autotune import tuner
 from .capture import aot, dynamo
 from .captured import CapturedGraph, Phase
@@ -69,7 +70,14 @@ def compile_module(
 
     tune = tuner(device, options.cache) if options.autotune else None
 
+    def showing(what: str) -> AbstractContextManager[None]:
+        return progress.shown(what, lambda: device.compile_progress, options.progress)
+
     def compile_captured(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
+        with showing(captured.name):  # a backward graph may be compiled long after the others
+            return compile_shown(captured, phase)
+
+    def compile_shown(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
         cached = observer is None
         state = compile_graph(captured, phase, device.target, options, cached, tune)
         before = device.kernels_compiled
@@ -90,7 +98,8 @@ def compile_module(
 
             precompiled.keep(name, compiled, options.checked)
 
-    return aot.capture(module, example_inputs, compile_captured, native_operators(), keep)
+    with showing("a graph"):
+        return aot.capture(module, example_inputs, compile_captured, native_operators(), keep)
 
 
 def webgpu(

@@ -12,11 +12,12 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .errors import AdapterError
+from .errors import AdapterError, OptionError
 
 if TYPE_CHECKING:
     from .runtime.device import AdapterInfo, Device
@@ -89,12 +90,19 @@ def _distinct(adapters: list[AdapterInfo]) -> list[AdapterInfo]:
 
 
 def device_count() -> int:
-    """How many GPUs there are; 0 without a usable adapter. Opens none of them."""
+    """How many GPUs there are; 0 without a usable adapter. Opens none of them.
+
+    PyTorch asks this in the middle of anything, so a setting that is not valid is only warned of
+    here; whoever uses a device gets the error.
+    """
     if _forked:
         return len(_ordinals or ())
     try:
         return len(_find())
     except AdapterError:
+        return 0
+    except OptionError as error:
+        warnings.warn(f"there is no webgpu device: {error}", RuntimeWarning, stacklevel=2)
         return 0
 
 

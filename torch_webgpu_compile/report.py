@@ -123,6 +123,12 @@ class Report:
 
         Path(path).write_text(page(self), encoding="utf-8")
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page, in a frame of its own."""
+        from .report_html import frame
+
+        return frame(self)
+
     def __str__(self) -> str:
         lines = []
         for graph in self.graphs:

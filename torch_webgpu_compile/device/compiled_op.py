@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from .. import devices
+from .. import devices, progress
 from ..capture.eager import Argument, CapturedCall, Constant, Output, TensorSpec, capture_call
 from ..compilation import compile_graph, native_operators
 from ..counters import counters
@@ -22,6 +22,7 @@ from ..device_graph import DeviceGraph
 from ..errors import UnsupportedOp
 from ..generators import draw_seeds
 from ..options import CompileOptions, resolve
+from ..runtime.device import Device
 from ..signature import Signature
 from ..sizes import evaluate
 from ..storages import ALIGNMENT, data_ptr
@@ -233,6 +234,12 @@ def compile_op(
 
 def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
     device = devices.get_device(placement.index)
+    name, policy = call.captured.name, _options().progress
+    with progress.shown(name, lambda: device.compile_progress, policy):
+        return _compile_shown(call, placement, device)
+
+
+def _compile_shown(call: CapturedCall, placement: Placement, device: Device) -> CompiledOp:
     state = compile_graph(call.captured, call.phase, device.target, _options())
     lists = _of_lists(call, placement)
     changed = (output.mutates for output in state.plan.outputs if output.mutates is not None)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node as FxNode
 
 from .. import dtypes
-from ..captured import CapturedGraph
+from ..captured import CapturedGraph, user_source
 from ..dtypes import DType
 from ..errors import UnsupportedOp, VerificationError
 from ..ir.graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
@@ -22,7 +22,7 @@ from ..target import Target
 from .builder import Builder, Signature, as_value
 from .fallback import OnFallback, host_call
 from .families import register_all
-from .fx_nodes import bytes_of, flatten, has_tensor, identifier, needed_nodes, source, used_results
+from .fx_nodes import bytes_of, flatten, has_tensor, identifier, needed_nodes, used_results
 from .outputs import OutputLayouts
 from .registry import LOWERINGS, NotLowered
 from .symbols import dtype_of
@@ -148,7 +148,7 @@ class _GraphLowering:
                 str(node.target),
                 f"{what} tensors cannot be stored",
                 _NO_FALLBACK_STEP,
-                source(node),
+                user_source(node),
             )
         return Signature(dtype, self.builder.reader.sizes(tensor.shape))
 
@@ -186,7 +186,7 @@ class _GraphLowering:
         else:
             name = getattr(target, "__name__", str(target))
             cause = "not an ATen operator that can be lowered"
-            raise UnsupportedOp(name, cause, _NO_FALLBACK_STEP, source(node))
+            raise UnsupportedOp(name, cause, _NO_FALLBACK_STEP, user_source(node))
 
     def _effect(self, node: FxNode) -> None:
         """An operator that does more than give results: with_effects(token, operator, …).
@@ -214,7 +214,7 @@ class _GraphLowering:
         if node.target in (aten._local_scalar_dense.default, aten.item.default):
             cause = "it reads a number from the GPU while the graph runs"
             step = "use the tensor itself, or move .item() out of the compiled function"
-            raise UnsupportedOp(str(node.target), cause, step, source(node))
+            raise UnsupportedOp(str(node.target), cause, step, user_source(node))
         return self._symbolic(node.meta["val"])
 
     def _symbolic(self, value: Any) -> Any:
@@ -250,7 +250,7 @@ class _GraphLowering:
     ) -> tuple[Value | None, ...]:
         """What a node's operator gives; results that are not ``used`` may be left out."""
         builder = self.builder
-        builder.origin = Origin(str(overload), source(node))
+        builder.origin = Origin(str(overload), user_source(node))
         builder.hint = identifier(node.name)
         builder.updates_argument = node in self.updates
         builder.used = used
@@ -356,7 +356,10 @@ class _GraphLowering:
         if value is None or isinstance(value, (bool, int, float)):
             return GraphOutput(constant=value)
         raise UnsupportedOp(
-            str(item.target), "a graph cannot return this value", _NO_FALLBACK_STEP, source(item)
+            str(item.target),
+            "a graph cannot return this value",
+            _NO_FALLBACK_STEP,
+            user_source(item),
         )
 
 

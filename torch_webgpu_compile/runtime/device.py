@@ -212,6 +212,11 @@ class Device:
         return self._pipelines.compile_many(kernels)
 
     @property
+    def compile_progress(self) -> tuple[int, int]:
+        """Kernels done and kernels to do of what is being compiled now."""
+        return self._pipelines.progress
+
+    @property
     def kernels_compiled(self) -> int:
         """Kernels compiled so far, without those found in the cache."""
         return self._pipelines.kernels_compiled

@@ -50,6 +50,8 @@ class PipelineCache:
         self._recent: OrderedDict[Key, Pipeline] = OrderedDict()
         self._most_recent = recent
         self._pending: dict[Key, Future[Pipeline]] = {}
+        self._asked = 0  # by `compile_many`s under way, and done of them
+        self._done = 0
         self.kernels_compiled = 0
         self.compile_seconds = 0.0
 
@@ -88,13 +90,36 @@ class PipelineCache:
         """`compile` for each kernel, in parallel: the compiler runs without the GIL."""
         with self._lock:
             missing = {key: k for k in kernels if (key := _key(k)) not in self._pipelines}
-        compiled: dict[Key, Pipeline] = {}
-        threads = min(self._threads, len(missing))
-        if threads > 1:
-            with ThreadPoolExecutor(threads) as executor:
-                pipelines = executor.map(self.compile, missing.values())
-                compiled = dict(zip(missing, pipelines, strict=True))
-        return [compiled.get(_key(kernel)) or self.compile(kernel) for kernel in kernels]
+            self._asked += len(missing)
+        done = 0
+
+        def compile_one(kernel: Kernel) -> Pipeline:
+            nonlocal done
+            pipeline = self.compile(kernel)
+            with self._lock:
+                self._done += 1
+                done += 1
+            return pipeline
+
+        try:
+            threads = min(self._threads, len(missing))
+            if threads > 1:
+                with ThreadPoolExecutor(threads) as executor:
+                    pipelines = list(executor.map(compile_one, missing.values()))
+            else:
+                pipelines = [compile_one(kernel) for kernel in missing.values()]
+            compiled = dict(zip(missing, pipelines, strict=True))
+            return [compiled.get(_key(kernel)) or self.compile(kernel) for kernel in kernels]
+        finally:
+            with self._lock:
+                self._asked -= len(missing)
+                self._done -= done
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Kernels done and kernels to do of the `compile_many`s that are under way."""
+        with self._lock:
+            return self._done, self._asked
 
     def _keep(self, key: Key, pipeline: Pipeline) -> None:
         self._recent[key] = pipeline
