@@ -22,6 +22,7 @@ from .errors import DeviceError, OutOfMemoryError
 from .files import write_atomically
 from .ir.graph import AnchorGroup, ContractionGroup, PairGroup, Schedule, SiblingGroup
 from .ir.nodes import Contraction
+from .options import CompileOptions
 from .plan.model import STATUS, STATUS_BUFFER, KernelCall, Plan, PlanBuffer
 from .runtime.device import Device
 from .runtime.executor import Executor
@@ -44,6 +45,17 @@ def known_tilings(target: Target, folder: str | None) -> Tilings:
     """The table of an adapter, as far as it is known. ``folder``: the cache folder, if any."""
     with _lock:
         return dict(_table(target, folder))
+
+
+def tilings_for(target: Target, options: CompileOptions) -> Tilings:
+    """The tilings that a compilation may use.
+
+    A measurement may turn out otherwise in the next run, and sums in another order: where results
+    are to be the same bits in every run, these are the tilings of this package alone.
+    """
+    if options.deterministic:
+        return _read(_SHIPPED / _file_name(target))
+    return known_tilings(target, options.cache)
 
 
 def tuner(device: Device, folder: str | None) -> Tune:

@@ -23,6 +23,7 @@ from .compilation import (
 )
 from .compiled import CompiledGraph
 from .counters import counters
+from .determinism import switched
 from .device_graph import DeviceGraph
 from .errors import DeviceError
 from .options import CompileOptions, resolve
@@ -66,6 +67,7 @@ def compile_module(
 ) -> Callable[..., Any]:
     """Compiles a Dynamo graph; ``observer`` is told of every graph that comes of it."""
     index = device_index(module, example_inputs)
+    options = switched(options)  # Dynamo's guards keep it so, and AOTAutograd until the backward
     device = device_for(options) if index is None else devices.get_device(index)
 
     tune = tuner(device, options.cache) if options.autotune else None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from . import debug, fallbacks, plan_cache
-from .autotune import Tune, known_tilings
+from .autotune import Tune, tilings_for
 from .captured import CapturedGraph, Phase
 from .codegen import generate
 from .counters import counters
@@ -47,7 +47,14 @@ from .target import Target
 
 @dataclass
 class Compilation:
-    """The state of one graph's compilation: what the passes so far gave, by name."""
+    """The state of one graph's compilation: what the passes so far gave, by name.
+
+    Attributes:
+        results: what the passes so far gave, by name.
+        fallbacks: operators that run on the host.
+        depends_on_determinism: whether the result is another one with the other value of
+            ``options.deterministic`` or ``options.fill_empty``.
+    """
 
     captured: CapturedGraph
     phase: Phase
@@ -56,6 +63,7 @@ class Compilation:
     tune: Tune | None = None
     results: dict[str, Any] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
+    depends_on_determinism: bool = False
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -105,9 +113,20 @@ def _lower(state: Compilation) -> LoopGraph:
         report(op, dtype, source, cause)
         state.fallbacks.append(op)
 
+    def on_deterministic() -> None:
+        state.depends_on_determinism = True
+
     # A training step changes the parameters: what it computes from them serves one call only.
     unchanging = state.captured.static_inputs if state.phase.name == "inference" else frozenset()
-    return lower(state.captured, state.target, on_fallback, unchanging)
+    return lower(
+        state.captured,
+        state.target,
+        on_fallback,
+        unchanging,
+        deterministic=state.options.deterministic,
+        fill_empty=state.options.fill_empty,
+        on_deterministic=on_deterministic,
+    )
 
 
 def _schedule(state: Compilation) -> Schedule:
@@ -126,10 +145,10 @@ def _schedule_unfused(graph: LoopGraph, target: Target) -> Schedule:
 
 
 def _generate_calls(state: Compilation, made: Schedule) -> tuple[Any, ...]:
-    if state.tune is not None:
+    if state.tune is not None and not state.options.deterministic:
         tilings = state.tune(made)
     else:
-        tilings = known_tilings(state.target, state.options.cache)
+        tilings = tilings_for(state.target, state.options)
     return generate(made, state.target, tilings)
 
 

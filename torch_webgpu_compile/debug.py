@@ -110,6 +110,8 @@ def verify_plan(plan: Plan) -> None:
             )
             for binding in step.bindings:
                 require(binding.buffer in plan.buffers, f"no buffer {binding.buffer}")
+    _verify_other_steps(plan, require)
+    _verify_contents(plan, require)
     prepared = [name for name, buffer in plan.buffers.items() if buffer.role == "prepared"]
     made: list[str | None] = []
     if plan.preparation is not None:
@@ -128,6 +130,39 @@ def verify_plan(plan: Plan) -> None:
             role = plan.buffers[output.buffer].role
             own = plan.inputs[output.mutates].buffer == output.buffer
             require(role != "input" or own, f"{output.buffer} is another argument's memory")
+
+
+_WRITABLE = ("input", "intermediate", "output")
+
+
+def _verify_other_steps(plan: Plan, require: Callable[[bool, str], None]) -> None:
+    """Host steps and copies name buffers of the plan, and write none whose contents are given."""
+    for step in plan.steps:
+        match step:
+            case HostStep():
+                shown, read = step.target, host_step_buffers(step)
+                written = [name for name in step.outputs if name]
+            case CopyBuffer():
+                shown, read, written = "a copy", [step.source], [step.destination]
+            case _:
+                continue
+        for name in (*read, *written):
+            require(name in plan.buffers, f"no buffer {name} for {shown}")
+        for name in written:
+            role = plan.buffers[name].role
+            require(role in _WRITABLE, f"{shown} writes {name}, which is {role}")
+
+
+def _verify_contents(plan: Plan, require: Callable[[bool, str], None]) -> None:
+    """Constants have their bytes, and inputs are arguments: an executor has memory for each."""
+    given = {entry.buffer for entry in plan.inputs}
+    for name, buffer in plan.buffers.items():
+        require(buffer.role != "input" or name in given, f"input {name} is not an argument")
+        data = plan.constants.get(name)
+        require((buffer.role == "constant") == (data is not None), f"{name} is not a constant")
+        if data is not None:
+            nbytes = buffer.nbytes_for({})
+            require(len(data) >= nbytes, f"constant {name} has {len(data)} of {nbytes} bytes")
 
 
 # ---- showing

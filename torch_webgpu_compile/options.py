@@ -55,6 +55,10 @@ class CompileOptions:
         mode: ``torch.compile``'s mode, one of `MODES`.
         adapter: part of the wanted adapter's name or its index, "" for the best one.
         provider: the WebGPU implementation, "" for the first that is installed.
+        deterministic: results are the same bits in every run.
+        fill_empty: ``torch.empty`` gives NaN and largest integers.
+
+    PyTorch has switches of its own for the last two: see `determinism`.
     """
 
     debug: frozenset[str] = frozenset()
@@ -67,6 +71,8 @@ class CompileOptions:
     mode: str = "default"
     adapter: str = ""
     provider: str = ""
+    deterministic: bool = False
+    fill_empty: bool = False
 
     @property
     def autotune(self) -> bool:

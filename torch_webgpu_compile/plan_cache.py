@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from .autotune import known_tilings
+from .autotune import tilings_for
 from .files import write_atomically
 from .ir.graph import LoopGraph
 from .ir.text import format_graph
@@ -42,7 +42,7 @@ def key_of(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
 def _parts(graph: LoopGraph, target: Target, options: CompileOptions) -> Iterator[bytes]:
     yield sources_digest().encode()
     yield f"{target_text(target)} {options.fusion}".encode()
-    yield repr(sorted(known_tilings(target, options.cache).items())).encode()
+    yield repr(sorted(tilings_for(target, options).items())).encode()
     yield format_graph(replace(graph, name="graph")).encode()
     for name, data in sorted(graph.constants.items()):
         yield name.encode()

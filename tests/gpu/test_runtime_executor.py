@@ -332,6 +332,29 @@ def test_launcher_with_constants_and_host_steps(device: Device) -> None:
         np.testing.assert_array_equal(actual, np.sort(x + 1) + 1)
 
 
+def test_host_step_on_a_constant(device: Device) -> None:
+    one = np.ones(8, np.float32)
+    buffers = [buffer("k", "constant", 8), buffer("x", "input", 8), buffer("y", "output", 8)]
+    arguments = (HostBuffer("x"), (HostBuffer("k"), HostBuffer("x")))
+    step = HostStep("aten.addcmul.default", ("y",), arguments, (("other", HostBuffer("k")),))
+
+    def host_call(step: HostStep, arrays: list[Any], sizes: dict[str, int]) -> Sequence[Any]:
+        x, k, again, last = (array.view(np.float32) for array in arrays)
+        return [x + 2 * k + 4 * again + 8 * last]
+
+    executor = Executor(plan([], buffers, [step], {"k": one.tobytes()}), device, host_call)
+    x = floats(8)
+    bound = executor.bind({}, {"x": on_gpu(device, x)})
+    bound.replay()
+    np.testing.assert_array_equal(read(device, bound, "y", 8), x + 2 + 4 * x + 8)
+    np.testing.assert_array_equal(read(device, bound, "k", 8), one)
+    y = device.allocate(32)
+    executor.launcher()([on_gpu(device, x), y])
+    actual = np.empty_like(x)
+    device.download(y, actual)
+    np.testing.assert_array_equal(actual, x + 2 + 4 * x + 8)
+
+
 def test_launcher_refuses_what_bind_refuses(device: Device) -> None:
     launcher = Executor(add_plan(400), device).launcher()
     good = [device.allocate(1600) for _ in range(3)]

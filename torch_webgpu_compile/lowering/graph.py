@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,29 +49,40 @@ def lower(
     target: Target,
     on_fallback: OnFallback | None = None,
     unchanging: Collection[int] = (),
+    *,
+    deterministic: bool = False,
+    fill_empty: bool = False,
+    on_deterministic: Callable[[], None] = lambda: None,
 ) -> LoopGraph:
     """Lowers a graph for a GPU.
 
     ``on_fallback(op, dtype, source, cause)`` is called for every operator that goes to the host.
     ``unchanging``: positions of arguments that mostly stay as they are from call to call.
+    ``deterministic``, ``fill_empty``, ``on_deterministic``: see `Builder`.
     Raises UnsupportedOp for what the host cannot run either, or whatever ``on_fallback`` raises.
     """
     register_all()
-    return _GraphLowering(captured, target, on_fallback, unchanging).run()
+    builder = Builder(
+        target,
+        deterministic=deterministic,
+        fill_empty=fill_empty,
+        on_deterministic=on_deterministic,
+    )
+    return _GraphLowering(captured, builder, on_fallback, unchanging).run()
 
 
 class _GraphLowering:
     def __init__(
         self,
         captured: CapturedGraph,
-        target: Target,
+        builder: Builder,
         on_fallback: OnFallback | None,
         unchanging: Collection[int],
     ) -> None:
         self.captured = captured
         self.unchanging = unchanging
         self.on_fallback = on_fallback
-        self.builder = Builder(target)
+        self.builder = builder
         self.values: dict[FxNode, Any] = {}
         self.inputs: list[GraphInput] = []
         self.positions: dict[FxNode, int] = {}

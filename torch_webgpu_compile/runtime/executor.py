@@ -186,12 +186,11 @@ class Executor:
                     f"plan {self.plan.name} needs its prepared buffer {name}; give bind() what "
                     "prepared() returns"
                 )
+        own: dict[str, AnyBuffer] = dict(self._constants)
         if len(given) < len(sized.names):
-            owned = self._own(sized, given)
-            given |= owned
-        else:
-            owned = {}
-        return Program(sized, owned, self.build(sized, [given[name] for name in sized.names]))
+            own |= self._own(sized, given)
+        given |= own | dict(externals)
+        return Program(sized, own, self.build(sized, [given[name] for name in sized.names]))
 
     def build(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> list[Segment]:
         """The commands of a sized plan on memory for all its `names`; raises as `bind` does."""
