@@ -1,0 +1,81 @@
+"""Whether a stored plan is one of the graph that asks for it, as far as both say the same things."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import VerificationError
+from .ir.graph import Buffer, LoopGraph
+from .ir.nodes import BufferArgument, HostCall
+from .plan.model import HostBuffer, HostStep, Plan, PlanBuffer, PlanInput
+
+
+def verify_match(plan: Plan, graph: LoopGraph) -> None:
+    """Raises VerificationError when inputs, results, constants or host operators are not the same.
+
+    A plan may only call the host's operators that its graph has, with the same arguments: nothing
+    that a file names is run because it is named there.
+    """
+
+    def require(condition: bool, what: str) -> None:
+        if not condition:
+            raise VerificationError(f"plan {plan.name}: {what} are not those of the graph")
+
+    inputs = tuple(PlanInput(entry.buffer, entry.size) for entry in graph.inputs)
+    require(plan.inputs == inputs, "inputs")
+    for entry in graph.inputs:
+        if entry.buffer is not None:
+            own, asked = plan.buffers[entry.buffer], graph.buffers[entry.buffer]
+            require(_layout(own) == _layout(asked), f"the dtype and sizes of {entry.buffer}")
+    require(len(plan.outputs) == len(graph.outputs), "results")
+    for made, wanted in zip(plan.outputs, graph.outputs, strict=True):
+        require(
+            (made.size, repr(made.constant), made.mutates, made.buffer is None)
+            == (wanted.size, repr(wanted.constant), wanted.mutates, wanted.buffer is None),
+            "results",
+        )
+        if made.buffer is not None and wanted.buffer is not None:
+            dtypes = plan.buffers[made.buffer].dtype, graph.buffers[wanted.buffer].dtype
+            require(made.sizes == wanted.sizes and dtypes[0] is dtypes[1], "sizes of results")
+    for part in (plan, plan.preparation):
+        require(part is None or _host_calls(part) <= _host_calls_of(graph), "operators of the host")
+
+
+def _layout(buffer: PlanBuffer | Buffer) -> tuple[Any, ...]:
+    return buffer.dtype, buffer.sizes, buffer.strides, buffer.offset
+
+
+def _host_calls(plan: Plan) -> Counter[Any]:
+    return Counter(
+        _call(step.target, step.arguments, step.keywords, plan.buffers)
+        for step in plan.steps
+        if isinstance(step, HostStep)
+    )
+
+
+def _host_calls_of(graph: LoopGraph) -> Counter[Any]:
+    return Counter(
+        _call(node.target, node.arguments, node.keywords, graph.buffers)
+        for node in graph.nodes
+        if isinstance(node, HostCall)
+    )
+
+
+def _call(
+    target: str,
+    arguments: Any,
+    keywords: Any,
+    buffers: Mapping[str, PlanBuffer] | Mapping[str, Buffer],
+) -> Any:
+    """A call with what its tensors are in place of their names."""
+
+    def described(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(described, value))
+        if isinstance(value, HostBuffer | BufferArgument):
+            return "tensor", buffers[value.buffer].dtype, buffers[value.buffer].sizes
+        return type(value), repr(value) if isinstance(value, float) else value
+
+    return target, described(arguments), described(keywords)
