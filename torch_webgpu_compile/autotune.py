@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from .cache_folder import CacheFolder
 from .codegen.contraction import Tilings, generate_tiled, kernels_of, problem_of
 from .codegen.matmul_tiling import (
     MatmulProblem,
@@ -27,7 +28,6 @@ from .codegen.matmul_tiling import (
 )
 from .errors import DeviceError, OutOfMemoryError
 from .files import write_atomically
-from .cache_folder import CacheFolder
 from .ir.graph import AnchorGroup, ContractionGroup, PairGroup, Schedule, SiblingGroup
 from .ir.nodes import Contraction
 from .plan.model import STATUS, STATUS_BUFFER, KernelCall, Plan, PlanBuffer

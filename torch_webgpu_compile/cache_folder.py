@@ -1,4 +1,4 @@
-"""`CacheFolder`: entries on disk that may be missing, damaged or somebody else's, but never trusted.
+"""`CacheFolder`: entries on disk that may be missing, damaged or somebody else's.
 
 An entry is a line, its header, and its content:
 

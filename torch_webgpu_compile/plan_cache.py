@@ -98,7 +98,7 @@ def _read(key: str, graph: LoopGraph, folder: str) -> Plan | None:
         verify_plan(plan)
         verify_match(plan, graph)
     except (serialize.PlanFormatError, VerificationError) as error:
-        _log.warning("the stored plan %s is compiled again: %s", key, error)
+        _log.info("the stored plan %s is compiled again: %s", key, error)
         return None
     return plan
 
@@ -106,8 +106,14 @@ def _read(key: str, graph: LoopGraph, folder: str) -> Plan | None:
 def store(key: str, plan: Plan, folder: str | None) -> None:
     """Keeps ``plan``. Warns, once, about a folder that cannot be used."""
     _remember(key, plan)
-    if folder is not None:
-        CacheFolder(folder).write(_file_name(key), key, serialize.dumps(plan))
+    if folder is None:
+        return
+    try:
+        text = serialize.dumps(plan)
+    except ValueError as error:
+        _log.info("plan %s stays in memory: %s", plan.name, error)
+    else:
+        CacheFolder(folder).write(_file_name(key), key, text)
 
 
 def _file_name(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a stored plan is one of the graph that asks for it, as far as both say the same things."""
+"""Whether a stored plan is one of the graph that asks for it, as far as both say the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import VerificationError
-from .ir.graph import Buffer, LoopGraph
+from .ir.graph import Buffer, LoopGraph, is_effect
 from .ir.nodes import BufferArgument, HostCall
 from .plan.model import HostBuffer, HostStep, Plan, PlanBuffer, PlanInput
 
@@ -37,8 +37,17 @@ def verify_match(plan: Plan, graph: LoopGraph) -> None:
             "results",
         )
         if made.buffer is not None and wanted.buffer is not None:
-            dtypes = plan.buffers[made.buffer].dtype, graph.buffers[wanted.buffer].dtype
-            require(made.sizes == wanted.sizes and dtypes[0] is dtypes[1], "sizes of results")
+            own, asked = plan.buffers[made.buffer], graph.buffers[wanted.buffer]
+            require(own.dtype is asked.dtype and made.sizes == wanted.sizes, "sizes of results")
+            # What is written in place is where the argument is, and as that is laid out.
+            in_place = own.role == "input" and wanted.mutates is not None
+            view, layout = (made.strides, made.offset), (own.strides, own.offset)
+            require(
+                view == layout
+                if in_place and made.buffer != wanted.buffer
+                else (made.buffer, *view) == (wanted.buffer, wanted.strides, wanted.offset),
+                "places of results",
+            )
     for part in (plan, plan.preparation):
         require(part is None or _host_calls(part) <= _host_calls_of(graph), "operators of the host")
 
@@ -49,7 +58,7 @@ def _layout(buffer: PlanBuffer | Buffer) -> tuple[Any, ...]:
 
 def _host_calls(plan: Plan) -> Counter[Any]:
     return Counter(
-        _call(step.target, step.arguments, step.keywords, plan.buffers)
+        _call(step.target, step.outputs, step.arguments, step.keywords, plan.buffers)
         for step in plan.steps
         if isinstance(step, HostStep)
     )
@@ -57,7 +66,13 @@ def _host_calls(plan: Plan) -> Counter[Any]:
 
 def _host_calls_of(graph: LoopGraph) -> Counter[Any]:
     return Counter(
-        _call(node.target, node.arguments, node.keywords, graph.buffers)
+        _call(
+            node.target,
+            () if is_effect(node, graph) else node.outputs,
+            node.arguments,
+            node.keywords,
+            graph.buffers,
+        )
         for node in graph.nodes
         if isinstance(node, HostCall)
     )
@@ -65,17 +80,21 @@ def _host_calls_of(graph: LoopGraph) -> Counter[Any]:
 
 def _call(
     target: str,
+    outputs: tuple[str, ...],
     arguments: Any,
     keywords: Any,
     buffers: Mapping[str, PlanBuffer] | Mapping[str, Buffer],
 ) -> Any:
     """A call with what its tensors are in place of their names."""
 
+    def tensor(name: str) -> Any:
+        return ("tensor", *_layout(buffers[name])) if name else None
+
     def described(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(described, value))
         if isinstance(value, HostBuffer | BufferArgument):
-            return "tensor", buffers[value.buffer].dtype, buffers[value.buffer].sizes
+            return tensor(value.buffer)
         return type(value), repr(value) if isinstance(value, float) else value
 
-    return target, described(arguments), described(keywords)
+    return target, tuple(map(tensor, outputs)), described(arguments), described(keywords)

@@ -26,8 +26,14 @@ def check(value: Any) -> None:
     _check_fields(value)
 
 
+def fits(value: Any, declared: Any) -> bool:
+    """Whether a value is of a declared type; TypeError names a field of a dataclass that is not."""
+    return _check_of(declared)(value)
+
+
 def _check_fields(value: Any) -> bool:
-    for name, fits in _fields_of(type(value)):
+    kind: Any = type(value)
+    for name, fits in _fields_of(kind):
         if not fits(getattr(value, name)):
             raise TypeError(f"{type(value).__name__}.{name}")
     return True
@@ -48,11 +54,14 @@ def _check_of(hint: Any) -> Check:
         return lambda value: type(value) is int and -_LIMIT <= value < _LIMIT
     if hint in (str, bool, bytes, type(None)):
         return lambda value: type(value) is hint
-    if hint in (Expr, DType):
-        return lambda value: isinstance(value, hint)
-    if is_dataclass(hint):
+    if hint is Expr or hint is DType:
+        return lambda value: isinstance(value, (Expr, DType)) and type(value) is hint
+    if isinstance(hint, type) and is_dataclass(hint):
         return lambda value: type(value) is hint and _check_fields(value)
     origin, parts = get_origin(hint), get_args(hint)
+    if origin is frozenset:
+        of_item = _check_of(parts[0])
+        return lambda value: type(value) is frozenset and all(map(of_item, value))
     if origin in (Union, types.UnionType):
         choices = [_check_of(part) for part in parts]
         return lambda value: any(fits(value) for fits in choices)

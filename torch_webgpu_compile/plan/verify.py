@@ -1,9 +1,10 @@
 """`verify_plan`: whether the parts of a plan agree.
 
-It holds plans just made, where a failure is a bug of the planner, and plans from files, which may be
-anything: an executor then meets no name that is missing, no memory that is too small, no value that
-was never written, no two values in one place. Two things it cannot see: whether kernels compute
-what they should, and sizes that only a call decides, which executors check when they evaluate them.
+It is for plans just made, where a failure is a bug of the planner, and for plans from files, which
+may be anything: an executor then meets no name that is missing, no memory that is too small, no
+value that was never written, no two values in one place. Two things it cannot see: whether kernels
+compute what they should, and sizes that only a call decides, which executors check when they
+evaluate them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -37,7 +39,9 @@ _MAX_GRID = 65_535
 _MAX_INVOCATIONS = 2_048
 _MAX_NAME = 1_000
 
-_BINDING = re.compile(r"^@group\(0\) @binding\((\d+)\) var<(storage, read(?:_write)?|uniform)>", re.M)
+_BINDING = re.compile(
+    r"^@group\(0\) @binding\((\d+)\) var<(storage, read(?:_write)?|uniform)>", re.M
+)
 _WORKGROUP = re.compile(r"^@compute @workgroup_size\((\d+)\)$", re.M)
 
 
@@ -70,6 +74,10 @@ class _Verifier:
             defined |= self._step(step, defined)
         for output in plan.outputs:
             self._output(output, defined)
+        shown = {output.buffer for output in plan.outputs}
+        for name, buffer in self._buffers.items():
+            fits = {"output": name in shown, "intermediate": name not in shown}
+            self._require(fits.get(buffer.role, True), f"{name} has the role {buffer.role}")
         self._slots()
         self._preparation()
 
@@ -115,9 +123,7 @@ class _Verifier:
             f"{kernel.name} has another workgroup",
         )
         numbers = (kernel.parameter_count, kernel.workgroup_nbytes)
-        self._require(
-            all(0 <= number < 1 << 31 for number in numbers), f"{kernel.name}: {numbers}"
-        )
+        self._require(all(0 <= number < 1 << 31 for number in numbers), f"{kernel.name}: {numbers}")
 
     def _inputs(self) -> None:
         names = [entry.buffer for entry in self._plan.inputs if entry.buffer is not None]
@@ -261,8 +267,11 @@ class _Verifier:
         seen = (output.sizes, output.strides, offset)
         if seen == (buffer.sizes, buffer.strides, buffer.offset):
             return
-        if any(expr.is_constant and expr.constant < 0 for expr in (*output.sizes, offset)):
-            self._require(False, f"a view of {buffer.name} has a negative size")
+        layout = (*output.sizes, *output.strides, offset)
+        self._require(
+            all(expr.constant >= 0 for expr in layout if expr.is_constant),
+            f"a view of {buffer.name} has a layout that is none",
+        )
         left = buffer.nbytes - _span(*seen) * buffer.dtype.itemsize
         inside = is_nonnegative(left) or not left.is_constant
         self._require(inside, f"an output shows more than {buffer.name} has")
@@ -282,7 +291,7 @@ class _Verifier:
                 slots[buffer.slot].append(name)
         for names in slots.values():
             names.sort(key=lambda name: lives[name][0])
-            for before, after in zip(names, names[1:], strict=False):
+            for before, after in pairwise(names):
                 apart = lives[before][-1] < lives[after][0]
                 self._require(apart, f"{before} and {after} are in one place at one time")
 
@@ -302,9 +311,17 @@ class _Verifier:
             self._same(self._buffers[name], inner.buffers[name])
         made = [output.buffer for output in inner.outputs]
         self._require(len(set(made)) == len(made), "a result of its preparation is there twice")
-        self._require(all(o.mutates is None for o in inner.outputs), "its preparation changes inputs")
-        for name in made:
-            self._require(name is not None, "its preparation has a result that is no buffer")
+        self._require(
+            all(o.mutates is None for o in inner.outputs), "its preparation changes inputs"
+        )
+        for output in inner.outputs:
+            self._require(output.buffer is not None, "its preparation has a result without memory")
+            whole = inner.buffers[output.buffer or ""]
+            self._require(
+                (output.sizes, output.strides, output.offset)
+                == (whole.sizes, whole.strides, whole.offset),
+                f"its preparation gives a part of {whole.name}",
+            )
         for name in wanted:
             self._require(name in made, f"{name} is not prepared")
             self._same(self._buffers[name], inner.buffers[name])
@@ -337,7 +354,8 @@ def _is_within(expr: Expr, low: int, high: int) -> bool:
 
 
 def _symbols(exprs: Iterable[Expr | None]) -> set[Any]:
-    return {symbol for expr in exprs if expr is not None for symbol in symbols_of(expr)}
+    symbolic = (expr for expr in exprs if expr is not None and expr.terms)
+    return {symbol for expr in symbolic for symbol in symbols_of(expr)}
 
 
 def _exprs_of(step: Step) -> Iterator[Expr | None]:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
 from ..errors import DeviceError
 from ..plan.model import (
