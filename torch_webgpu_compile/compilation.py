@@ -33,6 +33,7 @@ from .lowering.graph import lower
 from .lowering.registry import LOWERINGS
 from .options import CompileOptions
 from .plan.model import Plan
+from .plan.verify import verify_plan
 from .planner import build_plan
 from .scheduler import schedule
 from .scheduler.fusion import Fuser
@@ -161,7 +162,7 @@ def _prepare(state: Compilation) -> Plan | None:
 
 def _verify_preparation(plan: Plan | None) -> None:
     if plan is not None:
-        debug.verify_plan(plan)
+        verify_plan(plan)
 
 
 def _preparation_text(plan: Plan | None) -> str:
@@ -187,7 +188,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("schedule", _schedule, verify_schedule, format_schedule),
     Pass("preparation", _prepare, _verify_preparation, _preparation_text),
     Pass("wgsl", _generate, _nothing_to_verify, debug.calls_text),
-    Pass("plan", _plan, debug.verify_plan, debug.plan_text),
+    Pass("plan", _plan, verify_plan, debug.plan_text),
 )
 
 
@@ -234,7 +235,7 @@ def compile_graph(
 
 def _take_cached(state: Compilation, key: str) -> bool:
     """Takes the plan from the cache if it is there: the passes in between are not needed then."""
-    found = plan_cache.load(key, state.graph.name, state.options.cache)
+    found = plan_cache.load(key, state.graph, state.options.cache)
     if found is None:
         return False
     state.results["plan"] = found

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from .debug import host_step_buffers
 from .host_calls import torch_dtype
 from .plan.model import Dispatch, HostStep, Plan, PlanBuffer, PlanOutput
 from .size_sources import SizeSource, size_sources
@@ -370,7 +369,7 @@ def _buffers_read(plan: Plan) -> set[str]:
             case Dispatch():
                 used.update(binding.buffer for binding in step.bindings)
             case HostStep():
-                used.update(host_step_buffers(step))
+                used.update(step.reads)
             case _:
                 used.update((step.source, step.destination))
     return used

@@ -7,7 +7,7 @@ of sizes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -163,6 +163,11 @@ class HostStep:
     keywords: tuple[tuple[str, Any], ...]
     source: str = ""
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Buffers of the tensor arguments: positional before keyword, nested ones depth first."""
+        return tuple(_buffers_in((self.arguments, tuple(value for _, value in self.keywords))))
+
 
 @dataclass(frozen=True, slots=True)
 class HostBuffer:
@@ -177,6 +182,14 @@ class HostConstant:
 
     kind: str
     name: str
+
+
+def _buffers_in(value: Any) -> Iterator[str]:
+    if isinstance(value, HostBuffer):
+        yield value.buffer
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _buffers_in(item)
 
 
 Step = Dispatch | CopyBuffer | HostStep

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
 from ..errors import DeviceError
 from ..plan.model import (
@@ -15,7 +15,6 @@ from ..plan.model import (
     Binding,
     CopyBuffer,
     Dispatch,
-    HostBuffer,
     HostStep,
     Kernel,
     Plan,
@@ -312,9 +311,8 @@ class _Sizer:
         return SizedCopy(source, destination, round_up(nbytes, 4))
 
     def _host_command(self, step: HostStep) -> HostCommand:
-        names = [argument.buffer for argument in host_buffers(step)]
         buffers = self._plan.buffers
-        arguments = tuple((name, buffers[name].nbytes_for(self._sizes)) for name in names)
+        arguments = tuple((name, buffers[name].nbytes_for(self._sizes)) for name in step.reads)
         return HostCommand(step, arguments, step.outputs)
 
 
@@ -328,20 +326,3 @@ def _parameter_value(parameter: Expr, sizes: Mapping[str, int]) -> int:
 def _buffer_nbytes(buffer: PlanBuffer, sizes: dict[str, int]) -> int:
     """Bytes of a plan buffer, at least 16 and a multiple of 16."""
     return round_up(max(buffer.nbytes_for(sizes), MIN_NBYTES), _WINDOW_NBYTES)
-
-
-def host_buffers(step: HostStep) -> list[HostBuffer]:
-    """The tensor arguments of a host step: positional before keyword, nested tuples depth first."""
-    found: list[HostBuffer] = []
-
-    def visit(value: Any) -> None:
-        if isinstance(value, HostBuffer):
-            found.append(value)
-        elif isinstance(value, tuple):
-            for item in value:
-                visit(item)
-
-    visit(step.arguments)
-    for _, value in step.keywords:
-        visit(value)
-    return found
