@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +111,6 @@ def verify_plan(plan: Plan) -> None:
             )
             for binding in step.bindings:
                 require(binding.buffer in plan.buffers, f"no buffer {binding.buffer}")
-    prepared = [name for name, buffer in plan.buffers.items() if buffer.role == "prepared"]
-    made: list[str | None] = []
-    if plan.preparation is not None:
-        verify_plan(plan.preparation)
-        made = [output.buffer for output in plan.preparation.outputs]
-        given = {entry.buffer for entry in plan.inputs}
-        for needed in plan.preparation.inputs:
-            require(needed.buffer in given, f"no input {needed.buffer} for its preparation")
-    for buffer in prepared:
-        require(buffer in made, f"{buffer} is not prepared")
     names = [entry.buffer for entry in plan.inputs] + [entry.buffer for entry in plan.outputs]
     for name in (*names, *plan.constants):
         require(name is None or name in plan.buffers, f"no buffer {name}")
@@ -128,6 +119,28 @@ def verify_plan(plan: Plan) -> None:
             role = plan.buffers[output.buffer].role
             own = plan.inputs[output.mutates].buffer == output.buffer
             require(role != "input" or own, f"{output.buffer} is another argument's memory")
+    _verify_preparation(plan, require)
+
+
+def _verify_preparation(plan: Plan, require: Callable[[bool, str], None]) -> None:
+    """A preparation makes just the prepared buffers, from inputs, all as the plan sees them."""
+    if plan.preparation is None:
+        require(not plan.prepared, f"{', '.join(plan.prepared)}: nothing prepares this")
+        return
+    verify_plan(plan.preparation)
+    made = [output.buffer for output in plan.preparation.outputs]
+    require(
+        len(made) == len(set(made)) and set(made) == set(plan.prepared),
+        f"its preparation makes {made}, it needs {list(plan.prepared)}",
+    )
+    given = {entry.buffer for entry in plan.inputs}
+    read = [entry.buffer for entry in plan.preparation.inputs]
+    for name in read:
+        require(name is not None and name in given, f"no input {name} for its preparation")
+    for name in (*read, *plan.prepared):
+        inside, outside = plan.preparation.buffers[name or ""], plan.buffers[name or ""]
+        same = replace(inside, role=outside.role, slot=outside.slot) == outside
+        require(same, f"{name} is another one in its preparation: {inside} there, {outside} here")
 
 
 # ---- showing
