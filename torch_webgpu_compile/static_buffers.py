@@ -54,9 +54,11 @@ def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
 
 def same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
     """Whether ``tensor`` has these strides where they matter (sizes other than 1)."""
-    own = tensor.stride()
-    return own == strides or all(
-        a == b or n <= 1 for n, a, b in zip(tensor.shape, own, strides, strict=True)
+    own, sizes = tensor.stride(), tensor.shape
+    return (
+        own == strides
+        or 0 in sizes
+        or all(a == b or n == 1 for n, a, b in zip(sizes, own, strides, strict=True))
     )
 
 

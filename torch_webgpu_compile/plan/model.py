@@ -254,6 +254,11 @@ class Plan:
         """Dispatches per call."""
         return sum(isinstance(step, Dispatch) for step in self.steps)
 
+    @property
+    def prepared(self) -> tuple[str, ...]:
+        """Names of the buffers of role ``prepared``; the preparation may give them in any order."""
+        return tuple(name for name, buffer in self.buffers.items() if buffer.role == "prepared")
+
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:

@@ -297,9 +297,9 @@ class _Verifier:
 
     def _preparation(self) -> None:
         inner = self._plan.preparation
-        wanted = {name for name, buffer in self._buffers.items() if buffer.role == "prepared"}
+        wanted = self._plan.prepared
         if inner is None:
-            self._require(not wanted, f"{', '.join(wanted)} are not prepared")
+            self._require(not wanted, f"{', '.join(wanted)}: nothing prepares this")
             return
         self._require(inner.preparation is None, "its preparation has one of its own")
         verify_plan(inner)
@@ -310,7 +310,10 @@ class _Verifier:
                 raise VerificationError(f"plan {self._plan.name}: no input {name} to prepare from")
             self._same(self._buffers[name], inner.buffers[name])
         made = [output.buffer for output in inner.outputs]
-        self._require(len(set(made)) == len(made), "a result of its preparation is there twice")
+        self._require(
+            len(set(made)) == len(made) and set(made) == set(wanted),
+            f"its preparation makes {made}, it needs {list(wanted)}",
+        )
         self._require(
             all(o.mutates is None for o in inner.outputs), "its preparation changes inputs"
         )
@@ -323,7 +326,6 @@ class _Verifier:
                 f"its preparation gives a part of {whole.name}",
             )
         for name in wanted:
-            self._require(name in made, f"{name} is not prepared")
             self._same(self._buffers[name], inner.buffers[name])
 
     def _same(self, outer: PlanBuffer, inner: PlanBuffer) -> None:

@@ -104,7 +104,7 @@ class SizedPlan:
 
     Attributes:
         sizes: values of the plan's size symbols.
-        names: the plan's buffers: prepared ones, then constants, and then the status last.
+        names: the plan's buffers; last come `Plan.prepared`, then constants, then the status.
         nbytes: of each of them, a multiple of 16.
         steps: in order; those with nothing to do are left out.
         places: what a caller has to give besides inputs if the executor is to own no memory.
@@ -149,11 +149,10 @@ class _Sizer:
         self._sizes = sizes
         self._pipelines = pipelines
         self._shared_parameters = parameters
-        last = ("prepared", "constant", "status")
-        names = sorted(
-            plan.buffers,
-            key=lambda name: last.index(role) if (role := plan.buffers[name].role) in last else -1,
-        )
+        last = ("constant", "status")
+        others = [n for n in plan.buffers if plan.buffers[n].role not in ("prepared", *last)]
+        own = [n for role in last for n in plan.buffers if plan.buffers[n].role == role]
+        names = [*others, *plan.prepared, *own]
         self._positions = {name: position for position, name in enumerate(names)}
         self._nbytes = {name: _buffer_nbytes(plan.buffers[name], sizes) for name in names}
 
