@@ -18,6 +18,7 @@ from .compilation import (
     Compilation,
     compile_graph,
     device_signature_of,
+    loops_of,
     native_operators,
     signature_of,
 )
@@ -85,9 +86,10 @@ def compile_module(
         before = device.kernels_compiled
         compiled: CompiledGraph | DeviceGraph
         if index is None:
-            compiled = CompiledGraph(state.plan, device, signature_of(state))
+            compiled = CompiledGraph(state.plan, device, signature_of(state), loops_of(state))
         else:
-            compiled = DeviceGraph(state.plan, device, index, device_signature_of(state))
+            signature = device_signature_of(state)
+            compiled = DeviceGraph(state.plan, device, index, signature, loops_of(state))
         counters.add(kernels_compiled=device.kernels_compiled - before)
         if observer is not None:
             observer(state, compiled)

@@ -10,8 +10,8 @@ plan      planning: a `Plan`
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from .autotune import Tune, tilings_for
 from .captured import CapturedGraph, Phase
 from .codegen import generate
 from .counters import counters
+from .ir.at_sizes import at_sizes, has_symbols
 from .ir.graph import LoopGraph, Schedule
 from .ir.text import format_graph, format_schedule
 from .ir.verify import verify_loop_graph
@@ -216,21 +217,65 @@ def compile_graph(
     state = Compilation(captured, phase, target, options, tune)
     show = debug.Shower(captured.name, options)
     show("fx", lambda: debug.fx_text(captured))
+    _run(PASSES, state, show, use_cache)
+    return state
+
+
+def _run(passes: Sequence[Pass], state: Compilation, show: debug.Shower, use_cache: bool) -> None:
     key = ""
-    for step in PASSES:
+    for step in passes:
         result = step.run(state)
         step.verify(result)
         state.results[step.name] = result
         show(step.name, partial(step.text, result))
         if step.name == "ir" and use_cache and not show.needs_every_stage:
-            key = plan_cache.key_of(state.graph, target, options)
+            key = plan_cache.key_of(state.graph, state.target, state.options)
             if _take_cached(state, key):
                 break
     show.write_kernels(state.plan)
     if key and "schedule" in state.results:
-        plan_cache.store(key, state.plan, options.cache)
+        plan_cache.store(key, state.plan, state.options.cache)
     counters.add(plans_compiled=1)
-    return state
+
+
+@dataclass(frozen=True)
+class Loops:
+    """A lowered graph with size symbols: what is left of a compilation that can be compiled again.
+
+    Attributes:
+        graph: as lowering gave it.
+        target, options: as for `compile_graph`.
+    """
+
+    graph: LoopGraph
+    target: Target
+    options: CompileOptions
+
+    def __call__(self, sizes: Mapping[str, int]) -> Plan:
+        """The plan for these sizes, which are those of all symbols.
+
+        Raises:
+            VerificationError: a pass gave an inconsistent result.
+        """
+        values = "_".join(f"{name}_{value}" for name, value in sizes.items())
+        name = f"{self.graph.name}_{values}"
+        nothing = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+        captured = CapturedGraph(name, nothing, frozenset())
+        state = Compilation(captured, Phase("inference"), self.target, self.options)
+
+        def sized(_: Compilation) -> LoopGraph:
+            return replace(at_sizes(self.graph, sizes), name=name)
+
+        first, *others = PASSES
+        show = debug.Shower(name, self.options)
+        _run([replace(first, run=sized), *others], state, show, use_cache=True)
+        return state.plan
+
+
+def loops_of(state: Compilation) -> Loops | None:
+    """What plans for other sizes are made of; None where there are no other sizes."""
+    graph = state.graph
+    return Loops(graph, state.target, state.options) if has_symbols(graph) else None
 
 
 def _take_cached(state: Compilation, key: str) -> bool:

@@ -8,7 +8,7 @@ the right shape whose contents are never written; `Resident` on such a tensor is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -22,6 +22,7 @@ from .plan.model import Plan
 from .runtime.device import Device, GpuBuffer
 from .runtime.executor import BoundPlan, Executor
 from .signature import MutationRecipe, Signature, Variant
+from .specialized import PlanAt, Specialized
 
 _RESIDENT = "_webgpu_resident"
 
@@ -54,6 +55,7 @@ class CompiledGraph:
         plan: what to run.
         device: where.
         signature: what the plan's inputs and outputs are to PyTorch.
+        plan_at: makes the plans for sizes at which this one cannot run; see `specialized`.
 
     Raises (when called):
         DeviceError: the GPU refused; the subclass and the message say what.
@@ -61,11 +63,18 @@ class CompiledGraph:
 
     _boxed_call = True
 
-    def __init__(self, plan: Plan, device: Device, signature: Signature) -> None:
+    def __init__(
+        self, plan: Plan, device: Device, signature: Signature, plan_at: PlanAt | None = None
+    ) -> None:
         self.plan = plan
         self.device = device
         self.signature = signature
         self.executor = Executor(plan, device, HostCalls(plan))
+        self.plan_at = plan_at
+        self._larger: Specialized[CompiledGraph] | None = None
+        if plan_at is not None:
+            self._larger = Specialized(plan_at, device)
+        self._limit = device.target.max_binding_nbytes
         self._static = static_buffers.static_buffers(device)
         self._take_static = _getter([entry.position for entry in signature.constant])
         self._static_state: Any = None
@@ -74,6 +83,9 @@ class CompiledGraph:
         self._lock = self.executor.lock
         self._static.add_user(self)
         device.add_reclaimable(self)
+
+    def _with_plan(self, plan: Plan) -> CompiledGraph:
+        return CompiledGraph(plan, self.device, replace(self.signature, plan=plan))
 
     def forget(self) -> None:
         """Lets go of parameters; the next call takes them again."""
@@ -103,8 +115,13 @@ class CompiledGraph:
     def _run(self, values: list[Any]) -> list[Any]:
         if self.signature.seeds:
             values.append(torch.empty((self.signature.seeds, 2), dtype=torch.int32).random_())
+        return self._run_seeded(values)
+
+    def _run_seeded(self, values: list[Any]) -> list[Any]:
         with self._lock:
             variant = self.signature.variant(values)
+            if variant.bound_nbytes > self._limit and self._larger is not None:
+                return self._larger(variant.sizes, self._with_plan)._run_seeded(values)
             bound, fresh = self._bind(values, variant)
             uploaded = self._upload(values, variant, bound)
             try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from .runtime.launcher import Launcher
 from .runtime.sized import Place
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
 from .sizes import evaluate
+from .specialized import PlanAt, Specialized
 from .static_buffers import same_layout, with_layout
 
 
@@ -157,6 +158,7 @@ class DeviceGraph:
         device: where.
         index: the device's number in PyTorch.
         signature: what the plan's inputs and outputs are to PyTorch; without static inputs.
+        plan_at: makes the plans for sizes at which this one cannot run; see `specialized`.
 
     Raises (when called):
         DeviceError: the GPU refused; the subclass and the message say what.
@@ -170,6 +172,7 @@ class DeviceGraph:
         device: Device,
         index: int,
         signature: Signature,
+        plan_at: PlanAt | None = None,
     ) -> None:
         self.plan = plan
         self.device = device
@@ -177,8 +180,16 @@ class DeviceGraph:
         self.signature = signature
         self.executor = Executor(plan, device, HostCalls(plan))
         self._ready: dict[Variant, _Ready] = {}
+        self.plan_at = plan_at
+        self._larger: Specialized[DeviceGraph] | None = None
+        if plan_at is not None:
+            self._larger = Specialized(plan_at, device)
+        self._limit = device.target.max_binding_nbytes
         self._numbers = _Numbers(device)
         self._own = devices.torch_device(index)  # comparing with it is quicker than `device.type`
+
+    def _with_plan(self, plan: Plan) -> DeviceGraph:
+        return DeviceGraph(plan, self.device, self.index, replace(self.signature, plan=plan))
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]
@@ -196,7 +207,11 @@ class DeviceGraph:
     def run_seeded(self, values: list[Any]) -> list[Any]:
         """The call on a list of arguments, the last of which are the seeds if there are any."""
         variant = self.signature.variant(values)
-        ready = self._ready.get(variant) or self._prepare(variant)
+        ready = self._ready.get(variant)
+        if ready is None:
+            if variant.bound_nbytes > self._limit and self._larger is not None:
+                return self._larger(variant.sizes, self._with_plan).run_seeded(values)
+            ready = self._prepare(variant)
         buffers: list[Any] = ready.buffers[:]
         numbers: GpuBuffer | None = None
         for recipe, position in ready.inputs:

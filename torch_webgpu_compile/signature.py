@@ -13,7 +13,15 @@ from typing import Any
 import torch
 
 from .host_calls import torch_dtype
-from .plan.model import Dispatch, HostStep, Plan, PlanBuffer, PlanOutput
+from .plan.model import (
+    Binding,
+    Dispatch,
+    HostStep,
+    Plan,
+    PlanBuffer,
+    PlanOutput,
+    bound_nbytes,
+)
 from .size_sources import SizeSource, size_sources
 from .sizes import evaluate
 from .static_buffers import span
@@ -102,6 +110,7 @@ class Variant:
         saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
         may_be_resident: whether an upload may be a tensor kept on the GPU by a forward graph.
         rebinds: whether memory may differ from call to call although no static input changed.
+        bound_nbytes: the most that one binding has to reach of a buffer whose size is a symbol.
     """
 
     sizes: dict[str, int]
@@ -116,6 +125,7 @@ class Variant:
     updated_buffers: tuple[tuple[str, int], ...]
     may_be_resident: bool
     rebinds: bool
+    bound_nbytes: int
 
 
 @dataclass(eq=False)
@@ -153,6 +163,7 @@ class Signature:
     constant: tuple[InputEntry, ...] = field(init=False)
     _sources: tuple[SizeSource, ...] = field(init=False)
     _variants: dict[tuple[int, ...], Variant] = field(init=False)
+    _symbolic: frozenset[Binding] = field(init=False)
 
     def __post_init__(self) -> None:
         used = _buffers_read(self.plan)
@@ -165,6 +176,13 @@ class Signature:
         self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
         self._sources = size_sources(self.plan, self.complex_inputs)
         self._variants = {}
+        self._symbolic = frozenset(
+            binding
+            for step in self.plan.steps
+            if isinstance(step, Dispatch)
+            for binding in step.bindings
+            if not self.plan.buffers[binding.buffer].nbytes.is_constant
+        )
 
     def variant(self, values: Sequence[Any]) -> Variant:
         """The signature for these arguments."""
@@ -237,6 +255,10 @@ class Signature:
             updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
             may_be_resident=self.backward,
             rebinds=bool(kept or updated or states or self.backward),
+            bound_nbytes=max(
+                (bound_nbytes(where, buffers[where.buffer], sizes) for where in self._symbolic),
+                default=0,
+            ),
         )
 
     def _tensors(

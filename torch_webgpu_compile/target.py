@@ -42,6 +42,11 @@ class Target:
     subgroup_sizes: tuple[int, int] = (0, 0)
 
     @property
+    def window_nbytes(self) -> int:
+        """The part of a larger buffer that one binding reaches: it may start where another ends."""
+        return self.max_binding_nbytes // 256 * 256
+
+    @property
     def subgroup_size(self) -> int:
         """Invocations of every subgroup; 0 where their number is not known, or not the same."""
         low, high = self.subgroup_sizes

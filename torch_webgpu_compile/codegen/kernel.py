@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import UnsupportedOp
 from ..ir.graph import Buffer, Member
 from ..ir.spaces import Origin
 from ..plan.model import Kernel, KernelCall
@@ -154,6 +155,8 @@ class KernelBuilder:
         parameters = tuple(self.parameters)
         wgsl = render_module(template, self.bindings, parameters, inputs)
         bindings, kernel_bindings = self.bindings.plan_bindings()
+        if len(bindings) > self.target.max_storage_buffers:
+            raise self._too_many_bindings(len(bindings), origins)
         read, written = self.bindings.traffic()
         ops = tuple(dict.fromkeys(origin.op for origin in origins))
         kernel = Kernel(
@@ -170,6 +173,17 @@ class KernelBuilder:
         checks = tuple(self.bindings.checks)
         return KernelCall(
             kernel, bindings, grid, parameters, read, written, flops or as_expr(0), checks
+        )
+
+    def _too_many_bindings(self, count: int, origins: Sequence[Origin]) -> UnsupportedOp:
+        origin = next(iter(origins), Origin("a kernel"))
+        return UnsupportedOp(
+            origin.op,
+            f"a kernel would need {count} bindings of storage buffers, this GPU allows "
+            f"{self.target.max_storage_buffers}; a tensor counts once for every "
+            f"{self.target.window_nbytes:,} bytes",
+            "split its tensors",
+            origin.source,
         )
 
 

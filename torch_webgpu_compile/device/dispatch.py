@@ -70,7 +70,10 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
             return _first_time(op, arguments, keywords, leaves, signature)
     if compiled is None:
         return run_on_host(op, arguments, keywords)
-    return compiled.run(leaves)
+    try:
+        return compiled.run(leaves)
+    except UnsupportedOp as error:
+        return _not_at_these_sizes(op, arguments, keywords, leaves, signature, error)
 
 
 def _numbers(leaves: Sequence[Any]) -> tuple[str, ...]:
@@ -150,7 +153,24 @@ def _first_time(
     if compiled is None:
         report(op, cause, leaves)
         return run_on_host(op, arguments, keywords)
-    return compiled.run(leaves)
+    try:
+        return compiled.run(leaves)
+    except UnsupportedOp as error:
+        return _not_at_these_sizes(op, arguments, keywords, leaves, signature, error)
+
+
+def _not_at_these_sizes(
+    op: OpOverload,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    leaves: list[Any],
+    signature: tuple[Any, ...],
+    error: UnsupportedOp,
+) -> Any:
+    """A call that has kernels, but none for tensors as large as these."""
+    _remember(signature, leaves, None)
+    report(op, error.cause, leaves)
+    return run_on_host(op, arguments, keywords)
 
 
 def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[CompiledOp | None, str]:

@@ -118,6 +118,12 @@ class Binding:
     nbytes: Expr | None = None
 
 
+def bound_nbytes(binding: Binding, buffer: PlanBuffer, sizes: Mapping[str, int]) -> int:
+    """Bytes of its buffer that a binding reaches; 0 or less where it starts behind its end."""
+    left = buffer.nbytes_for(sizes) - binding.offset_nbytes
+    return left if binding.nbytes is None else min(left, evaluate(binding.nbytes, sizes))
+
+
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Run a kernel. A grid dimension of 0 skips the step.

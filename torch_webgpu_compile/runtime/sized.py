@@ -19,6 +19,7 @@ from ..plan.model import (
     Kernel,
     Plan,
     PlanBuffer,
+    bound_nbytes,
 )
 from ..sizes import Expr, evaluate
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
@@ -277,17 +278,14 @@ class _Sizer:
         left = self._nbytes[binding.buffer] - offset
         if left <= 0:  # a window past the end of a buffer that is small this time: never touched
             return 0, MIN_NBYTES
-        nbytes = left
-        if binding.nbytes is not None:
-            wanted = round_up(evaluate(binding.nbytes, self._sizes), _WINDOW_NBYTES)
-            nbytes = max(MIN_NBYTES, min(wanted, left))
+        nbytes = bound_nbytes(binding, self._plan.buffers[binding.buffer], self._sizes)
         limit = self._device.target.max_binding_nbytes
-        if nbytes - _WINDOW_NBYTES >= limit:
+        if nbytes > limit:
             raise DeviceError(
                 f"kernel {kernel}: buffer {binding.buffer} is bound with {nbytes:,} bytes, this "
                 f"GPU allows {limit:,}; this is a bug of the planner (it must use windows)"
             )
-        return offset, min(nbytes, limit)
+        return offset, min(max(MIN_NBYTES, round_up(nbytes, _WINDOW_NBYTES)), left, limit)
 
     def _conflicts(self, step: Dispatch) -> tuple[tuple[int, int], ...]:
         kernel = self._plan.kernels[step.kernel]

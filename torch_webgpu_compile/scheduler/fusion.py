@@ -151,14 +151,8 @@ class Fuser:
         limit -= at in self.reporting or reports(node)  # the device's status is bound too
         return (
             len(group.members) < MAX_MEMBERS
-            and sum(self._windows(n) for n in reads | written) <= limit
+            and sum(self.graph.buffers[n].windows(self.target) for n in reads | written) <= limit
         )
-
-    def _windows(self, name: str) -> int:
-        nbytes = self.graph.buffers[name].nbytes
-        if not nbytes.is_constant:
-            return 1
-        return max(1, -(-int(nbytes) // self.target.max_binding_nbytes))
 
     def _stored(self, group: Group, extra: str) -> set[str]:
         """Buffers that the group writes, if it also computed ``extra``."""
