@@ -26,7 +26,7 @@ from .compiled import CompiledGraph
 from .counters import counters
 from .determinism import switched
 from .device_graph import DeviceGraph
-from .errors import DeviceError
+from .errors import DeviceError, OutOfMemoryError
 from .options import CompileOptions, resolve
 from .runtime.device import Device, open_device, opened_devices
 
@@ -82,7 +82,11 @@ def compile_module(
 
     def compile_shown(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
         cached = observer is None
-        state = compile_graph(captured, phase, device.target, options, cached, tune)
+        try:
+            state = compile_graph(captured, phase, device.target, options, cached, tune)
+        except OutOfMemoryError as error:
+            # Dynamo would wrap it in an error of its own: calls raise it instead.
+            return _raising(str(error))
         before = device.kernels_compiled
         compiled: CompiledGraph | DeviceGraph
         if index is None:
@@ -104,6 +108,17 @@ def compile_module(
 
     with showing("a graph"):
         return aot.capture(module, example_inputs, compile_captured, native_operators(), keep)
+
+
+def _raising(text: str) -> aot.BoxedFunction:
+    """A graph that no GPU memory is large enough for."""
+
+    def call(arguments: list[Any]) -> list[Any]:
+        arguments.clear()
+        raise OutOfMemoryError(text)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def webgpu(

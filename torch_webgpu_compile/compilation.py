@@ -22,8 +22,10 @@ from .autotune import Tune, tilings_for
 from .captured import CapturedGraph, Phase
 from .codegen import generate
 from .counters import counters
+from .errors import too_large
 from .ir.at_sizes import at_sizes, has_symbols
 from .ir.graph import LoopGraph, Schedule
+from .ir.nodes import outputs_of
 from .ir.text import format_graph, format_schedule
 from .ir.verify import verify_loop_graph
 from .ir.verify_schedule import verify_schedule
@@ -212,6 +214,7 @@ def compile_graph(
     Raises:
         UnsupportedOp: an operator can run neither on the GPU nor on the host, or not at all under
             ``fallback="error"``.
+        OutOfMemoryError: no buffer of the GPU can hold a result.
         VerificationError: a pass gave an inconsistent result.
     """
     state = Compilation(captured, phase, target, options, tune)
@@ -228,6 +231,8 @@ def _run(passes: Sequence[Pass], state: Compilation, show: debug.Shower, use_cac
         step.verify(result)
         state.results[step.name] = result
         show(step.name, partial(step.text, result))
+        if step.name == "ir":
+            _refuse_large_results(result, state.target)
         if step.name == "ir" and use_cache and not show.needs_every_stage:
             key = plan_cache.key_of(state.graph, state.target, state.options)
             if _take_cached(state, key):
@@ -236,6 +241,18 @@ def _run(passes: Sequence[Pass], state: Compilation, show: debug.Shower, use_cac
     if key and "schedule" in state.results:
         plan_cache.store(key, state.plan, state.options.cache)
     counters.add(plans_compiled=1)
+
+
+def _refuse_large_results(graph: LoopGraph, target: Target) -> None:
+    """Raises OutOfMemoryError before anything is made of a graph that cannot run."""
+    for node in graph.nodes:
+        for name in outputs_of(node):
+            nbytes = graph.buffers[name].nbytes
+            known = nbytes.constant if name in graph.returned and nbytes.is_constant else 0
+            if known > target.max_buffer_nbytes:
+                # What only lays out a result is of no operator.
+                named = (origin.op for origin in node.origins if origin.op != "output")
+                raise too_large(next(named, graph.name), known, target.max_buffer_nbytes)
 
 
 @dataclass(frozen=True)
@@ -255,6 +272,7 @@ class Loops:
         """The plan for these sizes, which are those of all symbols.
 
         Raises:
+            OutOfMemoryError: no buffer of the GPU can hold a result.
             VerificationError: a pass gave an inconsistent result.
         """
         values = "_".join(f"{name}_{value}" for name, value in sizes.items())

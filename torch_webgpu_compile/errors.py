@@ -100,3 +100,11 @@ class IndexOutOfRangeError(DeviceError, IndexError):
 
 class DeviceLostError(DeviceError):
     """The GPU device was lost; the process must recreate it."""
+
+
+def too_large(op: str, nbytes: int, largest_nbytes: int) -> OutOfMemoryError:
+    """The error for a result that no buffer of the GPU can hold, whatever is free."""
+    return OutOfMemoryError(
+        f"{op}: a result of {nbytes:,} bytes is larger than this GPU allows ({largest_nbytes:,} "
+        "bytes in a buffer); split the tensor"
+    )

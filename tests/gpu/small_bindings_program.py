@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -16,17 +17,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from torch_webgpu_compile import counters, devices
+from torch_webgpu_compile import counters, devices, errors
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.runtime import adapters
 from torch_webgpu_compile.runtime import device as runtime_device
 
 BINDING_NBYTES = 1 << 16
+BUFFER_NBYTES = 1 << 26
 LARGE = 40_000  # of floats: 3 bindings
 SIZES = (20, 30, 50, LARGE, 70)
 
@@ -246,6 +249,39 @@ def training(place: str) -> None:
         assert_close(a, b.cpu(), atol=1e-4, rtol=1e-4)
 
 
+N = 1 << 12  # the square of which has 64 MiB as floats
+REFUSED: dict[str, Case] = {
+    "zeros": lambda x: x.new_zeros(N, N, 2),
+    "zeros of doubles": lambda x: torch.zeros(N, N, 2, device=x.device, dtype=torch.float64),
+    "full": lambda x: torch.full((N * N * 2,), 3.0, device=x.device),
+    "empty": lambda x: torch.empty(N, N, 2, device=x.device),
+    "rand": lambda x: torch.rand(N, N, 2, device=x.device),
+    "arange": lambda x: torch.arange(N * N, device=x.device),
+    "linspace": lambda x: torch.linspace(0, 1, N * N * 2, device=x.device),
+    "window": lambda x: torch.hann_window(N * N * 2, device=x.device),
+    "broadcast": lambda x: x[:, None] + x,
+    "broadcast doubles": lambda x: x.double()[:, None] + x.double(),
+    "product": lambda x: x[:, None] @ x[None],
+    "repeat": lambda x: x.repeat(2 * N),
+    "pad": lambda x: F.pad(x, (0, 2 * N * N)),
+    "given": lambda x: torch.mul(x[:, None], x, out=torch.empty(0, device=x.device)),
+    "after small ones": lambda x: [torch.zeros(n, device=x.device) for n in (4, 5, 6, 2 * N * N)],
+    "on the host": lambda x: torch.complex(x.double(), x.double()).repeat(N),
+    "compiled": torch.compile(lambda x: x[:, None] + x, backend="webgpu", dynamic=False),
+    "compiled, symbols": torch.compile(lambda x: x[:, None] + x, backend="webgpu", dynamic=True),
+}
+
+
+def refused(name: str) -> None:
+    """At once: before the host computes what no buffer of the device can hold."""
+    before = sum(counters.fallbacks.values())
+    with pytest.raises(errors.OutOfMemoryError, match=r"[0-9,]{9,} bytes") as refusal:
+        REFUSED[name](torch.ones(2 * N, device="webgpu"))
+    numbers = [int(n.replace(",", "")) for n in re.findall(r"[0-9,]{9,}", str(refusal.value))]
+    assert min(numbers) <= BUFFER_NBYTES < max(numbers), refusal.value
+    assert sum(counters.fallbacks.values()) == before, counters.fallbacks
+
+
 def bounded() -> None:
     """Sizes that come again are not compiled again; of many, a few are kept."""
     torch._dynamo.reset()
@@ -269,6 +305,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"compiled {name}, {place}", lambda n=name, p=place: compiled(n, p)
         yield f"training, {place}", lambda place=place: training(place)
     yield "bounded", bounded
+    for name in REFUSED:
+        yield f"refused {name}", lambda name=name: refused(name)
 
 
 def check_random(size: int) -> None:
@@ -299,7 +337,9 @@ def run_cases(left_out: Collection[str] = ()) -> dict[str, Any]:
 def main() -> None:
     """Runs all cases but those that are named."""
     register()
-    open_small(**{"max-storage-buffer-binding-size": BINDING_NBYTES})
+    open_small(
+        **{"max-storage-buffer-binding-size": BINDING_NBYTES, "max-buffer-size": BUFFER_NBYTES}
+    )
     torch.manual_seed(0)
     wrong: dict[str, str] = {}
     for name, case in cases():

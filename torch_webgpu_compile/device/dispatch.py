@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_structure
 
-from ..errors import DeviceError, ShaderError, UnsupportedOp
+from ..errors import AdapterError, DeviceError, ShaderError, UnsupportedOp
 from ..storages import ALIGNMENT, data_ptr
 from . import aliasing, outputs
 from .compiled_op import CompiledOp, Placement, compile_op
@@ -72,7 +72,7 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
         return run_on_host(op, arguments, keywords)
     try:
         return compiled.run(leaves)
-    except UnsupportedOp as error:
+    except (UnsupportedOp, AdapterError) as error:
         return _not_at_these_sizes(op, arguments, keywords, leaves, signature, error)
 
 
@@ -155,7 +155,7 @@ def _first_time(
         return run_on_host(op, arguments, keywords)
     try:
         return compiled.run(leaves)
-    except UnsupportedOp as error:
+    except (UnsupportedOp, AdapterError) as error:
         return _not_at_these_sizes(op, arguments, keywords, leaves, signature, error)
 
 
@@ -165,11 +165,11 @@ def _not_at_these_sizes(
     keywords: dict[str, Any],
     leaves: list[Any],
     signature: tuple[Any, ...],
-    error: UnsupportedOp,
+    error: UnsupportedOp | AdapterError,
 ) -> Any:
     """A call that has kernels, but none for tensors as large as these."""
     _remember(signature, leaves, None)
-    report(op, error.cause, leaves)
+    report(op, error.cause if isinstance(error, UnsupportedOp) else str(error), leaves)
     return run_on_host(op, arguments, keywords)
 
 
