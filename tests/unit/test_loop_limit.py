@@ -120,3 +120,20 @@ def test_a_position_in_parts_of_several_dimensions() -> None:
     assert sum(isinstance(node, Reduction) for node in graph.nodes) == 2
     graph = check(lambda x: x.permute(1, 2, 0).flatten(0, 1).argmax(0), x, target=limited)
     assert sum(isinstance(node, Reduction) for node in graph.nodes) == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.special.gammainc(x.abs() + 1, x.abs()).sum(0),
+        lambda x: (x.long() ** x.long().abs()).sum(0),
+        lambda x: torch.special.legendre_polynomial_p(x, 5).amax(0),
+        lambda x: torch.special.gammainc((x @ x.t()).abs() + 1, torch.tensor(2.0)),
+    ],
+)
+def test_functions_that_are_loops_are_not_in_loops(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(70, 9)
+    target = replace(TARGET, max_loop_iterations=65535)
+    limited = compile_function(function, x, target=target).plan
+    free = compile_function(function, x).plan
+    assert limited.dispatch_count == free.dispatch_count + 1
