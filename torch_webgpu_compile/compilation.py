@@ -43,7 +43,7 @@ from .scheduler.fusion import Fuser
 from .scheduler.in_place import share_memory
 from .scheduler.layouts import choose_layouts
 from .scheduler.order import order_groups
-from .scheduler.split import split_reductions
+from .scheduler.split import split_long_contractions, split_reductions
 from .scheduler.units import drop_unit_symbols
 from .signature import Signature
 from .target import Target
@@ -141,7 +141,8 @@ def _schedule(state: Compilation) -> Schedule:
 
 def _schedule_unfused(graph: LoopGraph, target: Target) -> Schedule:
     """A kernel group per node."""
-    divided = split_reductions(choose_layouts(drop_unit_symbols(graph)))
+    laid_out = choose_layouts(drop_unit_symbols(graph))
+    divided = split_reductions(split_long_contractions(laid_out, target), target)
     fuser = Fuser(divided, target)
     for node in divided.nodes:
         fuser._open(node)

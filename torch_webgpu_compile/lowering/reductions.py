@@ -16,6 +16,7 @@ from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, product
 from .builder import Builder, as_value
+from .long_positions import long_position
 from .promotion import compute_dtype
 from .registry import lowers
 from .value import Value, broadcast_index, positions, reshape
@@ -69,7 +70,10 @@ class Reducing:
         self, builder: Builder, kind: str, body: Scalar, *, keepdim: bool, name: str = ""
     ) -> Value:
         """The reduction of ``body``; with ``keepdim`` it broadcasts against the value."""
-        result = builder.reduce(kind, body, self.sizes, self.reduce_sizes, name=name)
+        if kind in ("argmin", "argmax"):
+            result = long_position(builder, kind, body, self.sizes, self.reduce_sizes, name)
+        else:
+            result = builder.reduce(kind, body, self.sizes, self.reduce_sizes, name=name)
         return reshape(result, self.keepdim_sizes) if keepdim else result
 
 

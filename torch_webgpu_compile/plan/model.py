@@ -16,7 +16,7 @@ from ..checks import IndexCheck
 from ..dtypes import DType
 from ..sizes import ONE, ZERO, Expr, Symbol, as_expr, evaluate
 
-VERSION = 3
+VERSION = 4
 
 STATUS = "device status"
 """The buffer in which kernels report what was wrong: see `Kernel`. No graph has it."""
@@ -135,6 +135,8 @@ class Dispatch:
         parameters: i32 values of the kernel's uniform parameters, in order.
         bytes_read, bytes_written, flops: least traffic and arithmetic, for reports.
         checks: the indices that the kernel checks, by their number in it.
+        iterations: the most that all loops of one invocation make together, where the kernel was
+            compiled for a driver that ends them (`Target.max_loop_iterations`); else 0.
     """
 
     kernel: int
@@ -145,6 +147,7 @@ class Dispatch:
     bytes_written: Expr
     flops: Expr
     checks: tuple[IndexCheck, ...] = ()
+    iterations: Expr = ZERO
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +284,7 @@ class KernelCall:
     bytes_written: Expr
     flops: Expr
     checks: tuple[IndexCheck, ...] = ()
+    iterations: Expr = ZERO
 
     def on(self, instead: Mapping[str, str]) -> KernelCall:
         """The same call on other buffers of the same layouts, by name."""
@@ -298,4 +302,5 @@ class KernelCall:
             self.bytes_written,
             self.flops,
             self.checks,
+            self.iterations,
         )

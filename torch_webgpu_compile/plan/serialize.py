@@ -229,6 +229,7 @@ class _Writer:
                     "bytes_read": self.expr(step.bytes_read),
                     "bytes_written": self.expr(step.bytes_written),
                     "flops": self.expr(step.flops),
+                    "iterations": self.expr(step.iterations),
                     "checks": [[check.op, check.source, check.dim] for check in step.checks],
                 }
             case CopyBuffer():
@@ -356,6 +357,7 @@ class _Reader:
                     bytes_read=self.expr(data["bytes_read"]),
                     bytes_written=self.expr(data["bytes_written"]),
                     flops=self.expr(data["flops"]),
+                    iterations=self.expr(data["iterations"]),
                     checks=tuple(IndexCheck(*_list(check)) for check in _list(data["checks"])),
                 )
             case "copy":

@@ -255,6 +255,7 @@ class _Sizer:
                 f"kernel {kernel.name}: a grid of {(x, y, z)} workgroups exceeds {limit} in a "
                 "dimension; this is a bug of the planner (the grid must be folded)"
             )
+        self._check_loops(step, kernel)
         ranges = [self._range(binding, kernel.name) for binding in step.bindings]
         if kernel.parameter_count:
             ranges.append((offset, -(-kernel.parameter_count // 4) * 16))
@@ -271,6 +272,16 @@ class _Sizer:
             self._device.backend.bind_group_maker(pipeline.layout, ranges, kernel.name),
             self._conflicts(step),
         )
+
+    def _check_loops(self, step: Dispatch, kernel: Kernel) -> None:
+        iterations = evaluate(step.iterations, self._sizes)
+        limit = self._device.target.max_loop_iterations
+        if limit and iterations > limit:
+            raise DeviceError(
+                f"kernel {kernel.name} would loop {iterations:,} times in an invocation at these "
+                f"sizes, and {self._device.target.name} ends loops after {limit:,} without an "
+                "error; compile for these sizes (dynamic=False), or split the tensor"
+            )
 
     def _range(self, binding: Binding, kernel: str) -> tuple[int, int]:
         """(offset in bytes, nbytes) of a binding."""

@@ -29,6 +29,7 @@ from ..ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, re
 from ..ir.spaces import iteration_symbols, named_bodies, symbol_keys
 from ..sizes import Expr, Symbol, as_expr, as_symbol, product, substitute, symbols_of
 from ..target import Target
+from .looped import is_looped
 from .mapping import load_index, point_of
 
 _MAX_BODY = 400
@@ -59,6 +60,8 @@ def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:
         users = [nodes[r] for r in sorted(readers[name])]
         merged = [inline_into(user, node) for user in users]
         if any(m is None for m in merged) or not _pays(node, users, graph, target):
+            continue
+        if is_looped(node.body, target) and not all(isinstance(u, Pointwise) for u in users):
             continue
         if any(not _fits(m, graph, target) for m in merged if m is not None):
             continue
