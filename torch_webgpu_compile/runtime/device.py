@@ -251,7 +251,7 @@ class Device:
     @property
     def is_lost(self) -> bool:
         """Whether a call raised DeviceLostError. `open_device` gives a new device then."""
-        return self.backend.is_lost
+        return self.backend.lost_cause != ""
 
     def close(self) -> None:
         """Waits for the GPU and frees what is not in use. `open_device` gives a new device then."""
