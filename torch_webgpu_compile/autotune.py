@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .codegen.contraction import Tilings, generate_tiled, kernels_of, problem_of
 from .codegen.matmul_tiling import MatmulProblem, MatmulTiling, matmul_candidates
-from .errors import DeviceError, OutOfMemoryError
+from .errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .files import write_atomically
 from .ir.graph import AnchorGroup, ContractionGroup, PairGroup, Schedule, SiblingGroup
 from .ir.nodes import Contraction
@@ -107,7 +107,7 @@ def _fastest(key: str, calls: _Candidates, schedule: Schedule, device: Device) -
     for tiling, call in calls.items():
         try:
             times[tiling] = seconds_of(call, schedule, device)
-        except OutOfMemoryError:
+        except (OutOfMemoryError, DeviceLostError):
             raise
         except DeviceError:  # a driver may refuse what its limits allow
             continue

@@ -25,9 +25,11 @@ from .compiled import CompiledGraph
 from .counters import counters
 from .determinism import switched
 from .device_graph import DeviceGraph
-from .errors import DeviceError
+from .errors import DeviceError, DeviceLostError
 from .options import CompileOptions, resolve
-from .runtime.device import Device, open_device, opened_devices
+from .plan.model import Plan
+from .runtime.device import Device, open_device, opened_devices, reopened
+from .signature import Signature
 
 
 def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> int | None:
@@ -54,6 +56,13 @@ def device_for(options: CompileOptions) -> Device:
     first = options.adapter.split(",")[0].strip()  # one for each webgpu device, see `devices`
     adapter = int(first) if first.isdecimal() else first or None
     return open_device(options.provider or "wgpu", adapter, options.checked)
+
+
+def _host_graph(plan: Plan, device: Device, signature: Signature) -> CompiledGraph:
+    try:
+        return CompiledGraph(plan, device, signature)
+    except DeviceLostError:
+        return CompiledGraph(plan, reopened(device), signature)
 
 
 Observer = Callable[[Compilation, CompiledGraph | DeviceGraph], None]
@@ -85,7 +94,7 @@ def compile_module(
         before = device.kernels_compiled
         compiled: CompiledGraph | DeviceGraph
         if index is None:
-            compiled = CompiledGraph(state.plan, device, signature_of(state))
+            compiled = _host_graph(state.plan, device, signature_of(state))
         else:
             compiled = DeviceGraph(state.plan, device, index, device_signature_of(state))
         counters.add(kernels_compiled=device.kernels_compiled - before)

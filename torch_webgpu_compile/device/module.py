@@ -41,6 +41,7 @@ from .properties import (
     get_device_properties,
     is_bf16_supported,
 )
+from .recovery import reset_device
 from .streams import (
     Event,
     Stream,
@@ -85,6 +86,7 @@ __all__ = [
     "memory_reserved",
     "memory_stats",
     "memory_summary",
+    "reset_device",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "seed",

@@ -15,6 +15,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -201,7 +202,8 @@ class NativeBackend:
         return int(self.ffi.cast("intptr_t", pointer))
 
     def unmap(self, handle: Handle) -> None:
-        with self._unmap_guard:
+        # What was mapped has been read or written: if the device is lost, the next call says so.
+        with suppress(DeviceLostError), self._unmap_guard:
             self.lib.wgpuBufferUnmap(handle)
 
     # ---- pipelines
