@@ -327,7 +327,7 @@ def open_device(
     key = provider, info.index, checked, instance
     with _lock:
         device = _devices.get(key)
-        if device is None or device.is_closed or device.is_lost:
+        if device is None or device.is_closed or device.find_loss():
             lost = device if device is not None and device.is_lost else None
             device = _devices[key] = create_device(provider, info, found, checked)
             device.opened_as = key
