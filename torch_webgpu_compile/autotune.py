@@ -26,7 +26,7 @@ from .codegen.matmul_tiling import (
     matmul_candidates,
     measurable_tilings,
 )
-from .errors import DeviceError, OutOfMemoryError
+from .errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .files import write_atomically
 from .ir.graph import AnchorGroup, ContractionGroup, PairGroup, Schedule, SiblingGroup
 from .ir.nodes import Contraction
@@ -115,7 +115,7 @@ def _fastest(key: str, calls: _Candidates, schedule: Schedule, device: Device) -
     for tiling, call in calls.items():
         try:
             times[tiling] = seconds_of(call, schedule, device)
-        except OutOfMemoryError:
+        except (OutOfMemoryError, DeviceLostError):
             raise
         except DeviceError:  # a driver may refuse what its limits allow
             continue

@@ -26,9 +26,9 @@ from .compiled import CompiledGraph
 from .counters import counters
 from .determinism import switched
 from .device_graph import DeviceGraph
-from .errors import DeviceError, OutOfMemoryError
+from .errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .options import CompileOptions, resolve
-from .runtime.device import Device, open_device, opened_devices
+from .runtime.device import Device, open_device, opened_devices, reopened
 
 
 def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> int | None:
@@ -55,6 +55,14 @@ def device_for(options: CompileOptions) -> Device:
     first = options.adapter.split(",")[0].strip()  # one for each webgpu device, see `devices`
     adapter = int(first) if first.isdecimal() else first or None
     return open_device(options.provider or "wgpu", adapter, options.checked)
+
+
+def _host_graph(state: Compilation, device: Device) -> CompiledGraph:
+    signature, loops = signature_of(state), loops_of(state)
+    try:
+        return CompiledGraph(state.plan, device, signature, loops)
+    except DeviceLostError:
+        return CompiledGraph(state.plan, reopened(device), signature, loops)
 
 
 Observer = Callable[[Compilation, CompiledGraph | DeviceGraph], None]
@@ -90,7 +98,7 @@ def compile_module(
         before = device.kernels_compiled
         compiled: CompiledGraph | DeviceGraph
         if index is None:
-            compiled = CompiledGraph(state.plan, device, signature_of(state), loops_of(state))
+            compiled = _host_graph(state, device)
         else:
             signature = device_signature_of(state)
             compiled = DeviceGraph(state.plan, device, index, signature, loops_of(state))

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from . import static_buffers
 from .counters import counters
+from .errors import DeviceLostError
 from .host_calls import HostCalls
 from .plan.model import Plan
-from .runtime.device import Device, GpuBuffer
+from .runtime.device import Device, GpuBuffer, reopened
 from .runtime.executor import BoundPlan, Executor
 from .signature import MutationRecipe, Signature, Variant
 from .specialized import PlanAt, Specialized
@@ -49,7 +50,7 @@ class CompiledGraph:
     """A function of a list of arguments, which it empties, to a list of results.
 
     It may be called from several threads; calls of one graph take turns. A failed call leaves it
-    usable.
+    usable. When the device is lost, the call is made again on a new one.
 
     Args:
         plan: what to run.
@@ -81,6 +82,7 @@ class CompiledGraph:
         self._static_externals: dict[str, GpuBuffer] = {}
         self._bound: tuple[Variant, BoundPlan] | None = None
         self._lock = self.executor.lock
+        self._is_half_written = False  # a failed call may have changed arguments
         self._static.add_user(self)
         device.add_reclaimable(self)
 
@@ -119,17 +121,45 @@ class CompiledGraph:
 
     def _run_seeded(self, values: list[Any]) -> list[Any]:
         with self._lock:
+            if self.device.is_lost:
+                self._rebind()
             variant = self.signature.variant(values)
             if variant.bound_nbytes > self._limit and self._larger is not None:
                 return self._larger(variant.sizes, self._with_plan)._run_seeded(values)
-            bound, fresh = self._bind(values, variant)
-            uploaded = self._upload(values, variant, bound)
             try:
-                bound.replay()
-                results, downloaded = self._results(values, variant, bound, fresh)
-            except BaseException:
-                self._distrust(values, variant)
-                raise
+                return self._call(values, variant)
+            except DeviceLostError:
+                if not self.device.is_lost or self._is_half_written:
+                    raise
+                self._rebind()
+                return self._call(values, variant)
+
+    def _rebind(self) -> None:
+        """Goes on, on a new device, after the loss of this one."""
+        lost = self.device
+        device = reopened(lost)
+        executor = Executor(self.plan, device, HostCalls(self.plan))
+        executor.lock = self._lock
+        self.forget()
+        static_buffers.drop(lost)
+        self.executor = executor
+        self._static = static_buffers.static_buffers(device)
+        self._static.add_user(self)
+        if self.plan_at is not None:
+            self._larger = Specialized(self.plan_at, device)
+        self.device = device
+        device.add_reclaimable(self)
+
+    def _call(self, values: list[Any], variant: Variant) -> list[Any]:
+        self._is_half_written = False
+        bound, fresh = self._bind(values, variant)
+        uploaded = self._upload(values, variant, bound)
+        try:
+            bound.replay()
+            results, downloaded = self._results(values, variant, bound, fresh)
+        except BaseException:
+            self._distrust(values, variant)
+            raise
         counters.add_call(bound.dispatch_count, uploaded, downloaded)
         return results
 
@@ -193,6 +223,11 @@ class CompiledGraph:
 
     def _materialize(self, tensor: Tensor, resident: Resident) -> None:
         """Gives a kept tensor its contents on the CPU after all."""
+        if resident.device.is_lost:
+            raise resident.device.lost_error(
+                "what the forward pass kept for its backward pass was on the GPU; run the forward "
+                "pass again"
+            )
         nbytes = static_buffers.span(tensor.shape, tensor.stride()) * tensor.element_size()
         resident.device.download_many([(resident.buffer, 0, nbytes, tensor.data_ptr())])
         delattr(tensor, _RESIDENT)
@@ -244,7 +279,11 @@ class CompiledGraph:
             for mutation, target in zip(variant.mutations, staged, strict=True):
                 if mutation.nbytes:
                     addresses.append(target.data_ptr())
-            download.finish(addresses)
+            try:
+                download.finish(addresses)
+            except DeviceLostError:
+                self._is_half_written = download.is_partial and bool(changed)
+                raise
         for mutation, target in zip(variant.mutations, staged, strict=True):
             self._write_back(values[mutation.position], mutation, target, bound, fresh)
         return results, sum([entry[2] for entry in ranges])

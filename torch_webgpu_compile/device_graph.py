@@ -8,6 +8,7 @@ and is copied into it otherwise.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -162,6 +163,8 @@ class DeviceGraph:
 
     Raises (when called):
         DeviceError: the GPU refused; the subclass and the message say what.
+        DeviceLostError: the device, or the one that arguments were on, was lost. After
+            ``torch.webgpu.reset_device`` new arguments are computed with on the new device.
     """
 
     _boxed_call = True
@@ -179,6 +182,7 @@ class DeviceGraph:
         self.index = index
         self.signature = signature
         self.executor = Executor(plan, device, HostCalls(plan))
+        self._lock = threading.Lock()
         self._ready: dict[Variant, _Ready] = {}
         self.plan_at = plan_at
         self._larger: Specialized[DeviceGraph] | None = None
@@ -186,6 +190,7 @@ class DeviceGraph:
             self._larger = Specialized(plan_at, device)
         self._limit = device.target.max_binding_nbytes
         self._numbers = _Numbers(device)
+        device.add_reclaimable(self)
         self._own = devices.torch_device(index)  # comparing with it is quicker than `device.type`
 
     def _with_plan(self, plan: Plan) -> DeviceGraph:
@@ -274,10 +279,35 @@ class DeviceGraph:
         return copy
 
     def _prepare(self, variant: Variant) -> _Ready:
+        if self.device.is_lost:
+            self._rebind()
         with self.executor.lock:
             if variant not in self._ready:
                 self._ready[variant] = _ready(self.executor, variant)
             return self._ready[variant]
+
+    def reclaim(self) -> None:
+        """Forgets what was prepared on a lost device, so that the next call looks for another."""
+        if self.device.is_lost:
+            self._ready.clear()
+
+    def _rebind(self) -> None:
+        """Goes on, on the device that was opened after a loss.
+
+        Raises:
+            DeviceLostError: there is none yet.
+        """
+        device = devices.get_device(self.index)
+        with self._lock:
+            if device is self.device:
+                return
+            self.executor = Executor(self.plan, device, HostCalls(self.plan))
+            self._numbers = _Numbers(device)
+            self._ready = {}
+            if self.plan_at is not None:
+                self._larger = Specialized(self.plan_at, device)
+            self.device = device
+            device.add_reclaimable(self)
 
     # ---- in
 

@@ -180,12 +180,24 @@ def get_device(index: int) -> Device:
 
     Raises:
         AdapterError: there is no such adapter, or it gives no device.
+        DeviceLostError: it was lost, and nobody has called ``torch.webgpu.reset_device`` yet.
         RuntimeError: the process was forked after a device was opened.
     """
     device = _open.get(index)
-    if device is None or device.is_closed or device.is_lost:
+    if device is None or device.is_closed:
         device = _open_device(index)
+    elif device.is_lost:
+        raise device.lost_error(f"{NAME}:{index}")
     return device
+
+
+def take_lost(index: int) -> Device | None:
+    """The device ``webgpu:index`` if it is lost; the next use of it opens a new one."""
+    with _lock:
+        device = _open.get(index)
+        if device is None or not device.find_loss():
+            return None
+        return _open.pop(index)
 
 
 def _open_device(index: int) -> Device:

@@ -99,7 +99,19 @@ class IndexOutOfRangeError(DeviceError, IndexError):
 
 
 class DeviceLostError(DeviceError):
-    """The GPU device was lost; the process must recreate it."""
+    """The GPU device was lost, with all that was on it.
+
+    Models and tensors on the CPU go on by themselves; ``torch.webgpu.reset_device()`` makes the
+    device usable for new tensors.
+
+    Args:
+        message: for the user.
+        cause: what was reported of the loss.
+    """
+
+    def __init__(self, message: str, cause: str = "") -> None:
+        self.cause = cause
+        super().__init__(message)
 
 
 def too_large(op: str, nbytes: int, largest_nbytes: int) -> OutOfMemoryError:

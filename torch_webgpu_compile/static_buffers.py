@@ -189,6 +189,12 @@ def static_buffers(device: Device) -> StaticBuffers:
         return found
 
 
+def drop(device: Device) -> None:
+    """Forgets the copies on a lost device."""
+    with _lock:
+        _by_device.pop(device, None)
+
+
 def invalidate(tensor: Tensor | None = None) -> None:
     """Makes the next use of ``tensor`` (None: of every tensor) copy it to the GPU again.
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from . import devices
 from .dlpack import empty_tensor
 from .errors import DeviceError
-from .runtime.device import GpuBuffer
+from .runtime.buffers import LostBuffer
+from .runtime.device import Device, GpuBuffer
 
 # The largest buffer that any provider allows is 2^40 bytes. 2^22 tensors fit below the sign bit.
 _SLOT_BITS = 41
@@ -143,10 +144,25 @@ def offset_at(address: int) -> int:
 
 
 def replace(tensor: Tensor, buffer: GpuBuffer) -> None:
-    """Gives the storage of ``tensor`` other memory, which holds at least as many bytes."""
+    """Gives the storage of ``tensor`` other memory, which holds at least as many bytes.
+
+    Raises:
+        DeviceLostError: the tensor was lost with its device, so that its other uses raise, too.
+    """
     slot = tensor.untyped_storage().data_ptr() >> _SLOT_BITS
     if slot:
+        if type(lost := _buffers[slot]) is LostBuffer:
+            raise lost.error()
         _buffers[slot] = buffer
+
+
+def lose(device: Device, index: int) -> None:
+    """Makes every use of the tensors on a lost device raise DeviceLostError; frees their memory."""
+    error = device.lost_error(f"a tensor was on {devices.NAME}:{index}")
+    lost = LostBuffer(str(error), error.cause)
+    for slot, buffer in enumerate(_buffers):
+        if buffer is not None and device.owns(buffer):
+            _buffers[slot] = lost
 
 
 def storage_address(address: int) -> int:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from ..errors import DeviceError, OutOfMemoryError
+from ..errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .interface import COPY_DST, COPY_SRC, STORAGE, UNIFORM, Backend, Handle
 from .queue import CommandQueue
 
@@ -98,6 +98,10 @@ class GpuBuffer:
 
     offset_nbytes = 0  # see `BufferSlice`
 
+    def is_of(self, pool: BufferPool) -> bool:
+        """Whether the memory is of this pool; False for a `LostBuffer`."""
+        return getattr(self, "_pool", None) is pool
+
     @property
     def memory(self) -> GpuBuffer:
         """Itself: see `BufferSlice`."""
@@ -145,6 +149,48 @@ class GpuBuffer:
     def __repr__(self) -> str:
         state = "released" if self._allocation is None else f"serial {self.serial}"
         return f"GpuBuffer({self.nbytes} bytes, {state})"
+
+
+class LostBuffer(GpuBuffer):
+    """Stands for memory that was lost with its device: every use raises DeviceLostError.
+
+    Args:
+        message: for the user.
+        cause: as `DeviceLostError.cause`.
+    """
+
+    __slots__ = ("_cause", "_message")
+
+    def __init__(self, message: str, cause: str) -> None:
+        self._message = message
+        self._cause = cause
+
+    def error(self) -> DeviceLostError:
+        """What every use raises."""
+        return DeviceLostError(self._message, self._cause)
+
+    @property
+    def memory(self) -> GpuBuffer:
+        """Raises DeviceLostError."""
+        raise self.error()
+
+    @property
+    def is_released(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        """Nothing is left to return."""
+
+    def __getattr__(self, name: str) -> Any:  # of slots that are not set: all of `GpuBuffer`'s
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise self.error()
+
+    def __del__(self) -> None:
+        """There is nothing to return."""
+
+    def __repr__(self) -> str:
+        return "LostBuffer()"
 
 
 class BufferSlice:
@@ -318,6 +364,11 @@ class BufferPool:
         finally:
             for allocation in freed:
                 self._backend.release_buffer(allocation.handle)
+
+    def abandon(self) -> None:
+        """`empty` of a lost device: nothing is submitted."""
+        self._queue.abandon()
+        self.empty()
 
     def stats(self) -> dict[str, int]:
         """Bytes: ``allocated`` (lent), ``reserved`` (lent or kept), ``peak_allocated``."""

@@ -6,11 +6,12 @@ Nothing outside this package knows the provider.
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..errors import AdapterError, DeviceError
+from ..errors import AdapterError, DeviceError, DeviceLostError
 from ..plan.model import Kernel
 from ..target import Target
 from .adapters import AdapterInfo, find_adapter, list_adapters
@@ -22,6 +23,7 @@ from .buffers import (
     BufferPool,
     GpuBuffer,
 )
+from .failures import lost_error
 from .interface import Backend, Copy
 from .native import NativeBackend
 from .pipelines import Pipeline, PipelineCache
@@ -49,6 +51,7 @@ class Device:
         checked: whether kernels are compiled with the provider's runtime checks.
         queue: the order of all commands.
         status: what kernels report.
+        opened_as: the arguments of `open_device`.
     """
 
     def __init__(self, info: AdapterInfo, backend: Backend, checked: bool) -> None:
@@ -57,7 +60,9 @@ class Device:
         self.checked = checked
         self.backend = backend
         self.queue = CommandQueue(backend)
+        self.opened_as: Key | None = None
         self._closed = False
+        self._abandoned = False
         self._reclaimable: weakref.WeakSet[Reclaimable] = weakref.WeakSet()
         self._pool = BufferPool(backend, self.queue, self.target.max_buffer_nbytes, self._make_room)
         self.status = Status(self.upload_new)
@@ -80,6 +85,9 @@ class Device:
 
     def empty_cache(self) -> None:
         """Frees all GPU memory that no tensor and no running call needs."""
+        if self.is_lost:
+            self.abandon()
+            return
         for holder in list(self._reclaimable):
             holder.reclaim()
         self._transfers.empty()
@@ -88,6 +96,18 @@ class Device:
     def _make_room(self) -> None:
         self.empty_cache()
         self.queue.wait()  # memory that the GPU still uses is freed when its work is done
+
+    def owns(self, buffer: GpuBuffer) -> bool:
+        """Whether a buffer is memory of this device."""
+        return buffer.is_of(self._pool)
+
+    def abandon(self) -> None:
+        """Drops all that is kept of a lost device, but what tensors and running calls hold."""
+        self._abandoned = True
+        for holder in list(self._reclaimable):
+            holder.reclaim()
+        self._transfers.empty()
+        self._pool.abandon()
 
     def add_reclaimable(self, holder: Reclaimable) -> None:
         """`empty_cache` will ask ``holder`` (kept by a weak reference) to drop what it can."""
@@ -250,13 +270,27 @@ class Device:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a call raised DeviceLostError. `open_device` gives a new device then."""
-        return self.backend.is_lost
+        """Whether a call raised DeviceLostError. `open_device` gives a new device then.
+
+        With everything that is on it. `find_loss` also finds a loss that no call has met yet.
+        """
+        return self.backend.lost_cause != ""
+
+    def find_loss(self) -> bool:
+        """`is_lost`, after asking the device."""
+        return self.backend.find_loss()
+
+    def lost_error(self, subject: str) -> DeviceLostError:
+        """What to raise about something that was on this device, which is lost."""
+        return lost_error(f"{subject} ({self.info.name})", self.backend.lost_cause)
 
     def close(self) -> None:
         """Waits for the GPU and frees what is not in use. `open_device` gives a new device then."""
         if not self._closed:
             self._closed = True
+            if self.is_lost:
+                self.abandon()
+                return
             try:
                 self.synchronize()
             finally:
@@ -267,7 +301,8 @@ class Device:
 
 
 _lock = threading.Lock()
-_devices: dict[tuple[str, int, bool, int], Device] = {}
+Key = tuple[str, int, bool, int]
+_devices: dict[Key, Device] = {}
 
 
 def open_device(
@@ -292,9 +327,28 @@ def open_device(
     key = provider, info.index, checked, instance
     with _lock:
         device = _devices.get(key)
-        if device is None or device.is_closed or device.is_lost:
+        if device is None or device.is_closed or device.find_loss():
+            lost = device if device is not None and device.is_lost else None
             device = _devices[key] = create_device(provider, info, found, checked)
-        return device
+            device.opened_as = key
+        else:
+            lost = None
+    if lost is not None and not lost._abandoned:
+        lost.abandon()
+        warnings.warn(
+            f"the GPU device {info.name} was lost ({lost.backend.lost_cause}) and is opened again; "
+            "models and tensors on the CPU go on, tensors that were on it are gone",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return device
+
+
+def reopened(device: Device) -> Device:
+    """The device that `open_device` gives instead of a lost one, with one warning."""
+    if device.opened_as is None:
+        raise device.lost_error("a device that open_device did not give")
+    return open_device(*device.opened_as)
 
 
 def opened_devices() -> list[Device]:

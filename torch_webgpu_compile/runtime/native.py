@@ -1,10 +1,12 @@
 """wgpu-native through cffi: what runs once per dispatch never touches wgpu-py's Python objects.
 
 wgpu-native reports an error to a callback inside the failing call; wgpu-py's `ErrorHandler`
-collects it per thread. A few calls abort the process on an error instead (wgpu-native 29):
-`wgpuQueueSubmit` and `wgpuBufferGetMappedRange`. So nothing is submitted unless its encoder
-finished without an error, buffers are released and never destroyed, and ranges are asked for only
-after a successful mapping.
+collects it per thread. A few calls end the process on an error instead (wgpu-native 29):
+`wgpuQueueSubmit`, `wgpuBufferGetMappedRange` and `wgpuDevicePoll`. So nothing is submitted unless
+its encoder finished without an error, buffers are released and never destroyed, ranges are asked
+for only after a successful mapping, and before each of those calls another one, which does report
+errors, asks whether the device still works (`NativeBackend.check`). What is left is a driver that
+reports a loss for the first time to one of those calls.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
-from .failures import device_error
+from .failures import cause_of, device_error, is_loss, lost_error
 from .host_copy import copy_memory
 from .interface import (
+    COPY_DST,
     MAP_READ,
     MAP_WRITE,
     BindGroupMaker,
@@ -81,21 +85,53 @@ class NativeBackend:
         self._small_guard = self.guard(
             lambda kind, text: device_error(kind, text, "a small upload")
         )
+        self._unmap_guard = self.guard(
+            lambda kind, text: device_error(kind, text, "the end of a mapping")
+        )
         self.submissions = 0
         self._throttled = 0
         self._finished_index = 0  # this submission and all before it are done
         self._mappings: dict[int, _Mapping] = {}
         self._timestamps = "timestamp-query" in device.features
-        self.is_lost = False
+        self.lost_cause = ""
         self._encoder_desc = self.ffi.new("WGPUCommandEncoderDescriptor *")
         self._finish_desc = self.ffi.new("WGPUCommandBufferDescriptor *")
         self._pass_desc = self.ffi.new("WGPUComputePassDescriptor *")
+        self._probe = self.create_buffer(16, COPY_DST)
 
     # ---- errors
 
     def guard(self, make_error: Callable[[str, str], DeviceError]) -> Guard:
         """Raises ``make_error(kind, message)`` when a call inside reports an error."""
         return Guard(self, make_error)
+
+    def find_loss(self) -> bool:
+        if not self.lost_cause and not _exiting:
+            failure = None
+            self.errors.capture(_GUARD)
+            try:  # an upload of nothing: the cheapest call that reports it
+                self.lib.wgpuQueueWriteBuffer(self.queue, self._probe, 0, self.ffi.NULL, 0)
+            finally:
+                failure = self.errors.release(_GUARD)
+            if failure is not None and is_loss(failure[1]):
+                self.lost_cause = cause_of(failure[1])
+        return self.lost_cause != ""
+
+    def check(self, subject: str) -> None:
+        """Raises DeviceLostError if the device is lost; ``subject``: what was being done."""
+        if self.find_loss():
+            raise lost_error(subject, self.lost_cause)
+
+    def error(
+        self, make_error: Callable[[str, str], DeviceError], kind: str, message: str
+    ) -> DeviceError:
+        """``make_error(kind, message)``, or the loss of the device that the message came of."""
+        error = make_error(kind, message)
+        if isinstance(error, DeviceLostError):
+            self.lost_cause = self.lost_cause or error.cause
+        elif self.find_loss():
+            error = make_error(kind, self.lost_cause)
+        return error
 
     # ---- buffers
 
@@ -119,6 +155,11 @@ class NativeBackend:
         self._mappings.pop(int(self.ffi.cast("intptr_t", handle)), None)
         if not _exiting:
             self.lib.wgpuBufferRelease(handle)
+
+    def __del__(self) -> None:
+        probe = getattr(self, "_probe", None)
+        if probe is not None and not _exiting:
+            self.lib.wgpuBufferRelease(probe)
 
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
         source = self.ffi.cast("void *", address)
@@ -144,7 +185,8 @@ class NativeBackend:
         if mapping is None:
             mapping = self._mappings[key] = _Mapping(self.ffi, self.lib)
         mapping.done.clear()
-        with self.guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
+        subject = f"mapping {nbytes} bytes"
+        with self.guard(lambda kind, text: device_error(kind, text, subject)):
             self.lib.wgpuBufferMapAsync(handle, mode, 0, nbytes, mapping.info[0])
         if submission is not None:
             self.wait(submission)
@@ -153,13 +195,16 @@ class NativeBackend:
         # Another thread that polls may run the callback, a moment after this thread's poll returns.
         while not mapping.done.wait(0.0005):
             self.wait()
+        self.check(subject)  # a loss while we waited has taken the buffer away
         if mapping.failure:
-            raise device_error("Mapping", mapping.failure, f"mapping {nbytes} bytes")
+            raise device_error("Mapping", mapping.failure, subject)
         pointer = self.lib.wgpuBufferGetMappedRange(handle, 0, nbytes)
         return int(self.ffi.cast("intptr_t", pointer))
 
     def unmap(self, handle: Handle) -> None:
-        self.lib.wgpuBufferUnmap(handle)
+        # What was mapped has been read or written: if the device is lost, the next call says so.
+        with suppress(DeviceLostError), self._unmap_guard:
+            self.lib.wgpuBufferUnmap(handle)
 
     # ---- pipelines
 
@@ -244,7 +289,11 @@ class NativeBackend:
     def submit_encoded(self, encode: Callable[[Handle], None], name: str) -> int:
         """Submits what ``encode`` records into a command encoder. Raises DeviceError."""
         with self._lock:
-            index = self._submit(self._record(encode, name))
+            command_buffer = self._record(encode, name)
+            if self.find_loss():
+                self.lib.wgpuCommandBufferRelease(command_buffer)
+                raise lost_error(f"running {name}", self.lost_cause)
+            index = self._submit(command_buffer)
             self.submissions += 1
             must_finish = 0
             if self.submissions % _THROTTLE == 0:
@@ -291,6 +340,7 @@ class NativeBackend:
             lib.wgpuComputePassEncoderRelease(encoder_pass)
 
     def wait(self, submission: int | None = None) -> None:
+        self.check("waiting for the GPU")
         index = self.ffi.NULL
         if submission is not None:
             index = self.ffi.new("WGPUSubmissionIndex *", submission)
@@ -323,10 +373,7 @@ class Guard:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failure = self._backend.errors.release(_GUARD)
         if failure is not None and kind is None:
-            error = self._make_error(*failure)
-            if isinstance(error, DeviceLostError):
-                self._backend.is_lost = True
-            raise error
+            raise self._backend.error(self._make_error, *failure)
 
 
 class _Mapping:

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..errors import DeviceError, DeviceLostError
+from .failures import lost_error
 from .interface import Backend, Command, DispatchRun, Span
 
 if TYPE_CHECKING:
@@ -102,8 +103,11 @@ class CommandQueue:
 
         Raises:
             DeviceError: pending commands were refused. These commands are recorded all the same.
+            DeviceLostError: the device is lost. They are not.
         """
         with self._lock:
+            if self._backend.lost_cause:
+                raise lost_error(f"running {recording.name}", self._backend.lost_cause)
             if self._watcher is not None and not self._sending:
                 self._run_watched(recording, self._watcher)
                 return
@@ -135,6 +139,12 @@ class CommandQueue:
             self._pending.append(Recording(commands, name))
             self._limit = MIN_BATCH
             return self._send()
+
+    def abandon(self) -> None:
+        """Drops what is pending: the device is lost."""
+        with self._lock:
+            self._pending = []
+            self._pending_dispatches = 0
 
     def watch(self, watcher: Watcher | None) -> None:
         """From now on runs dispatches one at a time and tells ``watcher`` when; None: as before."""

@@ -271,8 +271,11 @@ class Transfers:
 class Download:
     """A download that has been submitted: see `Transfers.start_download`.
 
-    ``reports``: whether its last round takes the device's status along.
+    ``reports``: whether its last round takes the device's status along. ``is_partial``: some of the
+    host memory has been written.
     """
+
+    is_partial = False
 
     def __init__(
         self,
@@ -302,6 +305,7 @@ class Download:
         error = None
         while self._started:
             error = self._transfers.finish_round(self._started[0], addresses)
+            self.is_partial = True
             self._started.popleft()
             self._start()
         if error is not None:
