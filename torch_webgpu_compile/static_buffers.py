@@ -1,46 +1,44 @@
 """GPU copies of parameters and buffers that live on the CPU.
 
-A copy is made once and again only after the tensor has changed. A change is noticed by the tensor's
-version counter or its address: in-place operators, optimizers, ``load_state_dict`` and assignments
-to ``.data`` are seen. In-place operators on ``.data`` and on NumPy views do not count versions (a
-property of PyTorch); call `invalidate` after those.
+A copy is made once and again only after the memory behind the tensor has changed. PyTorch counts
+in-place operators and whatever else goes through its dispatcher (the tensor's version). It does not
+count fused optimizers, operators on ``.data``, collectives, what other processes do to shared
+memory, and NumPy: these are noticed by a few words of each tensor that are compared at each call
+(`fingerprints`). One such change makes all tensors of a graph suspect that are trained alike, as an
+optimizer leaves most rows of an embedding as they were; they are all copied again. Fused optimizers
+are watched besides. What may go unseen is an uncounted change of a few elements: see `invalidate`.
+
+Copies belong to storages, not to tensors: tensors that share memory share its copy, and nothing is
+attached to a tensor that ``torch.utils.swap_tensors`` would refuse.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from . import fingerprints
 from .counters import counters
+from .errors import DeviceError
 from .runtime.device import Device, GpuBuffer
 
 data_ptr: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
 _get_version: Callable[[Tensor], int] = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]
+_storage_of: Callable[[Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
 
-_UNVERSIONED = -1
 
-
-def version(tensor: Tensor) -> int:
-    """The tensor's version counter; -1 for an inference tensor, which has none."""
+def _versions(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
+    """The version counters; None where a tensor has none, as inference tensors."""
     try:
-        return _get_version(tensor)
-    except RuntimeError:
-        return _UNVERSIONED
-
-
-def state_of(tensors: Sequence[Tensor]) -> Any:
-    """Equal to an earlier result only if the tensors hold what they held then.
-
-    That is while all of those tensors live: an address may be used again. None when it cannot be
-    known, as for inference tensors.
-    """
-    try:
-        return (*map(data_ptr, tensors), *map(_get_version, tensors))
+        return tuple(map(_get_version, tensors))
     except RuntimeError:
         return None
 
@@ -74,105 +72,294 @@ class User(Protocol):
     """Holds on to buffers of a `StaticBuffers`."""
 
     def forget(self) -> None:
-        """Called when a tensor has died, from anywhere: must not block."""
+        """Called when a storage has died, from anywhere: must not block."""
 
 
-class _Entry:
-    __slots__ = ("address", "buffer", "reference", "version")
+class Layout(Protocol):
+    """How a plan wants a tensor: see `signature.StaticRecipe`."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements."""
+
+    @property
+    def counted(self) -> int:
+        """Version increments since the last call that are known not to be changes."""
+
+
+class _Copy:
+    """The GPU's copy of one view of a storage.
+
+    Attributes:
+        address, words: where the memory is, and which of its words are compared.
+        identity, version: of the tensor that it was last copied from or known to be equal to; None
+            if it has to be copied again.
+        seen: the words then.
+    """
+
+    __slots__ = ("address", "buffer", "identity", "seen", "version", "words")
+
+    def __init__(self, buffer: GpuBuffer) -> None:
+        self.buffer = buffer
+        self.address = -1
+        self.words = fingerprints.joined(())
+        self.identity = 0
+        self.version: int | None = None
+        self.seen = b""
+
+
+_View = tuple[Any, ...]
+
+
+class _Storage:
+    """The copies of a storage, by view. Their number is bounded by `_MOST` times its size."""
+
+    __slots__ = ("copies", "nbytes", "reference")
+    _MOST = 4  # a weight may be wanted in more than one layout; views that grow are another matter
+
+    def __init__(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        self.reference = reference
+        self.copies: dict[_View, _Copy] = {}
+        self.nbytes = 0
+
+
+class Copies:
+    """Up-to-date copies of some tensors, in the order of ``layouts``: what one graph takes.
+
+    Make it for tensors whose addresses it will meet again, then ask `are_current` and `update` at
+    each call. Not safe to be called from two threads at once.
+
+    Args:
+        owner: whose copies they are.
+        tensors: on the CPU.
+        layouts: how each of them is wanted.
+
+    Attributes:
+        addresses: of the tensors.
+        buffers: the copies, right after `update`.
+    """
 
     def __init__(
-        self, reference: weakref.ref[Tensor], buffer: GpuBuffer, address: int, version: int
+        self, owner: StaticBuffers, tensors: Sequence[Tensor], layouts: Sequence[Layout]
     ) -> None:
-        self.reference = reference
-        self.buffer = buffer
-        self.address = address
-        self.version = version
+        self._owner = owner
+        self._layouts = layouts
+        self._counted = tuple([layout.counted for layout in layouts])
+        self._count = any(self._counted)
+        self._copies: list[_Copy] = []
+        self._words = fingerprints.joined(())
+        self._bounds: list[tuple[int, int]] = []
+        self._identities: tuple[int, ...] = ()
+        self._versions: tuple[int, ...] | None = None
+        self._seen = b""
+        self._generation = -1
+        self.addresses = tuple(map(data_ptr, tensors))
+        self.buffers: list[GpuBuffer] = []
+
+    def are_current(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the buffers still hold what the tensors hold; these have the same addresses."""
+        expected = self._versions
+        if expected is not None and self._count:
+            expected = tuple(map(int.__add__, expected, self._counted))
+        if (
+            expected is None
+            or self._generation != self._owner.generation
+            or self._identities != tuple(map(id, tensors))
+            or expected != _versions(tensors)
+            or (self._seen and self._seen != fingerprints.read(self._words))
+        ):
+            return False
+        self._versions = expected
+        return True
+
+    def update(self, tensors: Sequence[Tensor]) -> None:
+        """Copies what has changed.
+
+        Raises:
+            DeviceError: the device refused, or a tensor's memory was freed by a resize.
+            OutOfMemoryError: the copies do not fit.
+        """
+        self._versions = None
+        with self._owner.lock:
+            self._take(tensors)
+            self._generation = self._owner.generation
+            # Read before anything is copied: a change meanwhile is seen by the next call.
+            self._seen = fingerprints.read(self._words)
+            versions = _versions(tensors)
+            stale = self._stale(tensors, versions)
+            for k in stale:
+                self._copies[k].version = None
+            for k in stale:
+                self._owner.upload(tensors[k], self._layouts[k].strides, self._copies[k].buffer)
+            self._know(tensors, versions)
+
+    def replace(self, tensors: Sequence[Tensor], buffers: Sequence[GpuBuffer | None]) -> None:
+        """What the tensors hold after a graph has changed them all is in these buffers.
+
+        A tensor with None is copied again when it is next needed.
+        """
+        self._versions = None
+        with self._owner.lock:
+            self._seen = fingerprints.read(self._words)
+            for copy, buffer in zip(self._copies, buffers, strict=True):
+                copy.buffer = copy.buffer if buffer is None else buffer
+            self.buffers = [copy.buffer for copy in self._copies]
+            self._know(tensors, _versions(tensors))
+            if None in buffers:
+                self._versions = None
+                for copy, buffer in zip(self._copies, buffers, strict=True):
+                    copy.version = None if buffer is None else copy.version
+
+    def _take(self, tensors: Sequence[Tensor]) -> None:
+        """The copies of the tensors as they are now, some of them new."""
+        copies = [
+            self._owner.copy_of(tensor, layout.strides)
+            for tensor, layout in zip(tensors, self._layouts, strict=True)
+        ]
+        if copies != self._copies or self.addresses != tuple(map(data_ptr, tensors)):
+            self.addresses = tuple(map(data_ptr, tensors))
+            self._copies = copies
+            self._words = fingerprints.joined([copy.words for copy in copies])
+            end, self._bounds = 0, []
+            for copy in copies:
+                start, end = end, end + 4 * len(copy.words)
+                self._bounds.append((start, end))
+        self.buffers = [copy.buffer for copy in copies]
+
+    def _stale(self, tensors: Sequence[Tensor], versions: tuple[int, ...] | None) -> list[int]:
+        """Positions of the tensors that have to be copied, those of shared copies once."""
+        stale: dict[int, int] = {}
+        suspect: set[bool] = set()
+        for k, (tensor, copy) in enumerate(zip(tensors, self._copies, strict=True)):
+            start, end = self._bounds[k]
+            if (
+                versions is None
+                or copy.version is None
+                or copy.identity != id(tensor)
+                or copy.version + self._counted[k] != versions[k]
+            ):
+                stale[id(copy)] = k
+            elif copy.seen != self._seen[start:end]:
+                stale[id(copy)] = k
+                suspect.add(tensor.requires_grad)
+        for k, (tensor, copy) in enumerate(zip(tensors, self._copies, strict=True)):
+            if tensor.requires_grad in suspect:
+                stale.setdefault(id(copy), k)
+        return list(stale.values())
+
+    def _know(self, tensors: Sequence[Tensor], versions: tuple[int, ...] | None) -> None:
+        """The copies hold what the tensors held when `_seen` was read."""
+        self._identities = tuple(map(id, tensors))
+        self._versions = versions
+        for k, copy in enumerate(self._copies):
+            start, end = self._bounds[k]
+            copy.identity = self._identities[k]
+            copy.version = None if versions is None else versions[k]
+            copy.seen = self._seen[start:end]
 
 
-Key = tuple[int, tuple[int, ...]]
+_generations = itertools.count()
 
 
 class StaticBuffers:
-    """The copies on one device. Use `static_buffers`."""
+    """The copies on one device. Use `static_buffers`.
+
+    Attributes:
+        lock: held while copies are looked up, made and changed.
+        generation: another one after anything was dropped or has to be copied again.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._entries: dict[Key, _Entry] = {}
+        self._storages: dict[int, _Storage] = {}
         self._users: tuple[weakref.ref[User], ...] = ()
-        self._lock = threading.RLock()
+        self.generation = next(_generations)
+        self.lock = threading.RLock()
+        _watch_optimizers()
 
     def add_user(self, user: User) -> None:
-        """``user.forget`` will be called (while it is alive) when a tensor dies."""
-        with self._lock:
+        """``user.forget`` will be called (while it is alive) when a storage dies."""
+        with self.lock:
             alive = tuple(reference for reference in self._users if reference() is not None)
             self._users = (*alive, weakref.ref(user))
 
-    def get(self, tensor: Tensor, strides: tuple[int, ...], counted: int = 0) -> GpuBuffer:
-        """An up-to-date copy, laid out with ``strides`` (in elements).
+    def copy_of(self, tensor: Tensor, strides: tuple[int, ...]) -> _Copy:
+        """The copy that is laid out with ``strides`` (in elements), perhaps to be filled first."""
+        storage = self._storage(_storage_of(tensor))
+        sizes, own = tensor.shape, tensor.stride()
+        itemsize = tensor.element_size()
+        view = (tensor.storage_offset(), sizes, own, itemsize, strides)
+        copy = storage.copies.get(view)
+        if copy is None:
+            nbytes = span(sizes, strides) * itemsize
+            storage.nbytes += nbytes
+            if storage.copies and storage.nbytes > _Storage._MOST * _storage_of(tensor).nbytes():
+                storage.copies.clear()
+                storage.nbytes = nbytes
+                self._forget()
+            copy = storage.copies[view] = _Copy(self._device.allocate(nbytes))
+        address = data_ptr(tensor)
+        if copy.address != address:
+            copy.address, copy.version = address, None
+            copy.words = fingerprints.positions(address, sizes, own, itemsize)
+        return copy
 
-        ``counted`` version increments since the last use are known not to be changes.
+    def _storage(self, storage: torch.UntypedStorage) -> _Storage:
+        key = id(storage)
+        found = self._storages.get(key)
+        if found is None or found.reference() is not storage:
+            itself = weakref.ref(self)
+
+            def died(reference: weakref.ref[torch.UntypedStorage]) -> None:
+                owner = itself()
+                if owner is not None:
+                    owner._drop(key, reference)
+
+            found = self._storages[key] = _Storage(weakref.ref(storage, died))
+        return found
+
+    def invalidate(self, tensors: Iterable[Tensor] | None = None) -> None:
+        """Makes the next use copy these tensors, and what shares memory with them, again.
+
+        None: every tensor.
         """
-        key = (id(tensor), strides)
-        address, now = data_ptr(tensor), version(tensor)
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None and entry.reference() is not tensor:
-                entry = None
-            if entry is None:
-                nbytes = span(tensor.shape, strides) * tensor.element_size()
-                buffer = self._device.allocate(nbytes)
-                self._upload(tensor, strides, buffer)
-                self._store(key, tensor, buffer, address, now)
-                return buffer
-            expected = entry.version + counted
-            if entry.version == _UNVERSIONED or expected != now or entry.address != address:
-                # The same memory again: commands already submitted were ordered before the upload.
-                self._upload(tensor, strides, entry.buffer)
-                entry.address = address
-            entry.version = now
-            return entry.buffer
+        with self.lock:
+            if tensors is None:
+                found = list(self._storages.values())
+            else:
+                keys = {id(_storage_of(tensor)) for tensor in tensors}
+                found = [self._storages[key] for key in keys if key in self._storages]
+            for storage in found:
+                for copy in storage.copies.values():
+                    copy.version = None
+            if found:
+                self._forget()
 
-    def replace(self, tensor: Tensor, strides: tuple[int, ...], buffer: GpuBuffer) -> None:
-        """``buffer`` is known to hold what ``tensor`` holds now."""
-        with self._lock:
-            key = (id(tensor), strides)
-            self._store(key, tensor, buffer, data_ptr(tensor), version(tensor))
-
-    def invalidate(self, tensor: Tensor | None = None) -> None:
-        """Makes the next use copy ``tensor`` (None: every tensor) again."""
-        with self._lock:
-            for (identity, _), entry in list(self._entries.items()):
-                if tensor is None or identity == id(tensor):
-                    entry.version = _UNVERSIONED
-            self._forget()
-
-    def _store(self, key: Key, tensor: Tensor, buffer: GpuBuffer, address: int, now: int) -> None:
-        itself = weakref.ref(self)
-
-        def died(reference: weakref.ref[Tensor]) -> None:
-            owner = itself()
-            if owner is not None:
-                owner._drop(key, reference)
-
-        self._entries[key] = _Entry(weakref.ref(tensor, died), buffer, address, now)
-
-    def _drop(self, key: Key, reference: weakref.ref[Tensor]) -> None:
+    def _drop(self, key: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
         # Runs in the middle of anything: no lock, only atomic operations.
-        entry = self._entries.get(key)
-        if entry is not None and entry.reference is reference:
-            self._entries.pop(key, None)
+        storage = self._storages.get(key)
+        if storage is not None and storage.reference is reference:
+            self._storages.pop(key, None)
             self._forget()
 
     def _forget(self) -> None:
+        self.generation = next(_generations)
         for reference in self._users:
             user = reference()
             if user is not None:
                 user.forget()
 
-    def _upload(self, tensor: Tensor, strides: tuple[int, ...], buffer: GpuBuffer) -> None:
+    def upload(self, tensor: Tensor, strides: tuple[int, ...], buffer: GpuBuffer) -> None:
+        """Fills a copy."""
         source = with_layout(tensor, strides)
         nbytes = span(source.shape, source.stride()) * source.element_size()
-        self._device.upload(buffer, (data_ptr(source), nbytes))
+        address = data_ptr(source)
+        if nbytes and not address:
+            raise DeviceError(
+                f"a parameter of shape {tuple(tensor.shape)} has no memory: its storage was "
+                "resized to 0 bytes (as FSDP does between uses); restore it before the call"
+            )
+        self._device.upload(buffer, (address, nbytes))
         counters.add(bytes_uploaded=nbytes)
 
 
@@ -192,9 +379,53 @@ def static_buffers(device: Device) -> StaticBuffers:
 def invalidate(tensor: Tensor | None = None) -> None:
     """Makes the next use of ``tensor`` (None: of every tensor) copy it to the GPU again.
 
-    Needed only after a change that PyTorch does not count, as through ``tensor.data`` or NumPy.
+    Needed only after a change of a few elements that PyTorch does not count, as through
+    ``tensor.data`` or NumPy. Tensors that share memory with it, as ``tensor.data`` does, are meant
+    as well. A tensor without a copy on the GPU needs none of this and is accepted.
+
+    Raises:
+        TypeError: it is not a tensor.
     """
+    if tensor is not None and not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"invalidate() takes a tensor, not {type(tensor).__name__}; pass the parameter whose "
+            "memory was changed, or nothing for all of them"
+        )
+    _invalidate(None if tensor is None else _with_memory(tensor))
+
+
+def _invalidate(tensors: list[Tensor] | None) -> None:
     with _lock:
         stores = list(_by_device.values())
     for store in stores:
-        store.invalidate(tensor)
+        store.invalidate(tensors)
+
+
+def _with_memory(tensor: Tensor) -> list[Tensor]:
+    """The tensor, or those that it wraps."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [inner for name in names for inner in _with_memory(getattr(tensor, name))]
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Lets fused optimizers say what they have changed, as their kernels do not count it.
+
+    Of an embedding they may change so few rows that no word that is compared is among them.
+    """
+    from torch._dynamo.eval_frame import skip_code
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    skip_code(_stepped.__code__)
+    register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if torch.compiler.is_compiling():  # a step within a graph is that graph's: it counts
+        return
+    fused = [group["params"] for group in optimizer.param_groups if group.get("fused")]
+    changed = [param for params in fused for param in params if param.device.type == "cpu"]
+    if changed:
+        _invalidate(changed)
