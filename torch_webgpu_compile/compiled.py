@@ -19,6 +19,7 @@ from torch import Tensor
 from . import static_buffers
 from .counters import counters
 from .host_calls import HostCalls
+from .invalidation import watch_optimizers
 from .plan.model import Plan
 from .runtime.buffers import AnyBuffer
 from .runtime.device import Device, GpuBuffer
@@ -106,6 +107,7 @@ class CompiledGraph:
         self._last: dict[bool, _Taken] = {}
         self._lock = self.executor.lock
         self._static.add_user(self)
+        watch_optimizers()
         device.add_reclaimable(self)
 
     def _with_plan(self, plan: Plan) -> CompiledGraph:

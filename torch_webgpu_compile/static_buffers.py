@@ -6,7 +6,7 @@ count fused optimizers, operators on ``.data``, collectives, what other processe
 memory, and NumPy: these are noticed by a few words of each tensor that are compared at each call
 (`fingerprints`). One such change makes all tensors of a graph suspect that are trained alike, as an
 optimizer leaves most rows of an embedding as they were; they are all copied again. Fused optimizers
-are watched besides. What may go unseen is an uncounted change of a few elements: see `invalidate`.
+are watched besides (`invalidation`). What may go unseen is an uncounted change of a few elements.
 
 Copies belong to storages, not to tensors: tensors that share memory share its copy, and nothing is
 attached to a tensor that ``torch.utils.swap_tensors`` would refuse.
@@ -18,12 +18,10 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import fingerprints
 from .counters import counters
@@ -91,10 +89,10 @@ class _Copy:
     """The GPU's copy of one view of a storage.
 
     Attributes:
-        address, words: where the memory is, and which of its words are compared.
+        address, words: where the memory is, and which of its words may be compared.
         identity, version: of the tensor that it was last copied from or known to be equal to; None
             if it has to be copied again.
-        seen: the words then.
+        seen: all of these words then.
     """
 
     __slots__ = ("address", "buffer", "identity", "seen", "version", "words")
@@ -189,9 +187,10 @@ class Copies:
             stale = self._stale(tensors, versions)
             for k in stale:
                 self._copies[k].version = None
+            seen = _seen([self._copies[k] for k in stale])
             for k in stale:
                 self._owner.upload(tensors[k], self._layouts[k].strides, self._copies[k].buffer)
-            self._know(tensors, versions)
+            self._know(tensors, versions, seen)
 
     def replace(self, tensors: Sequence[Tensor], buffers: Sequence[GpuBuffer | None]) -> None:
         """What the tensors hold after a graph has changed them all is in these buffers.
@@ -204,7 +203,7 @@ class Copies:
             for copy, buffer in zip(self._copies, buffers, strict=True):
                 copy.buffer = copy.buffer if buffer is None else buffer
             self.buffers = [copy.buffer for copy in self._copies]
-            self._know(tensors, _versions(tensors))
+            self._know(tensors, _versions(tensors), _seen(self._copies))
             if None in buffers:
                 self._versions = None
                 for copy, buffer in zip(self._copies, buffers, strict=True):
@@ -219,10 +218,11 @@ class Copies:
         if copies != self._copies or self.addresses != tuple(map(data_ptr, tensors)):
             self.addresses = tuple(map(data_ptr, tensors))
             self._copies = copies
-            self._words = fingerprints.joined([copy.words for copy in copies])
+            most = fingerprints.words_of_each(len(copies))
+            self._words = fingerprints.joined([copy.words[:most] for copy in copies])
             end, self._bounds = 0, []
             for copy in copies:
-                start, end = end, end + 4 * len(copy.words)
+                start, end = end, end + 4 * min(most, len(copy.words))
                 self._bounds.append((start, end))
         self.buffers = [copy.buffer for copy in copies]
 
@@ -239,7 +239,7 @@ class Copies:
                 or copy.version + self._counted[k] != versions[k]
             ):
                 stale[id(copy)] = k
-            elif copy.seen != self._seen[start:end]:
+            elif not copy.seen.startswith(self._seen[start:end]):
                 stale[id(copy)] = k
                 suspect.add(tensor.requires_grad)
         for k, (tensor, copy) in enumerate(zip(tensors, self._copies, strict=True)):
@@ -247,15 +247,29 @@ class Copies:
                 stale.setdefault(id(copy), k)
         return list(stale.values())
 
-    def _know(self, tensors: Sequence[Tensor], versions: tuple[int, ...] | None) -> None:
-        """The copies hold what the tensors held when `_seen` was read."""
+    def _know(
+        self,
+        tensors: Sequence[Tensor],
+        versions: tuple[int, ...] | None,
+        seen: dict[int, bytes],
+    ) -> None:
+        """The copies hold what the tensors held; those that are new do since ``seen`` was read."""
         self._identities = tuple(map(id, tensors))
         self._versions = versions
         for k, copy in enumerate(self._copies):
-            start, end = self._bounds[k]
             copy.identity = self._identities[k]
             copy.version = None if versions is None else versions[k]
-            copy.seen = self._seen[start:end]
+            copy.seen = seen.get(id(copy), copy.seen)
+
+
+def _seen(copies: Sequence[_Copy]) -> dict[int, bytes]:
+    """All words of each copy's tensor, by the copy's id."""
+    data = fingerprints.read(fingerprints.joined([copy.words for copy in copies]))
+    found, end = {}, 0
+    for copy in copies:
+        start, end = end, end + 4 * len(copy.words)
+        found[id(copy)] = data[start:end]
+    return found
 
 
 _generations = itertools.count()
@@ -275,7 +289,6 @@ class StaticBuffers:
         self._users: tuple[weakref.ref[User], ...] = ()
         self.generation = next(_generations)
         self.lock = threading.RLock()
-        _watch_optimizers()
 
     def add_user(self, user: User) -> None:
         """``user.forget`` will be called (while it is alive) when a storage dies."""
@@ -376,56 +389,9 @@ def static_buffers(device: Device) -> StaticBuffers:
         return found
 
 
-def invalidate(tensor: Tensor | None = None) -> None:
-    """Makes the next use of ``tensor`` (None: of every tensor) copy it to the GPU again.
-
-    Needed only after a change of a few elements that PyTorch does not count, as through
-    ``tensor.data`` or NumPy. Tensors that share memory with it, as ``tensor.data`` does, are meant
-    as well. A tensor without a copy on the GPU needs none of this and is accepted.
-
-    Raises:
-        TypeError: it is not a tensor.
-    """
-    if tensor is not None and not isinstance(tensor, Tensor):
-        raise TypeError(
-            f"invalidate() takes a tensor, not {type(tensor).__name__}; pass the parameter whose "
-            "memory was changed, or nothing for all of them"
-        )
-    _invalidate(None if tensor is None else _with_memory(tensor))
-
-
-def _invalidate(tensors: list[Tensor] | None) -> None:
+def invalidate(tensors: list[Tensor] | None) -> None:
+    """`StaticBuffers.invalidate` on every device."""
     with _lock:
         stores = list(_by_device.values())
     for store in stores:
         store.invalidate(tensors)
-
-
-def _with_memory(tensor: Tensor) -> list[Tensor]:
-    """The tensor, or those that it wraps."""
-    if not is_traceable_wrapper_subclass(tensor):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()
-    return [inner for name in names for inner in _with_memory(getattr(tensor, name))]
-
-
-@cache
-def _watch_optimizers() -> None:
-    """Lets fused optimizers say what they have changed, as their kernels do not count it.
-
-    Of an embedding they may change so few rows that no word that is compared is among them.
-    """
-    from torch._dynamo.eval_frame import skip_code
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    skip_code(_stepped.__code__)
-    register_optimizer_step_post_hook(_stepped)
-
-
-def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():  # a step within a graph is that graph's: it counts
-        return
-    fused = [group["params"] for group in optimizer.param_groups if group.get("fused")]
-    changed = [param for params in fused for param in params if param.device.type == "cpu"]
-    if changed:
-        _invalidate(changed)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 
-KINDS: tuple[str, ...] = ("plan_cache", "large_tensors")
+KINDS: tuple[str, ...] = ("plan_cache", "large_tensors", "stale")
 """Modules of this package, in the order of the table."""
 
 
