@@ -20,12 +20,12 @@ def invalidate(tensor: Tensor | None = None) -> None:
     as well. A tensor without a copy on the GPU needs none of this and is accepted.
 
     Raises:
-        TypeError: it is not a tensor.
+        TypeError: it is not a dense tensor.
     """
-    if tensor is not None and not isinstance(tensor, Tensor):
+    if tensor is not None and not (isinstance(tensor, Tensor) and tensor.layout is torch.strided):
         raise TypeError(
-            f"invalidate() takes a tensor, not {type(tensor).__name__}; pass the parameter whose "
-            "memory was changed, or nothing for all of them"
+            f"invalidate() takes a dense tensor, not {getattr(tensor, 'layout', type(tensor))}; "
+            "pass the parameter whose memory was changed, or nothing for all of them"
         )
     static_buffers.invalidate(None if tensor is None else _with_memory(tensor))
 

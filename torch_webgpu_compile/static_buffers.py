@@ -216,14 +216,14 @@ class Copies:
             for tensor, layout in zip(tensors, self._layouts, strict=True)
         ]
         if copies != self._copies or self.addresses != tuple(map(data_ptr, tensors)):
-            self.addresses = tuple(map(data_ptr, tensors))
-            self._copies = copies
             most = fingerprints.words_of_each(len(copies))
             self._words = fingerprints.joined([copy.words[:most] for copy in copies])
             end, self._bounds = 0, []
             for copy in copies:
                 start, end = end, end + 4 * min(most, len(copy.words))
                 self._bounds.append((start, end))
+            self.addresses = tuple(map(data_ptr, tensors))
+            self._copies = copies  # last: an interrupt before it makes the next call do all again
         self.buffers = [copy.buffer for copy in copies]
 
     def _stale(self, tensors: Sequence[Tensor], versions: tuple[int, ...] | None) -> list[int]:
@@ -255,11 +255,11 @@ class Copies:
     ) -> None:
         """The copies hold what the tensors held; those that are new do since ``seen`` was read."""
         self._identities = tuple(map(id, tensors))
-        self._versions = versions
         for k, copy in enumerate(self._copies):
             copy.identity = self._identities[k]
             copy.version = None if versions is None else versions[k]
             copy.seen = seen.get(id(copy), copy.seen)
+        self._versions = versions  # last: with it the rest counts
 
 
 def _seen(copies: Sequence[_Copy]) -> dict[int, bytes]:
@@ -289,6 +289,7 @@ class StaticBuffers:
         self._users: tuple[weakref.ref[User], ...] = ()
         self.generation = next(_generations)
         self.lock = threading.RLock()
+        device.add_reclaimable(self)
 
     def add_user(self, user: User) -> None:
         """``user.forget`` will be called (while it is alive) when a storage dies."""
@@ -345,8 +346,16 @@ class StaticBuffers:
             for storage in found:
                 for copy in storage.copies.values():
                     copy.version = None
-            if found:
+            self._forget()  # also of copies that only a graph still has: it looks here again
+
+    def reclaim(self) -> None:
+        """Lets go of all copies (`Device.empty_cache`); what a call under way uses stays."""
+        if self.lock.acquire(blocking=False):  # else another thread is making some
+            try:
+                self._storages.clear()
                 self._forget()
+            finally:
+                self.lock.release()
 
     def _drop(self, key: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
         # Runs in the middle of anything: no lock, only atomic operations.

@@ -306,8 +306,9 @@ def test_changes_of_few_elements_need_invalidate():
 
 def test_invalidate_takes_tensors():
     torch_webgpu_compile.invalidate(torch.ones(3))  # has no copy
-    for wrong in (torch.ones(3).numpy(), nn.Linear(2, 2), [torch.ones(3)]):
-        with pytest.raises(TypeError, match=r"takes a tensor, not .*; pass the parameter"):
+    wrong_ones = (torch.ones(3).numpy(), nn.Linear(2, 2), [torch.ones(3)], torch.eye(3).to_sparse())
+    for wrong in wrong_ones:
+        with pytest.raises(TypeError, match=r"takes a dense tensor, not .*; pass the parameter"):
             torch_webgpu_compile.invalidate(wrong)
 
 
@@ -356,3 +357,25 @@ def test_memory_of_dead_parameters_is_freed():
     torch._dynamo.reset()
     gc.collect()
     assert device.memory_stats()["allocated"] - before < 1 << 20
+
+
+def test_copies_of_dropped_models_are_given_back_when_memory_is_needed():
+    from torch_webgpu_compile.backend import device_for
+    from torch_webgpu_compile.options import from_environment
+
+    device = device_for(from_environment())
+    device.empty_cache()
+    before = device.memory_stats()["allocated"]
+    model = nn.Linear(1024, 1024, bias=False)
+    f, x = compiled(model), torch.randn(1, 1024)
+    with torch.no_grad():
+        f(x)
+        device.empty_cache()
+        torch.testing.assert_close(f(x), model(x))
+    kept = model.state_dict()
+    del model, f
+    torch._dynamo.reset()
+    gc.collect()
+    device.empty_cache()
+    assert device.memory_stats()["allocated"] - before < 1 << 20
+    assert kept["weight"].shape == (1024, 1024)
