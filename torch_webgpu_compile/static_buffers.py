@@ -4,9 +4,10 @@ A copy is made once and again only after the memory behind the tensor has change
 in-place operators and whatever else goes through its dispatcher (the tensor's version). It does not
 count fused optimizers, operators on ``.data``, collectives, what other processes do to shared
 memory, and NumPy: these are noticed by a few words of each tensor that are compared at each call
-(`fingerprints`). One such change makes all tensors of a graph suspect that are trained alike, as an
-optimizer leaves most rows of an embedding as they were; they are all copied again. Fused optimizers
-are watched besides (`invalidation`). What may go unseen is an uncounted change of a few elements.
+(`fingerprints`). One such change makes all tensors of that kind in a graph suspect (trained ones,
+frozen ones, buffers), as an optimizer leaves most rows of an embedding as they were; they are all
+copied again. Fused optimizers are watched besides (`invalidation`). What may go unseen is an
+uncounted change of a few elements.
 
 Copies belong to storages, not to tensors: tensors that share memory share its copy, and nothing is
 attached to a tensor that ``torch.utils.swap_tensors`` would refuse.
@@ -229,7 +230,7 @@ class Copies:
     def _stale(self, tensors: Sequence[Tensor], versions: tuple[int, ...] | None) -> list[int]:
         """Positions of the tensors that have to be copied, those of shared copies once."""
         stale: dict[int, int] = {}
-        suspect: set[bool] = set()
+        suspect: set[tuple[bool, bool]] = set()
         for k, (tensor, copy) in enumerate(zip(tensors, self._copies, strict=True)):
             start, end = self._bounds[k]
             if (
@@ -241,10 +242,11 @@ class Copies:
                 stale[id(copy)] = k
             elif not copy.seen.startswith(self._seen[start:end]):
                 stale[id(copy)] = k
-                suspect.add(tensor.requires_grad)
-        for k, (tensor, copy) in enumerate(zip(tensors, self._copies, strict=True)):
-            if tensor.requires_grad in suspect:
-                stale.setdefault(id(copy), k)
+                suspect.add(_kind(tensor))
+        if suspect:
+            for k, (tensor, copy) in enumerate(zip(tensors, self._copies, strict=True)):
+                if _kind(tensor) in suspect:
+                    stale.setdefault(id(copy), k)
         return list(stale.values())
 
     def _know(
@@ -260,6 +262,11 @@ class Copies:
             copy.version = None if versions is None else versions[k]
             copy.seen = seen.get(id(copy), copy.seen)
         self._versions = versions  # last: with it the rest counts
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool]:
+    """Equal for tensors that the same code is likely to change: trained, frozen, or buffers."""
+    return tensor.requires_grad, isinstance(tensor, torch.nn.Parameter)
 
 
 def _seen(copies: Sequence[_Copy]) -> dict[int, bytes]:

@@ -167,7 +167,11 @@ def test_one_uncounted_change_gives_the_others_away():
         model[1].bias.data += 1
         torch.testing.assert_close(f(i), model(i) + frozen(model[0](i)))
         sizes = sum(p.nbytes for p in model.parameters())
-    assert counters.bytes_uploaded - before == sizes + i.nbytes
+        assert counters.bytes_uploaded - before == sizes + i.nbytes
+        frozen.bias.data += 1  # those that do not learn are another kind
+        torch.testing.assert_close(f(i), model(i) + frozen(model[0](i)))
+        frozen_sizes = sum(p.nbytes for p in frozen.parameters())
+    assert counters.bytes_uploaded - before == sizes + frozen_sizes + 2 * i.nbytes
 
 
 def test_fused_optimizers_that_change_few_rows_are_seen():
