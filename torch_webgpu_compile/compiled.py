@@ -26,7 +26,7 @@ from .runtime.device import Device, GpuBuffer
 from .runtime.executor import BoundPlan, Executor
 from .signature import MutationRecipe, Signature, StaticRecipe, Variant
 from .specialized import PlanAt, Specialized
-from .static_buffers import Copies, data_ptr
+from .static_copies import Copies, data_ptr
 
 _RESIDENT = "_webgpu_resident"
 

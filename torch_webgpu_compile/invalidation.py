@@ -32,7 +32,7 @@ def invalidate(tensor: Tensor | None = None) -> None:
 
 def _with_memory(tensor: Tensor) -> list[Tensor]:
     """The tensor, or those that it wraps."""
-    if not is_traceable_wrapper_subclass(tensor):
+    if type(tensor) is torch.nn.Parameter or not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
     return [inner for name in names for inner in _with_memory(getattr(tensor, name))]
@@ -55,6 +55,6 @@ def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():  # a step within a graph is that graph's: it counts
         return
     fused = [group["params"] for group in optimizer.param_groups if group.get("fused")]
-    changed = [param for params in fused for param in params if param.device.type == "cpu"]
+    changed = [param for params in fused for param in params if param.is_cpu]
     if changed:
         static_buffers.invalidate([part for param in changed for part in _with_memory(param)])

@@ -28,18 +28,9 @@ from . import fingerprints
 from .counters import counters
 from .errors import DeviceError
 from .runtime.device import Device, GpuBuffer
+from .static_copies import Copy, data_ptr
 
-data_ptr: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
-_get_version: Callable[[Tensor], int] = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]
 _storage_of: Callable[[Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
-
-
-def _versions(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
-    """The version counters; None where a tensor has none, as inference tensors."""
-    try:
-        return tuple(map(_get_version, tensors))
-    except RuntimeError:
-        return None
 
 
 def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
@@ -74,209 +65,25 @@ class User(Protocol):
         """Called when a storage has died, from anywhere: must not block."""
 
 
-class Layout(Protocol):
-    """How a plan wants a tensor: see `signature.StaticRecipe`."""
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """In elements."""
-
-    @property
-    def counted(self) -> int:
-        """Version increments since the last call that are known not to be changes."""
-
-
-class _Copy:
-    """The GPU's copy of one view of a storage.
-
-    Attributes:
-        address, words: where the memory is, and which of its words may be compared.
-        identity, version: of the tensor that it was last copied from or known to be equal to; None
-            if it has to be copied again.
-        seen: all of these words then.
-    """
-
-    __slots__ = ("address", "buffer", "identity", "seen", "version", "words")
-
-    def __init__(self, buffer: GpuBuffer) -> None:
-        self.buffer = buffer
-        self.address = -1
-        self.words = fingerprints.joined(())
-        self.identity = 0
-        self.version: int | None = None
-        self.seen = b""
-
-
 _View = tuple[Any, ...]
 
 
 class _Storage:
-    """The copies of a storage, by view. Their number is bounded by `_MOST` times its size."""
-
-    __slots__ = ("copies", "nbytes", "reference")
-    _MOST = 4  # a weight may be wanted in more than one layout; views that grow are another matter
-
-    def __init__(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
-        self.reference = reference
-        self.copies: dict[_View, _Copy] = {}
-        self.nbytes = 0
-
-
-class Copies:
-    """Up-to-date copies of some tensors, in the order of ``layouts``: what one graph takes.
-
-    Make it for tensors whose addresses it will meet again, then ask `are_current` and `update` at
-    each call. Not safe to be called from two threads at once.
-
-    Args:
-        owner: whose copies they are.
-        tensors: on the CPU.
-        layouts: how each of them is wanted.
+    """The copies of a storage, by view.
 
     Attributes:
-        addresses: of the tensors.
-        buffers: the copies, right after `update`.
+        nbytes: of all of them.
+        most: when there are more than so many bytes, all are dropped: a weight may be wanted in
+            several layouts, but windows that move through a buffer are another matter.
     """
 
-    def __init__(
-        self, owner: StaticBuffers, tensors: Sequence[Tensor], layouts: Sequence[Layout]
-    ) -> None:
-        self._owner = owner
-        self._layouts = layouts
-        self._counted = tuple([layout.counted for layout in layouts])
-        self._count = any(self._counted)
-        self._copies: list[_Copy] = []
-        self._words = fingerprints.joined(())
-        self._bounds: list[tuple[int, int]] = []
-        self._identities: tuple[int, ...] = ()
-        self._versions: tuple[int, ...] | None = None
-        self._seen = b""
-        self._generation = -1
-        self.addresses = tuple(map(data_ptr, tensors))
-        self.buffers: list[GpuBuffer] = []
+    __slots__ = ("copies", "most", "nbytes", "reference")
 
-    def are_current(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the buffers still hold what the tensors hold; these have the same addresses."""
-        expected = self._versions
-        if expected is not None and self._count:
-            expected = tuple(map(int.__add__, expected, self._counted))
-        if (
-            expected is None
-            or self._generation != self._owner.generation
-            or self._identities != tuple(map(id, tensors))
-            or expected != _versions(tensors)
-            or (self._seen and self._seen != fingerprints.read(self._words))
-        ):
-            return False
-        self._versions = expected
-        return True
-
-    def update(self, tensors: Sequence[Tensor]) -> None:
-        """Copies what has changed.
-
-        Raises:
-            DeviceError: the device refused, or a tensor's memory was freed by a resize.
-            OutOfMemoryError: the copies do not fit.
-        """
-        self._versions = None
-        with self._owner.lock:
-            self._take(tensors)
-            self._generation = self._owner.generation
-            # Read before anything is copied: a change meanwhile is seen by the next call.
-            self._seen = fingerprints.read(self._words)
-            versions = _versions(tensors)
-            stale = self._stale(tensors, versions)
-            for k in stale:
-                self._copies[k].version = None
-            seen = _seen([self._copies[k] for k in stale])
-            for k in stale:
-                self._owner.upload(tensors[k], self._layouts[k].strides, self._copies[k].buffer)
-            self._know(tensors, versions, seen)
-
-    def replace(self, tensors: Sequence[Tensor], buffers: Sequence[GpuBuffer | None]) -> None:
-        """What the tensors hold after a graph has changed them all is in these buffers.
-
-        A tensor with None is copied again when it is next needed.
-        """
-        self._versions = None
-        with self._owner.lock:
-            self._seen = fingerprints.read(self._words)
-            for copy, buffer in zip(self._copies, buffers, strict=True):
-                copy.buffer = copy.buffer if buffer is None else buffer
-            self.buffers = [copy.buffer for copy in self._copies]
-            self._know(tensors, _versions(tensors), _seen(self._copies))
-            if None in buffers:
-                self._versions = None
-                for copy, buffer in zip(self._copies, buffers, strict=True):
-                    copy.version = None if buffer is None else copy.version
-
-    def _take(self, tensors: Sequence[Tensor]) -> None:
-        """The copies of the tensors as they are now, some of them new."""
-        copies = [
-            self._owner.copy_of(tensor, layout.strides)
-            for tensor, layout in zip(tensors, self._layouts, strict=True)
-        ]
-        if copies != self._copies or self.addresses != tuple(map(data_ptr, tensors)):
-            most = fingerprints.words_of_each(len(copies))
-            self._words = fingerprints.joined([copy.words[:most] for copy in copies])
-            end, self._bounds = 0, []
-            for copy in copies:
-                start, end = end, end + 4 * min(most, len(copy.words))
-                self._bounds.append((start, end))
-            self.addresses = tuple(map(data_ptr, tensors))
-            self._copies = copies  # last: an interrupt before it makes the next call do all again
-        self.buffers = [copy.buffer for copy in copies]
-
-    def _stale(self, tensors: Sequence[Tensor], versions: tuple[int, ...] | None) -> list[int]:
-        """Positions of the tensors that have to be copied, those of shared copies once."""
-        stale: dict[int, int] = {}
-        suspect: set[tuple[bool, bool]] = set()
-        for k, (tensor, copy) in enumerate(zip(tensors, self._copies, strict=True)):
-            start, end = self._bounds[k]
-            if (
-                versions is None
-                or copy.version is None
-                or copy.identity != id(tensor)
-                or copy.version + self._counted[k] != versions[k]
-            ):
-                stale[id(copy)] = k
-            elif not copy.seen.startswith(self._seen[start:end]):
-                stale[id(copy)] = k
-                suspect.add(_kind(tensor))
-        if suspect:
-            for k, (tensor, copy) in enumerate(zip(tensors, self._copies, strict=True)):
-                if _kind(tensor) in suspect:
-                    stale.setdefault(id(copy), k)
-        return list(stale.values())
-
-    def _know(
-        self,
-        tensors: Sequence[Tensor],
-        versions: tuple[int, ...] | None,
-        seen: dict[int, bytes],
-    ) -> None:
-        """The copies hold what the tensors held; those that are new do since ``seen`` was read."""
-        self._identities = tuple(map(id, tensors))
-        for k, copy in enumerate(self._copies):
-            copy.identity = self._identities[k]
-            copy.version = None if versions is None else versions[k]
-            copy.seen = seen.get(id(copy), copy.seen)
-        self._versions = versions  # last: with it the rest counts
-
-
-def _kind(tensor: Tensor) -> tuple[bool, bool]:
-    """Equal for tensors that the same code is likely to change: trained, frozen, or buffers."""
-    return tensor.requires_grad, isinstance(tensor, torch.nn.Parameter)
-
-
-def _seen(copies: Sequence[_Copy]) -> dict[int, bytes]:
-    """All words of each copy's tensor, by the copy's id."""
-    data = fingerprints.read(fingerprints.joined([copy.words for copy in copies]))
-    found, end = {}, 0
-    for copy in copies:
-        start, end = end, end + 4 * len(copy.words)
-        found[id(copy)] = data[start:end]
-    return found
+    def __init__(self, reference: weakref.ref[torch.UntypedStorage], nbytes: int) -> None:
+        self.reference = reference
+        self.copies: dict[_View, Copy] = {}
+        self.nbytes = 0
+        self.most = 4 * max(nbytes, 1 << 18)
 
 
 _generations = itertools.count()
@@ -287,14 +94,15 @@ class StaticBuffers:
 
     Attributes:
         lock: held while copies are looked up, made and changed.
-        generation: another one after anything was dropped or has to be copied again.
+        generation: another one after copies were dropped.
+        invalidation: another one after tensors have to be copied again.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._storages: dict[int, _Storage] = {}
         self._users: tuple[weakref.ref[User], ...] = ()
-        self.generation = next(_generations)
+        self.generation = self.invalidation = next(_generations)
         self.lock = threading.RLock()
         device.add_reclaimable(self)
 
@@ -304,7 +112,7 @@ class StaticBuffers:
             alive = tuple(reference for reference in self._users if reference() is not None)
             self._users = (*alive, weakref.ref(user))
 
-    def copy_of(self, tensor: Tensor, strides: tuple[int, ...]) -> _Copy:
+    def copy_of(self, tensor: Tensor, strides: tuple[int, ...]) -> Copy:
         """The copy that is laid out with ``strides`` (in elements), perhaps to be filled first."""
         storage = self._storage(_storage_of(tensor))
         sizes, own = tensor.shape, tensor.stride()
@@ -314,13 +122,15 @@ class StaticBuffers:
         if copy is None:
             nbytes = span(sizes, strides) * itemsize
             storage.nbytes += nbytes
-            if storage.copies and storage.nbytes > _Storage._MOST * _storage_of(tensor).nbytes():
+            if storage.copies and storage.nbytes > storage.most:
                 storage.copies.clear()
                 storage.nbytes = nbytes
                 self._forget()
-            copy = storage.copies[view] = _Copy(self._device.allocate(nbytes))
+            copy = storage.copies[view] = Copy(self._device.allocate(nbytes))
         address = data_ptr(tensor)
         if copy.address != address:
+            if copy.address != -1:  # resized: who looks at the old address has to take it again
+                self.generation = next(_generations)
             copy.address, copy.version = address, None
             copy.words = fingerprints.positions(address, sizes, own, itemsize)
         return copy
@@ -336,7 +146,7 @@ class StaticBuffers:
                 if owner is not None:
                     owner._drop(key, reference)
 
-            found = self._storages[key] = _Storage(weakref.ref(storage, died))
+            found = self._storages[key] = _Storage(weakref.ref(storage, died), storage.nbytes())
         return found
 
     def invalidate(self, tensors: Iterable[Tensor] | None = None) -> None:
@@ -353,7 +163,7 @@ class StaticBuffers:
             for storage in found:
                 for copy in storage.copies.values():
                     copy.version = None
-            self._forget()  # also of copies that only a graph still has: it looks here again
+            self.invalidation = next(_generations)
 
     def reclaim(self) -> None:
         """Lets go of all copies (`Device.empty_cache`); what a call under way uses stays."""

@@ -263,6 +263,20 @@ def test_buffers_that_a_graph_changes_and_others_too(training):
         torch.testing.assert_close(model.count, torch.ones(3))
 
 
+def test_graphs_that_change_a_buffer_and_graphs_that_only_read_it():
+    norm = nn.BatchNorm1d(4)
+    eager = copy.deepcopy(norm)
+    f = compiled(norm)
+    for training in (True, False, True, True, False, False, True, False):
+        norm.train(training), eager.train(training)
+        x = torch.randn(3, 4) + 2
+        before = counters.bytes_uploaded
+        torch.testing.assert_close(f(x), eager(x))
+        uploaded = counters.bytes_uploaded - before
+        torch.testing.assert_close(norm.state_dict(), eager.state_dict())
+    assert uploaded == x.nbytes
+
+
 def test_windows_of_one_buffer_take_little_memory():
     class Window(nn.Module):
         def __init__(self):
