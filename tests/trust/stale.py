@@ -12,6 +12,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def _each(model: nn.Module, change: Callable[[Tensor], object]) -> None:
 
 
 def _reassigned(tensor: Tensor) -> None:
-    tensor.data = tensor.data - 0.01 * torch.ones_like(tensor)
+    tensor.data = tensor.data * (0.98 * torch.ones_like(tensor))
     tensor.data = tensor.data * 0.99
 
 
@@ -97,8 +98,7 @@ def _swapped(model: nn.Module) -> None:
 
 
 def _resized_storage(tensor: Tensor) -> None:
-    if not tensor.untyped_storage().resizable():  # it is shared or mapped by now
-        tensor.data = tensor.data.clone()
+    tensor.data = tensor.data.clone()  # PyTorch crashes where the memory is shared
     kept, storage = tensor.detach().clone(), tensor.untyped_storage()
     nbytes = storage.nbytes()
     storage.resize_(0)  # what FSDP does between uses
@@ -306,3 +306,46 @@ def statistics_after_an_index_error(tally: Tally) -> None:
                 same = _equal(f(good), eager(good))
                 pairs = zip(model.buffers(), eager.buffers(), strict=True)
                 tally(same and all(_equal(*pair) for pair in pairs), f"{k}: diverged")
+
+
+@fault("600 changes in random order, before calls of several graphs", 300)
+def random_changes(tally: Tally) -> None:
+    """Graphs that train, infer and read single layers share the copies of what changes."""
+    random = Random(0)
+    torch.manual_seed(0)
+    model = Net()
+    start = copy.deepcopy(model.state_dict())
+    torch._dynamo.reset()
+
+    def inner(x: Tensor) -> Tensor:
+        return model.norm(model.hidden(x))
+
+    whole, part = (torch.compile(f, backend="webgpu") for f in (model, inner))
+    kept: list[dict[str, Tensor]] = []  # memory that is neither used again nor given back
+    changes = [*CHANGES.items(), ("nothing", lambda m: None)]
+    for k in range(600):
+        if k % 40 == 0:
+            model.load_state_dict(start)
+        name, change = random.choice(changes)
+        change(model)
+        kept = [*kept, model.state_dict()][-random.randrange(1, 6) :]
+        eager = copy.deepcopy(model)
+        training = random.random() < 0.4
+        model.train(training), eager.train(training)
+        index = torch.randint(400, (12,))
+        detail = f"{k}: {name}, {'training' if training else 'evaluation'}"
+        if random.random() < 0.3:
+            x = torch.randn(3, 24)
+            with torch.set_grad_enabled(training):
+                tally(_equal(part(x), eager.norm(eager.hidden(x))), f"{detail}, a part")
+            continue
+        with torch.set_grad_enabled(training):
+            found, wanted = whole(index), eager(index)
+        right = _equal(found, wanted)
+        if training:
+            model.zero_grad(), eager.zero_grad()
+            found.square().mean().backward(), wanted.square().mean().backward()
+            pairs = zip(model.parameters(), eager.parameters(), strict=True)
+            right = right and all(_equal(a.grad, b.grad) for a, b in pairs)
+        pairs = zip(model.buffers(), eager.buffers(), strict=True)
+        tally(right and all(_equal(*pair) for pair in pairs), detail)
