@@ -37,6 +37,20 @@ class InputEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class StaticRecipe:
+    """A static argument: ``nbytes`` laid out with ``strides`` (in elements).
+
+    ``counted``: how often its version is incremented before each call for what the call changes.
+    """
+
+    position: int
+    buffer: str
+    strides: tuple[int, ...]
+    nbytes: int
+    counted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class UploadRecipe:
     """An argument that may differ at every call: ``nbytes`` laid out with ``strides``.
 
@@ -101,8 +115,8 @@ class Variant:
 
     Attributes:
         sizes: values of the plan's size symbols.
-        static: the static inputs with their strides, without the next ones.
-        states: static inputs that the graph changes, with the version increments before each call.
+        static: the static inputs without the next ones; one object for variants with equal ones.
+        states: static inputs that the graph changes; one object in the same way.
         uploads: the other tensor inputs.
         constants: results that are not tensors; None in place of a tensor.
         tensors, mutations: tensors to make and to change.
@@ -114,8 +128,8 @@ class Variant:
     """
 
     sizes: dict[str, int]
-    static: tuple[tuple[InputEntry, tuple[int, ...]], ...]
-    states: tuple[tuple[InputEntry, tuple[int, ...], int], ...]
+    static: tuple[StaticRecipe, ...]
+    states: tuple[StaticRecipe, ...]
     uploads: tuple[UploadRecipe, ...]
     constants: tuple[Any, ...]
     tensors: tuple[TensorRecipe, ...]
@@ -164,6 +178,7 @@ class Signature:
     _sources: tuple[SizeSource, ...] = field(init=False)
     _variants: dict[tuple[int, ...], Variant] = field(init=False)
     _symbolic: frozenset[Binding] = field(init=False)
+    _recipes: dict[tuple[StaticRecipe, ...], tuple[StaticRecipe, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
         used = _buffers_read(self.plan)
@@ -183,6 +198,7 @@ class Signature:
             for binding in step.bindings
             if not self.plan.buffers[binding.buffer].nbytes.is_constant
         )
+        self._recipes = {}
 
     def variant(self, values: Sequence[Any]) -> Variant:
         """The signature for these arguments."""
@@ -218,16 +234,19 @@ class Signature:
 
     def _resolve(self, sizes: dict[str, int]) -> Variant:
         buffers = self.plan.buffers
-        static, states, uploads = [], [], []
+        static: list[StaticRecipe] = []
+        states: list[StaticRecipe] = []
+        uploads: list[UploadRecipe] = []
         for entry in self.inputs:
             shape, strides = _layout(buffers[entry.buffer], sizes)
             nbytes = span(shape, strides) * buffers[entry.buffer].dtype.itemsize
             if entry.position in self.complex_inputs:
                 strides = _of_complex((shape, strides, 0))[1]
-            if entry in self.constant:
-                static.append((entry, strides))
-            elif entry.static:
-                states.append((entry, strides, int(entry.position in self.counted)))
+            if entry.static:
+                is_constant = entry in self.constant
+                counted = int(not is_constant and entry.position in self.counted)
+                recipe = StaticRecipe(entry.position, entry.buffer, strides, nbytes, counted)
+                (static if is_constant else states).append(recipe)
             else:
                 buffer = buffers[entry.buffer]
                 itemsize = buffer.dtype.itemsize
@@ -244,8 +263,8 @@ class Signature:
         updated = dict.fromkeys(m.buffer for m in mutations if m.keep)
         return Variant(
             sizes=sizes,
-            static=tuple(static),
-            states=tuple(states),
+            static=self._recipes.setdefault(tuple(static), tuple(static)),
+            states=self._recipes.setdefault(tuple(states), tuple(states)),
             uploads=tuple(uploads),
             constants=tuple(_constant(output, sizes) for output in returned),
             tensors=tensors,

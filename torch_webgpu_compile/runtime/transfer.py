@@ -177,7 +177,7 @@ class Transfers:
 
         Raises:
             DeviceError: the range is outside the buffer, or the device failed.
-            IndexOutOfRangeError: a kernel before reported an index. The host memory is filled.
+            IndexOutOfRangeError: a kernel before reported an index. The host memory is as before.
         """
         address, nbytes, keep = host_memory(destination, writable=True)
         self.download_many([(buffer, offset, nbytes, address)])
@@ -240,14 +240,14 @@ class Transfers:
     def finish_round(
         self, current: _Round, addresses: Sequence[int]
     ) -> IndexOutOfRangeError | None:
-        """Waits for a round and copies it out; what its status says."""
+        """Waits for a round and copies it out, unless its status says that something is wrong."""
         address = self._backend.map(current.staging, current.total, current.submission)
-        for piece in current.pieces:
-            source = address + piece.position + piece.skip
-            copy_memory(addresses[piece.index] + piece.done, source, piece.wanted)
         error = None
         if current.reports:
             error = self._status.error_at(address + current.total - STATUS_NBYTES)
+        for piece in () if error else current.pieces:
+            source = address + piece.position + piece.skip
+            copy_memory(addresses[piece.index] + piece.done, source, piece.wanted)
         self._backend.unmap(current.staging)
         with self._lock:
             self._staging.setdefault(current.nbytes, []).append(current.staging)
@@ -271,7 +271,8 @@ class Transfers:
 class Download:
     """A download that has been submitted: see `Transfers.start_download`.
 
-    ``reports``: whether its last round takes the device's status along. ``is_partial``: some of the
+    ``reports``: whether its first round takes the device's status along, so that nothing is copied
+    out after an error: what was computed since the last one is void. ``is_partial``: some of the
     host memory has been written.
     """
 
@@ -300,21 +301,25 @@ class Download:
 
         Raises:
             DeviceError: the device failed.
-            IndexOutOfRangeError: a kernel before it reported an index.
+            IndexOutOfRangeError: a kernel before it reported an index. Nothing was copied out.
         """
-        error = None
         while self._started:
             error = self._transfers.finish_round(self._started[0], addresses)
-            self.is_partial = True
             self._started.popleft()
+            if error is not None:
+                self._drop()
+                raise error
+            self.is_partial = True
             self._start()
-        if error is not None:
-            raise error
+
+    def _drop(self) -> None:
+        # Not finished: the staging buffers may still be written, so they are not used again.
+        while self._started:
+            self._transfers.drop_round(self._started.popleft())
 
     def __del__(self) -> None:
-        # Not finished: the staging buffers may still be written, so they are not used again.
-        for current in getattr(self, "_started", ()):
-            self._transfers.drop_round(current)
+        if hasattr(self, "_started"):
+            self._drop()
 
 
 class _Piece:
@@ -376,11 +381,11 @@ def _rounds(
 ) -> list[tuple[list[_Piece], int, bool]]:
     """Packs ranges into the contents of staging buffers, with their bytes.
 
-    ``reports``: whether the last one, which has room for it, ends with the device's status.
+    ``reports``: whether the first one, which has room for it, ends with the device's status.
     """
     chunk = _chunk_nbytes(sum([nbytes for _, _, nbytes in ranges]))
     chunk -= STATUS_NBYTES if reports else 0
-    rounds: list[tuple[list[_Piece], int, bool]] = []
+    rounds: list[tuple[list[_Piece], int]] = []
     pieces: list[_Piece] = []
     position = 0
     for index, (buffer, offset, nbytes) in enumerate(ranges):
@@ -388,7 +393,7 @@ def _rounds(
         while done < nbytes:
             room = chunk - position
             if room < 16:
-                rounds.append((pieces, position, False))
+                rounds.append((pieces, position))
                 pieces, position = [], 0
                 continue
             part = min(nbytes - done, room - 8)
@@ -396,6 +401,9 @@ def _rounds(
             pieces.append(piece)
             position += round_up(piece.nbytes, 8)
             done += part
-    if pieces or reports:
-        rounds.append((pieces, position + (STATUS_NBYTES if reports else 0), reports))
-    return rounds
+    if pieces or (reports and not rounds):
+        rounds.append((pieces, position))
+    if not reports:
+        return [(*entry, False) for entry in rounds]
+    (first, nbytes), *others = rounds
+    return [(first, nbytes + STATUS_NBYTES, True), *((*entry, False) for entry in others)]
