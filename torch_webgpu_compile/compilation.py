@@ -276,8 +276,7 @@ class Loops:
             OutOfMemoryError: no buffer of the GPU can hold a result.
             VerificationError: a pass gave an inconsistent result.
         """
-        values = "_".join(f"{name}_{value}" for name, value in sizes.items())
-        name = f"{self.graph.name}_{values}"
+        name = f"{self.graph.name}_{'_'.join(map(str, sizes.values()))[:100]}"
         nothing = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
         captured = CapturedGraph(name, nothing, frozenset())
         state = Compilation(captured, Phase("inference"), self.target, self.options)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, get_type_hints
 
 from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
@@ -17,9 +18,12 @@ from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileCon
 from . import devices
 from .backend import device_for
 from .capture.aot import unwrapped
+from .compilation import Loops
 from .compiled import CompiledGraph
 from .device_graph import DeviceGraph
 from .host_calls import find_overload
+from .ir.parse import parse_graph
+from .ir.text import format_graph
 from .options import resolve
 from .plan import schema, serialize
 from .plan.model import HostStep
@@ -27,12 +31,16 @@ from .plan.verify import verify_plan
 from .plan_cache import sources_digest, target_text
 from .runtime.device import Device
 from .signature import Signature
+from .specialized import PlanAt
 
 _FIELDS = (
     *("static_inputs", "saved", "forwarded", "counted", "seeds"),
     *("complex_inputs", "complex_outputs", "lazy"),
 )
 """Of `Signature`."""
+
+_OPTIONS = ("fusion", "deterministic", "fill_empty")
+"""Of `CompileOptions`: what decides about code."""
 
 
 @dataclass
@@ -68,16 +76,28 @@ class Artifact(BackendCacheArtifact[Callable[..., Any]]):
         """The function that Dynamo's code calls."""
         content, device = self.content, _device(self.content)
         signature = self.__dict__.pop("_signature", None) or _signature_of(content)
-        index = content["device"]
+        index, plan_at = content["device"], _plan_at(content, device)
         if index is None:
-            return unwrapped(CompiledGraph(signature.plan, device, signature))
-        return unwrapped(DeviceGraph(signature.plan, device, index, signature))
+            return unwrapped(CompiledGraph(signature.plan, device, signature, plan_at))
+        return unwrapped(DeviceGraph(signature.plan, device, index, signature, plan_at))
+
+
+def _plan_at(content: dict[str, Any], device: Device) -> PlanAt | None:
+    """Makes plans for other sizes; the graph that they are made of is read at the first."""
+
+    @cache
+    def loops() -> Loops:
+        graph = parse_graph(content["loops"], content["constants"])
+        options = replace(resolve(None, None), **content["options"])
+        return Loops(graph, device.target, options)
+
+    return (lambda sizes: loops()(sizes)) if content["loops"] else None
 
 
 def _signature_of(content: dict[str, Any]) -> Signature:
     """The plan and its signature. Raises TypeError, ValueError or RuntimeError for others."""
     text: str = content["plan"]
-    if content["digest"] != _digest(text):
+    if content["digest"] != _digest(text, content["loops"]):
         raise ValueError("the plan has another checksum")
     plan = serialize.loads(text)
     verify_plan(plan)
@@ -92,8 +112,8 @@ def _signature_of(content: dict[str, Any]) -> Signature:
     return Signature(plan, **given)
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 def keep(name: str, compiled: Any, checked: bool) -> None:
@@ -109,13 +129,20 @@ def keep(name: str, compiled: Any, checked: bool) -> None:
     if not isinstance(compiled, CompiledGraph | DeviceGraph):
         return
     text = serialize.dumps(compiled.plan).decode()
+    loops, graph, constants, options = compiled.plan_at, "", {}, {}
+    if isinstance(loops, Loops):
+        graph, constants = format_graph(loops.graph), dict(loops.graph.constants)
+        options = {field: getattr(loops.options, field) for field in _OPTIONS}
     content = {
         "package": sources_digest(),
         "target": target_text(compiled.device.target),
         "device": compiled.index if isinstance(compiled, DeviceGraph) else None,
         "checked": checked,
         "plan": text,
-        "digest": _digest(text),
+        "digest": _digest(text, graph),
+        "loops": graph,
+        "constants": constants,
+        "options": options,
         "signature": {field: getattr(compiled.signature, field) for field in _FIELDS},
     }
     PrecompileContext.record_artifact(Artifact(name, content))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -23,8 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from torch_webgpu_compile import counters, devices, errors
+from torch_webgpu_compile import counters, devices, errors, precompiled
+from torch_webgpu_compile.compiled import CompiledGraph
 from torch_webgpu_compile.device.autoload import register
+from torch_webgpu_compile.device_graph import DeviceGraph
 from torch_webgpu_compile.runtime import adapters
 from torch_webgpu_compile.runtime import device as runtime_device
 
@@ -296,6 +299,36 @@ def bounded() -> None:
     assert plans == [True, False, True, False, False, *[True] * 12, False, True], plans
 
 
+def precompiled_graph(place: str) -> None:
+    """A graph with symbols from PyTorch's precompile cache has what larger sizes need."""
+    torch._dynamo.reset()
+    calls: list[tuple[Any, list[Any]]] = []
+    kept: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        kind = CompiledGraph if place == "cpu" else DeviceGraph
+        run = kind.run
+
+        def noticed(graph: Any, values: list[Any]) -> list[Any]:
+            calls.append((graph, values[:]))
+            return run(graph, values)
+
+        patch.setattr(kind, "run", noticed)
+        patch.setattr(precompiled.PrecompileContext, "record_artifact", kept.append)
+        table = torch.arange(5.0)
+        torch.compile(lambda x: x * 2 + table.to(x.device)[2], backend="webgpu", dynamic=True)(
+            torch.ones(30, device=place)
+        )
+        graph, arguments = calls[-1]
+        precompiled.keep("graph", graph, checked=False)
+    loaded = pickle.loads(pickle.dumps(kept[0])).after_deserialization()
+    for size in (40, LARGE):
+        x = torch.linspace(0, 1, size)
+        given = [size if isinstance(value, int) else value for value in arguments]
+        given = [x.to(place) if getattr(v, "shape", ()) == (30,) else v for v in given]
+        (result,) = loaded(*given)
+        assert_close(result.cpu(), x * 2 + 2)
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for name in EAGER:
         yield name, lambda name=name: eager(name)
@@ -304,6 +337,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         for name in COMPILED:
             yield f"compiled {name}, {place}", lambda n=name, p=place: compiled(n, p)
         yield f"training, {place}", lambda place=place: training(place)
+        yield f"precompiled, {place}", lambda place=place: precompiled_graph(place)
     yield "bounded", bounded
     for name in REFUSED:
         yield f"refused {name}", lambda name=name: refused(name)
