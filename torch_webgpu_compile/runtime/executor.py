@@ -306,6 +306,7 @@ class BoundPlan:
         executor = self._executor
         record = executor.device.queue.record
         try:
+            self._mark()  # also before, as Ctrl-C may cut the second time short
             with executor.lock:
                 for segment in self.program.segments:
                     if isinstance(segment, HostCommand):
@@ -315,5 +316,11 @@ class BoundPlan:
                         if executor.checks_indices:
                             executor.device.status.is_pending = True
         finally:
-            for name in executor.changed:
-                self.buffer(name).memory.version = 0
+            self._mark()
+
+    def _mark(self) -> None:
+        """Says what recorded commands change."""
+        for name in self._executor.changed:
+            self.buffer(name).memory.version = 0
+        if self._executor.checks_indices:
+            self._executor.device.status.is_pending = True

@@ -106,13 +106,18 @@ class Launcher:
         if recordings is None:
             recordings = self._bind(buffers, serials)
         try:
+            self._mark(buffers)  # also before, as Ctrl-C may cut the second time short
             for recording in recordings:
                 self._record(recording)
         finally:
-            for k in self._changed:
-                buffers[k].memory.version = 0
-            if self._status is not None:
-                self._status.is_pending = True
+            self._mark(buffers)
+
+    def _mark(self, buffers: Sequence[AnyBuffer]) -> None:
+        """Says what recorded commands change."""
+        for k in self._changed:
+            buffers[k].memory.version = 0
+        if self._status is not None:
+            self._status.is_pending = True
 
     def _bind(
         self, buffers: Sequence[AnyBuffer], serials: tuple[Serial, ...]

@@ -220,7 +220,10 @@ class Transfers:
         nbytes = max(_SMALLEST, 1 << (total - 1).bit_length())
         with self._lock:
             free = self._staging.get(nbytes)
-            staging = free.pop() if free else None
+            staging = None
+            if free:  # no call in between, where Ctrl-C would lose it
+                staging = free[-1]
+                del free[-1]
         if staging is None:
             staging = self._backend.create_buffer(nbytes, MAP_READ | COPY_DST)
         copies = [
@@ -253,9 +256,6 @@ class Transfers:
             self._staging.setdefault(current.nbytes, []).append(current.staging)
         return error
 
-    def drop_round(self, current: _Round) -> None:
-        self._backend.release_buffer(current.staging)
-
     def empty(self) -> None:
         """Frees the staging buffers that are not in use."""
         with self._lock:
@@ -270,6 +270,8 @@ class Transfers:
 
 class Download:
     """A download that has been submitted: see `Transfers.start_download`.
+
+    If it is dropped, so are its staging buffers: they may still be written.
 
     ``reports``: whether its last round takes the device's status along. ``is_partial``: some of the
     host memory has been written.
@@ -306,15 +308,10 @@ class Download:
         while self._started:
             error = self._transfers.finish_round(self._started[0], addresses)
             self.is_partial = True
-            self._started.popleft()
+            del self._started[0]
             self._start()
         if error is not None:
             raise error
-
-    def __del__(self) -> None:
-        # Not finished: the staging buffers may still be written, so they are not used again.
-        for current in getattr(self, "_started", ()):
-            self._transfers.drop_round(current)
 
 
 class _Piece:
