@@ -163,15 +163,17 @@ class CompiledGraph:
         unchanged = state is not None and state == self._static_state
         if unchanged and known is not None and known[0] is variant and not variant.rebinds:
             return known[1], _NOTHING_FRESH
+        # Here, too: an allocation that fails has this graph forget what it holds (`reclaim`).
+        static_externals = self._static_externals
         if not unchanged:
             externals = {
                 entry.buffer: self._static.get(values[entry.position], strides)
                 for entry, strides in variant.static
             }
             externals |= self.executor.prepared(externals)
-            if externals != self._static_externals:
-                self._static_externals = externals
+            if externals != static_externals:
                 known = self._bound = None
+            static_externals = self._static_externals = externals
             self._static_state = state
         fresh: dict[str, GpuBuffer] = {}
         if variant.saved and not _has_saved_tensor_hooks():
@@ -185,10 +187,10 @@ class CompiledGraph:
         if not fresh and not passed:
             if known is not None and known[0] is variant:
                 return known[1], fresh
-            bound = self.executor.bind(variant.sizes, self._static_externals)
+            bound = self.executor.bind(variant.sizes, static_externals)
             self._bound = (variant, bound)
             return bound, fresh
-        externals = {**self._static_externals, **passed, **fresh}
+        externals = {**static_externals, **passed, **fresh}
         return self.executor.bind(variant.sizes, externals), fresh
 
     def _residents(self, values: list[Any], variant: Variant) -> dict[str, GpuBuffer]:

@@ -98,6 +98,12 @@ class StaticBuffers:
         self._entries: dict[Key, _Entry] = {}
         self._users: tuple[weakref.ref[User], ...] = ()
         self._lock = threading.RLock()
+        device.add_holder(self)
+
+    def held(self) -> tuple[str, int]:
+        """The copies."""
+        entries = tuple(self._entries.values())
+        return "copies of CPU parameters", sum(entry.buffer.nbytes for entry in entries)
 
     def add_user(self, user: User) -> None:
         """``user.forget`` will be called (while it is alive) when a tensor dies."""

@@ -337,7 +337,7 @@ def test_interpreter_exit_is_quiet(code: str) -> None:
 
 
 LOST = """
-import logging; logging.disable()
+import logging, warnings; logging.disable()
 staged = device.allocate(2 << 20)
 device.upload(staged, bytes(2 << 20))
 lib = device.backend.lib
@@ -355,8 +355,9 @@ lost(device.allocate, 1 << 21)
 lost(device.upload, staged, bytes(8))
 lost(device.upload, staged, bytes(2 << 20))
 lost(device.download, staged, bytearray(8))
-device.synchronize()
+lost(device.synchronize)
 assert device.is_lost
+warnings.simplefilter("ignore")  # that it is opened again
 fresh = open_device()
 assert fresh is not device
 bound = Executor(add_plan(64), fresh).bind()

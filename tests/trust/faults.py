@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 
-KINDS: tuple[str, ...] = ()
+KINDS: tuple[str, ...] = ("device_loss", "out_of_memory")
 """Modules of this package, in the order of the table."""
 
 

@@ -34,6 +34,16 @@ def round_up(nbytes: int, multiple: int) -> int:
     return -(-nbytes // multiple) * multiple
 
 
+def readable(nbytes: int) -> str:
+    """A number of bytes for people."""
+    value = float(nbytes)
+    for unit in ("bytes", "KiB", "MiB"):
+        if value < 1024:
+            return f"{nbytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
+
+
 @lru_cache(4096)  # the same sizes come again and again, and this is half of an allocation's time
 def bucket_nbytes(nbytes: int) -> int:
     """The size that is allocated for nbytes: a multiple of 16, at most 12.5 % more above 128 bytes.
@@ -235,6 +245,10 @@ class BufferPool:
         queue: what pending commands use is not freed, nor lent as idle.
         max_nbytes: the adapter's largest buffer.
         make_room: called once when an allocation fails, before it is tried again.
+        describe: what holds the memory, for the error when it fails again.
+
+    Attributes:
+        limit_nbytes: what may be reserved; None: as much as the GPU gives.
     """
 
     def __init__(
@@ -243,7 +257,10 @@ class BufferPool:
         queue: CommandQueue,
         max_nbytes: int,
         make_room: Callable[[], None],
+        describe: Callable[[], str],
     ) -> None:
+        self.limit_nbytes: int | None = None
+        self._describe = describe
         self._backend = backend
         self._queue = queue
         self._max_nbytes = max_nbytes
@@ -320,20 +337,43 @@ class BufferPool:
         buffer._loan = loan
 
     def _create(self, capacity: int, usage: int) -> Allocation:
-        """Not called with the lock held: making room uses this pool and the queue."""
+        return Allocation(self.create(capacity, usage), capacity, usage)
+
+    def create(self, nbytes: int, usage: int) -> Handle:
+        """A provider's buffer that does not belong to the pool.
+
+        Not called with the lock held: making room uses this pool and the queue.
+
+        Raises:
+            OutOfMemoryError: there is no memory even after all that was free was given back.
+        """
         try:
-            handle = self._backend.create_buffer(capacity, usage)
+            return self._new(nbytes, usage)
         except OutOfMemoryError:
             self._make_room()
-            try:
-                handle = self._backend.create_buffer(capacity, usage)
-            except OutOfMemoryError as error:
-                raise OutOfMemoryError(
-                    f"the GPU is out of memory: {capacity:,} bytes were asked for while "
-                    f"{self._allocated:,} bytes are in use and {self._reserved:,} are reserved "
-                    f"({error}); free tensors or use a smaller batch"
-                ) from error
-        return Allocation(handle, capacity, usage)
+        try:
+            return self._new(nbytes, usage)
+        except OutOfMemoryError as error:
+            stats = self.stats()
+            raise OutOfMemoryError(
+                f"the GPU is out of memory: {readable(nbytes)} were asked for while "
+                f"{readable(stats['allocated'])} are in use and {readable(stats['reserved'])} "
+                f"reserved ({self._describe()}); free tensors, use a smaller batch, or run under "
+                f"torch.no_grad(). The GPU says: {error.__cause__ or error}"
+            ) from error
+
+    def _new(self, nbytes: int, usage: int) -> Handle:
+        limit = self.limit_nbytes
+        if limit is not None and self._reserved + nbytes > limit:
+            raise OutOfMemoryError(f"more than the limit of {readable(limit)}")
+        return self._backend.create_buffer(nbytes, usage)
+
+    def largest(self, count: int) -> list[int]:
+        """Bytes of the largest buffers that are lent."""
+        with self._lock:
+            self._sort_in()
+            sizes = [allocation.capacity for allocation in self._lent.values()]
+        return sorted(sizes, reverse=True)[:count]
 
     def _sort_in(self) -> None:
         returned, lent = self.returned, self._lent

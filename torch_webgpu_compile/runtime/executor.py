@@ -101,6 +101,12 @@ class Executor:
         if self.checks_indices:
             self._constants[STATUS] = device.status.buffer
         device.add_reclaimable(self)
+        device.add_holder(self)
+
+    def held(self) -> tuple[str, int]:
+        """The executor's own memory: constants, and intermediates between calls."""
+        own = [*self._constants.values(), *self._owned.values(), *self._parameters.values()]
+        return "compiled graphs and operators", sum(buffer.nbytes for buffer in own)
 
     def bind(
         self,

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import DeviceError, IndexOutOfRangeError
 from ..plan.model import STATUS_NBYTES
-from .buffers import AnyBuffer, GpuBuffer, round_up
+from .buffers import AnyBuffer, BufferPool, GpuBuffer, round_up
 from .host_copy import copy_memory
 from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
 from .queue import CommandQueue
@@ -71,8 +71,11 @@ def _chunk_nbytes(nbytes: int) -> int:
 class Transfers:
     """Uploads and downloads of one device. Safe to call from several threads."""
 
-    def __init__(self, backend: Backend, queue: CommandQueue, status: Status) -> None:
+    def __init__(
+        self, backend: Backend, pool: BufferPool, queue: CommandQueue, status: Status
+    ) -> None:
         self._backend = backend
+        self._pool = pool
         self._queue = queue
         self._status = status
         self._lock = threading.Lock()
@@ -162,7 +165,7 @@ class Transfers:
         with self._lock:
             if len(self._uploads) >= _IN_FLIGHT:
                 return self._uploads.popleft()
-        return _UploadStaging(self._backend.create_buffer(_CHUNK, MAP_WRITE | COPY_SRC))
+        return _UploadStaging(self._pool.create(_CHUNK, MAP_WRITE | COPY_SRC))
 
     def _patch(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
         """Writes a few bytes within one word of a buffer, keeping the others."""
@@ -225,14 +228,14 @@ class Transfers:
                 staging = free[-1]
                 del free[-1]
         if staging is None:
-            staging = self._backend.create_buffer(nbytes, MAP_READ | COPY_DST)
-        copies = [
-            Copy(piece.buffer.handle, piece.start, staging, piece.position, piece.nbytes)
-            for piece in pieces
-        ]
-        if reports:
-            copies += self._status.copies(staging, total - STATUS_NBYTES)
+            staging = self._pool.create(nbytes, MAP_READ | COPY_DST)
         try:
+            copies = [
+                Copy(piece.buffer.handle, piece.start, staging, piece.position, piece.nbytes)
+                for piece in pieces
+            ]
+            if reports:
+                copies += self._status.copies(staging, total - STATUS_NBYTES)
             submission = self._queue.submit(copies, "a download")
         except BaseException:
             self._status.is_pending |= reports
