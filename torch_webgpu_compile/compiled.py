@@ -22,6 +22,7 @@ from .host_calls import HostCalls
 from .plan.model import Plan
 from .runtime.device import Device, GpuBuffer, reopened
 from .runtime.executor import BoundPlan, Executor
+from .runtime.status import Reports
 from .signature import MutationRecipe, Signature, Variant
 
 _RESIDENT = "_webgpu_resident"
@@ -71,7 +72,7 @@ class CompiledGraph:
         self._take_static = _getter([entry.position for entry in signature.constant])
         self._static_state: Any = None
         self._static_externals: dict[str, GpuBuffer] = {}
-        self._bound: tuple[Variant, BoundPlan] | None = None
+        self._bound: tuple[Variant, BoundPlan, Reports | None] | None = None
         self._lock = self.executor.lock
         self._is_half_written = False  # a failed call may have changed arguments
         self._static.add_user(self)
@@ -159,7 +160,11 @@ class CompiledGraph:
         state = static_buffers.state_of(static)
         if state is not None:  # what was prepared from them is void after an error
             state = (self.device.status.errors, *state)
+        # What the calling thread's kernels report goes to a buffer of its own.
+        reports = self.device.status.own() if self.executor.checks_indices else None
         known = self._bound
+        if known is not None and known[2] is not reports:
+            known = None
         unchanged = state is not None and state == self._static_state
         if unchanged and known is not None and known[0] is variant and not variant.rebinds:
             return known[1], _NOTHING_FRESH
@@ -188,7 +193,7 @@ class CompiledGraph:
             if known is not None and known[0] is variant:
                 return known[1], fresh
             bound = self.executor.bind(variant.sizes, static_externals)
-            self._bound = (variant, bound)
+            self._bound = (variant, bound, reports)
             return bound, fresh
         externals = {**static_externals, **passed, **fresh}
         return self.executor.bind(variant.sizes, externals), fresh

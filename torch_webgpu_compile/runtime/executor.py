@@ -98,8 +98,6 @@ class Executor:
             buffer = self._constants[name] = device.allocate(len(data))
             device.upload(buffer, data)
         self.checks_indices = any(b.role == "status" for b in plan.buffers.values())
-        if self.checks_indices:
-            self._constants[STATUS] = device.status.buffer
         device.add_reclaimable(self)
         device.add_holder(self)
 
@@ -128,6 +126,8 @@ class Executor:
         """
         sizes = _NOTHING if sizes is None else sizes
         externals = _NOTHING if externals is None else externals
+        if self.checks_indices:
+            externals = {**externals, STATUS: self.device.status.own().buffer}
         serials = tuple([buffer.serial for buffer in externals.values()])
         key = (*sizes.items(), *externals, serials)
         with self.lock:
@@ -319,8 +319,6 @@ class BoundPlan:
                         executor.run_host_step(segment, self)
                     else:
                         record(segment)
-                        if executor.checks_indices:
-                            executor.device.status.is_pending = True
         finally:
             self._mark()
 
@@ -329,4 +327,4 @@ class BoundPlan:
         for name in self._executor.changed:
             self.buffer(name).memory.version = 0
         if self._executor.checks_indices:
-            self._executor.device.status.is_pending = True
+            self._executor.device.status.own().is_pending = True

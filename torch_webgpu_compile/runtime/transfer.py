@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, IndexOutOfRangeError
+from ..errors import DeviceError
 from ..plan.model import STATUS_NBYTES
 from .buffers import AnyBuffer, BufferPool, GpuBuffer, round_up
 from .host_copy import copy_memory
 from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
 from .queue import CommandQueue
-from .status import Status
+from .status import Reports, Status
 
 Memory = tuple[int, int]
 """Host memory as (address, nbytes)."""
@@ -203,23 +203,27 @@ class Transfers:
             _check(buffer, offset, nbytes, "a download")
         with self._lock:
             self.bytes_downloaded += sum([entry[2] for entry in ranges])
-        reports = any(entry[2] for entry in ranges) and self._status.take()
+        reports = self._status.pending() if any(entry[2] for entry in ranges) else []
         return Download(self, ranges, reports)
 
     def _download(self, ranges: Sequence[Range]) -> None:
-        Download(self, [entry[:3] for entry in ranges]).finish([entry[3] for entry in ranges])
+        started = Download(self, [entry[:3] for entry in ranges], None)
+        started.finish([entry[3] for entry in ranges])
 
     def read_status(self) -> None:
         """Waits for kernels that check indices, if there were any.
 
         Raises:
-            IndexOutOfRangeError: one of them reported an index.
+            IndexOutOfRangeError: one of this thread's reported an index.
         """
-        if self._status.take():
-            Download(self, (), reports=True).finish(())
+        Download(self, (), self._status.pending()).finish(())
 
-    def start_round(self, pieces: list[_Piece], total: int, reports: bool) -> _Round:
-        """Submits copies to ``total`` bytes of a staging buffer; the last are the status."""
+    def raise_own(self) -> None:
+        """As `Status.raise_own`."""
+        self._status.raise_own()
+
+    def start_round(self, pieces: list[_Piece], total: int, reports: list[Reports]) -> _Round:
+        """Submits copies to ``total`` bytes of a staging buffer; the last are the reports."""
         nbytes = max(_SMALLEST, 1 << (total - 1).bit_length())
         with self._lock:
             free = self._staging.get(nbytes)
@@ -235,29 +239,28 @@ class Transfers:
                 for piece in pieces
             ]
             if reports:
-                copies += self._status.copies(staging, total - STATUS_NBYTES)
+                start = total - len(reports) * STATUS_NBYTES
+                copies += self._status.copies(reports, staging, start)
             submission = self._queue.submit(copies, "a download")
         except BaseException:
-            self._status.is_pending |= reports
+            for entry in reports:
+                entry.is_pending = True
             self._backend.release_buffer(staging)
             raise
         return _Round(staging, nbytes, total, pieces, submission, reports)
 
-    def finish_round(
-        self, current: _Round, addresses: Sequence[int]
-    ) -> IndexOutOfRangeError | None:
-        """Waits for a round and copies it out; what its status says."""
+    def finish_round(self, current: _Round, addresses: Sequence[int]) -> None:
+        """Waits for a round and copies it out."""
         address = self._backend.map(current.staging, current.total, current.submission)
         for piece in current.pieces:
             source = address + piece.position + piece.skip
             copy_memory(addresses[piece.index] + piece.done, source, piece.wanted)
-        error = None
         if current.reports:
-            error = self._status.error_at(address + current.total - STATUS_NBYTES)
+            start = address + current.total - len(current.reports) * STATUS_NBYTES
+            self._status.read(current.reports, start)
         self._backend.unmap(current.staging)
         with self._lock:
             self._staging.setdefault(current.nbytes, []).append(current.staging)
-        return error
 
     def empty(self) -> None:
         """Frees the staging buffers that are not in use."""
@@ -276,8 +279,8 @@ class Download:
 
     If it is dropped, so are its staging buffers: they may still be written.
 
-    ``reports``: whether its last round takes the device's status along. ``is_partial``: some of the
-    host memory has been written.
+    ``reports``: what its last round takes along of them; with None it raises none. ``is_partial``:
+    some of the host memory has been written.
     """
 
     is_partial = False
@@ -286,11 +289,12 @@ class Download:
         self,
         transfers: Transfers,
         ranges: Sequence[tuple[AnyBuffer, int, int]],
-        reports: bool = False,
+        reports: list[Reports] | None,
     ) -> None:
         self._transfers = transfers
+        self._raises = reports is not None
         self._started: deque[_Round] = deque()
-        self._rounds = iter(_rounds(ranges, reports))
+        self._rounds = iter(_rounds(ranges, reports or []))
         self._start()
 
     def _start(self) -> None:
@@ -305,16 +309,15 @@ class Download:
 
         Raises:
             DeviceError: the device failed.
-            IndexOutOfRangeError: a kernel before it reported an index.
+            IndexOutOfRangeError: a kernel of this thread before it reported an index.
         """
-        error = None
         while self._started:
-            error = self._transfers.finish_round(self._started[0], addresses)
+            self._transfers.finish_round(self._started[0], addresses)
             self.is_partial = True
             del self._started[0]
             self._start()
-        if error is not None:
-            raise error
+        if self._raises:
+            self._transfers.raise_own()
 
 
 class _Piece:
@@ -340,7 +343,7 @@ class _Piece:
 
 
 class _Round:
-    """One filled staging buffer; with ``reports`` the device's status is at its end."""
+    """One filled staging buffer; ``reports`` are at its end."""
 
     __slots__ = ("nbytes", "pieces", "reports", "staging", "submission", "total")
 
@@ -351,7 +354,7 @@ class _Round:
         total: int,
         pieces: list[_Piece],
         submission: int,
-        reports: bool,
+        reports: list[Reports],
     ) -> None:
         self.staging = staging
         self.nbytes = nbytes
@@ -372,15 +375,15 @@ class _UploadStaging:
 
 
 def _rounds(
-    ranges: Sequence[tuple[AnyBuffer, int, int]], reports: bool
-) -> list[tuple[list[_Piece], int, bool]]:
+    ranges: Sequence[tuple[AnyBuffer, int, int]], reports: list[Reports]
+) -> list[tuple[list[_Piece], int, list[Reports]]]:
     """Packs ranges into the contents of staging buffers, with their bytes.
 
-    ``reports``: whether the last one, which has room for it, ends with the device's status.
+    ``reports``: what the last one, which has room for them, ends with.
     """
     chunk = _chunk_nbytes(sum([nbytes for _, _, nbytes in ranges]))
-    chunk -= STATUS_NBYTES if reports else 0
-    rounds: list[tuple[list[_Piece], int, bool]] = []
+    chunk -= len(reports) * STATUS_NBYTES
+    rounds: list[tuple[list[_Piece], int, list[Reports]]] = []
     pieces: list[_Piece] = []
     position = 0
     for index, (buffer, offset, nbytes) in enumerate(ranges):
@@ -388,7 +391,7 @@ def _rounds(
         while done < nbytes:
             room = chunk - position
             if room < 16:
-                rounds.append((pieces, position, False))
+                rounds.append((pieces, position, []))
                 pieces, position = [], 0
                 continue
             part = min(nbytes - done, room - 8)
@@ -397,5 +400,5 @@ def _rounds(
             position += round_up(piece.nbytes, 8)
             done += part
     if pieces or reports:
-        rounds.append((pieces, position + (STATUS_NBYTES if reports else 0), reports))
+        rounds.append((pieces, position + len(reports) * STATUS_NBYTES, reports))
     return rounds
