@@ -25,6 +25,7 @@ from .plan.model import Plan
 from .runtime.buffers import AnyBuffer
 from .runtime.device import Device, GpuBuffer, reopened
 from .runtime.executor import BoundPlan, Executor
+from .runtime.status import Reports
 from .signature import MutationRecipe, Signature, StaticRecipe, Variant
 from .specialized import PlanAt, Specialized
 from .static_copies import Copies, data_ptr
@@ -58,14 +59,14 @@ class _Taken:
         recipes: of the variants that it is for.
         errors: `Status.errors` when everything was right; -1 if something is missing.
         externals: the copies, and what was prepared from them.
-        bound: what was bound last to nothing else.
+        bound: what was bound last to nothing else, and whose reports.
     """
 
     recipes: tuple[StaticRecipe, ...]
     copies: Copies
     errors: int = -1
     externals: dict[str, GpuBuffer] = field(default_factory=dict)
-    bound: tuple[Variant, BoundPlan] | None = None
+    bound: tuple[Variant, BoundPlan, Reports | None] | None = None
 
 
 _MOST_TAKEN = 64
@@ -199,7 +200,11 @@ class CompiledGraph:
     ) -> tuple[BoundPlan, dict[str, GpuBuffer], Copies | None]:
         """Memory for this call; also the buffers of outputs that outlive it, and of states."""
         taken = self._take_constant(values, variant)
+        # What the calling thread's kernels report goes to a buffer of its own.
+        reports = self.device.status.own() if self.executor.checks_indices else None
         known = taken.bound
+        if known is not None and known[2] is not reports:
+            known = None
         if known is not None and known[0] is variant and not variant.rebinds:
             return known[1], _NOTHING_FRESH, None
         fresh: dict[str, GpuBuffer] = {}
@@ -218,7 +223,7 @@ class CompiledGraph:
             if known is not None and known[0] is variant:
                 return known[1], fresh, None
             bound = self.executor.bind(variant.sizes, taken.externals)
-            taken.bound = (variant, bound)
+            taken.bound = (variant, bound, reports)
             return bound, fresh, None
         externals = {**taken.externals, **passed, **fresh}
         return self.executor.bind(variant.sizes, externals), fresh, states

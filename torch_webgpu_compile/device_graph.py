@@ -287,9 +287,8 @@ class DeviceGraph:
             return self._ready[variant]
 
     def reclaim(self) -> None:
-        """Forgets what was prepared on a lost device, so that the next call looks for another."""
-        if self.device.is_lost:
-            self._ready.clear()
+        """Forgets what was prepared for calls, with its memory; `_prepare` does it again."""
+        self._ready.clear()
 
     def _rebind(self) -> None:
         """Goes on, on the device that was opened after a loss.

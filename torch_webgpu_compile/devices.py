@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .errors import AdapterError, OptionError
+from .errors import AdapterError, OptionError, join_pytorch
 
 if TYPE_CHECKING:
     from .runtime.device import AdapterInfo, Device
 
 NAME = "webgpu"
+
+join_pytorch(torch.OutOfMemoryError)  # whatever raises it imports this module before
 
 
 class _Ordinal(NamedTuple):

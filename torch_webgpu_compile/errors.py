@@ -62,7 +62,13 @@ class ShaderError(DeviceError):
 
 
 class OutOfMemoryError(DeviceError):
-    """The GPU could not allocate a buffer."""
+    """The GPU could not allocate a buffer. A ``torch.OutOfMemoryError``, too."""
+
+
+def join_pytorch(out_of_memory: type[RuntimeError]) -> None:
+    """Makes `OutOfMemoryError` a subclass of PyTorch's, which this module does not import."""
+    if not issubclass(OutOfMemoryError, out_of_memory):
+        OutOfMemoryError.__bases__ = (DeviceError, out_of_memory)
 
 
 class SharedMemoryError(DeviceError):

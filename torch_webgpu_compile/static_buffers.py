@@ -105,6 +105,12 @@ class StaticBuffers:
         self.generation = self.invalidation = next(_generations)
         self.lock = threading.RLock()
         device.add_reclaimable(self)
+        device.add_holder(self)
+
+    def held(self) -> tuple[str, int]:
+        """The copies."""
+        storages = tuple(self._storages.values())
+        return "copies of CPU parameters", sum(storage.nbytes for storage in storages)
 
     def add_user(self, user: User) -> None:
         """``user.forget`` will be called (while it is alive) when a storage dies."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from .buffers import (
     AnyBuffer,
     BufferPool,
     GpuBuffer,
+    readable,
 )
 from .failures import lost_error
 from .interface import Backend, Copy
@@ -40,6 +42,13 @@ class Reclaimable(Protocol):
 
     def reclaim(self) -> None:
         """Drops what is not in use."""
+
+
+class Holder(Protocol):
+    """Holds GPU memory."""
+
+    def held(self) -> tuple[str, int]:
+        """What it is used for, and the bytes."""
 
 
 class Device:
@@ -64,9 +73,16 @@ class Device:
         self._closed = False
         self._abandoned = False
         self._reclaimable: weakref.WeakSet[Reclaimable] = weakref.WeakSet()
-        self._pool = BufferPool(backend, self.queue, self.target.max_buffer_nbytes, self._make_room)
+        self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self._pool = BufferPool(
+            backend,
+            self.queue,
+            self.target.max_buffer_nbytes,
+            self._make_room,
+            self._describe_memory,
+        )
         self.status = Status(self.upload_new)
-        self._transfers = Transfers(backend, self.queue, self.status)
+        self._transfers = Transfers(backend, self._pool, self.queue, self.status)
         self._pipelines = PipelineCache(backend, checked)
 
     # ---- memory
@@ -78,6 +94,30 @@ class Device:
     def memory_stats(self) -> dict[str, int]:
         """Bytes: ``allocated``, ``reserved`` (allocated and kept for reuse), ``peak_allocated``."""
         return self._pool.stats()
+
+    def limit_memory(self, nbytes: int | None) -> None:
+        """Allocations fail beyond so many bytes, as on a smaller GPU; None: no limit."""
+        self._pool.limit_nbytes = nbytes
+
+    def memory_holders(self) -> dict[str, int]:
+        """Bytes in use by what holds them, the most first."""
+        found: Counter[str] = Counter()
+        for holder in list(self._holders):
+            kind, nbytes = holder.held()
+            found[kind] += nbytes
+        found["tensors and running calls"] = max(
+            0, self._pool.stats()["allocated"] - sum(found.values())
+        )
+        return {kind: nbytes for kind, nbytes in found.most_common() if nbytes}
+
+    def _describe_memory(self) -> str:
+        held = [f"{kind} {readable(nbytes)}" for kind, nbytes in self.memory_holders().items()]
+        largest = ", ".join(map(readable, self._pool.largest(3)))
+        return ", ".join(held or ["nothing"]) + (f"; the largest: {largest}" if largest else "")
+
+    def add_holder(self, holder: Holder) -> None:
+        """Errors about memory will name what ``holder`` (kept by a weak reference) holds."""
+        self._holders.add(holder)
 
     def reset_peak_memory_stats(self) -> None:
         """Starts ``peak_allocated`` again from what is allocated now."""

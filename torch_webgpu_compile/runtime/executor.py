@@ -98,9 +98,13 @@ class Executor:
             buffer = self._constants[name] = device.allocate(len(data))
             device.upload(buffer, data)
         self.checks_indices = any(b.role == "status" for b in plan.buffers.values())
-        if self.checks_indices:
-            self._constants[STATUS] = device.status.buffer
         device.add_reclaimable(self)
+        device.add_holder(self)
+
+    def held(self) -> tuple[str, int]:
+        """The executor's own memory: constants, and intermediates between calls."""
+        own = [*self._constants.values(), *self._owned.values(), *self._parameters.values()]
+        return "compiled graphs and operators", sum(buffer.nbytes for buffer in own)
 
     def bind(
         self,
@@ -122,6 +126,8 @@ class Executor:
         """
         sizes = _NOTHING if sizes is None else sizes
         externals = _NOTHING if externals is None else externals
+        if self.checks_indices:
+            externals = {**externals, STATUS: self.device.status.own().buffer}
         serials = tuple([buffer.serial for buffer in externals.values()])
         key = (*sizes.items(), *externals, serials)
         with self.lock:
@@ -306,14 +312,19 @@ class BoundPlan:
         executor = self._executor
         record = executor.device.queue.record
         try:
+            self._mark()  # also before, as Ctrl-C may cut the second time short
             with executor.lock:
                 for segment in self.program.segments:
                     if isinstance(segment, HostCommand):
                         executor.run_host_step(segment, self)
                     else:
                         record(segment)
-                        if executor.checks_indices:
-                            executor.device.status.is_pending = True
         finally:
-            for name in executor.changed:
-                self.buffer(name).memory.version = 0
+            self._mark()
+
+    def _mark(self) -> None:
+        """Says what recorded commands change."""
+        for name in self._executor.changed:
+            self.buffer(name).memory.version = 0
+        if self._executor.checks_indices:
+            self._executor.device.status.own().is_pending = True

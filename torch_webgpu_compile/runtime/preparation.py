@@ -68,6 +68,12 @@ class Preparation:
         self.reads = tuple(entry.buffer for entry in plan.inputs if entry.buffer is not None)
         self.names = tuple(names)
         executor.device.add_reclaimable(self)
+        executor.device.add_holder(self)
+
+    def held(self) -> tuple[str, int]:
+        """The results."""
+        prepared = tuple(self._known.values())
+        return "prepared weights", sum(b.nbytes for entry in prepared for b in entry.buffers)
 
     def __call__(self, inputs: Sequence[AnyBuffer]) -> tuple[GpuBuffer, ...]:
         """The prepared buffers for the inputs as they are now.
