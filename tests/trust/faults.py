@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 
-KINDS: tuple[str, ...] = ("stale", "device_loss", "plan_cache", "large_tensors")
+KINDS: tuple[str, ...] = ("stale", "device_loss", "plan_cache", "large_tensors", "determinism")
 """Modules of this package, in the order of the table."""
 
 
