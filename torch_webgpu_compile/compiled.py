@@ -102,7 +102,6 @@ class CompiledGraph:
         self._larger: Specialized[CompiledGraph] | None = None
         if plan_at is not None:
             self._larger = Specialized(plan_at, device)
-        self._limit = device.target.max_binding_nbytes
         self._static = static_buffers.static_buffers(device)
         self._static_of = _getter([entry.position for entry in signature.constant])
         self._taken: OrderedDict[tuple[int, tuple[int, ...]], _Taken] = OrderedDict()
@@ -150,7 +149,7 @@ class CompiledGraph:
             if self.device.is_lost:
                 self._rebind()
             variant = self.signature.variant(values)
-            if variant.bound_nbytes > self._limit and self._larger is not None:
+            if self._larger is not None and not variant.fits(self.device.target):
                 return self._larger(variant.sizes, self._with_plan)._run_seeded(values)
             try:
                 return self._call(values, variant)

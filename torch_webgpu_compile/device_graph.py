@@ -188,7 +188,6 @@ class DeviceGraph:
         self._larger: Specialized[DeviceGraph] | None = None
         if plan_at is not None:
             self._larger = Specialized(plan_at, device)
-        self._limit = device.target.max_binding_nbytes
         self._numbers = _Numbers(device)
         device.add_reclaimable(self)
         self._own = devices.torch_device(index)  # comparing with it is quicker than `device.type`
@@ -214,7 +213,7 @@ class DeviceGraph:
         variant = self.signature.variant(values)
         ready = self._ready.get(variant)
         if ready is None:
-            if variant.bound_nbytes > self._limit and self._larger is not None:
+            if self._larger is not None and not variant.fits(self.device.target):
                 return self._larger(variant.sizes, self._with_plan).run_seeded(values)
             ready = self._prepare(variant)
         buffers: list[Any] = ready.buffers[:]

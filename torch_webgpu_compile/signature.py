@@ -23,8 +23,9 @@ from .plan.model import (
     bound_nbytes,
 )
 from .size_sources import SizeSource, size_sources
-from .sizes import evaluate
+from .sizes import Expr, evaluate
 from .static_buffers import span
+from .target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class Variant:
         may_be_resident: whether an upload may be a tensor kept on the GPU by a forward graph.
         rebinds: whether memory may differ from call to call although no static input changed.
         bound_nbytes: the most that one binding has to reach of a buffer whose size is a symbol.
+        iterations: the most that an invocation's loops make (`Dispatch.iterations`).
     """
 
     sizes: dict[str, int]
@@ -140,6 +142,12 @@ class Variant:
     may_be_resident: bool
     rebinds: bool
     bound_nbytes: int
+    iterations: int
+
+    def fits(self, target: Target) -> bool:
+        """Whether the plan can run at these sizes; else it needs to be `specialized`."""
+        most = target.max_loop_iterations or self.iterations
+        return self.bound_nbytes <= target.max_binding_nbytes and self.iterations <= most
 
 
 @dataclass(eq=False)
@@ -179,6 +187,7 @@ class Signature:
     _variants: dict[tuple[int, ...], Variant] = field(init=False)
     _symbolic: frozenset[Binding] = field(init=False)
     _recipes: dict[tuple[StaticRecipe, ...], tuple[StaticRecipe, ...]] = field(init=False)
+    _loops: frozenset[Expr] = field(init=False)
 
     def __post_init__(self) -> None:
         used = _buffers_read(self.plan)
@@ -199,6 +208,7 @@ class Signature:
             if not self.plan.buffers[binding.buffer].nbytes.is_constant
         )
         self._recipes = {}
+        self._loops = frozenset(s.iterations for s in self.plan.steps if isinstance(s, Dispatch))
 
     def variant(self, values: Sequence[Any]) -> Variant:
         """The signature for these arguments."""
@@ -278,6 +288,7 @@ class Signature:
                 (bound_nbytes(where, buffers[where.buffer], sizes) for where in self._symbolic),
                 default=0,
             ),
+            iterations=max((evaluate(loops, sizes) for loops in self._loops), default=0),
         )
 
     def _tensors(

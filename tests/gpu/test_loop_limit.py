@@ -81,3 +81,16 @@ def test_a_triangular_system_of_many_rows():
     wanted = torch.linalg.solve_triangular(matrix, rhs, upper=False)
     found = torch.linalg.solve_triangular(matrix.to("webgpu"), rhs.to("webgpu"), upper=False)
     torch.testing.assert_close(found.cpu(), wanted)
+
+
+@pytest.mark.parametrize("place", ["cpu", "webgpu", "eager"])
+def test_columns_of_a_length_that_is_known_late(place: str):
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.softmax(0).sum(0) + x.argmax(0)
+
+    call = function if place == "eager" else native(function, dynamic=True)
+    for rows in (50, 60, 600_000, 70):  # two are enough for an eager operator to have symbols
+        x = torch.zeros(rows, 3)
+        x[rows - 2, 1] = 1
+        found = call(x if place == "cpu" else x.to("webgpu")).cpu()
+        torch.testing.assert_close(found, torch.tensor([1.0, rows - 1, 1.0]), rtol=1e-3, atol=0)

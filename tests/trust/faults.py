@@ -17,6 +17,7 @@ from importlib import import_module
 
 KINDS: tuple[str, ...] = (
     "stale",
+    "determinism",
     "device_loss",
     "out_of_memory",
     "plan_cache",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.compilations import TARGET, compile_function
-from tests.harness import capture, check, check_strides, compare, lower_checked, run_graph
+from tests.harness import capture, check_strides, compare, lower_checked, run_graph
 from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.ir.nodes import Contraction, Reduction
 from torch_webgpu_compile.ir.verify import verify_loop_graph
@@ -111,15 +111,20 @@ def test_what_cannot_be_divided_is_refused() -> None:
     assert "loops" in str(error)
 
 
-def test_a_position_in_parts_of_several_dimensions() -> None:
+@pytest.mark.parametrize("dims", [(1, 2), (0, 1)])
+def test_a_position_in_parts_of_several_dimensions(dims: tuple[int, int]) -> None:
     x = torch.zeros(3, 40, 50)
     x[1, 7, 3] = x[1, 7, 4] = x[1, 39, 49] = 1
     x[2, 39, 49] = 1
     limited = replace(TARGET, max_loop_iterations=8)
-    graph = check(lambda x: x.flatten(1).argmax(1), x, target=limited)
+
+    def function(x: Tensor) -> Tensor:
+        return x.flatten(*dims).argmax(dims[0])
+
+    graph = split_reductions(lower_checked(capture(function, x), target=limited), limited)
+    verify_loop_graph(graph)
     assert sum(isinstance(node, Reduction) for node in graph.nodes) == 2
-    graph = check(lambda x: x.permute(1, 2, 0).flatten(0, 1).argmax(0), x, target=limited)
-    assert sum(isinstance(node, Reduction) for node in graph.nodes) == 2
+    compare(run_graph(graph, [x]), [function(x)])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, Expr, product
 from .builder import Builder, as_value
-from .long_positions import long_position
 from .promotion import compute_dtype
 from .registry import lowers
 from .value import Value, broadcast_index, positions, reshape
@@ -70,10 +69,7 @@ class Reducing:
         self, builder: Builder, kind: str, body: Scalar, *, keepdim: bool, name: str = ""
     ) -> Value:
         """The reduction of ``body``; with ``keepdim`` it broadcasts against the value."""
-        if kind in ("argmin", "argmax"):
-            result = long_position(builder, kind, body, self.sizes, self.reduce_sizes, name)
-        else:
-            result = builder.reduce(kind, body, self.sizes, self.reduce_sizes, name=name)
+        result = builder.reduce(kind, body, self.sizes, self.reduce_sizes, name=name)
         return reshape(result, self.keepdim_sizes) if keepdim else result
 
 

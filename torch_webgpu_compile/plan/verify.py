@@ -364,7 +364,7 @@ def _exprs_of(step: Step) -> Iterator[Expr | None]:
     match step:
         case Dispatch():
             yield from (*step.grid, *step.parameters, *(b.nbytes for b in step.bindings))
-            yield from (step.bytes_read, step.bytes_written, step.flops)
+            yield from (step.bytes_read, step.bytes_written, step.flops, step.iterations)
         case HostStep():
             yield from _exprs((step.arguments, tuple(v for _, v in step.keywords)))
         case CopyBuffer():

@@ -35,6 +35,7 @@ from ..sizes import (
     substitute,
 )
 from ..target import Target
+from .long_positions import POSITIONS, split_position
 from .mapping import point_of
 
 SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
@@ -87,17 +88,18 @@ def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
     for node in graph.nodes:
         parts = _parts(node, graph, target) if isinstance(node, Reduction) else 1
         if isinstance(node, Reduction) and parts > 1:
-            nodes += _split(node, parts, buffers)
+            split = split_position if node.kind in POSITIONS else _split
+            nodes += split(node, parts, buffers)
         else:
             nodes.append(node)
     return graph.with_nodes(tuple(nodes), buffers)
 
 
 def _parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
-    length = product(node.reduce_ranges)
-    if node.kind not in SPLITTABLE or not length.is_constant:
+    if not product(node.reduce_ranges).is_constant:
         return 1
-    return max(_useful_parts(node, graph), _needed_parts(node, graph, target))
+    useful = _useful_parts(node, graph) if node.kind in SPLITTABLE else 1
+    return max(useful, _needed_parts(node, graph, target))
 
 
 def _needed_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
