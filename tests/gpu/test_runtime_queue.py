@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ from runtime_plans import (
 )
 
 from torch_webgpu_compile import errors
+from torch_webgpu_compile.plan.model import Dispatch
 from torch_webgpu_compile.runtime import queue
 from torch_webgpu_compile.runtime.device import Device, GpuBuffer, open_device
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.interface import Copy, DispatchRun
+from torch_webgpu_compile.runtime.pacing import Pace, pace_of
 from torch_webgpu_compile.runtime.profiler import time_steps
 from torch_webgpu_compile.runtime.queue import Recording
+from torch_webgpu_compile.sizes import as_expr
 
 RNG = np.random.default_rng(0)
 
@@ -328,3 +332,39 @@ def test_finalisers_in_the_middle_of_a_submit(
     assert device.upload_new(bytes(400)).serial not in serials
     np.testing.assert_array_equal(read(device, z, 64)[1:], x[1:] * 4)
     assert device.queue.is_empty
+
+
+# ---- long work
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.4, 2), (0.2, 4), (10.0, 1)])
+def test_long_work_is_submitted_in_parts(
+    device: Device, monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
+) -> None:
+    """``seconds`` of each dispatch, ``most`` of them in a submission."""
+    x, length = floats(100), 12
+    plan = chain_plan(100, length)
+    steps = [
+        replace(step, bytes_read=as_expr(100)) for step in plan.steps if isinstance(step, Dispatch)
+    ]
+    plan = replace(plan, steps=tuple(steps))
+    results = []
+    for pace in (device.pace, Pace(100 / seconds, 1e12)):
+        monkeypatch.setattr(device, "pace", pace)
+        bound = Executor(plan, device).bind()
+        device.upload(bound.buffer("x"), x)
+        before = device.backend.submissions
+        bound.replay()
+        bound.replay()
+        device.queue.flush()
+        made = device.backend.submissions - before
+        results.append(read(device, bound.buffer("y"), 100))
+    assert made >= 2 * length / most
+    np.testing.assert_array_equal(*results)
+
+
+def test_the_prediction_is_of_bytes_or_operations() -> None:
+    pace = pace_of("discrete")
+    assert pace.seconds(200 * 10**9, 0) == 2.0
+    assert pace.seconds(10, 3 * 10**12) == 3.0
+    assert pace_of("cpu").seconds(1 << 20, 0) > pace_of("unknown").seconds(1 << 20, 0)

@@ -28,6 +28,7 @@ from .buffers import (
 from .failures import lost_error
 from .interface import Backend, Copy
 from .native import NativeBackend
+from .pacing import pace_of
 from .pipelines import Pipeline, PipelineCache
 from .portable import PortableBackend
 from .queue import CommandQueue, Recording
@@ -57,6 +58,7 @@ class Device:
     Attributes:
         info: the adapter.
         target: limits and features, as the compiler sees them.
+        pace: what its kernels are taken to reach, when submissions are bounded.
         checked: whether kernels are compiled with the provider's runtime checks.
         queue: the order of all commands.
         status: what kernels report.
@@ -66,6 +68,7 @@ class Device:
     def __init__(self, info: AdapterInfo, backend: Backend, checked: bool) -> None:
         self.info = info
         self.target: Target = info.target()
+        self.pace = pace_of(info.type)
         self.checked = checked
         self.backend = backend
         self.queue = CommandQueue(backend)

@@ -33,9 +33,9 @@ def cause_of(message: str) -> str:
 def lost_error(subject: str, cause: str) -> DeviceLostError:
     """The exception for what could not be done because the device is lost."""
     return DeviceLostError(
-        f"{subject}: the GPU device was lost ({cause}); a driver reset, a crash or a timeout of the "
-        "GPU does this. What was on it is gone: call torch.webgpu.reset_device() and make it again "
-        "(models and tensors on the CPU go on by themselves). If it happens again, set "
+        f"{subject}: the GPU device was lost ({cause}); a driver reset, a crash or a timeout does "
+        "this. What was on it is gone: call torch.webgpu.reset_device() and make it again (models "
+        "and tensors on the CPU go on by themselves). If it happens again, set "
         "TORCH_WEBGPU_CHECKED=1 to find out-of-range accesses",
         cause,
     )

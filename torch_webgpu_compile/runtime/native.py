@@ -232,10 +232,11 @@ class NativeBackend:
         while not mapping.statuses:
             time.sleep(0.0005)
             self.wait()
-        self.check(subject)  # a loss while we waited has taken the buffer away
-        if mapping.statuses[0] != self.lib.WGPUMapAsyncStatus_Success:
-            raise device_error("Mapping", f"status {mapping.statuses[0]}", subject)
-        pointer = self.lib.wgpuBufferGetMappedRange(handle, 0, nbytes)
+        with self._lock:  # no submit of another thread takes the buffer away after the check
+            self.check(subject)
+            if mapping.statuses[0] != self.lib.WGPUMapAsyncStatus_Success:
+                raise device_error("Mapping", f"status {mapping.statuses[0]}", subject)
+            pointer = self.lib.wgpuBufferGetMappedRange(handle, 0, nbytes)
         return int(self.ffi.cast("intptr_t", pointer))
 
     def unmap(self, handle: Handle) -> None:

@@ -9,6 +9,7 @@ from typing import assert_never
 from ..errors import DeviceError
 from .buffers import AnyBuffer, Serial
 from .interface import Command, Copy, DispatchRun, Handle
+from .pacing import MAX_SECONDS
 from .queue import MIN_BATCH, Recording
 from .sized import HostCommand, SizedCopy, SizedDispatch, SizedPlan
 
@@ -81,6 +82,8 @@ def build_segments(
             case SizedDispatch():
                 if run is not None and len(run.items) == MIN_BATCH:
                     # The GPU starts with the first batches while the host encodes the others.
+                    close()
+                if made and sum(other.seconds for other in made) + step.seconds > MAX_SECONDS:
                     close()
                 if run is None:
                     run = DispatchRun([])

@@ -6,6 +6,7 @@ commands wait until there are enough of them, or until something needs them on t
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from ..errors import DeviceError, DeviceLostError
 from .failures import lost_error
 from .interface import Backend, Command, DispatchRun, Span
+from .pacing import MAX_SECONDS
 
 if TYPE_CHECKING:
     from .sized import SizedDispatch
@@ -37,9 +39,12 @@ class Recording:
         name: of the plan or operator, for error messages.
         steps: what its dispatches are, in order, for profiles.
         sizes: the values of their plan's size symbols.
+
+    Attributes:
+        weight: the dispatches; of long ones, as many short ones as take as long.
     """
 
-    __slots__ = ("commands", "dispatch_count", "name", "sizes", "steps")
+    __slots__ = ("commands", "dispatch_count", "name", "sizes", "steps", "weight")
 
     def __init__(
         self,
@@ -57,6 +62,8 @@ class Recording:
             if isinstance(command, DispatchRun):
                 count += len(command.items)
         self.dispatch_count = count
+        seconds = sum([step.seconds for step in steps])
+        self.weight = max(count, math.ceil(MAX_BATCH * seconds / MAX_SECONDS))
 
 
 Watcher = Callable[[Recording, list[Span]], None]
@@ -85,7 +92,7 @@ class CommandQueue:
         # Reentrant: a finaliser that records something may run in the middle of any method here.
         self._lock = threading.RLock()
         self._pending: list[Recording] = []
-        self._pending_dispatches = 0
+        self._pending_weight = 0
         self._limit = MIN_BATCH
         self._sending = False
         self._watcher: Watcher | None = None
@@ -114,8 +121,8 @@ class CommandQueue:
             # Without a call, so that Ctrl-C cannot come in between.
             self._pending += (recording,)
             self.dispatches += recording.dispatch_count
-            self._pending_dispatches += recording.dispatch_count
-            if self._pending_dispatches >= self._limit and not self._sending:
+            self._pending_weight += recording.weight
+            if self._pending_weight >= self._limit and not self._sending:
                 self._limit = min(2 * self._limit, MAX_BATCH)
                 self._send()
 
@@ -144,7 +151,7 @@ class CommandQueue:
         """Drops what is pending: the device is lost."""
         with self._lock:
             self._pending = []
-            self._pending_dispatches = 0
+            self._pending_weight = 0
 
     def watch(self, watcher: Watcher | None) -> None:
         """From now on runs dispatches one at a time and tells ``watcher`` when; None: as before."""
@@ -188,7 +195,7 @@ class CommandQueue:
         self._sending = True
         self.batch += 1
         unsent, self._pending = self._pending, []
-        self._pending_dispatches = 0
+        self._pending_weight = 0
         if last is not None:
             unsent += (last,)
         sent = self.batch
@@ -202,7 +209,7 @@ class CommandQueue:
                 del unsent[-1]
             self._pending = unsent + self._pending
             for recording in unsent:
-                self._pending_dispatches += recording.dispatch_count
+                self._pending_weight += recording.weight
             raise
         finally:
             self.sent = sent

@@ -64,6 +64,7 @@ class SizedDispatch:
         make_group: makes a bind group from the buffers; the executor's lock protects it.
         conflicts: pairs of positions of plan buffers that may not be the same memory: WebGPU
             forbids one buffer as read-only and read-write storage of one dispatch.
+        seconds: how long it may take; see `pacing`.
     """
 
     index: int
@@ -76,6 +77,7 @@ class SizedDispatch:
     uniform: GpuBuffer | None
     make_group: BindGroupMaker
     conflicts: tuple[tuple[int, int], ...]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +273,15 @@ class _Sizer:
             uniform if kernel.parameter_count else None,
             self._device.backend.bind_group_maker(pipeline.layout, ranges, kernel.name),
             self._conflicts(step),
+            self._seconds(step),
         )
+
+    def _seconds(self, step: Dispatch) -> float:
+        nbytes, flops = (
+            sum(_parameter_value(expression, self._sizes) for expression in expressions)
+            for expressions in ((step.bytes_read, step.bytes_written), (step.flops,))
+        )
+        return self._device.pace.seconds(nbytes, flops)
 
     def _check_loops(self, step: Dispatch, kernel: Kernel) -> None:
         iterations = evaluate(step.iterations, self._sizes)
