@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 
-KINDS: tuple[str, ...] = ("device_loss", "out_of_memory")
+KINDS: tuple[str, ...] = ("device_loss", "interrupts", "threads")
 """Modules of this package, in the order of the table."""
 
 
