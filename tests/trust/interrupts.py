@@ -61,7 +61,9 @@ WORK: tuple[Callable[[], Callable[[], torch.Tensor]], ...] = (
 )
 
 
-def check_places(tally: Tally, make: Callable[[], Callable[[], Any]], step: int, first: int) -> None:
+def check_places(
+    tally: Tally, make: Callable[[], Callable[[], Any]], step: int, first: int
+) -> None:
     """Interrupts a call at every ``step``-th of its places; the next one must be right."""
     with torch.no_grad():
         work = make()
@@ -133,7 +135,9 @@ def interrupted_compilations(tally: Tally) -> None:
         wanted = model(x)
         for k in range(12):
             torch._dynamo.reset()
-            compiled = torch.compile(nn.Sequential(*model, nn.Hardtanh(-9.0 - k, 9.0)), backend="webgpu")
+            compiled = torch.compile(
+                nn.Sequential(*model, nn.Hardtanh(-9.0 - k, 9.0)), backend="webgpu"
+            )
             threading.Timer(rng.random(), os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
                 compiled(x)

@@ -52,6 +52,7 @@ _THROTTLE = 64  # submissions after which the host waits for those before them: 
 
 _EXIT_SECONDS = 2.0  # how long the process waits for other threads to leave this package
 
+_used = False  # a device has been opened
 _forked = False  # the library is not called: the driver's threads do not exist in a child process
 _exiting = False  # only the main thread may go on
 _restricted = False  # one of the two
@@ -86,7 +87,8 @@ def _is_in_use(package: str) -> bool:
 
 def _mark_fork() -> None:
     global _forked, _restricted
-    _forked = _restricted = True
+    if _used:
+        _forked = _restricted = True
 
 
 if hasattr(os, "register_at_fork"):
@@ -124,6 +126,8 @@ class NativeBackend:
     """`interface.Backend` on wgpu-native's handles."""
 
     def __init__(self, device: Any) -> None:
+        global _used
+        _used = True
         self.ffi, self.lib, self.errors = _ffi()
         self._owner = device  # keeps the handles below alive
         self.device: Any = device._internal
@@ -358,9 +362,7 @@ class NativeBackend:
         buffers = self.ffi.new("WGPUCommandBuffer []", [command_buffer])
         indices: list[Any] = []
         try:
-            indices.extend(
-                map(self.lib.wgpuQueueSubmitForIndex, (self.queue,), (1,), (buffers,))
-            )
+            indices.extend(map(self.lib.wgpuQueueSubmitForIndex, (self.queue,), (1,), (buffers,)))
             return int(indices[0])
         finally:  # also after Ctrl-C the count is right, by which the queue knows what has run
             if indices:

@@ -139,13 +139,12 @@ class Status:
         own = self.own()
         for reports in self._all:
             if reports is not own and reports.error is not None and not reports.thread.is_alive():
-                error, reports.error = reports.error, None
-                if error is not None:
-                    warnings.warn(
-                        f"the thread {reports.thread.name!r} has ended before it was told: {error}",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
+                lost, reports.error = reports.error, None
+                warnings.warn(
+                    f"the thread {reports.thread.name!r} has ended before it was told: {lost}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
         error, own.error = own.error, None
         if error is not None:
             raise error
