@@ -37,9 +37,9 @@ from .options import CompileOptions
 
 if TYPE_CHECKING:
     from .device.autoload import register as register_device
+    from .invalidation import invalidate
     from .profiling import Profile, profile
     from .report import Report, explain
-    from .static_buffers import invalidate
 
 __version__ = "0.1.0"
 
@@ -68,7 +68,7 @@ __all__ = [
 _LAZY = {
     "explain": ("report", "explain"),
     "Report": ("report", "Report"),
-    "invalidate": ("static_buffers", "invalidate"),
+    "invalidate": ("invalidation", "invalidate"),
     "Profile": ("profiling", "Profile"),
     "profile": ("profiling", "profile"),
     "register_device": ("device.autoload", "register"),

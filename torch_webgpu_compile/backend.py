@@ -18,6 +18,7 @@ from .compilation import (
     Compilation,
     compile_graph,
     device_signature_of,
+    loops_of,
     native_operators,
     signature_of,
 )
@@ -25,11 +26,9 @@ from .compiled import CompiledGraph
 from .counters import counters
 from .determinism import switched
 from .device_graph import DeviceGraph
-from .errors import DeviceError, DeviceLostError
+from .errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .options import CompileOptions, resolve
-from .plan.model import Plan
 from .runtime.device import Device, open_device, opened_devices, reopened
-from .signature import Signature
 
 
 def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> int | None:
@@ -58,11 +57,12 @@ def device_for(options: CompileOptions) -> Device:
     return open_device(options.provider or "wgpu", adapter, options.checked)
 
 
-def _host_graph(plan: Plan, device: Device, signature: Signature) -> CompiledGraph:
+def _host_graph(state: Compilation, device: Device) -> CompiledGraph:
+    signature, loops = signature_of(state), loops_of(state)
     try:
-        return CompiledGraph(plan, device, signature)
+        return CompiledGraph(state.plan, device, signature, loops)
     except DeviceLostError:
-        return CompiledGraph(plan, reopened(device), signature)
+        return CompiledGraph(state.plan, reopened(device), signature, loops)
 
 
 Observer = Callable[[Compilation, CompiledGraph | DeviceGraph], None]
@@ -90,13 +90,18 @@ def compile_module(
 
     def compile_shown(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
         cached = observer is None
-        state = compile_graph(captured, phase, device.target, options, cached, tune)
+        try:
+            state = compile_graph(captured, phase, device.target, options, cached, tune)
+        except OutOfMemoryError as error:
+            # Dynamo would wrap it in an error of its own: calls raise it instead.
+            return _raising(str(error))
         before = device.kernels_compiled
         compiled: CompiledGraph | DeviceGraph
         if index is None:
-            compiled = _host_graph(state.plan, device, signature_of(state))
+            compiled = _host_graph(state, device)
         else:
-            compiled = DeviceGraph(state.plan, device, index, device_signature_of(state))
+            signature = device_signature_of(state)
+            compiled = DeviceGraph(state.plan, device, index, signature, loops_of(state))
         counters.add(kernels_compiled=device.kernels_compiled - before)
         if observer is not None:
             observer(state, compiled)
@@ -111,6 +116,17 @@ def compile_module(
 
     with showing("a graph"):
         return aot.capture(module, example_inputs, compile_captured, native_operators(), keep)
+
+
+def _raising(text: str) -> aot.BoxedFunction:
+    """A graph that no GPU memory is large enough for."""
+
+    def call(arguments: list[Any]) -> list[Any]:
+        arguments.clear()
+        raise OutOfMemoryError(text)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def webgpu(

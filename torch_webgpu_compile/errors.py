@@ -118,3 +118,11 @@ class DeviceLostError(DeviceError):
     def __init__(self, message: str, cause: str = "") -> None:
         self.cause = cause
         super().__init__(message)
+
+
+def too_large(op: str, nbytes: int, largest_nbytes: int) -> OutOfMemoryError:
+    """The error for a result that no buffer of the GPU can hold, whatever is free."""
+    return OutOfMemoryError(
+        f"{op}: a result of {nbytes:,} bytes is larger than this GPU allows ({largest_nbytes:,} "
+        "bytes in a buffer); split the tensor"
+    )

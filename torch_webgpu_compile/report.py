@@ -287,7 +287,7 @@ def _steps(plan: Plan, number: Callable[[Expr], int]) -> tuple[KernelReport | Ho
                 )
             )
         elif isinstance(step, HostStep):
-            reads = _names(debug.host_step_buffers(step))
+            reads = _names(step.reads)
             steps.append(HostReport(step.target, step.source, reads, step.outputs))
     return tuple(steps)
 

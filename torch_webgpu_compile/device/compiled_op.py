@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from .. import devices, progress
 from ..capture.eager import Argument, CapturedCall, Constant, Output, TensorSpec, capture_call
-from ..compilation import compile_graph, native_operators
+from ..compilation import compile_graph, loops_of, native_operators
 from ..counters import counters
 from ..determinism import Switched, is_on, switched
 from ..device_graph import DeviceGraph
@@ -284,7 +284,7 @@ def _graph_on(
         counted=frozenset(changed) - lists,
     )
     before = device.kernels_compiled
-    graph = DeviceGraph(state.plan, device, placement.index, signature)
+    graph = DeviceGraph(state.plan, device, placement.index, signature, loops_of(state))
     counters.add(kernels_compiled=device.kernels_compiled - before)
     return graph, state.depends_on_determinism
 

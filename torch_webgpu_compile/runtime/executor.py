@@ -79,7 +79,7 @@ class Executor:
         self._pipelines = device.compile_many(plan.kernels)
         self.preparation: Preparation | None = None
         if plan.preparation is not None:
-            self.preparation = Preparation(Executor(plan.preparation, device))
+            self.preparation = Preparation(Executor(plan.preparation, device), plan.prepared)
         changed = dict.fromkeys(o.buffer for o in plan.outputs if o.mutates is not None)
         self.changed = tuple(
             name for name in changed if name is not None and plan.buffers[name].role == "input"

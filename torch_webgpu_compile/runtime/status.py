@@ -1,9 +1,9 @@
 """`Status`: what kernels report of indices that are out of range.
 
 Kernels write into a small buffer (`plan.model.Kernel`), only when an index is wrong. Every thread
-has one: an error concerns the thread that launched the operator. Whoever downloads takes all of
-them along and sets them to 0, in the same submit, so that no report is read twice or lost. A report
-of another thread waits for that one, which raises it when it next waits for the GPU.
+has one: an error concerns the thread that launched the operator. Its downloads take the buffer
+along and set it to 0, in the same submit, so that no report is read twice or lost. What a thread
+leaves behind when it ends is a warning in the next one that waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Reports:
         buffer: what its kernels bind as `plan.model.STATUS`.
         thread: whose they are.
         is_pending: whether kernels with checks were recorded since it was last read.
-        error: what another thread has read, to be raised here.
+        error: what was read, until it is raised.
     """
 
     __slots__ = ("buffer", "error", "is_pending", "thread")
@@ -101,8 +101,17 @@ class Status:
             return number
 
     def pending(self) -> list[Reports]:
-        """What there may be reports of; the caller submits `copies` of them."""
-        return [reports for reports in self._all if reports.is_pending]
+        """What the calling thread may have reports of; the caller submits `copies` of them.
+
+        Also those of threads that have ended. A thread that lives reads its own: another one that
+        had taken them could be late with them.
+        """
+        own = self._own.reports
+        return [
+            reports
+            for reports in self._all
+            if reports.is_pending and (reports is own or not reports.thread.is_alive())
+        ]
 
     def copies(self, taken: list[Reports], staging: Handle, position: int) -> list[Copy]:
         """Commands that move reports to bytes of a staging buffer and set them to 0.
@@ -120,7 +129,7 @@ class Status:
         return copies
 
     def read(self, taken: list[Reports], address: int) -> None:
-        """Looks at what `copies` has moved to a host address: `raise_own` raises what is found."""
+        """Looks at what `copies` has moved to a host address: `take_error` gives what is found."""
         for k, reports in enumerate(taken):
             data = ctypes.string_at(address + k * STATUS_NBYTES, _LAYOUT.size)
             count, check, index, size = _LAYOUT.unpack(data)
@@ -128,23 +137,18 @@ class Status:
                 self.errors += 1
                 reports.error = self._checks[check].error(index, size)
 
-    def raise_own(self) -> None:
-        """Raises what was found for the calling thread.
-
-        Raises:
-            IndexOutOfRangeError: one of its operators was given an index out of range.
-        """
+    def take_error(self) -> IndexOutOfRangeError | None:
+        """What was found for the calling thread, once. Warns of threads that were never told."""
         if not self._all:
-            return
+            return None
         own = self.own()
         for reports in self._all:
             if reports is not own and reports.error is not None and not reports.thread.is_alive():
-                lost, reports.error = reports.error, None
+                missed, reports.error = reports.error, None
                 warnings.warn(
-                    f"the thread {reports.thread.name!r} has ended before it was told: {lost}",
+                    f"the thread {reports.thread.name!r} has ended before it was told: {missed}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
         error, own.error = own.error, None
-        if error is not None:
-            raise error
+        return error

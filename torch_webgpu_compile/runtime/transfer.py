@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError
+from ..errors import DeviceError, IndexOutOfRangeError
 from ..plan.model import STATUS_NBYTES
 from .buffers import AnyBuffer, BufferPool, GpuBuffer, round_up
 from .host_copy import copy_memory
@@ -180,7 +180,7 @@ class Transfers:
 
         Raises:
             DeviceError: the range is outside the buffer, or the device failed.
-            IndexOutOfRangeError: a kernel before reported an index. The host memory is filled.
+            IndexOutOfRangeError: a kernel before reported an index. The host memory is as before.
         """
         address, nbytes, keep = host_memory(destination, writable=True)
         self.download_many([(buffer, offset, nbytes, address)])
@@ -218,10 +218,6 @@ class Transfers:
         """
         Download(self, (), self._status.pending()).finish(())
 
-    def raise_own(self) -> None:
-        """As `Status.raise_own`."""
-        self._status.raise_own()
-
     def start_round(self, pieces: list[_Piece], total: int, reports: list[Reports]) -> _Round:
         """Submits copies to ``total`` bytes of a staging buffer; the last are the reports."""
         nbytes = max(_SMALLEST, 1 << (total - 1).bit_length())
@@ -249,18 +245,22 @@ class Transfers:
             raise
         return _Round(staging, nbytes, total, pieces, submission, reports)
 
-    def finish_round(self, current: _Round, addresses: Sequence[int]) -> None:
-        """Waits for a round and copies it out."""
+    def finish_round(
+        self, current: _Round, addresses: Sequence[int], raises: bool
+    ) -> IndexOutOfRangeError | None:
+        """Waits for a round and copies it out; or gives the error that makes it void."""
         address = self._backend.map(current.staging, current.total, current.submission)
-        for piece in current.pieces:
-            source = address + piece.position + piece.skip
-            copy_memory(addresses[piece.index] + piece.done, source, piece.wanted)
         if current.reports:
             start = address + current.total - len(current.reports) * STATUS_NBYTES
             self._status.read(current.reports, start)
+        error = self._status.take_error() if raises else None
+        for piece in () if error else current.pieces:
+            source = address + piece.position + piece.skip
+            copy_memory(addresses[piece.index] + piece.done, source, piece.wanted)
         self._backend.unmap(current.staging)
         with self._lock:
             self._staging.setdefault(current.nbytes, []).append(current.staging)
+        return error
 
     def empty(self) -> None:
         """Frees the staging buffers that are not in use."""
@@ -279,8 +279,9 @@ class Download:
 
     If it is dropped, so are its staging buffers: they may still be written.
 
-    ``reports``: what its last round takes along of them; with None it raises none. ``is_partial``:
-    some of the host memory has been written.
+    ``reports``: what its first round takes along of them, so that nothing is copied out after an
+    error: what was computed since the last one is void. With None it raises none.
+    ``is_partial``: some of the host memory has been written.
     """
 
     is_partial = False
@@ -309,15 +310,17 @@ class Download:
 
         Raises:
             DeviceError: the device failed.
-            IndexOutOfRangeError: a kernel of this thread before it reported an index.
+            IndexOutOfRangeError: a kernel of this thread before it reported an index. Nothing was
+                copied out.
         """
         while self._started:
-            self._transfers.finish_round(self._started[0], addresses)
-            self.is_partial = True
+            error = self._transfers.finish_round(self._started[0], addresses, self._raises)
             del self._started[0]
+            if error is not None:
+                self._started.clear()
+                raise error
+            self.is_partial = True
             self._start()
-        if self._raises:
-            self._transfers.raise_own()
 
 
 class _Piece:
@@ -379,11 +382,11 @@ def _rounds(
 ) -> list[tuple[list[_Piece], int, list[Reports]]]:
     """Packs ranges into the contents of staging buffers, with their bytes.
 
-    ``reports``: what the last one, which has room for them, ends with.
+    ``reports``: what the first one, which has room for them, ends with.
     """
     chunk = _chunk_nbytes(sum([nbytes for _, _, nbytes in ranges]))
     chunk -= len(reports) * STATUS_NBYTES
-    rounds: list[tuple[list[_Piece], int, list[Reports]]] = []
+    rounds: list[tuple[list[_Piece], int]] = []
     pieces: list[_Piece] = []
     position = 0
     for index, (buffer, offset, nbytes) in enumerate(ranges):
@@ -391,7 +394,7 @@ def _rounds(
         while done < nbytes:
             room = chunk - position
             if room < 16:
-                rounds.append((pieces, position, []))
+                rounds.append((pieces, position))
                 pieces, position = [], 0
                 continue
             part = min(nbytes - done, room - 8)
@@ -399,6 +402,10 @@ def _rounds(
             pieces.append(piece)
             position += round_up(piece.nbytes, 8)
             done += part
-    if pieces or reports:
-        rounds.append((pieces, position + len(reports) * STATUS_NBYTES, reports))
-    return rounds
+    if pieces or (reports and not rounds):
+        rounds.append((pieces, position))
+    if not rounds:
+        return []
+    (first, nbytes), *others = rounds
+    total = nbytes + len(reports) * STATUS_NBYTES
+    return [(first, total, reports), *((*entry, []) for entry in others)]
