@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -278,3 +279,38 @@ def test_predicated_indices_are_not_wrong() -> None:
         index = torch.randint(0, 37, (count,))
         index[-1] = -1
         torch.testing.assert_close(compiled(x, index), function(x, index), rtol=1e-4, atol=1e-3)
+
+
+def test_an_error_is_raised_in_the_thread_that_made_it() -> None:
+    x, bad = numbers().to(DEVICE), torch.tensor([9]).to(DEVICE)
+    launched, read = threading.Event(), threading.Event()
+    told: list[BaseException] = []
+
+    def faulty() -> None:
+        result = x.index_select(0, bad)
+        launched.set()
+        read.wait()
+        try:
+            result.cpu()
+        except IndexOutOfRangeError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=faulty)
+    thread.start()
+    launched.wait()
+    torch.testing.assert_close(x.cpu(), numbers())  # somebody else's error
+    torch.webgpu.synchronize()
+    read.set()
+    thread.join()
+    assert len(told) == 1
+    torch.webgpu.synchronize()
+
+
+def test_an_error_of_a_thread_that_has_ended_is_a_warning() -> None:
+    x, bad = numbers().to(DEVICE), torch.tensor([9]).to(DEVICE)
+    thread = threading.Thread(target=lambda: x.index_select(0, bad), name="careless")
+    thread.start()
+    thread.join()
+    with pytest.warns(RuntimeWarning, match=r"'careless' has ended.*index 9 .* size 5"):
+        torch.testing.assert_close(x.cpu(), numbers())
+    torch.webgpu.synchronize()

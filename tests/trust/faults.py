@@ -22,6 +22,8 @@ KINDS: tuple[str, ...] = (
     "out_of_memory",
     "plan_cache",
     "large_tensors",
+    "interrupts",
+    "threads",
 )
 """Modules of this package, in the order of the table."""
 

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from .. import devices
 from . import autocast_rules as rules
+from .libraries import new_library
 
 _KEY = "AutocastPrivateUse1"
 _KEYS = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
@@ -37,12 +38,12 @@ def register() -> None:
     with _lock:
         if _libraries:
             return
-        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        library: Any = new_library("aten")
         for name, kernel in _kernels().items():
             library.impl(name, kernel, _KEY)
         # The other operators are not autocast's concern. It takes milliseconds, too many for
         # ``import torch``.
-        others: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+        others: Any = new_library("_")
         others.fallback(torch.library.fallthrough_kernel, _KEY)
         # autocast calls it as an attribute of ``torch``, when the outermost context is left.
         torch.clear_autocast_cache = clear_cache

@@ -83,6 +83,7 @@ def _register() -> None:
         safetensors_files,
         storage_methods,
     )
+    from .libraries import new_library
     from .untraced import untraced
 
     backend_registration._setup_privateuseone_for_python_backend(
@@ -91,9 +92,9 @@ def _register() -> None:
     backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_packed_sequence=False, for_storage=True
     )
-    library: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = new_library("_")
     library.fallback(untraced(lambda op, *a, **k: run(op, *a, **k)), "PrivateUse1")
-    host: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    host: Any = new_library("aten")
     for operator, kernel in pinning.KERNELS.items():
         host.impl(operator, untraced(kernel), "CPU")
     _libraries.extend((library, host))

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..copying import from_host, is_here
+from .libraries import new_library
 
 _Copies = list[tuple[Tensor, Tensor]]
 
@@ -64,7 +65,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
 
 def register() -> Any:
     """Registers the kernels; the library that holds them, which the caller has to keep."""
-    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = new_library("c10d")
     with warnings.catch_warnings():
         # PyTorch has kernels for all devices, which ask for a backend that knows this one.
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")

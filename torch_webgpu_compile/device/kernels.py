@@ -24,6 +24,7 @@ from . import (
     views,
 )
 from .dispatch import run
+from .libraries import new_library
 from .untraced import untraced
 
 _lock = threading.Lock()
@@ -96,7 +97,7 @@ def register() -> None:
     with _lock:
         if _library is not None:
             return
-        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        library: Any = new_library("aten")
         kernels = {**_KERNELS, **views.kernels(), **foreach.kernels()}
         for name, kernel in kernels.items():
             library.impl(name, untraced(kernel), "PrivateUse1")

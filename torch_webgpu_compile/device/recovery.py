@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .. import devices, static_buffers, storages
+from .. import devices
 
 
 def reset_device(device: torch.device | str | int | None = None) -> None:
@@ -17,6 +17,7 @@ def reset_device(device: torch.device | str | int | None = None) -> None:
     Raises:
         ValueError: it is not a ``webgpu`` device.
     """
+    from .. import static_buffers, storages  # `import torch` imports this file
     from . import writes
 
     index = devices.resolve_index(device)

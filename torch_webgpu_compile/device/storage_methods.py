@@ -6,8 +6,9 @@ reads the addresses of others than CUDA's as host memory. `install` puts Python 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ def install() -> None:
     for name, method in _METHODS.items():
         if hasattr(Storage, name):  # some are newer than PyTorch 2.11
             setattr(Storage, name, _guarded(getattr(Storage, name), method))
+    _make_queues_refuse()
 
 
 def _guarded(original: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,11 +76,37 @@ _cannot_resize = _refuse(
     "the memory of a webgpu storage cannot be exchanged: use tensor.resize_(), which gives the "
     "tensor another storage where it has to grow"
 )
-_cannot_share = _refuse(
+_CANNOT_SEND = (
     "webgpu tensors cannot be sent to another process, as WebGPU does not share GPU memory: send "
-    "tensor.cpu()",
-    RuntimeError,
+    "tensor.cpu()"
 )
+_cannot_share = _refuse(_CANNOT_SEND, RuntimeError)
+_FEEDER = "QueueFeederThread"  # of `multiprocessing.Queue`, which data loaders' workers use
+
+
+def _raise(message: str) -> Any:
+    raise RuntimeError(message)
+
+
+def _reduce(tensor: Any, original: Callable[[Any], Any]) -> Any:
+    """Makes the receiver raise where the sender cannot, or else it would wait for ever.
+
+    A queue sends in a thread of its own, whose errors are printed and nothing more.
+    """
+    if tensor.device.type == devices.NAME and threading.current_thread().name == _FEEDER:
+        return _raise, (_CANNOT_SEND,)
+    return original(tensor)
+
+
+def _make_queues_refuse() -> None:
+    from multiprocessing.reduction import ForkingPickler
+
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        original: Any = ForkingPickler._extra_reducers.get(kind)  # type: ignore[attr-defined]
+        if original is not None:
+            ForkingPickler.register(kind, partial(_reduce, original=original))
+
+
 _METHODS: dict[str, Callable[..., Any]] = {
     "new": _new,
     "_byteswap": _byteswap,

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 from ..errors import DeviceError, DeviceLostError
@@ -48,19 +50,60 @@ _MODULE = "wgpu.backends.wgpu_native"
 _GUARD = "torch_webgpu_compile"
 _THROTTLE = 64  # submissions after which the host waits for those before them: bounds queued work
 
-_exiting = False
+_EXIT_SECONDS = 2.0  # how long the process waits for other threads to leave this package
+
+_used = False  # a device has been opened
+_forked = False  # the library is not called: the driver's threads do not exist in a child process
+_exiting = False  # only the main thread may go on
+_restricted = False  # one of the two
 
 
 @atexit.register
 def _mark_exit() -> None:
-    """After this the library is not called: at interpreter exit, and in a forked child, where the
-    driver's threads do not exist."""
-    global _exiting
-    _exiting = True
+    """Ends threads that still use a GPU, by SystemExit when they next call it.
+
+    Else the interpreter would end them in the middle of C++ and Rust code, which ends the process:
+    "terminate called without an active exception".
+    """
+    global _exiting, _restricted
+    _exiting = _restricted = True
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    end = time.monotonic() + _EXIT_SECONDS
+    while _is_in_use(package) and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def _is_in_use(package: str) -> bool:
+    """Whether another thread is executing code of this package."""
+    own = threading.get_ident()
+    for identity, top in sys._current_frames().items():
+        frame: FrameType | None = top
+        while frame is not None and identity != own:
+            if frame.f_code.co_filename.startswith(package):
+                return True
+            frame = frame.f_back
+    return False
+
+
+def _mark_fork() -> None:
+    global _forked, _restricted
+    if _used:
+        _forked = _restricted = True
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mark_exit)
+    os.register_at_fork(after_in_child=_mark_fork)
+
+
+def _refuse() -> None:
+    """Raises where a GPU cannot be used."""
+    if _forked:
+        raise DeviceError(
+            "the GPU cannot be used in a forked child process; start child processes with the "
+            "'spawn' method"
+        )
+    if _exiting and threading.current_thread() is not threading.main_thread():
+        raise SystemExit
 
 
 def _ffi() -> tuple[Any, Any, Any]:
@@ -83,6 +126,8 @@ class NativeBackend:
     """`interface.Backend` on wgpu-native's handles."""
 
     def __init__(self, device: Any) -> None:
+        global _used
+        _used = True
         self.ffi, self.lib, self.errors = _ffi()
         self._owner = device  # keeps the handles below alive
         self.device: Any = device._internal
@@ -117,7 +162,7 @@ class NativeBackend:
         return Guard(self, make_error)
 
     def find_loss(self) -> bool:
-        if not self.lost_cause and not _exiting:
+        if not self.lost_cause and not _forked:
             failure = None
             self.errors.capture(_GUARD)
             try:  # an upload of nothing: the cheapest call that reports it
@@ -171,7 +216,7 @@ class NativeBackend:
 
     def _release_dropped(self) -> None:
         """Releases what nobody has any more."""
-        if _exiting:
+        if _forked:
             return
         lib = self.lib
         for dropped, release in (
@@ -409,11 +454,8 @@ class Guard:
         self._make_error = make_error
 
     def __enter__(self) -> None:
-        if _exiting:
-            raise DeviceError(
-                "the GPU cannot be used at interpreter exit or in a forked child process; start "
-                "child processes with the 'spawn' method"
-            )
+        if _restricted:
+            _refuse()
         self._backend.errors.capture(_GUARD)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -57,3 +57,24 @@ def test_a_forked_child_is_told_to_spawn() -> None:
 @pytest.mark.parametrize("method", [pytest.param("fork", marks=needs_fork), "spawn"])
 def test_workers_of_a_data_loader(method: str) -> None:
     run(f"METHOD = {method!r}" + LOADER, timeout=150)
+
+
+SENDING = """
+import multiprocessing
+from torch.utils.data import DataLoader, TensorDataset
+x = torch.ones(8, 3, device="webgpu")
+x.cpu()
+loader = DataLoader(TensorDataset(x), 2, num_workers=1, multiprocessing_context="fork",
+                    timeout=60, collate_fn=list)
+try:
+    list(loader)
+except RuntimeError as error:
+    assert "cannot be sent to another process" in str(error), error
+else:
+    raise AssertionError
+"""
+
+
+@needs_fork
+def test_a_worker_that_returns_device_tensors_fails_at_once() -> None:
+    run(SENDING, timeout=50)
