@@ -116,7 +116,7 @@ def _symbols(plan: Plan) -> dict[str, Symbol]:
         exprs += [e for e in (output.offset, output.size) if e is not None]
     for step in plan.steps:
         if isinstance(step, Dispatch):
-            exprs += (*step.grid, *step.parameters)
+            exprs += (*step.grid, *step.parameters, *step.narrow)
         elif isinstance(step, HostStep):
             exprs += _exprs((step.arguments, step.keywords))
     found: dict[str, Symbol] = {}

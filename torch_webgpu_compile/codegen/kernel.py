@@ -86,11 +86,11 @@ class KernelBuilder:
     def __post_init__(self) -> None:
         self.bindings = Bindings(self.target, self.buffers)
 
-    def name_of(self, atom: Atom) -> str:
+    def name_of(self, atom: Atom | Expr) -> str:
         """Iteration symbols are local variables; what sizes determine is a uniform parameter."""
         if isinstance(atom, Symbol) and atom.extent is not None:
             return atom.name
-        expr = atom_expr(atom)
+        expr = atom if isinstance(atom, Expr) else atom_expr(atom)
         if expr not in self.parameters:
             self.parameters = parameter_names([*self.parameters, expr])
         return self.parameters[expr]
@@ -169,7 +169,15 @@ class KernelBuilder:
         )
         checks = tuple(self.bindings.checks)
         return KernelCall(
-            kernel, bindings, grid, parameters, read, written, flops or as_expr(0), checks
+            kernel,
+            bindings,
+            grid,
+            parameters,
+            read,
+            written,
+            flops or as_expr(0),
+            checks,
+            tuple(self.bindings.narrow),
         )
 
 

@@ -23,11 +23,15 @@ from .values import Text
 
 @dataclass
 class Bindings:
-    """The storage bindings of one kernel, in order of first use."""
+    """The storage bindings of one kernel, in order of first use.
+
+    ``narrow`` are integers made from sizes that its arithmetic takes for 32-bit ones.
+    """
 
     target: Target
     buffers: dict[str, Buffer]
     checks: dict[IndexCheck, int] = field(default_factory=dict)
+    narrow: dict[Expr, None] = field(default_factory=dict)
     _uses: dict[str, Use] = field(default_factory=dict)
 
     def report(self, check: IndexCheck, first: str, index: Text, size: str) -> str:

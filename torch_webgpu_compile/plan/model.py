@@ -16,7 +16,7 @@ from ..checks import IndexCheck
 from ..dtypes import DType
 from ..sizes import ONE, ZERO, Expr, Symbol, as_expr, evaluate
 
-VERSION = 3
+VERSION = 4
 
 STATUS = "device status"
 """The buffer in which kernels report what was wrong: see `Kernel`. No graph has it."""
@@ -129,6 +129,8 @@ class Dispatch:
         parameters: i32 values of the kernel's uniform parameters, in order.
         bytes_read, bytes_written, flops: least traffic and arithmetic, for reports.
         checks: the indices that the kernel checks, by their number in it.
+        narrow: integers made from sizes that the kernel's arithmetic takes for 32-bit ones: a
+            runtime refuses sizes for which they are not.
     """
 
     kernel: int
@@ -139,6 +141,7 @@ class Dispatch:
     bytes_written: Expr
     flops: Expr
     checks: tuple[IndexCheck, ...] = ()
+    narrow: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +260,7 @@ class KernelCall:
     bytes_written: Expr
     flops: Expr
     checks: tuple[IndexCheck, ...] = ()
+    narrow: tuple[Expr, ...] = ()
 
     def on(self, instead: Mapping[str, str]) -> KernelCall:
         """The same call on other buffers of the same layouts, by name."""
@@ -274,4 +278,5 @@ class KernelCall:
             self.bytes_written,
             self.flops,
             self.checks,
+            self.narrow,
         )

@@ -164,6 +164,7 @@ class _Writer:
                     "bytes_read": self.expr(step.bytes_read),
                     "bytes_written": self.expr(step.bytes_written),
                     "flops": self.expr(step.flops),
+                    "narrow": self.exprs(step.narrow),
                     "checks": [[check.op, check.source, check.dim] for check in step.checks],
                 }
             case CopyBuffer():
@@ -278,6 +279,7 @@ class _Reader:
                     bytes_written=self.expr(data["bytes_written"]),
                     flops=self.expr(data["flops"]),
                     checks=tuple(IndexCheck(*check) for check in data["checks"]),
+                    narrow=self.exprs(data["narrow"]),
                 )
             case "copy":
                 return CopyBuffer(data["from"], data["to"])

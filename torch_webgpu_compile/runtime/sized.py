@@ -21,7 +21,7 @@ from ..plan.model import (
     Plan,
     PlanBuffer,
 )
-from ..sizes import Expr, evaluate
+from ..sizes import INT32, Expr, evaluate
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device
 from .interface import BindGroupMaker, Handle
@@ -232,13 +232,14 @@ class _Sizer:
                 f"kernel {kernel.name} has {kernel.parameter_count} parameters, its step gives "
                 f"{len(values)}; this is a bug of the planner"
             )
-        try:
-            data = struct.pack(f"<{len(values)}i", *values)
-        except struct.error as error:
+        relied_on = [_parameter_value(number, sizes) for number in step.narrow]
+        wide = [number for number in (*values, *relied_on) if number not in INT32]
+        if wide:
             raise DeviceError(
-                f"kernel {kernel.name}: a parameter of {values} does not fit in 32 bits; split the "
-                "tensor"
-            ) from error
+                f"kernel {kernel.name} computes with 32-bit integers, and for these sizes needs "
+                f"{wide[0]}; split the tensor, or compile with dynamic=False"
+            )
+        data = struct.pack(f"<{len(values)}i", *values)
         return data + bytes(-len(data) % 16)
 
     # ---- steps
