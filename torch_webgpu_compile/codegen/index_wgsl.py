@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .. import dtypes
-from ..ir.scalar import Const, Index, Op, Scalar, const
+from ..ir.scalar import Const, Index, Op, Scalar, const, is_host_number, scalar_symbols
+from ..plan.model import Parameter
+from ..plan.numbers import HostNumber
 from ..sizes import (
     INT32,
     LARGEST_SIZE,
@@ -32,7 +34,7 @@ from ..sizes import (
 from .buffer_access import VECTOR
 from .literals import literal
 
-NameOf = Callable[[Atom | Expr], str]
+NameOf = Callable[[Atom | Parameter], str]
 """The WGSL name of an index symbol, or of what depends on sizes alone."""
 
 _SMALL_SIZE = 1 << 28
@@ -106,13 +108,50 @@ def _size_in_two_words(expr: Expr, name_of: NameOf) -> str:
     if expr.is_constant:
         return literal(const(expr.constant, dtypes.int64))
     # Parameters are signed words.
-    low = name_of(mod(expr + _HALF, as_expr(_WORD)) - _HALF)
+    low = low_word(expr, name_of)
     high = name_of(floordiv(expr + _HALF, as_expr(_WORD)))
     return f"(i64({high}) * {_WORD}li + i64({low}))"
 
 
+def low_word(expr: Expr, name_of: NameOf) -> str:
+    """An expression of sizes modulo 2³², as an i32."""
+    return name_of(mod(expr + _HALF, as_expr(_WORD)) - _HALF)
+
+
+def is_of_sizes(expr: Expr) -> bool:
+    """Whether an expression has no iteration symbols: it is the same at all points."""
+    return all(s.extent is None for s in symbols_of(expr))
+
+
+def host_number(node: Scalar) -> HostNumber | None:
+    """The float32 that ``node`` makes of an `is_host_number`; None for anything else."""
+    if not isinstance(node, Op) or node.name != "cast" or node.dtype.compute != "f32":
+        return None
+    (value,) = node.args
+    if not isinstance(value, Index) and value.dtype is not dtypes.float64:
+        return None
+    if not is_host_number(value) or not scalar_symbols(value):
+        return None
+    found = _host_operand(value)
+    return HostNumber("float", (found,)) if isinstance(found, Expr) else found
+
+
+def _host_operand(value: Scalar) -> HostNumber | Expr:
+    match value:
+        case Index(expr):
+            return expr
+        case Const(number):
+            return HostNumber("float", (float(number),))
+        case Op("cast", (inner,)):
+            operand = _host_operand(inner)
+            return HostNumber("float", (operand,)) if isinstance(operand, Expr) else operand
+        case Op(name, args):
+            return HostNumber(name, tuple(map(_host_operand, args)))
+    raise AssertionError(value)
+
+
 def _is_of_sizes(atom: Atom) -> bool:
-    return all(s.extent is None for s in symbols_of(atom_expr(atom)))
+    return is_of_sizes(atom_expr(atom))
 
 
 def is_narrow(expr: Expr, largest: int = LARGEST_SIZE) -> bool:
@@ -122,9 +161,7 @@ def is_narrow(expr: Expr, largest: int = LARGEST_SIZE) -> bool:
 
 def wraps(expr: Expr) -> bool:
     """Whether `render_index` is exact modulo 2³²."""
-    return all(is_within(part, INT32) for part in _computed(expr)[1:]) and all(
-        s.lower >= 0 for s in symbols_of(expr)
-    )
+    return all(is_within(part, INT32) for part in _computed(expr)[1:])
 
 
 def _computed(expr: Expr) -> list[Expr]:

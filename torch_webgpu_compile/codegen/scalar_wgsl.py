@@ -14,7 +14,7 @@ from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
 from ..plan.model import FIRST_CHECK
-from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute
+from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute, symbols_of
 from .algebra import Algebra, opaque, unknown
 from .buffer_access import VECTOR
 from .casts import cast, fitted
@@ -22,8 +22,11 @@ from .constants import COMPARISONS, Simplifier
 from .index_wgsl import (
     NameOf,
     as_index,
+    host_number,
     is_clamped,
     is_multiple_of,
+    is_of_sizes,
+    low_word,
     narrow_bounds,
     render_comparisons,
     render_index,
@@ -143,7 +146,7 @@ class Renderer:
     def _is_narrow(self, expr: Expr) -> bool:
         """Whether a value is computed in 32 bits; the runtime checks what that relies on."""
         bounds = narrow_bounds(expr)
-        if bounds is None:
+        if bounds is None or not self.bindings.are_sizes(symbols_of(expr)):
             return False
         self.bindings.narrow.update(dict.fromkeys(bounds))
         return True
@@ -317,10 +320,19 @@ class Renderer:
             left, right = (self._narrow(a) for a in node.args)
             if left is not None and right is not None:
                 return self._apply_row(node, dtypes.int32, [left, right])
+        is_position = isinstance(node.args[0], Index) and self._is_narrow(node.args[0].expr)
+        number = None if is_position else host_number(node)
+        if number is not None:
+            return self.let(f"bitcast<f32>({self.name_of(number)})", 1, node.dtype)
         if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.compute != "i64":
             expr = node.args[0].expr
-            modular = node.dtype.is_integer and wraps(expr)
-            width = dtypes.int32 if modular or self._is_narrow(expr) else dtypes.int64
+            if node.dtype.is_integer and is_of_sizes(expr) and not is_position:
+                low = Text(low_word(expr, self.name_of), 1, dtypes.int32)
+                return cast(low, node.dtype, self.let)
+            modular = (
+                node.dtype.is_integer and wraps(expr) and self.bindings.are_sizes(symbols_of(expr))
+            )
+            width = dtypes.int32 if modular or is_position else dtypes.int64
             position = cast(self._index(expr, width), node.dtype, self.let)
             is_known = node.dtype.is_float and ZERO in self.per_lane(expr)
             return opaque(position) if is_known else position

@@ -15,6 +15,7 @@ from .. import dtypes
 from ..checks import IndexCheck
 from ..dtypes import DType
 from ..sizes import ONE, ZERO, Expr, Symbol, as_expr, evaluate
+from .numbers import HostNumber
 
 VERSION = 4
 
@@ -23,6 +24,10 @@ STATUS = "device status"
 
 FIRST_CHECK = Symbol("first_check", 0, None)
 """The parameter that a runtime gives to each dispatch: the number of its first check."""
+
+
+Parameter = Expr | HostNumber
+"""A word of a kernel's uniform buffer: an i32, or the bits of a float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ class Dispatch:
         kernel: index into `Plan.kernels`.
         bindings: one per kernel binding.
         grid: workgroups per dimension, each ≤ 65,535 once evaluated.
-        parameters: i32 values of the kernel's uniform parameters, in order.
+        parameters: the kernel's uniform parameters, in order: i32 values, or floats.
         bytes_read, bytes_written, flops: least traffic and arithmetic, for reports.
         checks: the indices that the kernel checks, by their number in it.
         narrow: integers made from sizes that the kernel's arithmetic takes for 32-bit ones: a
@@ -136,7 +141,7 @@ class Dispatch:
     kernel: int
     bindings: tuple[Binding, ...]
     grid: tuple[Expr, Expr, Expr]
-    parameters: tuple[Expr, ...]
+    parameters: tuple[Parameter, ...]
     bytes_read: Expr
     bytes_written: Expr
     flops: Expr
@@ -255,7 +260,7 @@ class KernelCall:
     kernel: Kernel
     bindings: tuple[Binding, ...]
     grid: tuple[Expr, Expr, Expr]
-    parameters: tuple[Expr, ...]
+    parameters: tuple[Parameter, ...]
     bytes_read: Expr
     bytes_written: Expr
     flops: Expr

@@ -2,7 +2,8 @@
 
 An `Expr` is a number, or ``{"c": constant, "t": [[coefficient, atom, …], …]}``; an atom is a
 symbol's name, or ``["//", numerator, denominator]`` or ``["%", …]``. The table ``symbols`` gives
-each symbol's lower bound. Constants are base64.
+each symbol's lower bound. A float that the host computes for a kernel is ``{"number": operator,
+"of": operands}``. Constants are base64.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ from .model import (
     HostStep,
     Kernel,
     KernelBinding,
+    Parameter,
     Plan,
     PlanBuffer,
     PlanInput,
     PlanOutput,
     Step,
 )
+from .numbers import NUMBER_OPS, HostNumber
 
 Json = Any
 
@@ -126,6 +129,15 @@ class _Writer:
         terms = [[c, *(self._atom(atom) for atom in monomial)] for monomial, c in expr.terms]
         return {"c": expr.constant, "t": terms}
 
+    def parameter(self, value: HostNumber | Expr | float) -> Json:
+        match value:
+            case HostNumber(op, args):
+                return {"number": op, "of": [self.parameter(arg) for arg in args]}
+            case Expr():
+                return self.expr(value)
+            case _:
+                return self.argument(value)
+
     def exprs(self, exprs: tuple[Expr, ...]) -> Json:
         return [self.expr(expr) for expr in exprs]
 
@@ -160,7 +172,7 @@ class _Writer:
                         [b.buffer, b.offset_nbytes, self.expr(b.nbytes)] for b in step.bindings
                     ],
                     "grid": self.exprs(step.grid),
-                    "parameters": self.exprs(step.parameters),
+                    "parameters": [self.parameter(p) for p in step.parameters],
                     "bytes_read": self.expr(step.bytes_read),
                     "bytes_written": self.expr(step.bytes_written),
                     "flops": self.expr(step.flops),
@@ -241,6 +253,18 @@ class _Reader:
             total = total + term
         return total
 
+    def parameter(self, data: Json) -> Parameter:
+        if not isinstance(data, dict) or "number" not in data:
+            return self.expr(data)
+        if data["number"] not in NUMBER_OPS:
+            raise ValueError(f"unknown function of sizes {data['number']!r}")
+        return HostNumber(data["number"], tuple(self._operand(arg) for arg in data["of"]))
+
+    def _operand(self, data: Json) -> HostNumber | Expr | float:
+        if isinstance(data, dict) and "float" in data:
+            return float(data["float"])
+        return self.parameter(data)
+
     def maybe(self, data: Json) -> Expr | None:
         return None if data is None else self.expr(data)
 
@@ -274,7 +298,7 @@ class _Reader:
                     kernel=data["kernel"],
                     bindings=tuple(Binding(b, o, self.maybe(n)) for b, o, n in data["bindings"]),
                     grid=(x, y, z),
-                    parameters=self.exprs(data["parameters"]),
+                    parameters=tuple(self.parameter(p) for p in data["parameters"]),
                     bytes_read=self.expr(data["bytes_read"]),
                     bytes_written=self.expr(data["bytes_written"]),
                     flops=self.expr(data["flops"]),

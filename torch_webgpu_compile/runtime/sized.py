@@ -18,10 +18,12 @@ from ..plan.model import (
     HostBuffer,
     HostStep,
     Kernel,
+    Parameter,
     Plan,
     PlanBuffer,
 )
-from ..sizes import INT32, Expr, evaluate
+from ..plan.numbers import HostNumber, number_bits
+from ..sizes import INT32, evaluate
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device
 from .interface import BindGroupMaker, Handle
@@ -319,9 +321,11 @@ class _Sizer:
         return HostCommand(step, arguments, step.outputs)
 
 
-def _parameter_value(parameter: Expr, sizes: Mapping[str, int]) -> int:
+def _parameter_value(parameter: Parameter, sizes: Mapping[str, int]) -> int:
     """0 for a quotient by an empty dimension, none of whose elements a kernel computes."""
     with suppress(ZeroDivisionError):
+        if isinstance(parameter, HostNumber):
+            return number_bits(parameter, sizes)
         return evaluate(parameter, sizes)
     return 0
 
