@@ -147,6 +147,11 @@ def test_a_gpu_without_64_bit_integers():
 
     check(masks, torch.randn(10), target=target, allow_host=True)
 
+    def number(x):
+        return torch.scalar_tensor(x.shape[0] ** 3 * 10**12 + 1, dtype=torch.int64)
+
+    check(number, torch.randn(101), dynamic=True, target=target, allow_host=True)
+
 
 def test_int32_wraps_as_eager_does():
     def f(x):

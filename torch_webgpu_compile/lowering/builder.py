@@ -270,8 +270,11 @@ class Builder:
         # A value of a dtype without kernels is a whole buffer or a number.
         target = "aten.full.default"
         arguments: tuple[Any, ...]
-        if isinstance(value.body, Const):
-            arguments = (value.sizes, value.body.value)
+        body = fold(value.body)
+        if isinstance(body, Const):
+            arguments = (value.sizes, body.value)
+        elif isinstance(body, Index) and is_host_number(body):
+            arguments = (value.sizes, body.expr)
         else:
             number = self.finished(cast(value.body, dtypes.float32))
             target = "aten._to_copy.default"
