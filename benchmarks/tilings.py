@@ -152,8 +152,8 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="a table to add what gains to")
     arguments = parser.parse_args()
     known = dict(autotune.known_tilings(device_for(resolve()).target, None))
-    if arguments.write is not None:
-        known |= autotune._read(arguments.write)
+    if arguments.write is not None and arguments.write.exists():
+        known |= autotune.read_table(arguments.write)
     for name in arguments.models:
         model = Model(name, arguments.small, known)
         print(f"{name}: {model.seconds(model.plan) * 1e6:.1f} µs")
@@ -170,7 +170,7 @@ def main() -> None:
                 known[problem.key or ""] = best
         print(f"{name}: {model.seconds(model.plan) * 1e6:.1f} µs")
         if arguments.write is not None:
-            autotune._write(arguments.write, known)
+            autotune.write_table(arguments.write, known)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def compile_function(
     *arguments: Any,
     dynamic: bool | None = None,
     target: Target = TARGET,
+    options: CompileOptions = OPTIONS,
 ) -> Compilation:
     """The inference graph that Dynamo gives, after every pass; nothing is run on a GPU."""
     states: list[Compilation] = []
@@ -30,7 +31,7 @@ def compile_function(
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         def compile_captured(captured: Any, phase: Phase) -> aot.BoxedFunction:
-            states.append(compile_graph(captured, phase, target, OPTIONS, use_cache=False))
+            states.append(compile_graph(captured, phase, target, options, use_cache=False))
             leaves = [] if wanted is None else torch.utils._pytree.tree_leaves(wanted)
             return lambda arguments: list(leaves)  # Dynamo wants results; eager has them
 

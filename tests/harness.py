@@ -175,7 +175,11 @@ def host_callback(graph: LoopGraph) -> Callable[..., Any]:
 
 
 def lower_checked(
-    captured: CapturedGraph, *, allow_host: bool = False, target: Target = TARGET
+    captured: CapturedGraph,
+    *,
+    allow_host: bool = False,
+    target: Target = TARGET,
+    deterministic: bool = False,
 ) -> LoopGraph:
     """Lowers and verifies; a host call fails unless it is expected."""
     fallbacks: list[str] = []
@@ -183,7 +187,7 @@ def lower_checked(
     def on_fallback(op: str, dtype: str, source: str, cause: str) -> None:
         fallbacks.append(f"{op} ({dtype}): {cause}")
 
-    graph = lower(captured, target, on_fallback)
+    graph = lower(captured, target, on_fallback, deterministic=deterministic)
     verify_loop_graph(graph)
     assert allow_host or not fallbacks, fallbacks
     return graph
@@ -220,11 +224,14 @@ def check(
     decompose: bool = True,
     allow_host: bool = False,
     target: Target = TARGET,
+    deterministic: bool = False,
     **tolerance: Any,
 ) -> LoopGraph:
     """Compares eager with lowered and interpreted, strides included; returns the graph."""
     captured = capture(fn, *args, dynamic=dynamic, decompose=decompose)
-    graph = lower_checked(captured, allow_host=allow_host, target=target)
+    graph = lower_checked(
+        captured, allow_host=allow_host, target=target, deterministic=deterministic
+    )
     flat_args = torch.utils._pytree.tree_leaves(args)
     actual = run_graph(graph, flat_args)
     if not dynamic:

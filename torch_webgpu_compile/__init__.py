@@ -4,13 +4,13 @@
 
 Nothing needs to be imported for that. This package offers a look inside:
 
-- `explain`: what the compiler made of a function;
+- `explain`: what the compiler made of a function, as a `Report`;
 - `counters`: what it has done so far;
-- `profile`: the time of each kernel on the GPU;
+- `profile`: the time of each kernel on the GPU, as a `Profile`;
 - `invalidate`: parameters were changed behind PyTorch's back;
 - `register_device`: the device ``"webgpu"`` beside CUDA, where PyTorch does not get it by itself;
-- `CompileOptions`: settings, see `options`;
-- the exceptions of `errors`, and `FallbackWarning`.
+- `CompileOptions`: settings; the module `options` lists the environment variables;
+- exceptions, all of them `WebGPUCompileError`, and `FallbackWarning`.
 
 Importing it neither opens a GPU nor imports a WebGPU implementation.
 """
@@ -24,6 +24,7 @@ from .errors import (
     AdapterError,
     DeviceError,
     DeviceLostError,
+    IndexOutOfRangeError,
     OptionError,
     OutOfMemoryError,
     ShaderError,
@@ -36,9 +37,9 @@ from .options import CompileOptions
 
 if TYPE_CHECKING:
     from .device.autoload import register as register_device
-    from .profiling import profile
+    from .invalidation import invalidate
+    from .profiling import Profile, profile
     from .report import Report, explain
-    from .static_buffers import invalidate
 
 __version__ = "0.1.0"
 
@@ -48,8 +49,10 @@ __all__ = [
     "DeviceError",
     "DeviceLostError",
     "FallbackWarning",
+    "IndexOutOfRangeError",
     "OptionError",
     "OutOfMemoryError",
+    "Profile",
     "Report",
     "ShaderError",
     "UnsupportedOp",
@@ -65,7 +68,8 @@ __all__ = [
 _LAZY = {
     "explain": ("report", "explain"),
     "Report": ("report", "Report"),
-    "invalidate": ("static_buffers", "invalidate"),
+    "invalidate": ("invalidation", "invalidate"),
+    "Profile": ("profiling", "Profile"),
     "profile": ("profiling", "profile"),
     "register_device": ("device.autoload", "register"),
 }
@@ -78,6 +82,11 @@ def __getattr__(name: str) -> Any:
 
     module, attribute = _LAZY[name]
     return getattr(import_module(f"{__name__}.{module}"), attribute)
+
+
+def __dir__() -> list[str]:
+    """The public names: tab completion need not offer the modules behind them."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 def _register() -> None:

@@ -7,21 +7,30 @@ cache folder is given. They are used in every mode; only max-autotune adds to th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from .cache_folder import CacheFolder
 from .codegen.contraction import Tilings, generate_tiled, kernels_of, problem_of
-from .codegen.matmul_tiling import MatmulProblem, MatmulTiling, matmul_candidates
-from .errors import DeviceError, OutOfMemoryError
+from .codegen.matmul_tiling import (
+    MatmulProblem,
+    MatmulTiling,
+    fits,
+    matmul_candidates,
+    measurable_tilings,
+)
+from .errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .files import write_atomically
 from .ir.graph import AnchorGroup, ContractionGroup, PairGroup, Schedule, SiblingGroup
 from .ir.nodes import Contraction
+from .options import CompileOptions
 from .plan.model import STATUS, STATUS_BUFFER, KernelCall, Plan, PlanBuffer
 from .runtime.device import Device
 from .runtime.executor import Executor
@@ -44,6 +53,17 @@ def known_tilings(target: Target, folder: str | None) -> Tilings:
     """The table of an adapter, as far as it is known. ``folder``: the cache folder, if any."""
     with _lock:
         return dict(_table(target, folder))
+
+
+def tilings_for(target: Target, options: CompileOptions) -> Tilings:
+    """The tilings that a compilation may use.
+
+    A measurement may turn out otherwise in the next run, and sums in another order: where results
+    are to be the same bits in every run, these are the tilings of this package alone.
+    """
+    if options.deterministic:
+        return _shipped(target)
+    return known_tilings(target, options.cache)
 
 
 def tuner(device: Device, folder: str | None) -> Tune:
@@ -95,7 +115,7 @@ def _fastest(key: str, calls: _Candidates, schedule: Schedule, device: Device) -
     for tiling, call in calls.items():
         try:
             times[tiling] = seconds_of(call, schedule, device)
-        except OutOfMemoryError:
+        except (OutOfMemoryError, DeviceLostError):
             raise
         except DeviceError:  # a driver may refuse what its limits allow
             continue
@@ -140,11 +160,17 @@ def _single(call: KernelCall, schedule: Schedule) -> Plan:
 def _table(target: Target, folder: str | None) -> dict[str, MatmulTiling]:
     key = target.name, folder
     if key not in _measured:
-        found = _read(_SHIPPED / _file_name(target))
+        found = _shipped(target)
         if folder is not None:
-            found = found | _read(Path(folder) / "tunings" / _file_name(target))
+            found = found | _stored(target, folder)
         _measured[key] = found
     return _measured[key]
+
+
+def _shipped(target: Target) -> dict[str, MatmulTiling]:
+    with suppress(OSError):
+        return read_table(_SHIPPED / _file_name(target))
+    return {}
 
 
 def _add(target: Target, folder: str | None, found: dict[str, MatmulTiling]) -> None:
@@ -152,9 +178,35 @@ def _add(target: Target, folder: str | None, found: dict[str, MatmulTiling]) -> 
         table = _table(target, folder)
         table.update(found)
         if folder is not None:
-            path = Path(folder) / "tunings" / _file_name(target)
-            table.update({**_read(path), **table})  # what other processes found meanwhile
-            _write(path, table)
+            table.update({**_stored(target, folder), **table})  # what others found meanwhile
+            content = _text(table).encode()
+            _tables_in(folder).write(_file_name(target), _key(target), content)
+
+
+def _tables_in(folder: str) -> CacheFolder:
+    return CacheFolder(Path(folder) / "tunings")
+
+
+def _stored(target: Target, folder: str) -> dict[str, MatmulTiling]:
+    """The table in a cache folder, without what this version would not measure on this adapter."""
+    content = _tables_in(folder).read(_file_name(target), _key(target))
+    if content is None:
+        return {}
+    try:
+        table = _parse(content)
+    except ValueError:
+        return {}
+    return {key: tiling for key, tiling in table.items() if _is_measurable(key, tiling, target)}
+
+
+def _is_measurable(key: str, tiling: MatmulTiling, target: Target) -> bool:
+    bits = re.match(r"(\d+)-bit ", key)
+    return (
+        bits is not None
+        and replace(tiling, strips=0) in measurable_tilings()
+        and 0 <= tiling.strips < 1 << 16
+        and fits(tiling, int(bits[1][:3]) // 8, target)
+    )
 
 
 def _file_name(target: Target) -> str:
@@ -162,15 +214,35 @@ def _file_name(target: Target) -> str:
     return f"{words.strip('-')}.json"
 
 
-def _read(path: Path) -> dict[str, MatmulTiling]:
-    """A table; an empty one where there is none, or none that can be read."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return {key: MatmulTiling(**fields) for key, fields in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+def _key(target: Target) -> str:
+    return hashlib.sha256(f"{target.name} {target.backend}".encode()).hexdigest()
 
 
-def _write(path: Path, table: Tilings) -> None:
+def read_table(path: Path) -> dict[str, MatmulTiling]:
+    """A table as those in ``tunings``. Raises OSError, and ValueError for what is none."""
+    return _parse(path.read_bytes())
+
+
+def write_table(path: Path, table: Tilings) -> None:
+    """Writes a table as those in ``tunings``. Raises OSError."""
+    write_atomically(path, _text(table).encode())
+
+
+def _text(table: Tilings) -> str:
     lines = [f"{json.dumps(key)}: {json.dumps(asdict(table[key]))}" for key in sorted(table)]
-    write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _parse(content: bytes) -> dict[str, MatmulTiling]:
+    """Raises ValueError for what is no table."""
+    try:
+        data = json.loads(content)
+        table = {key: MatmulTiling(**values) for key, values in data.items()}
+    except (RecursionError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a table of tilings: {error!r}") from error
+    for tiling in table.values():
+        for field in fields(MatmulTiling):
+            kind = bool if field.name == "double_buffer" else int
+            if type(getattr(tiling, field.name)) is not kind:
+                raise ValueError(f"not a table of tilings: {tiling}")
+    return table

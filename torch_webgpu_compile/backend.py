@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import is_tensor
 from torch.utils._pytree import tree_leaves
 
-from . import devices
+from . import devices, progress
 from .autotune import tuner
 from .capture import aot, dynamo
 from .captured import CapturedGraph, Phase
@@ -17,15 +18,17 @@ from .compilation import (
     Compilation,
     compile_graph,
     device_signature_of,
+    loops_of,
     native_operators,
     signature_of,
 )
 from .compiled import CompiledGraph
 from .counters import counters
+from .determinism import switched
 from .device_graph import DeviceGraph
-from .errors import DeviceError
+from .errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .options import CompileOptions, resolve
-from .runtime.device import Device, open_device, opened_devices
+from .runtime.device import Device, open_device, opened_devices, reopened
 
 
 def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> int | None:
@@ -54,6 +57,14 @@ def device_for(options: CompileOptions) -> Device:
     return open_device(options.provider or "wgpu", adapter, options.checked)
 
 
+def _host_graph(state: Compilation, device: Device) -> CompiledGraph:
+    signature, loops = signature_of(state), loops_of(state)
+    try:
+        return CompiledGraph(state.plan, device, signature, loops)
+    except DeviceLostError:
+        return CompiledGraph(state.plan, reopened(device), signature, loops)
+
+
 Observer = Callable[[Compilation, CompiledGraph | DeviceGraph], None]
 
 
@@ -65,19 +76,32 @@ def compile_module(
 ) -> Callable[..., Any]:
     """Compiles a Dynamo graph; ``observer`` is told of every graph that comes of it."""
     index = device_index(module, example_inputs)
+    options = switched(options)  # Dynamo's guards keep it so, and AOTAutograd until the backward
     device = device_for(options) if index is None else devices.get_device(index)
 
     tune = tuner(device, options.cache) if options.autotune else None
 
+    def showing(what: str) -> AbstractContextManager[None]:
+        return progress.shown(what, lambda: device.compile_progress, options.progress)
+
     def compile_captured(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
+        with showing(captured.name):  # a backward graph may be compiled long after the others
+            return compile_shown(captured, phase)
+
+    def compile_shown(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
         cached = observer is None
-        state = compile_graph(captured, phase, device.target, options, cached, tune)
+        try:
+            state = compile_graph(captured, phase, device.target, options, cached, tune)
+        except OutOfMemoryError as error:
+            # Dynamo would wrap it in an error of its own: calls raise it instead.
+            return _raising(str(error))
         before = device.kernels_compiled
         compiled: CompiledGraph | DeviceGraph
         if index is None:
-            compiled = CompiledGraph(state.plan, device, signature_of(state))
+            compiled = _host_graph(state, device)
         else:
-            compiled = DeviceGraph(state.plan, device, index, device_signature_of(state))
+            signature = device_signature_of(state)
+            compiled = DeviceGraph(state.plan, device, index, signature, loops_of(state))
         counters.add(kernels_compiled=device.kernels_compiled - before)
         if observer is not None:
             observer(state, compiled)
@@ -90,7 +114,19 @@ def compile_module(
 
             precompiled.keep(name, compiled, options.checked)
 
-    return aot.capture(module, example_inputs, compile_captured, native_operators(), keep)
+    with showing("a graph"):
+        return aot.capture(module, example_inputs, compile_captured, native_operators(), keep)
+
+
+def _raising(text: str) -> aot.BoxedFunction:
+    """A graph that no GPU memory is large enough for."""
+
+    def call(arguments: list[Any]) -> list[Any]:
+        arguments.clear()
+        raise OutOfMemoryError(text)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def webgpu(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s*(?!File )([^\n]*))?')
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,24 @@ class Phase:
     complex_inputs: frozenset[int] = frozenset()
     complex_outputs: frozenset[int] = frozenset()
     lazy: frozenset[int] = frozenset()
+
+
+def user_source(node: torch.fx.Node) -> str:
+    """Where a node of an FX graph comes from, for a person.
+
+    ``file:line: code`` of the innermost line of user code that led to it; where all of the code is
+    PyTorch's own, as in an ``nn.Sequential`` that is compiled as it is, the module: ``0 (Linear)``;
+    "" where neither is known.
+    """
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    if frames:
+        file, line, code = frames[-1]
+        return f"{file}:{line}: {code.strip()}" if code else f"{file}:{line}"
+    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not modules:
+        return ""
+    path, kind = list(modules.values())[-1]
+    # Dynamo's name starts with the variable: L['self'].layers.0; a module may be a class's name.
+    name = path.partition("]")[2].strip(".") if path.startswith("L[") else path
+    kind = getattr(kind, "__name__", None) or str(kind).rpartition(".")[2]
+    return f"{name} ({kind})" if name else kind

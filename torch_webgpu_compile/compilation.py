@@ -10,19 +10,22 @@ plan      planning: a `Plan`
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from . import debug, fallbacks, plan_cache
-from .autotune import Tune, known_tilings
+from .autotune import Tune, tilings_for
 from .captured import CapturedGraph, Phase
 from .codegen import generate
 from .counters import counters
+from .errors import too_large
+from .ir.at_sizes import at_sizes, has_symbols
 from .ir.graph import LoopGraph, Schedule
+from .ir.nodes import outputs_of
 from .ir.text import format_graph, format_schedule
 from .ir.verify import verify_loop_graph
 from .ir.verify_schedule import verify_schedule
@@ -33,13 +36,14 @@ from .lowering.graph import lower
 from .lowering.registry import LOWERINGS
 from .options import CompileOptions
 from .plan.model import Plan
+from .plan.verify import verify_plan
 from .planner import build_plan
 from .scheduler import schedule
 from .scheduler.fusion import Fuser
 from .scheduler.in_place import share_memory
 from .scheduler.layouts import choose_layouts
 from .scheduler.order import order_groups
-from .scheduler.split import split_reductions
+from .scheduler.split import split_long_contractions, split_reductions
 from .scheduler.units import drop_unit_symbols
 from .signature import Signature
 from .target import Target
@@ -47,7 +51,14 @@ from .target import Target
 
 @dataclass
 class Compilation:
-    """The state of one graph's compilation: what the passes so far gave, by name."""
+    """The state of one graph's compilation: what the passes so far gave, by name.
+
+    Attributes:
+        results: what the passes so far gave, by name.
+        fallbacks: operators that run on the host.
+        depends_on_determinism: whether the result is another one with the other value of
+            ``options.deterministic`` or ``options.fill_empty``.
+    """
 
     captured: CapturedGraph
     phase: Phase
@@ -56,6 +67,7 @@ class Compilation:
     tune: Tune | None = None
     results: dict[str, Any] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
+    depends_on_determinism: bool = False
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -105,9 +117,20 @@ def _lower(state: Compilation) -> LoopGraph:
         report(op, dtype, source, cause)
         state.fallbacks.append(op)
 
+    def on_deterministic() -> None:
+        state.depends_on_determinism = True
+
     # A training step changes the parameters: what it computes from them serves one call only.
     unchanging = state.captured.static_inputs if state.phase.name == "inference" else frozenset()
-    return lower(state.captured, state.target, on_fallback, unchanging)
+    return lower(
+        state.captured,
+        state.target,
+        on_fallback,
+        unchanging,
+        deterministic=state.options.deterministic,
+        fill_empty=state.options.fill_empty,
+        on_deterministic=on_deterministic,
+    )
 
 
 def _schedule(state: Compilation) -> Schedule:
@@ -118,7 +141,8 @@ def _schedule(state: Compilation) -> Schedule:
 
 def _schedule_unfused(graph: LoopGraph, target: Target) -> Schedule:
     """A kernel group per node."""
-    divided = split_reductions(choose_layouts(drop_unit_symbols(graph)))
+    laid_out = choose_layouts(drop_unit_symbols(graph))
+    divided = split_reductions(split_long_contractions(laid_out, target), target)
     fuser = Fuser(divided, target)
     for node in divided.nodes:
         fuser._open(node)
@@ -126,10 +150,10 @@ def _schedule_unfused(graph: LoopGraph, target: Target) -> Schedule:
 
 
 def _generate_calls(state: Compilation, made: Schedule) -> tuple[Any, ...]:
-    if state.tune is not None:
+    if state.tune is not None and not state.options.deterministic:
         tilings = state.tune(made)
     else:
-        tilings = known_tilings(state.target, state.options.cache)
+        tilings = tilings_for(state.target, state.options)
     return generate(made, state.target, tilings)
 
 
@@ -142,7 +166,7 @@ def _prepare(state: Compilation) -> Plan | None:
 
 def _verify_preparation(plan: Plan | None) -> None:
     if plan is not None:
-        debug.verify_plan(plan)
+        verify_plan(plan)
 
 
 def _preparation_text(plan: Plan | None) -> str:
@@ -168,7 +192,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("schedule", _schedule, verify_schedule, format_schedule),
     Pass("preparation", _prepare, _verify_preparation, _preparation_text),
     Pass("wgsl", _generate, _nothing_to_verify, debug.calls_text),
-    Pass("plan", _plan, debug.verify_plan, debug.plan_text),
+    Pass("plan", _plan, verify_plan, debug.plan_text),
 )
 
 
@@ -191,31 +215,90 @@ def compile_graph(
     Raises:
         UnsupportedOp: an operator can run neither on the GPU nor on the host, or not at all under
             ``fallback="error"``.
+        OutOfMemoryError: no buffer of the GPU can hold a result.
         VerificationError: a pass gave an inconsistent result.
     """
     state = Compilation(captured, phase, target, options, tune)
     show = debug.Shower(captured.name, options)
     show("fx", lambda: debug.fx_text(captured))
+    _run(PASSES, state, show, use_cache)
+    return state
+
+
+def _run(passes: Sequence[Pass], state: Compilation, show: debug.Shower, use_cache: bool) -> None:
     key = ""
-    for step in PASSES:
+    for step in passes:
         result = step.run(state)
         step.verify(result)
         state.results[step.name] = result
         show(step.name, partial(step.text, result))
+        if step.name == "ir":
+            _refuse_large_results(result, state.target)
         if step.name == "ir" and use_cache and not show.needs_every_stage:
-            key = plan_cache.key_of(state.graph, target, options)
+            key = plan_cache.key_of(state.graph, state.target, state.options)
             if _take_cached(state, key):
                 break
     show.write_kernels(state.plan)
     if key and "schedule" in state.results:
-        plan_cache.store(key, state.plan, options.cache)
+        plan_cache.store(key, state.plan, state.options.cache)
     counters.add(plans_compiled=1)
-    return state
+
+
+def _refuse_large_results(graph: LoopGraph, target: Target) -> None:
+    """Raises OutOfMemoryError before anything is made of a graph that cannot run."""
+    for node in graph.nodes:
+        for name in outputs_of(node):
+            nbytes = graph.buffers[name].nbytes
+            known = nbytes.constant if name in graph.returned and nbytes.is_constant else 0
+            if known > target.max_buffer_nbytes:
+                # What only lays out a result is of no operator.
+                named = (origin.op for origin in node.origins if origin.op != "output")
+                raise too_large(next(named, graph.name), known, target.max_buffer_nbytes)
+
+
+@dataclass(frozen=True)
+class Loops:
+    """A lowered graph with size symbols: what is left of a compilation that can be compiled again.
+
+    Attributes:
+        graph: as lowering gave it.
+        target, options: as for `compile_graph`.
+    """
+
+    graph: LoopGraph
+    target: Target
+    options: CompileOptions
+
+    def __call__(self, sizes: Mapping[str, int]) -> Plan:
+        """The plan for these sizes, which are those of all symbols.
+
+        Raises:
+            OutOfMemoryError: no buffer of the GPU can hold a result.
+            VerificationError: a pass gave an inconsistent result.
+        """
+        name = f"{self.graph.name}_{'_'.join(map(str, sizes.values()))[:100]}"
+        nothing = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+        captured = CapturedGraph(name, nothing, frozenset())
+        state = Compilation(captured, Phase("inference"), self.target, self.options)
+
+        def sized(_: Compilation) -> LoopGraph:
+            return replace(at_sizes(self.graph, sizes), name=name)
+
+        first, *others = PASSES
+        show = debug.Shower(name, self.options)
+        _run([replace(first, run=sized), *others], state, show, use_cache=True)
+        return state.plan
+
+
+def loops_of(state: Compilation) -> Loops | None:
+    """What plans for other sizes are made of; None where there are no other sizes."""
+    graph = state.graph
+    return Loops(graph, state.target, state.options) if has_symbols(graph) else None
 
 
 def _take_cached(state: Compilation, key: str) -> bool:
     """Takes the plan from the cache if it is there: the passes in between are not needed then."""
-    found = plan_cache.load(key, state.graph.name, state.options.cache)
+    found = plan_cache.load(key, state.graph, state.options.cache)
     if found is None:
         return False
     state.results["plan"] = found

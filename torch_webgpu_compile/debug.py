@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from .captured import CapturedGraph
-from .errors import VerificationError
 from .ir.nodes import HostCall
 from .ir.text import format_node
 from .options import CompileOptions
 from .plan import serialize
-from .plan.model import CopyBuffer, Dispatch, HostBuffer, HostStep, Kernel, KernelCall, Plan
+from .plan.model import CopyBuffer, Dispatch, HostStep, Kernel, KernelCall, Plan
 
 
 def fx_text(captured: CapturedGraph) -> str:
@@ -79,55 +78,6 @@ def step_text(plan: Plan, step: Any) -> str:
             return f"host {step.target}{step.arguments} → {', '.join(step.outputs)}"
         case _:
             raise TypeError(f"not a step: {step!r}")
-
-
-def host_step_buffers(step: HostStep) -> list[str]:
-    """Names of the plan buffers that a host step reads."""
-
-    def visit(value: Any) -> list[str]:
-        if isinstance(value, tuple):
-            return [name for item in value for name in visit(item)]
-        return [value.buffer] if isinstance(value, HostBuffer) else []
-
-    return visit((step.arguments, step.keywords))
-
-
-def verify_plan(plan: Plan) -> None:
-    """Raises VerificationError when a plan names what it does not have."""
-
-    def require(condition: bool, what: str) -> None:
-        if not condition:
-            raise VerificationError(f"plan {plan.name}: {what}")
-
-    for step in plan.steps:
-        if isinstance(step, Dispatch):
-            require(0 <= step.kernel < len(plan.kernels), f"no kernel {step.kernel}")
-            kernel = plan.kernels[step.kernel]
-            require(
-                len(kernel.bindings) == len(step.bindings)
-                and kernel.parameter_count == len(step.parameters),
-                f"{kernel.name} is called with the wrong number of bindings or parameters",
-            )
-            for binding in step.bindings:
-                require(binding.buffer in plan.buffers, f"no buffer {binding.buffer}")
-    prepared = [name for name, buffer in plan.buffers.items() if buffer.role == "prepared"]
-    made: list[str | None] = []
-    if plan.preparation is not None:
-        verify_plan(plan.preparation)
-        made = [output.buffer for output in plan.preparation.outputs]
-        given = {entry.buffer for entry in plan.inputs}
-        for needed in plan.preparation.inputs:
-            require(needed.buffer in given, f"no input {needed.buffer} for its preparation")
-    for buffer in prepared:
-        require(buffer in made, f"{buffer} is not prepared")
-    names = [entry.buffer for entry in plan.inputs] + [entry.buffer for entry in plan.outputs]
-    for name in (*names, *plan.constants):
-        require(name is None or name in plan.buffers, f"no buffer {name}")
-    for output in plan.outputs:
-        if output.mutates is not None and output.buffer is not None:
-            role = plan.buffers[output.buffer].role
-            own = plan.inputs[output.mutates].buffer == output.buffer
-            require(role != "input" or own, f"{output.buffer} is another argument's memory")
 
 
 # ---- showing

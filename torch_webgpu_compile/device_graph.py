@@ -8,8 +8,10 @@ and is copied into it otherwise.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from .runtime.launcher import Launcher
 from .runtime.sized import Place
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
 from .sizes import evaluate
+from .specialized import PlanAt, Specialized
+from .static_buffers import same_layout, with_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +159,12 @@ class DeviceGraph:
         device: where.
         index: the device's number in PyTorch.
         signature: what the plan's inputs and outputs are to PyTorch; without static inputs.
+        plan_at: makes the plans for sizes at which this one cannot run; see `specialized`.
 
     Raises (when called):
         DeviceError: the GPU refused; the subclass and the message say what.
+        DeviceLostError: the device, or the one that arguments were on, was lost. After
+            ``torch.webgpu.reset_device`` new arguments are computed with on the new device.
     """
 
     _boxed_call = True
@@ -168,15 +175,25 @@ class DeviceGraph:
         device: Device,
         index: int,
         signature: Signature,
+        plan_at: PlanAt | None = None,
     ) -> None:
         self.plan = plan
         self.device = device
         self.index = index
         self.signature = signature
         self.executor = Executor(plan, device, HostCalls(plan))
+        self._lock = threading.Lock()
         self._ready: dict[Variant, _Ready] = {}
+        self.plan_at = plan_at
+        self._larger: Specialized[DeviceGraph] | None = None
+        if plan_at is not None:
+            self._larger = Specialized(plan_at, device)
         self._numbers = _Numbers(device)
+        device.add_reclaimable(self)
         self._own = devices.torch_device(index)  # comparing with it is quicker than `device.type`
+
+    def _with_plan(self, plan: Plan) -> DeviceGraph:
+        return DeviceGraph(plan, self.device, self.index, replace(self.signature, plan=plan))
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]
@@ -194,7 +211,11 @@ class DeviceGraph:
     def run_seeded(self, values: list[Any]) -> list[Any]:
         """The call on a list of arguments, the last of which are the seeds if there are any."""
         variant = self.signature.variant(values)
-        ready = self._ready.get(variant) or self._prepare(variant)
+        ready = self._ready.get(variant)
+        if ready is None:
+            if self._larger is not None and not variant.fits(self.device.target):
+                return self._larger(variant.sizes, self._with_plan).run_seeded(values)
+            ready = self._prepare(variant)
         buffers: list[Any] = ready.buffers[:]
         numbers: GpuBuffer | None = None
         for recipe, position in ready.inputs:
@@ -245,8 +266,7 @@ class DeviceGraph:
             shared = mutation.in_place and loans[id(_memory_of(buffers[kept.position]))] > 1
             if shared and values[mutation.position].device.type == devices.NAME:
                 recipe = recipes[mutation.position]
-                copy = _with_layout(values[mutation.position], recipe.strides)
-                buffers[kept.position] = storages.buffer_of(copy)
+                buffers[kept.position] = self._copied(values[mutation.position], recipe)
 
     def _kept(self, kept: _Kept, buffers: list[Any]) -> GpuBuffer:
         """The memory of a value after the call, a copy where something else needs it too."""
@@ -258,19 +278,43 @@ class DeviceGraph:
         return copy
 
     def _prepare(self, variant: Variant) -> _Ready:
+        if self.device.is_lost:
+            self._rebind()
         with self.executor.lock:
             if variant not in self._ready:
                 self._ready[variant] = _ready(self.executor, variant)
             return self._ready[variant]
 
+    def reclaim(self) -> None:
+        """Forgets what was prepared for calls, with its memory; `_prepare` does it again."""
+        self._ready.clear()
+
+    def _rebind(self) -> None:
+        """Goes on, on the device that was opened after a loss.
+
+        Raises:
+            DeviceLostError: there is none yet.
+        """
+        device = devices.get_device(self.index)
+        with self._lock:
+            if device is self.device:
+                return
+            self.executor = Executor(self.plan, device, HostCalls(self.plan))
+            self._numbers = _Numbers(device)
+            self._ready = {}
+            if self.plan_at is not None:
+                self._larger = Specialized(self.plan_at, device)
+            self.device = device
+            device.add_reclaimable(self)
+
     # ---- in
 
     def _memory(self, tensor: Tensor, recipe: UploadRecipe) -> AnyBuffer:
         """The memory of an argument, laid out as the plan expects it."""
-        if tensor.stride() != recipe.strides and not _same_layout(tensor, recipe.strides):
-            tensor = _with_layout(tensor, recipe.strides)
         if tensor.device != self._own and tensor.device.type != devices.NAME:
             return self._uploaded(tensor, recipe)
+        if tensor.stride() != recipe.strides and not same_layout(tensor, recipe.strides):
+            return self._copied(tensor, recipe)
         address = storages.data_ptr(tensor)
         buffer = storages.buffer_at(address)
         if buffer is None:
@@ -280,15 +324,38 @@ class DeviceGraph:
             return buffer
         if offset % storages.ALIGNMENT == 0 and offset > 0:
             return buffer.slice(offset)
-        return storages.buffer_of(_with_layout(tensor, recipe.strides))
+        return self._copied(tensor, recipe)
+
+    def _copied(self, tensor: Tensor, recipe: UploadRecipe) -> GpuBuffer:
+        """New memory with an argument on the device, laid out as the plan expects it."""
+        itemsize = tensor.element_size()
+        storage = storages.new_storage(recipe.offset_nbytes + recipe.nbytes, self.index)
+        start = recipe.offset_nbytes // itemsize
+        sizes: Sequence[int] = tensor.shape
+        strides = recipe.strides
+        with torch.no_grad():
+            if same_layout(tensor, strides) and storages.may_overlap(sizes, strides):
+                # No copy may write elements that share memory: all that lies there, as it is.
+                sizes, strides = (recipe.nbytes // itemsize,), (1,)
+                tensor = tensor.as_strided(sizes, strides)
+            target = storages.new_tensor(storage, tensor.dtype, sizes, strides, start, self.index)
+            target.copy_(tensor)
+        return storages.buffer_of(target)
 
     def _uploaded(self, tensor: Tensor, recipe: UploadRecipe) -> GpuBuffer:
-        if tensor.device.type != "cpu":
-            tensor = tensor.cpu()
-        if not recipe.nbytes:
+        """New memory with an argument that is on the host."""
+        nbytes, start = recipe.nbytes, recipe.offset_nbytes
+        if not nbytes:
             return self.device.allocate(0)
-        counters.add(bytes_uploaded=recipe.nbytes)
-        return self.device.upload_new((tensor.data_ptr(), recipe.nbytes))
+        tensor = with_layout(
+            tensor if tensor.device.type == "cpu" else tensor.cpu(), recipe.strides
+        )
+        counters.add(bytes_uploaded=nbytes)
+        if not start:
+            return self.device.upload_new((tensor.data_ptr(), nbytes))
+        buffer = self.device.allocate(start + nbytes)
+        self.device.upload(buffer, (tensor.data_ptr(), nbytes), start)
+        return buffer
 
     # ---- out
 
@@ -325,18 +392,3 @@ class DeviceGraph:
 
 def _memory_of(buffer: AnyBuffer) -> GpuBuffer:
     return buffer.buffer if isinstance(buffer, BufferSlice) else buffer
-
-
-def _same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
-    """Whether ``tensor`` has these strides where they matter (sizes other than 1)."""
-    sizes = tensor.shape
-    return 0 in sizes or all(
-        a == b or n == 1 for n, a, b in zip(sizes, tensor.stride(), strides, strict=True)
-    )
-
-
-def _with_layout(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """A copy of ``tensor`` with these strides, on the same device."""
-    with torch.no_grad():
-        made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-        return made.copy_(tensor)

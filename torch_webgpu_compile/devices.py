@@ -12,16 +12,19 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .errors import AdapterError
+from .errors import AdapterError, OptionError, join_pytorch
 
 if TYPE_CHECKING:
     from .runtime.device import AdapterInfo, Device
 
 NAME = "webgpu"
+
+join_pytorch(torch.OutOfMemoryError)  # whatever raises it imports this module before
 
 
 class _Ordinal(NamedTuple):
@@ -89,12 +92,19 @@ def _distinct(adapters: list[AdapterInfo]) -> list[AdapterInfo]:
 
 
 def device_count() -> int:
-    """How many GPUs there are; 0 without a usable adapter. Opens none of them."""
+    """How many GPUs there are; 0 without a usable adapter. Opens none of them.
+
+    PyTorch asks this in the middle of anything, so a setting that is not valid is only warned of
+    here; whoever uses a device gets the error.
+    """
     if _forked:
         return len(_ordinals or ())
     try:
         return len(_find())
     except AdapterError:
+        return 0
+    except OptionError as error:
+        warnings.warn(f"there is no webgpu device: {error}", RuntimeWarning, stacklevel=2)
         return 0
 
 
@@ -172,12 +182,24 @@ def get_device(index: int) -> Device:
 
     Raises:
         AdapterError: there is no such adapter, or it gives no device.
+        DeviceLostError: it was lost, and nobody has called ``torch.webgpu.reset_device`` yet.
         RuntimeError: the process was forked after a device was opened.
     """
     device = _open.get(index)
-    if device is None or device.is_closed or device.is_lost:
+    if device is None or device.is_closed:
         device = _open_device(index)
+    elif device.is_lost:
+        raise device.lost_error(f"{NAME}:{index}")
     return device
+
+
+def take_lost(index: int) -> Device | None:
+    """The device ``webgpu:index`` if it is lost; the next use of it opens a new one."""
+    with _lock:
+        device = _open.get(index)
+        if device is None or not device.find_loss():
+            return None
+        return _open.pop(index)
 
 
 def _open_device(index: int) -> Device:

@@ -62,7 +62,13 @@ class ShaderError(DeviceError):
 
 
 class OutOfMemoryError(DeviceError):
-    """The GPU could not allocate a buffer."""
+    """The GPU could not allocate a buffer. A ``torch.OutOfMemoryError``, too."""
+
+
+def join_pytorch(out_of_memory: type[RuntimeError]) -> None:
+    """Makes `OutOfMemoryError` a subclass of PyTorch's, which this module does not import."""
+    if not issubclass(OutOfMemoryError, out_of_memory):
+        OutOfMemoryError.__bases__ = (DeviceError, out_of_memory)
 
 
 class SharedMemoryError(DeviceError):
@@ -99,4 +105,24 @@ class IndexOutOfRangeError(DeviceError, IndexError):
 
 
 class DeviceLostError(DeviceError):
-    """The GPU device was lost; the process must recreate it."""
+    """The GPU device was lost, with all that was on it.
+
+    Models and tensors on the CPU go on by themselves; ``torch.webgpu.reset_device()`` makes the
+    device usable for new tensors.
+
+    Args:
+        message: for the user.
+        cause: what was reported of the loss.
+    """
+
+    def __init__(self, message: str, cause: str = "") -> None:
+        self.cause = cause
+        super().__init__(message)
+
+
+def too_large(op: str, nbytes: int, largest_nbytes: int) -> OutOfMemoryError:
+    """The error for a result that no buffer of the GPU can hold, whatever is free."""
+    return OutOfMemoryError(
+        f"{op}: a result of {nbytes:,} bytes is larger than this GPU allows ({largest_nbytes:,} "
+        "bytes in a buffer); split the tensor"
+    )

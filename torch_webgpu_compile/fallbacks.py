@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable
 
 from .errors import UnsupportedOp
+
+_PACKAGE = __name__.partition(".")[0]
+_REASON = "has no WebGPU kernel"
+_PLACE = re.compile(r"(.+?):(\d+)(?:: |$)")
 
 _warned: set[str] = set()
 _lock = threading.Lock()
@@ -30,7 +36,8 @@ def on_fallback(policy: str) -> OnFallback:
     """
 
     def report(op: str, dtype: str, source: str, cause: str) -> None:
-        reason = f"has no WebGPU kernel for {dtype} ({cause})"
+        # An eager operator's cause is often that of the graph that was made of it.
+        reason = cause if cause.startswith(_REASON) else f"{_REASON} for {dtype} ({cause})"
         if policy == "error":
             next_step = (
                 "let it run on the CPU with TORCH_WEBGPU_FALLBACK=warn or "
@@ -38,11 +45,27 @@ def on_fallback(policy: str) -> OnFallback:
             )
             raise UnsupportedOp(op, reason, next_step, source)
         if policy == "warn" and _is_first(op):
-            at = f", at {source}" if source else ""
-            message = f"{op} {reason}: it runs on the CPU at every call{at}"
-            warnings.warn(message, FallbackWarning, stacklevel=2)
+            file, line = _place(source)
+            source = source or f"{file}:{line}"
+            message = f"{op} {reason}: it runs on the CPU at every call, at {source}"
+            warnings.warn_explicit(message, FallbackWarning, file, line)
 
     return report
+
+
+def _place(source: str) -> tuple[str, int]:
+    """File and line of a ``file:line: code``; without one, of the user's code that is running."""
+    found = _PLACE.match(source)
+    if found is not None:
+        return found[1], int(found[2])
+    frame = sys._getframe()
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in ("torch", _PACKAGE)
 
 
 def _is_first(op: str) -> bool:

@@ -22,10 +22,22 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def find_overload(target: str) -> torch._ops.OpOverload:
-    """The overload with this name, e.g. ``aten.sort.stable``."""
-    namespace, name, overload = target.split(".")
-    found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    assert isinstance(found, torch._ops.OpOverload)
+    """The overload with this name, e.g. ``aten.sort.stable``. Raises ValueError for none."""
+    try:
+        namespace, name, overload = target.split(".")
+        found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except (ValueError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"there is no operator {target}") from error
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ValueError(f"{target} is no operator")
+    return found
+
+
+def _constant(name: str) -> Any:
+    """A dtype, layout or memory format of PyTorch by name."""
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+        raise ValueError(f"{name} is no dtype, layout or memory format")
     return found
 
 
@@ -68,7 +80,7 @@ class HostCalls:
             case HostConstant("device", name):
                 return torch.device(name)
             case HostConstant(_, name):
-                return getattr(torch, name.removeprefix("torch."))
+                return _constant(name)
             case Expr():
                 return evaluate(value, sizes)
             case tuple():
@@ -76,7 +88,7 @@ class HostCalls:
             case str() if value.startswith("'"):
                 return value[1:]
             case str() if value.startswith("torch."):
-                return getattr(torch, value.removeprefix("torch."))
+                return _constant(value)
             case _:
                 return value
 

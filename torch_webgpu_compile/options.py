@@ -14,6 +14,9 @@ environment                      ``options={...}``     meaning
 ``TORCH_WEBGPU_PROVIDER``        –                     wgpu or wgpudawn
 ``TORCH_WEBGPU_DEVICE``          –                     1: the device is known even beside CUDA,
                                                        0: never; see `device.autoload`
+``TORCH_WEBGPU_PROGRESS``        ``"progress"``        a compilation of more than 2 s says so on
+                                                       stderr: auto (default) on a terminal, 1
+                                                       always, 0 never
 –                                ``"fusion"``          False: one kernel per node (debugging)
 ===============================  ====================  ==========================================
 
@@ -33,6 +36,7 @@ from .errors import OptionError
 DEBUG_STAGES = ("fx", "ir", "schedule", "preparation", "wgsl", "plan")
 FALLBACK_POLICIES = ("warn", "error", "silent")
 PROVIDERS = ("wgpu", "wgpudawn")
+PROGRESS_POLICIES = ("auto", "1", "0")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -46,10 +50,15 @@ class CompileOptions:
         fallback: policy for operators that have no kernel.
         checked: keep the checks in kernels that the compiler has proved unnecessary.
         cache: folder of compiled plans, None for no cache on disk.
+        progress: whether a long compilation says how far it is: ``auto``, ``1`` or ``0``.
         fusion: fuse nodes into common kernels.
         mode: ``torch.compile``'s mode, one of `MODES`.
         adapter: part of the wanted adapter's name or its index, "" for the best one.
         provider: the WebGPU implementation, "" for the first that is installed.
+        deterministic: results are the same bits in every run.
+        fill_empty: ``torch.empty`` gives NaN and largest integers.
+
+    PyTorch has switches of its own for the last two: see `determinism`.
     """
 
     debug: frozenset[str] = frozenset()
@@ -57,10 +66,13 @@ class CompileOptions:
     fallback: str = "warn"
     checked: bool = False
     cache: str | None = None
+    progress: str = "auto"
     fusion: bool = True
     mode: str = "default"
     adapter: str = ""
     provider: str = ""
+    deterministic: bool = False
+    fill_empty: bool = False
 
     @property
     def autotune(self) -> bool:
@@ -109,6 +121,12 @@ def _provider(name: str, value: Any) -> str:
     return _choice(name, value, PROVIDERS)
 
 
+def _progress(name: str, value: Any) -> str:
+    return _choice(
+        name, str(int(value)) if isinstance(value, (bool, int)) else value, PROGRESS_POLICIES
+    )
+
+
 Parser = Callable[[str, Any], Any]
 
 _ENVIRONMENT: dict[str, tuple[str, Parser]] = {
@@ -117,6 +135,7 @@ _ENVIRONMENT: dict[str, tuple[str, Parser]] = {
     "TORCH_WEBGPU_FALLBACK": ("fallback", _fallback),
     "TORCH_WEBGPU_CHECKED": ("checked", _flag),
     "TORCH_WEBGPU_CACHE": ("cache", _cache),
+    "TORCH_WEBGPU_PROGRESS": ("progress", _progress),
     "TORCH_WEBGPU_ADAPTER": ("adapter", lambda _, value: str(value)),
     "TORCH_WEBGPU_PROVIDER": ("provider", _provider),
 }
@@ -126,6 +145,7 @@ _OPTIONS: dict[str, Parser] = {
     "fallback": _fallback,
     "checked": _flag,
     "cache": _cache,
+    "progress": _progress,
     "fusion": _flag,
 }
 

@@ -2,13 +2,16 @@
 
 The key covers everything that a plan follows from: the graph with its constants, the GPU, the
 options that change code, and the version of this package's sources. Stored plans are JSON
-(`plan.serialize`).
+(`plan.serialize`) in entries of a `CacheFolder`. One that comes from there is verified before it is
+used, in itself (`plan.verify`) and against the graph that asks for it (`plan_match`); what fails is
+compiled again. That leaves what a plan computes: the text of its kernels, their grids, parameters
+and order are only protected by the entry's checksum and the folder's permissions.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -16,14 +19,19 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from .autotune import known_tilings
-from .files import write_atomically
+from .autotune import tilings_for
+from .cache_folder import CacheFolder
+from .errors import VerificationError
 from .ir.graph import LoopGraph
 from .ir.text import format_graph
 from .options import CompileOptions
 from .plan import serialize
 from .plan.model import Plan
+from .plan.verify import verify_plan
+from .plan_match import verify_match
 from .target import Target
+
+_log = logging.getLogger(__name__)
 
 _MAX_PLANS = 64
 _memory: OrderedDict[str, Plan] = OrderedDict()
@@ -42,7 +50,7 @@ def key_of(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
 def _parts(graph: LoopGraph, target: Target, options: CompileOptions) -> Iterator[bytes]:
     yield sources_digest().encode()
     yield f"{target_text(target)} {options.fusion}".encode()
-    yield repr(sorted(known_tilings(target, options.cache).items())).encode()
+    yield repr(sorted(tilings_for(target, options).items())).encode()
     yield format_graph(replace(graph, name="graph")).encode()
     for name, data in sorted(graph.constants.items()):
         yield name.encode()
@@ -65,28 +73,51 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
-def load(key: str, name: str, folder: str | None) -> Plan | None:
-    """The plan stored under ``key``, named ``name``; None when there is none that can be read."""
+def load(key: str, graph: LoopGraph, folder: str | None) -> Plan | None:
+    """The plan of ``graph``, stored under ``key``; None when there is none, or none that is right.
+
+    The plan has the graph's name.
+    """
     with _lock:
         found = _memory.get(key)
         if found is not None:
             _memory.move_to_end(key)
     if found is None and folder is not None:
-        try:
-            data = json.loads((Path(folder) / f"{key}.json").read_text(encoding="utf-8"))
-            found = serialize.from_json(data)
-        except (OSError, ValueError):
-            return None
-        _remember(key, found)
-    return None if found is None else found.renamed(name)
+        found = _read(key, graph, folder)
+        if found is not None:
+            _remember(key, found)
+    return None if found is None else found.renamed(graph.name)
+
+
+def _read(key: str, graph: LoopGraph, folder: str) -> Plan | None:
+    text = CacheFolder(folder).read(_file_name(key), key)
+    if text is None:
+        return None
+    try:
+        plan = serialize.loads(text)
+        verify_plan(plan)
+        verify_match(plan, graph)
+    except (serialize.PlanFormatError, VerificationError) as error:
+        _log.info("the stored plan %s is compiled again: %s", key, error)
+        return None
+    return plan
 
 
 def store(key: str, plan: Plan, folder: str | None) -> None:
-    """Keeps ``plan``. A folder that cannot be written raises OSError."""
+    """Keeps ``plan``. Warns, once, about a folder that cannot be used."""
     _remember(key, plan)
     if folder is None:
         return
-    write_atomically(Path(folder) / f"{key}.json", json.dumps(serialize.to_json(plan)))
+    try:
+        text = serialize.dumps(plan)
+    except ValueError as error:
+        _log.info("plan %s stays in memory: %s", plan.name, error)
+    else:
+        CacheFolder(folder).write(_file_name(key), key, text)
+
+
+def _file_name(key: str) -> str:
+    return f"{key}.plan"
 
 
 def _remember(key: str, plan: Plan) -> None:

@@ -7,23 +7,31 @@ Only inference graphs that need nothing of AOTAutograd are kept; PyTorch compile
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
 from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
 
 from . import devices
 from .backend import device_for
 from .capture.aot import unwrapped
+from .compilation import Loops
 from .compiled import CompiledGraph
 from .device_graph import DeviceGraph
+from .host_calls import find_overload
+from .ir.parse import parse_graph
+from .ir.text import format_graph
 from .options import resolve
-from .plan import serialize
+from .plan import schema, serialize
+from .plan.model import HostStep
+from .plan.verify import verify_plan
 from .plan_cache import sources_digest, target_text
 from .runtime.device import Device
 from .signature import Signature
+from .specialized import PlanAt
 
 _FIELDS = (
     *("static_inputs", "saved", "forwarded", "counted", "seeds"),
@@ -31,33 +39,81 @@ _FIELDS = (
 )
 """Of `Signature`."""
 
+_OPTIONS = ("fusion", "deterministic", "fill_empty")
+"""Of `CompileOptions`: what decides about code."""
+
 
 @dataclass
 class Artifact(BackendCacheArtifact[Callable[..., Any]]):
     """One compiled graph, as data. PyTorch stores it by pickling.
 
+    Unpickling can run anything, so a folder of such artifacts has to be as safe as the program.
+    What is checked here is what can happen by accident: the plan has a checksum, and it and its
+    signature are verified as plans from a cache folder are, as far as they can be without a graph.
+
     Raises (when unpickled):
-        RuntimeError: it was made by another version of this package or for another GPU. PyTorch
-            then says so and compiles the function; it could not if `after_deserialization` failed.
+        RuntimeError: it was made by another version of this package or for another GPU, or it is
+            damaged. PyTorch then says so and compiles the function; it could not if
+            `after_deserialization` failed.
     """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        content = state["content"]
-        if content["package"] != sources_digest():
-            raise RuntimeError("it was compiled by another version of torch_webgpu_compile")
-        if content["target"] != target_text(_device(content).target):
-            raise RuntimeError("it was compiled for another GPU, or another version of its driver")
+        try:
+            content = state["content"]
+            if content["package"] != sources_digest():
+                raise RuntimeError("it was compiled by another version of torch_webgpu_compile")
+            if content["target"] != target_text(_device(content).target):
+                raise RuntimeError("it was compiled for another GPU, or another driver version")
+            self._signature = _signature_of(content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RuntimeError(f"it is damaged: {error!r}") from error
         self.__dict__.update(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_signature"}
 
     def after_deserialization(self) -> Callable[..., Any]:
         """The function that Dynamo's code calls."""
         content, device = self.content, _device(self.content)
-        plan = serialize.from_json(json.loads(content["plan"]))
-        signature = Signature(plan, **content["signature"])
-        index = content["device"]
+        signature = self.__dict__.pop("_signature", None) or _signature_of(content)
+        index, plan_at = content["device"], _plan_at(content, device)
         if index is None:
-            return unwrapped(CompiledGraph(plan, device, signature))
-        return unwrapped(DeviceGraph(plan, device, index, signature))
+            return unwrapped(CompiledGraph(signature.plan, device, signature, plan_at))
+        return unwrapped(DeviceGraph(signature.plan, device, index, signature, plan_at))
+
+
+def _plan_at(content: dict[str, Any], device: Device) -> PlanAt | None:
+    """Makes plans for other sizes; the graph that they are made of is read at the first."""
+
+    @cache
+    def loops() -> Loops:
+        graph = parse_graph(content["loops"], content["constants"])
+        options = replace(resolve(None, None), **content["options"])
+        return Loops(graph, device.target, options)
+
+    return (lambda sizes: loops()(sizes)) if content["loops"] else None
+
+
+def _signature_of(content: dict[str, Any]) -> Signature:
+    """The plan and its signature. Raises TypeError, ValueError or RuntimeError for others."""
+    text: str = content["plan"]
+    if content["digest"] != _digest(text, content["loops"]):
+        raise ValueError("the plan has another checksum")
+    plan = serialize.loads(text)
+    verify_plan(plan)
+    for part in (plan, plan.preparation):
+        for step in () if part is None else part.steps:
+            if isinstance(step, HostStep):
+                find_overload(step.target)
+    given = content["signature"]
+    hints = get_type_hints(Signature)
+    if set(given) != set(_FIELDS) or not all(schema.fits(given[f], hints[f]) for f in _FIELDS):
+        raise TypeError("the signature has other fields")
+    return Signature(plan, **given)
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 def keep(name: str, compiled: Any, checked: bool) -> None:
@@ -72,12 +128,21 @@ def keep(name: str, compiled: Any, checked: bool) -> None:
     """
     if not isinstance(compiled, CompiledGraph | DeviceGraph):
         return
+    text = serialize.dumps(compiled.plan).decode()
+    loops, graph, constants, options = compiled.plan_at, "", {}, {}
+    if isinstance(loops, Loops):
+        graph, constants = format_graph(loops.graph), dict(loops.graph.constants)
+        options = {field: getattr(loops.options, field) for field in _OPTIONS}
     content = {
         "package": sources_digest(),
         "target": target_text(compiled.device.target),
         "device": compiled.index if isinstance(compiled, DeviceGraph) else None,
         "checked": checked,
-        "plan": json.dumps(serialize.to_json(compiled.plan)),
+        "plan": text,
+        "digest": _digest(text, graph),
+        "loops": graph,
+        "constants": constants,
+        "options": options,
         "signature": {field: getattr(compiled.signature, field) for field in _FIELDS},
     }
     PrecompileContext.record_artifact(Artifact(name, content))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from html import escape
 from typing import Any
 
 from .backend import device_for
@@ -67,6 +68,14 @@ class KernelTotal:
     @property
     def flops_per_second(self) -> float:
         return self.flops / self.seconds if self.seconds else 0.0
+
+
+_HEADS = ("calls", "total ms", "share", "mean µs", "GB/s", "of copy", "TFLOP/s", "of peak")
+_EMPTY = (
+    "No kernel ran on the GPU meanwhile. A model on CPU tensors uses the GPU only when it is "
+    'compiled, model = torch.compile(model, backend="webgpu"), and called inside of profile(); '
+    'other models and their inputs have to be moved with .to("webgpu").'
+)
 
 
 class Profile:
@@ -138,29 +147,54 @@ class Profile:
             json.dump(trace, file)
 
     def __str__(self) -> str:
-        lines = [
-            f"{name}: a copy reaches {found.bytes_per_second / 1e9:.4g} GB/s, "
-            f"f32 arithmetic {found.flops_per_second / 1e12:.3g} TFLOP/s"
-            for name, found in zip(self.names, self.limits, strict=True)
-        ]
-        heads = ("calls", "total ms", "share", "mean µs", "GB/s", "of copy", "TFLOP/s", "of peak")
-        lines += ["", f"{'kernel':44}" + "".join(f"{head:>10}" for head in heads) + "  source"]
-        best = max(self.limits, key=lambda found: found.bytes_per_second)
-        for total in self.kernels:
-            cells = (
-                str(total.calls),
-                f"{total.seconds * 1e3:.3f}",
-                f"{total.seconds / max(self.seconds, 1e-12):.1%}",
-                f"{total.seconds / total.calls * 1e6:.1f}",
-                f"{total.bytes_per_second / 1e9:.4g}",
-                f"{total.bytes_per_second / best.bytes_per_second:.0%}",
-                f"{total.flops_per_second / 1e12:.3g}",
-                f"{total.flops_per_second / best.flops_per_second:.0%}",
-            )
+        lines = [*self._limit_lines(), ""]
+        if not self.runs:
+            return "\n".join([*lines, _EMPTY])
+        lines.append(f"{'kernel':44}" + "".join(f"{head:>10}" for head in _HEADS) + "  source")
+        for total, cells in self._rows():
             row = "".join(f"{cell:>10}" for cell in cells)
             lines.append(f"{total.name[:43]:44}{row}  {total.source}")
         lines.append(f"{'all':44}{len(self.runs):>10}{self.seconds * 1e3:>10.3f}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the table."""
+        limits = "<br>".join(map(escape, self._limit_lines()))
+        if not self.runs:
+            return f"<p>{limits}</p><p>{escape(_EMPTY)}</p>"
+        rows = [f"<th>{escape(head)}</th>" for head in ("kernel", *_HEADS, "source")]
+        lines = ["".join(rows)]
+        for total, cells in self._rows():
+            row = (total.name, *cells, total.source)
+            lines.append("".join(f"<td>{escape(cell)}</td>" for cell in row))
+        table = "".join(f"<tr>{line}</tr>" for line in lines)
+        total_ms = f"{len(self.runs)} dispatches, {self.seconds * 1e3:.3f} ms"
+        return f"<p>{limits}</p><table>{table}</table><p>{total_ms}</p>"
+
+    def _limit_lines(self) -> list[str]:
+        return [
+            f"{name}: a copy reaches {found.bytes_per_second / 1e9:.4g} GB/s, "
+            f"f32 arithmetic {found.flops_per_second / 1e12:.3g} TFLOP/s"
+            for name, found in zip(self.names, self.limits, strict=True)
+        ]
+
+    def _rows(self) -> Iterator[tuple[KernelTotal, tuple[str, ...]]]:
+        """Each kernel with the cells under `_HEADS`."""
+        best = max(self.limits, key=lambda found: found.bytes_per_second)
+        for total in self.kernels:
+            yield (
+                total,
+                (
+                    str(total.calls),
+                    f"{total.seconds * 1e3:.3f}",
+                    f"{total.seconds / max(self.seconds, 1e-12):.1%}",
+                    f"{total.seconds / total.calls * 1e6:.1f}",
+                    f"{total.bytes_per_second / 1e9:.4g}",
+                    f"{total.bytes_per_second / best.bytes_per_second:.0%}",
+                    f"{total.flops_per_second / 1e12:.3g}",
+                    f"{total.flops_per_second / best.flops_per_second:.0%}",
+                ),
+            )
 
 
 def _read_torch_trace(path: str | os.PathLike[str]) -> tuple[dict[str, Any], float]:

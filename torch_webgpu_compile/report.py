@@ -123,6 +123,12 @@ class Report:
 
         Path(path).write_text(page(self), encoding="utf-8")
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page, in a frame of its own."""
+        from .report_html import frame
+
+        return frame(self)
+
     def __str__(self) -> str:
         lines = []
         for graph in self.graphs:
@@ -281,7 +287,7 @@ def _steps(plan: Plan, number: Callable[[Expr], int]) -> tuple[KernelReport | Ho
                 )
             )
         elif isinstance(step, HostStep):
-            reads = _names(debug.host_step_buffers(step))
+            reads = _names(step.reads)
             steps.append(HostReport(step.target, step.source, reads, step.outputs))
     return tuple(steps)
 

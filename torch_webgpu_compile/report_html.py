@@ -65,6 +65,14 @@ def page(report: Report) -> str:
     )
 
 
+def frame(report: Report) -> str:
+    """The document as an element of another one, with which it shares no style and no names."""
+    return (
+        f'<iframe srcdoc="{escape(page(report))}" sandbox '
+        'style="width: 100%; height: 40em; border: 0"></iframe>'
+    )
+
+
 def _graph(number: int, graph: GraphReport) -> str:
     parts = [
         f"<h2>{escape(graph.name)}: {dispatches_of(graph)}</h2>",

@@ -12,12 +12,20 @@ from typing import Any
 
 import torch
 
-from .debug import host_step_buffers
 from .host_calls import torch_dtype
-from .plan.model import Dispatch, HostStep, Plan, PlanBuffer, PlanOutput
+from .plan.model import (
+    Binding,
+    Dispatch,
+    HostStep,
+    Plan,
+    PlanBuffer,
+    PlanOutput,
+    bound_nbytes,
+)
 from .size_sources import SizeSource, size_sources
-from .sizes import evaluate
+from .sizes import Expr, evaluate
 from .static_buffers import span
+from .target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,20 @@ class InputEntry:
     position: int
     buffer: str
     static: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StaticRecipe:
+    """A static argument: ``nbytes`` laid out with ``strides`` (in elements).
+
+    ``counted``: how often its version is incremented before each call for what the call changes.
+    """
+
+    position: int
+    buffer: str
+    strides: tuple[int, ...]
+    nbytes: int
+    counted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +116,8 @@ class Variant:
 
     Attributes:
         sizes: values of the plan's size symbols.
-        static: the static inputs with their strides, without the next ones.
-        states: static inputs that the graph changes, with the version increments before each call.
+        static: the static inputs without the next ones; one object for variants with equal ones.
+        states: static inputs that the graph changes; one object in the same way.
         uploads: the other tensor inputs.
         constants: results that are not tensors; None in place of a tensor.
         tensors, mutations: tensors to make and to change.
@@ -103,11 +125,13 @@ class Variant:
         saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
         may_be_resident: whether an upload may be a tensor kept on the GPU by a forward graph.
         rebinds: whether memory may differ from call to call although no static input changed.
+        bound_nbytes: the most that one binding has to reach of a buffer whose size is a symbol.
+        iterations: the most that an invocation's loops make (`Dispatch.iterations`).
     """
 
     sizes: dict[str, int]
-    static: tuple[tuple[InputEntry, tuple[int, ...]], ...]
-    states: tuple[tuple[InputEntry, tuple[int, ...], int], ...]
+    static: tuple[StaticRecipe, ...]
+    states: tuple[StaticRecipe, ...]
     uploads: tuple[UploadRecipe, ...]
     constants: tuple[Any, ...]
     tensors: tuple[TensorRecipe, ...]
@@ -117,6 +141,13 @@ class Variant:
     updated_buffers: tuple[tuple[str, int], ...]
     may_be_resident: bool
     rebinds: bool
+    bound_nbytes: int
+    iterations: int
+
+    def fits(self, target: Target) -> bool:
+        """Whether the plan can run at these sizes; else it needs to be `specialized`."""
+        most = target.max_loop_iterations or self.iterations
+        return self.bound_nbytes <= target.max_binding_nbytes and self.iterations <= most
 
 
 @dataclass(eq=False)
@@ -154,6 +185,9 @@ class Signature:
     constant: tuple[InputEntry, ...] = field(init=False)
     _sources: tuple[SizeSource, ...] = field(init=False)
     _variants: dict[tuple[int, ...], Variant] = field(init=False)
+    _symbolic: frozenset[Binding] = field(init=False)
+    _recipes: dict[tuple[StaticRecipe, ...], tuple[StaticRecipe, ...]] = field(init=False)
+    _loops: frozenset[Expr] = field(init=False)
 
     def __post_init__(self) -> None:
         used = _buffers_read(self.plan)
@@ -166,6 +200,15 @@ class Signature:
         self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
         self._sources = size_sources(self.plan, self.complex_inputs)
         self._variants = {}
+        self._symbolic = frozenset(
+            binding
+            for step in self.plan.steps
+            if isinstance(step, Dispatch)
+            for binding in step.bindings
+            if not self.plan.buffers[binding.buffer].nbytes.is_constant
+        )
+        self._recipes = {}
+        self._loops = frozenset(s.iterations for s in self.plan.steps if isinstance(s, Dispatch))
 
     def variant(self, values: Sequence[Any]) -> Variant:
         """The signature for these arguments."""
@@ -201,16 +244,19 @@ class Signature:
 
     def _resolve(self, sizes: dict[str, int]) -> Variant:
         buffers = self.plan.buffers
-        static, states, uploads = [], [], []
+        static: list[StaticRecipe] = []
+        states: list[StaticRecipe] = []
+        uploads: list[UploadRecipe] = []
         for entry in self.inputs:
             shape, strides = _layout(buffers[entry.buffer], sizes)
             nbytes = span(shape, strides) * buffers[entry.buffer].dtype.itemsize
             if entry.position in self.complex_inputs:
                 strides = _of_complex((shape, strides, 0))[1]
-            if entry in self.constant:
-                static.append((entry, strides))
-            elif entry.static:
-                states.append((entry, strides, int(entry.position in self.counted)))
+            if entry.static:
+                is_constant = entry in self.constant
+                counted = int(not is_constant and entry.position in self.counted)
+                recipe = StaticRecipe(entry.position, entry.buffer, strides, nbytes, counted)
+                (static if is_constant else states).append(recipe)
             else:
                 buffer = buffers[entry.buffer]
                 itemsize = buffer.dtype.itemsize
@@ -227,8 +273,8 @@ class Signature:
         updated = dict.fromkeys(m.buffer for m in mutations if m.keep)
         return Variant(
             sizes=sizes,
-            static=tuple(static),
-            states=tuple(states),
+            static=self._recipes.setdefault(tuple(static), tuple(static)),
+            states=self._recipes.setdefault(tuple(states), tuple(states)),
             uploads=tuple(uploads),
             constants=tuple(_constant(output, sizes) for output in returned),
             tensors=tensors,
@@ -238,6 +284,11 @@ class Signature:
             updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
             may_be_resident=self.backward,
             rebinds=bool(kept or updated or states or self.backward),
+            bound_nbytes=max(
+                (bound_nbytes(where, buffers[where.buffer], sizes) for where in self._symbolic),
+                default=0,
+            ),
+            iterations=max((evaluate(loops, sizes) for loops in self._loops), default=0),
         )
 
     def _tensors(
@@ -370,7 +421,7 @@ def _buffers_read(plan: Plan) -> set[str]:
             case Dispatch():
                 used.update(binding.buffer for binding in step.bindings)
             case HostStep():
-                used.update(host_step_buffers(step))
+                used.update(step.reads)
             case _:
                 used.update((step.source, step.destination))
     return used

@@ -1,48 +1,36 @@
 """GPU copies of parameters and buffers that live on the CPU.
 
-A copy is made once and again only after the tensor has changed. A change is noticed by the tensor's
-version counter or its address: in-place operators, optimizers, ``load_state_dict`` and assignments
-to ``.data`` are seen. In-place operators on ``.data`` and on NumPy views do not count versions (a
-property of PyTorch); call `invalidate` after those.
+A copy is made once and again only after the memory behind the tensor has changed. PyTorch counts
+in-place operators and whatever else goes through its dispatcher (the tensor's version). It does not
+count fused optimizers, operators on ``.data``, collectives, what other processes do to shared
+memory, and NumPy: these are noticed by a few words of each tensor that are compared at each call
+(`fingerprints`). One such change makes all tensors of that kind in a graph suspect (trained ones,
+frozen ones, buffers), as an optimizer leaves most rows of an embedding as they were; they are all
+copied again. Fused optimizers are watched besides (`invalidation`). What may go unseen is an
+uncounted change of a few elements.
+
+Copies belong to storages, not to tensors: tensors that share memory share its copy, and nothing is
+attached to a tensor that ``torch.utils.swap_tensors`` would refuse.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from . import fingerprints
 from .counters import counters
+from .errors import DeviceError
 from .runtime.device import Device, GpuBuffer
+from .static_copies import Copy, data_ptr
 
-data_ptr: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
-_get_version: Callable[[Tensor], int] = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]
-
-_UNVERSIONED = -1
-
-
-def version(tensor: Tensor) -> int:
-    """The tensor's version counter; -1 for an inference tensor, which has none."""
-    try:
-        return _get_version(tensor)
-    except RuntimeError:
-        return _UNVERSIONED
-
-
-def state_of(tensors: Sequence[Tensor]) -> Any:
-    """Equal to an earlier result only if the tensors hold what they held then.
-
-    That is while all of those tensors live: an address may be used again. None when it cannot be
-    known, as for inference tensors.
-    """
-    try:
-        return (*map(data_ptr, tensors), *map(_get_version, tensors))
-    except RuntimeError:
-        return None
+_storage_of: Callable[[Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
 
 
 def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
@@ -54,9 +42,11 @@ def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
 
 def same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
     """Whether ``tensor`` has these strides where they matter (sizes other than 1)."""
-    own = tensor.stride()
-    return own == strides or all(
-        a == b or n <= 1 for n, a, b in zip(tensor.shape, own, strides, strict=True)
+    own, sizes = tensor.stride(), tensor.shape
+    return (
+        own == strides
+        or 0 in sizes
+        or all(a == b or n == 1 for n, a, b in zip(sizes, own, strides, strict=True))
     )
 
 
@@ -72,105 +62,149 @@ class User(Protocol):
     """Holds on to buffers of a `StaticBuffers`."""
 
     def forget(self) -> None:
-        """Called when a tensor has died, from anywhere: must not block."""
+        """Called when a storage has died, from anywhere: must not block."""
 
 
-class _Entry:
-    __slots__ = ("address", "buffer", "reference", "version")
+_View = tuple[Any, ...]
 
-    def __init__(
-        self, reference: weakref.ref[Tensor], buffer: GpuBuffer, address: int, version: int
-    ) -> None:
+
+class _Storage:
+    """The copies of a storage, by view.
+
+    Attributes:
+        nbytes: of all of them.
+        most: when there are more than so many bytes, all are dropped: a weight may be wanted in
+            several layouts, but windows that move through a buffer are another matter.
+    """
+
+    __slots__ = ("copies", "most", "nbytes", "reference")
+
+    def __init__(self, reference: weakref.ref[torch.UntypedStorage], nbytes: int) -> None:
         self.reference = reference
-        self.buffer = buffer
-        self.address = address
-        self.version = version
+        self.copies: dict[_View, Copy] = {}
+        self.nbytes = 0
+        self.most = 4 * max(nbytes, 1 << 18)
 
 
-Key = tuple[int, tuple[int, ...]]
+_generations = itertools.count()
 
 
 class StaticBuffers:
-    """The copies on one device. Use `static_buffers`."""
+    """The copies on one device. Use `static_buffers`.
+
+    Attributes:
+        lock: held while copies are looked up, made and changed.
+        generation: another one after copies were dropped.
+        invalidation: another one after tensors have to be copied again.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._entries: dict[Key, _Entry] = {}
+        self._storages: dict[int, _Storage] = {}
         self._users: tuple[weakref.ref[User], ...] = ()
-        self._lock = threading.RLock()
+        self.generation = self.invalidation = next(_generations)
+        self.lock = threading.RLock()
+        device.add_reclaimable(self)
+        device.add_holder(self)
+
+    def held(self) -> tuple[str, int]:
+        """The copies."""
+        storages = tuple(self._storages.values())
+        return "copies of CPU parameters", sum(storage.nbytes for storage in storages)
 
     def add_user(self, user: User) -> None:
-        """``user.forget`` will be called (while it is alive) when a tensor dies."""
-        with self._lock:
+        """``user.forget`` will be called (while it is alive) when a storage dies."""
+        with self.lock:
             alive = tuple(reference for reference in self._users if reference() is not None)
             self._users = (*alive, weakref.ref(user))
 
-    def get(self, tensor: Tensor, strides: tuple[int, ...], counted: int = 0) -> GpuBuffer:
-        """An up-to-date copy, laid out with ``strides`` (in elements).
+    def copy_of(self, tensor: Tensor, strides: tuple[int, ...]) -> Copy:
+        """The copy that is laid out with ``strides`` (in elements), perhaps to be filled first."""
+        storage = self._storage(_storage_of(tensor))
+        sizes, own = tensor.shape, tensor.stride()
+        itemsize = tensor.element_size()
+        view = (tensor.storage_offset(), sizes, own, itemsize, strides)
+        copy = storage.copies.get(view)
+        if copy is None:
+            nbytes = span(sizes, strides) * itemsize
+            storage.nbytes += nbytes
+            if storage.copies and storage.nbytes > storage.most:
+                storage.copies.clear()
+                storage.nbytes = nbytes
+                self._forget()
+            copy = storage.copies[view] = Copy(self._device.allocate(nbytes))
+        address = data_ptr(tensor)
+        if copy.address != address:
+            if copy.address != -1:  # resized: who looks at the old address has to take it again
+                self.generation = next(_generations)
+            copy.address, copy.version = address, None
+            copy.words = fingerprints.positions(address, sizes, own, itemsize)
+        return copy
 
-        ``counted`` version increments since the last use are known not to be changes.
+    def _storage(self, storage: torch.UntypedStorage) -> _Storage:
+        key = id(storage)
+        found = self._storages.get(key)
+        if found is None or found.reference() is not storage:
+            itself = weakref.ref(self)
+
+            def died(reference: weakref.ref[torch.UntypedStorage]) -> None:
+                owner = itself()
+                if owner is not None:
+                    owner._drop(key, reference)
+
+            found = self._storages[key] = _Storage(weakref.ref(storage, died), storage.nbytes())
+        return found
+
+    def invalidate(self, tensors: Iterable[Tensor] | None = None) -> None:
+        """Makes the next use copy these tensors, and what shares memory with them, again.
+
+        None: every tensor.
         """
-        key = (id(tensor), strides)
-        address, now = data_ptr(tensor), version(tensor)
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None and entry.reference() is not tensor:
-                entry = None
-            if entry is None:
-                nbytes = span(tensor.shape, strides) * tensor.element_size()
-                buffer = self._device.allocate(nbytes)
-                self._upload(tensor, strides, buffer)
-                self._store(key, tensor, buffer, address, now)
-                return buffer
-            expected = entry.version + counted
-            if entry.version == _UNVERSIONED or expected != now or entry.address != address:
-                # The same memory again: commands already submitted were ordered before the upload.
-                self._upload(tensor, strides, entry.buffer)
-                entry.address = address
-            entry.version = now
-            return entry.buffer
+        with self.lock:
+            if tensors is None:
+                found = list(self._storages.values())
+            else:
+                keys = {id(_storage_of(tensor)) for tensor in tensors}
+                found = [self._storages[key] for key in keys if key in self._storages]
+            for storage in found:
+                for copy in storage.copies.values():
+                    copy.version = None
+            self.invalidation = next(_generations)
 
-    def replace(self, tensor: Tensor, strides: tuple[int, ...], buffer: GpuBuffer) -> None:
-        """``buffer`` is known to hold what ``tensor`` holds now."""
-        with self._lock:
-            key = (id(tensor), strides)
-            self._store(key, tensor, buffer, data_ptr(tensor), version(tensor))
+    def reclaim(self) -> None:
+        """Lets go of all copies (`Device.empty_cache`); what a call under way uses stays."""
+        if self.lock.acquire(blocking=False):  # else another thread is making some
+            try:
+                self._storages.clear()
+                self._forget()
+            finally:
+                self.lock.release()
 
-    def invalidate(self, tensor: Tensor | None = None) -> None:
-        """Makes the next use copy ``tensor`` (None: every tensor) again."""
-        with self._lock:
-            for (identity, _), entry in list(self._entries.items()):
-                if tensor is None or identity == id(tensor):
-                    entry.version = _UNVERSIONED
-            self._forget()
-
-    def _store(self, key: Key, tensor: Tensor, buffer: GpuBuffer, address: int, now: int) -> None:
-        itself = weakref.ref(self)
-
-        def died(reference: weakref.ref[Tensor]) -> None:
-            owner = itself()
-            if owner is not None:
-                owner._drop(key, reference)
-
-        self._entries[key] = _Entry(weakref.ref(tensor, died), buffer, address, now)
-
-    def _drop(self, key: Key, reference: weakref.ref[Tensor]) -> None:
+    def _drop(self, key: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
         # Runs in the middle of anything: no lock, only atomic operations.
-        entry = self._entries.get(key)
-        if entry is not None and entry.reference is reference:
-            self._entries.pop(key, None)
+        storage = self._storages.get(key)
+        if storage is not None and storage.reference is reference:
+            self._storages.pop(key, None)
             self._forget()
 
     def _forget(self) -> None:
+        self.generation = next(_generations)
         for reference in self._users:
             user = reference()
             if user is not None:
                 user.forget()
 
-    def _upload(self, tensor: Tensor, strides: tuple[int, ...], buffer: GpuBuffer) -> None:
+    def upload(self, tensor: Tensor, strides: tuple[int, ...], buffer: GpuBuffer) -> None:
+        """Fills a copy."""
         source = with_layout(tensor, strides)
         nbytes = span(source.shape, source.stride()) * source.element_size()
-        self._device.upload(buffer, (data_ptr(source), nbytes))
+        address = data_ptr(source)
+        if nbytes and not address:
+            raise DeviceError(
+                f"a parameter of shape {tuple(tensor.shape)} has no memory: its storage was "
+                "resized to 0 bytes (as FSDP does between uses); restore it before the call"
+            )
+        self._device.upload(buffer, (address, nbytes))
         counters.add(bytes_uploaded=nbytes)
 
 
@@ -187,12 +221,15 @@ def static_buffers(device: Device) -> StaticBuffers:
         return found
 
 
-def invalidate(tensor: Tensor | None = None) -> None:
-    """Makes the next use of ``tensor`` (None: of every tensor) copy it to the GPU again.
+def drop(device: Device) -> None:
+    """Forgets the copies on a lost device."""
+    with _lock:
+        _by_device.pop(device, None)
 
-    Needed only after a change that PyTorch does not count, as through ``tensor.data`` or NumPy.
-    """
+
+def invalidate(tensors: list[Tensor] | None) -> None:
+    """`StaticBuffers.invalidate` on every device."""
     with _lock:
         stores = list(_by_device.values())
     for store in stores:
-        store.invalidate(tensor)
+        store.invalidate(tensors)

@@ -8,9 +8,10 @@ in-place operation on all of a storage computes into new memory and swaps it in.
 
 from __future__ import annotations
 
-import threading
+import itertools
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor
 from . import devices
 from .dlpack import empty_tensor
 from .errors import DeviceError
-from .runtime.device import GpuBuffer
+from .runtime.buffers import LostBuffer
+from .runtime.device import Device, GpuBuffer
 
 # The largest buffer that any provider allows is 2^40 bytes. 2^22 tensors fit below the sign bit.
 _SLOT_BITS = 41
@@ -36,25 +38,22 @@ _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxe
 _alias = torch.ops.aten.alias.default._handle.redispatch_boxed
 data_ptr = torch._C.TensorBase.data_ptr
 
-_buffers: list[GpuBuffer | None] = [None]
-_free: list[int] = []
-_references: dict[int, _Reference] = {}
-_growing = threading.Lock()
+_SLOTS = 1 << 22
+_slots = itertools.cycle(range(1, _SLOTS))
 
 
 class _Reference(weakref.ref[torch.UntypedStorage]):
-    """Frees the slot of a storage that has died."""
+    """A storage that is in use, and its memory.
 
-    __slots__ = ("slot",)
-    slot: int
+    When the storage dies, C code takes this out of the table: Ctrl-C in a callback of Python code
+    would be swallowed, and the memory be lost.
+    """
+
+    __slots__ = ("buffer",)
+    buffer: GpuBuffer
 
 
-def _died(reference: _Reference) -> None:
-    slot = reference.slot
-    if _references.get(slot) is reference:
-        del _references[slot]
-        _buffers[slot] = None
-        _free.append(slot)
+_references: dict[int, _Reference] = {}
 
 
 def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> torch.UntypedStorage:
@@ -68,16 +67,12 @@ def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> tor
     """
     if buffer is None:
         buffer = devices.get_device(index).allocate(nbytes)
-    try:
-        slot = _free.pop()
-        _buffers[slot] = buffer
-    except IndexError:
-        with _growing:
-            slot = len(_buffers)
-            _buffers.append(buffer)
+    slot = next(_slots)
+    while slot in _references:
+        slot = next(_slots)
     storage: Any = _construct_storage(slot << _SLOT_BITS, devices.torch_device(index), nbytes)
-    reference = _Reference(storage, _died)
-    reference.slot = slot
+    reference = _Reference(storage, partial(_references.pop, slot))
+    reference.buffer = buffer
     _references[slot] = reference
     return storage  # type: ignore[no-any-return]
 
@@ -121,20 +116,21 @@ def buffer_of(tensor: Tensor) -> GpuBuffer:
     Raises:
         DeviceError: the storage is empty, or has been freed although a tensor still refers to it.
     """
-    buffer = _buffers[data_ptr(tensor) >> _SLOT_BITS]
-    if buffer is None:
-        buffer = _buffers[tensor.untyped_storage().data_ptr() >> _SLOT_BITS]
-    if buffer is None:
+    reference = _references.get(data_ptr(tensor) >> _SLOT_BITS)
+    if reference is None:
+        reference = _references.get(tensor.untyped_storage().data_ptr() >> _SLOT_BITS)
+    if reference is None:
         raise DeviceError(
             f"a webgpu tensor of shape {tuple(tensor.shape)} has no GPU memory: its storage was "
             "freed while something outside of PyTorch kept its address; keep the tensor alive"
         )
-    return buffer
+    return reference.buffer
 
 
 def buffer_at(address: int) -> GpuBuffer | None:
     """The memory of the storage that an address points into; None for an empty tensor's."""
-    return _buffers[address >> _SLOT_BITS]
+    reference = _references.get(address >> _SLOT_BITS)
+    return None if reference is None else reference.buffer
 
 
 def offset_at(address: int) -> int:
@@ -143,10 +139,26 @@ def offset_at(address: int) -> int:
 
 
 def replace(tensor: Tensor, buffer: GpuBuffer) -> None:
-    """Gives the storage of ``tensor`` other memory, which holds at least as many bytes."""
+    """Gives the storage of ``tensor`` other memory, which holds at least as many bytes.
+
+    Raises:
+        DeviceLostError: the tensor was lost with its device, so that its other uses raise, too.
+    """
     slot = tensor.untyped_storage().data_ptr() >> _SLOT_BITS
-    if slot:
-        _buffers[slot] = buffer
+    reference = _references.get(slot)
+    if reference is not None:
+        if type(lost := reference.buffer) is LostBuffer:
+            raise lost.error()
+        reference.buffer = buffer
+
+
+def lose(device: Device, index: int) -> None:
+    """Makes every use of the tensors on a lost device raise DeviceLostError; frees their memory."""
+    error = device.lost_error(f"a tensor was on {devices.NAME}:{index}")
+    lost = LostBuffer(str(error), error.cause)
+    for reference in list(_references.values()):
+        if device.owns(reference.buffer):
+            reference.buffer = lost
 
 
 def storage_address(address: int) -> int:
@@ -165,6 +177,17 @@ def is_dense(tensor: Tensor) -> bool:
                 return False
             step *= size
     return True
+
+
+def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether several elements may be at one place; False only if none are, as NumPy's bounds."""
+    length = 1
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1:
+            if stride < length:
+                return True
+            length += stride * (size - 1)
+    return False
 
 
 def fills_storage(tensor: Tensor) -> bool:

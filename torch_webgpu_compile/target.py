@@ -24,6 +24,8 @@ class Target:
         max_workgroup_nbytes: workgroup memory, bytes.
         max_grid: workgroups per grid dimension.
         offset_alignment: alignment of a storage binding's offset, bytes.
+        max_loop_iterations: iterations of all loops of one invocation together, after which the
+            driver ends every loop without an error; 0 where there is no such limit.
         subgroup_sizes: smallest and largest subgroup size, (0, 0) without subgroups.
     """
 
@@ -40,6 +42,12 @@ class Target:
     max_grid: int = 65535
     offset_alignment: int = 256
     subgroup_sizes: tuple[int, int] = (0, 0)
+    max_loop_iterations: int = 0
+
+    @property
+    def window_nbytes(self) -> int:
+        """The part of a larger buffer that one binding reaches: it may start where another ends."""
+        return self.max_binding_nbytes // 256 * 256
 
     @property
     def subgroup_size(self) -> int:

@@ -113,14 +113,55 @@ def test_a_fallback_warns_once_and_is_counted():
 
     fallbacks.reset_warnings()
     x = torch.randn(4, 4)
-    with pytest.warns(torch_webgpu_compile.FallbackWarning, match=r"eigh.*test_compiled_options"):
+    with pytest.warns(
+        torch_webgpu_compile.FallbackWarning, match=r"eigh.*test_compiled_options"
+    ) as w:
         got = compiled(unsupported)(x)
+    assert (w[0].filename, w[0].lineno) == (__file__, unsupported.__code__.co_firstlineno + 1)
     torch.testing.assert_close(got, unsupported(x), atol=1e-4, rtol=1e-4)
     assert sum(counters.fallbacks.values()) == 1
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compiled(unsupported)(x)
+
+
+def test_a_fallback_of_an_eager_call_warns_once_at_its_line():
+    from torch_webgpu_compile import fallbacks
+    from torch_webgpu_compile.device import dispatch
+
+    fallbacks.reset_warnings()
+    dispatch.forget()
+    x = torch.randn(4, 4)
+    with pytest.warns(torch_webgpu_compile.FallbackWarning) as w:
+        unsupported(x.to("webgpu"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unsupported(x.to("webgpu", torch.float64))
+    (warning,) = w
+    assert str(warning.message).count("has no WebGPU kernel") == 1
+    assert (warning.filename, warning.lineno) == (
+        __file__,
+        unsupported.__code__.co_firstlineno + 1,
+    )
+
+
+def test_a_misspelt_environment_value_is_one_clear_error(monkeypatch):
+    monkeypatch.setenv("TORCH_WEBGPU_FALLBACK", "wran")
+    with pytest.raises(OptionError, match=r"TORCH_WEBGPU_FALLBACK='wran'.*warn, error, silent"):
+        torch_webgpu_compile.explain(torch.sin, torch.ones(3))
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"OptionError.*'wran'"):
+        compiled(torch.sin)(torch.ones(3))
+
+
+def test_other_programs_are_only_warned_of_a_misspelt_environment_value(monkeypatch):
+    """PyTorch asks for accelerators in the middle of anything."""
+    from torch_webgpu_compile import devices
+
+    monkeypatch.setenv("TORCH_WEBGPU_FALLBACK", "wran")
+    monkeypatch.setattr(devices, "_ordinals", None)
+    with pytest.warns(RuntimeWarning, match="no webgpu device: TORCH_WEBGPU_FALLBACK"):
+        assert torch.webgpu.device_count() == 0
 
 
 def test_a_fallback_can_be_an_error():

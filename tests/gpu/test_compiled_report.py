@@ -64,6 +64,36 @@ def test_explain_training():
     assert {graph.phase for graph in report.graphs} == {"forward", "backward"}
 
 
+def test_every_kernel_of_a_training_step_names_its_origin():
+    """A line of the user's code, or the module where all of the code is PyTorch's own."""
+    net, x = model(), torch.randn(3, 16)
+
+    def step(x):
+        net(x).sum().backward()
+
+    lines = torch_webgpu_compile.explain(step, x)
+    assert all("net(x).sum().backward()" in k.sources[-1] for k in lines.kernels if k.flops)
+    modules = torch_webgpu_compile.explain(net, x)
+    found = {source for kernel in modules.kernels for source in kernel.sources}
+    assert found == {"0 (Linear)", "1 (GELU)", "2 (LayerNorm)", "3 (Linear)"}
+    assert "3 (Linear)" in str(modules)
+
+
+def test_notebooks_show_a_report_in_a_frame():
+    report = torch_webgpu_compile.explain(lambda x: x.sin() + 1, torch.randn(3))
+    shown = report._repr_html_()
+    assert shown.startswith("<iframe")
+    assert shown.count("<iframe") == 1
+    assert "<script" not in shown
+    assert report.kernels[0].name in shown
+
+
+def test_completion_offers_the_public_names():
+    names = [name for name in dir(torch_webgpu_compile) if not name.startswith("_")]
+    assert names == sorted(torch_webgpu_compile.__all__)
+    assert all(getattr(torch_webgpu_compile, name).__doc__ for name in names)
+
+
 def test_explain_lists_graph_breaks_and_fallbacks():
     def f(x):
         y = x @ x.t()

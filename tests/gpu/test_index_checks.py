@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -188,9 +189,11 @@ def test_no_wait_and_no_submit_is_added() -> None:
 def test_a_large_download_takes_the_status_along() -> None:
     x = torch.ones(1 << 21, device=DEVICE)  # 8 MiB: several staging buffers, filled to the end
     y = x.index_select(0, torch.tensor([1 << 21]).to(DEVICE))
+    found = torch.zeros(1 << 21)
     with pytest.raises(IndexOutOfRangeError):
-        x.cpu()
+        found.copy_(x)
     assert y.shape == (1,)
+    torch.testing.assert_close(found, torch.zeros(1 << 21))
     torch.testing.assert_close(x.cpu(), torch.ones(1 << 21))
 
 
@@ -208,6 +211,22 @@ def test_training_raises_and_goes_on() -> None:
         compiled(index).backward()
         wanted = torch.zeros(5, 4).index_add(0, index, 2 * table.weight.detach()[index])
         torch.testing.assert_close(table.weight.grad, wanted)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_call_that_raises_changes_nothing(training: bool) -> None:
+    torch._dynamo.reset()
+    norm, table = torch.nn.BatchNorm1d(4), torch.nn.Embedding(5, 4)
+    compiled = torch.compile(lambda x, i: norm(x) + table(i), backend="webgpu")
+    x, good, bad = torch.randn(2, 4), torch.tensor([0, 4]), torch.tensor([0, 5])
+    eager = copy.deepcopy(norm)
+    with torch.set_grad_enabled(training):
+        for _ in range(3):
+            compiled(x, good)
+            eager(x)
+            with pytest.raises(IndexOutOfRangeError, match=r"index 5 .* size 5"):
+                compiled(x, bad)
+            torch.testing.assert_close(norm.state_dict(), eager.state_dict())
 
 
 def test_what_is_prepared_from_wrong_indices_is_told_every_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from runtime_plans import (
 
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.plan.model import Binding, CopyBuffer, HostBuffer, HostStep
-from torch_webgpu_compile.runtime.device import Device, open_device
+from torch_webgpu_compile.runtime.device import Device, GpuBuffer, open_device
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.profiler import time_steps
 from torch_webgpu_compile.runtime.queue import Recording
@@ -332,6 +333,29 @@ def test_launcher_with_constants_and_host_steps(device: Device) -> None:
         np.testing.assert_array_equal(actual, np.sort(x + 1) + 1)
 
 
+def test_host_step_on_a_constant(device: Device) -> None:
+    one = np.ones(8, np.float32)
+    buffers = [buffer("k", "constant", 8), buffer("x", "input", 8), buffer("y", "output", 8)]
+    arguments = (HostBuffer("x"), (HostBuffer("k"), HostBuffer("x")))
+    step = HostStep("aten.addcmul.default", ("y",), arguments, (("other", HostBuffer("k")),))
+
+    def host_call(step: HostStep, arrays: list[Any], sizes: dict[str, int]) -> Sequence[Any]:
+        x, k, again, last = (array.view(np.float32) for array in arrays)
+        return [x + 2 * k + 4 * again + 8 * last]
+
+    executor = Executor(plan([], buffers, [step], {"k": one.tobytes()}), device, host_call)
+    x = floats(8)
+    bound = executor.bind({}, {"x": on_gpu(device, x)})
+    bound.replay()
+    np.testing.assert_array_equal(read(device, bound, "y", 8), x + 2 + 4 * x + 8)
+    np.testing.assert_array_equal(read(device, bound, "k", 8), one)
+    y = device.allocate(32)
+    executor.launcher()([on_gpu(device, x), y])
+    actual = np.empty_like(x)
+    device.download(y, actual)
+    np.testing.assert_array_equal(actual, x + 2 + 4 * x + 8)
+
+
 def test_launcher_refuses_what_bind_refuses(device: Device) -> None:
     launcher = Executor(add_plan(400), device).launcher()
     good = [device.allocate(1600) for _ in range(3)]
@@ -359,3 +383,42 @@ def test_replay_after_empty_cache(device: Device) -> None:
     again = executor.bind({}, {"a": gpu, "b": gpu})
     again.replay()
     np.testing.assert_array_equal(read(device, again, "c", 64), a + a)
+
+
+def test_what_is_prepared_is_bound_by_name(device: Device) -> None:
+    """The preparation gives its results in another order than the plan has them, of equal size."""
+    made = plan(
+        [SCALE_KERNEL],
+        [buffer("w", "input", 8), buffer("twice", "output", 8), buffer("thrice", "output", 8)],
+        [dispatch(0, ["w", "thrice"], 8, [8, 3]), dispatch(0, ["w", "twice"], 8, [8, 2])],
+    )
+    buffers = [buffer(name, "input", 8) for name in ("x", "w")]
+    buffers += [buffer(name, "prepared", 8) for name in ("thrice", "twice")]
+    buffers += [buffer("t", "intermediate", 8, 0), buffer("y", "output", 8, 1)]
+    steps = [dispatch(0, ["x", "thrice", "t"], 8), dispatch(1, ["t", "y"], 8, [8, 10])]
+    # y = 10 (x + thrice); z = x + twice
+    buffers.append(buffer("z", "output", 8, 2))
+    steps.append(dispatch(0, ["x", "twice", "z"], 8))
+    whole = replace(plan([ADD_KERNEL, SCALE_KERNEL], buffers, steps), preparation=made)
+    executor = Executor(whole, device)
+    launcher = executor.launcher()
+    assert launcher.names == ("x", "w", "t", "y", "z")
+    x, w = floats(8), floats(8)
+    t, y, z = (device.allocate(32) for _ in range(3))
+    launcher([on_gpu(device, x), on_gpu(device, w), t, y, z])
+    np.testing.assert_allclose(_contents(device, z, 8), x + 2 * w, rtol=1e-6)
+    np.testing.assert_allclose(_contents(device, y, 8), 10 * (x + 3 * w), rtol=1e-6)
+    given = {"x": on_gpu(device, x), "w": on_gpu(device, w)}
+    bound = executor.bind({}, {**given, **executor.prepared(given)})
+    bound.replay()
+    np.testing.assert_allclose(read(device, bound, "z", 8), x + 2 * w, rtol=1e-6)
+    for outputs in (made.outputs[:1], (*made.outputs, made.outputs[0])):
+        other = replace(whole, preparation=replace(made, outputs=outputs))
+        with pytest.raises(errors.DeviceError, match="not what is needed"):
+            Executor(other, device)
+
+
+def _contents(device: Device, gpu: GpuBuffer, numel: int) -> np.ndarray:
+    result = np.empty(numel, np.float32)
+    device.download(gpu, result)
+    return result

@@ -15,7 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 
-KINDS: tuple[str, ...] = ()
+KINDS: tuple[str, ...] = (
+    "stale",
+    "determinism",
+    "device_loss",
+    "out_of_memory",
+    "plan_cache",
+    "large_tensors",
+)
 """Modules of this package, in the order of the table."""
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.compilations import compile_function
-from torch_webgpu_compile.plan.model import Dispatch
+from torch_webgpu_compile.errors import VerificationError
+from torch_webgpu_compile.options import CompileOptions
+from torch_webgpu_compile.plan.model import CopyBuffer, Dispatch, HostStep, PlanBuffer
+from torch_webgpu_compile.plan.verify import verify_plan
 from torch_webgpu_compile.planner.liveness import Interval, assign_slots, peak_nbytes
 from torch_webgpu_compile.sizes import as_expr, symbol
 
@@ -102,3 +108,32 @@ def test_live_buffers_of_a_plan_do_not_share_slots():
         for b, (start, end) in placed.items():
             if a < b and plan.buffers[a].slot == plan.buffers[b].slot:
                 assert last < start or end < first, (a, b)
+
+
+def solved(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.eigvalsh(torch.tensor([[2.0, 1.0], [1.0, 3.0]])) * x
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: {"constants": {}}, "constants do not fit"),
+        (lambda p: {"constants": {"const": b"1234"}}, "has 4 bytes, its buffer 16"),
+        (lambda p: {"buffers": without(p.buffers, "const"), "constants": {}}, "no buffer const"),
+        (lambda p: {"steps": (replace(p.steps[0], outputs=("other",)),)}, "no buffer other"),
+        (lambda p: {"steps": (replace(p.steps[0], outputs=("const",)),)}, "const is written"),
+        (lambda p: {"steps": (CopyBuffer("other", "in0"),)}, "no buffer other"),
+        (lambda p: {"steps": (CopyBuffer("in0", "const"),)}, "const is written"),
+        (lambda p: {"inputs": ()}, "inputs .*in0.* do not fit"),
+    ],
+)
+def test_a_plan_with_steps_on_what_it_does_not_have_is_refused(change, message):
+    plan = compile_function(solved, torch.randn(2), options=CompileOptions(fallback="silent")).plan
+    assert isinstance(plan.steps[0], HostStep)
+    verify_plan(plan)
+    with pytest.raises(VerificationError, match=message):
+        verify_plan(replace(plan, **change(plan)))
+
+
+def without(buffers: dict[str, PlanBuffer], name: str) -> dict[str, PlanBuffer]:
+    return {key: buffer for key, buffer in buffers.items() if key != name}

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.compilations import OPTIONS, TARGET, compile_function
+from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.capture import aot
 from torch_webgpu_compile.captured import Phase
 from torch_webgpu_compile.compilation import Compilation, compile_graph, native_operators
@@ -21,6 +22,8 @@ from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.text import format_graph
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.plan import serialize
+from torch_webgpu_compile.plan.model import Plan
+from torch_webgpu_compile.plan.verify import verify_plan
 from torch_webgpu_compile.scheduler import preparation as preparation_module
 from torch_webgpu_compile.scheduler.preparation import separate
 
@@ -245,3 +248,41 @@ def test_without_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     state = compiled(chain)
     assert prepared(state) == []
     assert state.plan.dispatch_count > 1
+
+
+def _with_outputs(state: Compilation, *names: str) -> Plan:
+    """The plan with a preparation that says to make these buffers."""
+    plan, inner = state.plan, state.plan.preparation
+    assert inner is not None
+    by_name = {output.buffer: output for output in inner.outputs}
+    outputs = tuple(by_name[name] for name in names)
+    return replace(plan, preparation=replace(inner, outputs=outputs))
+
+
+def test_plans_with_other_prepared_buffers_are_refused() -> None:
+    def two(m: Model, x: Tensor) -> Tensor:
+        return x @ F.softmax(m.weight, -1) @ m.table.cumsum(0)
+
+    state = compiled(two)
+    first, second = prepared(state)
+    verify_plan(_with_outputs(state, second, first))  # they are found by their names
+    for names in ((first,), (first, first), (first, first, second)):
+        with pytest.raises(VerificationError, match=r"its preparation makes|has the role output"):
+            verify_plan(_with_outputs(state, *names))
+    plan = state.plan
+    with pytest.raises(VerificationError, match="nothing prepares"):
+        verify_plan(replace(plan, preparation=None))
+    buffer = plan.buffers[first]
+    for other in (
+        replace(buffer, dtype=dtypes.float16),
+        replace(buffer, sizes=buffer.sizes[:-1]),
+        replace(buffer, strides=buffer.strides[::-1]),
+        replace(buffer, nbytes=buffer.nbytes * 2),
+        replace(buffer, role="intermediate"),
+    ):
+        with pytest.raises(VerificationError, match=f"{first}|its preparation makes"):
+            verify_plan(replace(plan, buffers={**plan.buffers, first: other}))
+    weight = plan.preparation.inputs[0].buffer if plan.preparation else None
+    other = replace(plan.buffers[weight or ""], dtype=dtypes.int32)
+    with pytest.raises(VerificationError, match="another tensor in the preparation"):
+        verify_plan(replace(plan, buffers={**plan.buffers, other.name: other}))

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..captured import CapturedGraph, Phase
+from ..captured import CapturedGraph, Phase, user_source
 from ..errors import UnsupportedOp
 from . import decompositions, dynamo, patterns, recompute
 from .argument_views import take_views, with_views
@@ -240,14 +240,3 @@ def _check_sizes(graph: torch.fx.GraphModule) -> None:
                 "compile without fullgraph=True, so that this operator runs outside of the graph",
                 user_source(node),
             )
-
-
-def user_source(node: torch.fx.Node) -> str:
-    """The last line of user code that led to a node, as ``file:line: code``, or ""."""
-    frames = re.findall(
-        r'File "([^"]+)", line (\d+)[^\n]*\n\s+([^\n]*)', node.meta.get("stack_trace") or ""
-    )
-    if not frames:
-        return ""
-    path, line, code = frames[-1]
-    return f"{path}:{line}: {code.strip()}"

@@ -70,6 +70,8 @@ def generate_attention(
     subgroup = attention_subgroup(tiling, target)
     tiles = ceildiv(queries, tiling.queries)
     total = batch * heads * tiles
+    steps = ceildiv(keys, tiling.keys * tiling.slices)
+    in_step = wide // 4 + tiling.keys // 4 + tiling.workgroup // max(1, subgroup) + 5
     return builder.finish(
         "attention",
         "attention.wgsl.jinja",
@@ -102,6 +104,7 @@ def generate_attention(
         origins=[*node.origins, *group_origins(group.epilogue)],
         flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
         workgroup_nbytes=tiling.workgroup_nbytes(wide, value_wide, subgroup),
+        iterations=(steps + 1) * in_step + wide,
     )
 
 

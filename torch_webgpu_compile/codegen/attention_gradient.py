@@ -91,6 +91,8 @@ def generate_attention_gradient(
     total = owners * tiles
     scores = product((batch, heads, group, queries, keys))
     products = 2 * (head + value_head) if by_keys else 2 * head + value_head
+    steps = (ceildiv(walked, tiling.walked) + 1) * (group if by_keys else 1)
+    in_step = width + value_width + tiling.walked // 2 + 6
     return builder.finish(
         "attention",
         "attention_gradient.wgsl.jinja",
@@ -115,6 +117,7 @@ def generate_attention_gradient(
         origins=node.origins,
         flops=scores * 2 * products,
         workgroup_nbytes=tiling.workgroup_nbytes(width, value_width),
+        iterations=steps * in_step,
     )
 
 

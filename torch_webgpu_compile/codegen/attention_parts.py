@@ -16,7 +16,7 @@ from .attention import Operand, OperandMaker
 from .buffer_access import VECTOR
 from .kernel import KernelBuilder, fold_grid
 from .operands import flat_values
-from .tiling import choose_attention_parts_tiling
+from .tiling import AttentionPartsTiling, choose_attention_parts_tiling
 
 
 class NewRow(NamedTuple):
@@ -86,7 +86,16 @@ def generate_attention_parts(
         origins=node.origins,
         flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
         workgroup_nbytes=tiling.workgroup_nbytes,
+        iterations=_iterations(tiling, node, keys),
     )
+
+
+def _iterations(tiling: AttentionPartsTiling, node: Attention, keys: Expr) -> Expr:
+    """Of an invocation: scores, and their maximum, for each query in each step."""
+    scores = -(-tiling.keys // tiling.workgroup) * (tiling.lanes + 2) + 1
+    in_step = int(node.sizes[2]) * (scores + tiling.keys + 1) + 1
+    after = int(node.sizes[2]) * 2 * tiling.rows
+    return (ceildiv(ceildiv(keys, node.parts), tiling.keys) + 1) * in_step + after
 
 
 def _operands(

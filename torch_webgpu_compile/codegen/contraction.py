@@ -133,7 +133,16 @@ def generate_tiled(
         origins=_origins(parts),
         flops=batch * inner * 2 * sum((product((*n.rows, *n.columns)) for n in nodes), ZERO),
         workgroup_nbytes=tiling.workgroup_nbytes(dtype.itemsize),
+        iterations=_iterations(inner, tiling),
     )
+
+
+def _iterations(inner: Expr, tiling: MatmulTiling) -> Expr:
+    """Of the loop over tiles, with the loop that multiplies one in each; both end with a test."""
+    in_tile = ceildiv(tiling.inner, tiling.unroll) + 1 if tiling.inner > tiling.unroll else ZERO
+    depth = tiling.inner * tiling.slices
+    depth = min(depth, tiling.small.depth) if tiling.strips else depth
+    return (ceildiv(inner, depth) + 1) * (in_tile + 1)
 
 
 @dataclass(frozen=True, slots=True)

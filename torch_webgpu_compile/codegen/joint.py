@@ -73,6 +73,7 @@ def generate_joint(
         origins=[origin for body in bodies for origin in body.origins],
         flops=as_expr(sum(int(body.flops) for body in bodies)),
         workgroup_nbytes=nbytes,
+        iterations=as_expr(max(int(body.iterations) for body in bodies)),
     )
 
 

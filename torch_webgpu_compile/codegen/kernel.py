@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import UnsupportedOp
 from ..ir.graph import Buffer, Member
 from ..ir.spaces import Origin
 from ..plan.model import Kernel, KernelCall, Parameter
 from ..plan.numbers import HostNumber
 from ..sizes import (
     ONE,
+    ZERO,
     Atom,
     Expr,
     Symbol,
@@ -61,6 +63,7 @@ class Body:
         workgroup_size: invocations.
         workgroups: how many have work, from number 0.
         arrays: workgroup memory, by names that the template finds in the input ``scratch``.
+        iterations: the most that all loops of an invocation make together.
     """
 
     kind: str
@@ -71,6 +74,7 @@ class Body:
     origins: Sequence[Origin]
     flops: Expr
     arrays: dict[str, WorkgroupArray] = field(default_factory=dict)
+    iterations: Expr = ZERO
 
 
 @dataclass
@@ -137,6 +141,7 @@ class KernelBuilder:
             origins=body.origins,
             flops=body.flops,
             workgroup_nbytes=sum(array.nbytes for array in body.arrays.values()),
+            iterations=body.iterations,
         )
 
     def finish(
@@ -150,11 +155,28 @@ class KernelBuilder:
         origins: Sequence[Origin],
         flops: Expr | None = None,
         workgroup_nbytes: int = 0,
+        iterations: Expr = ZERO,
     ) -> KernelCall:
-        """Renders the module and describes how it is run."""
+        """Renders the module and describes how it is run.
+
+        Raises:
+            UnsupportedOp: the driver would end its loops too early.
+        """
+        limit = self.target.max_loop_iterations
+        if limit and iterations.is_constant and iterations.constant > limit:
+            origin = next(iter(origins), Origin(kind))
+            raise UnsupportedOp(
+                origin.op,
+                f"a {kind} kernel would loop {iterations.constant:,} times in an invocation, and "
+                f"{self.target.name} ends loops after {limit:,} without an error",
+                "split the tensor, or use another driver",
+                origin.source,
+            )
         parameters = tuple(self.parameters)
         wgsl = render_module(template, self.bindings, parameters, inputs)
         bindings, kernel_bindings = self.bindings.plan_bindings()
+        if len(bindings) > self.target.max_storage_buffers:
+            raise self._too_many_bindings(len(bindings), origins)
         read, written = self.bindings.traffic()
         ops = tuple(dict.fromkeys(origin.op for origin in origins))
         kernel = Kernel(
@@ -178,7 +200,19 @@ class KernelBuilder:
             written,
             flops or as_expr(0),
             checks,
+            iterations if limit else ZERO,
             tuple(self.bindings.narrow),
+        )
+
+    def _too_many_bindings(self, count: int, origins: Sequence[Origin]) -> UnsupportedOp:
+        origin = next(iter(origins), Origin("a kernel"))
+        return UnsupportedOp(
+            origin.op,
+            f"a kernel would need {count} bindings of storage buffers, this GPU allows "
+            f"{self.target.max_storage_buffers}; a tensor counts once for every "
+            f"{self.target.window_nbytes:,} bytes",
+            "split its tensors",
+            origin.source,
         )
 
 

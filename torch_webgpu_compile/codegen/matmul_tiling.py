@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from ..sizes import Expr
 from ..target import Target
@@ -240,6 +241,14 @@ def matmul_candidates(problem: MatmulProblem, target: Target) -> Iterator[Matmul
             yield tiling
             if tiling in _DIVIDED and not problem.paired:
                 yield from _with_strips(tiling, problem, target)
+
+
+@cache
+def measurable_tilings() -> frozenset[MatmulTiling]:
+    """Every tiling that `matmul_candidates` may give for some problem, without its strips."""
+    found = {*_MEASURED, *_MEASURED_FEW_ROWS, *map(_transposed, _MEASURED_FEW_ROWS)}
+    pair = MatmulProblem(1, ((1, 1),), 1, 4, "", "", paired=True)
+    return frozenset(found | set(map(pair.adapt, found)))
 
 
 def _with_strips(

@@ -122,6 +122,7 @@ class RowKernel:
             [row_env], self.row_scope, member=lambda load: self.values.get(load.buffer)
         )
         self.kept: dict[int, Scope] = {}
+        self.iterations = ZERO
 
     # -- analysis --------------------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ class RowKernel:
         for d in range(1, self.phases_count + 1):
             phases.append(self._phase(d))
         final = self._final()
+        exchanges = len(phases) * t.threads.bit_length()
         return Body(
             "reduction",
             "reduction.wgsl.jinja",
@@ -160,6 +162,7 @@ class RowKernel:
             group_origins(self.group.members),
             self.rows * self.length * len(self.group.members),
             self._arrays([part for p in phases for a in p.accumulators for part in a.parts]),
+            self.iterations + exchanges,
         )
 
     def _arrays(self, parts: Sequence[Part]) -> dict[str, WorkgroupArray]:
@@ -256,6 +259,7 @@ class RowKernel:
         lines += last
         if shares.trips is None or not lines:
             return lines
+        self.iterations = self.iterations + shares.trips + 1
         head = f"for (var c = 0; c < {self.builder.index(shares.trips)}; c++) {{"
         return [head, *(f"  {line}" for line in lines), "}"]
 

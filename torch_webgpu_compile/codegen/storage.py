@@ -14,7 +14,7 @@ from functools import cached_property
 from .. import dtypes
 from ..checks import IndexCheck
 from ..dtypes import DType
-from ..errors import AdapterError
+from ..errors import AdapterError, OutOfMemoryError
 from ..ir.graph import Buffer
 from ..plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
 from ..sizes import Expr, Symbol, as_expr, as_symbol, upper_bound
@@ -97,20 +97,14 @@ class Bindings:
 
     def windows(self, buffer: Buffer) -> int:
         """Bindings through which the whole buffer is reached."""
-        if not buffer.nbytes.is_constant:
-            return 1
-        nbytes = int(buffer.nbytes)
-        if nbytes > self.target.max_buffer_nbytes:
-            raise AdapterError(
-                f"buffer {buffer.name} needs {nbytes} bytes, the adapter's largest buffer has "
-                f"{self.target.max_buffer_nbytes}; use smaller batches or a narrower dtype"
+        nbytes = buffer.nbytes
+        if nbytes.is_constant and nbytes.constant > self.target.max_buffer_nbytes:
+            raise OutOfMemoryError(
+                f"buffer {buffer.name} needs {nbytes.constant:,} bytes, the largest buffer that "
+                f"{self.target.name} allows has {self.target.max_buffer_nbytes:,}; use smaller "
+                "batches or a narrower dtype"
             )
-        return max(1, -(-nbytes // self.window_nbytes))
-
-    @property
-    def window_nbytes(self) -> int:
-        """Bytes per window: the binding limit, rounded down to an offset allowed everywhere."""
-        return self.target.max_binding_nbytes // 256 * 256
+        return buffer.windows(self.target)
 
     def declarations(self) -> tuple[list[str], list[str]]:
         """WGSL lines: binding declarations, then access functions."""
@@ -130,7 +124,7 @@ class Bindings:
                 )
                 slot += 1
             for verb in sorted(use.functions):
-                functions += access_function(use, verb, element, count, self.window_nbytes)
+                functions += access_function(use, verb, element, count, self.target.window_nbytes)
         if self.checks:
             declared.append(
                 f"@group(0) @binding({slot}) var<storage, read_write> device_status: "
@@ -151,11 +145,13 @@ class Bindings:
         for name, use in self._uses.items():
             count = self.windows(use.buffer)
             for window in range(count):
-                offset = window * self.window_nbytes
+                offset = window * self.target.window_nbytes
                 nbytes: Expr | None = None
                 if count > 1:
                     total = int(use.buffer.nbytes)
-                    nbytes = as_expr(min(self.window_nbytes, (total - offset + 15) // 16 * 16))
+                    nbytes = as_expr(
+                        min(self.target.window_nbytes, (total - offset + 15) // 16 * 16)
+                    )
                 bindings.append(Binding(name, offset, nbytes))
                 kernel.append(KernelBinding(use.writes))
         if self.checks:

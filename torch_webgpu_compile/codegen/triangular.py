@@ -87,4 +87,10 @@ def generate_triangular_solve(
         grid=fold_grid(total, target),
         origins=node.origins,
         flops=product((*node.batch, rows, rows, columns)),
+        iterations=loop_iterations(rows, workgroup // width),
     )
+
+
+def loop_iterations(rows: Expr, lanes: int) -> Expr:
+    """Of an invocation, of ``lanes`` that share the rows below each step's."""
+    return ceildiv(rows, lanes) + (rows + 1) * 3 + ceildiv(rows * rows, 2 * lanes)

@@ -14,14 +14,16 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from .. import devices
+from .. import devices, progress
 from ..capture.eager import Argument, CapturedCall, Constant, Output, TensorSpec, capture_call
-from ..compilation import compile_graph, native_operators
+from ..compilation import compile_graph, loops_of, native_operators
 from ..counters import counters
+from ..determinism import Switched, is_on, switched
 from ..device_graph import DeviceGraph
 from ..errors import UnsupportedOp
 from ..generators import draw_seeds
 from ..options import CompileOptions, resolve
+from ..runtime.device import Device
 from ..signature import Signature
 from ..sizes import evaluate
 from ..storages import ALIGNMENT, data_ptr
@@ -143,7 +145,9 @@ class CompiledOp:
         specs: the leaves that it was compiled for.
     """
 
-    def __init__(self, call: CapturedCall, graph: DeviceGraph, specs: tuple[Any, ...]) -> None:
+    def __init__(
+        self, call: CapturedCall, graph: DeviceGraph | SwitchedGraph, specs: tuple[Any, ...]
+    ) -> None:
         self._specs = specs
         self._call = call
         self._graph = graph
@@ -231,9 +235,44 @@ def compile_op(
     return _compile(capture_call(op, described, named, native), placement)
 
 
+class SwitchedGraph:
+    """A graph that is another one under ``torch.use_deterministic_algorithms``."""
+
+    def __init__(self, graphs: Switched[DeviceGraph], first: DeviceGraph) -> None:
+        self._graphs = graphs
+        self.plan = first.plan
+        self.index = first.index
+
+    def run_seeded(self, values: list[Any]) -> list[Any]:
+        """`DeviceGraph.run_seeded`."""
+        return self._graphs().run_seeded(values)
+
+
 def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
+    graph, depends = _graph(call, placement, switched(_options()))
+    if not depends:
+        return CompiledOp(call, graph, placement.specs)
+
+    def again(on: bool) -> DeviceGraph:
+        return _graph(call, placement, switched(_options(), on))[0]
+
+    graphs = Switched(again, is_on(), graph)
+    return CompiledOp(call, SwitchedGraph(graphs, graph), placement.specs)
+
+
+def _graph(
+    call: CapturedCall, placement: Placement, options: CompileOptions
+) -> tuple[DeviceGraph, bool]:
+    """What a call is compiled to, and whether PyTorch's switch for determinism matters to it."""
     device = devices.get_device(placement.index)
-    state = compile_graph(call.captured, call.phase, device.target, _options())
+    with progress.shown(call.captured.name, lambda: device.compile_progress, options.progress):
+        return _graph_on(device, call, placement, options)
+
+
+def _graph_on(
+    device: Device, call: CapturedCall, placement: Placement, options: CompileOptions
+) -> tuple[DeviceGraph, bool]:
+    state = compile_graph(call.captured, call.phase, device.target, options)
     lists = _of_lists(call, placement)
     changed = (output.mutates for output in state.plan.outputs if output.mutates is not None)
     signature = Signature(
@@ -245,9 +284,9 @@ def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
         counted=frozenset(changed) - lists,
     )
     before = device.kernels_compiled
-    graph = DeviceGraph(state.plan, device, placement.index, signature)
+    graph = DeviceGraph(state.plan, device, placement.index, signature, loops_of(state))
     counters.add(kernels_compiled=device.kernels_compiled - before)
-    return CompiledOp(call, graph, placement.specs)
+    return graph, state.depends_on_determinism
 
 
 def _of_lists(call: CapturedCall, placement: Placement) -> frozenset[int]:

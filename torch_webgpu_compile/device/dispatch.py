@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_structure
 
-from ..errors import DeviceError, ShaderError, UnsupportedOp
+from ..errors import AdapterError, DeviceError, ShaderError, UnsupportedOp
 from ..storages import ALIGNMENT, data_ptr
 from . import aliasing, outputs
 from .compiled_op import CompiledOp, Placement, compile_op
@@ -70,7 +70,10 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
             return _first_time(op, arguments, keywords, leaves, signature)
     if compiled is None:
         return run_on_host(op, arguments, keywords)
-    return compiled.run(leaves)
+    try:
+        return compiled.run(leaves)
+    except (UnsupportedOp, AdapterError) as error:
+        return _not_at_these_sizes(op, arguments, keywords, leaves, signature, error)
 
 
 def _numbers(leaves: Sequence[Any]) -> tuple[str, ...]:
@@ -150,7 +153,24 @@ def _first_time(
     if compiled is None:
         report(op, cause, leaves)
         return run_on_host(op, arguments, keywords)
-    return compiled.run(leaves)
+    try:
+        return compiled.run(leaves)
+    except (UnsupportedOp, AdapterError) as error:
+        return _not_at_these_sizes(op, arguments, keywords, leaves, signature, error)
+
+
+def _not_at_these_sizes(
+    op: OpOverload,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    leaves: list[Any],
+    signature: tuple[Any, ...],
+    error: UnsupportedOp | AdapterError,
+) -> Any:
+    """A call that has kernels, but none for tensors as large as these."""
+    _remember(signature, leaves, None)
+    report(op, error.cause if isinstance(error, UnsupportedOp) else str(error), leaves)
+    return run_on_host(op, arguments, keywords)
 
 
 def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[CompiledOp | None, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import devices
+from .. import determinism, devices
 from ..storages import CPU_KEYS, buffer_of, new_storage, new_tensor, span
 
 aten = torch.ops.aten
@@ -56,7 +56,7 @@ def empty_strided(
     dtype = dtype or torch.get_default_dtype()
     index = devices.index_of(device)
     storage = new_storage(span(size, stride) * dtype.itemsize, index)
-    return new_tensor(storage, dtype, size, stride, 0, index)
+    return _unwritten(new_tensor(storage, dtype, size, stride, 0, index))
 
 
 def empty(
@@ -72,7 +72,22 @@ def empty(
     _check(dtype, layout, size)
     index = devices.index_of(device)
     storage = new_storage(math.prod(size) * dtype.itemsize, index)
-    return new_tensor(storage, dtype, size, _strides(size, memory_format), 0, index)
+    strides = _strides(size, memory_format)
+    return _unwritten(new_tensor(storage, dtype, size, strides, 0, index))
+
+
+def _unwritten(tensor: Tensor) -> Tensor:
+    """``tensor``, filled with NaN or the largest integer if PyTorch is to do that with new memory.
+
+    Source: ``fill_empty_deterministic_`` of ATen.
+    """
+    if determinism.fills_empty() and tensor.numel():
+        dtype = tensor.dtype
+        if dtype.is_floating_point or dtype.is_complex:
+            tensor.fill_(math.nan)
+        else:
+            tensor.fill_(True if dtype is torch.bool else torch.iinfo(dtype).max)
+    return tensor
 
 
 def set_(tensor: Tensor) -> Tensor:
@@ -92,12 +107,17 @@ def resize_(
     if list(tensor.shape) == list(size) and memory_format is None:
         return tensor
     storage = tensor.untyped_storage()
+    written = storage.nbytes() // tensor.element_size()
     offset = int(tensor.storage_offset())
     nbytes = (offset + math.prod(size)) * tensor.element_size()
     if storage.nbytes() < nbytes:
         storage = _grown(tensor, nbytes)
     strides = _strides(size, memory_format)
     result: Tensor = _set.redispatch(CPU_KEYS, tensor, storage, offset, size, strides)
+    added = nbytes // tensor.element_size() - written
+    if added > 0 and determinism.is_on():
+        dtype, index = tensor.dtype, tensor.get_device()
+        _unwritten(new_tensor(storage, dtype, [added], [1], written, index))
     return result
 
 

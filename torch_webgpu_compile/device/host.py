@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from .. import devices, fallbacks
 from ..copying import from_host, is_here, to_host, write_on_host
 from ..counters import counters
+from ..errors import too_large
 from ..options import resolve
 from ..storages import data_ptr, is_dense, new_tensor, storage_address
 from .aliasing import may_overlap_itself
@@ -28,6 +29,7 @@ def report(op: torch._ops.OpOverload, cause: str, arguments: Sequence[Any]) -> N
 
 def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, Any]) -> Any:
     """Runs an operator on CPU copies of its arguments, and brings the results to the device."""
+    _refuse_large_results(op, arguments, keywords)
     moved = _Moved()
     if op._schema.is_mutable:
         moved.find_shared((arguments, keywords))
@@ -39,6 +41,51 @@ def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, A
     counters.add_fallback(str(op))
     moved.write_back(op, arguments, keywords)
     return pytree.tree_map(moved.to_device, results)
+
+
+def _refuse_large_results(
+    op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, Any]
+) -> None:
+    """Raises OutOfMemoryError where no buffer of the GPU can hold what the host would compute."""
+    leaves = pytree.tree_leaves((arguments, keywords))
+    places = [x.device for x in leaves if isinstance(x, Tensor)]
+    places += [x for x in leaves if isinstance(x, torch.device)]
+    index = next((devices.index_of(place) for place in places if place.type == devices.NAME), None)
+    if index is None:
+        return
+    limit = devices.get_device(index).target.max_buffer_nbytes
+    if _most_elements(leaves) <= limit / _MOST_ITEMSIZE:
+        return
+    try:
+        given, named = pytree.tree_map(_without_contents, (arguments, keywords))
+        results = op(*given, **named)
+    except Exception:
+        return  # it depends on contents, or the host says what is wrong
+    for result in pytree.tree_leaves(results):
+        if isinstance(result, Tensor) and result.is_meta:
+            nbytes = result.numel() * result.element_size()
+            if nbytes > limit:
+                raise too_large(str(op), nbytes, limit)
+
+
+_MOST_ITEMSIZE = 16  # complex128
+
+
+def _most_elements(leaves: Sequence[Any]) -> float:
+    """More than most results of a call have, which are products of its sizes and numbers."""
+    most = 1.0
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            most *= max(1, leaf.numel())
+        elif isinstance(leaf, (int, float)) and leaf != 0:
+            most *= max(abs(float(leaf)), 1 / abs(float(leaf)))
+    return most
+
+
+def _without_contents(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 class _Moved:

@@ -41,6 +41,7 @@ from .properties import (
     get_device_properties,
     is_bf16_supported,
 )
+from .recovery import reset_device
 from .streams import (
     Event,
     Stream,
@@ -86,6 +87,7 @@ __all__ = [
     "memory_stats",
     "memory_summary",
     "reset_accumulated_memory_stats",
+    "reset_device",
     "reset_peak_memory_stats",
     "seed",
     "seed_all",

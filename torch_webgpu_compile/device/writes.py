@@ -87,6 +87,13 @@ def write(target: Tensor, value: Tensor) -> bool:
     return True
 
 
+def forget() -> None:
+    """Drops all kernels."""
+    with _lock:
+        _launchers.clear()
+        _kernel.cache_clear()
+
+
 def _write_halves(target: Tensor, value: Tensor) -> bool:
     """A write into more memory than can be bound at once."""
     reach = [

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..dtypes import DType
 from ..sizes import Expr, product
+from ..target import Target
 from .attention_nodes import Attention, AttentionGradient
 from .nodes import (
     Contraction,
@@ -80,6 +81,11 @@ class Buffer:
     @property
     def nbytes(self) -> Expr:
         return self.span * self.dtype.itemsize
+
+    def windows(self, target: Target) -> int:
+        """Bindings through which a kernel reaches all of it; 1 where its size is not known."""
+        nbytes = self.nbytes
+        return max(1, -(-nbytes.constant // target.window_nbytes)) if nbytes.is_constant else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ def lower_attention(
     _check_dtype(query)
     batch, heads, queries, size = query.sizes
     _, key_heads, keys, value_size = value.sizes
+    _check_loops(builder, keys)
     out = (batch, heads, queries, value_size)
     rows = (batch, heads, queries) if safe else (as_expr(2), batch, heads, queries)
     if any(n is ZERO for n in (*out, keys)):
@@ -117,6 +118,7 @@ def lower_attention_backward(
     _, key_heads, keys, value_size = value.sizes
     if size is ZERO:
         raise NotLowered("attention of heads without elements")
+    _check_loops(builder, keys, queries)
     if any(n is ZERO for n in (batch, heads, queries, keys, value_size)):
         empty = (Value(v.dtype, v.sizes, const(0, v.dtype)) for v in (query, key, value))
         return next(empty), next(empty), next(empty)
@@ -167,6 +169,13 @@ def lower_attention_backward(
 def _check_dtype(query: Value) -> None:
     if not query.dtype.is_float or query.dtype.itemsize > 4:
         raise NotLowered(f"attention computes in float32, not {query.dtype.name}")
+
+
+def _check_loops(builder: Builder, *walked: Expr) -> None:
+    """About an iteration for each key or query: scores, and what is summed with them."""
+    limit = builder.target.max_loop_iterations // 2
+    if limit and any(size.is_constant and int(size) > limit for size in walked):
+        raise NotLowered("its keys are more than this driver's loops may have iterations for")
 
 
 def _symbols(**extents: Expr) -> tuple[Expr, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,6 +65,10 @@ class Builder:
         arguments: the fake tensors of its tensor arguments.
         updates_argument: whether the current operator's result is an update of an argument, which
             the graph changes: worth a scatter, which may be done in place.
+        deterministic: whether results may not depend on timing, see
+            ``torch.use_deterministic_algorithms``.
+        fill_empty: whether memory that the user leaves unwritten holds NaN and largest integers.
+        on_deterministic: called where either of the two makes a difference.
         origin: the current operator and the user's line.
         hint: name for the next buffer.
     """
@@ -78,6 +82,9 @@ class Builder:
     used: frozenset[int] | None = None
     arguments: tuple[Any, ...] = ()
     updates_argument: bool = False
+    deterministic: bool = False
+    fill_empty: bool = False
+    on_deterministic: Callable[[], None] = lambda: None
     origin: Origin = _NO_ORIGIN
     hint: str = "value"
 

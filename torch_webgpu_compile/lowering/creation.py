@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import Expr, IntLike, as_expr
-from .builder import Builder, operand
+from .builder import Builder, extreme, operand
 from .promotion import compute_dtype
 from .registry import lowers
 from .symbols import literal
@@ -47,18 +48,29 @@ def lower_fill(builder: Builder, self: Value, value: Number) -> Value:
     aten.zeros.default,
     aten.zeros_like.default,
     aten.new_zeros.default,
+    aten._efficientzerotensor.default,
+)
+def lower_zeros(builder: Builder, *arguments: Any, **options: Any) -> Value:
+    return filled(0, builder.out.sizes, builder.out.dtype)
+
+
+@lowers(
     aten.empty.memory_format,
     aten.empty_like.default,
     aten.empty_strided.default,
     aten.empty_permuted.default,
-    aten._efficientzerotensor.default,
     aten.new_empty.default,
     aten.new_empty_strided.default,
     torch.ops.prims.empty_strided.default,
 )
-def lower_zeros(builder: Builder, *arguments: Any, **options: Any) -> Value:
-    """Zeros; an empty tensor may hold anything, so it is zeros too."""
-    return filled(0, builder.out.sizes, builder.out.dtype)
+def lower_empty(builder: Builder, *arguments: Any, **options: Any) -> Value:
+    """What may hold anything: zeros, or what shows best that it was read unwritten."""
+    out = builder.out
+    builder.on_deterministic()
+    if not builder.fill_empty:
+        return filled(0, out.sizes, out.dtype)
+    value = math.nan if out.dtype.is_float else extreme(out.dtype, lowest=False)
+    return filled(value, out.sizes, out.dtype)
 
 
 @lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)

@@ -23,6 +23,8 @@ I32 = dtypes.int32
 
 # Exchanges of rows that one kernel follows; each is two comparisons.
 _EXCHANGES = 32
+# Squares of rows per iteration of what solves them: 16 invocations or more share those below each.
+_ROWS_SQUARED = 24
 
 
 def _places(builder: Builder, pivots: Value, rows: Value, *, back: bool = False) -> Value:
@@ -96,6 +98,9 @@ def _solved(
     if any(size is ZERO for size in sizes):
         return Value(rhs.dtype, tuple(sizes), const(0, rhs.dtype))
     *batch, rows, columns = sizes
+    limit = builder.target.max_loop_iterations
+    if limit and rows.is_constant and int(rows) ** 2 > _ROWS_SQUARED * limit:
+        raise NotLowered(f"{rows} rows are more than this driver's loops may have iterations for")
     outer = positions(batch, "b")
     (m,), (k,), (n,) = (positions((s,), p) for s, p in ((rows, "m"), (rows, "k"), (columns, "n")))
 

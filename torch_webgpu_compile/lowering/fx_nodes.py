@@ -59,16 +59,6 @@ def identifier(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def source(node: FxNode) -> str:
-    """``file:line: code`` of the innermost user frame, or ""."""
-    trace = node.meta.get("stack_trace") or ""
-    found = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s*(?!File )([^\n]*))?', trace)
-    if not found:
-        return ""
-    file, line, code = found[-1]
-    return f"{file}:{line}: {code.strip()}" if code else f"{file}:{line}"
-
-
 def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """A contiguous NumPy array of the same bits; bfloat16 as uint16."""
     tensor = tensor.contiguous()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node as FxNode
 
 from .. import dtypes
-from ..captured import CapturedGraph
+from ..captured import CapturedGraph, user_source
 from ..dtypes import DType
 from ..errors import UnsupportedOp, VerificationError
 from ..ir.graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
@@ -22,7 +22,7 @@ from ..target import Target
 from .builder import Builder, Signature, as_value
 from .fallback import OnFallback, host_call
 from .families import register_all
-from .fx_nodes import bytes_of, flatten, has_tensor, identifier, needed_nodes, source, used_results
+from .fx_nodes import bytes_of, flatten, has_tensor, identifier, needed_nodes, used_results
 from .outputs import OutputLayouts
 from .registry import LOWERINGS, NotLowered
 from .symbols import dtype_of
@@ -49,29 +49,40 @@ def lower(
     target: Target,
     on_fallback: OnFallback | None = None,
     unchanging: Collection[int] = (),
+    *,
+    deterministic: bool = False,
+    fill_empty: bool = False,
+    on_deterministic: Callable[[], None] = lambda: None,
 ) -> LoopGraph:
     """Lowers a graph for a GPU.
 
     ``on_fallback(op, dtype, source, cause)`` is called for every operator that goes to the host.
     ``unchanging``: positions of arguments that mostly stay as they are from call to call.
+    ``deterministic``, ``fill_empty``, ``on_deterministic``: see `Builder`.
     Raises UnsupportedOp for what the host cannot run either, or whatever ``on_fallback`` raises.
     """
     register_all()
-    return _GraphLowering(captured, target, on_fallback, unchanging).run()
+    builder = Builder(
+        target,
+        deterministic=deterministic,
+        fill_empty=fill_empty,
+        on_deterministic=on_deterministic,
+    )
+    return _GraphLowering(captured, builder, on_fallback, unchanging).run()
 
 
 class _GraphLowering:
     def __init__(
         self,
         captured: CapturedGraph,
-        target: Target,
+        builder: Builder,
         on_fallback: OnFallback | None,
         unchanging: Collection[int],
     ) -> None:
         self.captured = captured
         self.unchanging = unchanging
         self.on_fallback = on_fallback
-        self.builder = Builder(target)
+        self.builder = builder
         self.values: dict[FxNode, Any] = {}
         self.inputs: list[GraphInput] = []
         self.positions: dict[FxNode, int] = {}
@@ -148,7 +159,7 @@ class _GraphLowering:
                 str(node.target),
                 f"{what} tensors cannot be stored",
                 _NO_FALLBACK_STEP,
-                source(node),
+                user_source(node),
             )
         return Signature(dtype, self.builder.reader.sizes(tensor.shape))
 
@@ -186,7 +197,7 @@ class _GraphLowering:
         else:
             name = getattr(target, "__name__", str(target))
             cause = "not an ATen operator that can be lowered"
-            raise UnsupportedOp(name, cause, _NO_FALLBACK_STEP, source(node))
+            raise UnsupportedOp(name, cause, _NO_FALLBACK_STEP, user_source(node))
 
     def _effect(self, node: FxNode) -> None:
         """An operator that does more than give results: with_effects(token, operator, …).
@@ -214,7 +225,7 @@ class _GraphLowering:
         if node.target in (aten._local_scalar_dense.default, aten.item.default):
             cause = "it reads a number from the GPU while the graph runs"
             step = "use the tensor itself, or move .item() out of the compiled function"
-            raise UnsupportedOp(str(node.target), cause, step, source(node))
+            raise UnsupportedOp(str(node.target), cause, step, user_source(node))
         return self._symbolic(node.meta["val"])
 
     def _symbolic(self, value: Any) -> Any:
@@ -250,7 +261,7 @@ class _GraphLowering:
     ) -> tuple[Value | None, ...]:
         """What a node's operator gives; results that are not ``used`` may be left out."""
         builder = self.builder
-        builder.origin = Origin(str(overload), source(node))
+        builder.origin = Origin(str(overload), user_source(node))
         builder.hint = identifier(node.name)
         builder.updates_argument = node in self.updates
         builder.used = used
@@ -356,7 +367,10 @@ class _GraphLowering:
         if value is None or isinstance(value, (bool, int, float)):
             return GraphOutput(constant=value)
         raise UnsupportedOp(
-            str(item.target), "a graph cannot return this value", _NO_FALLBACK_STEP, source(item)
+            str(item.target),
+            "a graph cannot return this value",
+            _NO_FALLBACK_STEP,
+            user_source(item),
         )
 
 

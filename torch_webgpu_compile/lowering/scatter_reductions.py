@@ -238,7 +238,7 @@ def lower_as_strided_scatter(
     flat = flat + (0 if storage_offset is None else storage_offset)
     index: list[IndexLike] = list(delinearize(flat, self.sizes))
     body = cast(src.body, self.dtype)
-    return scatter(builder, self, src.sizes, index, body, accumulate=False)
+    return builder.scatter(self, src.sizes, index, body, accumulate=False)
 
 
 @lowers(aten.put.default)

@@ -7,7 +7,7 @@ of sizes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..dtypes import DType
 from ..sizes import ONE, ZERO, Expr, Symbol, as_expr, evaluate
 from .numbers import HostNumber
 
-VERSION = 4
+VERSION = 5
 
 STATUS = "device status"
 """The buffer in which kernels report what was wrong: see `Kernel`. No graph has it."""
@@ -123,6 +123,12 @@ class Binding:
     nbytes: Expr | None = None
 
 
+def bound_nbytes(binding: Binding, buffer: PlanBuffer, sizes: Mapping[str, int]) -> int:
+    """Bytes of its buffer that a binding reaches; 0 or less where it starts behind its end."""
+    left = buffer.nbytes_for(sizes) - binding.offset_nbytes
+    return left if binding.nbytes is None else min(left, evaluate(binding.nbytes, sizes))
+
+
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Run a kernel. A grid dimension of 0 skips the step.
@@ -134,6 +140,8 @@ class Dispatch:
         parameters: the kernel's uniform parameters, in order: i32 values, or floats.
         bytes_read, bytes_written, flops: least traffic and arithmetic, for reports.
         checks: the indices that the kernel checks, by their number in it.
+        iterations: the most that all loops of one invocation make together, where the kernel was
+            compiled for a driver that ends them (`Target.max_loop_iterations`); else 0.
         narrow: integers made from sizes that the kernel's arithmetic takes for 32-bit ones: a
             runtime refuses sizes for which they are not.
     """
@@ -146,6 +154,7 @@ class Dispatch:
     bytes_written: Expr
     flops: Expr
     checks: tuple[IndexCheck, ...] = ()
+    iterations: Expr = ZERO
     narrow: tuple[Expr, ...] = ()
 
 
@@ -171,6 +180,11 @@ class HostStep:
     keywords: tuple[tuple[str, Any], ...]
     source: str = ""
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Buffers of the tensor arguments: positional before keyword, nested ones depth first."""
+        return tuple(_buffers_in((self.arguments, tuple(value for _, value in self.keywords))))
+
 
 @dataclass(frozen=True, slots=True)
 class HostBuffer:
@@ -185,6 +199,14 @@ class HostConstant:
 
     kind: str
     name: str
+
+
+def _buffers_in(value: Any) -> Iterator[str]:
+    if isinstance(value, HostBuffer):
+        yield value.buffer
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _buffers_in(item)
 
 
 Step = Dispatch | CopyBuffer | HostStep
@@ -249,6 +271,11 @@ class Plan:
         """Dispatches per call."""
         return sum(isinstance(step, Dispatch) for step in self.steps)
 
+    @property
+    def prepared(self) -> tuple[str, ...]:
+        """Names of the buffers of role ``prepared``; the preparation may give them in any order."""
+        return tuple(name for name, buffer in self.buffers.items() if buffer.role == "prepared")
+
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
@@ -265,6 +292,7 @@ class KernelCall:
     bytes_written: Expr
     flops: Expr
     checks: tuple[IndexCheck, ...] = ()
+    iterations: Expr = ZERO
     narrow: tuple[Expr, ...] = ()
 
     def on(self, instead: Mapping[str, str]) -> KernelCall:
@@ -283,5 +311,6 @@ class KernelCall:
             self.bytes_written,
             self.flops,
             self.checks,
+            self.iterations,
             self.narrow,
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..sizes import Expr, Symbol, evaluate, symbols_of
+from ..sizes import INT64, Expr, Symbol, evaluate, symbols_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,9 @@ NUMBER_OPS: dict[str, Callable[..., Any]] = {
     "pow": np.power,
 }
 """What a `HostNumber` may be made of, as Python and PyTorch compute it on float64."""
+
+NUMBER_ARITY = {name: 1 if name in ("float", "neg", "sqrt") else 2 for name in NUMBER_OPS}
+"""How many operands each takes."""
 
 
 def number_bits(number: HostNumber, sizes: Mapping[str, int]) -> int:
@@ -70,4 +73,7 @@ def _value(number: HostNumber, sizes: Mapping[str, int]) -> Any:
 def _argument(arg: HostNumber | Expr | float, sizes: Mapping[str, int]) -> Any:
     if isinstance(arg, HostNumber):
         return _value(arg, sizes)
-    return np.int64(evaluate(arg, sizes)) if isinstance(arg, Expr) else arg
+    if not isinstance(arg, Expr):
+        return arg
+    integer = evaluate(arg, sizes)
+    return np.int64(integer) if integer in INT64 else float(integer)

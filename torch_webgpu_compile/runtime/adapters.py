@@ -109,8 +109,13 @@ class AdapterInfo:
             max_grid=limits["max-compute-workgroups-per-dimension"],
             offset_alignment=limits["min-storage-buffer-offset-alignment"],
             subgroup_sizes=self.subgroup_sizes if "subgroup" in features else (0, 0),
+            max_loop_iterations=_LOOP_ITERATIONS if "llvmpipe" in self.name else 0,
         )
 
+
+# Mesa's llvmpipe and lavapipe count the iterations of all loops of an invocation, nested ones too,
+# and end each loop after one more when so many are done. Source: LP_MAX_TGSI_LOOP_ITERATIONS.
+_LOOP_ITERATIONS = 65535
 
 # Of a bind group, where the adapter does not say: the default of WebGPU.
 _BINDINGS = 1000

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from ..errors import DeviceError, OutOfMemoryError
+from ..errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .interface import COPY_DST, COPY_SRC, STORAGE, UNIFORM, Backend, Handle
 from .queue import CommandQueue
 
@@ -31,6 +32,16 @@ _versions = itertools.count(1)
 def round_up(nbytes: int, multiple: int) -> int:
     """The next multiple of ``multiple``."""
     return -(-nbytes // multiple) * multiple
+
+
+def readable(nbytes: int) -> str:
+    """A number of bytes for people."""
+    value = float(nbytes)
+    for unit in ("bytes", "KiB", "MiB"):
+        if value < 1024:
+            return f"{nbytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
 
 
 @lru_cache(4096)  # the same sizes come again and again, and this is half of an allocation's time
@@ -78,7 +89,7 @@ class GpuBuffer:
     # Plain slots, not properties: an eager operator reads them several times per call.
     __slots__ = (
         "__weakref__",
-        "_allocation",
+        "_loan",
         "_pool",
         "capacity",
         "handle",
@@ -87,16 +98,22 @@ class GpuBuffer:
         "version",
     )
 
-    def __init__(self, pool: BufferPool, allocation: Allocation, nbytes: int) -> None:
+    handle: Handle
+    capacity: int
+
+    def __init__(self, pool: BufferPool, nbytes: int) -> None:
+        """Without memory, which `BufferPool` lends it."""
         self._pool = pool
-        self._allocation: Allocation | None = allocation
+        self._loan: weakref.ref[GpuBuffer] | None = None
         self.nbytes = nbytes
-        self.capacity: int = allocation.capacity
-        self.handle: Handle = allocation.handle
-        self.serial: int = allocation.serial
+        self.serial: int = 0
         self.version: int = 0
 
     offset_nbytes = 0  # see `BufferSlice`
+
+    def is_of(self, pool: BufferPool) -> bool:
+        """Whether the memory is of this pool; False for a `LostBuffer`."""
+        return getattr(self, "_pool", None) is pool
 
     @property
     def memory(self) -> GpuBuffer:
@@ -115,15 +132,16 @@ class GpuBuffer:
     @property
     def is_released(self) -> bool:
         """Whether the memory went back to the pool."""
-        return self._allocation is None
+        return self._loan is None
 
     def release(self) -> None:
         """Returns the memory to the pool; later uses raise. Submitted work is not affected."""
-        allocation, self._allocation = self._allocation, None
-        if allocation is not None:
+        loan, append = self._loan, self._pool.returned.append
+        if loan is not None:
+            self._loan = None
             self.serial = 0
             del self.handle, self.capacity
-            self._pool.give_back(allocation)
+            append(loan)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("handle", "capacity"):
@@ -133,18 +151,48 @@ class GpuBuffer:
             )
         raise AttributeError(name)
 
-    def __del__(self) -> None:
-        try:
-            allocation = self._allocation
-        except AttributeError:  # `__init__` did not get far
-            return
-        if allocation is not None:
-            self._allocation = None
-            self._pool.give_back(allocation)
+    def __repr__(self) -> str:
+        state = "released" if self._loan is None else f"serial {self.serial}"
+        return f"GpuBuffer({self.nbytes} bytes, {state})"
+
+
+class LostBuffer(GpuBuffer):
+    """Stands for memory that was lost with its device: every use raises DeviceLostError.
+
+    Args:
+        message: for the user.
+        cause: as `DeviceLostError.cause`.
+    """
+
+    __slots__ = ("_cause", "_message")
+
+    def __init__(self, message: str, cause: str) -> None:
+        self._message = message
+        self._cause = cause
+
+    def error(self) -> DeviceLostError:
+        """What every use raises."""
+        return DeviceLostError(self._message, self._cause)
+
+    @property
+    def memory(self) -> GpuBuffer:
+        """Raises DeviceLostError."""
+        raise self.error()
+
+    @property
+    def is_released(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        """Nothing is left to return."""
+
+    def __getattr__(self, name: str) -> Any:  # of slots that are not set: all of `GpuBuffer`'s
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise self.error()
 
     def __repr__(self) -> str:
-        state = "released" if self._allocation is None else f"serial {self.serial}"
-        return f"GpuBuffer({self.nbytes} bytes, {state})"
+        return "LostBuffer()"
 
 
 class BufferSlice:
@@ -188,11 +236,19 @@ Serial = int | tuple[int, int]
 class BufferPool:
     """Allocations of one device.
 
+    Ctrl-C may raise after any call. So what belongs together is changed in statements that make no
+    call, and a dropped buffer is noticed by C code: a weak reference appends itself to `returned`,
+    at any time, also at exit. The next call of a method sorts it in.
+
     Args:
         backend: creates and frees the memory.
         queue: what pending commands use is not freed, nor lent as idle.
         max_nbytes: the adapter's largest buffer.
         make_room: called once when an allocation fails, before it is tried again.
+        describe: what holds the memory, for the error when it fails again.
+
+    Attributes:
+        limit_nbytes: what may be reserved; None: as much as the GPU gives.
     """
 
     def __init__(
@@ -201,21 +257,18 @@ class BufferPool:
         queue: CommandQueue,
         max_nbytes: int,
         make_room: Callable[[], None],
+        describe: Callable[[], str],
     ) -> None:
+        self.limit_nbytes: int | None = None
+        self._describe = describe
         self._backend = backend
         self._queue = queue
         self._max_nbytes = max_nbytes
         self._make_room = make_room
-        # A garbage collection may drop a buffer in the middle of any method here, with the lock
-        # held by the same thread: returned memory is only queued then, and sorted in by the next
-        # call.
         self._lock = threading.Lock()
-        self._returned: deque[Allocation] = deque()
-        # Finalisers may run when this module's names are gone: nothing looks `deque` up there.
+        self.returned: deque[weakref.ref[GpuBuffer]] = deque()
         self._free: defaultdict[tuple[int, int], deque[Allocation]] = defaultdict(deque)
-        # Keeps lent allocations reachable: else a collected cycle would finalise a wgpu-py object
-        # together with the `GpuBuffer` that returns it here.
-        self._lent: dict[int, Allocation] = {}
+        self._lent: dict[weakref.ref[GpuBuffer], Allocation] = {}
         self._allocated = 0
         self._reserved = 0
         self._peak = 0
@@ -241,83 +294,123 @@ class BufferPool:
                 f"a buffer of {nbytes:,} bytes is larger than this GPU allows "
                 f"({self._max_nbytes:,} bytes); split the tensor"
             )
+        buffer = GpuBuffer(self, nbytes)
+        loan = weakref.ref(buffer, self.returned.append)
         with self._lock:
-            allocation = self._take(usage, capacity, is_idle)
-        if allocation is None:
-            allocation = self._create(capacity, usage)
+            if self.returned:
+                self._sort_in()
+            free = self._free.get((usage, capacity))
+            if free:
+                if not is_idle:
+                    self._lend(buffer, loan, free, -1)  # used last: caches may still hold it
+                elif self._queue.is_empty or free[0].batch < self._queue.sent:
+                    self._lend(buffer, loan, free, 0)
+        if buffer._loan is None:
+            new = [self._create(capacity, usage)]
             with self._lock:
-                self._reserved += capacity
-                self._lend(allocation)
-        return GpuBuffer(self, allocation, nbytes)
+                self._lend(buffer, loan, new, 0)
+        return buffer
 
-    def _take(self, usage: int, capacity: int, is_idle: bool) -> Allocation | None:
-        """Lends a free allocation, the one that was used last: caches may still hold it."""
-        if self._returned:
-            self._sort_in()
-        free = self._free.get((usage, capacity))
-        if not free:
-            return None
-        if not is_idle:
-            allocation = free.pop()
-        elif self._queue.is_empty or free[0].batch < self._queue.sent:
-            allocation = free.popleft()
-        else:
-            return None
-        self._lend(allocation)
-        return allocation
+    def _lend(
+        self,
+        buffer: GpuBuffer,
+        loan: weakref.ref[GpuBuffer],
+        free: deque[Allocation] | list[Allocation],
+        position: int,
+    ) -> None:
+        """Moves an allocation from ``free`` to a buffer. From its first line on it makes no call.
 
-    def _lend(self, allocation: Allocation) -> None:
-        self._lent[allocation.serial] = allocation
+        A list, unlike the pool's deques, holds an allocation that has just been made.
+        """
+        is_new = type(free) is list
+        allocation = free[position]
+        del free[position]
+        if is_new:
+            self._reserved += allocation.capacity
+        self._lent[loan] = allocation
         self._allocated += allocation.capacity
         if self._allocated > self._peak:
             self._peak = self._allocated
+        buffer.handle = allocation.handle
+        buffer.capacity = allocation.capacity
+        buffer.serial = allocation.serial
+        buffer._loan = loan
 
     def _create(self, capacity: int, usage: int) -> Allocation:
-        """Not called with the lock held: making room uses this pool and the queue."""
+        return Allocation(self.create(capacity, usage), capacity, usage)
+
+    def create(self, nbytes: int, usage: int) -> Handle:
+        """A provider's buffer that does not belong to the pool.
+
+        Not called with the lock held: making room uses this pool and the queue.
+
+        Raises:
+            OutOfMemoryError: there is no memory even after all that was free was given back.
+        """
         try:
-            handle = self._backend.create_buffer(capacity, usage)
+            return self._new(nbytes, usage)
         except OutOfMemoryError:
             self._make_room()
-            try:
-                handle = self._backend.create_buffer(capacity, usage)
-            except OutOfMemoryError as error:
-                raise OutOfMemoryError(
-                    f"the GPU is out of memory: {capacity:,} bytes were asked for while "
-                    f"{self._allocated:,} bytes are in use and {self._reserved:,} are reserved "
-                    f"({error}); free tensors or use a smaller batch"
-                ) from error
-        return Allocation(handle, capacity, usage)
+        try:
+            return self._new(nbytes, usage)
+        except OutOfMemoryError as error:
+            stats = self.stats()
+            raise OutOfMemoryError(
+                f"the GPU is out of memory: {readable(nbytes)} were asked for while "
+                f"{readable(stats['allocated'])} are in use and {readable(stats['reserved'])} "
+                f"reserved ({self._describe()}); free tensors, use a smaller batch, or run under "
+                f"torch.no_grad(). The GPU says: {error.__cause__ or error}"
+            ) from error
 
-    def give_back(self, allocation: Allocation) -> None:
-        """Takes memory back. Never blocks, so it may be called from a finaliser."""
-        allocation.batch = self._queue.batch
-        self._returned.append(allocation)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._sort_in()
-            finally:
-                self._lock.release()
+    def _new(self, nbytes: int, usage: int) -> Handle:
+        limit = self.limit_nbytes
+        if limit is not None and self._reserved + nbytes > limit:
+            raise OutOfMemoryError(f"more than the limit of {readable(limit)}")
+        return self._backend.create_buffer(nbytes, usage)
+
+    def largest(self, count: int) -> list[int]:
+        """Bytes of the largest buffers that are lent."""
+        with self._lock:
+            self._sort_in()
+            sizes = [allocation.capacity for allocation in self._lent.values()]
+        return sorted(sizes, reverse=True)[:count]
 
     def _sort_in(self) -> None:
-        while self._returned:
-            allocation = self._returned.popleft()
-            del self._lent[allocation.serial]
+        returned, lent = self.returned, self._lent
+        while returned:
+            loan = returned[0]
+            try:
+                allocation = lent.get(loan)
+            except TypeError:  # dropped before it was lent
+                allocation = None
+            if allocation is None:  # released, and then dropped
+                del returned[0]
+                continue
+            free = self._free[allocation.usage, allocation.capacity]
+            # From here on without calls, see the class.
+            allocation.batch = self._queue.batch
+            del returned[0]
+            del lent[loan]
             self._allocated -= allocation.capacity
-            key = allocation.usage, allocation.capacity
-            self._free[key].append(allocation)
+            free += (allocation,)
 
     def empty(self) -> None:
         """Frees all memory that is not lent, after submitting the commands that may use it."""
         with self._lock:
             self._sort_in()
             freed = list(chain.from_iterable(self._free.values()))
-            self._free.clear()
-            self._reserved -= sum(allocation.capacity for allocation in freed)
+            nbytes = sum([allocation.capacity for allocation in freed])
+            self._free, self._reserved = defaultdict(deque), self._reserved - nbytes
         try:
             self._queue.flush()
         finally:
             for allocation in freed:
                 self._backend.release_buffer(allocation.handle)
+
+    def abandon(self) -> None:
+        """`empty` of a lost device: nothing is submitted."""
+        self._queue.abandon()
+        self.empty()
 
     def stats(self) -> dict[str, int]:
         """Bytes: ``allocated`` (lent), ``reserved`` (lent or kept), ``peak_allocated``."""

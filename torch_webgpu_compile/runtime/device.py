@@ -6,11 +6,13 @@ Nothing outside this package knows the provider.
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..errors import AdapterError, DeviceError
+from ..errors import AdapterError, DeviceError, DeviceLostError
 from ..plan.model import Kernel
 from ..target import Target
 from .adapters import AdapterInfo, find_adapter, list_adapters
@@ -21,7 +23,9 @@ from .buffers import (
     AnyBuffer,
     BufferPool,
     GpuBuffer,
+    readable,
 )
+from .failures import lost_error
 from .interface import Backend, Copy
 from .native import NativeBackend
 from .pipelines import Pipeline, PipelineCache
@@ -40,6 +44,13 @@ class Reclaimable(Protocol):
         """Drops what is not in use."""
 
 
+class Holder(Protocol):
+    """Holds GPU memory."""
+
+    def held(self) -> tuple[str, int]:
+        """What it is used for, and the bytes."""
+
+
 class Device:
     """An open GPU. Use `open_device`.
 
@@ -49,6 +60,7 @@ class Device:
         checked: whether kernels are compiled with the provider's runtime checks.
         queue: the order of all commands.
         status: what kernels report.
+        opened_as: the arguments of `open_device`.
     """
 
     def __init__(self, info: AdapterInfo, backend: Backend, checked: bool) -> None:
@@ -57,11 +69,20 @@ class Device:
         self.checked = checked
         self.backend = backend
         self.queue = CommandQueue(backend)
+        self.opened_as: Key | None = None
         self._closed = False
+        self._abandoned = False
         self._reclaimable: weakref.WeakSet[Reclaimable] = weakref.WeakSet()
-        self._pool = BufferPool(backend, self.queue, self.target.max_buffer_nbytes, self._make_room)
+        self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self._pool = BufferPool(
+            backend,
+            self.queue,
+            self.target.max_buffer_nbytes,
+            self._make_room,
+            self._describe_memory,
+        )
         self.status = Status(self.upload_new)
-        self._transfers = Transfers(backend, self.queue, self.status)
+        self._transfers = Transfers(backend, self._pool, self.queue, self.status)
         self._pipelines = PipelineCache(backend, checked)
 
     # ---- memory
@@ -74,12 +95,39 @@ class Device:
         """Bytes: ``allocated``, ``reserved`` (allocated and kept for reuse), ``peak_allocated``."""
         return self._pool.stats()
 
+    def limit_memory(self, nbytes: int | None) -> None:
+        """Allocations fail beyond so many bytes, as on a smaller GPU; None: no limit."""
+        self._pool.limit_nbytes = nbytes
+
+    def memory_holders(self) -> dict[str, int]:
+        """Bytes in use by what holds them, the most first."""
+        found: Counter[str] = Counter()
+        for holder in list(self._holders):
+            kind, nbytes = holder.held()
+            found[kind] += nbytes
+        found["tensors and running calls"] = max(
+            0, self._pool.stats()["allocated"] - sum(found.values())
+        )
+        return {kind: nbytes for kind, nbytes in found.most_common() if nbytes}
+
+    def _describe_memory(self) -> str:
+        held = [f"{kind} {readable(nbytes)}" for kind, nbytes in self.memory_holders().items()]
+        largest = ", ".join(map(readable, self._pool.largest(3)))
+        return ", ".join(held or ["nothing"]) + (f"; the largest: {largest}" if largest else "")
+
+    def add_holder(self, holder: Holder) -> None:
+        """Errors about memory will name what ``holder`` (kept by a weak reference) holds."""
+        self._holders.add(holder)
+
     def reset_peak_memory_stats(self) -> None:
         """Starts ``peak_allocated`` again from what is allocated now."""
         self._pool.reset_peak()
 
     def empty_cache(self) -> None:
         """Frees all GPU memory that no tensor and no running call needs."""
+        if self.is_lost:
+            self.abandon()
+            return
         for holder in list(self._reclaimable):
             holder.reclaim()
         self._transfers.empty()
@@ -88,6 +136,18 @@ class Device:
     def _make_room(self) -> None:
         self.empty_cache()
         self.queue.wait()  # memory that the GPU still uses is freed when its work is done
+
+    def owns(self, buffer: GpuBuffer) -> bool:
+        """Whether a buffer is memory of this device."""
+        return buffer.is_of(self._pool)
+
+    def abandon(self) -> None:
+        """Drops all that is kept of a lost device, but what tensors and running calls hold."""
+        self._abandoned = True
+        for holder in list(self._reclaimable):
+            holder.reclaim()
+        self._transfers.empty()
+        self._pool.abandon()
 
     def add_reclaimable(self, holder: Reclaimable) -> None:
         """`empty_cache` will ask ``holder`` (kept by a weak reference) to drop what it can."""
@@ -212,6 +272,11 @@ class Device:
         return self._pipelines.compile_many(kernels)
 
     @property
+    def compile_progress(self) -> tuple[int, int]:
+        """Kernels done and kernels to do of what is being compiled now."""
+        return self._pipelines.progress
+
+    @property
     def kernels_compiled(self) -> int:
         """Kernels compiled so far, without those found in the cache."""
         return self._pipelines.kernels_compiled
@@ -245,13 +310,27 @@ class Device:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a call raised DeviceLostError. `open_device` gives a new device then."""
-        return self.backend.is_lost
+        """Whether a call raised DeviceLostError. `open_device` gives a new device then.
+
+        With everything that is on it. `find_loss` also finds a loss that no call has met yet.
+        """
+        return self.backend.lost_cause != ""
+
+    def find_loss(self) -> bool:
+        """`is_lost`, after asking the device."""
+        return self.backend.find_loss()
+
+    def lost_error(self, subject: str) -> DeviceLostError:
+        """What to raise about something that was on this device, which is lost."""
+        return lost_error(f"{subject} ({self.info.name})", self.backend.lost_cause)
 
     def close(self) -> None:
         """Waits for the GPU and frees what is not in use. `open_device` gives a new device then."""
         if not self._closed:
             self._closed = True
+            if self.is_lost:
+                self.abandon()
+                return
             try:
                 self.synchronize()
             finally:
@@ -262,7 +341,8 @@ class Device:
 
 
 _lock = threading.Lock()
-_devices: dict[tuple[str, int, bool, int], Device] = {}
+Key = tuple[str, int, bool, int]
+_devices: dict[Key, Device] = {}
 
 
 def open_device(
@@ -287,9 +367,28 @@ def open_device(
     key = provider, info.index, checked, instance
     with _lock:
         device = _devices.get(key)
-        if device is None or device.is_closed or device.is_lost:
+        if device is None or device.is_closed or device.find_loss():
+            lost = device if device is not None and device.is_lost else None
             device = _devices[key] = create_device(provider, info, found, checked)
-        return device
+            device.opened_as = key
+        else:
+            lost = None
+    if lost is not None and not lost._abandoned:
+        lost.abandon()
+        warnings.warn(
+            f"the GPU device {info.name} was lost ({lost.backend.lost_cause}) and is opened again; "
+            "models and tensors on the CPU go on, tensors that were on it are gone",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return device
+
+
+def reopened(device: Device) -> Device:
+    """The device that `open_device` gives instead of a lost one, with one warning."""
+    if device.opened_as is None:
+        raise device.lost_error("a device that open_device did not give")
+    return open_device(*device.opened_as)
 
 
 def opened_devices() -> list[Device]:

@@ -79,7 +79,7 @@ class Executor:
         self._pipelines = device.compile_many(plan.kernels)
         self.preparation: Preparation | None = None
         if plan.preparation is not None:
-            self.preparation = Preparation(Executor(plan.preparation, device))
+            self.preparation = Preparation(Executor(plan.preparation, device), plan.prepared)
         changed = dict.fromkeys(o.buffer for o in plan.outputs if o.mutates is not None)
         self.changed = tuple(
             name for name in changed if name is not None and plan.buffers[name].role == "input"
@@ -98,9 +98,13 @@ class Executor:
             buffer = self._constants[name] = device.allocate(len(data))
             device.upload(buffer, data)
         self.checks_indices = any(b.role == "status" for b in plan.buffers.values())
-        if self.checks_indices:
-            self._constants[STATUS] = device.status.buffer
         device.add_reclaimable(self)
+        device.add_holder(self)
+
+    def held(self) -> tuple[str, int]:
+        """The executor's own memory: constants, and intermediates between calls."""
+        own = [*self._constants.values(), *self._owned.values(), *self._parameters.values()]
+        return "compiled graphs and operators", sum(buffer.nbytes for buffer in own)
 
     def bind(
         self,
@@ -122,6 +126,8 @@ class Executor:
         """
         sizes = _NOTHING if sizes is None else sizes
         externals = _NOTHING if externals is None else externals
+        if self.checks_indices:
+            externals = {**externals, STATUS: self.device.status.own().buffer}
         serials = tuple([buffer.serial for buffer in externals.values()])
         key = (*sizes.items(), *externals, serials)
         with self.lock:
@@ -186,12 +192,11 @@ class Executor:
                     f"plan {self.plan.name} needs its prepared buffer {name}; give bind() what "
                     "prepared() returns"
                 )
+        own: dict[str, AnyBuffer] = dict(self._constants)
         if len(given) < len(sized.names):
-            owned = self._own(sized, given)
-            given |= owned
-        else:
-            owned = {}
-        return Program(sized, owned, self.build(sized, [given[name] for name in sized.names]))
+            own |= self._own(sized, given)
+        given |= own | dict(externals)
+        return Program(sized, own, self.build(sized, [given[name] for name in sized.names]))
 
     def build(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> list[Segment]:
         """The commands of a sized plan on memory for all its `names`; raises as `bind` does."""
@@ -307,14 +312,19 @@ class BoundPlan:
         executor = self._executor
         record = executor.device.queue.record
         try:
+            self._mark()  # also before, as Ctrl-C may cut the second time short
             with executor.lock:
                 for segment in self.program.segments:
                     if isinstance(segment, HostCommand):
                         executor.run_host_step(segment, self)
                     else:
                         record(segment)
-                        if executor.checks_indices:
-                            executor.device.status.is_pending = True
         finally:
-            for name in executor.changed:
-                self.buffer(name).memory.version = 0
+            self._mark()
+
+    def _mark(self) -> None:
+        """Says what recorded commands change."""
+        for name in self._executor.changed:
+            self.buffer(name).memory.version = 0
+        if self._executor.checks_indices:
+            self._executor.device.status.own().is_pending = True

@@ -20,6 +20,27 @@ def tidy(message: str) -> str:
     return "\n".join(line for line in lines if line.strip() not in ("", "Caused by:"))
 
 
+def is_loss(message: str) -> bool:
+    """Whether a provider's message says that the device is lost."""
+    return _LOST.search(message) is not None
+
+
+def cause_of(message: str) -> str:
+    """The last line of a provider's message: the cause of what is above it."""
+    return (tidy(message).splitlines() or [message])[-1].strip()
+
+
+def lost_error(subject: str, cause: str) -> DeviceLostError:
+    """The exception for what could not be done because the device is lost."""
+    return DeviceLostError(
+        f"{subject}: the GPU device was lost ({cause}); a driver reset, a crash or a timeout of the "
+        "GPU does this. What was on it is gone: call torch.webgpu.reset_device() and make it again "
+        "(models and tensors on the CPU go on by themselves). If it happens again, set "
+        "TORCH_WEBGPU_CHECKED=1 to find out-of-range accesses",
+        cause,
+    )
+
+
 def device_error(kind: str, message: str, subject: str) -> DeviceError:
     """The exception for an error report.
 
@@ -29,12 +50,8 @@ def device_error(kind: str, message: str, subject: str) -> DeviceError:
         subject: what was being done, with the kernel or plan that it was done for.
     """
     text = tidy(message)
-    if _LOST.search(message):
-        return DeviceLostError(
-            f"{subject}: the GPU device was lost ({text}); a driver reset, a crash or a timeout "
-            "of the GPU does this. Restart the process; if it happens again, set "
-            "TORCH_WEBGPU_CHECKED=1 to find out-of-range accesses"
-        )
+    if is_loss(message):
+        return lost_error(subject, cause_of(message))
     if kind == "OutOfMemory" or _MEMORY.search(message):
         return OutOfMemoryError(
             f"{subject}: the GPU is out of memory ({text}); free tensors, use a smaller batch, or "
@@ -48,7 +65,7 @@ def device_error(kind: str, message: str, subject: str) -> DeviceError:
 
 def shader_error(kind: str, message: str, kernel: Kernel) -> DeviceError:
     """The exception for a kernel that the WGSL compiler or the driver rejected."""
-    if _LOST.search(message) or kind == "OutOfMemory":
+    if is_loss(message) or kind == "OutOfMemory":
         return device_error(kind, message, f"compiling kernel {kernel.name}")
     text = tidy(message)
     line = ""

@@ -26,12 +26,32 @@ def copy_memory(destination: int, source: int, nbytes: int) -> None:
         ctypes.memmove(destination, source, nbytes)
         return
     step = -(-nbytes // (count * 4096)) * 4096
-    submit = _threads().submit
-    parts = [
-        submit(ctypes.memmove, destination + start, source + start, min(step, nbytes - start))
-        for start in range(step, nbytes, step)
-    ]
+    threads = _threads()
     try:
+        parts = [
+            threads.submit(
+                ctypes.memmove, destination + start, source + start, min(step, nbytes - start)
+            )
+            for start in range(step, nbytes, step)
+        ]
         ctypes.memmove(destination, source, step)
-    finally:
-        wait(parts)  # also after Ctrl-C: the caller will unmap or free the memory
+        wait(parts)
+    except RuntimeError:  # another thread was interrupted, see below: these threads have ended
+        _finish(threads)
+        ctypes.memmove(destination, source, nbytes)
+    except BaseException:
+        # Ctrl-C: which parts have been submitted is not known, and the caller will unmap or free
+        # the memory. All that the threads have to do is done in milliseconds.
+        _threads.cache_clear()
+        _finish(threads)
+        raise
+
+
+def _finish(threads: ThreadPoolExecutor) -> None:
+    """Waits until threads have done all that they were given; Ctrl-C has to wait, too."""
+    while True:
+        try:
+            threads.shutdown(wait=True)
+            return
+        except KeyboardInterrupt:
+            continue

@@ -65,12 +65,15 @@ class Backend(Protocol):
     Safe to call from several threads: `submit` orders itself by a lock.
 
     Attributes:
-        is_lost: whether the device was found lost.
+        lost_cause: what was reported when the device was found lost; "" while it works.
         submissions: submits made so far.
     """
 
-    is_lost: bool
+    lost_cause: str
     submissions: int
+
+    def find_loss(self) -> bool:
+        """Whether the device is lost, known so far or not: it is asked, as far as it can be."""
 
     def create_buffer(self, nbytes: int, usage: int) -> Handle:
         """A buffer of nbytes, a multiple of 4. Raises OutOfMemoryError."""

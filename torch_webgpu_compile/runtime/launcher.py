@@ -10,6 +10,7 @@ from ..errors import SharedMemoryError
 from .buffers import AnyBuffer, GpuBuffer, Serial
 from .queue import Recording
 from .sized import HostCommand, Place, SizedDispatch, SizedPlan
+from .status import Reports
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -63,8 +64,10 @@ class Launcher:
         self._has_host_steps = any(isinstance(step, HostCommand) for step in sized.steps)
         self._record = executor.device.queue.record
         self._known: dict[tuple[Serial, ...], Sequence[Recording]] = {}
-        count = len(sized.names) - len(constants)
-        self.constants = dict(zip(sized.names[count:], constants, strict=True))
+        self._status = executor.device.status if executor.checks_indices else None
+        end = len(sized.names) - (self._status is not None)  # the last one is its
+        count = end - len(constants)
+        self.constants = dict(zip(sized.names[count:end], constants, strict=True))
         preparation = self._preparation = executor.preparation
         self._static: tuple[int, ...] = ()
         if preparation is not None:
@@ -73,7 +76,6 @@ class Launcher:
         self.names = sized.names[:count]
         self._changed = tuple(map(self.names.index, executor.changed))
         self.dispatch_count = sum(isinstance(step, SizedDispatch) for step in sized.steps)
-        self._status = executor.device.status if executor.checks_indices else None
         executor.device.add_reclaimable(self)
 
     def reclaim(self) -> None:
@@ -102,20 +104,32 @@ class Launcher:
         if preparation is not None:
             buffers = [*buffers, *preparation([buffers[k] for k in self._static])]
         serials = tuple([buffer.serial for buffer in buffers])
+        reports = None
+        if self._status is not None:
+            reports = self._status.own()
+            serials = (*serials, reports.buffer.serial)
         recordings = self._known.get(serials)
         if recordings is None:
-            recordings = self._bind(buffers, serials)
+            recordings = self._bind(buffers, serials, reports)
         try:
+            self._mark(buffers, reports)  # also before, as Ctrl-C may cut the second time short
             for recording in recordings:
                 self._record(recording)
         finally:
-            for k in self._changed:
-                buffers[k].memory.version = 0
-            if self._status is not None:
-                self._status.is_pending = True
+            self._mark(buffers, reports)
+
+    def _mark(self, buffers: Sequence[AnyBuffer], reports: Reports | None) -> None:
+        """Says what recorded commands change."""
+        for k in self._changed:
+            buffers[k].memory.version = 0
+        if reports is not None:
+            reports.is_pending = True
 
     def _bind(
-        self, buffers: Sequence[AnyBuffer], serials: tuple[Serial, ...]
+        self,
+        buffers: Sequence[AnyBuffer],
+        serials: tuple[Serial, ...],
+        reports: Reports | None,
     ) -> Sequence[Recording]:
         """What to record for these buffers; for a plan with host steps nothing, it has run."""
         executor = self._executor
@@ -125,7 +139,8 @@ class Launcher:
             executor.bind(self._sized.sizes, externals).replay()
             return ()
         with executor.lock:
-            segments = executor.build(self._sized, [*buffers, *self._constants])
+            own = () if reports is None else (reports.buffer,)
+            segments = executor.build(self._sized, [*buffers, *self._constants, *own])
             recordings = [segment for segment in segments if isinstance(segment, Recording)]
             if len(self._known) >= executor.max_programs:
                 self._known.pop(next(iter(self._known)))  # the oldest: cheaper than the last used

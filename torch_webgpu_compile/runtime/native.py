@@ -1,10 +1,17 @@
 """wgpu-native through cffi: what runs once per dispatch never touches wgpu-py's Python objects.
 
 wgpu-native reports an error to a callback inside the failing call; wgpu-py's `ErrorHandler`
-collects it per thread. A few calls abort the process on an error instead (wgpu-native 29):
-`wgpuQueueSubmit` and `wgpuBufferGetMappedRange`. So nothing is submitted unless its encoder
-finished without an error, buffers are released and never destroyed, and ranges are asked for only
-after a successful mapping.
+collects it per thread. A few calls end the process on an error instead (wgpu-native 29):
+`wgpuQueueSubmit`, `wgpuBufferGetMappedRange` and `wgpuDevicePoll`. So nothing is submitted unless
+its encoder finished without an error, buffers are released and never destroyed, ranges are asked
+for only after a successful mapping, and before each of those calls another one, which does report
+errors, asks whether the device still works (`NativeBackend.check`). What is left is a driver that
+reports a loss for the first time to one of those calls.
+
+Ctrl-C may raise after any call that Python makes, also before its result is stored. So what must be
+released is collected by ``results.extend(map(function, …))``, which is one call, or belongs to a
+cffi object from the start; and what C calls (callbacks, destructors) is C code, ``append`` of a
+list: in Python code the interrupt would be swallowed.
 """
 
 from __future__ import annotations
@@ -12,15 +19,19 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
-from .failures import device_error
+from .failures import cause_of, device_error, is_loss, lost_error
 from .host_copy import copy_memory
 from .interface import (
+    COPY_DST,
     MAP_READ,
     MAP_WRITE,
     BindGroupMaker,
@@ -81,15 +92,23 @@ class NativeBackend:
         self._small_guard = self.guard(
             lambda kind, text: device_error(kind, text, "a small upload")
         )
+        self._unmap_guard = self.guard(
+            lambda kind, text: device_error(kind, text, "the end of a mapping")
+        )
         self.submissions = 0
         self._throttled = 0
         self._finished_index = 0  # this submission and all before it are done
         self._mappings: dict[int, _Mapping] = {}
+        self._abandoned: list[_Mapping] = []  # C may still call them
+        self._dropped_buffers: deque[Handle] = deque()
+        self._dropped_pipelines: deque[Handle] = deque()
+        self._dropped_groups: deque[Handle] = deque()
         self._timestamps = "timestamp-query" in device.features
-        self.is_lost = False
+        self.lost_cause = ""
         self._encoder_desc = self.ffi.new("WGPUCommandEncoderDescriptor *")
         self._finish_desc = self.ffi.new("WGPUCommandBufferDescriptor *")
         self._pass_desc = self.ffi.new("WGPUComputePassDescriptor *")
+        self._probe: Handle = self.create_buffer(16, COPY_DST)
 
     # ---- errors
 
@@ -97,28 +116,86 @@ class NativeBackend:
         """Raises ``make_error(kind, message)`` when a call inside reports an error."""
         return Guard(self, make_error)
 
+    def find_loss(self) -> bool:
+        if not self.lost_cause and not _exiting:
+            failure = None
+            self.errors.capture(_GUARD)
+            try:  # an upload of nothing: the cheapest call that reports it
+                self.lib.wgpuQueueWriteBuffer(self.queue, self._probe, 0, self.ffi.NULL, 0)
+            finally:
+                failure = self.errors.release(_GUARD)
+            if failure is not None and is_loss(failure[1]):
+                self.lost_cause = cause_of(failure[1])
+        return self.lost_cause != ""
+
+    def check(self, subject: str) -> None:
+        """Raises DeviceLostError if the device is lost; ``subject``: what was being done."""
+        if self.find_loss():
+            raise lost_error(subject, self.lost_cause)
+
+    def error(
+        self, make_error: Callable[[str, str], DeviceError], kind: str, message: str
+    ) -> DeviceError:
+        """``make_error(kind, message)``, or the loss of the device that the message came of."""
+        error = make_error(kind, message)
+        if isinstance(error, DeviceLostError):
+            self.lost_cause = self.lost_cause or error.cause
+        elif self.find_loss():
+            error = make_error(kind, self.lost_cause)
+        return error
+
     # ---- buffers
 
     def create_buffer(self, nbytes: int, usage: int) -> Handle:
         desc = self.ffi.new("WGPUBufferDescriptor *")
         desc.size = nbytes
         desc.usage = usage
-        handle = None
+        made: list[Handle] = []
         try:
             with self.guard(
                 lambda kind, text: device_error(kind, text, f"a buffer of {nbytes} bytes")
             ):
-                handle = self.lib.wgpuDeviceCreateBuffer(self.device, desc)
-        except DeviceError:
-            if handle:
-                self.lib.wgpuBufferRelease(handle)
-            raise
-        return handle
+                made.extend(map(self.lib.wgpuDeviceCreateBuffer, (self.device,), (desc,)))
+            handle = self.ffi.gc(made[0], self._dropped_buffers.append)
+            del made[0]
+            return handle
+        finally:
+            for failed in made:
+                if failed:
+                    self.lib.wgpuBufferRelease(failed)
 
     def release_buffer(self, handle: Handle) -> None:
-        self._mappings.pop(int(self.ffi.cast("intptr_t", handle)), None)
-        if not _exiting:
-            self.lib.wgpuBufferRelease(handle)
+        self.ffi.gc(handle, None)
+        self._dropped_buffers.append(handle)
+        self._release_dropped()
+
+    def _release_dropped(self) -> None:
+        """Releases what nobody has any more."""
+        if _exiting:
+            return
+        lib = self.lib
+        for dropped, release in (
+            (self._dropped_groups, lib.wgpuBindGroupRelease),
+            (self._dropped_pipelines, lib.wgpuComputePipelineRelease),
+            (self._dropped_buffers, self._release_buffer),
+        ):
+            while dropped:
+                try:
+                    handle = dropped.pop()
+                except IndexError:  # another thread was faster
+                    break
+                if handle:
+                    release(handle)
+
+    def _release_buffer(self, handle: Handle) -> None:
+        mapping = self._mappings.pop(int(self.ffi.cast("intptr_t", handle)), None)
+        if mapping is not None and not mapping.statuses:
+            self._abandoned.append(mapping)
+        self.lib.wgpuBufferRelease(handle)
+
+    def __del__(self) -> None:
+        self._probe = None
+        self._release_dropped()
 
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
         source = self.ffi.cast("void *", address)
@@ -143,39 +220,44 @@ class NativeBackend:
         mapping = self._mappings.get(key)
         if mapping is None:
             mapping = self._mappings[key] = _Mapping(self.ffi, self.lib)
-        mapping.done.clear()
-        with self.guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
+        mapping.statuses.clear()
+        subject = f"mapping {nbytes} bytes"
+        with self.guard(lambda kind, text: device_error(kind, text, subject)):
             self.lib.wgpuBufferMapAsync(handle, mode, 0, nbytes, mapping.info[0])
         if submission is not None:
             self.wait(submission)
         else:  # never used: there is nothing to wait for
             self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
         # Another thread that polls may run the callback, a moment after this thread's poll returns.
-        while not mapping.done.wait(0.0005):
+        while not mapping.statuses:
+            time.sleep(0.0005)
             self.wait()
-        if mapping.failure:
-            raise device_error("Mapping", mapping.failure, f"mapping {nbytes} bytes")
+        self.check(subject)  # a loss while we waited has taken the buffer away
+        if mapping.statuses[0] != self.lib.WGPUMapAsyncStatus_Success:
+            raise device_error("Mapping", f"status {mapping.statuses[0]}", subject)
         pointer = self.lib.wgpuBufferGetMappedRange(handle, 0, nbytes)
         return int(self.ffi.cast("intptr_t", pointer))
 
     def unmap(self, handle: Handle) -> None:
-        self.lib.wgpuBufferUnmap(handle)
+        # What was mapped has been read or written: if the device is lost, the next call says so.
+        with suppress(DeviceLostError), self._unmap_guard:
+            self.lib.wgpuBufferUnmap(handle)
 
     # ---- pipelines
 
     def create_pipeline(self, kernel: Kernel, checked: bool) -> tuple[Handle, Handle]:
         return self._pipelines.create(kernel, checked)
 
-    def release_pipeline(self, handle: Handle) -> None:
-        if not _exiting:
-            self.lib.wgpuComputePipelineRelease(handle)
+    def own_pipeline(self, handle: Handle) -> Handle:
+        """The pipeline as an object that releases it when it is dropped."""
+        return self.ffi.gc(handle, self._dropped_pipelines.append)
 
     def bind_group_maker(
         self, layout: Handle, ranges: Sequence[tuple[int, int]], name: str
     ) -> BindGroupMaker:
         # An eager operator makes a bind group per call: everything but the buffers is prepared.
         ffi, gc, device = self.ffi, self.ffi.gc, self.device
-        create, release = self.lib.wgpuDeviceCreateBindGroup, self._release_bind_group
+        create, release = self.lib.wgpuDeviceCreateBindGroup, self._dropped_groups.append
         array = ffi.new("WGPUBindGroupEntry []", max(len(ranges), 1))
         for i, (offset, nbytes) in enumerate(ranges):
             array[i].binding = i
@@ -205,10 +287,6 @@ class NativeBackend:
 
         return make
 
-    def _release_bind_group(self, handle: Handle) -> None:
-        if handle and not _exiting:
-            self.lib.wgpuBindGroupRelease(handle)
-
     # ---- submitting
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
@@ -237,15 +315,24 @@ class NativeBackend:
     def _submit(self, command_buffer: Handle) -> int:
         """Submits a command buffer that finished without an error, and releases it."""
         buffers = self.ffi.new("WGPUCommandBuffer []", [command_buffer])
-        index = self.lib.wgpuQueueSubmitForIndex(self.queue, 1, buffers)
-        self.lib.wgpuCommandBufferRelease(command_buffer)
-        return int(index)
+        indices: list[Any] = []
+        try:
+            indices.extend(map(self.lib.wgpuQueueSubmitForIndex, (self.queue,), (1,), (buffers,)))
+            return int(indices[0])
+        finally:  # also after Ctrl-C the count is right, by which the queue knows what has run
+            if indices:
+                self.submissions += 1
+            self.lib.wgpuCommandBufferRelease(command_buffer)
 
     def submit_encoded(self, encode: Callable[[Handle], None], name: str) -> int:
         """Submits what ``encode`` records into a command encoder. Raises DeviceError."""
         with self._lock:
-            index = self._submit(self._record(encode, name))
-            self.submissions += 1
+            self._release_dropped()
+            command_buffer = self._record(encode, name)
+            if self.find_loss():
+                self.lib.wgpuCommandBufferRelease(command_buffer)
+                raise lost_error(f"running {name}", self.lost_cause)
+            index = self._submit(command_buffer)
             must_finish = 0
             if self.submissions % _THROTTLE == 0:
                 must_finish, self._throttled = self._throttled, index
@@ -256,20 +343,24 @@ class NativeBackend:
     def _record(self, encode: Callable[[Handle], None], name: str) -> Handle:
         """A command buffer that finished without an error."""
         lib = self.lib
-        encoder = finished = None
+        made: list[Handle] = []  # the encoder, and its command buffer
         try:
             with self.guard(lambda kind, text: device_error(kind, text, f"running {name}")):
-                encoder = lib.wgpuDeviceCreateCommandEncoder(self.device, self._encoder_desc)
-                encode(encoder)
-                finished = lib.wgpuCommandEncoderFinish(encoder, self._finish_desc)
+                made.extend(
+                    map(lib.wgpuDeviceCreateCommandEncoder, (self.device,), (self._encoder_desc,))
+                )
+                encode(made[0])
+                made.extend(map(lib.wgpuCommandEncoderFinish, made, (self._finish_desc,)))
         except BaseException:
-            if finished:
-                lib.wgpuCommandBufferRelease(finished)
+            for finished in made[1:]:
+                if finished:
+                    lib.wgpuCommandBufferRelease(finished)
             raise
         finally:
-            if encoder:
-                lib.wgpuCommandEncoderRelease(encoder)
-        return finished
+            for encoder in made[:1]:
+                if encoder:
+                    lib.wgpuCommandEncoderRelease(encoder)
+        return made[1]
 
     def encode_pass(self, encoder: Handle, items: Sequence[DispatchItem], pass_desc: Any) -> None:
         """Records a compute pass."""
@@ -277,9 +368,11 @@ class NativeBackend:
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline
         set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
         dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
-        encoder_pass = lib.wgpuCommandEncoderBeginComputePass(encoder, pass_desc)
+        begun: list[Handle] = []
         current = None
         try:
+            begun.extend(map(lib.wgpuCommandEncoderBeginComputePass, (encoder,), (pass_desc,)))
+            encoder_pass = begun[0]
             for pipeline, group, x, y, z in items:
                 if pipeline is not None and pipeline is not current:
                     set_pipeline(encoder_pass, pipeline)
@@ -287,10 +380,12 @@ class NativeBackend:
                 set_bind_group(encoder_pass, 0, group, 0, null)
                 dispatch(encoder_pass, x, y, z)
         finally:
-            lib.wgpuComputePassEncoderEnd(encoder_pass)
-            lib.wgpuComputePassEncoderRelease(encoder_pass)
+            for encoder_pass in begun:
+                lib.wgpuComputePassEncoderEnd(encoder_pass)
+                lib.wgpuComputePassEncoderRelease(encoder_pass)
 
     def wait(self, submission: int | None = None) -> None:
+        self.check("waiting for the GPU")
         index = self.ffi.NULL
         if submission is not None:
             index = self.ffi.new("WGPUSubmissionIndex *", submission)
@@ -323,28 +418,24 @@ class Guard:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failure = self._backend.errors.release(_GUARD)
         if failure is not None and kind is None:
-            error = self._make_error(*failure)
-            if isinstance(error, DeviceLostError):
-                self._backend.is_lost = True
-            raise error
+            raise self._backend.error(self._make_error, *failure)
 
 
 class _Mapping:
-    """The callback of one staging buffer."""
+    """The callback of one staging buffer.
+
+    Attributes:
+        statuses: what the callback was given since the list was emptied: empty while it is awaited.
+        info: for `wgpuBufferMapAsync`.
+    """
 
     def __init__(self, ffi: Any, lib: Any) -> None:
-        self.done = threading.Event()
-        self.failure = ""
-
-        def mapped(status: int, message: Any, _userdata1: Any, _userdata2: Any) -> None:
-            ok = status == lib.WGPUMapAsyncStatus_Success
-            text = "" if ok or not message.data else ffi.string(message.data, message.length)
-            self.failure = "" if ok else f"status {status} {text!r}"
-            self.done.set()
-
-        self._callback = ffi.callback(
-            "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", mapped
-        )
+        self.statuses: list[int] = []
+        # The callback's first argument is its status. The others are left where the caller put
+        # them, as every calling convention of 64-bit machines allows: with one argument the
+        # callback can be C code, which Ctrl-C does not interrupt. The text of a failure is
+        # reported to `Guard` besides.
+        self._callback = ffi.callback("void(int)", self.statuses.append)
         self.info = ffi.new("WGPUBufferMapCallbackInfo *")
         self.info.mode = lib.WGPUCallbackMode_AllowProcessEvents
-        self.info.callback = self._callback
+        self.info.callback = ffi.cast("WGPUBufferMapCallback", self._callback)

@@ -48,7 +48,7 @@ class NativePipelines:
             if module:
                 lib.wgpuShaderModuleRelease(module)
             del keep_label, keep_entry
-        return ffi.gc(pipeline, self._backend.release_pipeline), group_layout
+        return self._backend.own_pipeline(pipeline), group_layout
 
     def _create_module(self, kernel: Kernel, label: Any, checked: bool) -> Handle:
         ffi, lib = self._backend.ffi, self._backend.lib

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..plan.model import Kernel
@@ -49,7 +49,9 @@ class PipelineCache:
         self._pipelines: weakref.WeakValueDictionary[Key, Pipeline] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[Key, Pipeline] = OrderedDict()
         self._most_recent = recent
-        self._pending: dict[Key, Future[Pipeline]] = {}
+        self._turns: dict[Key, threading.Lock] = {}
+        self._asked = 0  # by `compile_many`s under way, and done of them
+        self._done = 0
         self.kernels_compiled = 0
         self.compile_seconds = 0.0
 
@@ -61,40 +63,57 @@ class PipelineCache:
             if pipeline is not None:
                 self._keep(key, pipeline)
                 return pipeline
-            future = self._pending.get(key)
-            mine = future is None
-            if future is None:
-                future = self._pending[key] = Future()
-        if not mine:
-            return future.result()
-        start = time.perf_counter()
-        try:
-            pipeline = Pipeline(*self._backend.create_pipeline(kernel, self._checked))
-        except BaseException as error:
-            with self._lock:  # a later attempt may succeed, e.g. after memory was freed
-                del self._pending[key]
-            future.set_exception(error)
-            raise
+            turn = self._turns.setdefault(key, threading.Lock())
+        # Whoever comes later waits, and finds it; or tries too, if the first one failed: a later
+        # attempt may succeed, e.g. after memory was freed.
+        with turn:
+            pipeline = self._pipelines.get(key)
+            if pipeline is None:
+                start = time.perf_counter()
+                pipeline = Pipeline(*self._backend.create_pipeline(kernel, self._checked))
+                with self._lock:
+                    self._pipelines[key] = pipeline
+                    self.kernels_compiled += 1
+                    self.compile_seconds += time.perf_counter() - start
         with self._lock:
-            del self._pending[key]
-            self._pipelines[key] = pipeline
+            self._turns.pop(key, None)
             self._keep(key, pipeline)
-            self.kernels_compiled += 1
-            self.compile_seconds += time.perf_counter() - start
-        future.set_result(pipeline)
         return pipeline
 
     def compile_many(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
         """`compile` for each kernel, in parallel: the compiler runs without the GIL."""
         with self._lock:
             missing = {key: k for k in kernels if (key := _key(k)) not in self._pipelines}
-        compiled: dict[Key, Pipeline] = {}
-        threads = min(self._threads, len(missing))
-        if threads > 1:
-            with ThreadPoolExecutor(threads) as executor:
-                pipelines = executor.map(self.compile, missing.values())
-                compiled = dict(zip(missing, pipelines, strict=True))
-        return [compiled.get(_key(kernel)) or self.compile(kernel) for kernel in kernels]
+            self._asked += len(missing)
+        done = 0
+
+        def compile_one(kernel: Kernel) -> Pipeline:
+            nonlocal done
+            pipeline = self.compile(kernel)
+            with self._lock:
+                self._done += 1
+                done += 1
+            return pipeline
+
+        try:
+            threads = min(self._threads, len(missing))
+            if threads > 1:
+                with ThreadPoolExecutor(threads) as executor:
+                    pipelines = list(executor.map(compile_one, missing.values()))
+            else:
+                pipelines = [compile_one(kernel) for kernel in missing.values()]
+            compiled = dict(zip(missing, pipelines, strict=True))
+            return [compiled.get(_key(kernel)) or self.compile(kernel) for kernel in kernels]
+        finally:
+            with self._lock:
+                self._asked -= len(missing)
+                self._done -= done
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Kernels done and kernels to do of the `compile_many`s that are under way."""
+        with self._lock:
+            return self._done, self._asked
 
     def _keep(self, key: Key, pipeline: Pipeline) -> None:
         self._recent[key] = pipeline

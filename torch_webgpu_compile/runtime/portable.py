@@ -41,7 +41,7 @@ class PortableBackend:
         self._lock = threading.Lock()
         self.submissions = 0
         self._fence: Any = None
-        self.is_lost = False
+        self.lost_cause = ""
 
     @contextmanager
     def _guard(self, make_error: Callable[[str, str], DeviceError]) -> Iterator[None]:
@@ -53,8 +53,12 @@ class PortableBackend:
         except Exception as error:
             kind = type(error).__name__.removeprefix("GPU").removesuffix("Error")
             made = make_error(kind, str(error))
-            self.is_lost = self.is_lost or isinstance(made, DeviceLostError)
+            if isinstance(made, DeviceLostError):
+                self.lost_cause = self.lost_cause or made.cause
             raise made from error
+
+    def find_loss(self) -> bool:
+        return self.lost_cause != ""
 
     def create_buffer(self, nbytes: int, usage: int) -> Handle:
         with self._guard(

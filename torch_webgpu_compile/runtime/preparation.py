@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..counters import counters
+from ..errors import DeviceError
 from .buffers import AnyBuffer, GpuBuffer, Serial
 
 if TYPE_CHECKING:
@@ -42,21 +43,37 @@ class Preparation:
 
     Args:
         executor: of the preparation's plan.
+        names: the prepared buffers, in the order that a call's results are to have.
 
     Attributes:
         reads: the plan's inputs, by name, in the order of a call's arguments.
-        names: the prepared buffers, in the order of a call's results.
+        names: as given.
+
+    Raises:
+        DeviceError: the preparation does not compute just these.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, names: Sequence[str]) -> None:
         plan = executor.plan
+        made = [output.buffer for output in plan.outputs]
+        if len(set(names)) != len(made) or set(names) != set(made):
+            raise DeviceError(
+                f"plan {plan.name} computes {made}, which is not what is needed: {list(names)}; "
+                "this is a bug of the planner"
+            )
         self._executor = executor
         self._status = executor.device.status
         self._launcher: Launcher | None = None
         self._known: dict[tuple[Serial, ...], _Prepared] = {}
         self.reads = tuple(entry.buffer for entry in plan.inputs if entry.buffer is not None)
-        self.names = tuple(o.buffer for o in plan.outputs if o.buffer is not None)
+        self.names = tuple(names)
         executor.device.add_reclaimable(self)
+        executor.device.add_holder(self)
+
+    def held(self) -> tuple[str, int]:
+        """The results."""
+        prepared = tuple(self._known.values())
+        return "prepared weights", sum(b.nbytes for entry in prepared for b in entry.buffers)
 
     def __call__(self, inputs: Sequence[AnyBuffer]) -> tuple[GpuBuffer, ...]:
         """The prepared buffers for the inputs as they are now.

@@ -22,7 +22,8 @@ class Program:
 
     Attributes:
         sized: the plan; it also keeps the parameters' memory.
-        buffers: the executor's own buffers by plan name; the caller's are not kept alive here.
+        buffers: the executor's own buffers by plan name, constants among them; the caller's are
+            not kept alive here. Every buffer of the plan is one of these or the caller's.
         segments: in order.
     """
 

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..errors import DeviceError, DeviceLostError
+from .failures import lost_error
 from .interface import Backend, Command, DispatchRun, Span
 
 if TYPE_CHECKING:
@@ -102,12 +103,16 @@ class CommandQueue:
 
         Raises:
             DeviceError: pending commands were refused. These commands are recorded all the same.
+            DeviceLostError: the device is lost. They are not.
         """
         with self._lock:
+            if self._backend.lost_cause:
+                raise lost_error(f"running {recording.name}", self._backend.lost_cause)
             if self._watcher is not None and not self._sending:
                 self._run_watched(recording, self._watcher)
                 return
-            self._pending.append(recording)
+            # Without a call, so that Ctrl-C cannot come in between.
+            self._pending += (recording,)
             self.dispatches += recording.dispatch_count
             self._pending_dispatches += recording.dispatch_count
             if self._pending_dispatches >= self._limit and not self._sending:
@@ -132,9 +137,14 @@ class CommandQueue:
         """
         with self._lock:
             self._check_not_sending()
-            self._pending.append(Recording(commands, name))
             self._limit = MIN_BATCH
-            return self._send()
+            return self._send(Recording(commands, name))
+
+    def abandon(self) -> None:
+        """Drops what is pending: the device is lost."""
+        with self._lock:
+            self._pending = []
+            self._pending_dispatches = 0
 
     def watch(self, watcher: Watcher | None) -> None:
         """From now on runs dispatches one at a time and tells ``watcher`` when; None: as before."""
@@ -169,48 +179,70 @@ class CommandQueue:
                 "being submitted; let it set a flag, and move the data later"
             )
 
-    def _send(self) -> int:
+    def _send(self, last: Recording | None = None) -> int:
+        """Submits what is pending, and then ``last``.
+
+        Ctrl-C neither loses pending commands nor runs them twice. ``last`` is not kept: its caller
+        is told, and may let go of what it uses.
+        """
         self._sending = True
         self.batch += 1
-        pending, self._pending = self._pending, []
-        dispatches, self._pending_dispatches = self._pending_dispatches, 0
-        before, sent = self._backend.submissions, self.batch
+        unsent, self._pending = self._pending, []
+        self._pending_dispatches = 0
+        if last is not None:
+            unsent += (last,)
+        sent = self.batch
         try:
-            return self._submit(pending)
-        except BaseException as error:
-            if not isinstance(error, Exception) and self._backend.submissions == before:
-                # Ctrl-C: neither lose commands nor run them twice
-                self._pending = pending + self._pending
-                self._pending_dispatches += dispatches
-                sent = self.sent
+            return self._submit(unsent)
+        except Exception:
+            raise
+        except BaseException:
+            sent = self.sent
+            if unsent and unsent[-1] is last:
+                del unsent[-1]
+            self._pending = unsent + self._pending
+            for recording in unsent:
+                self._pending_dispatches += recording.dispatch_count
             raise
         finally:
             self.sent = sent
             self._sending = False
 
-    def _submit(self, recordings: list[Recording]) -> int:
-        last = recordings[-1]
-        if len(recordings) == 1:
-            return self._backend.submit(last.commands, last.name)
+    def _submit(self, unsent: list[Recording]) -> int:
+        """Submits recordings. If Ctrl-C ends it, those are left that have not been submitted."""
+        if len(unsent) == 1:
+            return self._submit_singly(unsent)
+        before = self._backend.submissions
         try:
-            commands = chain.from_iterable([recording.commands for recording in recordings])
+            commands = chain.from_iterable([recording.commands for recording in unsent])
             return self._backend.submit(list(commands), "recorded commands")
         except DeviceLostError:
             raise
         except Exception:
-            return self._submit_singly(recordings)
+            return self._submit_singly(unsent)
+        except BaseException:
+            if self._backend.submissions != before:
+                del unsent[:]
+            raise
 
-    def _submit_singly(self, recordings: list[Recording]) -> int:
+    def _submit_singly(self, unsent: list[Recording]) -> int:
         """Runs the valid ones; raises the error of the first that is not."""
         failure: Exception | None = None
         submission = 0
-        for recording in recordings:
+        while unsent:
+            recording = unsent[0]
+            before = self._backend.submissions
             try:
                 submission = self._backend.submit(recording.commands, recording.name)
             except DeviceLostError:
                 raise
             except Exception as error:
                 failure = failure or error
+            except BaseException:
+                if self._backend.submissions != before:
+                    del unsent[0]
+                raise
+            del unsent[0]
         if failure is not None:
             raise failure
         return submission

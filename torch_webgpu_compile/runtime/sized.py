@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
 from ..errors import DeviceError
 from ..plan.model import (
@@ -15,12 +15,12 @@ from ..plan.model import (
     Binding,
     CopyBuffer,
     Dispatch,
-    HostBuffer,
     HostStep,
     Kernel,
     Parameter,
     Plan,
     PlanBuffer,
+    bound_nbytes,
 )
 from ..plan.numbers import HostNumber, number_bits
 from ..sizes import INT32, evaluate
@@ -107,7 +107,7 @@ class SizedPlan:
 
     Attributes:
         sizes: values of the plan's size symbols.
-        names: the plan's buffers: prepared ones, then constants, and then the status last.
+        names: the plan's buffers; last come `Plan.prepared`, then constants, then the status.
         nbytes: of each of them, a multiple of 16.
         steps: in order; those with nothing to do are left out.
         places: what a caller has to give besides inputs if the executor is to own no memory.
@@ -152,11 +152,10 @@ class _Sizer:
         self._sizes = sizes
         self._pipelines = pipelines
         self._shared_parameters = parameters
-        last = ("prepared", "constant", "status")
-        names = sorted(
-            plan.buffers,
-            key=lambda name: last.index(role) if (role := plan.buffers[name].role) in last else -1,
-        )
+        last = ("constant", "status")
+        others = [n for n in plan.buffers if plan.buffers[n].role not in ("prepared", *last)]
+        own = [n for role in last for n in plan.buffers if plan.buffers[n].role == role]
+        names = [*others, *plan.prepared, *own]
         self._positions = {name: position for position, name in enumerate(names)}
         self._nbytes = {name: _buffer_nbytes(plan.buffers[name], sizes) for name in names}
 
@@ -259,6 +258,7 @@ class _Sizer:
                 f"kernel {kernel.name}: a grid of {(x, y, z)} workgroups exceeds {limit} in a "
                 "dimension; this is a bug of the planner (the grid must be folded)"
             )
+        self._check_loops(step, kernel)
         ranges = [self._range(binding, kernel.name) for binding in step.bindings]
         if kernel.parameter_count:
             ranges.append((offset, -(-kernel.parameter_count // 4) * 16))
@@ -276,23 +276,30 @@ class _Sizer:
             self._conflicts(step),
         )
 
+    def _check_loops(self, step: Dispatch, kernel: Kernel) -> None:
+        iterations = evaluate(step.iterations, self._sizes)
+        limit = self._device.target.max_loop_iterations
+        if limit and iterations > limit:
+            raise DeviceError(
+                f"kernel {kernel.name} would loop {iterations:,} times in an invocation at these "
+                f"sizes, and {self._device.target.name} ends loops after {limit:,} without an "
+                "error; compile for these sizes (dynamic=False), or split the tensor"
+            )
+
     def _range(self, binding: Binding, kernel: str) -> tuple[int, int]:
         """(offset in bytes, nbytes) of a binding."""
         offset = binding.offset_nbytes
         left = self._nbytes[binding.buffer] - offset
         if left <= 0:  # a window past the end of a buffer that is small this time: never touched
             return 0, MIN_NBYTES
-        nbytes = left
-        if binding.nbytes is not None:
-            wanted = round_up(evaluate(binding.nbytes, self._sizes), _WINDOW_NBYTES)
-            nbytes = max(MIN_NBYTES, min(wanted, left))
+        nbytes = bound_nbytes(binding, self._plan.buffers[binding.buffer], self._sizes)
         limit = self._device.target.max_binding_nbytes
-        if nbytes - _WINDOW_NBYTES >= limit:
+        if nbytes > limit:
             raise DeviceError(
                 f"kernel {kernel}: buffer {binding.buffer} is bound with {nbytes:,} bytes, this "
                 f"GPU allows {limit:,}; this is a bug of the planner (it must use windows)"
             )
-        return offset, min(nbytes, limit)
+        return offset, min(max(MIN_NBYTES, round_up(nbytes, _WINDOW_NBYTES)), left, limit)
 
     def _conflicts(self, step: Dispatch) -> tuple[tuple[int, int], ...]:
         kernel = self._plan.kernels[step.kernel]
@@ -315,9 +322,8 @@ class _Sizer:
         return SizedCopy(source, destination, round_up(nbytes, 4))
 
     def _host_command(self, step: HostStep) -> HostCommand:
-        names = [argument.buffer for argument in host_buffers(step)]
         buffers = self._plan.buffers
-        arguments = tuple((name, buffers[name].nbytes_for(self._sizes)) for name in names)
+        arguments = tuple((name, buffers[name].nbytes_for(self._sizes)) for name in step.reads)
         return HostCommand(step, arguments, step.outputs)
 
 
@@ -333,20 +339,3 @@ def _parameter_value(parameter: Parameter, sizes: Mapping[str, int]) -> int:
 def _buffer_nbytes(buffer: PlanBuffer, sizes: dict[str, int]) -> int:
     """Bytes of a plan buffer, at least 16 and a multiple of 16."""
     return round_up(max(buffer.nbytes_for(sizes), MIN_NBYTES), _WINDOW_NBYTES)
-
-
-def host_buffers(step: HostStep) -> list[HostBuffer]:
-    """The tensor arguments of a host step: positional before keyword, nested tuples depth first."""
-    found: list[HostBuffer] = []
-
-    def visit(value: Any) -> None:
-        if isinstance(value, HostBuffer):
-            found.append(value)
-        elif isinstance(value, tuple):
-            for item in value:
-                visit(item)
-
-    visit(step.arguments)
-    for _, value in step.keywords:
-        visit(value)
-    return found

@@ -17,11 +17,11 @@ import numpy as np
 
 from ..errors import DeviceError, IndexOutOfRangeError
 from ..plan.model import STATUS_NBYTES
-from .buffers import AnyBuffer, GpuBuffer, round_up
+from .buffers import AnyBuffer, BufferPool, GpuBuffer, round_up
 from .host_copy import copy_memory
 from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
 from .queue import CommandQueue
-from .status import Status
+from .status import Reports, Status
 
 Memory = tuple[int, int]
 """Host memory as (address, nbytes)."""
@@ -71,8 +71,11 @@ def _chunk_nbytes(nbytes: int) -> int:
 class Transfers:
     """Uploads and downloads of one device. Safe to call from several threads."""
 
-    def __init__(self, backend: Backend, queue: CommandQueue, status: Status) -> None:
+    def __init__(
+        self, backend: Backend, pool: BufferPool, queue: CommandQueue, status: Status
+    ) -> None:
         self._backend = backend
+        self._pool = pool
         self._queue = queue
         self._status = status
         self._lock = threading.Lock()
@@ -162,7 +165,7 @@ class Transfers:
         with self._lock:
             if len(self._uploads) >= _IN_FLIGHT:
                 return self._uploads.popleft()
-        return _UploadStaging(self._backend.create_buffer(_CHUNK, MAP_WRITE | COPY_SRC))
+        return _UploadStaging(self._pool.create(_CHUNK, MAP_WRITE | COPY_SRC))
 
     def _patch(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
         """Writes a few bytes within one word of a buffer, keeping the others."""
@@ -177,7 +180,7 @@ class Transfers:
 
         Raises:
             DeviceError: the range is outside the buffer, or the device failed.
-            IndexOutOfRangeError: a kernel before reported an index. The host memory is filled.
+            IndexOutOfRangeError: a kernel before reported an index. The host memory is as before.
         """
         address, nbytes, keep = host_memory(destination, writable=True)
         self.download_many([(buffer, offset, nbytes, address)])
@@ -200,61 +203,64 @@ class Transfers:
             _check(buffer, offset, nbytes, "a download")
         with self._lock:
             self.bytes_downloaded += sum([entry[2] for entry in ranges])
-        reports = any(entry[2] for entry in ranges) and self._status.take()
+        reports = self._status.pending() if any(entry[2] for entry in ranges) else []
         return Download(self, ranges, reports)
 
     def _download(self, ranges: Sequence[Range]) -> None:
-        Download(self, [entry[:3] for entry in ranges]).finish([entry[3] for entry in ranges])
+        started = Download(self, [entry[:3] for entry in ranges], None)
+        started.finish([entry[3] for entry in ranges])
 
     def read_status(self) -> None:
         """Waits for kernels that check indices, if there were any.
 
         Raises:
-            IndexOutOfRangeError: one of them reported an index.
+            IndexOutOfRangeError: one of this thread's reported an index.
         """
-        if self._status.take():
-            Download(self, (), reports=True).finish(())
+        Download(self, (), self._status.pending()).finish(())
 
-    def start_round(self, pieces: list[_Piece], total: int, reports: bool) -> _Round:
-        """Submits copies to ``total`` bytes of a staging buffer; the last are the status."""
+    def start_round(self, pieces: list[_Piece], total: int, reports: list[Reports]) -> _Round:
+        """Submits copies to ``total`` bytes of a staging buffer; the last are the reports."""
         nbytes = max(_SMALLEST, 1 << (total - 1).bit_length())
         with self._lock:
             free = self._staging.get(nbytes)
-            staging = free.pop() if free else None
+            staging = None
+            if free:  # no call in between, where Ctrl-C would lose it
+                staging = free[-1]
+                del free[-1]
         if staging is None:
-            staging = self._backend.create_buffer(nbytes, MAP_READ | COPY_DST)
-        copies = [
-            Copy(piece.buffer.handle, piece.start, staging, piece.position, piece.nbytes)
-            for piece in pieces
-        ]
-        if reports:
-            copies += self._status.copies(staging, total - STATUS_NBYTES)
+            staging = self._pool.create(nbytes, MAP_READ | COPY_DST)
         try:
+            copies = [
+                Copy(piece.buffer.handle, piece.start, staging, piece.position, piece.nbytes)
+                for piece in pieces
+            ]
+            if reports:
+                start = total - len(reports) * STATUS_NBYTES
+                copies += self._status.copies(reports, staging, start)
             submission = self._queue.submit(copies, "a download")
         except BaseException:
-            self._status.is_pending |= reports
+            for entry in reports:
+                entry.is_pending = True
             self._backend.release_buffer(staging)
             raise
         return _Round(staging, nbytes, total, pieces, submission, reports)
 
     def finish_round(
-        self, current: _Round, addresses: Sequence[int]
+        self, current: _Round, addresses: Sequence[int], raises: bool
     ) -> IndexOutOfRangeError | None:
-        """Waits for a round and copies it out; what its status says."""
+        """Waits for a round and copies it out; or gives the error that makes it void."""
         address = self._backend.map(current.staging, current.total, current.submission)
-        for piece in current.pieces:
+        if current.reports:
+            start = address + current.total - len(current.reports) * STATUS_NBYTES
+            self._status.read(current.reports, start)
+        error = self._status.take_error() if raises else None
+        for piece in () if error else current.pieces:
             source = address + piece.position + piece.skip
             copy_memory(addresses[piece.index] + piece.done, source, piece.wanted)
-        error = None
-        if current.reports:
-            error = self._status.error_at(address + current.total - STATUS_NBYTES)
         self._backend.unmap(current.staging)
         with self._lock:
             self._staging.setdefault(current.nbytes, []).append(current.staging)
         return error
-
-    def drop_round(self, current: _Round) -> None:
-        self._backend.release_buffer(current.staging)
 
     def empty(self) -> None:
         """Frees the staging buffers that are not in use."""
@@ -271,18 +277,25 @@ class Transfers:
 class Download:
     """A download that has been submitted: see `Transfers.start_download`.
 
-    ``reports``: whether its last round takes the device's status along.
+    If it is dropped, so are its staging buffers: they may still be written.
+
+    ``reports``: what its first round takes along of them, so that nothing is copied out after an
+    error: what was computed since the last one is void. With None it raises none.
+    ``is_partial``: some of the host memory has been written.
     """
+
+    is_partial = False
 
     def __init__(
         self,
         transfers: Transfers,
         ranges: Sequence[tuple[AnyBuffer, int, int]],
-        reports: bool = False,
+        reports: list[Reports] | None,
     ) -> None:
         self._transfers = transfers
+        self._raises = reports is not None
         self._started: deque[_Round] = deque()
-        self._rounds = iter(_rounds(ranges, reports))
+        self._rounds = iter(_rounds(ranges, reports or []))
         self._start()
 
     def _start(self) -> None:
@@ -297,20 +310,17 @@ class Download:
 
         Raises:
             DeviceError: the device failed.
-            IndexOutOfRangeError: a kernel before it reported an index.
+            IndexOutOfRangeError: a kernel of this thread before it reported an index. Nothing was
+                copied out.
         """
-        error = None
         while self._started:
-            error = self._transfers.finish_round(self._started[0], addresses)
-            self._started.popleft()
+            error = self._transfers.finish_round(self._started[0], addresses, self._raises)
+            del self._started[0]
+            if error is not None:
+                self._started.clear()
+                raise error
+            self.is_partial = True
             self._start()
-        if error is not None:
-            raise error
-
-    def __del__(self) -> None:
-        # Not finished: the staging buffers may still be written, so they are not used again.
-        for current in getattr(self, "_started", ()):
-            self._transfers.drop_round(current)
 
 
 class _Piece:
@@ -336,7 +346,7 @@ class _Piece:
 
 
 class _Round:
-    """One filled staging buffer; with ``reports`` the device's status is at its end."""
+    """One filled staging buffer; ``reports`` are at its end."""
 
     __slots__ = ("nbytes", "pieces", "reports", "staging", "submission", "total")
 
@@ -347,7 +357,7 @@ class _Round:
         total: int,
         pieces: list[_Piece],
         submission: int,
-        reports: bool,
+        reports: list[Reports],
     ) -> None:
         self.staging = staging
         self.nbytes = nbytes
@@ -368,15 +378,15 @@ class _UploadStaging:
 
 
 def _rounds(
-    ranges: Sequence[tuple[AnyBuffer, int, int]], reports: bool
-) -> list[tuple[list[_Piece], int, bool]]:
+    ranges: Sequence[tuple[AnyBuffer, int, int]], reports: list[Reports]
+) -> list[tuple[list[_Piece], int, list[Reports]]]:
     """Packs ranges into the contents of staging buffers, with their bytes.
 
-    ``reports``: whether the last one, which has room for it, ends with the device's status.
+    ``reports``: what the first one, which has room for them, ends with.
     """
     chunk = _chunk_nbytes(sum([nbytes for _, _, nbytes in ranges]))
-    chunk -= STATUS_NBYTES if reports else 0
-    rounds: list[tuple[list[_Piece], int, bool]] = []
+    chunk -= len(reports) * STATUS_NBYTES
+    rounds: list[tuple[list[_Piece], int]] = []
     pieces: list[_Piece] = []
     position = 0
     for index, (buffer, offset, nbytes) in enumerate(ranges):
@@ -384,7 +394,7 @@ def _rounds(
         while done < nbytes:
             room = chunk - position
             if room < 16:
-                rounds.append((pieces, position, False))
+                rounds.append((pieces, position))
                 pieces, position = [], 0
                 continue
             part = min(nbytes - done, room - 8)
@@ -392,6 +402,10 @@ def _rounds(
             pieces.append(piece)
             position += round_up(piece.nbytes, 8)
             done += part
-    if pieces or reports:
-        rounds.append((pieces, position + (STATUS_NBYTES if reports else 0), reports))
-    return rounds
+    if pieces or (reports and not rounds):
+        rounds.append((pieces, position))
+    if not rounds:
+        return []
+    (first, nbytes), *others = rounds
+    total = nbytes + len(reports) * STATUS_NBYTES
+    return [(first, total, reports), *((*entry, []) for entry in others)]

@@ -34,7 +34,7 @@ def schedule(graph: LoopGraph, target: Target) -> Schedule:
     distinct = share_equal_nodes(drop_unit_symbols(split_attention(graph, target)))
     moved = read_new_rows(recompute_statistics(find_causal(distinct)), target)
     laid_out = choose_layouts(inline_producers(moved, target))
-    divided = split_reductions(split_contractions(laid_out, target))
+    divided = split_reductions(split_contractions(laid_out, target), target)
     called, preparation = separate(divided)
     made = _grouped(called, target)
     return made if preparation is None else replace(made, preparation=_grouped(preparation, target))

@@ -106,9 +106,6 @@ class Clusters:
     def _windows(self, name: str) -> int:
         found = self._windows_of.get(name)
         if found is None:
-            nbytes = self.schedule.graph.buffers[name].nbytes
-            found = 1
-            if nbytes.is_constant:
-                found = max(1, -(-int(nbytes) // self.target.max_binding_nbytes))
+            found = self.schedule.graph.buffers[name].windows(self.target)
             self._windows_of[name] = found
         return found

@@ -37,6 +37,7 @@ from ..ir.scalar import loads_of, substitute_symbols
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import ONE, ZERO, Expr, Symbol, product, substitute
 from ..target import Target
+from .looped import is_looped
 from .mapping import (
     extent_of,
     flat_mapping,
@@ -138,6 +139,10 @@ class Fuser:
     def _may_join(self, node: Node, at: int) -> bool:
         """No cycle, and the bindings fit."""
         group = self.groups[at]
+        bodies = [node.body] if isinstance(node, Pointwise) else [m.body for m in group.members]
+        loops = group.kind != "map" or not isinstance(node, Pointwise)
+        if loops and any(is_looped(body, self.target) for body in bodies):
+            return False
         others = {self.writer[n] for n in inputs_of(node) if n in self.writer} - {at}
         if any(depends(self.groups, other, at) for other in others):
             return False
@@ -151,14 +156,8 @@ class Fuser:
         limit -= at in self.reporting or reports(node)  # the device's status is bound too
         return (
             len(group.members) < MAX_MEMBERS
-            and sum(self._windows(n) for n in reads | written) <= limit
+            and sum(self.graph.buffers[n].windows(self.target) for n in reads | written) <= limit
         )
-
-    def _windows(self, name: str) -> int:
-        nbytes = self.graph.buffers[name].nbytes
-        if not nbytes.is_constant:
-            return 1
-        return max(1, -(-int(nbytes) // self.target.max_binding_nbytes))
 
     def _stored(self, group: Group, extra: str) -> set[str]:
         """Buffers that the group writes, if it also computed ``extra``."""

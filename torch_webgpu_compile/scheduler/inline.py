@@ -29,6 +29,7 @@ from ..ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, re
 from ..ir.spaces import iteration_symbols, named_bodies, symbol_keys
 from ..sizes import Expr, Symbol, as_expr, as_symbol, product, substitute, symbols_of
 from ..target import Target
+from .looped import is_looped
 from .mapping import load_index, point_of
 
 _MAX_BODY = 400
@@ -60,7 +61,9 @@ def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:
         merged = [inline_into(user, node) for user in users]
         if any(m is None for m in merged) or not _pays(node, users, graph, target):
             continue
-        if any(not _fits(m, target) for m in merged if m is not None):
+        if is_looped(node.body, target) and not all(isinstance(u, Pointwise) for u in users):
+            continue
+        if any(not _fits(m, graph, target) for m in merged if m is not None):
             continue
         for user, new in zip(users, merged, strict=True):
             assert new is not None
@@ -76,8 +79,9 @@ def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:
     return replace(graph, nodes=kept).live()
 
 
-def _fits(node: Node, target: Target) -> bool:
-    bindings = len(inputs_of(node)) + 1 + reports(node)
+def _fits(node: Node, graph: LoopGraph, target: Target) -> bool:
+    bound = (*inputs_of(node), outputs_of(node)[0])
+    bindings = sum(graph.buffers[name].windows(target) for name in bound) + reports(node)
     return bindings <= target.max_storage_buffers and all(
         sum(1 for _ in walk(body)) <= _MAX_BODY for body in bodies_of(node)
     )

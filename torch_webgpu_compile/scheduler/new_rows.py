@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..ir.attention_nodes import Attention
 from ..ir.graph import BufferOrigin, LoopGraph
-from ..ir.nodes import Node, Scatter, inputs_of, map_bodies, reports
+from ..ir.nodes import Node, Scatter, inputs_of, map_bodies, outputs_of, reports
 from ..ir.scalar import (
     Checked,
     Index,
@@ -65,7 +65,7 @@ def read_new_rows(graph: LoopGraph, target: Target) -> LoopGraph:
         if not is_input or assigned.get(name) != initial:
             continue
         readers = [k for k, node in enumerate(nodes) if name in inputs_of(node)]
-        changed = {k: _reading(nodes[k], row, target) for k in readers}
+        changed = {k: _reading(nodes[k], row, graph, target) for k in readers}
         for k, node in changed.items():
             if None not in changed.values() and node is not None:
                 nodes[k] = node
@@ -96,7 +96,7 @@ def _row_of(node: Node, graph: LoopGraph) -> _Row | None:
     return _Row(node, *found[0], tuple(symbols))
 
 
-def _reading(node: Node, row: _Row, target: Target) -> Node | None:
+def _reading(node: Node, row: _Row, graph: LoopGraph, target: Target) -> Node | None:
     """A reader of a scatter's result that does not need it; None where there is no such form."""
     if not isinstance(node, Attention) or node.parts == 1:
         return None
@@ -110,7 +110,8 @@ def _reading(node: Node, row: _Row, target: Target) -> Node | None:
 
     changed = map_bodies(node, lambda body: rewrite(body, change))
     read = inputs_of(changed)
-    bindings = len(read) + 1 + reports(changed)
+    bound = (*read, *outputs_of(changed))
+    bindings = sum(graph.buffers[n].windows(target) for n in bound) + reports(changed)
     return None if name in read or bindings > target.max_storage_buffers else changed
 
 

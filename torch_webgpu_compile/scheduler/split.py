@@ -35,6 +35,7 @@ from ..sizes import (
     substitute,
 )
 from ..target import Target
+from .long_positions import POSITIONS, split_position
 from .mapping import point_of
 
 SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
@@ -54,6 +55,12 @@ _TILE = (64, 64)
 _WORKGROUPS = 384
 _JOINED_INNER_PART, _INNER_PART = 384, 768
 _MOST_PARTS = 8
+# Where a driver ends loops after so many iterations: of them, one reduction's share in a kernel of
+# several; elements per iteration of the invocations that share a row, and of those of a column.
+_LOOP_SHARE, _ROW_STEP, _COLUMN_STEP = 8, 1024, 4
+# Elements of an inner dimension per iteration, those of the loop inside of a tile included.
+_INNER_STEP = 2
+_VECTOR = 4  # parts are whole vectors of four
 
 
 def identity_of(kind: str, like: Scalar) -> Scalar:
@@ -74,22 +81,40 @@ def identity_of(kind: str, like: Scalar) -> Scalar:
     return const(high if kind == "minimum" else low, dtype)
 
 
-def split_reductions(graph: LoopGraph) -> LoopGraph:
-    """Replaces long, few-rowed reductions by two."""
+def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
+    """Replaces long, few-rowed reductions by two; and those that a driver would not end right."""
     buffers = dict(graph.buffers)
     nodes: list[Node] = []
     for node in graph.nodes:
-        parts = _parts(node, graph) if isinstance(node, Reduction) else 1
+        parts = _parts(node, graph, target) if isinstance(node, Reduction) else 1
         if isinstance(node, Reduction) and parts > 1:
-            nodes += _split(node, parts, buffers)
+            split = split_position if node.kind in POSITIONS else _split
+            nodes += split(node, parts, buffers)
         else:
             nodes.append(node)
     return graph.with_nodes(tuple(nodes), buffers)
 
 
-def _parts(node: Reduction, graph: LoopGraph) -> int:
+def _parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
+    if not product(node.reduce_ranges).is_constant:
+        return 1
+    useful = _useful_parts(node, graph) if node.kind in SPLITTABLE else 1
+    return max(useful, _needed_parts(node, graph, target))
+
+
+def _needed_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
+    """Parts that the driver's limit for loops asks for."""
+    if not target.max_loop_iterations:
+        return 1
+    step = _COLUMN_STEP if _columns(node, graph) else _ROW_STEP
+    most = max(1, target.max_loop_iterations // _LOOP_SHARE) * step
+    return -(-int(product(node.reduce_ranges)) // most)
+
+
+def _useful_parts(node: Reduction, graph: LoopGraph) -> int:
+    """Parts that fill a GPU."""
     rows, length = product(node.ranges), product(node.reduce_ranges)
-    if node.kind not in SPLITTABLE or not (rows.is_constant and length.is_constant):
+    if not rows.is_constant:
         return 1
     r, n = int(rows), int(length)
     if r == 0:
@@ -151,6 +176,7 @@ def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
 
     The sum is pointwise, so that what follows joins it in one kernel.
     """
+    graph = split_long_contractions(graph, target)
     if target.software:  # few cores are full soon
         return graph
     buffers = dict(graph.buffers)
@@ -245,6 +271,61 @@ def _split_contraction(
         total = value if total is None else apply("add", total, value)
     assert total is not None
     return [first, Pointwise(node.output, result.sizes, total, node.origins)]
+
+
+def split_long_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
+    """Makes contractions whose inner loop the driver would end batches of parts, and adds those."""
+    if not target.max_loop_iterations:
+        return graph
+    most = target.max_loop_iterations * _INNER_STEP // _VECTOR * _VECTOR
+    buffers = dict(graph.buffers)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        inner = product(node.inner) if isinstance(node, Contraction) else ZERO
+        if isinstance(node, Contraction) and inner.is_constant and int(inner) > most:
+            nodes += _in_parts(node, int(inner), most, buffers)
+        else:
+            nodes.append(node)
+    return graph.with_nodes(tuple(nodes), buffers)
+
+
+def _in_parts(node: Contraction, inner: int, most: int, buffers: dict[str, Buffer]) -> list[Node]:
+    """Parts of at most ``most`` elements of the inner dimensions, which need not divide them."""
+    parts = -(-inner // most)
+    chunk = -(-inner // (parts * _VECTOR)) * _VECTOR
+    name, result = f"{node.output}_parts", buffers[node.output]
+    sizes = (as_expr(parts), *result.sizes)
+    strides = (result.span, *result.strides)
+    buffers[name] = Buffer(name, result.dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
+    batch = (as_expr(parts), *node.batch)
+    b, (k,) = iteration_symbols("b", batch), iteration_symbols("k", (as_expr(chunk),))
+    moved: dict[Symbol, Expr] = dict(zip(_keys("b", node.batch), b[1:], strict=True))
+    position = b[0] * chunk + k
+    within = iteration("position", inner)
+    placed = dict(zip(_keys("k", node.inner), delinearize(within, node.inner), strict=True))
+
+    def part_of(body: Scalar) -> Scalar:
+        own = substitute_symbols(body, {**moved, **placed})
+        own = substitute_symbols(own, {symbol_keys((within,))[0]: position})
+        if inner % chunk == 0:
+            return own
+        inside = apply("lt", index(position), index(as_expr(inner)))
+        return Masked(inside, own, const(0, own.dtype))
+
+    first = replace(
+        node,
+        output=name,
+        batch=batch,
+        inner=(as_expr(chunk),),
+        lhs=part_of(node.lhs),
+        rhs=part_of(node.rhs),
+        index=(b[0], *(substitute(i, moved) for i in node.index)),
+    )
+    (part,) = iteration_symbols("r", (as_expr(parts),))
+    at = point_of(_keys("i", result.sizes))
+    load = Load(name, (index(part), *(index(i) for i in at)), result.dtype)
+    total = Reduction(node.output, result.sizes, (as_expr(parts),), "sum", load, node.origins)
+    return [first, total]
 
 
 def _keys(prefix: str, sizes: Sequence[Expr]) -> tuple[Symbol, ...]:

@@ -16,6 +16,14 @@ def layers(x, w):
     return torch.softmax(torch.relu(x @ w) @ w, -1)
 
 
+def test_an_empty_one_says_how_to_fill_it():
+    with profile() as found:
+        layers(torch.randn(4, 4), torch.randn(4, 4))  # on the CPU
+    for text in (str(found), found._repr_html_()):
+        assert "No kernel ran" in text
+        assert "torch.compile" in text
+
+
 def test_a_compiled_model(tmp_path):
     torch._dynamo.reset()
     x, w = torch.randn(32, 64), torch.randn(64, 64)
@@ -34,8 +42,8 @@ def test_a_compiled_model(tmp_path):
     assert all(total.flops == total.calls * 2 * 32 * 64 * 64 for total in products)
     assert "test_profile.py" in products[0].source
     assert found.seconds == pytest.approx(sum(total.seconds for total in found.kernels))
-    text = str(found)
-    assert all(total.name[:43] in text for total in found.kernels)
+    for text in (str(found), found._repr_html_()):
+        assert all(total.name[:43] in text for total in found.kernels)
 
     found.save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

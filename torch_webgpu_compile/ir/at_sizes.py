@@ -1,0 +1,94 @@
+"""A graph with size symbols, at sizes that are known: what capture would give without symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from ..sizes import Expr, Symbol, as_expr, atom_expr, substitute, symbols_of
+from .graph import Buffer, GraphInput, GraphOutput, LoopGraph
+from .nodes import Node
+from .ranges import Decisions
+from .scalar import (
+    Checked,
+    Const,
+    Index,
+    Load,
+    Masked,
+    Op,
+    scalar_symbols,
+    substitute_symbols,
+)
+
+_SCALARS = (Const, Index, Load, Op, Masked, Checked)
+_Part = TypeVar("_Part", bound=Buffer | GraphInput | GraphOutput | Node)
+
+
+def has_symbols(graph: LoopGraph) -> bool:
+    """Whether a graph has sizes, strides or offsets that are not known."""
+    return any(symbol.extent is None for symbol in _symbols(graph))
+
+
+def at_sizes(graph: LoopGraph, sizes: Mapping[str, int]) -> LoopGraph:
+    """The graph with numbers for the size symbols of these names."""
+    values: dict[Symbol, Expr] = {}
+    for symbol in _symbols(graph):
+        if symbol.extent is None and symbol.name in sizes:
+            values[symbol] = as_expr(sizes[symbol.name])
+    # Iteration symbols have other extents then.
+    for symbol in _symbols(graph):
+        if symbol.extent is not None:
+            extent = substitute(symbol.extent, values)
+            if extent is not symbol.extent:
+                values[symbol] = atom_expr(Symbol(symbol.name, symbol.lower, extent))
+    known = Decisions()
+    return replace(
+        graph,
+        buffers={name: _changed(buffer, values, known) for name, buffer in graph.buffers.items()},
+        nodes=tuple(_changed(node, values, known) for node in graph.nodes),
+        inputs=tuple(_changed(entry, values, known) for entry in graph.inputs),
+        outputs=tuple(_changed(output, values, known) for output in graph.outputs),
+    )
+
+
+def _changed(part: _Part, values: Mapping[Symbol, Expr], known: Decisions) -> _Part:
+    made: dict[str, Any] = {
+        field.name: _substituted(getattr(part, field.name), values, known) for field in fields(part)
+    }
+    return replace(part, **made)
+
+
+def _substituted(value: Any, values: Mapping[Symbol, Expr], known: Decisions) -> Any:
+    """A field of a node, or an entry of one, with symbols replaced."""
+    if isinstance(value, Expr):
+        return substitute(value, values)
+    if isinstance(value, _SCALARS):
+        return known.simplify(substitute_symbols(value, values))
+    if isinstance(value, tuple):
+        return tuple(_substituted(entry, values, known) for entry in value)
+    return value
+
+
+def _symbols(graph: LoopGraph) -> dict[Symbol, None]:
+    """Every symbol of a graph, size symbols before the others that have them in their extents."""
+    parts = (*graph.buffers.values(), *graph.inputs, *graph.outputs, *graph.nodes)
+    found: dict[Symbol, None] = {}
+    for part in parts:
+        for field in fields(part):
+            for symbol in _symbols_in(getattr(part, field.name)):
+                if symbol not in found:
+                    if symbol.extent is not None:
+                        found |= dict.fromkeys(symbols_of(symbol.extent))
+                    found[symbol] = None
+    return found
+
+
+def _symbols_in(value: Any) -> Iterator[Symbol]:
+    if isinstance(value, Expr):
+        yield from symbols_of(value)
+    elif isinstance(value, _SCALARS):
+        yield from scalar_symbols(value)
+    elif isinstance(value, tuple):
+        for entry in value:
+            yield from _symbols_in(entry)

@@ -1,0 +1,400 @@
+"""`verify_plan`: whether the parts of a plan agree.
+
+It is for plans just made, where a failure is a bug of the planner, and for plans from files, which
+may be anything: an executor then meets no name that is missing, no memory that is too small, no
+value that was never written, no two values in one place. Two things it cannot see: whether kernels
+compute what they should, and sizes that only a call decides, which executors check when they
+evaluate them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+from ..errors import VerificationError
+from ..sizes import ZERO, Expr, as_expr, atom_expr, is_nonnegative, symbols_of
+from .model import (
+    FIRST_CHECK,
+    STATUS,
+    STATUS_BUFFER,
+    VERSION,
+    CopyBuffer,
+    Dispatch,
+    HostStep,
+    Kernel,
+    Plan,
+    PlanBuffer,
+    PlanOutput,
+    Step,
+)
+from .numbers import HostNumber, number_symbols
+
+_ROLES = frozenset({"input", "constant", "intermediate", "output", "prepared", "status"})
+_WRITTEN_ROLES = frozenset({"input", "intermediate", "output", "status"})
+_MAX_GRID = 65_535
+_MAX_INVOCATIONS = 2_048
+_MAX_NAME = 1_000
+
+_BINDING = re.compile(
+    r"^@group\(0\) @binding\((\d+)\) var<(storage, read(?:_write)?|uniform)>", re.M
+)
+_WORKGROUP = re.compile(r"^@compute @workgroup_size\((\d+)\)$", re.M)
+
+
+def verify_plan(plan: Plan) -> None:
+    """Raises VerificationError when the parts of a plan do not agree."""
+    _Verifier(plan).verify()
+
+
+class _Verifier:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._buffers = plan.buffers
+        self._written_in_place = {
+            o.buffer for o in plan.outputs if o.mutates is not None and o.buffer is not None
+        }
+
+    def verify(self) -> None:
+        plan = self._plan
+        self._require(plan.version == VERSION, f"version {plan.version}")
+        self._name(plan.name)
+        for name, buffer in self._buffers.items():
+            self._buffer(name, buffer)
+        for kernel in plan.kernels:
+            self._kernel(kernel)
+        self._inputs()
+        self._constants()
+        self._symbols()
+        defined = {n for n, b in self._buffers.items() if b.role not in ("intermediate", "output")}
+        for step in plan.steps:
+            defined |= self._step(step, defined)
+        for output in plan.outputs:
+            self._output(output, defined)
+        shown = {output.buffer for output in plan.outputs}
+        for name, buffer in self._buffers.items():
+            fits = {"output": name in shown, "intermediate": name not in shown}
+            self._require(fits.get(buffer.role, True), f"{name} has the role {buffer.role}")
+        self._slots()
+        self._preparation()
+
+    def _require(self, condition: bool, what: str) -> None:
+        if not condition:
+            raise VerificationError(f"plan {self._plan.name[:_MAX_NAME]}: {what}")
+
+    def _name(self, name: str) -> None:
+        self._require(0 < len(name) <= _MAX_NAME and "\0" not in name, f"the name {name[:40]!r}")
+
+    # ---- what there is
+
+    def _buffer(self, name: str, buffer: PlanBuffer) -> None:
+        self._name(name)
+        self._require(name == buffer.name, f"{name} is a buffer named {buffer.name}")
+        self._require(buffer.role in _ROLES, f"{name} has the role {buffer.role}")
+        self._require((name == STATUS) == (buffer.role == "status"), f"{name} is not the status")
+        self._require(name != STATUS or buffer == STATUS_BUFFER, "the status has another layout")
+        layout = (*buffer.sizes, *buffer.strides, buffer.offset)
+        self._require(
+            len(buffer.sizes) == len(buffer.strides)
+            and all(expr.constant >= 0 for expr in layout if expr.is_constant),
+            f"{name} has a layout that is none",
+        )
+        self._require(buffer.nbytes is _nbytes(buffer), f"{name} has {buffer.nbytes} bytes")
+        self._require(
+            buffer.slot is None or (buffer.role == "intermediate" and buffer.slot >= 0),
+            f"{name} cannot be in slot {buffer.slot}",
+        )
+
+    def _kernel(self, kernel: Kernel) -> None:
+        """A kernel against its text, as far as this package's own kernels are written alike."""
+        self._name(kernel.name)
+        found = [(int(number), what) for number, what in _BINDING.findall(kernel.wgsl)]
+        declared = [f"storage, read{'_write' * b.writable}" for b in kernel.bindings]
+        declared += ["uniform"] * (kernel.parameter_count > 0)
+        self._require(found == list(enumerate(declared)), f"{kernel.name} has other bindings")
+        invocations = [int(number) for number in _WORKGROUP.findall(kernel.wgsl)]
+        self._require(
+            invocations == [prod(kernel.workgroup_size)]
+            and min(kernel.workgroup_size) > 0
+            and invocations[0] <= _MAX_INVOCATIONS,
+            f"{kernel.name} has another workgroup",
+        )
+        numbers = (kernel.parameter_count, kernel.workgroup_nbytes)
+        self._require(all(0 <= number < 1 << 31 for number in numbers), f"{kernel.name}: {numbers}")
+
+    def _inputs(self) -> None:
+        names = [entry.buffer for entry in self._plan.inputs if entry.buffer is not None]
+        self._require(len(set(names)) == len(names), "one buffer is two inputs")
+        for name in names:
+            self._known(name)
+        given = {name for name, buffer in self._buffers.items() if buffer.role == "input"}
+        self._require(set(names) == given, f"inputs {sorted(given ^ set(names))} do not fit")
+        for entry in self._plan.inputs:
+            self._require(entry.buffer is None or entry.size is None, "an input is two things")
+
+    def _constants(self) -> None:
+        constants = {name for name, buffer in self._buffers.items() if buffer.role == "constant"}
+        self._require(constants == set(self._plan.constants), "constants do not fit their buffers")
+        for name, data in self._plan.constants.items():
+            nbytes = self._buffers[name].nbytes
+            self._require(
+                nbytes.is_constant and len(data) == max(0, nbytes.constant),
+                f"constant {name} has {len(data)} bytes, its buffer {nbytes}",
+            )
+
+    def _symbols(self) -> None:
+        """Every size follows from the arguments."""
+        plan, given = self._plan, set[Any]()
+        for entry in plan.inputs:
+            given |= _symbols([entry.size])
+            if entry.buffer is not None:
+                buffer = self._buffers[entry.buffer]
+                given |= _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
+        for name, buffer in self._buffers.items():
+            used = _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
+            self._require(used <= given, f"the sizes of {name} do not follow from the arguments")
+        for step in plan.steps:
+            used = _symbols(_exprs_of(step)) - {FIRST_CHECK}
+            self._require(used <= given, "sizes of a step do not follow from the arguments")
+        for output in plan.outputs:
+            used = _symbols((*output.sizes, *output.strides, output.offset, output.size))
+            self._require(used <= given, "sizes of an output do not follow from the arguments")
+
+    # ---- what is done
+
+    def _known(self, name: str) -> PlanBuffer:
+        found = self._buffers.get(name)
+        if found is None:
+            raise VerificationError(f"plan {self._plan.name}: no buffer {name[:_MAX_NAME]}")
+        return found
+
+    def _reads(self, name: str, defined: set[str]) -> None:
+        nbytes = self._known(name).nbytes
+        is_empty = nbytes.is_constant and nbytes.constant <= 0
+        self._require(name in defined or is_empty, f"{name} is read before it is written")
+
+    def _writes(self, name: str) -> None:
+        role = self._known(name).role
+        allowed = role in _WRITTEN_ROLES and (role != "input" or name in self._written_in_place)
+        self._require(allowed, f"{name} is written, which is of the role {role}")
+
+    def _step(self, step: Step, defined: set[str]) -> set[str]:
+        """Verifies a step after which also the buffers that it returns hold something."""
+        match step:
+            case Dispatch():
+                return self._dispatch(step, defined)
+            case CopyBuffer(source, destination):
+                self._reads(source, defined)
+                self._writes(destination)
+                same = self._buffers[source].nbytes is self._buffers[destination].nbytes
+                self._require(same, f"{source} is copied to {destination} of another size")
+                return {destination}
+            case HostStep():
+                for name in step.reads:
+                    self._reads(name, defined)
+                made = {name for name in step.outputs if name}
+                for name in made:
+                    self._writes(name)
+                return made
+
+    def _dispatch(self, step: Dispatch, defined: set[str]) -> set[str]:
+        self._require(0 <= step.kernel < len(self._plan.kernels), f"no kernel {step.kernel}")
+        kernel = self._plan.kernels[step.kernel]
+        self._require(
+            len(kernel.bindings) == len(step.bindings)
+            and kernel.parameter_count == len(step.parameters),
+            f"{kernel.name} is called with the wrong number of bindings or parameters",
+        )
+        read, written = set[str](), set[str]()
+        for binding, declared in zip(step.bindings, kernel.bindings, strict=True):
+            buffer = self._known(binding.buffer)
+            (written if declared.writable else read).add(binding.buffer)
+            start = binding.offset_nbytes
+            inside = start >= 0 and start % 256 == 0
+            if buffer.nbytes.is_constant:
+                end = as_expr(start) if binding.nbytes is None else binding.nbytes + start
+                whole = max(0, buffer.nbytes.constant) + 15  # of the last 16 bytes
+                inside &= not end.is_constant or start <= end.constant <= whole
+            self._require(inside, f"{kernel.name} is bound beyond {binding.buffer}")
+        for name in read:
+            self._reads(name, defined)
+        for name in written:
+            self._writes(name)
+        self._require(read.isdisjoint(written), f"{kernel.name} reads what it writes")
+        checks = STATUS in written
+        self._require(checks == bool(step.checks), f"{kernel.name}: checks without the status")
+        self._require(
+            not checks or step.bindings[-1].buffer == STATUS, f"{kernel.name}: status not last"
+        )
+        self._require(
+            all(_is_within(size, 0, _MAX_GRID) for size in step.grid), f"{kernel.name}: {step.grid}"
+        )
+        self._require(
+            all(
+                _is_within(p, -(1 << 31), (1 << 31) - 1)
+                for p in (*step.parameters, *step.narrow)
+                if isinstance(p, Expr)
+            ),
+            f"{kernel.name}: parameters {step.parameters}, {step.narrow}",
+        )
+        return written
+
+    def _output(self, output: PlanOutput, defined: set[str]) -> None:
+        if output.mutates is not None:
+            inputs = self._plan.inputs
+            self._require(
+                0 <= output.mutates < len(inputs) and inputs[output.mutates].buffer is not None,
+                f"it changes argument {output.mutates}, which is no tensor",
+            )
+            self._require(output.buffer is not None, "it changes an argument to nothing")
+        if output.buffer is None:
+            return
+        self._require(output.size is None and output.constant is None, "an output is two things")
+        self._reads(output.buffer, defined)
+        buffer = self._buffers[output.buffer]
+        if output.mutates is not None:
+            own = self._plan.inputs[output.mutates].buffer == output.buffer
+            self._require(
+                buffer.role != "input" or own, f"{output.buffer} is another argument's memory"
+            )
+        self._view(output, buffer)
+
+    def _view(self, output: PlanOutput, buffer: PlanBuffer) -> None:
+        """That an output shows nothing outside of its buffer, as far as sizes are known."""
+        offset = ZERO if output.offset is None else output.offset
+        self._require(
+            len(output.sizes) == len(output.strides), f"a view of {buffer.name} has no layout"
+        )
+        seen = (output.sizes, output.strides, offset)
+        if seen == (buffer.sizes, buffer.strides, buffer.offset):
+            return
+        layout = (*output.sizes, *output.strides, offset)
+        self._require(
+            all(expr.constant >= 0 for expr in layout if expr.is_constant),
+            f"a view of {buffer.name} has a layout that is none",
+        )
+        left = buffer.nbytes - _span(*seen) * buffer.dtype.itemsize
+        inside = is_nonnegative(left) or not left.is_constant
+        self._require(inside, f"an output shows more than {buffer.name} has")
+
+    # ---- memory
+
+    def _slots(self) -> None:
+        """Buffers of one slot hold their values at different times."""
+        lives: dict[str, list[int]] = defaultdict(list)
+        for number, step in enumerate(self._plan.steps):
+            for name in _buffers_of(step):
+                lives[name].append(number)
+        slots: dict[int, list[str]] = defaultdict(list)
+        for name, buffer in self._buffers.items():
+            if buffer.slot is not None:
+                self._require(name in lives, f"nothing touches {name}")
+                slots[buffer.slot].append(name)
+        for names in slots.values():
+            names.sort(key=lambda name: lives[name][0])
+            for before, after in pairwise(names):
+                apart = lives[before][-1] < lives[after][0]
+                self._require(apart, f"{before} and {after} are in one place at one time")
+
+    def _preparation(self) -> None:
+        inner = self._plan.preparation
+        wanted = self._plan.prepared
+        if inner is None:
+            self._require(not wanted, f"{', '.join(wanted)}: nothing prepares this")
+            return
+        self._require(inner.preparation is None, "its preparation has one of its own")
+        verify_plan(inner)
+        given = {entry.buffer for entry in self._plan.inputs if entry.buffer is not None}
+        for entry in inner.inputs:
+            name = entry.buffer
+            if name is None or name not in given:
+                raise VerificationError(f"plan {self._plan.name}: no input {name} to prepare from")
+            self._same(self._buffers[name], inner.buffers[name])
+        made = [output.buffer for output in inner.outputs]
+        self._require(
+            len(set(made)) == len(made) and set(made) == set(wanted),
+            f"its preparation makes {made}, it needs {list(wanted)}",
+        )
+        self._require(
+            all(o.mutates is None for o in inner.outputs), "its preparation changes inputs"
+        )
+        for output in inner.outputs:
+            self._require(output.buffer is not None, "its preparation has a result without memory")
+            whole = inner.buffers[output.buffer or ""]
+            self._require(
+                (output.sizes, output.strides, output.offset)
+                == (whole.sizes, whole.strides, whole.offset),
+                f"its preparation gives a part of {whole.name}",
+            )
+        for name in wanted:
+            self._same(self._buffers[name], inner.buffers[name])
+
+    def _same(self, outer: PlanBuffer, inner: PlanBuffer) -> None:
+        same = all(
+            getattr(outer, field) == getattr(inner, field)
+            for field in ("dtype", "sizes", "strides", "offset")
+        )
+        self._require(same, f"{outer.name} is another tensor in the preparation")
+
+
+def _span(sizes: Sequence[Expr], strides: Sequence[Expr], offset: Expr) -> Expr:
+    """Elements from the start of a buffer to the last one of a view; 0 when it is empty."""
+    if any(size is ZERO for size in sizes):
+        return ZERO
+    last = offset
+    for size, stride in zip(sizes, strides, strict=True):
+        last = last + (size - 1) * stride
+    return last + 1
+
+
+def _nbytes(buffer: PlanBuffer) -> Expr:
+    return _span(buffer.sizes, buffer.strides, buffer.offset) * buffer.dtype.itemsize
+
+
+def _is_within(expr: Expr, low: int, high: int) -> bool:
+    """Whether a number is in a range; what a call decides, executors check."""
+    return not expr.is_constant or low <= expr.constant <= high
+
+
+def _symbols(exprs: Iterable[Expr | None]) -> set[Any]:
+    symbolic = (expr for expr in exprs if expr is not None and expr.terms)
+    return {symbol for expr in symbolic for symbol in symbols_of(expr)}
+
+
+def _exprs_of(step: Step) -> Iterator[Expr | None]:
+    match step:
+        case Dispatch():
+            yield from (*step.grid, *step.narrow, *(b.nbytes for b in step.bindings))
+            for parameter in step.parameters:
+                if isinstance(parameter, HostNumber):
+                    yield from map(atom_expr, number_symbols(parameter))
+                else:
+                    yield parameter
+            yield from (step.bytes_read, step.bytes_written, step.flops, step.iterations)
+        case HostStep():
+            yield from _exprs((step.arguments, tuple(v for _, v in step.keywords)))
+        case CopyBuffer():
+            pass
+
+
+def _exprs(value: Any) -> Iterator[Expr]:
+    if isinstance(value, Expr):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _exprs(item)
+
+
+def _buffers_of(step: Step) -> Iterator[str]:
+    match step:
+        case Dispatch():
+            yield from (binding.buffer for binding in step.bindings)
+        case HostStep():
+            yield from (name for name in step.outputs if name)
+            yield from step.reads
+        case CopyBuffer(source, destination):
+            yield from (source, destination)
