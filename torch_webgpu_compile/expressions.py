@@ -320,6 +320,8 @@ def _size_nonnegative(expr: Expr) -> bool:
         low = 1
         for atom in monomial:
             if isinstance(atom, Symbol):
+                if atom.lower < 0 and len(monomial) > 1:
+                    return False
                 low *= atom.lower
             elif isinstance(atom, Mod) or is_nonnegative(atom.numerator):
                 low = 0

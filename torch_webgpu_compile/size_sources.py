@@ -10,7 +10,8 @@ import torch
 
 from .errors import UnsupportedOp
 from .plan.model import FIRST_CHECK, Dispatch, HostStep, Plan
-from .sizes import Expr, Symbol, symbols_of
+from .plan.numbers import HostNumber, number_symbols
+from .sizes import Expr, Symbol, atom_expr, symbols_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,12 @@ def _symbols(plan: Plan) -> dict[str, Symbol]:
         exprs += [e for e in (output.offset, output.size) if e is not None]
     for step in plan.steps:
         if isinstance(step, Dispatch):
-            exprs += (*step.grid, *step.parameters)
+            exprs += (*step.grid, *step.narrow)
+            for parameter in step.parameters:
+                if isinstance(parameter, HostNumber):
+                    exprs += map(atom_expr, number_symbols(parameter))
+                else:
+                    exprs.append(parameter)
         elif isinstance(step, HostStep):
             exprs += _exprs((step.arguments, step.keywords))
     found: dict[str, Symbol] = {}

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from .atoms import Atom, FloorDiv, Mod, Monomial, Symbol
 from .expressions import (
@@ -27,6 +28,9 @@ from .expressions import (
 )
 
 __all__ = [
+    "INT32",
+    "INT64",
+    "LARGEST_SIZE",
     "ONE",
     "ZERO",
     "Atom",
@@ -39,6 +43,7 @@ __all__ = [
     "as_expr",
     "as_symbol",
     "atom_expr",
+    "bound",
     "ceildiv",
     "contiguous_strides",
     "delinearize",
@@ -46,6 +51,7 @@ __all__ = [
     "floordiv",
     "is_less",
     "is_nonnegative",
+    "is_within",
     "iteration",
     "linearize",
     "maximum",
@@ -56,6 +62,7 @@ __all__ = [
     "symbol",
     "symbols_of",
     "upper_bound",
+    "value_range",
 ]
 
 
@@ -108,6 +115,50 @@ def upper_bound(expr: Expr) -> int | None:
     """The largest value that ``expr`` can take, when it is known as a number."""
     high = bound(expr, True)
     return high.constant if high is not None and high.is_constant else None
+
+
+INT32 = range(-(1 << 31), 1 << 31)
+INT64 = range(-(1 << 63), 1 << 63)
+LARGEST_SIZE = INT32[-1]
+"""Kernels get sizes as 32-bit parameters; a runtime refuses larger ones."""
+
+
+@lru_cache(maxsize=1 << 16)
+def value_range(expr: Expr, largest: int = LARGEST_SIZE) -> range:
+    """A range of integers that holds all values of ``expr``, for sizes of at most ``largest``.
+
+    A size symbol that may be negative is any int64: it is a number of the caller's, not a size.
+    """
+    low = high = expr.constant
+    for monomial, coefficient in expr.terms:
+        ends = (coefficient, coefficient)
+        for atom in monomial:
+            of_atom = _atom_range(atom, largest)
+            corners = [a * b for a in ends for b in (of_atom[0], of_atom[-1])]
+            ends = (min(corners), max(corners))
+        low, high = low + ends[0], high + ends[1]
+    return range(low, high + 1)
+
+
+def _atom_range(atom: Atom, largest: int) -> range:
+    if isinstance(atom, Symbol):
+        if atom.extent is not None:
+            return range(atom.lower, max(atom.lower, value_range(atom.extent, largest)[-1] - 1) + 1)
+        return INT64 if atom.lower < 0 else range(atom.lower, max(atom.lower, largest) + 1)
+    numerator = value_range(atom.numerator, largest)
+    denominator = value_range(atom.denominator, largest)
+    divisors = (max(1, denominator[0]), max(1, denominator[-1]))
+    if isinstance(atom, FloorDiv):
+        corners = [a // b for a in (numerator[0], numerator[-1]) for b in divisors]
+        return range(min(corners), max(corners) + 1)
+    last = divisors[-1] - 1
+    return range(min(last, numerator[-1]) + 1 if numerator[0] >= 0 else last + 1)
+
+
+def is_within(expr: Expr, limits: range, largest: int = LARGEST_SIZE) -> bool:
+    """Whether all values of ``expr`` lie in ``limits``, for sizes of at most ``largest``."""
+    found = value_range(expr, largest)
+    return limits[0] <= found[0] and found[-1] <= limits[-1]
 
 
 def evaluate(expr: Expr, values: Mapping[str, int]) -> int:

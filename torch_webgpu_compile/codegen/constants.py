@@ -14,7 +14,7 @@ import numpy as np
 from .. import dtypes
 from ..ir.numeric import convert, numpy_dtype, scalar_op
 from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, apply, const, loads_of
-from .index_wgsl import as_index, decide
+from .index_wgsl import as_index, decide, host_number
 
 # Drivers take an inverse away, and with it the NaN of negative numbers.
 _INVERSES = {"exp": "log", "fast_exp": "log", "exp2": "log2", "square": "sqrt"}
@@ -51,6 +51,8 @@ class Simplifier:
 
     def _operation(self, node: Op) -> Scalar:
         found = self.found.get(node)
+        if found is None and host_number(node) is not None:
+            found = self.found[node] = node
         if found is None:
             args = tuple(map(self, node.args))
             found = simplify(node if args == node.args else Op(node.name, args, node.dtype))

@@ -1,52 +1,197 @@
-"""Index expressions as WGSL ``i32`` arithmetic, and what is known of them."""
+"""Index expressions as WGSL arithmetic, and what is known of them.
+
+Addresses are i32: the planner checks that buffers have fewer than 2³¹ elements. Values are int64 to
+the user; they are computed in 32 bits where their range allows it (`is_narrow`), else in 64.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from .. import dtypes
-from ..ir.scalar import Const, Index, Op, Scalar
+from ..ir.scalar import Const, Index, Op, Scalar, const, is_host_number, scalar_symbols
+from ..plan.model import Parameter
+from ..plan.numbers import HostNumber
 from ..sizes import (
+    INT32,
+    LARGEST_SIZE,
+    ONE,
+    ZERO,
     Atom,
     Expr,
     FloorDiv,
     Symbol,
     as_expr,
     atom_expr,
+    bound,
+    floordiv,
     is_less,
     is_nonnegative,
+    is_within,
+    mod,
     symbols_of,
 )
 from .buffer_access import VECTOR
+from .literals import literal
 
-NameOf = Callable[[Atom], str]
-"""The WGSL name of an index symbol, a size symbol or a quotient or remainder of sizes."""
+NameOf = Callable[[Atom | Parameter], str]
+"""The WGSL name of an index symbol, or of what depends on sizes alone."""
+
+_SMALL_SIZE = 1 << 28
+_HALF, _WORD = 1 << 31, 1 << 32
 
 
 def render_index(expr: Expr, name_of: NameOf) -> str:
     """``expr`` as a WGSL expression of type i32; what depends on sizes alone has a name.
 
-    Values stay below 2³¹ (the planner checks buffer sizes), so 32 bits are exact. A division whose
-    operands are proven non-negative is done unsigned: for a constant divisor that is a
-    multiplication and a shift without sign correction.
+    Exact for addresses and for what `is_narrow`; else modulo 2³². A division whose operands are
+    proven non-negative is done unsigned: for a constant divisor that is a multiplication and a
+    shift without sign correction.
     """
     parts: list[str] = []
     for monomial, coefficient in expr.terms:
         factors = [_render_atom(atom, name_of) for atom in monomial]
+        coefficient = _wrapped(coefficient, _WORD)
         if coefficient != 1:
             factors.append(str(abs(coefficient)))
         text = " * ".join(factors)
         if coefficient == -1:
             text = " * ".join(factors[:-1])
         parts.append(f"- {text}" if coefficient < 0 else f"+ {text}")
-    if expr.constant or not parts:
-        parts.append(f"+ {expr.constant}" if expr.constant >= 0 else f"- {-expr.constant}")
+    constant = _wrapped(expr.constant, _WORD)
+    if constant or not parts:
+        parts.append(f"+ {constant}" if constant >= 0 else f"- {-constant}")
     text = " ".join(parts)
     return text.removeprefix("+ ") if text.startswith("+") else "0 " + text
 
 
+def _wrapped(value: int, count: int) -> int:
+    """The integer nearest to 0 that is ``value`` modulo ``count``; a half is positive."""
+    value %= count
+    return value - count if value > count // 2 else value
+
+
+def render_wide(expr: Expr, place: Callable[[Expr], Expr], name_of: NameOf) -> str:
+    """``expr`` as a WGSL expression of type i64, modulo 2⁶⁴.
+
+    ``place`` gives the values of its iteration symbols in symbols that have names; they are i32.
+    What depends on sizes alone comes from the host, in two words.
+    """
+    of_sizes = as_expr(expr.constant)
+    parts: list[str] = []
+    for monomial, coefficient in expr.terms:
+        factor = as_expr(coefficient)
+        for atom in monomial:
+            factor = factor * atom_expr(atom) if _is_of_sizes(atom) else factor
+        moving = [_render_wide_atom(a, place, name_of) for a in monomial if not _is_of_sizes(a)]
+        if not moving:
+            of_sizes = of_sizes + factor
+            continue
+        scale = [] if factor is ONE else [_size_in_two_words(factor, name_of)]
+        parts.append(" * ".join([*scale, *moving]))
+    if of_sizes is not ZERO or not parts:
+        parts.append(_size_in_two_words(of_sizes, name_of))
+    return f"({' + '.join(parts)})"
+
+
+def _render_wide_atom(atom: Atom, place: Callable[[Expr], Expr], name_of: NameOf) -> str:
+    expr = atom_expr(atom)
+    if isinstance(atom, Symbol) or is_narrow(expr):
+        return f"i64({render_index(place(expr), name_of)})"
+    numerator = render_wide(atom.numerator, place, name_of)
+    denominator = render_wide(atom.denominator, place, name_of)
+    function = "floor_divide" if isinstance(atom, FloorDiv) else "remainder"
+    return f"tw_{function}_i64({numerator}, {denominator})"
+
+
+def _size_in_two_words(expr: Expr, name_of: NameOf) -> str:
+    if expr.is_constant:
+        return literal(const(expr.constant, dtypes.int64))
+    # Parameters are signed words.
+    low = low_word(expr, name_of)
+    high = name_of(floordiv(expr + _HALF, as_expr(_WORD)))
+    return f"(i64({high}) * {_WORD}li + i64({low}))"
+
+
+def low_word(expr: Expr, name_of: NameOf) -> str:
+    """An expression of sizes modulo 2³², as an i32."""
+    return name_of(mod(expr + _HALF, as_expr(_WORD)) - _HALF)
+
+
+def is_of_sizes(expr: Expr) -> bool:
+    """Whether an expression has no iteration symbols: it is the same at all points."""
+    return all(s.extent is None for s in symbols_of(expr))
+
+
+def host_number(node: Scalar) -> HostNumber | None:
+    """The float32 that ``node`` makes of an `is_host_number`; None for anything else."""
+    if not isinstance(node, Op) or node.name != "cast" or node.dtype.compute != "f32":
+        return None
+    (value,) = node.args
+    if not isinstance(value, Index) and value.dtype is not dtypes.float64:
+        return None
+    if not is_host_number(value) or not scalar_symbols(value):
+        return None
+    found = _host_operand(value)
+    return HostNumber("float", (found,)) if isinstance(found, Expr) else found
+
+
+def _host_operand(value: Scalar) -> HostNumber | Expr:
+    match value:
+        case Index(expr):
+            return expr
+        case Const(number):
+            return HostNumber("float", (float(number),))
+        case Op("cast", (inner,)):
+            operand = _host_operand(inner)
+            return HostNumber("float", (operand,)) if isinstance(operand, Expr) else operand
+        case Op(name, args):
+            return HostNumber(name, tuple(map(_host_operand, args)))
+    raise AssertionError(value)
+
+
+def _is_of_sizes(atom: Atom) -> bool:
+    return is_of_sizes(atom_expr(atom))
+
+
+def is_narrow(expr: Expr, largest: int = LARGEST_SIZE) -> bool:
+    """Whether 32 bits hold the values of ``expr``, and what it divides, for sizes ≤ ``largest``."""
+    return all(is_within(part, INT32, largest) for part in _computed(expr))
+
+
+def wraps(expr: Expr) -> bool:
+    """Whether `render_index` is exact modulo 2³²."""
+    return all(is_within(part, INT32) for part in _computed(expr)[1:])
+
+
+def _computed(expr: Expr) -> list[Expr]:
+    """``expr``, and everything that a kernel divides or divides by for it."""
+    found = [expr]
+    for monomial, _ in expr.terms:
+        for atom in monomial:
+            if not isinstance(atom, Symbol) and not _is_of_sizes(atom):
+                found += _computed(atom.numerator) + _computed(atom.denominator)
+    return found
+
+
+def narrow_bounds(expr: Expr) -> tuple[Expr, ...] | None:
+    """Sizes that must fit 32 bits for `is_narrow` to hold; () when it is proven.
+
+    None where `expr` is to be computed in 64 bits: it leaves 32 even if no size passes 2²⁸.
+    """
+    if is_narrow(expr):
+        return ()
+    if not is_narrow(expr, _SMALL_SIZE):
+        return None
+    bounds = [bound(part, upper) for part in _computed(expr) for upper in (True, False)]
+    known = [b for b in bounds if b is not None]
+    if len(known) < len(bounds):
+        return None
+    return tuple(b for b in known if not is_within(b, INT32))
+
+
 def _render_atom(atom: Atom, name_of: NameOf) -> str:
-    if isinstance(atom, Symbol) or all(s.extent is None for s in symbols_of(atom_expr(atom))):
+    if isinstance(atom, Symbol) or _is_of_sizes(atom):
         return name_of(atom)
     numerator = render_index(atom.numerator, name_of)
     denominator = render_index(atom.denominator, name_of)
@@ -75,7 +220,7 @@ def as_index(node: Scalar) -> Expr | None:
     """A scalar that is plain index arithmetic, as an expression."""
     if isinstance(node, Index):
         return node.expr
-    if isinstance(node, Const) and node.dtype is dtypes.int64 and abs(int(node.value)) < 1 << 31:
+    if isinstance(node, Const) and node.dtype is dtypes.int64:
         return as_expr(int(node.value))
     return None
 

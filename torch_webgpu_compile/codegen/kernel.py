@@ -9,7 +9,8 @@ from typing import Any
 from ..errors import UnsupportedOp
 from ..ir.graph import Buffer, Member
 from ..ir.spaces import Origin
-from ..plan.model import Kernel, KernelCall
+from ..plan.model import Kernel, KernelCall, Parameter
+from ..plan.numbers import HostNumber
 from ..sizes import (
     ONE,
     ZERO,
@@ -85,16 +86,16 @@ class KernelBuilder:
     bindings: Bindings = field(init=False)
     names: Names = field(default_factory=Names)
     algebra: Algebra = field(default_factory=Algebra)
-    parameters: dict[Expr, str] = field(default_factory=dict)
+    parameters: dict[Parameter, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bindings = Bindings(self.target, self.buffers)
 
-    def name_of(self, atom: Atom) -> str:
+    def name_of(self, atom: Atom | Parameter) -> str:
         """Iteration symbols are local variables; what sizes determine is a uniform parameter."""
         if isinstance(atom, Symbol) and atom.extent is not None:
             return atom.name
-        expr = atom_expr(atom)
+        expr = atom if isinstance(atom, Expr | HostNumber) else atom_expr(atom)
         if expr not in self.parameters:
             self.parameters = parameter_names([*self.parameters, expr])
         return self.parameters[expr]
@@ -200,6 +201,7 @@ class KernelBuilder:
             flops or as_expr(0),
             checks,
             iterations if limit else ZERO,
+            tuple(self.bindings.narrow),
         )
 
     def _too_many_bindings(self, count: int, origins: Sequence[Origin]) -> UnsupportedOp:

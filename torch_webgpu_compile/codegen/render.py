@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ..sizes import Expr
+from ..plan.model import Parameter
 from .storage import Bindings
 
 _LIBRARIES = (
@@ -36,7 +36,7 @@ def _environment() -> Environment:
     )
 
 
-def parameter_names(sizes: Sequence[Expr]) -> dict[Expr, str]:
+def parameter_names(sizes: Sequence[Parameter]) -> dict[Parameter, str]:
     """The WGSL expression of each size that reaches a kernel as a parameter."""
     return {s: f"parameters[{k // 4}].{'xyzw'[k % 4]}" for k, s in enumerate(sizes)}
 
@@ -47,7 +47,7 @@ def render_template(template: str, inputs: dict[str, Any]) -> str:
 
 
 def render_module(
-    template: str, bindings: Bindings, parameters: Sequence[Expr], inputs: dict[str, Any]
+    template: str, bindings: Bindings, parameters: Sequence[Parameter], inputs: dict[str, Any]
 ) -> str:
     """A WGSL module: bindings, the helpers that are used, and the template's text.
 

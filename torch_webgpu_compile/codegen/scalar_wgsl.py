@@ -7,13 +7,14 @@ value that is equal in all four lanes is computed once as a scalar.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from .. import dtypes
 from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
 from ..plan.model import FIRST_CHECK
-from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute
+from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute, symbols_of
 from .algebra import Algebra, opaque, unknown
 from .buffer_access import VECTOR
 from .casts import cast, fitted
@@ -21,10 +22,16 @@ from .constants import COMPARISONS, Simplifier
 from .index_wgsl import (
     NameOf,
     as_index,
+    host_number,
     is_clamped,
     is_multiple_of,
+    is_of_sizes,
+    low_word,
+    narrow_bounds,
     render_comparisons,
     render_index,
+    render_wide,
+    wraps,
 )
 from .literals import literal
 from .op_table import WRAPPING, op_row, suffix
@@ -122,11 +129,35 @@ class Renderer:
         return [substitute(expr, env) for env in self.lanes]
 
     def _index(self, expr: Expr, dtype: DType) -> Text:
+        """An index expression as a value: an int64, or an i32 (modulo 2³²) if that is asked for."""
         values = self.per_lane(expr)
-        codes = [f"{dtype.compute}({render_index(v, self.name_of)})" for v in values]
+        if dtype is dtypes.int64 and not self._is_narrow(expr):
+            self._require_int64(expr)
+            codes = [
+                render_wide(expr, partial(substitute, values=env), self.name_of)
+                for env in self.lanes
+            ]
+        else:
+            codes = [f"{dtype.compute}({render_index(v, self.name_of)})" for v in values]
         if all(v is values[0] for v in values):
             return self.let(codes[0], 1, dtype)
         return self.let(f"vec4<{dtype.compute}>({', '.join(codes)})", VECTOR, dtype)
+
+    def _is_narrow(self, expr: Expr) -> bool:
+        """Whether a value is computed in 32 bits; the runtime checks what that relies on."""
+        bounds = narrow_bounds(expr)
+        if bounds is None or not self.bindings.are_sizes(symbols_of(expr)):
+            return False
+        self.bindings.narrow.update(dict.fromkeys(bounds))
+        return True
+
+    def _require_int64(self, expr: Expr) -> None:
+        if not self.bindings.target.supports(dtypes.int64):
+            raise UnsupportedOp(
+                f"integer {expr}",
+                "it may not fit in 32 bits, and this GPU has no 64-bit integers (shader-int64)",
+                "compute it outside of the compiled function, or compile with dynamic=False",
+            )
 
     # -- loads ---------------------------------------------------------------------------------
 
@@ -282,13 +313,27 @@ class Renderer:
         if node.name in COMPARISONS:
             exprs = [as_index(a) for a in node.args]
             if exprs[0] is not None and exprs[1] is not None:
-                return self._compare(node, exprs[0], exprs[1])
+                if self._is_narrow(exprs[0]) and self._is_narrow(exprs[1]):
+                    return self._compare(node, exprs[0], exprs[1])
+                sides = [self._index(e, dtypes.int64) for e in exprs if e is not None]
+                return self._apply_row(node, dtypes.int64, sides)
             left, right = (self._narrow(a) for a in node.args)
             if left is not None and right is not None:
                 return self._apply_row(node, dtypes.int32, [left, right])
+        is_position = isinstance(node.args[0], Index) and self._is_narrow(node.args[0].expr)
+        number = None if is_position else host_number(node)
+        if number is not None:
+            return self.let(f"bitcast<f32>({self.name_of(number)})", 1, node.dtype)
         if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.compute != "i64":
             expr = node.args[0].expr
-            position = cast(self._index(expr, dtypes.int32), node.dtype, self.let)
+            if node.dtype.is_integer and is_of_sizes(expr) and not is_position:
+                low = Text(low_word(expr, self.name_of), 1, dtypes.int32)
+                return cast(low, node.dtype, self.let)
+            modular = (
+                node.dtype.is_integer and wraps(expr) and self.bindings.are_sizes(symbols_of(expr))
+            )
+            width = dtypes.int32 if modular or is_position else dtypes.int64
+            position = cast(self._index(expr, width), node.dtype, self.let)
             is_known = node.dtype.is_float and ZERO in self.per_lane(expr)
             return opaque(position) if is_known else position
         bounded = self._narrow(node) if node.name in _BOUNDED else None
@@ -345,7 +390,7 @@ class Renderer:
             return self._checked(node)
         expr = as_index(node)
         if expr is not None:
-            return self._index(expr, dtypes.int32)
+            return self._index(expr, dtypes.int32) if self._is_narrow(expr) else None
         if isinstance(node, Op) and node.name == "cast" and node.dtype is dtypes.int64:
             (inner,) = node.args
             if (

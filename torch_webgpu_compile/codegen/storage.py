@@ -7,7 +7,9 @@ and declares bindings and functions that fit all of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .. import dtypes
 from ..checks import IndexCheck
@@ -15,7 +17,7 @@ from ..dtypes import DType
 from ..errors import AdapterError, OutOfMemoryError
 from ..ir.graph import Buffer
 from ..plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
-from ..sizes import Expr, as_expr, upper_bound
+from ..sizes import Expr, Symbol, as_expr, as_symbol, upper_bound
 from ..target import Target
 from .buffer_access import Use, access_function, element_type
 from .values import Text
@@ -23,11 +25,15 @@ from .values import Text
 
 @dataclass
 class Bindings:
-    """The storage bindings of one kernel, in order of first use."""
+    """The storage bindings of one kernel, in order of first use.
+
+    ``narrow`` are integers made from sizes that its arithmetic takes for 32-bit ones.
+    """
 
     target: Target
     buffers: dict[str, Buffer]
     checks: dict[IndexCheck, int] = field(default_factory=dict)
+    narrow: dict[Expr, None] = field(default_factory=dict)
     _uses: dict[str, Use] = field(default_factory=dict)
 
     def report(self, check: IndexCheck, first: str, index: Text, size: str) -> str:
@@ -43,6 +49,15 @@ class Bindings:
         if index.dtype.compute != self._reported:
             given = f"{self._reported}({given})"
         return f"tw_report({first} + {number}, {given}, {size});"
+
+    def are_sizes(self, symbols: Iterable[Symbol]) -> bool:
+        """Whether symbols are sizes of tensors, and so below 2³¹: not other numbers of a caller."""
+        return all(s.extent is not None or s in self._sizes for s in symbols)
+
+    @cached_property
+    def _sizes(self) -> frozenset[Symbol]:
+        given = {size for buffer in self.buffers.values() for size in buffer.sizes}
+        return frozenset(symbol for size in given if (symbol := as_symbol(size)) is not None)
 
     @property
     def _reported(self) -> str:

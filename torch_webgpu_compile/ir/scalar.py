@@ -278,10 +278,20 @@ def walk(root: Scalar) -> Iterator[Scalar]:
             stack.extend((child, False) for child in reversed(children(node)))
 
 
-def rewrite(root: Scalar, change: Callable[[Scalar], Scalar | None]) -> Scalar:
-    """Rebuilds bottom-up; ``change`` gets each rebuilt node and may return another one."""
+def rewrite(
+    root: Scalar,
+    change: Callable[[Scalar], Scalar | None],
+    keep: Callable[[Scalar], bool] = lambda node: False,
+) -> Scalar:
+    """Rebuilds bottom-up; ``change`` gets each rebuilt node and may return another one.
+
+    What ``keep`` holds for stays, with all that is in it.
+    """
     done: dict[Scalar, Scalar] = {}
     for node in walk(root):
+        if keep(node):
+            done[node] = node
+            continue
         built: Scalar
         match node:
             case Load(buffer, idx, dtype):
@@ -335,3 +345,25 @@ def scalar_symbols(root: Scalar) -> frozenset[Symbol]:
         if isinstance(node, Index):
             found |= symbols_of(node.expr)
     return found
+
+
+_HOST_OPS = frozenset({"neg", "sqrt", "add", "sub", "mul", "div", "pow"})
+
+
+def is_host_number(root: Scalar) -> bool:
+    """Whether the host can compute a number: float64 arithmetic on sizes and constants."""
+    for node in walk(root):
+        match node:
+            case Index(expr):
+                if any(s.extent is not None for s in symbols_of(expr)):
+                    return False
+            case Const():
+                pass
+            case Op("cast", (inner,), dtypes.float64) if not inner.dtype.is_float:
+                if not isinstance(inner, (Const, Index)):
+                    return False
+            case Op(name, _, dtypes.float64) if name in _HOST_OPS:
+                pass
+            case _:
+                return False
+    return True

@@ -10,7 +10,19 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.graph import Buffer, BufferOrigin
 from ..ir.nodes import BufferArgument, Contraction, HostCall, Node, Pointwise, Reduction, Scatter
-from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, cast, const, loads_of, walk
+from ..ir.scalar import (
+    Const,
+    Index,
+    Load,
+    Masked,
+    Op,
+    Scalar,
+    cast,
+    const,
+    is_host_number,
+    loads_of,
+    walk,
+)
 from ..ir.spaces import Origin
 from ..sizes import ONE, ZERO, Expr, contiguous_strides
 from ..target import Target
@@ -240,8 +252,8 @@ class Builder:
     def finished(self, body: Scalar) -> Scalar:
         """A body as nodes hold it: folded, and without arithmetic that the GPU does not have.
 
-        Numbers that Python computes in float64 from sizes are computed in float32 where that is
-        what they become.
+        Numbers that Python computes in float64 from sizes are computed so by the host; what else is
+        float64 is computed in float32 where that is what it becomes.
         """
         body = fold(body)
         if body.dtype is dtypes.float64:
@@ -249,14 +261,27 @@ class Builder:
         of_tensors = any(load.dtype is dtypes.float64 for load in loads_of(body))
         if of_tensors and self.target.supports(dtypes.float64):
             return body
-        return fold(narrow(body, dtypes.float64, dtypes.float32))
+        return fold(narrow(body, dtypes.float64, dtypes.float32, self._stays_float64))
+
+    def _stays_float64(self, node: Scalar) -> bool:
+        """Whether a node converts a number from sizes that is computed in float64."""
+        match node:
+            case Op("cast", (Op(dtype=dtypes.float64) as number,), dtype):
+                is_single = dtype.compute == "f32"
+                return (is_single or self.target.supports(dtypes.float64)) and is_host_number(
+                    number
+                )
+        return False
 
     def _host_full(self, buffer: Buffer, value: Value) -> HostCall:
         # A value of a dtype without kernels is a whole buffer or a number.
         target = "aten.full.default"
         arguments: tuple[Any, ...]
-        if isinstance(value.body, Const):
-            arguments = (value.sizes, value.body.value)
+        body = fold(value.body)
+        if isinstance(body, Const):
+            arguments = (value.sizes, body.value)
+        elif isinstance(body, Index) and is_host_number(body):
+            arguments = (value.sizes, body.expr)
         else:
             number = self.finished(cast(value.body, dtypes.float32))
             target = "aten._to_copy.default"

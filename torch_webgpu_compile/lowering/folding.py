@@ -6,6 +6,8 @@ ranges are known, comparisons of them can be decided, and gathers by them are vi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .. import dtypes
@@ -22,7 +24,7 @@ from ..ir.scalar import (
     const,
     rewrite,
 )
-from ..sizes import Expr, as_expr, is_less, is_nonnegative, upper_bound
+from ..sizes import INT64, Expr, as_expr, is_less, is_nonnegative, is_within, upper_bound
 
 _INT32_MAX = (1 << 31) - 1
 
@@ -32,8 +34,10 @@ def fold(body: Scalar) -> Scalar:
     return rewrite(body, _fold)
 
 
-def narrow(body: Scalar, wide: DType, dtype: DType) -> Scalar:
-    """``body`` with all arithmetic in ``wide`` done in ``dtype`` instead."""
+def narrow(
+    body: Scalar, wide: DType, dtype: DType, keep: Callable[[Scalar], bool] = lambda node: False
+) -> Scalar:
+    """``body`` with all arithmetic in ``wide`` done in ``dtype`` instead, but for what is kept."""
 
     def change(node: Scalar) -> Scalar | None:
         match node:
@@ -45,7 +49,7 @@ def narrow(body: Scalar, wide: DType, dtype: DType) -> Scalar:
                 return apply(name, *args)
         return None
 
-    return rewrite(body, change)
+    return rewrite(body, change, keep)
 
 
 def _fold(node: Scalar) -> Scalar | None:
@@ -67,7 +71,7 @@ def _fold(node: Scalar) -> Scalar | None:
             return _fold_pair(name, left, right)
         case Op("neg", (a,)):
             inner_expr = _expr(a)
-            return None if inner_expr is None else Index(-inner_expr)
+            return None if inner_expr is None else _index(-inner_expr)
     return None
 
 
@@ -80,12 +84,17 @@ def _fold_constants(name: str, args: tuple[Scalar, ...], dtype: DType) -> Scalar
 
 
 def _expr(value: Scalar) -> Expr | None:
-    """The index expression that an int64 scalar is."""
+    """The index expression that an int64 scalar is, where int64 holds all its values."""
     if isinstance(value, Index):
-        return value.expr
+        return value.expr if is_within(value.expr, INT64) else None
     if isinstance(value, Const) and value.dtype is dtypes.int64:
         return as_expr(int(value.value))
     return None
+
+
+def _index(expr: Expr) -> Scalar | None:
+    """An index expression as a scalar; None where an int64 may wrap around, as no `Expr` does."""
+    return Index(expr) if is_within(expr, INT64) else None
 
 
 def _fold_cast(inner: Scalar, dtype: object) -> Scalar | None:
@@ -111,24 +120,24 @@ def _fold_pair(name: str, a: Expr, b: Expr) -> Scalar | None:
     positive = is_nonnegative(b - 1)
     match name:
         case "add":
-            return Index(a + b)
+            return _index(a + b)
         case "sub":
-            return Index(a - b)
+            return _index(a - b)
         case "mul":
-            return Index(a * b)
+            return _index(a * b)
         case "floor_divide" if positive:
-            return Index(a // b)
+            return _index(a // b)
         case "remainder" if positive:
-            return Index(a % b)
+            return _index(a % b)
         case "trunc_divide" if positive and is_nonnegative(a):
-            return Index(a // b)
+            return _index(a // b)
         case "fmod" if positive and is_nonnegative(a):
-            return Index(a % b)
+            return _index(a % b)
         case "minimum" | "maximum":
             smaller = a if not is_less(b, a + 1) else b
             known = is_less(a, b + 1) or is_less(b, a + 1)
             larger = b if smaller is a else a
-            return Index(smaller if name == "minimum" else larger) if known else None
+            return _index(smaller if name == "minimum" else larger) if known else None
         case "lt" | "ge":
             return _decided(is_less(a, b), not_less(a, b), name == "lt")
         case "gt" | "le":

@@ -9,6 +9,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.scalar import Scalar, apply, cast, const
+from ..sizes import Expr
 from .builder import Builder, operand
 from .promotion import Operand, compute_dtype, float_dtype, result_dtype, rounded_to
 from .registry import lowers
@@ -27,6 +28,27 @@ def elementwise(
     compute = compute_dtype(dtype or result_dtype(operands))
     scalars = [operand(arg, out.sizes, compute) for arg in operands]
     return builder.pointwise(cast(body(*scalars), out.dtype), out.sizes)
+
+
+def unwidened(builder: Builder, body: Body, *operands: Operand) -> Value:
+    """`elementwise` for operators to which PyTorch gives operands in the promoted dtype.
+
+    A number or a tensor without dimensions that float16 or bfloat16 does not have is another one
+    there: 1e-9 is 0, and 1e6 infinite.
+    """
+    common = result_dtype(operands)
+
+    def of_rounded(*scalars: Scalar) -> Scalar:
+        pairs = zip(scalars, operands, strict=True)
+        return body(*(_as_given(scalar, operand, common) for scalar, operand in pairs))
+
+    rounded = [rounded_operand(arg, common) for arg in operands]
+    return elementwise(builder, of_rounded, *rounded, dtype=common)
+
+
+def _as_given(scalar: Scalar, operand: Operand, common: DType) -> Scalar:
+    of_other = isinstance(operand, Value) and operand.dtype is not common
+    return rounded_to(scalar, common) if of_other or isinstance(operand, Expr) else scalar
 
 
 _FLOAT_UNARY = (
@@ -138,7 +160,19 @@ def lower_div_mode(
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def lower_floor_divide(builder: Builder, self: Operand, other: Operand) -> Value:
-    return elementwise(builder, lambda a, b: apply("floor_divide", a, b), self, other)
+    common = result_dtype((self, other))
+    dividend = rounded_operand(self, common)  # PyTorch widens divisors only
+    return elementwise(
+        builder, lambda a, b: apply("floor_divide", a, b), dividend, other, dtype=common
+    )
+
+
+def _register_unwidened(name: str, overloads: str) -> None:
+    packet = getattr(aten, name)
+
+    @lowers(*(getattr(packet, overload) for overload in overloads.split()))
+    def lower(builder: Builder, self: Operand, other: Operand) -> Value:
+        return unwidened(builder, lambda a, b: apply(name, a, b), self, other)
 
 
 def _register_binary(name: str, overloads: str, to_float: bool = False) -> None:
@@ -151,8 +185,8 @@ def _register_binary(name: str, overloads: str, to_float: bool = False) -> None:
         return elementwise(builder, lambda a, b: apply(name, a, b), self, other, dtype=dtype)
 
 
-_register_binary("remainder", "Tensor Scalar Scalar_Tensor")
-_register_binary("fmod", "Tensor Scalar")
+_register_unwidened("remainder", "Tensor Scalar Scalar_Tensor")
+_register_unwidened("fmod", "Tensor Scalar")
 _register_binary("atan2", "default", to_float=True)
 _register_binary("nextafter", "default")
 _register_binary("bitwise_and", "Tensor Scalar Scalar_Tensor")
@@ -275,15 +309,16 @@ def power(base: Scalar, exponent: int | float) -> Scalar:
 @lowers(aten.pow.Tensor_Scalar)
 def lower_pow_scalar(builder: Builder, self: Value, exponent: Operand) -> Value:
     if isinstance(exponent, (bool, int, float)) and self.dtype.kind is not Kind.BOOL:
-        constant = exponent
         dtype = result_dtype((self, exponent))
+        constant = rounded_operand(exponent, dtype)
+        assert isinstance(constant, (int, float))
         return elementwise(builder, lambda x: power(x, constant), self, dtype=dtype)
     return lower_pow(builder, self, exponent)
 
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def lower_pow(builder: Builder, self: Operand, exponent: Operand) -> Value:
-    return elementwise(builder, _pow, self, exponent)
+    return unwidened(builder, _pow, self, exponent)
 
 
 def _pow(a: Scalar, b: Scalar) -> Scalar:
@@ -356,6 +391,8 @@ def lower_frac(builder: Builder, self: Value) -> Value:
 
 def rounded_operand(arg: Operand, dtype: DType) -> Operand:
     """A Python number rounded to ``dtype`` (for operators that do not compute in a wider type)."""
-    if isinstance(arg, float) and dtype.is_float and dtype is not dtypes.float64:
+    is_number = isinstance(arg, (int, float)) and not isinstance(arg, bool)
+    if is_number and dtype.is_float and dtype is not dtypes.float64:
+        assert isinstance(arg, (int, float))
         return float(literal(arg, dtype).value)
     return arg

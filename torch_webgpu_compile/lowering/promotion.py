@@ -95,4 +95,17 @@ def rounded_to(scalar: Scalar, dtype: DType) -> Scalar:
     half = apply("add", const((1 << dropped - 1) - 1, u32), odd)
     kept = apply("bitwise_and", apply("add", bits, half), const(-(1 << dropped), u32))
     rounded = apply("bitcast", kept, dtype=scalar.dtype)
+    if dtype is dtypes.float16:
+        rounded = _within_float16(scalar, rounded)
     return apply("where", apply("isnan", scalar), scalar, rounded)
+
+
+def _within_float16(scalar: Scalar, rounded: Scalar) -> Scalar:
+    """``rounded`` but for what is below float16's normal numbers, and beyond its largest."""
+    f32 = scalar.dtype
+    steps = apply("round", apply("mul", scalar, const(2.0**24, f32)))
+    small = apply("mul", steps, const(2.0**-24, f32))
+    size = apply("abs", scalar)
+    infinite = apply("copysign", const(float("inf"), f32), scalar)
+    rounded = apply("where", apply("lt", size, const(2.0**-14, f32)), small, rounded)
+    return apply("where", apply("ge", size, const(65520.0, f32)), infinite, rounded)

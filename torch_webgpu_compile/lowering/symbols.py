@@ -20,7 +20,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const
-from ..sizes import ONE, Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, symbol
+from ..sizes import INT64, ONE, Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, symbol
 
 _TO_DTYPE: dict[torch.dtype, DType] = {
     getattr(torch, dtype.name): dtype for dtype in dtypes.DTYPES if hasattr(torch, dtype.name)
@@ -59,13 +59,16 @@ def _rounded(value: float, dtype: DType) -> float:
 
 
 def _symbol_lower(node: Any, name: str) -> int:
-    """The least value of a size: 2 for a size that ShapeEnv has specialised away from 0 and 1."""
+    """The least value of a size: 2 for a size that ShapeEnv has specialised away from 0 and 1.
+
+    A number of the caller's of which nothing is known may be any int64.
+    """
     env = getattr(node, "shape_env", None)
     ranges = getattr(env, "var_to_range", None)
     if ranges is not None:
         for key, bounds in ranges.items():
-            if str(key) == name and bounds.lower.is_Integer:
-                return max(0, int(bounds.lower))
+            if str(key) == name:
+                return max(INT64[0], int(bounds.lower)) if bounds.lower.is_Integer else INT64[0]
     return 2 if name.startswith("s") else 0
 
 

@@ -15,14 +15,19 @@ from .. import dtypes
 from ..checks import IndexCheck
 from ..dtypes import DType
 from ..sizes import ONE, ZERO, Expr, Symbol, as_expr, evaluate
+from .numbers import HostNumber
 
-VERSION = 4
+VERSION = 5
 
 STATUS = "device status"
 """The buffer in which kernels report what was wrong: see `Kernel`. No graph has it."""
 
 FIRST_CHECK = Symbol("first_check", 0, None)
 """The parameter that a runtime gives to each dispatch: the number of its first check."""
+
+
+Parameter = Expr | HostNumber
+"""A word of a kernel's uniform buffer: an i32, or the bits of a float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,22 +137,25 @@ class Dispatch:
         kernel: index into `Plan.kernels`.
         bindings: one per kernel binding.
         grid: workgroups per dimension, each ≤ 65,535 once evaluated.
-        parameters: i32 values of the kernel's uniform parameters, in order.
+        parameters: the kernel's uniform parameters, in order: i32 values, or floats.
         bytes_read, bytes_written, flops: least traffic and arithmetic, for reports.
         checks: the indices that the kernel checks, by their number in it.
         iterations: the most that all loops of one invocation make together, where the kernel was
             compiled for a driver that ends them (`Target.max_loop_iterations`); else 0.
+        narrow: integers made from sizes that the kernel's arithmetic takes for 32-bit ones: a
+            runtime refuses sizes for which they are not.
     """
 
     kernel: int
     bindings: tuple[Binding, ...]
     grid: tuple[Expr, Expr, Expr]
-    parameters: tuple[Expr, ...]
+    parameters: tuple[Parameter, ...]
     bytes_read: Expr
     bytes_written: Expr
     flops: Expr
     checks: tuple[IndexCheck, ...] = ()
     iterations: Expr = ZERO
+    narrow: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +287,13 @@ class KernelCall:
     kernel: Kernel
     bindings: tuple[Binding, ...]
     grid: tuple[Expr, Expr, Expr]
-    parameters: tuple[Expr, ...]
+    parameters: tuple[Parameter, ...]
     bytes_read: Expr
     bytes_written: Expr
     flops: Expr
     checks: tuple[IndexCheck, ...] = ()
     iterations: Expr = ZERO
+    narrow: tuple[Expr, ...] = ()
 
     def on(self, instead: Mapping[str, str]) -> KernelCall:
         """The same call on other buffers of the same layouts, by name."""
@@ -303,4 +312,5 @@ class KernelCall:
             self.flops,
             self.checks,
             self.iterations,
+            self.narrow,
         )

@@ -52,7 +52,7 @@ def _check_of(hint: Any) -> Check:
         return _is_argument
     if hint is int:
         return lambda value: type(value) is int and -_LIMIT <= value < _LIMIT
-    if hint in (str, bool, bytes, type(None)):
+    if hint in (str, bool, bytes, float, type(None)):
         return lambda value: type(value) is hint
     if hint is Expr or hint is DType:
         return lambda value: isinstance(value, (Expr, DType)) and type(value) is hint

@@ -2,7 +2,8 @@
 
 An `Expr` is a number, or ``{"c": constant, "t": [[coefficient, atom, …], …]}``; an atom is a
 symbol's name, or ``["//", numerator, denominator]`` or ``["%", …]``. The table ``symbols`` gives
-each symbol's lower bound. Constants are base64.
+each symbol's lower bound. A float that the host computes for a kernel is ``{"number": operator,
+"of": operands}``. Constants are base64.
 
 What is read may be anything. The reader gives a `Plan` whose every field has the declared type
 (`schema`) or raises PlanFormatError, in time and memory that follow from the length of the text;
@@ -41,12 +42,14 @@ from .model import (
     HostStep,
     Kernel,
     KernelBinding,
+    Parameter,
     Plan,
     PlanBuffer,
     PlanInput,
     PlanOutput,
     Step,
 )
+from .numbers import NUMBER_ARITY, HostNumber
 
 Json = Any
 
@@ -191,6 +194,15 @@ class _Writer:
         terms = [[c, *(self._atom(atom) for atom in monomial)] for monomial, c in expr.terms]
         return {"c": expr.constant, "t": terms}
 
+    def parameter(self, value: HostNumber | Expr | float) -> Json:
+        match value:
+            case HostNumber(op, args):
+                return {"number": op, "of": [self.parameter(arg) for arg in args]}
+            case Expr():
+                return self.expr(value)
+            case _:
+                return self.argument(value)
+
     def exprs(self, exprs: tuple[Expr, ...]) -> Json:
         return [self.expr(expr) for expr in exprs]
 
@@ -225,10 +237,11 @@ class _Writer:
                         [b.buffer, b.offset_nbytes, self.expr(b.nbytes)] for b in step.bindings
                     ],
                     "grid": self.exprs(step.grid),
-                    "parameters": self.exprs(step.parameters),
+                    "parameters": [self.parameter(p) for p in step.parameters],
                     "bytes_read": self.expr(step.bytes_read),
                     "bytes_written": self.expr(step.bytes_written),
                     "flops": self.expr(step.flops),
+                    "narrow": self.exprs(step.narrow),
                     "iterations": self.expr(step.iterations),
                     "checks": [[check.op, check.source, check.dim] for check in step.checks],
                 }
@@ -314,6 +327,21 @@ class _Reader:
             total = _bounded(total + product)
         return total
 
+    def parameter(self, data: Json, depth: int = 0) -> Parameter:
+        if not isinstance(data, dict) or "number" not in data:
+            return self.expr(data)
+        if depth > _MAX_DEPTH:
+            raise ValueError("a number is nested too deeply")
+        operands = tuple(self._operand(arg, depth + 1) for arg in _list(data["of"]))
+        if NUMBER_ARITY.get(data["number"]) != len(operands):
+            raise ValueError(f"no function {data['number']!r} of {len(operands)} numbers")
+        return HostNumber(data["number"], operands)
+
+    def _operand(self, data: Json, depth: int) -> HostNumber | Expr | float:
+        if isinstance(data, dict) and "float" in data:
+            return float(data["float"])
+        return self.parameter(data, depth)
+
     def maybe(self, data: Json) -> Expr | None:
         return None if data is None else self.expr(data)
 
@@ -353,12 +381,13 @@ class _Reader:
                         Binding(b, o, self.maybe(n)) for b, o, n in map(_list, bindings)
                     ),
                     grid=(x, y, z),
-                    parameters=self.exprs(data["parameters"]),
+                    parameters=tuple(self.parameter(p) for p in _list(data["parameters"])),
                     bytes_read=self.expr(data["bytes_read"]),
                     bytes_written=self.expr(data["bytes_written"]),
                     flops=self.expr(data["flops"]),
                     iterations=self.expr(data["iterations"]),
                     checks=tuple(IndexCheck(*_list(check)) for check in _list(data["checks"])),
+                    narrow=self.exprs(data["narrow"]),
                 )
             case "copy":
                 return CopyBuffer(data["from"], data["to"])

@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 from ..errors import VerificationError
-from ..sizes import ZERO, Expr, as_expr, is_nonnegative, symbols_of
+from ..sizes import ZERO, Expr, as_expr, atom_expr, is_nonnegative, symbols_of
 from .model import (
     FIRST_CHECK,
     STATUS,
@@ -32,6 +32,7 @@ from .model import (
     PlanOutput,
     Step,
 )
+from .numbers import HostNumber, number_symbols
 
 _ROLES = frozenset({"input", "constant", "intermediate", "output", "prepared", "status"})
 _WRITTEN_ROLES = frozenset({"input", "intermediate", "output", "status"})
@@ -233,8 +234,12 @@ class _Verifier:
             all(_is_within(size, 0, _MAX_GRID) for size in step.grid), f"{kernel.name}: {step.grid}"
         )
         self._require(
-            all(_is_within(p, -(1 << 31), (1 << 31) - 1) for p in step.parameters),
-            f"{kernel.name}: parameters {step.parameters}",
+            all(
+                _is_within(p, -(1 << 31), (1 << 31) - 1)
+                for p in (*step.parameters, *step.narrow)
+                if isinstance(p, Expr)
+            ),
+            f"{kernel.name}: parameters {step.parameters}, {step.narrow}",
         )
         return written
 
@@ -363,7 +368,12 @@ def _symbols(exprs: Iterable[Expr | None]) -> set[Any]:
 def _exprs_of(step: Step) -> Iterator[Expr | None]:
     match step:
         case Dispatch():
-            yield from (*step.grid, *step.parameters, *(b.nbytes for b in step.bindings))
+            yield from (*step.grid, *step.narrow, *(b.nbytes for b in step.bindings))
+            for parameter in step.parameters:
+                if isinstance(parameter, HostNumber):
+                    yield from map(atom_expr, number_symbols(parameter))
+                else:
+                    yield parameter
             yield from (step.bytes_read, step.bytes_written, step.flops, step.iterations)
         case HostStep():
             yield from _exprs((step.arguments, tuple(v for _, v in step.keywords)))

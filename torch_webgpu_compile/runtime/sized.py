@@ -17,11 +17,13 @@ from ..plan.model import (
     Dispatch,
     HostStep,
     Kernel,
+    Parameter,
     Plan,
     PlanBuffer,
     bound_nbytes,
 )
-from ..sizes import Expr, evaluate
+from ..plan.numbers import HostNumber, number_bits
+from ..sizes import INT32, evaluate
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device
 from .interface import BindGroupMaker, Handle
@@ -233,13 +235,14 @@ class _Sizer:
                 f"kernel {kernel.name} has {kernel.parameter_count} parameters, its step gives "
                 f"{len(values)}; this is a bug of the planner"
             )
-        try:
-            data = struct.pack(f"<{len(values)}i", *values)
-        except struct.error as error:
+        relied_on = [_parameter_value(number, sizes) for number in step.narrow]
+        wide = [number for number in (*values, *relied_on) if number not in INT32]
+        if wide:
             raise DeviceError(
-                f"kernel {kernel.name}: a parameter of {values} does not fit in 32 bits; split the "
-                "tensor"
-            ) from error
+                f"kernel {kernel.name} computes with 32-bit integers, and for these sizes needs "
+                f"{wide[0]}; split the tensor, or compile with dynamic=False"
+            )
+        data = struct.pack(f"<{len(values)}i", *values)
         return data + bytes(-len(data) % 16)
 
     # ---- steps
@@ -334,9 +337,11 @@ class _Sizer:
         return HostCommand(step, arguments, step.outputs)
 
 
-def _parameter_value(parameter: Expr, sizes: Mapping[str, int]) -> int:
+def _parameter_value(parameter: Parameter, sizes: Mapping[str, int]) -> int:
     """0 for a quotient by an empty dimension, none of whose elements a kernel computes."""
     with suppress(ZeroDivisionError):
+        if isinstance(parameter, HostNumber):
+            return number_bits(parameter, sizes)
         return evaluate(parameter, sizes)
     return 0
 

@@ -21,8 +21,8 @@ from ..ir.graph import (
     buffers_of,
 )
 from ..ir.nodes import Scatter, bodies_of
-from ..ir.scalar import Load, Op, Scalar, loads_of, scalar_symbols, walk
-from ..sizes import product
+from ..ir.scalar import Index, Load, Op, Scalar, loads_of, scalar_symbols, walk
+from ..sizes import INT32, Expr, Symbol, is_within, product
 from ..target import Target
 from .clusters import Clusters
 
@@ -123,8 +123,19 @@ def _has_wide_division(body: Scalar) -> bool:
     reason to assume that the others' floats are finite, or dies.
     """
     return any(
-        isinstance(node, Op) and node.name in _DIVISIONS and node.dtype is dtypes.int64
+        node.name in _DIVISIONS and node.dtype is dtypes.int64
+        if isinstance(node, Op)
+        else isinstance(node, Index) and _divides_wide(node.expr)
         for node in walk(body)
+    )
+
+
+def _divides_wide(expr: Expr) -> bool:
+    return any(
+        not all(is_within(part, INT32) for part in (atom.numerator, atom.denominator))
+        for monomial, _ in expr.terms
+        for atom in monomial
+        if not isinstance(atom, Symbol)
     )
 
 
