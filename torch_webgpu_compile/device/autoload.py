@@ -75,6 +75,7 @@ def _register() -> None:
     from . import (
         accelerator,
         data_parallel,
+        default_backend,
         guard,
         module,
         moving,
@@ -103,6 +104,7 @@ def _register() -> None:
     moving.install()
     process_groups.install()
     data_parallel.install()
+    default_backend.install()
     safetensors_files.install()
     parameter: Any = torch.nn.parameter
     tensor: Any = torch.Tensor
