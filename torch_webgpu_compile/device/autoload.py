@@ -83,6 +83,7 @@ def _register() -> None:
         process_groups,
         safetensors_files,
         storage_methods,
+        trainers,
     )
     from .untraced import untraced
 
@@ -106,6 +107,7 @@ def _register() -> None:
     data_parallel.install()
     default_backend.install()
     safetensors_files.install()
+    trainers.install()
     parameter: Any = torch.nn.parameter
     tensor: Any = torch.Tensor
     parameter.UninitializedTensorMixin._allowed_methods.append(tensor.webgpu)
