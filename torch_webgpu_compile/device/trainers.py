@@ -25,6 +25,8 @@ from .import_hooks import after_import
 def install() -> None:
     """Waits for the packages."""
     after_import("accelerate.state", _choose_in_accelerate)
+    after_import("accelerate.accelerator", _allow_float16)
+    after_import("accelerate.utils.dataclasses", _add_backend)
     after_import("transformers.training_args", _choose_in_transformers)
 
 
@@ -50,7 +52,52 @@ def _choose_in_accelerate(module: Any) -> None:
     state.default_device = property(default_device)
 
 
+def _allow_float16(module: Any) -> None:
+    """Adds the device to the list of those that have float16, a constant of a function.
+
+    The scaler of losses, which `accelerate` then makes for CUDA, is made for the device.
+    """
+    constructor = getattr(getattr(module, "Accelerator", None), "__init__", None)
+    code = getattr(constructor, "__code__", None)
+    if constructor is None or code is None:
+        return
+    constructor.__code__ = code.replace(co_consts=tuple(map(_with_device, code.co_consts)))
+    make_scaler = getattr(module, "get_grad_scaler", None)
+    if make_scaler is None:
+        return
+
+    @functools.wraps(make_scaler)
+    def get_grad_scaler(*arguments: Any, **keywords: Any) -> Any:
+        if is_wanted():
+            return torch.amp.GradScaler(devices.NAME, **keywords)
+        return make_scaler(*arguments, **keywords)
+
+    module.get_grad_scaler = get_grad_scaler
+
+
+def _with_device(constant: Any) -> Any:
+    is_list = isinstance(constant, tuple) and {"cuda", "xpu", "mps"} <= {
+        entry for entry in constant if isinstance(entry, str)
+    }
+    return (*constant, devices.NAME) if is_list else constant
+
+
+def _add_backend(module: Any) -> None:
+    """Adds ``backend="webgpu"`` to the list of Dynamo's backends, an enumeration."""
+    backends = getattr(module, "DynamoBackend", None)
+    name = devices.NAME.upper()
+    if backends is None or name in backends.__members__:
+        return
+    member = str.__new__(backends, name)
+    member._name_ = member._value_ = name
+    backends._member_map_[name] = backends._value2member_map_[name] = member
+    backends._member_names_.append(name)
+
+
 def _choose_in_transformers(module: Any) -> None:
+    has_bfloat16 = getattr(module, "is_torch_bf16_gpu_available", None)
+    if has_bfloat16 is not None:
+        module.is_torch_bf16_gpu_available = lambda: has_bfloat16() or is_wanted()
     arguments = getattr(module, "TrainingArguments", None)
     original = vars(arguments).get("_setup_devices") if arguments is not None else None
     if not isinstance(original, functools.cached_property):
