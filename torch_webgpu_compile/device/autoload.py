@@ -77,6 +77,7 @@ def _register() -> None:
         data_parallel,
         default_backend,
         guard,
+        lightning,
         module,
         moving,
         pinning,
@@ -108,6 +109,7 @@ def _register() -> None:
     default_backend.install()
     safetensors_files.install()
     trainers.install()
+    lightning.install()
     parameter: Any = torch.nn.parameter
     tensor: Any = torch.Tensor
     parameter.UninitializedTensorMixin._allowed_methods.append(tensor.webgpu)

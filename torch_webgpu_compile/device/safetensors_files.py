@@ -7,7 +7,6 @@ imported: neither needs the other.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 

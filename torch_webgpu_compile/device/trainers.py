@@ -98,8 +98,8 @@ def _choose_in_transformers(module: Any) -> None:
     has_bfloat16 = getattr(module, "is_torch_bf16_gpu_available", None)
     if has_bfloat16 is not None:
         module.is_torch_bf16_gpu_available = lambda: has_bfloat16() or is_wanted()
-    arguments = getattr(module, "TrainingArguments", None)
-    original = vars(arguments).get("_setup_devices") if arguments is not None else None
+    arguments: Any = getattr(module, "TrainingArguments", None)
+    original = getattr(arguments, "__dict__", {}).get("_setup_devices")
     if not isinstance(original, functools.cached_property):
         return
     choose = original.func
