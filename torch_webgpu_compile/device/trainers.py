@@ -28,6 +28,7 @@ def install() -> None:
     after_import("accelerate.accelerator", _allow_float16)
     after_import("accelerate.utils.dataclasses", _add_backend)
     after_import("transformers.training_args", _choose_in_transformers)
+    after_import("transformers.integrations.accelerate", _place_models)
 
 
 def is_wanted() -> bool:
@@ -115,3 +116,26 @@ def _choose_in_transformers(module: Any) -> None:
     replacement = functools.cached_property(_setup_devices)
     replacement.__set_name__(arguments, "_setup_devices")
     arguments._setup_devices = replacement
+
+
+def _place_models(module: Any) -> None:
+    """``from_pretrained(device_map="auto")``: what would be on the CPU as a whole is here.
+
+    WebGPU does not tell how much memory there is to divide a model by. One that does not fit ends
+    in an `OutOfMemoryError`; ``max_memory`` asks for another division, and gets PyTorch's.
+    """
+    choose = getattr(module, "_get_device_map", None)
+    if choose is None:
+        return
+
+    @functools.wraps(choose)
+    def _get_device_map(
+        model: Any, device_map: Any, max_memory: Any = None, *rest: Any, **keywords: Any
+    ) -> Any:
+        chosen = choose(model, device_map, max_memory, *rest, **keywords)
+        is_free = isinstance(device_map, str) and max_memory is None
+        if is_free and set(map(str, chosen.values())) == {"cpu"} and is_wanted():
+            return {"": devices.NAME}
+        return chosen
+
+    module._get_device_map = _get_device_map

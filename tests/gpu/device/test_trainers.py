@@ -150,3 +150,18 @@ def test_a_lightning_trainer(precision, tmp_path):
     second.fit(Model(), batches(), ckpt_path=tmp_path / "model.ckpt")
     assert second.current_epoch == 2
     assert second.validate(Model(), batches(), verbose=False)[0]["loss"] < 2
+
+
+@pytest.mark.parametrize("device_map", ["auto", "webgpu"])
+def test_a_device_map(device_map, tmp_path):
+    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=device_map)
+    assert {p.device.type for p in model.parameters()} == {"webgpu"}
+    host = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert host.device.type == "cpu"
+    ids = torch.tensor([[2, 3]])
+    got = model(ids.to(model.device)).logits.detach().cpu()
+    torch.testing.assert_close(got, host(ids).logits.detach(), rtol=1e-4, atol=1e-5)
