@@ -29,6 +29,7 @@ def install() -> None:
     after_import("accelerate.utils.dataclasses", _add_backend)
     after_import("transformers.training_args", _choose_in_transformers)
     after_import("transformers.integrations.accelerate", _place_models)
+    after_import("transformers.pipelines.base", _choose_in_pipelines)
 
 
 def is_wanted() -> bool:
@@ -139,3 +140,20 @@ def _place_models(module: Any) -> None:
         return chosen
 
     module._get_device_map = _get_device_map
+
+
+def _choose_in_pipelines(module: Any) -> None:
+    """``pipeline(...)`` without a device takes the first accelerator of its list."""
+    pipeline: Any = getattr(module, "Pipeline", None)
+    if pipeline is None:
+        return
+    construct = pipeline.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, model: Any, *rest: Any, device: Any = None, **keywords: Any) -> None:
+        is_placed = getattr(model, "hf_device_map", None) is not None
+        if device is None and not is_placed and is_wanted():
+            device = torch.device(devices.NAME)
+        construct(self, model, *rest, device=device, **keywords)
+
+    pipeline.__init__ = __init__

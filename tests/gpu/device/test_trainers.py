@@ -165,3 +165,19 @@ def test_a_device_map(device_map, tmp_path):
     ids = torch.tensor([[2, 3]])
     got = model(ids.to(model.device)).logits.detach().cpu()
     torch.testing.assert_close(got, host(ids).logits.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_pipeline_without_a_device():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, pipeline
+
+    words = Tokenizer(models.WordLevel({"[PAD]": 0, "a": 1, "b": 2}, unk_token="[PAD]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+    config = GPT2Config(vocab_size=3, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    made = [
+        pipeline("text-generation", GPT2LMHeadModel(config), tokenizer=tokenizer, **where)
+        for where in ({}, {"device": "webgpu"}, {"device": "cpu"})
+    ]
+    assert [each.device.type for each in made] == ["webgpu", "webgpu", "cpu"]
+    assert made[0]("a b", max_new_tokens=2, do_sample=False)[0]["generated_text"].startswith("a b")
