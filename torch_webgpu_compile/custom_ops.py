@@ -1,7 +1,9 @@
 """Operators that this package adds to PyTorch, for capture to use and lowering to know.
 
 ``webgpu::seed`` and ``webgpu::uniform`` are random numbers that a kernel can compute: ``uniform``
-is a pure function of a seed. Attention is in ``attention_ops``.
+is a pure function of a seed. ``webgpu::self_attention`` is ``_native_multi_head_attention`` of one
+tensor: what is known of an eager call does not say that three arguments are the same one.
+Attention is in ``attention_ops``.
 """
 
 from __future__ import annotations
@@ -59,3 +61,12 @@ def _hash(x: Tensor, mask: int) -> Tensor:
 @uniform.register_fake
 def _(seed: Tensor, size: Sequence[int], device: torch.device | None = None) -> Tensor:
     return torch.empty(tuple(size), dtype=torch.float32, device=device)
+
+
+torch.library.define(
+    "webgpu::self_attention",
+    "(Tensor query, int embed_dim, int num_head, Tensor qkv_weight, Tensor qkv_bias, "
+    "Tensor proj_weight, Tensor proj_bias, Tensor? mask=None, bool need_weights=True, "
+    "bool average_attn_weights=True, int? mask_type=None) -> (Tensor, Tensor)",
+)
+self_attention: torch._ops.OpOverload = torch.ops.webgpu.self_attention.default

@@ -17,6 +17,8 @@ environment                      ``options={...}``     meaning
 ``TORCH_WEBGPU_PROGRESS``        ``"progress"``        a compilation of more than 2 s says so on
                                                        stderr: auto (default) on a terminal, 1
                                                        always, 0 never
+``TORCH_WEBGPU_TRAINERS``        –                     0: accelerate, Trainer and Lightning do not
+                                                       take the device; see `device.trainers`
 –                                ``"fusion"``          False: one kernel per node (debugging)
 ===============================  ====================  ==========================================
 
@@ -149,6 +151,9 @@ _OPTIONS: dict[str, Parser] = {
     "fusion": _flag,
 }
 
+# Flags that `device.autoload` and `device.trainers` read.
+_OF_THE_DEVICE = ("TORCH_WEBGPU_DEVICE", "TORCH_WEBGPU_TRAINERS")
+
 
 def from_environment(environment: Mapping[str, str] | None = None) -> CompileOptions:
     """The options that environment variables ask for; an empty value counts as unset.
@@ -160,11 +165,11 @@ def from_environment(environment: Mapping[str, str] | None = None) -> CompileOpt
     for name, value in variables.items():
         if not name.startswith("TORCH_WEBGPU_") or value == "":
             continue
-        if name == "TORCH_WEBGPU_DEVICE":  # read by `device.autoload`
+        if name in _OF_THE_DEVICE:
             _flag(name, value)
             continue
         if name not in _ENVIRONMENT:
-            known = ", ".join(sorted([*_ENVIRONMENT, "TORCH_WEBGPU_DEVICE"]))
+            known = ", ".join(sorted([*_ENVIRONMENT, *_OF_THE_DEVICE]))
             raise OptionError(f"unknown environment variable {name}; known: {known}")
         field, parse = _ENVIRONMENT[name]
         found[field] = parse(name, value)

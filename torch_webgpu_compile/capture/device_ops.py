@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from .. import attention_ops
+from .. import attention_ops, custom_ops
 from . import patterns, random
 
 aten = torch.ops.aten
@@ -216,4 +216,7 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten._thnn_fused_lstm_cell_backward_impl.default: lstm_cell_backward,
     aten._thnn_fused_gru_cell.default: gru_cell,
     aten._thnn_fused_gru_cell_backward.default: gru_cell_backward,
+    aten._native_multi_head_attention.default: patterns.multi_head_attention,
+    aten._transformer_encoder_layer_fwd.default: patterns.transformer_encoder_layer,
+    custom_ops.self_attention: patterns.self_attention,
 }

@@ -124,11 +124,18 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``torch._native_multi_head_attention`` as `nn.MultiheadAttention` uses it: self-attention."""
+    """``torch._native_multi_head_attention``; of the same tensor thrice, in one product."""
     batch, length, _ = query.shape
     size = embed_dim // num_head
-    packed = F.linear(query, qkv_weight, qkv_bias).view(batch, length, 3, num_head, size)
-    q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+    if query is key and key is value:
+        packed = F.linear(query, qkv_weight, qkv_bias).view(batch, length, 3, num_head, size)
+        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+    else:
+        parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
+        q, k, v = (
+            F.linear(x, weight, bias).view(*x.shape[:2], num_head, size).transpose(1, 2)
+            for x, weight, bias in parts
+        )
     bias = _encoder_bias(mask, mask_type, query.dtype)
     if need_weights:
         scores = torch.matmul(q / math.sqrt(size), k.transpose(-2, -1))
@@ -154,6 +161,30 @@ def _encoder_bias(mask: Tensor | None, mask_type: int | None, dtype: torch.dtype
     if mask.dtype == torch.bool:
         bias = torch.where(mask, float("-inf"), 0.0).to(dtype)
     return bias[:, None, None, :] if mask_type == 1 else bias
+
+
+def self_attention(
+    query: Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """``webgpu::self_attention``: `multi_head_attention` of one tensor."""
+    projections = qkv_weight, qkv_bias, proj_weight, proj_bias
+    return multi_head_attention(
+        *(query, query, query, embed_dim, num_head, *projections),
+        mask=mask,
+        need_weights=need_weights,
+        average_attn_weights=average_attn_weights,
+        mask_type=mask_type,
+    )
 
 
 def transformer_encoder_layer(
@@ -182,9 +213,9 @@ def transformer_encoder_layer(
 
     def attend(x: Tensor) -> Tensor:
         projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-        return multi_head_attention(
-            x, x, x, embed_dim, num_heads, *projections, mask, False, True, mask_type
-        )[0]
+        return self_attention(x, embed_dim, num_heads, *projections, mask, False, True, mask_type)[
+            0
+        ]
 
     def feed_forward(x: Tensor) -> Tensor:
         hidden = F.linear(x, ffn_weight_1, ffn_bias_1)

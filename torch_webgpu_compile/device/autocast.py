@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from .. import devices
 from . import autocast_rules as rules
 from .libraries import new_library
+from .untraced import untraced
 
 _KEY = "AutocastPrivateUse1"
 _KEYS = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
@@ -40,7 +41,7 @@ def register() -> None:
             return
         library: Any = new_library("aten")
         for name, kernel in _kernels().items():
-            library.impl(name, kernel, _KEY)
+            library.impl(name, untraced(kernel), _KEY)
         # The other operators are not autocast's concern. It takes milliseconds, too many for
         # ``import torch``.
         others: Any = new_library("_")

@@ -75,13 +75,16 @@ def _register() -> None:
     from . import (
         accelerator,
         data_parallel,
+        default_backend,
         guard,
+        lightning,
         module,
         moving,
         pinning,
         process_groups,
         safetensors_files,
         storage_methods,
+        trainers,
     )
     from .libraries import new_library
     from .untraced import untraced
@@ -104,7 +107,10 @@ def _register() -> None:
     moving.install()
     process_groups.install()
     data_parallel.install()
+    default_backend.install()
     safetensors_files.install()
+    trainers.install()
+    lightning.install()
     parameter: Any = torch.nn.parameter
     tensor: Any = torch.Tensor
     parameter.UninitializedTensorMixin._allowed_methods.append(tensor.webgpu)

@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from ..copying import from_host, is_here
 from .libraries import new_library
+from .untraced import untraced
 
 _Copies = list[tuple[Tensor, Tensor]]
 
@@ -70,7 +71,7 @@ def register() -> Any:
         # PyTorch has kernels for all devices, which ask for a backend that knows this one.
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
         for name, kernel in kernels().items():
-            library.impl(name, kernel, "PrivateUse1")
+            library.impl(name, untraced(kernel), "PrivateUse1")
     return library
 
 

@@ -21,6 +21,7 @@ from . import (
     masks,
     outputs,
     printing,
+    transformers,
     views,
 )
 from .dispatch import run
@@ -29,7 +30,7 @@ from .untraced import untraced
 
 _lock = threading.Lock()
 _library: Any = None
-_collectives: Any = None
+_others: list[Any] = []
 
 # Their composite kernels are made of views, factories and copies, which is all there is to do.
 _COMPOSITE = frozenset(
@@ -88,12 +89,13 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "unique_dim_consecutive": counting.unique_dim_consecutive,
     "index.Tensor": masks.index,
     "_index_put_impl_": masks.index_put_impl_,
+    **transformers.KERNELS,
 }
 
 
 def register() -> None:
     """Registers every kernel; does nothing the second time."""
-    global _library, _collectives
+    global _library
     with _lock:
         if _library is not None:
             return
@@ -109,7 +111,7 @@ def register() -> None:
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         printing.install()
-        _collectives = distributed.register()
+        _others.extend((distributed.register(), transformers.register_nested(library)))
         _library = library
         autoload.run = untraced(run)
 

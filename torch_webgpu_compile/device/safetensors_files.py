@@ -7,52 +7,23 @@ imported: neither needs the other.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from .. import devices
+from .import_hooks import after_import
 
 _PACKAGE = "safetensors"
 
 
 def install() -> None:
     """Wraps ``safe_open``, now or when ``safetensors`` is imported."""
-    module = sys.modules.get(_PACKAGE)
-    if module is None:
-        sys.meta_path.insert(0, _Finder())
-    else:
-        _wrap(module)
-        user = sys.modules.get(f"{_PACKAGE}.torch")
-        if user is not None:
-            user.safe_open = module.safe_open  # type: ignore[attr-defined]
-
-
-class _Finder(MetaPathFinder):
-    """Finds nothing but ``safetensors``, once, and wraps its function after it was imported."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != _PACKAGE:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            execute = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _wrap(module)
-
-            loader.exec_module = exec_module
-        return spec
+    after_import(_PACKAGE, _wrap)
+    user = sys.modules.get(f"{_PACKAGE}.torch")
+    if user is not None:
+        user.safe_open = sys.modules[_PACKAGE].safe_open  # type: ignore[attr-defined]
 
 
 def _wrap(module: Any) -> None:

@@ -207,6 +207,8 @@ def data_parallel(rank: int) -> None:
     compare(rank, static_graph=True, gradient_as_bucket_view=True)
     compare(rank, hook=default_hooks.bf16_compress_hook, tolerance=1e-2)
     compare(rank, norm=True)
+    compare(rank, compiled="outside")
+    compare(rank, compiled="inside")
     sharded_optimizer()
 
 
@@ -217,6 +219,7 @@ def compare(
     accumulate: bool = False,
     hook: Any = None,
     tolerance: float = 1e-5,
+    compiled: str = "",
     **options: Any,
 ) -> None:
     """Trains on the device, each process on a half of every batch.
@@ -231,7 +234,12 @@ def compare(
     half = slice(BATCH * rank, BATCH * rank + BATCH)
     if rank == 1:
         nn.init.zeros_(model.first.weight)  # process 0 sends its own
-    parallel = DistributedDataParallel(model.to(DEVICE), **options)
+    model = model.to(DEVICE)
+    inner = torch.compile(model, backend="webgpu") if compiled == "inside" else model
+    parallel: Any = DistributedDataParallel(inner, **options)
+    if compiled == "outside":  # after eager calls: their kernels are in Python, which Dynamo sees
+        parallel(x[0].to(DEVICE)).sum().backward()
+        parallel = torch.compile(parallel, backend="webgpu")
     if hook is not None:
         parallel.register_comm_hook(None, hook)
     train(parallel, x[:, half].to(DEVICE), y[:, half].to(DEVICE), accumulate)

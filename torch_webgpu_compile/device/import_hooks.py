@@ -1,0 +1,69 @@
+"""`after_import`: what is to be done to another package, when that package is imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+
+class _Finder(MetaPathFinder):
+    """Finds nothing but the modules that somebody waits for, each once."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Callable[[Any], None]] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        function = self.waiting.pop(name, None)
+        if function is None:
+            return None
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                loader.exec_module = execute
+                execute(module)
+                function(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+class _Ending(ModuleSpec):
+    """The spec of a module whose import is under way: what Python sets at its end is noticed."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            function = vars(self).pop("_function")
+            module = sys.modules.get(self.name)
+            if module is not None:  # else the import failed
+                function(module)
+
+
+_finder = _Finder()
+
+
+def after_import(name: str, function: Callable[[Any], None]) -> None:
+    """Calls ``function(module)`` when the import of a module ends; at once where it has."""
+    module = sys.modules.get(name)
+    if module is not None:
+        spec: Any = module.__spec__
+        if getattr(spec, "_initializing", False):  # it is what imports PyTorch
+            spec.__class__ = _Ending
+            spec._function = function
+        else:
+            function(module)
+        return
+    _finder.waiting[name] = function
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
