@@ -22,6 +22,7 @@ KINDS: tuple[str, ...] = (
     "out_of_memory",
     "plan_cache",
     "large_tensors",
+    "soak",
 )
 """Modules of this package, in the order of the table."""
 
