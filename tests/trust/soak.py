@@ -60,7 +60,7 @@ _LIMITS = {
     "bytes on the GPU": 8 << 20,
     "pipelines": 32,
     "plans": 8,
-    "holders of memory": 128,
+    "holders of memory": 256,
     "operators": 16,
     "expressions": 20_000,
 }
