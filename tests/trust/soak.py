@@ -162,6 +162,10 @@ def dropped_models(tally: Tally) -> None:
         with torch.no_grad():
             got = compiled(x.to(device)).cpu()
         torch._dynamo.reset()
-        return torch.allclose(got, model.cpu()(x), rtol=1e-3, atol=1e-4)
+        right = torch.allclose(got, model.cpu()(x), rtol=1e-3, atol=1e-4)
+        # Compiled functions are cycles: else Python's collector decides how many there are at once.
+        del model, compiled
+        gc.collect()
+        return right
 
     _soak(tally, COUNTS["models"], work)
