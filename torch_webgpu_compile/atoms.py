@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Union
 
+from .interning import InternTable
+
 if TYPE_CHECKING:
     from .expressions import Expr
 
-_TABLE: dict[tuple[Any, ...], Any] = {}
+_table = InternTable()
+_references = _table.references
 
 
 class Interned(type):
@@ -15,16 +18,15 @@ class Interned(type):
 
     def __call__(cls, *args: Any) -> Any:
         key = (cls, *args)
-        found = _TABLE.get(key)
-        if found is None:
-            found = _TABLE.setdefault(key, super().__call__(*args))
-        return found
+        reference = _references.get(key)
+        found = None if reference is None else reference()
+        return _table.add(key, super().__call__(*args)) if found is None else found
 
 
 class Symbol(metaclass=Interned):
     """An unknown integer in [lower, extent), or ≥ lower when ``extent`` is None."""
 
-    __slots__ = ("extent", "key", "lower", "name")
+    __slots__ = ("__weakref__", "extent", "key", "lower", "name")
     key: str
 
     def __init__(self, name: str, lower: int, extent: Expr | None) -> None:
@@ -40,7 +42,7 @@ class Symbol(metaclass=Interned):
 class FloorDiv(metaclass=Interned):
     """⌊numerator / denominator⌋ with a positive denominator, not simplifiable further."""
 
-    __slots__ = ("denominator", "key", "numerator")
+    __slots__ = ("__weakref__", "denominator", "key", "numerator")
     key: str
 
     def __init__(self, numerator: Expr, denominator: Expr) -> None:
@@ -55,7 +57,7 @@ class FloorDiv(metaclass=Interned):
 class Mod(metaclass=Interned):
     """numerator − denominator · ⌊numerator / denominator⌋, with a positive denominator."""
 
-    __slots__ = ("denominator", "key", "numerator")
+    __slots__ = ("__weakref__", "denominator", "key", "numerator")
     key: str
 
     def __init__(self, numerator: Expr, denominator: Expr) -> None:

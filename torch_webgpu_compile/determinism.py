@@ -52,6 +52,11 @@ class Switched(Generic[T]):
         self._made = {deterministic: made}
         self._lock = threading.Lock()
 
+    @property
+    def made(self) -> tuple[T, ...]:
+        """What there is by now."""
+        return tuple(self._made.values())
+
     def __call__(self) -> T:
         """The one for the switch as it is."""
         on = is_on()

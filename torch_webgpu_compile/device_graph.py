@@ -183,7 +183,6 @@ class DeviceGraph:
         self.signature = signature
         self.executor = Executor(plan, device, HostCalls(plan))
         self._lock = threading.Lock()
-        self._ready: dict[Variant, _Ready] = {}
         self.plan_at = plan_at
         self._larger: Specialized[DeviceGraph] | None = None
         if plan_at is not None:
@@ -211,7 +210,7 @@ class DeviceGraph:
     def run_seeded(self, values: list[Any]) -> list[Any]:
         """The call on a list of arguments, the last of which are the seeds if there are any."""
         variant = self.signature.variant(values)
-        ready = self._ready.get(variant)
+        ready: _Ready | None = variant.ready
         if ready is None:
             if self._larger is not None and not variant.fits(self.device.target):
                 return self._larger(variant.sizes, self._with_plan).run_seeded(values)
@@ -281,13 +280,18 @@ class DeviceGraph:
         if self.device.is_lost:
             self._rebind()
         with self.executor.lock:
-            if variant not in self._ready:
-                self._ready[variant] = _ready(self.executor, variant)
-            return self._ready[variant]
+            if variant.ready is None:
+                variant.ready = _ready(self.executor, variant)
+            made: _Ready = variant.ready
+            return made
+
+    def forget_sizes(self) -> None:
+        """Drops what was made for the sizes of earlier calls; later ones make it again."""
+        self.signature.forget()
 
     def reclaim(self) -> None:
         """Forgets what was prepared for calls, with its memory; `_prepare` does it again."""
-        self._ready.clear()
+        self.forget_sizes()
 
     def _rebind(self) -> None:
         """Goes on, on the device that was opened after a loss.
@@ -301,7 +305,7 @@ class DeviceGraph:
                 return
             self.executor = Executor(self.plan, device, HostCalls(self.plan))
             self._numbers = _Numbers(device)
-            self._ready = {}
+            self.forget_sizes()
             if self.plan_at is not None:
                 self._larger = Specialized(self.plan_at, device)
             self.device = device

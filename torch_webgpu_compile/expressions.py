@@ -26,6 +26,9 @@ from .atoms import Atom, FloorDiv, Interned, Mod, Monomial, Symbol, factor_text
 
 IntLike = Union[int, "Expr"]
 
+# What is remembered of calculations keeps expressions alive. A large model's graph makes some
+# thousand additions, and a few hundred calls of the others.
+
 
 class Expr(metaclass=Interned):
     """constant + Σ coefficient · monomial, in canonical order.
@@ -115,7 +118,7 @@ def _from_dict(constant: int, terms: dict[Monomial, int]) -> Expr:
     return Expr(constant, tuple(kept))
 
 
-@lru_cache(maxsize=1 << 17)
+@lru_cache(maxsize=1 << 14)
 def _add(a: Expr, b: Expr, sign: int) -> Expr:
     terms = dict(a.terms)
     for monomial, coefficient in b.terms:
@@ -123,7 +126,7 @@ def _add(a: Expr, b: Expr, sign: int) -> Expr:
     return _merge_remainders(_from_dict(a.constant + sign * b.constant, terms))
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 13)
 def _mul(a: Expr, b: Expr) -> Expr:
     if a.is_constant and a.constant == 1:
         return b
@@ -203,7 +206,7 @@ def _common_factor(a: Expr, d: int) -> int:
     return g
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 13)
 def floordiv(a: Expr, b: Expr) -> Expr:
     """⌊a / b⌋ for b > 0, simplified."""
     if b is ONE:
@@ -251,7 +254,7 @@ def _split_small(a: Expr, d: int) -> Expr | None:
     return None
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 13)
 def mod(a: Expr, b: Expr) -> Expr:
     """a − b·⌊a / b⌋ for b > 0, simplified."""
     if b is ONE:
@@ -280,7 +283,7 @@ def mod(a: Expr, b: Expr) -> Expr:
     return atom_expr(Mod(a, b))
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 13)
 def bound(expr: Expr, upper: bool) -> Expr | None:
     """An expression without iteration symbols that is ≤ (``upper``: ≥) ``expr``, or None."""
     total = as_expr(expr.constant)
@@ -348,7 +351,7 @@ def _absorbed(expr: Expr) -> bool:
     )
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 13)
 def is_nonnegative(expr: Expr) -> bool:
     """Whether expr ≥ 0 is proven for all values of its symbols."""
     if expr.is_constant:
@@ -365,7 +368,7 @@ def is_less(a: Expr, b: Expr) -> bool:
     return is_nonnegative(b - high - 1)
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 13)
 def symbols_of(expr: Expr) -> frozenset[Symbol]:
     """All symbols in ``expr``, inside divisions too."""
     found: set[Symbol] = set()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -29,12 +28,14 @@ from .plan import serialize
 from .plan.model import Plan
 from .plan.verify import verify_plan
 from .plan_match import verify_match
+from .recent import Recent
 from .target import Target
 
 _log = logging.getLogger(__name__)
 
 _MAX_PLANS = 64
-_memory: OrderedDict[str, Plan] = OrderedDict()
+_MAX_NBYTES = 256 << 20  # of their constants
+_memory: Recent[str, Plan] = Recent(_MAX_PLANS)
 _lock = threading.Lock()
 
 
@@ -79,9 +80,7 @@ def load(key: str, graph: LoopGraph, folder: str | None) -> Plan | None:
     The plan has the graph's name.
     """
     with _lock:
-        found = _memory.get(key)
-        if found is not None:
-            _memory.move_to_end(key)
+        found = _memory.find(key)
     if found is None and folder is not None:
         found = _read(key, graph, folder)
         if found is not None:
@@ -122,9 +121,14 @@ def _file_name(key: str) -> str:
 
 def _remember(key: str, plan: Plan) -> None:
     with _lock:
-        _memory[key] = plan
-        while len(_memory) > _MAX_PLANS:
+        _memory.keep(key, plan)
+        while sum(map(_constant_nbytes, _memory.values())) > _MAX_NBYTES:
             _memory.popitem(last=False)
+
+
+def _constant_nbytes(plan: Plan) -> int:
+    inner = 0 if plan.preparation is None else _constant_nbytes(plan.preparation)
+    return inner + sum(map(len, plan.constants.values()))
 
 
 def clear() -> None:

@@ -1,7 +1,8 @@
 """What a plan's inputs and outputs are to PyTorch, resolved per set of sizes.
 
 A `Signature` is made once per compiled graph; a `Variant` once per set of sizes, so that a call
-only follows lists.
+only follows lists. As many variants are kept as `recent.most_sizes` says, with all that was made
+for their sizes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .plan.model import (
     PlanOutput,
     bound_nbytes,
 )
+from .recent import Recent, most_sizes
 from .size_sources import SizeSource, size_sources
 from .sizes import Expr, evaluate
 from .static_buffers import span
@@ -110,7 +112,7 @@ class MutationRecipe:
     in_place: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Variant:
     """A signature with its sizes resolved.
 
@@ -127,6 +129,7 @@ class Variant:
         rebinds: whether memory may differ from call to call although no static input changed.
         bound_nbytes: the most that one binding has to reach of a buffer whose size is a symbol.
         iterations: the most that an invocation's loops make (`Dispatch.iterations`).
+        ready: what a `DeviceGraph` has made for these sizes, once it has; the rest never changes.
     """
 
     sizes: dict[str, int]
@@ -143,6 +146,7 @@ class Variant:
     rebinds: bool
     bound_nbytes: int
     iterations: int
+    ready: Any = None
 
     def fits(self, target: Target) -> bool:
         """Whether the plan can run at these sizes; else it needs to be `specialized`."""
@@ -184,10 +188,11 @@ class Signature:
     inputs: tuple[InputEntry, ...] = field(init=False)
     constant: tuple[InputEntry, ...] = field(init=False)
     _sources: tuple[SizeSource, ...] = field(init=False)
-    _variants: dict[tuple[int, ...], Variant] = field(init=False)
     _symbolic: frozenset[Binding] = field(init=False)
     _recipes: dict[tuple[StaticRecipe, ...], tuple[StaticRecipe, ...]] = field(init=False)
     _loops: frozenset[Expr] = field(init=False)
+    _variants: Recent[tuple[int, ...], Variant] = field(init=False)
+    _only: Variant | None = field(init=False)
 
     def __post_init__(self) -> None:
         used = _buffers_read(self.plan)
@@ -199,7 +204,6 @@ class Signature:
         changed = {output.mutates for output in self.plan.outputs}
         self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
         self._sources = size_sources(self.plan, self.complex_inputs)
-        self._variants = {}
         self._symbolic = frozenset(
             binding
             for step in self.plan.steps
@@ -209,16 +213,28 @@ class Signature:
         )
         self._recipes = {}
         self._loops = frozenset(s.iterations for s in self.plan.steps if isinstance(s, Dispatch))
+        self._variants = Recent(most_sizes(self.plan.dispatch_count))
+        self._only = None
 
     def variant(self, values: Sequence[Any]) -> Variant:
         """The signature for these arguments."""
-        key = tuple([source.read(values) for source in self._sources]) if self._sources else ()
-        found = self._variants.get(key)
+        only = self._only
+        if only is not None:
+            return only
+        key = tuple([source.read(values) for source in self._sources])
+        found = self._variants.find(key)
         if found is None:
             names = [source.name for source in self._sources]
-            found = self._resolve(dict(zip(names, key, strict=True)))
-            self._variants[key] = found
+            found = self._variants.keep(key, self._resolve(dict(zip(names, key, strict=True))))
+            if not self._sources:
+                self._only = found
         return found
+
+    def forget(self) -> None:
+        """Drops all that was made for sizes; calls make it again."""
+        self._variants.clear()
+        self._recipes.clear()
+        self._only = None
 
     def call(self, run: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
         """``run(values)`` with memory in place of lazily conjugated or negated arguments."""
@@ -237,7 +253,7 @@ class Signature:
         return results
 
     def some_sizes(self) -> dict[str, int] | None:
-        """The sizes of the first call; None before any call of a plan with symbolic sizes."""
+        """The sizes of an earlier call; None before any call of a plan with symbolic sizes."""
         for variant in self._variants.values():
             return variant.sizes
         return None if self._sources else {}

@@ -24,6 +24,7 @@ KINDS: tuple[str, ...] = (
     "large_tensors",
     "interrupts",
     "threads",
+    "soak",
 )
 """Modules of this package, in the order of the table."""
 

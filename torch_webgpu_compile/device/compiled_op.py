@@ -172,6 +172,10 @@ class CompiledOp:
         """The leaves of the call that it was compiled for, described."""
         return self._specs
 
+    def forget_sizes(self) -> None:
+        """Drops what was made for the sizes of earlier calls; later ones make it again."""
+        self._graph.forget_sizes()
+
     def takes_any_number(self, leaves: Sequence[Any]) -> bool:
         """Whether the floats among the leaves may have any finite values."""
         found = {k for k, leaf in enumerate(leaves) if type(leaf) is float}
@@ -246,6 +250,11 @@ class SwitchedGraph:
     def run_seeded(self, values: list[Any]) -> list[Any]:
         """`DeviceGraph.run_seeded`."""
         return self._graphs().run_seeded(values)
+
+    def forget_sizes(self) -> None:
+        """`DeviceGraph.forget_sizes`."""
+        for graph in self._graphs.made:
+            graph.forget_sizes()
 
 
 def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:

@@ -23,7 +23,7 @@ from . import aliasing, outputs
 from .compiled_op import CompiledOp, Placement, compile_op
 from .host import report, run_on_host
 
-_MAX_SIGNATURES = 1 << 16
+_MAX_SIGNATURES = 1 << 14  # one or two kilobytes each
 _MAX_OPS = 1 << 11  # some hundred kilobytes each, a software adapter's machine code included
 _MAX_NUMBERS = 256
 _INF = float("inf")
@@ -41,6 +41,7 @@ _NEED_ELEMENTS = frozenset(
 _lock = threading.RLock()
 # None: on the host. A dictionary: by the values of the floats, which matter to what was compiled.
 _by_signature: dict[tuple[Any, ...], Any] = {}
+_remembered = 0  # what there is of both kinds
 _by_kind: dict[tuple[Any, ...], list[CompiledOp]] = {}
 _mutable: dict[OpOverload, bool] = {}
 
@@ -181,7 +182,7 @@ def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[Compile
         known = _by_kind.setdefault(placement.kind, [])
         compiled = next((found for found in known if found.accepts(placement.specs)), None)
         if compiled is None:
-            if sum(map(len, _by_kind.values())) >= _MAX_OPS:
+            if sum(max(1, len(found)) for found in _by_kind.values()) > _MAX_OPS:
                 forget()
                 known = _by_kind.setdefault(placement.kind, [])
             try:
@@ -193,8 +194,15 @@ def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[Compile
 
 
 def _remember(signature: tuple[Any, ...], leaves: list[Any], compiled: CompiledOp | None) -> None:
-    if len(_by_signature) >= _MAX_SIGNATURES:
+    global _remembered
+    if _remembered >= _MAX_SIGNATURES:
+        # All of them: to know which were used last would slow down every call.
         _by_signature.clear()
+        for known in list(_by_kind.values()):
+            for found in list(known):
+                found.forget_sizes()
+        _remembered = 0
+    _remembered += 1
     numbers = _numbers(leaves)
     if not numbers or (compiled is not None and compiled.takes_any_number(leaves)):
         _by_signature[signature] = compiled
@@ -220,6 +228,8 @@ def _refused(
 
 def forget() -> None:
     """Drops every compiled operator."""
+    global _remembered
     with _lock:
+        _remembered = 0
         _by_signature.clear()
         _by_kind.clear()

@@ -11,23 +11,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Union
-from weakref import WeakValueDictionary
 
 from .. import dtypes
 from ..checks import IndexCheck
 from ..dtypes import DType, Kind
+from ..interning import InternTable
 from ..sizes import Expr, IntLike, Symbol, as_expr, substitute, symbols_of
 
-_TABLE: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
+_table = InternTable()
+_references = _table.references
 
 
 class _Interned(type):
     def __call__(cls, *args: Any) -> Any:
         key = (cls, *(_distinct(a) for a in args))
-        found = _TABLE.get(key)
-        if found is None:
-            found = _TABLE.setdefault(key, super().__call__(*args))
-        return found
+        reference = _references.get(key)
+        found = None if reference is None else reference()
+        return _table.add(key, super().__call__(*args)) if found is None else found
 
 
 def _distinct(value: Any) -> Any:

@@ -24,6 +24,7 @@ UNIFORM_USAGE = UNIFORM | COPY_DST
 SMALL_USAGE = STORAGE_USAGE | UNIFORM
 SMALL_NBYTES = 256
 MIN_NBYTES = 16
+_IDLE_BATCHES = 256  # submissions, of which a step of a large model makes some tens
 
 _serials = itertools.count(1)
 _versions = itertools.count(1)
@@ -270,6 +271,7 @@ class BufferPool:
         self._free: defaultdict[tuple[int, int], deque[Allocation]] = defaultdict(deque)
         self._lent: dict[weakref.ref[GpuBuffer], Allocation] = {}
         self._allocated = 0
+        self._trimmed = 0  # when, in batches
         self._reserved = 0
         self._peak = 0
 
@@ -306,6 +308,7 @@ class BufferPool:
                 elif self._queue.is_empty or free[0].batch < self._queue.sent:
                     self._lend(buffer, loan, free, 0)
         if buffer._loan is None:
+            self._free_old()
             new = [self._create(capacity, usage)]
             with self._lock:
                 self._lend(buffer, loan, new, 0)
@@ -393,6 +396,30 @@ class BufferPool:
             del lent[loan]
             self._allocated -= allocation.capacity
             free += (allocation,)
+
+    def _free_old(self) -> None:
+        """Frees memory of sizes that have not been asked for in a long time.
+
+        Called where a new size is: sizes that change for ever would fill the GPU, and what a
+        provider remembers of a buffer's bind groups the host.
+        """
+        sent = self._queue.sent
+        if sent - self._trimmed < _IDLE_BATCHES // 16:
+            return
+        with self._lock:
+            self._trimmed = sent
+            self._sort_in()
+            freed: list[Allocation] = []
+            kept: defaultdict[tuple[int, int], deque[Allocation]] = defaultdict(deque)
+            for key, free in self._free.items():
+                used = [entry for entry in free if entry.batch >= sent - _IDLE_BATCHES]
+                if used:
+                    kept[key] = deque(used)
+                freed += [entry for entry in free if entry.batch < sent - _IDLE_BATCHES]
+            nbytes = sum([allocation.capacity for allocation in freed])
+            self._free, self._reserved = kept, self._reserved - nbytes
+        for allocation in freed:
+            self._backend.release_buffer(allocation.handle)
 
     def empty(self) -> None:
         """Frees all memory that is not lent, after submitting the commands that may use it."""

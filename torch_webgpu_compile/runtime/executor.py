@@ -34,6 +34,7 @@ HostCall = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
 """(step, its `HostBuffer`s' contents in order as uint8 arrays, sizes) → its outputs' contents."""
 
 _NOTHING: Mapping[str, Any] = {}
+_MOST_BINDINGS = 256
 
 
 class Executor:
@@ -88,6 +89,7 @@ class Executor:
         self._owned: dict[str | int, GpuBuffer] = {}
         self._sized_plans: OrderedDict[tuple[Any, ...], SizedPlan] = OrderedDict()
         self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self._launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
         self._groups: weakref.WeakValueDictionary[tuple[Serial, ...], Handle] = (
             weakref.WeakValueDictionary()
         )
@@ -164,7 +166,14 @@ class Executor:
         with self.lock:
             sized = self._sized(_NOTHING if sizes is None else sizes)
         constants = [self._constants[name] for name in sized.names if name in self._constants]
-        return Launcher(self, sized, constants)
+        made = Launcher(self, sized, constants)
+        self._launchers.add(made)
+        return made
+
+    @property
+    def most_bindings(self) -> int:
+        """Sets of memory that a launcher may stay bound to: 256 of them all, but two of each."""
+        return max(2, min(self.max_programs, _MOST_BINDINGS // max(1, len(self._launchers))))
 
     def _sized(self, sizes: Mapping[str, int]) -> SizedPlan:
         key = tuple(sizes.items())

@@ -142,7 +142,7 @@ class Launcher:
             own = () if reports is None else (reports.buffer,)
             segments = executor.build(self._sized, [*buffers, *self._constants, *own])
             recordings = [segment for segment in segments if isinstance(segment, Recording)]
-            if len(self._known) >= executor.max_programs:
+            while len(self._known) >= executor.most_bindings:
                 self._known.pop(next(iter(self._known)))  # the oldest: cheaper than the last used
             self._known[serials] = recordings
         return recordings

@@ -1,0 +1,46 @@
+"""Objects of which equal ones are the same, while anybody has them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+Key = tuple[Any, ...]
+
+
+class _Reference(weakref.ref[Any]):
+    __slots__ = ("key",)
+    key: Key
+
+
+class InternTable:
+    """Objects by what they are made of.
+
+    Look an object up with ``references.get(key)``, a weak reference; `add` it if it is not there.
+    (`weakref.WeakValueDictionary` is half as fast, and two threads may both add.)
+    """
+
+    def __init__(self) -> None:
+        self.references: dict[Key, _Reference] = {}
+        self._dead: deque[_Reference] = deque()
+        self._lock = threading.RLock()
+
+    def add(self, key: Key, made: Any) -> Any:
+        """``made``, or what another thread has added under the same key."""
+        references, dead = self.references, self._dead
+        with self._lock:  # nobody else changes the table
+            while dead:
+                reference = dead.popleft()
+                if references.get(reference.key) is reference:
+                    del references[reference.key]
+            present = references.get(key)
+            found = None if present is None else present()
+            if found is not None:
+                return found
+            # An object dies in the middle of anything: it is only put on a list then.
+            reference = _Reference(made, dead.append)
+            reference.key = key
+            references[key] = reference
+            return made
