@@ -45,6 +45,7 @@ __all__ = [
     "atom_expr",
     "bound",
     "ceildiv",
+    "computed_parts",
     "contiguous_strides",
     "delinearize",
     "evaluate",
@@ -159,6 +160,18 @@ def is_within(expr: Expr, limits: range, largest: int = LARGEST_SIZE) -> bool:
     """Whether all values of ``expr`` lie in ``limits``, for sizes of at most ``largest``."""
     found = value_range(expr, largest)
     return limits[0] <= found[0] and found[-1] <= limits[-1]
+
+
+def computed_parts(expr: Expr) -> list[Expr]:
+    """``expr``, and all that a kernel divides or divides by for it."""
+    found = [expr]
+    for monomial, _ in expr.terms:
+        for atom in monomial:
+            if isinstance(atom, Symbol):
+                continue
+            if any(s.extent is not None for s in symbols_of(atom_expr(atom))):
+                found += computed_parts(atom.numerator) + computed_parts(atom.denominator)
+    return found
 
 
 def evaluate(expr: Expr, values: Mapping[str, int]) -> int:

@@ -100,6 +100,17 @@ def test_kernels_compute_values_in_64_bits_only_where_they_must():
     assert "i64" not in kernel_of(lambda x: x.masked_fill(torch.arange(1000) > 10, 1.0), y)
 
 
+def test_positions_that_divide_more_than_32_bits_are_computed_in_64():
+    x = torch.zeros(1000)
+    assert "i64" not in kernel_of(lambda x: x[(torch.arange(1000) * 2_000_000) % 1000], x)
+    for position in (
+        lambda i: (i * 3_000_001) % 1000,
+        lambda i: (i * 3_000_001) // 3_000_003,
+    ):
+        wgsl = kernel_of(lambda x, position=position: x[position(torch.arange(1000))], x)
+        assert "_i64(" in wgsl, wgsl
+
+
 def test_sizes_that_kernels_rely_on_are_in_the_plan():
     def causal(x):
         i = torch.arange(x.shape[0])

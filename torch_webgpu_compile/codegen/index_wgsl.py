@@ -24,6 +24,7 @@ from ..sizes import (
     as_expr,
     atom_expr,
     bound,
+    computed_parts,
     floordiv,
     is_less,
     is_nonnegative,
@@ -156,22 +157,12 @@ def _is_of_sizes(atom: Atom) -> bool:
 
 def is_narrow(expr: Expr, largest: int = LARGEST_SIZE) -> bool:
     """Whether 32 bits hold the values of ``expr``, and what it divides, for sizes ≤ ``largest``."""
-    return all(is_within(part, INT32, largest) for part in _computed(expr))
+    return all(is_within(part, INT32, largest) for part in computed_parts(expr))
 
 
 def wraps(expr: Expr) -> bool:
     """Whether `render_index` is exact modulo 2³²."""
-    return all(is_within(part, INT32) for part in _computed(expr)[1:])
-
-
-def _computed(expr: Expr) -> list[Expr]:
-    """``expr``, and everything that a kernel divides or divides by for it."""
-    found = [expr]
-    for monomial, _ in expr.terms:
-        for atom in monomial:
-            if not isinstance(atom, Symbol) and not _is_of_sizes(atom):
-                found += _computed(atom.numerator) + _computed(atom.denominator)
-    return found
+    return all(is_within(part, INT32) for part in computed_parts(expr)[1:])
 
 
 def narrow_bounds(expr: Expr) -> tuple[Expr, ...] | None:
@@ -183,7 +174,7 @@ def narrow_bounds(expr: Expr) -> tuple[Expr, ...] | None:
         return ()
     if not is_narrow(expr, _SMALL_SIZE):
         return None
-    bounds = [bound(part, upper) for part in _computed(expr) for upper in (True, False)]
+    bounds = [bound(part, upper) for part in computed_parts(expr) for upper in (True, False)]
     known = [b for b in bounds if b is not None]
     if len(known) < len(bounds):
         return None

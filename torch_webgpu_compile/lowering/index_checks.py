@@ -12,7 +12,16 @@ from ..checks import IndexCheck
 from ..dtypes import Kind
 from ..ir.nodes import Node, Pointwise, Reduction, outputs_of
 from ..ir.scalar import Checked, Const, Index, Load, Op, Scalar, apply, cast, const
-from ..sizes import Expr, as_expr, is_less, is_nonnegative, product
+from ..sizes import (
+    INT32,
+    Expr,
+    as_expr,
+    computed_parts,
+    is_less,
+    is_nonnegative,
+    is_within,
+    product,
+)
 from .builder import Builder
 from .folding import fold
 
@@ -87,7 +96,7 @@ class Ranges:
             case Const(number):
                 return is_less(as_expr(int(number)), size)
             case Index(expr):
-                return is_less(expr, size)
+                return _is_address(expr) and is_less(expr, size)
             case Op("minimum", args):
                 return any(self.is_below(a, size) for a in args)
             case Op("maximum", args):
@@ -138,6 +147,15 @@ class Ranges:
         finally:
             self._depth -= 1
         return False
+
+
+def _is_address(expr: Expr) -> bool:
+    """Whether 32 bits hold all that is divided for ``expr``, as kernels compute addresses.
+
+    Another is a number of the user's, such as (i · 2³³) % 13: as the position of a `Checked`
+    it is computed in the bits that it needs.
+    """
+    return all(is_within(part, INT32) for part in computed_parts(expr)[1:])
 
 
 def _widens(inner: Scalar, outer: Scalar) -> bool:
