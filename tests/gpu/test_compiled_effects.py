@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.compiling import compiled
 from torch_webgpu_compile.device.autoload import register
@@ -52,6 +53,18 @@ def test_assertions_in_training(device):
     torch.testing.assert_close(gradient, wanted)
     with pytest.raises(RuntimeError, match="a negative number"):
         compiled(positive_root)(x - 2)
+
+
+@on_devices
+@pytest.mark.filterwarnings("error")
+def test_assertions_are_no_missing_kernels(device):
+    for options in ({"fallback": "error"}, {}):
+        torch._dynamo.reset()
+        x = torch.rand(5, device=device)
+        torch.testing.assert_close(compiled(positive_root, options=options)(x), positive_root(x))
+        classes = torch.arange(5, device=device) % 3
+        got = compiled(lambda i: F.one_hot(i, 4), options=options)(classes)  # asserts its range
+        assert torch.equal(got, F.one_hot(classes, 4))
 
 
 def checks_are_kept(function, *arguments):
