@@ -43,7 +43,7 @@ def time_steps(bound: BoundPlan) -> list[float]:
                 measured += [end - start for start, end in spans]
     seconds = [0.0] * executor.plan.dispatch_count
     for step, value in zip(bound.program.dispatch_steps, measured, strict=True):
-        seconds[step] = value
+        seconds[step] += value  # of all slices of one that is divided
     return seconds
 
 
