@@ -343,7 +343,8 @@ class _Sizer:
             grid = self._grid(step)
             if seconds[index] <= MAX_SECONDS or min(grid) <= 0 or max(grid) > limit:
                 continue
-            parts = slices_of(grid, math.ceil(seconds[index] / MAX_SECONDS))
+            most = math.floor(math.prod(grid) * MAX_SECONDS / seconds[index])
+            parts = slices_of(grid, max(1, most))
             if len(parts) == 1:
                 continue
             found[index] = parts

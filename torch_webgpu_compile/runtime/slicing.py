@@ -49,15 +49,14 @@ class Slice:
         return self.grid[0] * self.grid[1] * self.grid[2]
 
 
-def slices_of(grid: Grid, count: int) -> list[Slice]:
+def slices_of(grid: Grid, most: int) -> list[Slice]:
     """Disjoint slices that cover a grid, in its order: x is the fastest dimension.
 
     Args:
         grid: workgroups per dimension, none 0.
-        count: each slice has at most this part of the workgroups; but one at least.
+        most: the workgroups of a slice, at least 1.
     """
-    x, y, z = grid
-    most = max(1, x * y * z // count)
+    x, y, _ = grid
     steps = (min(x, most), max(1, most // x), max(1, most // (x * y)))
     bounds = [list(_bounds(extent, step)) for extent, step in zip(grid, steps, strict=True)]
     return [
