@@ -273,6 +273,21 @@ def test_indices_are_checked_in_every_slice(
         i[wrong] = 0
 
 
+def test_windows_of_a_buffer_beyond_the_binding_limit(
+    fresh: None, sized: list[SizedPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = open_device()
+    small = replace(device.target, max_binding_nbytes=1 << 16)
+    monkeypatch.setattr(device, "target", small)
+    slow(device, monkeypatch)
+    x, i = randn(1000, 40), torch.randperm(1000)
+    actual = native(lambda x, i: x[i] * 2)(x, i)
+    torch.testing.assert_close(actual, x[i] * 2, rtol=0, atol=0)
+    assert check_divided(sized)
+    steps = [step for entry in sized for step in entry.steps if isinstance(step, SizedDispatch)]
+    assert any(binding.offset_nbytes for step in steps for binding in step.step.bindings)
+
+
 # ---- what is made of it
 
 

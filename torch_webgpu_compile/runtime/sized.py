@@ -183,18 +183,18 @@ class _Sizer:
         dispatches = [step for step in self._plan.steps if isinstance(step, Dispatch)]
         seconds = [self._seconds(step) for step in dispatches]
         cuts = self._cut(dispatches, seconds) if max(seconds, default=0.0) > MAX_SECONDS else {}
-        uniform, offsets = self._upload_parameters(dispatches, cuts)
+        uniform, offsets, of_slices = self._upload_parameters(dispatches, cuts)
         steps: list[SizedStep] = []
         index = -1
         for step in self._plan.steps:
             match step:
                 case Dispatch():
                     index += 1
-                    whole = self._dispatch(step, index, uniform, offsets[index][0], seconds[index])
+                    whole = self._dispatch(step, index, uniform, offsets[index], seconds[index])
                     if whole is None:
                         continue
                     if index in cuts:
-                        steps += self._divide(whole, cuts[index], uniform, offsets[index])
+                        steps += self._divide(whole, cuts[index], uniform, of_slices[index])
                     else:
                         steps.append(whole)
                 case CopyBuffer():
@@ -228,34 +228,37 @@ class _Sizer:
 
     def _upload_parameters(
         self, dispatches: Sequence[Dispatch], cuts: Mapping[int, list[Slice]]
-    ) -> tuple[GpuBuffer | None, list[list[int]]]:
-        """One uniform buffer with the parameters of all dispatches; each one's offsets in bytes.
+    ) -> tuple[GpuBuffer | None, list[int], dict[int, list[int]]]:
+        """One uniform buffer with the parameters of all dispatches; where they are in it, in bytes.
 
-        One offset for a dispatch that is made whole, one per slice for the others.
+        The offset of each dispatch; and those of the slices of the ones that are divided.
         """
         packed = bytearray()
         places: dict[bytes, int] = {}
-        offsets: list[list[int]] = []
+
+        def place(data: bytes) -> int:
+            if data and data not in places:
+                packed.extend(bytes(-len(packed) % _OFFSET_NBYTES))
+                places[data] = len(packed)
+                packed.extend(data)
+            return places.get(data, 0)
+
+        offsets = []
+        of_slices: dict[int, list[int]] = {}
         for index, step in enumerate(dispatches):
             data = self._parameter_bytes(step)
-            contents = [data]
+            offsets.append(place(data))
             if index in cuts:
                 grid = self._grid(step)
-                contents = [data + part.words(grid) for part in cuts[index]]
-            for content in contents:
-                if content and content not in places:
-                    packed.extend(bytes(-len(packed) % _OFFSET_NBYTES))
-                    places[content] = len(packed)
-                    packed.extend(content)
-            offsets.append([places.get(content, 0) for content in contents])
+                of_slices[index] = [place(data + part.words(grid)) for part in cuts[index]]
         if not packed:
-            return None, offsets
+            return None, offsets, of_slices
         whole = bytes(packed)
         uniform = self._shared_parameters.get(whole)
         if uniform is None:
             uniform = self._device.upload_new(whole, UNIFORM_USAGE)
             self._shared_parameters[whole] = uniform
-        return uniform, offsets
+        return uniform, offsets, of_slices
 
     def _parameter_bytes(self, step: Dispatch) -> bytes:
         sizes = self._sizes
