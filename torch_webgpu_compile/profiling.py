@@ -23,7 +23,7 @@ from .sizes import evaluate
 
 @dataclass(frozen=True)
 class KernelRun:
-    """One dispatch.
+    """One dispatch. A long kernel is divided into several, each with its part of the work.
 
     Attributes:
         name, kind, ops, sources: of the kernel; see `plan.model.Kernel`.
@@ -274,7 +274,7 @@ def _add(found: Profile, device: int, recording: Recording, spans: list[Span]) -
                 start,
                 start + to_host,
                 end - start,
-                moved,
-                evaluate(dispatch.flops, sizes),
+                round(moved * step.share),
+                round(evaluate(dispatch.flops, sizes) * step.share),
             )
         )

@@ -48,7 +48,7 @@ def test_equal_kernels_are_compiled_once(device: Device) -> None:
 
 
 def test_pipelines_die_with_their_users(device: Device) -> None:
-    cache = PipelineCache(device.backend, checked=False, recent=3)
+    cache = PipelineCache(device.backend, checked=False, threads=1, recent=3)
     kernels = [fresh_kernel() for _ in range(6)]
     kept = cache.compile(kernels[0])
     dead = [weakref.ref(cache.compile(k)) for k in kernels[1:3]]

@@ -28,7 +28,7 @@ from .interface import Handle
 from .launcher import Launcher
 from .preparation import Preparation
 from .program import Program, Segment, build_segments
-from .sized import HostCommand, SizedPlan, size_plan
+from .sized import HostCommand, SizedPlan, SlicedKernel, size_plan
 
 HostCall = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
 """(step, its `HostBuffer`s' contents in order as uint8 arrays, sizes) → its outputs' contents."""
@@ -87,6 +87,7 @@ class Executor:
         )
         self._constants: dict[str, GpuBuffer] = {}
         self._owned: dict[str | int, GpuBuffer] = {}
+        self._sliced: dict[int, SlicedKernel | None] = {}
         self._sized_plans: OrderedDict[tuple[Any, ...], SizedPlan] = OrderedDict()
         self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
         self._launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
@@ -180,7 +181,12 @@ class Executor:
         sized = self._sized_plans.get(key)
         if sized is None:
             sized = size_plan(
-                self.plan, self.device, dict(sizes), self._pipelines, self._parameters
+                self.plan,
+                self.device,
+                dict(sizes),
+                self._pipelines,
+                self._parameters,
+                self._sliced,
             )
             self._sized_plans[key] = sized
             if len(self._sized_plans) > self.max_programs:

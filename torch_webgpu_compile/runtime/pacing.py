@@ -2,8 +2,8 @@
 
 Some systems reset a GPU whose work takes longer than two seconds (Windows' TDR, and browsers), and
 a display that it also draws stands still meanwhile. The prediction is a rate by the kind of
-adapter, well below what such adapters reach: what it costs is a submit now and then. A single
-dispatch is never split.
+adapter, well below what such adapters reach: what it costs is a submit now and then. A dispatch
+that is predicted to take longer than a submission may is divided within its grid (`slicing`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_SECONDS = 0.5
-"""Predicted work after which a submission ends: it holds at most twice that, or one dispatch."""
+"""Predicted work after which a submission ends: it holds at most twice that. No dispatch takes
+longer either, unless a single one of its workgroups does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from .device import Device
 from .executor import BoundPlan
 from .interface import DispatchRun
-from .queue import time_on_host
+from .pacing import MAX_SECONDS
+from .queue import Recording, time_on_host
 from .sized import HostCommand
 
 _REPEATS = 20
@@ -39,12 +40,18 @@ def time_steps(bound: BoundPlan) -> list[float]:
                     continue
                 queue.flush()  # the next line goes past the queue
                 spans = backend.submit_timed(command, name)
-                spans = spans or time_on_host(backend, command, name, _REPEATS)
+                spans = spans or time_on_host(backend, command, name, _repeats(segment))
                 measured += [end - start for start, end in spans]
     seconds = [0.0] * executor.plan.dispatch_count
     for step, value in zip(bound.program.dispatch_steps, measured, strict=True):
-        seconds[step] = value
+        seconds[step] += value  # of all slices of one that is divided
     return seconds
+
+
+def _repeats(recording: Recording) -> int:
+    """How often each dispatch may run in one submission; see `pacing`."""
+    longest = max(step.seconds for step in recording.steps)
+    return max(1, min(_REPEATS, int(MAX_SECONDS / max(longest, 1e-9))))
 
 
 def best_seconds(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from ..errors import DeviceError
@@ -27,9 +28,11 @@ from ..sizes import INT32, evaluate
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device
 from .interface import BindGroupMaker, Handle
+from .pacing import MAX_SECONDS
 from .pipelines import Pipeline
+from .slicing import Grid, Slice, sliced_kernel, slices_of
 
-_SLICE_NBYTES = 256  # WebGPU's guaranteed alignment of a uniform binding's offset
+_OFFSET_NBYTES = 256  # WebGPU's guaranteed alignment of a uniform binding's offset
 _WINDOW_NBYTES = 16  # kernels may read up to the next multiple of 16 bytes
 
 
@@ -59,7 +62,7 @@ class SizedDispatch:
         index: among the plan's `Dispatch` steps.
         serial: never used twice.
         kernel, step: of the plan.
-        pipeline: the provider's.
+        pipeline: the provider's; of a variant of the kernel where the step is divided.
         grid: workgroups per dimension.
         buffers: positions, in `SizedPlan.names`, of the plan buffers of its bindings.
         uniform: the last binding: the parameters, if it has any.
@@ -67,6 +70,7 @@ class SizedDispatch:
         conflicts: pairs of positions of plan buffers that may not be the same memory: WebGPU
             forbids one buffer as read-only and read-write storage of one dispatch.
         seconds: how long it may take; see `pacing`.
+        share: the part of the step's workgroups that it has; see `slicing`.
     """
 
     index: int
@@ -80,6 +84,15 @@ class SizedDispatch:
     make_group: BindGroupMaker
     conflicts: tuple[tuple[int, int], ...]
     seconds: float = 0.0
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedKernel:
+    """The variant of a kernel that runs a slice of its grid, compiled."""
+
+    kernel: Kernel
+    pipeline: Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +141,19 @@ def size_plan(
     sizes: dict[str, int],
     pipelines: Sequence[Pipeline],
     parameters: MutableMapping[bytes, GpuBuffer],
+    sliced: MutableMapping[int, SlicedKernel | None],
 ) -> SizedPlan:
     """Evaluates a plan.
 
     Args:
         parameters: shared by all sizes of an executor, so that equal ones exist once.
+        sliced: shared as well: by the kernel's number, None for those that cannot be divided.
 
     Raises:
         DeviceError: a step breaks a limit of the device.
+        ShaderError: the variant of a kernel for slices of its grid does not compile.
     """
-    return _Sizer(plan, device, sizes, pipelines, parameters).size()
+    return _Sizer(plan, device, sizes, pipelines, parameters, sliced).size()
 
 
 class _Sizer:
@@ -148,12 +164,14 @@ class _Sizer:
         sizes: dict[str, int],
         pipelines: Sequence[Pipeline],
         parameters: MutableMapping[bytes, GpuBuffer],
+        sliced: MutableMapping[int, SlicedKernel | None],
     ) -> None:
         self._plan = plan
         self._device = device
         self._sizes = sizes
         self._pipelines = pipelines
         self._shared_parameters = parameters
+        self._sliced = sliced
         last = ("constant", "status")
         others = [n for n in plan.buffers if plan.buffers[n].role not in ("prepared", *last)]
         own = [n for role in last for n in plan.buffers if plan.buffers[n].role == role]
@@ -162,23 +180,31 @@ class _Sizer:
         self._nbytes = {name: _buffer_nbytes(plan.buffers[name], sizes) for name in names}
 
     def size(self) -> SizedPlan:
-        uniform, slices = self._upload_parameters()
+        dispatches = [step for step in self._plan.steps if isinstance(step, Dispatch)]
+        seconds = [self._seconds(step) for step in dispatches]
+        cuts = self._cut(dispatches, seconds) if max(seconds, default=0.0) > MAX_SECONDS else {}
+        uniform, offsets, of_slices = self._upload_parameters(dispatches, cuts)
         steps: list[SizedStep] = []
         index = -1
         for step in self._plan.steps:
-            sized: SizedStep | None
             match step:
                 case Dispatch():
                     index += 1
-                    sized = self._dispatch(step, index, uniform, slices[index])
+                    whole = self._dispatch(step, index, uniform, offsets[index], seconds[index])
+                    if whole is None:
+                        continue
+                    if index in cuts:
+                        steps += self._divide(whole, cuts[index], uniform, of_slices[index])
+                    else:
+                        steps.append(whole)
                 case CopyBuffer():
-                    sized = self._copy(step)
+                    copy = self._copy(step)
+                    if copy is not None:
+                        steps.append(copy)
                 case HostStep():
-                    sized = self._host_command(step)
+                    steps.append(self._host_command(step))
                 case _:
                     assert_never(step)
-            if sized is not None:
-                steps.append(sized)
         return SizedPlan(
             self._sizes,
             tuple(self._nbytes),
@@ -200,28 +226,39 @@ class _Sizer:
 
     # ---- parameters
 
-    def _upload_parameters(self) -> tuple[GpuBuffer | None, list[int]]:
-        """One uniform buffer with the parameters of all dispatches; each one's offset in bytes."""
+    def _upload_parameters(
+        self, dispatches: Sequence[Dispatch], cuts: Mapping[int, list[Slice]]
+    ) -> tuple[GpuBuffer | None, list[int], dict[int, list[int]]]:
+        """One uniform buffer with the parameters of all dispatches; where they are in it, in bytes.
+
+        The offset of each dispatch; and those of the slices of the ones that are divided.
+        """
         packed = bytearray()
         places: dict[bytes, int] = {}
-        slices: list[int] = []
-        for step in self._plan.steps:
-            if not isinstance(step, Dispatch):
-                continue
-            data = self._parameter_bytes(step)
+
+        def place(data: bytes) -> int:
             if data and data not in places:
-                packed.extend(bytes(-len(packed) % _SLICE_NBYTES))
+                packed.extend(bytes(-len(packed) % _OFFSET_NBYTES))
                 places[data] = len(packed)
                 packed.extend(data)
-            slices.append(places.get(data, 0))
+            return places.get(data, 0)
+
+        offsets = []
+        of_slices: dict[int, list[int]] = {}
+        for index, step in enumerate(dispatches):
+            data = self._parameter_bytes(step)
+            offsets.append(place(data))
+            if index in cuts:
+                grid = self._grid(step)
+                of_slices[index] = [place(data + part.words(grid)) for part in cuts[index]]
         if not packed:
-            return None, slices
-        content = bytes(packed)
-        uniform = self._shared_parameters.get(content)
+            return None, offsets, of_slices
+        whole = bytes(packed)
+        uniform = self._shared_parameters.get(whole)
         if uniform is None:
-            uniform = self._device.upload_new(content, UNIFORM_USAGE)
-            self._shared_parameters[content] = uniform
-        return uniform, slices
+            uniform = self._device.upload_new(whole, UNIFORM_USAGE)
+            self._shared_parameters[whole] = uniform
+        return uniform, offsets, of_slices
 
     def _parameter_bytes(self, step: Dispatch) -> bytes:
         sizes = self._sizes
@@ -248,10 +285,10 @@ class _Sizer:
     # ---- steps
 
     def _dispatch(
-        self, step: Dispatch, index: int, uniform: GpuBuffer | None, offset: int
+        self, step: Dispatch, index: int, uniform: GpuBuffer | None, offset: int, seconds: float
     ) -> SizedDispatch | None:
         kernel = self._plan.kernels[step.kernel]
-        x, y, z = (evaluate(dimension, self._sizes) for dimension in step.grid)
+        x, y, z = self._grid(step)
         if 0 in (x, y, z):
             return None
         limit = self._device.target.max_grid
@@ -261,9 +298,6 @@ class _Sizer:
                 "dimension; this is a bug of the planner (the grid must be folded)"
             )
         self._check_loops(step, kernel)
-        ranges = [self._range(binding, kernel.name) for binding in step.bindings]
-        if kernel.parameter_count:
-            ranges.append((offset, -(-kernel.parameter_count // 4) * 16))
         pipeline = self._pipelines[step.kernel]
         return SizedDispatch(
             index,
@@ -274,10 +308,23 @@ class _Sizer:
             (x, y, z),
             tuple(self._positions[binding.buffer] for binding in step.bindings),
             uniform if kernel.parameter_count else None,
-            self._device.backend.bind_group_maker(pipeline.layout, ranges, kernel.name),
+            self._group_maker(step, kernel, pipeline, offset),
             self._conflicts(step),
-            self._seconds(step),
+            seconds,
         )
+
+    def _grid(self, step: Dispatch) -> Grid:
+        x, y, z = (evaluate(dimension, self._sizes) for dimension in step.grid)
+        return x, y, z
+
+    def _group_maker(
+        self, step: Dispatch, kernel: Kernel, pipeline: Pipeline, offset: int
+    ) -> BindGroupMaker:
+        """``offset``: of the kernel's parameters, bytes."""
+        ranges = [self._range(binding, kernel.name) for binding in step.bindings]
+        if kernel.parameter_count:
+            ranges.append((offset, -(-kernel.parameter_count // 4) * 16))
+        return self._device.backend.bind_group_maker(pipeline.layout, ranges, kernel.name)
 
     def _seconds(self, step: Dispatch) -> float:
         nbytes, flops = (
@@ -285,6 +332,60 @@ class _Sizer:
             for expressions in ((step.bytes_read, step.bytes_written), (step.flops,))
         )
         return self._device.pace.seconds(nbytes, flops)
+
+    # ---- long dispatches
+
+    def _cut(
+        self, dispatches: Sequence[Dispatch], seconds: Sequence[float]
+    ) -> dict[int, list[Slice]]:
+        """The slices of the dispatches that would take too long; compiles their kernels."""
+        found: dict[int, list[Slice]] = {}
+        missing: dict[int, Kernel] = {}
+        limit = self._device.target.max_grid
+        for index, step in enumerate(dispatches):
+            grid = self._grid(step)
+            if seconds[index] <= MAX_SECONDS or min(grid) <= 0 or max(grid) > limit:
+                continue
+            most = math.floor(math.prod(grid) * MAX_SECONDS / seconds[index])
+            parts = slices_of(grid, max(1, most))
+            if len(parts) == 1:
+                continue
+            found[index] = parts
+            if step.kernel not in self._sliced:
+                kernel = sliced_kernel(self._plan.kernels[step.kernel])
+                if kernel is None:
+                    self._sliced[step.kernel] = None
+                else:
+                    missing[step.kernel] = kernel
+        pipelines = self._device.compile_many(list(missing.values()))
+        for (number, kernel), pipeline in zip(missing.items(), pipelines, strict=True):
+            self._sliced[number] = SlicedKernel(kernel, pipeline)
+        return {k: parts for k, parts in found.items() if self._sliced[dispatches[k].kernel]}
+
+    def _divide(
+        self,
+        whole: SizedDispatch,
+        parts: Sequence[Slice],
+        uniform: GpuBuffer | None,
+        offsets: Sequence[int],
+    ) -> list[SizedDispatch]:
+        """One dispatch for each slice; ``offsets``: of their parameters, bytes."""
+        step = whole.step
+        sliced = self._sliced[step.kernel]
+        assert sliced is not None
+        return [
+            replace(
+                whole,
+                serial=next(_serials),
+                pipeline=sliced.pipeline.handle,
+                grid=part.grid,
+                uniform=uniform,
+                make_group=self._group_maker(step, sliced.kernel, sliced.pipeline, offset),
+                seconds=whole.seconds * part.share(whole.grid),
+                share=part.share(whole.grid),
+            )
+            for part, offset in zip(parts, offsets, strict=True)
+        ]
 
     def _check_loops(self, step: Dispatch, kernel: Kernel) -> None:
         iterations = evaluate(step.iterations, self._sizes)
