@@ -117,6 +117,7 @@ def table(native: Collection[OpOverload]) -> dict[OpOverload, Decomposition]:
     if fma is not None:
         chosen[fma.default] = _fma
     chosen.update(quantization.of_integers())
+    chosen[torch.ops.higher_order.out_dtype] = quantization.with_out_dtype
     return chosen | random.DECOMPOSITIONS
 
 

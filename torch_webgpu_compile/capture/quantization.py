@@ -74,6 +74,24 @@ def fake_quantize_channels(
     )
 
 
+def with_out_dtype(op: OpOverload, dtype: torch.dtype, *arguments: Any) -> Tensor:
+    """``torch.ops.higher_order.out_dtype``: ``op`` computed in a wide dtype.
+
+    Source: ``torch._higher_order_ops.out_dtype``. A product of int8 stays one, so that what is
+    prepared of weights has a byte per element and not four.
+    """
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    if op is aten.mm.default and dtype is torch.int32:
+        if all(tensor.dtype is torch.int8 for tensor in tensors):
+            return torch._int_mm(*arguments)
+    wide = dtype
+    for tensor in tensors:
+        wide = torch.promote_types(wide, tensor.dtype)
+    cast = [a.to(wide) if isinstance(a, Tensor) else a for a in arguments]
+    result: Tensor = op(*cast).to(dtype)
+    return result
+
+
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.fake_quantize_per_tensor_affine_cachemask.default: fake_quantize,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: (
