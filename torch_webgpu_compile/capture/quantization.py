@@ -81,9 +81,9 @@ def with_out_dtype(op: OpOverload, dtype: torch.dtype, *arguments: Any) -> Tenso
     prepared of weights has a byte per element and not four.
     """
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-    if op is aten.mm.default and dtype is torch.int32:
-        if all(tensor.dtype is torch.int8 for tensor in tensors):
-            return torch._int_mm(*arguments)
+    bytes_only = all(tensor.dtype is torch.int8 for tensor in tensors)
+    if op is aten.mm.default and dtype is torch.int32 and bytes_only:
+        return torch._int_mm(*arguments)
     wide = dtype
     for tensor in tensors:
         wide = torch.promote_types(wide, tensor.dtype)

@@ -65,12 +65,13 @@ def _values(dtype: DType) -> Array:
     if kind.unsigned_zero:
         values[0x80] = np.nan
     values.flags.writeable = False
-    return values
+    return np.asarray(values)
 
 
 def decode(codes: Array, dtype: DType) -> Array:
     """The float32 values of codes (uint8)."""
-    return _values(dtype)[codes]
+    found: Array = _values(dtype)[codes]
+    return found
 
 
 def encode(array: Array, dtype: DType) -> Array:
