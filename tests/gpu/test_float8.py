@@ -115,6 +115,13 @@ def test_scaled_products(out: torch.dtype | None, per_row: bool) -> None:
         torch.testing.assert_close(function(*arguments).float().cpu(), expected, **near)
 
 
+def test_what_is_not_float8_has_no_scaled_product() -> None:
+    x, one = torch.ones(16, 16, device="webgpu"), torch.ones((), device="webgpu")
+    with pytest.raises((RuntimeError, ValueError)):
+        torch._scaled_mm(x, x.t(), one, one)
+    counters.fallbacks.pop("aten._scaled_mm.default", None)  # the host says what is wrong
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_bits_of_floats_of_16_bits(dtype: torch.dtype) -> None:
     x = torch.randn(9, generator=torch.Generator().manual_seed(0))

@@ -39,6 +39,18 @@ def test_products_of_int8_in_int32(sizes: tuple[int, int, int]) -> None:
     assert dict(counters.fallbacks) == before
 
 
+def test_unsigned_rows() -> None:
+    a, b = integers(20, 40, dtype=torch.uint8), integers(40, 24)
+    try:
+        expected = torch._int_mm(a, b)
+    except RuntimeError as error:
+        pytest.skip(f"this PyTorch takes int8 only: {error}")
+    assert torch.equal(expected, a.int() @ b.int())
+    assert torch.equal(torch._int_mm(a.to("webgpu"), b.to("webgpu")).cpu(), expected)
+    compiled = torch.compile(torch._int_mm, backend="webgpu", fullgraph=True)
+    assert torch.equal(compiled(a, b), expected)
+
+
 def test_strides_and_symbolic_sizes() -> None:
     compiled = torch.compile(torch._int_mm, backend="webgpu", fullgraph=True, dynamic=True)
     before = dict(counters.fallbacks)

@@ -104,13 +104,14 @@ def scaled_mm(
 ) -> Any:
     """``aten::_scaled_mm`` with a scale per tensor, or per row of ``self`` and column of ``mat2``.
 
-    Scales of blocks, and of the result, are left to the host.
+    Scales of blocks and of the result are left to the host, and what is wrong to its errors.
     """
     per_tensor = scale_a.numel() == 1 and scale_b.numel() == 1
     sizes = (*scale_a.shape, *scale_b.shape)
     per_row = sizes == (self.shape[0], 1, 1, mat2.shape[1])
     scales_fit = scale_a.dtype is scale_b.dtype is torch.float32 and (per_tensor or per_row)
-    if scale_result is not None or not scales_fit:
+    are_float8 = all(t.dtype.is_floating_point and t.dtype.itemsize == 1 for t in (self, mat2))
+    if scale_result is not None or not (are_float8 and scales_fit):
         return NotImplemented
     if per_tensor:
         scale_a, scale_b = scale_a.reshape(()), scale_b.reshape(())
