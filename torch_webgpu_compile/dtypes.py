@@ -28,8 +28,9 @@ class DType:
         short: the name in IR text and kernel names.
         kind: the arithmetic it follows.
         itemsize: bytes per element, in PyTorch and in a GPU buffer.
-        compute: the WGSL type of a value in a register. 16-bit floats compute in f32 (PyTorch's
-            opmath) and narrow integers in 32 bits.
+        compute: the WGSL type of a value in a register. Narrow floats compute in f32 (PyTorch's
+            opmath) and narrow integers in 32 bits. A float of 8 bits is rounded wherever a value
+            becomes one, of 16 bits where it is stored.
         storage: the WGSL element type of a buffer; ``u32`` when packed.
         packing: elements per stored word (1: not packed).
         feature: the WebGPU feature without which the type has no kernels, or "".
@@ -49,6 +50,10 @@ class DType:
         return self.kind is Kind.FLOAT
 
     @property
+    def is_float8(self) -> bool:
+        return self.kind is Kind.FLOAT and self.itemsize == 1
+
+    @property
     def is_integer(self) -> bool:
         return self.kind in (Kind.SIGNED, Kind.UNSIGNED)
 
@@ -63,6 +68,10 @@ class DType:
 float32 = DType("float32", "f32", Kind.FLOAT, 4, "f32", "f32")
 float16 = DType("float16", "f16", Kind.FLOAT, 2, "f32", "f16", feature="shader-f16")
 bfloat16 = DType("bfloat16", "bf16", Kind.FLOAT, 2, "f32", "u32", packing=2)
+float8_e4m3fn = DType("float8_e4m3fn", "f8e4m3fn", Kind.FLOAT, 1, "f32", "u32", packing=4)
+float8_e5m2 = DType("float8_e5m2", "f8e5m2", Kind.FLOAT, 1, "f32", "u32", packing=4)
+float8_e4m3fnuz = DType("float8_e4m3fnuz", "f8e4m3fnuz", Kind.FLOAT, 1, "f32", "u32", packing=4)
+float8_e5m2fnuz = DType("float8_e5m2fnuz", "f8e5m2fnuz", Kind.FLOAT, 1, "f32", "u32", packing=4)
 float64 = DType("float64", "f64", Kind.FLOAT, 8, "f64", "f64", feature="shader-f64")
 int64 = DType("int64", "i64", Kind.SIGNED, 8, "i64", "i64", feature="shader-int64")
 int32 = DType("int32", "i32", Kind.SIGNED, 4, "i32", "i32")
@@ -76,6 +85,10 @@ DTYPES: tuple[DType, ...] = (
     float32,
     float16,
     bfloat16,
+    float8_e4m3fn,
+    float8_e5m2,
+    float8_e4m3fnuz,
+    float8_e5m2fnuz,
     float64,
     int64,
     int32,

@@ -43,7 +43,19 @@ def test_one_row_is_a_reduction() -> None:
 
 
 def test_integer_products() -> None:
-    check(torch.mm, torch.randint(9, (3, 4)), torch.randint(9, (4, 5)))
+    a, b = torch.randint(-99, 99, (3, 4)), torch.randint(-99, 99, (4, 5))
+    graph = check(torch.mm, a, b)
+    assert [type(node) for node in graph.nodes] == [Reduction]
+    for dtype in (torch.int32, torch.int16, torch.int8, torch.uint8):
+        graph = check(torch.mm, a.to(dtype), b.to(dtype))
+        assert isinstance(graph.nodes[0], Contraction)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_products_of_int8_accumulate_in_int32(dynamic: bool) -> None:
+    a = torch.full((6, 300), -128, dtype=torch.int8)
+    graph = check(torch._int_mm, a, a.t(), dynamic=dynamic)
+    assert [type(node) for node in graph.nodes] == [Contraction]
 
 
 def test_products_of_views() -> None:

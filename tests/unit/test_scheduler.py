@@ -286,6 +286,16 @@ def test_a_long_inner_dimension_is_split(name):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+def test_a_long_sum_of_integers_is_split():
+    x, w = (torch.full(sizes, -128, dtype=torch.int8) for sizes in ((64, 2048), (2048, 128)))
+    divided = split_contractions(compile_function(torch._int_mm, x, w).graph, TARGET)
+    verify_loop_graph(divided)
+    (node,) = (n for n in divided.nodes if isinstance(n, Contraction))
+    assert int(node.batch[0]) > 1
+    (found,) = run_graph(divided, [x, w])
+    assert torch.equal(found, x.int() @ w.int())
+
+
 def _projection(x, w, bias, y):
     """As transformers have it: a product of rows, added to a batch of sequences."""
     total = torch.addmm(bias, x, w).view(y.shape) + y

@@ -107,16 +107,22 @@ def _is_inplace(op: OpOverload) -> bool:
     return op._schema.name.endswith("_")
 
 
-def table(native: Collection[OpOverload]) -> dict[OpOverload, Decomposition]:
-    """The decompositions to trace with, when lowering knows the ``native`` operators."""
+def table(native: Collection[OpOverload]) -> dict[Any, Decomposition]:
+    """The decompositions to trace with, when lowering knows the ``native`` operators.
+
+    Keys are overloads and higher-order operators.
+    """
     kept = frozenset(native)
     # A rule of this package returns NotImplemented where it leaves a call to lowering.
-    chosen = {op: rule for op, rule in _candidates().items() if op not in kept or op in OWN}
+    chosen: dict[Any, Decomposition] = {
+        op: rule for op, rule in _candidates().items() if op not in kept or op in OWN
+    }
     # Registered when Dynamo first writes it, for ``addcmul_`` and ``addcdiv_`` with a number.
     fma = getattr(torch.ops.prims, "fma", None)
     if fma is not None:
         chosen[fma.default] = _fma
     chosen.update(quantization.of_integers())
+    chosen[torch.ops.higher_order.out_dtype] = quantization.with_out_dtype
     return chosen | random.DECOMPOSITIONS
 
 

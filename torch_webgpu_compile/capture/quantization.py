@@ -1,4 +1,4 @@
-"""Affine quantization: fake (in training), and to integers (``torch.ops.quantized_decomposed``).
+"""Quantization: fake (in training), to integers (``torch.ops.quantized_decomposed``), products.
 
 Source: ATen ``FakeQuantizeCore``, and ``torch.ao.quantization.fx._decomposed``, whose operators
 exist once that module has been imported. There is nothing for tensors of quantized dtypes: they
@@ -74,7 +74,55 @@ def fake_quantize_channels(
     )
 
 
+def with_out_dtype(op: OpOverload, dtype: torch.dtype, *arguments: Any) -> Tensor:
+    """``torch.ops.higher_order.out_dtype``: ``op`` computed in a wide dtype.
+
+    Source: ``torch._higher_order_ops.out_dtype``. A product of int8 stays one, so that what is
+    prepared of weights has a byte per element and not four.
+    """
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    bytes_only = all(tensor.dtype is torch.int8 for tensor in tensors)
+    if op is aten.mm.default and dtype is torch.int32 and bytes_only:
+        return torch._int_mm(*arguments)
+    wide = dtype
+    for tensor in tensors:
+        wide = torch.promote_types(wide, tensor.dtype)
+    cast = [a.to(wide) if isinstance(a, Tensor) else a for a in arguments]
+    result: Tensor = op(*cast).to(dtype)
+    return result
+
+
+def scaled_mm(
+    self: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Any:
+    """``aten::_scaled_mm`` with a scale per tensor, or per row of ``self`` and column of ``mat2``.
+
+    Scales of blocks and of the result are left to the host, and what is wrong to its errors.
+    """
+    per_tensor = scale_a.numel() == 1 and scale_b.numel() == 1
+    sizes = (*scale_a.shape, *scale_b.shape)
+    per_row = sizes == (self.shape[0], 1, 1, mat2.shape[1])
+    scales_fit = scale_a.dtype is scale_b.dtype is torch.float32 and (per_tensor or per_row)
+    are_float8 = all(t.dtype.is_floating_point and t.dtype.itemsize == 1 for t in (self, mat2))
+    if scale_result is not None or not (are_float8 and scales_fit):
+        return NotImplemented
+    if per_tensor:
+        scale_a, scale_b = scale_a.reshape(()), scale_b.reshape(())
+    result = self.float() @ mat2.float() * scale_a * scale_b
+    if bias is not None:
+        result = result + bias.float()
+    return result.to(out_dtype or self.dtype)
+
+
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
+    aten._scaled_mm.default: scaled_mm,
     aten.fake_quantize_per_tensor_affine_cachemask.default: fake_quantize,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: (
         fake_quantize_with_tensors

@@ -105,7 +105,7 @@ def _load(use: Use, element: str) -> list[str]:
     if element.startswith("atomic"):
         word = f"atomicLoad(&{word})"
     bit = f"u32(i & {dtype.packing - 1}) * {dtype.bits}u"
-    return [f"  return {_unpack(dtype, f'({word} >> ({bit}))')};"]
+    return [f"  return {value_of(dtype, f'({word} >> ({bit}))')};"]
 
 
 def _load2(use: Use, element: str) -> list[str]:
@@ -138,11 +138,11 @@ def _load4(use: Use, element: str) -> list[str]:
         return f"atomicLoad(&{x}[{at}])" if element.startswith("atomic") else f"{x}[{at}]"
 
     if dtype.packing == 4:
-        lanes = [_unpack(dtype, f"(w >> {8 * k}u)") for k in range(4)]
+        lanes = [value_of(dtype, f"(w >> {8 * k}u)") for k in range(4)]
         head = f"  let w = {word('i')};"
     else:
         halves = ("w0", "(w0 >> 16u)", "w1", "(w1 >> 16u)")
-        lanes = [_unpack(dtype, half) for half in halves]
+        lanes = [value_of(dtype, half) for half in halves]
         head = f"  let w0 = {word('2 * i')};\n  let w1 = {word('2 * i + 1')};"
     return [head, f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
 
@@ -157,7 +157,7 @@ def _store(use: Use, element: str) -> list[str]:
     return [
         f"  let bit = u32(i & {dtype.packing - 1}) * {dtype.bits}u;",
         f"  atomicAnd(&{x}[i >> {shift}u], ~({mask}u << bit));",
-        f"  atomicOr(&{x}[i >> {shift}u], {_pack(dtype, 'v')} << bit);",
+        f"  atomicOr(&{x}[i >> {shift}u], {bits_of(dtype, 'v')} << bit);",
     ]
 
 
@@ -169,7 +169,7 @@ def _store4(use: Use, element: str) -> list[str]:
         return [
             f"  {x}[4 * i + {k}] = {_narrow(dtype, f'v.{c}', '')};" for k, c in enumerate("xyzw")
         ]
-    lane = [_pack(dtype, f"v.{c}") for c in "xyzw"]
+    lane = [bits_of(dtype, f"v.{c}") for c in "xyzw"]
 
     def put(at: str, word: str) -> str:
         return (
@@ -236,8 +236,8 @@ def _narrow(dtype: DType, text: str, vector: str) -> str:
     return f"{f'{vector}<{dtype.storage}>' if vector else dtype.storage}({text})"
 
 
-def _unpack(dtype: DType, word: str) -> str:
-    """The lowest ``dtype.bits`` of a u32 expression as the compute type."""
+def value_of(dtype: DType, word: str) -> str:
+    """The lowest ``dtype.bits`` (less than 32) of a u32 expression as the compute type."""
     match dtype.short:
         case "bool":
             return f"(({word} & 0xffu) != 0u)"
@@ -245,11 +245,15 @@ def _unpack(dtype: DType, word: str) -> str:
             return f"({word} & 0xffu)"
         case "bf16":
             return f"bitcast<f32>({word} << 16u)"
+        case "f16":
+            return f"unpack2x16float({word}).x"
+        case _ if dtype.is_float8:
+            return f"tw_{dtype.name.removeprefix('float8_')}_value({word})"
         case _:
             return f"extractBits(bitcast<i32>({word}), 0u, {dtype.bits}u)"
 
 
-def _pack(dtype: DType, value: str) -> str:
+def bits_of(dtype: DType, value: str) -> str:
     """A value of the compute type as its bits, in the low end of a u32."""
     match dtype.short:
         case "bool":
@@ -258,5 +262,9 @@ def _pack(dtype: DType, value: str) -> str:
             return f"({value} & 0xffu)"
         case "bf16":
             return f"bf16_bits({value})"
+        case "f16":
+            return f"(pack2x16float(vec2<f32>(tw_f16_rounded({value}), 0.0f)) & 0xffffu)"
+        case _ if dtype.is_float8:
+            return f"tw_{dtype.name.removeprefix('float8_')}_bits({value})"
         case _:
             return f"(bitcast<u32>({value}) & {(1 << dtype.bits) - 1}u)"

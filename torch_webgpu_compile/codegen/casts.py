@@ -8,6 +8,7 @@ from dataclasses import replace
 from .. import dtypes
 from ..dtypes import DType, Kind
 from .algebra import unknown
+from .buffer_access import bits_of, value_of
 from .literals import one_of, zero_of
 from .op_table import suffix
 from .values import Text
@@ -36,6 +37,8 @@ def cast(value: Text, dtype: DType, let: Let) -> Text:
     """A value converted as PyTorch does."""
     source = value.dtype
     lanes = value.lanes
+    if dtype.is_float8 and source is not dtype:
+        return rounded(replace(cast(value, dtypes.float32, let), dtype=dtype), let)
     vector = "vec4<{}>" if lanes > 1 else "{}"
     target = vector.format(dtype.compute)
     narrows = dtype.is_integer and dtype.bits < source.bits
@@ -59,3 +62,27 @@ def cast(value: Text, dtype: DType, let: Let) -> Text:
     if dtype is dtypes.int64 and source.compute == "i32":
         return replace(converted, narrow=value.code)
     return fitted(converted, let)
+
+
+def rounded(value: Text, let: Let) -> Text:
+    """A float of 8 or 16 bits, that has been computed in 32, as a buffer of its dtype keeps it."""
+    if value.dtype is dtypes.float16:
+        return _by_lane(value, "tw_f16_rounded({})".format, value.dtype, let)
+    return _by_lane(
+        value, lambda v: value_of(value.dtype, bits_of(value.dtype, v)), value.dtype, let
+    )
+
+
+def bitcast(value: Text, dtype: DType, let: Let) -> Text:
+    """A value of another dtype of the same size, with the same bits."""
+    source = value.dtype
+    if source.bits >= 32:
+        target = dtype.compute if value.lanes == 1 else f"vec4<{dtype.compute}>"
+        return let(f"bitcast<{target}>({value.code})", value.lanes, dtype)
+    return _by_lane(value, lambda v: value_of(dtype, bits_of(source, v)), dtype, let)
+
+
+def _by_lane(value: Text, change: Callable[[str], str], dtype: DType, let: Let) -> Text:
+    parts = [change(value.lane(k)) for k in range(value.lanes)]
+    code = f"vec4<{dtype.compute}>({', '.join(parts)})" if value.lanes > 1 else parts[0]
+    return let(code, value.lanes, dtype)

@@ -14,6 +14,7 @@ from .storage import Bindings
 
 _LIBRARIES = (
     "math",
+    "math_float8",
     "math_f32",
     "math_f32_angle",
     "math_f64",

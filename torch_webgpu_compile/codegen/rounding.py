@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from .. import dtypes
 from ..ir.graph import Buffer, Member
 from ..ir.scalar import loads_of
-from .casts import Let
+from .casts import Let, rounded
 from .values import Text
 
 _HALVES = (dtypes.float16, dtypes.bfloat16)
@@ -33,14 +33,3 @@ class Rounding:
     def __call__(self, output: str, value: Text, let: Let) -> Text:
         """The value of a member, as others are to read it."""
         return rounded(value, let) if output in self._outputs else value
-
-
-def rounded(value: Text, let: Let) -> Text:
-    """A 16-bit float as a buffer of its dtype keeps it."""
-    parts = [value.lane(k) for k in range(value.lanes)]
-    if value.dtype is dtypes.bfloat16:
-        parts = [f"bitcast<f32>(bf16_bits({part}) << 16u)" for part in parts]
-    else:
-        parts = [f"tw_f16_rounded({part})" for part in parts]
-    code = f"vec4<f32>({', '.join(parts)})" if value.lanes > 1 else parts[0]
-    return let(code, value.lanes, value.dtype)

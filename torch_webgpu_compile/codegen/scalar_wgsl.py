@@ -17,7 +17,7 @@ from ..plan.model import FIRST_CHECK
 from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute, symbols_of
 from .algebra import Algebra, opaque, unknown
 from .buffer_access import VECTOR
-from .casts import cast, fitted
+from .casts import bitcast, cast, fitted
 from .constants import COMPARISONS, Simplifier
 from .index_wgsl import (
     NameOf,
@@ -345,9 +345,7 @@ class Renderer:
         if node.name == "cast":
             return cast(args[0], node.dtype, self.let)
         if node.name == "bitcast":
-            lanes = args[0].lanes
-            target = node.dtype.compute if lanes == 1 else f"vec4<{node.dtype.compute}>"
-            return self.let(f"bitcast<{target}>({args[0].code})", lanes, node.dtype)
+            return bitcast(args[0], node.dtype, self.let)
         return self._apply_row(node, node.args[-1].dtype, args)
 
     def _apply_row(self, node: Op, operand: DType, args: Sequence[Text]) -> Text:

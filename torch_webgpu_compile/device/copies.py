@@ -15,6 +15,7 @@ from .dispatch import run
 _copy = torch.ops.aten.copy_.default
 _to_copy = torch.ops.aten._to_copy.default
 
+# Dtypes without kernels, and those of which kernels do not keep the bits of each NaN.
 _MOVED_AS = {
     torch.float64: torch.int64,
     torch.complex64: torch.int64,
@@ -25,6 +26,7 @@ _MOVED_AS = {
     torch.float8_e4m3fnuz: torch.uint8,
     torch.float8_e5m2: torch.uint8,
     torch.float8_e5m2fnuz: torch.uint8,
+    torch.float8_e8m0fnu: torch.uint8,
 }
 
 
@@ -44,7 +46,7 @@ def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _movable(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers of the same size, where a copy only moves elements of a dtype without kernels."""
+    """Integers of the same size, where a copy only moves elements."""
     dtype = _MOVED_AS.get(target.dtype)
     if source.dtype is not target.dtype or source.is_conj() or source.is_neg():
         return target, source  # the target is neither

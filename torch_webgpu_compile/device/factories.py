@@ -31,7 +31,7 @@ def _strides(sizes: Sequence[int], memory_format: torch.memory_format | None) ->
     return torch.empty(sizes, device="meta", memory_format=memory_format).stride()
 
 
-def _check(dtype: torch.dtype, layout: torch.layout | None, sizes: Sequence[int]) -> None:
+def _check(layout: torch.layout | None, sizes: Sequence[int]) -> None:
     if layout is not None and layout is not torch.strided:
         raise NotImplementedError(
             f"webgpu tensors cannot have the layout {layout}; use a dense tensor (.to_dense())"
@@ -40,8 +40,6 @@ def _check(dtype: torch.dtype, layout: torch.layout | None, sizes: Sequence[int]
         raise RuntimeError(
             f"Trying to create tensor with negative dimension {min(sizes)}: {list(sizes)}"
         )
-    if dtype.is_floating_point and dtype.itemsize == 1:
-        return  # storage only: every operator on float8 runs on the host
 
 
 def empty_strided(
@@ -69,7 +67,7 @@ def empty(
 ) -> Tensor:
     """``aten::empty.memory_format``."""
     dtype = dtype or torch.get_default_dtype()
-    _check(dtype, layout, size)
+    _check(layout, size)
     index = devices.index_of(device)
     storage = new_storage(math.prod(size) * dtype.itemsize, index)
     strides = _strides(size, memory_format)
@@ -103,7 +101,7 @@ def resize_(
     """``aten::resize_``: keeps the storage where it is large enough, and always its contents."""
     if memory_format is torch.preserve_format:
         raise RuntimeError("Unsupported memory format " + str(memory_format))
-    _check(tensor.dtype, None, size)
+    _check(None, size)
     if list(tensor.shape) == list(size) and memory_format is None:
         return tensor
     storage = tensor.untyped_storage()

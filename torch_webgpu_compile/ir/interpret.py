@@ -4,7 +4,7 @@ Every node is evaluated at once over its whole range, on index arrays that broad
 checked: a load out of range, where no mask hides it, is an error (`IndexOutOfRangeError` where the
 graph checks the index).
 
-bfloat16 is represented by float32 arrays whose values are rounded to bfloat16 at each store.
+bfloat16 and floats of 8 bits are float32 arrays whose values are rounded at each store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes
 from ..errors import VerificationError
 from ..sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
 from . import attention
@@ -31,7 +30,7 @@ from .nodes import (
     Scatter,
     TriangularSolve,
 )
-from .numeric import convert, numpy_dtype, round_to, scalar_op
+from .numeric import convert, from_bits, numpy_dtype, round_to, scalar_op
 from .scalar import Checked, Const, Index, Load, Masked, Op, Scalar, children
 from .spaces import iteration_symbols, named_bodies, symbol_keys
 
@@ -75,9 +74,7 @@ class _Run:
                 self.arrays[spec.buffer] = self._input(self.graph.buffers[spec.buffer], argument)
         for name, array in self.graph.constants.items():
             buffer = self.graph.buffers[name]
-            if buffer.dtype is dtypes.bfloat16 and array.dtype == np.uint16:
-                array = (array.astype(np.uint32) << 16).view(np.float32)
-            self.arrays[name] = self._input(buffer, array)
+            self.arrays[name] = self._input(buffer, from_bits(array, buffer.dtype))
         for node in self.graph.nodes:
             self._node(node)
         return [self._output(output) for output in self.graph.outputs]

@@ -53,9 +53,9 @@ class Reduction:
 class Contraction:
     """output[index] = Σ over k… of lhs(b…, m…, k…) · rhs(b…, n…, k…), in their dtype.
 
-    Both are float32 or both are float64. Matrix multiplication and convolution alike. ``index``
-    gives the output's logical index in the symbols b, m, n; it must be a bijection from those
-    ranges to the output's elements.
+    Both are float32, float64 or int32 (whose sums wrap). Matrix multiplication and convolution
+    alike. ``index`` gives the output's logical index in the symbols b, m, n; it must be a bijection
+    from those ranges to the output's elements.
     """
 
     output: str

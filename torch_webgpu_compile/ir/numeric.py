@@ -11,20 +11,23 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DType, Kind
-from . import numeric_special
+from . import float8, numeric_special
 
 Array = npt.NDArray[Any]
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """How the interpreter represents a dtype; bfloat16 as (rounded) float32."""
-    return np.dtype("float32" if dtype is dtypes.bfloat16 else dtype.name)
+    """How the interpreter represents a dtype; what NumPy does not have as (rounded) float32."""
+    absent = dtype is dtypes.bfloat16 or dtype.is_float8
+    return np.dtype("float32" if absent else dtype.name)
 
 
 def round_to(array: Array, dtype: DType) -> Array:
     """``array`` in the representation of ``dtype``."""
     if dtype is dtypes.bfloat16:
         return round_bfloat16(array.astype(np.float32))
+    if dtype.is_float8:
+        return float8.rounded(array, dtype)
     if dtype.is_integer and array.dtype.kind in "iu":
         return array.astype(numpy_dtype(dtype))
     return array.astype(numpy_dtype(dtype), copy=False)
@@ -52,7 +55,22 @@ def convert(name: str, array: Array, source: DType, dtype: DType) -> Array:
     return round_to(array, dtype)
 
 
+def from_bits(array: Array, dtype: DType) -> Array:
+    """An array of the bits of a dtype that NumPy does not have as the interpreter has it."""
+    if dtype.is_float8 and array.dtype == np.uint8:
+        return float8.decode(array, dtype)
+    if dtype is dtypes.bfloat16 and array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
+
+
 def _bitcast(array: Array, source: DType, dtype: DType) -> Array:
+    if source.is_float8:
+        array = float8.encode(array, source)
+    if dtype.is_float8:
+        return float8.decode(np.ascontiguousarray(array).view(np.uint8), dtype).reshape(
+            np.shape(array)
+        )
     if source is dtypes.bfloat16:
         array = (np.ascontiguousarray(array).view(np.uint32) >> 16).astype(np.uint16)
     if dtype is dtypes.bfloat16:

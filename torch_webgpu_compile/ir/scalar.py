@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Union
 
+import numpy as np
+
 from .. import dtypes
 from ..checks import IndexCheck
 from ..dtypes import DType, Kind
 from ..interning import InternTable
 from ..sizes import Expr, IntLike, Symbol, as_expr, substitute, symbols_of
+from . import float8
 
 _table = InternTable()
 _references = _table.references
@@ -195,9 +198,11 @@ OPS: dict[str, OpInfo] = {
 
 
 def const(value: bool | int | float, dtype: DType) -> Const:
-    """A constant, converted to the Python type of its dtype."""
+    """A constant, converted to the Python type of its dtype; a float of 8 bits is rounded."""
     if dtype.kind is Kind.BOOL:
         return Const(bool(value), dtype)
+    if dtype.is_float8:
+        return Const(float(float8.rounded(np.asarray(value), dtype)), dtype)
     if dtype.is_float:
         return Const(float(value), dtype)
     bits = dtype.bits

@@ -36,6 +36,8 @@ from .nodes import (
 from .scalar import OPS, Checked, Index, Load, Masked, Op, Scalar, scalar_symbols, walk
 from .spaces import iteration_symbols, named_bodies, symbol_keys
 
+_CONTRACTED = (dtypes.float32, dtypes.float64, dtypes.int32)
+
 
 def verify_loop_graph(graph: LoopGraph) -> None:
     """Raises VerificationError unless every rule of the loop IR holds."""
@@ -118,8 +120,8 @@ def _contraction(title: str, node: Contraction, graph: LoopGraph, sizes: frozens
     _body(title, node.lhs, [batch, rows, inner], graph, sizes)
     _body(title, node.rhs, [batch, columns, inner], graph, sizes)
     dtype = node.lhs.dtype
-    same = dtype is node.rhs.dtype and dtype in (dtypes.float32, dtypes.float64)
-    require(same, title, "float32 or float64 operands")
+    same = dtype is node.rhs.dtype and dtype in _CONTRACTED
+    require(same, title, "float32, float64 or int32 operands")
     buffer = graph.buffers[node.output]
     require(len(node.index) == len(buffer.sizes), title, "an index per dimension")
     allowed = _symbols([batch, rows, columns]) | sizes

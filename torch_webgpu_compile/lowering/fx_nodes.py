@@ -60,8 +60,10 @@ def identifier(name: str) -> str:
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A contiguous NumPy array of the same bits; bfloat16 as uint16."""
+    """A contiguous NumPy array of the same bits: bfloat16 as uint16, floats of 8 bits as uint8."""
     tensor = tensor.contiguous()
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+        return tensor.view(torch.uint8).numpy().copy()
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(np.uint16).copy()
     return tensor.numpy().copy()

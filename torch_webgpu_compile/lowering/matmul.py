@@ -1,7 +1,7 @@
 """Matrix products as contractions. Source: ATen ``mm``, ``bmm``, ``addmm``, ``mv``, ``dot``, ….
 
-A product with a single row or column is a reduction (matrix–vector); integers reduce as well,
-because a contraction accumulates in floats.
+A product with a single row or column is a reduction (matrix–vector), and so is one of int64 or
+bool, in which a contraction does not accumulate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import dtypes
-from ..dtypes import DType
+from ..dtypes import DType, Kind
 from ..ir.nodes import Contraction
 from ..ir.scalar import Scalar, apply, cast, const
 from ..sizes import ONE, ZERO, Expr
@@ -27,6 +27,17 @@ aten = torch.ops.aten
 def is_contractible(dtype: DType) -> bool:
     """Whether `Contraction` accumulates as PyTorch does."""
     return dtype.is_float
+
+
+def accumulator(dtype: DType) -> DType | None:
+    """The dtype in which a `Contraction` sums up a product returned in ``dtype``, if it can.
+
+    Narrow integers are summed up in 32 bits: what wraps in theirs is the same.
+    """
+    if dtype.is_float:
+        return compute_dtype(dtype)
+    is_narrow = dtype.kind is Kind.SIGNED and dtype.bits <= 32
+    return dtypes.int32 if is_narrow or dtype is dtypes.uint8 else None
 
 
 def product_sum(
@@ -56,7 +67,8 @@ def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
     sizes = (*batch, m, n)
     if any(size is ZERO for size in (*sizes, k)):
         return Value(dtype, sizes, const(0, dtype))
-    if not is_contractible(dtype) or m is ONE or n is ONE:
+    wide = accumulator(dtype)
+    if wide is None or m is ONE or n is ONE:
         index = positions(sizes)
         (r,) = positions((k,), "r")
         left = lhs.at([*index[:-1], r])
@@ -66,7 +78,6 @@ def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
     symbols = iter(positions(kept, "b"))
     b = [ZERO if size is ONE else next(symbols) for size in batch]
     (row,), (column,), (inner,) = (positions((s,), p) for s, p in ((m, "m"), (n, "n"), (k, "k")))
-    wide = compute_dtype(dtype)
     node = Contraction(
         output="",
         batch=tuple(kept),
@@ -77,10 +88,13 @@ def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
         rhs=cast(rhs.at([*b, inner, column]), wide),
         index=(*b, row, column),
     )
-    return builder.contract(dtype, sizes, node)
+    if dtype.is_float:
+        return builder.contract(dtype, sizes, node)
+    total = builder.contract(wide, sizes, node)
+    return total if wide is dtype else builder.pointwise(cast(total.body, dtype), sizes)
 
 
-@lowers(aten.mm.default, aten.bmm.default)
+@lowers(aten.mm.default, aten.bmm.default, aten._int_mm.default)
 def lower_mm(builder: Builder, self: Value, mat2: Value) -> Value:
     return matmul(builder, self, mat2, builder.out.dtype)
 

@@ -71,8 +71,8 @@ def _combine(higher: DType | None, lower: DType | None) -> DType | None:
 
 
 def compute_dtype(dtype: DType) -> DType:
-    """Where arithmetic happens: 16-bit floats in float32 (PyTorch's opmath)."""
-    return dtypes.float32 if dtype.is_float and dtype.itemsize == 2 else dtype
+    """Where arithmetic happens: narrow floats in float32 (PyTorch's opmath)."""
+    return dtypes.float32 if dtype.is_float and dtype.itemsize <= 2 else dtype
 
 
 def float_dtype(dtype: DType) -> DType:

@@ -55,6 +55,8 @@ def _rounded(value: float, dtype: DType) -> float:
             bits = int(single.view(np.uint32))
             bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
             return float(np.uint32(bits).view(np.float32))
+        if dtype.is_float8:
+            return value  # `const` rounds
         return float(np.dtype(dtype.name).type(value))
 
 

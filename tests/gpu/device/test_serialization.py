@@ -79,6 +79,8 @@ def test_mapped_files(source: str, target: str, tmp_path: Path) -> None:
         torch.float64,
         torch.complex64,
         torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e8m0fnu,
     ],
 )
 def test_dtypes(dtype: torch.dtype) -> None:
