@@ -52,8 +52,16 @@ BINDING_ALIGNMENT = 256
 
 
 def bound_offset(tensor: torch.Tensor) -> int:
-    """Elements from where a tensor's memory is bound, rounded down, to its first element."""
-    return int(tensor.storage_offset()) % (BINDING_ALIGNMENT // tensor.element_size())
+    """Elements from where a tensor's memory is bound, rounded down, to its first element.
+
+    0 where that is no whole number of them. On the device the address decides: the storage itself
+    may be a part of another one.
+    """
+    itemsize = tensor.element_size()
+    if tensor.device.type == "cpu":
+        return int(tensor.storage_offset()) % (BINDING_ALIGNMENT // itemsize)
+    elements, rest = divmod(tensor.data_ptr() % BINDING_ALIGNMENT, itemsize)
+    return 0 if rest else elements
 
 
 def size_sources(

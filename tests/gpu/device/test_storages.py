@@ -64,6 +64,15 @@ RAISES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 }
 
 
+def test_slices_at_many_offsets() -> None:
+    """The copy's graph becomes symbolic; its offsets are those of slices of slices, too."""
+    values = torch.arange(64, dtype=torch.uint8)
+    storage = values.to("webgpu").untyped_storage()
+    for start, first, count in ((0, 0, 8), (2, 4, 2), (3, 5, 7), (1, 9, 12), (7, 2, 3), (5, 4, 2)):
+        found = storage[start:60][first : first + count].clone().tolist()
+        assert found == values[start + first :][:count].tolist()
+
+
 @pytest.mark.parametrize("name", WORKS)
 def test_untyped(name: str, tensor: torch.Tensor) -> None:
     call, expected = WORKS[name]
