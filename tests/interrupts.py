@@ -77,6 +77,7 @@ class _Shot:
 @contextmanager
 def _tracing(shot: _Shot) -> Iterator[None]:
     before = signal.signal(signal.SIGINT, shot.handle)
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 sends instructions if one asked before
     sys.settrace(shot.trace)
     try:
         yield

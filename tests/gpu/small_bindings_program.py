@@ -139,7 +139,9 @@ INDEXING: dict[str, Case] = {
     "scatter": lambda x: x.scatter(0, last(x), 5.0),
     "index_add": lambda x: x.index_add(0, last(x), x[:2]),
     "index_put": updated(lambda x: x.__setitem__(last(x), 7.0)),
-    "index_copy of rows": lambda x: x.view(-1, 10).index_copy(0, last(x[::10]), x[:20].view(2, 10)),
+    "index_copy of rows": lambda x: x.view(-1, 10).index_copy(
+        0, last(x[::10]) - torch.tensor([1, 0], device=x.device), x[:20].view(2, 10)
+    ),
     "nonzero": lambda x: (x > 1).nonzero(),
     "mask": lambda x: x[x > 0.9],
     "masked_fill": lambda x: x.masked_fill(x > 0.5, 9.0),

@@ -118,7 +118,10 @@ def _imag(call: Call, self: Pair) -> Tensor:
 
 @rule(aten._to_copy.default)
 def _to_copy(call: Call, self: Any, **_: Any) -> Any:
-    return _converted(call, self)
+    device = call.result.device
+    if isinstance(self, Pair):
+        return _converted(call, Pair(self.re.to(device), self.im.to(device)))
+    return _converted(call, self.to(device) if isinstance(self, Tensor) else self)
 
 
 @rule(prims.convert_element_type.default)
