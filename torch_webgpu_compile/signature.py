@@ -25,7 +25,7 @@ from .plan.model import (
 )
 from .recent import Recent, most_sizes
 from .size_sources import SizeSource, size_sources
-from .sizes import Expr, evaluate
+from .sizes import INT32, Expr, evaluate
 from .static_buffers import span
 from .target import Target
 
@@ -129,6 +129,7 @@ class Variant:
         rebinds: whether memory may differ from call to call although no static input changed.
         bound_nbytes: the most that one binding has to reach of a buffer whose size is a symbol.
         iterations: the most that an invocation's loops make (`Dispatch.iterations`).
+        is_wide: whether a number that kernels take for a 32-bit one is not (`Dispatch.narrow`).
         ready: what a `DeviceGraph` has made for these sizes, once it has; the rest never changes.
     """
 
@@ -146,12 +147,14 @@ class Variant:
     rebinds: bool
     bound_nbytes: int
     iterations: int
+    is_wide: bool
     ready: Any = None
 
     def fits(self, target: Target) -> bool:
         """Whether the plan can run at these sizes; else it needs to be `specialized`."""
         most = target.max_loop_iterations or self.iterations
-        return self.bound_nbytes <= target.max_binding_nbytes and self.iterations <= most
+        is_small = self.bound_nbytes <= target.max_binding_nbytes and self.iterations <= most
+        return is_small and not self.is_wide
 
 
 @dataclass(eq=False)
@@ -191,6 +194,7 @@ class Signature:
     _symbolic: frozenset[Binding] = field(init=False)
     _recipes: dict[tuple[StaticRecipe, ...], tuple[StaticRecipe, ...]] = field(init=False)
     _loops: frozenset[Expr] = field(init=False)
+    _narrow: frozenset[Expr] = field(init=False)
     _variants: Recent[tuple[int, ...], Variant] = field(init=False)
     _only: Variant | None = field(init=False)
 
@@ -212,7 +216,9 @@ class Signature:
             if not self.plan.buffers[binding.buffer].nbytes.is_constant
         )
         self._recipes = {}
-        self._loops = frozenset(s.iterations for s in self.plan.steps if isinstance(s, Dispatch))
+        dispatches = [step for step in self.plan.steps if isinstance(step, Dispatch)]
+        self._loops = frozenset(step.iterations for step in dispatches)
+        self._narrow = frozenset(number for step in dispatches for number in step.narrow)
         self._variants = Recent(most_sizes(self.plan.dispatch_count))
         self._only = None
 
@@ -305,6 +311,7 @@ class Signature:
                 default=0,
             ),
             iterations=max((evaluate(loops, sizes) for loops in self._loops), default=0),
+            is_wide=any(evaluate(number, sizes) not in INT32 for number in self._narrow),
         )
 
     def _tensors(

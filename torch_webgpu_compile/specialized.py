@@ -3,7 +3,8 @@
 A kernel reaches a buffer beyond the adapter's binding limit through several bindings, whose number
 has to be known when it is compiled. A plan with symbols has one for each buffer whose size it does
 not know; for sizes at which that is too little, a plan without symbols is made of the same graph.
-So it is for sizes at which a kernel's loops are longer than the driver lets them be.
+So it is for sizes at which a kernel's loops are longer than the driver lets them be, or at which
+numbers pass the 32 bits that hold them for most sizes.
 """
 
 from __future__ import annotations

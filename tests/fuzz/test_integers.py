@@ -89,3 +89,48 @@ def test_a_number_that_is_compared_first():
     g = compiled(f, dynamic=True)
     for n in (2000, 3000, 1_700_000_000_000):
         assert torch.equal(g(x, n), f(x, n))
+
+
+def of_wide_products(x):
+    n = x.shape[0]
+    i = torch.arange(n, device=x.device)
+    w = x.int()
+    return (
+        i * 2**31,
+        torch.minimum(i * 2**31, x),
+        w.long() * 2**31,
+        w.long() % (2**40 + 3) + 7 > 5,
+        (i + 2**32 + 2**31).int(),
+        (i * 2**31).int(),
+        (i * n) // 2**33 // 2**33,
+        ((i - 7) // 2**40) // 2**40,
+        (x // n**2) // n**2,
+        ((i - 7) * n) // 2**33 % (n * n),
+        i // 2**33 * n * (2**53 + 1),
+        i * (2**31 - 1) % 7,
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_factors_and_divisors_that_only_64_bits_hold(dynamic, device):
+    """2³¹ times a widened integer, and its remainders, are wrong on NVIDIA if it may be seen."""
+    f = compiled(of_wide_products, dynamic=dynamic)
+    for n in (5, 65_536):  # n⁴ is 2⁶⁴
+        x = torch.arange(n) * 4001 - 9000
+        for got, wanted in zip(f(x.to(device)), of_wide_products(x), strict=True):
+            assert torch.equal(got.cpu(), wanted), (n, got, wanted)
+
+
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_sizes_at_which_numbers_pass_32_bits(device):
+    """The same kernels until then, others from then on."""
+
+    def f(x):
+        return x[:, 0] + torch.arange(x.shape[0], device=x.device) + x.shape[1] * 4
+
+    g = compiled(f, dynamic=True)
+    x = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    for rows, columns in ((2, 5), (3, 2**30), (2, 6)):
+        expanded = x.expand(rows, columns)
+        assert torch.equal(g(expanded).cpu(), f(expanded).cpu())

@@ -93,4 +93,4 @@ def test_columns_of_a_length_that_is_known_late(place: str):
         x = torch.zeros(rows, 3)
         x[rows - 2, 1] = 1
         found = call(x if place == "cpu" else x.to("webgpu")).cpu()
-        torch.testing.assert_close(found, torch.tensor([1.0, rows - 1, 1.0]), rtol=1e-3, atol=0)
+        torch.testing.assert_close(found, torch.tensor([1.0, rows - 1, 1.0]), rtol=1e-2, atol=0)

@@ -9,7 +9,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Const, const
 from .literals import literal, one_of, zero_of
-from .op_table import op_row, suffix
+from .op_table import int64_of, op_row, suffix
 from .values import Text
 
 _COMBINE = {
@@ -88,11 +88,11 @@ class Accumulator:
     def result(self, dtype: DType) -> str:
         """The reduced value as an expression of ``dtype``'s compute type."""
         name = self.parts[-1].name
-        if self.is_position:
-            return f"{dtype.compute}({name})"
-        if dtype.compute == self.dtype.compute:
+        own = "i32" if self.is_position else self.dtype.compute
+        if own == dtype.compute:
             return name
-        return f"{dtype.compute}({name})"
+        is_widened = dtype.compute == "i64" and own in ("i32", "u32")
+        return int64_of(name) if is_widened else f"{dtype.compute}({name})"
 
     def narrow(self, dtype: DType) -> str:
         """The same value as an i32 where `result` widens one; else nothing."""

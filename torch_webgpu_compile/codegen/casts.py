@@ -10,7 +10,7 @@ from ..dtypes import DType, Kind
 from .algebra import unknown
 from .buffer_access import bits_of, value_of
 from .literals import one_of, zero_of
-from .op_table import suffix
+from .op_table import int64_of, suffix
 from .values import Text
 
 Let = Callable[[str, int, DType], Text]
@@ -58,10 +58,10 @@ def cast(value: Text, dtype: DType, let: Let) -> Text:
     if dtype.kind is Kind.UNSIGNED and source.is_float:
         # PyTorch converts through a signed integer, so that -1.0 wraps to 255.
         code = f"{vector.format('i32')}({code})"
-    converted = let(f"{target}({code})", lanes, dtype)
-    if dtype is dtypes.int64 and source.compute == "i32":
-        return replace(converted, narrow=value.code)
-    return fitted(converted, let)
+    if dtype is dtypes.int64 and source.is_integer:
+        converted = let(int64_of(code, lanes), lanes, dtype)
+        return replace(converted, narrow=value.code) if source.compute == "i32" else converted
+    return fitted(let(f"{target}({code})", lanes, dtype), let)
 
 
 def rounded(value: Text, let: Let) -> Text:

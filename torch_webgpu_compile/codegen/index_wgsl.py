@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .. import dtypes
+from ..errors import UnsupportedOp
 from ..ir.scalar import Const, Index, Op, Scalar, const, is_host_number, scalar_symbols
 from ..plan.model import Parameter
 from ..plan.numbers import HostNumber
 from ..sizes import (
     INT32,
+    INT64,
     LARGEST_SIZE,
     ONE,
     ZERO,
     Atom,
     Expr,
     FloorDiv,
+    Mod,
     Symbol,
     as_expr,
     atom_expr,
@@ -34,6 +37,7 @@ from ..sizes import (
 )
 from .buffer_access import VECTOR
 from .literals import literal
+from .op_table import int64_of
 
 NameOf = Callable[[Atom | Parameter], str]
 """The WGSL name of an index symbol, or of what depends on sizes alone."""
@@ -54,16 +58,21 @@ def render_index(expr: Expr, name_of: NameOf) -> str:
         factors = [_render_atom(atom, name_of) for atom in monomial]
         coefficient = _wrapped(coefficient, _WORD)
         if coefficient != 1:
-            factors.append(str(abs(coefficient)))
+            factors.append(_magnitude(coefficient))
         text = " * ".join(factors)
         if coefficient == -1:
             text = " * ".join(factors[:-1])
         parts.append(f"- {text}" if coefficient < 0 else f"+ {text}")
     constant = _wrapped(expr.constant, _WORD)
     if constant or not parts:
-        parts.append(f"+ {constant}" if constant >= 0 else f"- {-constant}")
+        parts.append(f"{'+' if constant >= 0 else '-'} {_magnitude(constant)}")
     text = " ".join(parts)
     return text.removeprefix("+ ") if text.startswith("+") else "0 " + text
+
+
+def _magnitude(value: int) -> str:
+    """The absolute value of an i32 modulo 2³²: that of the lowest is the lowest."""
+    return literal(const(-_HALF, dtypes.int32)) if abs(value) == _HALF else str(abs(value))
 
 
 def _wrapped(value: int, count: int) -> int:
@@ -98,11 +107,46 @@ def render_wide(expr: Expr, place: Callable[[Expr], Expr], name_of: NameOf) -> s
 def _render_wide_atom(atom: Atom, place: Callable[[Expr], Expr], name_of: NameOf) -> str:
     expr = atom_expr(atom)
     if isinstance(atom, Symbol) or is_narrow(expr):
-        return f"i64({render_index(place(expr), name_of)})"
+        return int64_of(render_index(place(expr), name_of))
     numerator = render_wide(atom.numerator, place, name_of)
-    denominator = render_wide(atom.denominator, place, name_of)
-    function = "floor_divide" if isinstance(atom, FloorDiv) else "remainder"
-    return f"tw_{function}_i64({numerator}, {denominator})"
+    divisors = _divisors(atom.denominator)
+    denominators = [render_wide(divisor, place, name_of) for divisor in divisors]
+    if isinstance(atom, Mod) and len(divisors) == 1:
+        return f"tw_remainder_i64({numerator}, {denominators[0]})"
+    quotient = numerator
+    for denominator in denominators:
+        quotient = f"tw_floor_divide_i64({quotient}, {denominator})"
+    if isinstance(atom, FloorDiv):
+        return quotient
+    return f"({numerator} - {quotient} * {render_wide(atom.denominator, place, name_of)})"
+
+
+def _divisors(expr: Expr) -> list[Expr]:
+    """Numbers of 64 bits to divide by one after the other in place of ``expr``.
+
+    Raises:
+        UnsupportedOp: there are none.
+    """
+    found: list[Expr] = []
+    if is_within(expr, INT64):
+        return [expr]
+    if not expr.constant and len(expr.terms) == 1:
+        ((monomial, coefficient),) = expr.terms
+        factor = as_expr(coefficient)
+        for atom in monomial:
+            if not is_within(factor * atom_expr(atom), INT64):
+                found.append(factor)
+                factor = ONE
+            factor = factor * atom_expr(atom)
+        found.append(factor)
+        # ⌊⌊a / b⌋ / c⌋ is ⌊a / (b·c)⌋ for c > 0.
+        if all(is_within(d, INT64) for d in found) and all(map(is_nonnegative, found[1:])):
+            return found
+    raise UnsupportedOp(
+        f"a division by {expr}",
+        "it may not fit in 64 bits",
+        "compute it outside of the compiled function, or compile with dynamic=False",
+    )
 
 
 def _size_in_two_words(expr: Expr, name_of: NameOf) -> str:
@@ -110,7 +154,8 @@ def _size_in_two_words(expr: Expr, name_of: NameOf) -> str:
         return literal(const(expr.constant, dtypes.int64))
     # Parameters are signed words.
     low = low_word(expr, name_of)
-    high = name_of(floordiv(expr + _HALF, as_expr(_WORD)))
+    above = floordiv(expr + _HALF, as_expr(_WORD))
+    high = name_of(above) if is_within(expr, INT64) else low_word(above, name_of)
     return f"(i64({high}) * {_WORD}li + i64({low}))"
 
 

@@ -184,6 +184,15 @@ def op_row(name: str, dtype: DType) -> str | None:
     return table.get(name)
 
 
+def int64_of(code: str, lanes: int = 1) -> str:
+    """A 32-bit integer as an i64 of which drivers do not know that 32 bits would hold it.
+
+    What they make of that is wrong for some numbers that it meets: to NVIDIA's, 2³¹ times it is
+    −2³¹ times it, and its remainder by more than 2³² is itself.
+    """
+    return f"tw_opaque_i64(i64({code}))" if lanes == 1 else f"tw_opaque_i64x4(vec4<i64>({code}))"
+
+
 def suffix(dtype: DType, lanes: int) -> str:
     """What the name of a helper on ``lanes`` values of ``dtype`` ends with."""
     if dtype.compute == "f64":

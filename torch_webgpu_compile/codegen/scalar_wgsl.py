@@ -34,7 +34,7 @@ from .index_wgsl import (
     wraps,
 )
 from .literals import literal
-from .op_table import WRAPPING, op_row, suffix
+from .op_table import WRAPPING, int64_of, op_row, suffix
 from .storage import Bindings
 from .values import Gather, Names, Scope, Text
 
@@ -138,7 +138,8 @@ class Renderer:
                 for env in self.lanes
             ]
         else:
-            codes = [f"{dtype.compute}({render_index(v, self.name_of)})" for v in values]
+            indices = [render_index(v, self.name_of) for v in values]
+            codes = list(map(int64_of if dtype is dtypes.int64 else "i32({})".format, indices))
         if all(v is values[0] for v in values):
             return self.let(codes[0], 1, dtype)
         return self.let(f"vec4<{dtype.compute}>({', '.join(codes)})", VECTOR, dtype)

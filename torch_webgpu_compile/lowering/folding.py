@@ -24,7 +24,16 @@ from ..ir.scalar import (
     const,
     rewrite,
 )
-from ..sizes import INT64, Expr, as_expr, is_less, is_nonnegative, is_within, upper_bound
+from ..sizes import (
+    INT64,
+    Expr,
+    as_expr,
+    computed_parts,
+    is_less,
+    is_nonnegative,
+    is_within,
+    upper_bound,
+)
 
 _INT32_MAX = (1 << 31) - 1
 
@@ -93,8 +102,11 @@ def _expr(value: Scalar) -> Expr | None:
 
 
 def _index(expr: Expr) -> Scalar | None:
-    """An index expression as a scalar; None where an int64 may wrap around, as no `Expr` does."""
-    return Index(expr) if is_within(expr, INT64) else None
+    """An index expression as a scalar; None where an int64 may wrap around, as no `Expr` does.
+
+    Neither may what it divides, or divides by: ⌊⌊a / b⌋ / c⌋ has become ⌊a / (b·c)⌋.
+    """
+    return Index(expr) if all(is_within(part, INT64) for part in computed_parts(expr)) else None
 
 
 def _fold_cast(inner: Scalar, dtype: object) -> Scalar | None:
