@@ -162,11 +162,9 @@ def test_an_error_of_printing_leaves_nothing_behind() -> None:
     """PyTorch's guard around printing was kept by the error's traceback."""
     y = numbers().to(DEVICE).index_select(0, torch.tensor([5]).to(DEVICE))
     before = torch._C._dispatch_tls_local_exclude_set()
-    try:
+    with pytest.raises(IndexOutOfRangeError) as raised:
         repr(y)
-        raise AssertionError("no error")
-    except IndexOutOfRangeError as error:
-        assert torch._C._dispatch_tls_local_exclude_set() == before, error
+    assert torch._C._dispatch_tls_local_exclude_set() == before, raised.traceback
 
 
 def test_the_first_error_is_named_and_later_calls_are_told_of_their_own() -> None:
