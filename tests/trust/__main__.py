@@ -56,6 +56,8 @@ def main() -> int:
         _run_here(table[arguments.here])
         return 0
     chosen = [fault for name, fault in table.items() if arguments.only in name]
+    if not chosen:
+        parser.error(f"no fault's name contains {arguments.only!r}: see --list")
     if arguments.list:
         for fault in chosen:
             print(f"{fault.name:36s} {fault.text}")
