@@ -10,7 +10,7 @@ import torch
 from torch import is_tensor
 from torch.utils._pytree import tree_leaves
 
-from . import devices, progress
+from . import devices, fallbacks, progress
 from .autotune import tuner
 from .capture import aot, dynamo
 from .captured import CapturedGraph, Phase
@@ -115,7 +115,9 @@ def compile_module(
             precompiled.keep(name, compiled, options.checked)
 
     with showing("a graph"):
-        return aot.capture(module, example_inputs, compile_captured, native_operators(), keep)
+        on_host = fallbacks.on_fallback(options.fallback)
+        operators = native_operators()
+        return aot.capture(module, example_inputs, compile_captured, operators, on_host, keep)
 
 
 def _raising(text: str) -> aot.BoxedFunction:

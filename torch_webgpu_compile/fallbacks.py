@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from types import FrameType
 
 from .errors import UnsupportedOp
 
@@ -59,13 +60,14 @@ def _place(source: str) -> tuple[str, int]:
     if found is not None:
         return found[1], int(found[2])
     frame = sys._getframe()
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and _is_ours(frame):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in ("torch", _PACKAGE)
+def _is_ours(frame: FrameType) -> bool:
+    module = frame.f_globals.get("__name__")
+    return module is None or module.partition(".")[0] in ("torch", _PACKAGE)  # None: generated
 
 
 def _is_first(op: str) -> bool:

@@ -13,6 +13,7 @@ from . import debug
 from .backend import compile_module
 from .compilation import Compilation
 from .compiled import CompiledGraph
+from .counters import counters
 from .device_graph import DeviceGraph
 from .options import resolve
 from .plan.model import STATUS, Dispatch, HostStep, Plan
@@ -95,11 +96,13 @@ class Report:
     Attributes:
         graphs: in the order in which they were compiled.
         graph_breaks: why Dynamo split the function, one line each.
+        on_host: operators that ran on the host in the call.
         result: what the function returned.
     """
 
     graphs: tuple[GraphReport, ...]
     graph_breaks: tuple[str, ...]
+    on_host: tuple[str, ...] = ()
     result: Any = field(repr=False, default=None)
 
     @property
@@ -114,8 +117,9 @@ class Report:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Operators that ran on the host, each once."""
-        return tuple(dict.fromkeys(op for graph in self.graphs for op in graph.fallbacks))
+        """Operators that run on the host, in the graphs and outside of them, each once."""
+        in_graphs = (op for graph in self.graphs for op in graph.fallbacks)
+        return tuple(dict.fromkeys((*in_graphs, *self.on_host)))
 
     def save_html(self, path: str | Path) -> None:
         """Writes a page that needs nothing else: every graph drawn, every kernel's WGSL."""
@@ -235,14 +239,15 @@ def explain(
         return compile_module(module, inputs, options, lambda *pair: seen.append(pair))
 
     breaks = torch._dynamo.utils.counters["graph_break"]
-    before = dict(breaks)
+    before, host_calls = dict(breaks), counters.fallbacks.copy()
     result = torch.compile(target, backend=backend)(*args, **kwargs)
     reasons = [
         " ".join(str(reason).split())
         for reason, count in breaks.items()
         for _ in range(count - before.get(reason, 0))
     ]
-    return Report(tuple(_graph_report(*pair) for pair in seen), tuple(reasons), result)
+    on_host = tuple(counters.fallbacks - host_calls)
+    return Report(tuple(_graph_report(*pair) for pair in seen), tuple(reasons), on_host, result)
 
 
 def _graph_report(state: Compilation, compiled: CompiledGraph | DeviceGraph) -> GraphReport:

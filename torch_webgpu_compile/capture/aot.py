@@ -22,15 +22,19 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..captured import CapturedGraph, Phase, user_source
 from ..errors import UnsupportedOp
+from ..fallbacks import OnFallback, on_fallback
 from . import decompositions, dynamo, patterns, recompute
 from .argument_views import take_views, with_views
 from .complex_numbers.separation import separate_graph
 from .seeds import keep_seeds, take_seeds
+from .unstorable import Reason, reason_against, uncompiled
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
 _numbers = itertools.count()
 
+
+_REFUSE = on_fallback("error")
 
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
 
@@ -40,6 +44,7 @@ def capture(
     example_inputs: Sequence[Any],
     compile_graph: GraphCompiler,
     native: Collection[OpOverload],
+    on_host: OnFallback = _REFUSE,
     on_whole: Callable[[BoxedFunction], None] = lambda compiled: None,
 ) -> Callable[..., Any]:
     """Traces a Dynamo graph and compiles each resulting graph with ``compile_graph``.
@@ -49,6 +54,7 @@ def capture(
         example_inputs: fake tensors and sizes, in the order of the graph's arguments.
         compile_graph: makes a function of a list of arguments, which it empties, from a graph.
         native: the operators that lowering knows.
+        on_host: told why a graph is not compiled; raises where it has to be.
         on_whole: told of a compiled graph that is all there is to Dynamo's graph.
 
     Raises:
@@ -59,9 +65,18 @@ def capture(
     static: frozenset[int] = frozenset()
     table = decompositions.table(native)
     direct: BoxedFunction | None = None
+    refused: Reason | None = None
+
+    def report(reason: Reason | None) -> Reason | None:
+        if reason is not None:
+            on_host(reason.op, reason.dtype, reason.source, reason.cause)
+        return reason
 
     def compile_inference(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         nonlocal direct
+        reason = report(reason_against(graph))
+        if reason is not None:
+            return uncompiled(graph, reason)
         is_plain = _is_plain(graph, example_inputs)
         compiled = compile_phase(graph, "inference", _static_inputs(), counted=_counted())
         if is_plain:
@@ -70,10 +85,14 @@ def capture(
 
     def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         nonlocal static
+        if refused is not None:
+            return uncompiled(graph, refused)
         static = _static_inputs()
         return compile_phase(graph, "forward", static, _saved_outputs(graph), _counted())
 
     def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        if refused is not None:
+            return uncompiled(graph, refused)
         return compile_phase(graph, "backward", _static_in_backward(graph, static))
 
     def compile_phase(
@@ -100,12 +119,17 @@ def capture(
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 
+    def partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
+        nonlocal refused
+        refused = report(reason_against(graph))
+        return _partition(graph, *arguments, **keywords)
+
     trace = aot_autograd(
         fw_compiler=compile_forward,
         bw_compiler=compile_backward,
         inference_compiler=compile_inference,
         decompositions=table,
-        partition_fn=_partition,
+        partition_fn=partition,
         keep_inference_input_mutations=True,
     )
     with dynamo.compiling():

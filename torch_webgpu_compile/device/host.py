@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..counters import counters
 from ..errors import too_large
 from ..options import resolve
 from ..storages import data_ptr, is_dense, new_tensor, storage_address
+from . import sparse
 from .aliasing import may_overlap_itself
 
 _CPU = torch.device("cpu")
@@ -40,7 +42,7 @@ def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, A
         results = op(*host_arguments, **host_keywords)
     counters.add_fallback(str(op))
     moved.write_back(op, arguments, keywords)
-    return pytree.tree_map(moved.to_device, results)
+    return pytree.tree_map(partial(moved.to_device, op), results)
 
 
 def _refuse_large_results(
@@ -161,12 +163,14 @@ class _Moved:
             return
         _write(copy, tensor)
 
-    def to_device(self, value: Any) -> Any:
+    def to_device(self, op: torch._ops.OpOverload, value: Any) -> Any:
         if not isinstance(value, Tensor) or self.index is None:
             return value
         original = self._originals.get(id(value))
         if original is not None:
             return original
+        if value.layout is not torch.strided:
+            sparse.refuse(op)
         device = devices.torch_device(self.index)
         value = value.resolve_conj().resolve_neg()
         if not is_dense(value):

@@ -21,6 +21,7 @@ from . import (
     masks,
     outputs,
     printing,
+    sparse,
     transformers,
     views,
 )
@@ -112,6 +113,7 @@ def register() -> None:
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         printing.install()
         _others.extend((distributed.register(), transformers.register_nested(library)))
+        _others.extend(sparse.register())
         _library = library
         autoload.run = untraced(run)
 
