@@ -9,8 +9,10 @@ PROGRAM = """
 import io, logging, warnings
 import torch
 import torch_webgpu_compile as twc
+from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.runtime.device import opened_devices
 
+register()
 logging.disable()  # wgpu-py logs every loss
 
 
@@ -70,7 +72,7 @@ destroy()  # the process ends with dead tensors
 
 def test_work_goes_on_after_a_loss() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", PROGRAM],
         capture_output=True,
         text=True,
         timeout=120,

@@ -106,7 +106,12 @@ def test_scaled_products(out: torch.dtype | None, per_row: bool) -> None:
     def product(a, b, *others):
         return torch._scaled_mm(a, b.t(), *others, out_dtype=out)
 
-    expected = product(*given).float()
+    try:
+        expected = product(*given).float()
+    except RuntimeError as error:
+        if "only supports per-tensor scaling for CPU" not in str(error):
+            raise
+        pytest.skip("this PyTorch has no scales of rows on the CPU to compare with")
     compiled = torch.compile(product, backend="webgpu", fullgraph=True)
     on_device = [tensor.to("webgpu") for tensor in given]
     # Sums in another order are rounded to the neighbour where they lie near a tie.

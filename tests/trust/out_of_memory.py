@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_webgpu_compile.errors import OutOfMemoryError
+from torch_webgpu_compile.fallbacks import FallbackWarning
 from torch_webgpu_compile.runtime.device import Device, opened_devices
 
 from .faults import Tally, fault
@@ -201,7 +202,7 @@ def in_compilations(tally: Tally) -> None:
 
 @fault("64 MiB are all there is: what does not fit raises, what is smaller works")
 def small_budget(tally: Tally) -> None:
-    warnings.simplefilter("error")
+    warnings.simplefilter("error", FallbackWarning)
     device = _device()
     baseline = _settled(device)
     device.limit_memory(64 << 20)

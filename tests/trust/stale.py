@@ -17,7 +17,11 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
+from torch_webgpu_compile.device.autoload import register
+
 from .faults import Tally, fault
+
+register()
 
 Change = Callable[[nn.Module], None]
 

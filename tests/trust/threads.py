@@ -62,7 +62,7 @@ def ends_of_processes(tally: Tally) -> None:
     for name, code in PROGRAMS.items():
         done = subprocess.run(
             [sys.executable, "-c", START + code],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
             cwd=ROOT,
             capture_output=True,
             text=True,

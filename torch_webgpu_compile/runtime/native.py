@@ -51,6 +51,7 @@ _GUARD = "torch_webgpu_compile"
 _THROTTLE = 64  # submissions after which the host waits for those before them: bounds queued work
 
 _EXIT_SECONDS = 2.0  # how long the process waits for other threads to leave this package
+_QUIET_SECONDS = 0.02  # several switch intervals of the interpreter, for threads on their way here
 
 _used = False  # a device has been opened
 _forked = False  # the library is not called: the driver's threads do not exist in a child process
@@ -63,23 +64,32 @@ def _mark_exit() -> None:
     """Ends threads that still use a GPU, by SystemExit when they next call it.
 
     Else the interpreter would end them in the middle of C++ and Rust code, which ends the process:
-    "terminate called without an active exception".
+    "terminate called without an active exception". A thread that waits for the interpreter in
+    PyTorch's C++, before its kernel is called, has no frame of this package: hence the pause.
     """
     global _exiting, _restricted
     _exiting = _restricted = True
+    if not _used or len(sys._current_frames()) == 1:
+        return
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-    end = time.monotonic() + _EXIT_SECONDS
-    while _is_in_use(package) and time.monotonic() < end:
+    quiet_since = start = time.monotonic()
+    while (now := time.monotonic()) < min(start + _EXIT_SECONDS, quiet_since + _QUIET_SECONDS):
+        if _is_in_use(package):
+            quiet_since = now
         time.sleep(0.001)
 
 
 def _is_in_use(package: str) -> bool:
-    """Whether another thread is executing code of this package."""
+    """Whether another thread is executing code of this package, or a backward pass.
+
+    What that calls, it calls in threads of PyTorch's own.
+    """
     own = threading.get_ident()
     for identity, top in sys._current_frames().items():
         frame: FrameType | None = top
         while frame is not None and identity != own:
-            if frame.f_code.co_filename.startswith(package):
+            code = frame.f_code
+            if code.co_filename.startswith(package) or code.co_name == "_engine_run_backward":
                 return True
             frame = frame.f_back
     return False

@@ -25,7 +25,12 @@ def main() -> None:
     """Everything, as the process that the environment says: most of the time goes into imports."""
     rank = int(os.environ["RANK"])
     warnings.simplefilter("ignore", FutureWarning)  # names that PyTorch 2.13 has changed
-    for backend, programs in (("gloo", (collectives, data_parallel)), (None, (default_backend,))):
+    settings: list[tuple[str | None, tuple[Any, ...]]] = [("gloo", (collectives, data_parallel))]
+    if not torch.cuda.is_available():  # else the default is NCCL, which has no tensors of the host
+        settings.append((None, (default_backend,)))
+    for backend, programs in settings:
+        if dist.is_initialized():
+            dist.destroy_process_group()
         dist.init_process_group(
             backend,
             rank=rank,
@@ -35,8 +40,6 @@ def main() -> None:
         )
         for program in programs:
             program(rank)
-        if backend is not None:
-            dist.destroy_process_group()
     dist.all_reduce(torch.ones(1 << 16, device=DEVICE), async_op=True)  # and nobody waits
 
 
