@@ -9,7 +9,7 @@ import torch
 
 from torch_webgpu_compile.capture import aot
 from torch_webgpu_compile.captured import Phase
-from torch_webgpu_compile.compilation import Compilation, compile_graph, native_operators
+from torch_webgpu_compile.compiler import Compilation, compile_graph, native_operators
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.target import Target
 

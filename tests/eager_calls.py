@@ -18,7 +18,7 @@ from torch_webgpu_compile.capture.eager import (
     TensorSpec,
     capture_call,
 )
-from torch_webgpu_compile.compilation import native_operators
+from torch_webgpu_compile.compiler import native_operators
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.size_sources import bound_offset

@@ -30,7 +30,7 @@ from tests.unit.test_models_lowered import MODELS
 from torch_webgpu_compile import debug
 from torch_webgpu_compile.capture import aot
 from torch_webgpu_compile.captured import CapturedGraph, Phase
-from torch_webgpu_compile.compilation import compile_graph, native_operators
+from torch_webgpu_compile.compiler import compile_graph, native_operators
 from torch_webgpu_compile.errors import WebGPUCompileError
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.target import Target
@@ -175,11 +175,8 @@ def _compiled(captured: CapturedGraph, phase: Phase, target: Target) -> list[str
     except WebGPUCompileError as error:
         return [str(error)]
     plans = [plan for plan in (state.plan.preparation, state.plan) if plan is not None]
-    parts = [
-        text
-        for plan in plans
-        for text in (debug.plan_text(plan), *map(debug.kernel_text, plan.kernels))
-    ]
+    kernels = [debug.kernel_text(kernel) for plan in plans for kernel in plan.kernels]
+    parts = [debug.plan_text(state.plan), *kernels]
     return [re.sub(r"graph\d+_", "graph_", text) for text in parts]
 
 

@@ -14,7 +14,8 @@ from . import devices, fallbacks, progress
 from .autotune import tuner
 from .capture import aot, dynamo
 from .captured import CapturedGraph, Phase
-from .compilation import (
+from .compiled import CompiledGraph
+from .compiler import (
     Compilation,
     compile_graph,
     device_signature_of,
@@ -22,7 +23,6 @@ from .compilation import (
     native_operators,
     signature_of,
 )
-from .compiled import CompiledGraph
 from .counters import counters
 from .determinism import switched
 from .device_graph import DeviceGraph

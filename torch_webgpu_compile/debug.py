@@ -58,6 +58,8 @@ def plan_text(plan: Plan) -> str:
     lines += ["", "steps:", *(f"  {step_text(plan, step)}" for step in plan.steps)]
     lines += ["", "inputs:", *(f"  {entry}" for entry in plan.inputs)]
     lines += ["", "outputs:", *(f"  {entry}" for entry in plan.outputs)]
+    if plan.preparation is not None:
+        lines += ["", plan_text(plan.preparation)]
     return "\n".join(lines)
 
 
@@ -89,6 +91,7 @@ class Shower:
     def __init__(self, name: str, options: CompileOptions) -> None:
         self._name = name
         self._stages = options.debug
+        self._written = 0
         self._folder = None if options.dump is None else Path(options.dump) / name
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -99,11 +102,17 @@ class Shower:
         return self._folder is not None or not self._stages <= {"fx", "ir"}
 
     def __call__(self, stage: str, text: Callable[[], str]) -> None:
-        """Shows a stage; ``text`` is only called when somebody wants it."""
+        """Shows a stage; ``text`` is only called when somebody wants it.
+
+        Files are numbered in the order of the stages. Kernels have files of their own
+        (`write_kernels`), and the stage ``schedule`` is that of the pass before it.
+        """
         if stage in self._stages:
             print(f"==== {self._name}: {stage}\n{text()}\n", file=sys.stderr, flush=True)
-        if self._folder is not None and stage != "wgsl":
-            (self._folder / f"{stage}.txt").write_text(text() + "\n", encoding="utf-8")
+        if self._folder is not None and stage not in ("wgsl", "schedule"):
+            file = self._folder / f"{self._written:02}_{stage}.txt"
+            file.write_text(text() + "\n", encoding="utf-8")
+            self._written += 1
 
     def write_kernels(self, plan: Plan) -> None:
         """One ``.wgsl`` per kernel, and the plan as JSON."""

@@ -4,7 +4,8 @@
 environment                      ``options={...}``     meaning
 ===============================  ====================  ==========================================
 ``TORCH_WEBGPU_DEBUG``           ``"debug"``           comma-separated stages to print to stderr:
-                                                       fx, ir, schedule, preparation, wgsl, plan
+                                                       fx, ir, schedule, wgsl, plan, or the name of
+                                                       any pass of the compiler (`DEBUG_STAGES`)
 ``TORCH_WEBGPU_DUMP``            ``"dump"``            folder that gets a folder per graph
 ``TORCH_WEBGPU_FALLBACK``        ``"fallback"``        an operator without a kernel: warn (default),
                                                        error, silent
@@ -35,7 +36,36 @@ from typing import Any
 
 from .errors import OptionError
 
-DEBUG_STAGES = ("fx", "ir", "schedule", "preparation", "wgsl", "plan")
+DEBUG_STAGES = (
+    "fx",
+    "ir",
+    "split_attention",
+    "drop_unit_symbols",
+    "share_equal_nodes",
+    "find_causal",
+    "recompute_statistics",
+    "read_new_rows",
+    "inline_producers",
+    "choose_layouts",
+    "split_contractions",
+    "split_reductions",
+    "separate",
+    "open_groups",
+    "fuse",
+    "share_memory",
+    "order_groups",
+    "join_connected_maps",
+    "join_foreach",
+    "join_small_maps",
+    "join_pairs",
+    "join_siblings",
+    "join_small_kernels",
+    "schedule",
+    "wgsl",
+    "plan",
+)
+"""``fx`` is the captured graph, ``schedule`` the last result of those passes that regroup kernels;
+the others are the passes of `compiler.PASSES`."""
 FALLBACK_POLICIES = ("warn", "error", "silent")
 PROVIDERS = ("wgpu", "wgpudawn")
 PROGRESS_POLICIES = ("auto", "1", "0")

@@ -18,8 +18,8 @@ from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileCon
 from . import devices
 from .backend import device_for
 from .capture.aot import unwrapped
-from .compilation import Loops
 from .compiled import CompiledGraph
+from .compiler import Loops
 from .device_graph import DeviceGraph
 from .host_calls import find_overload
 from .ir.parse import parse_graph

@@ -11,8 +11,8 @@ import torch
 
 from . import debug
 from .backend import compile_module
-from .compilation import Compilation
 from .compiled import CompiledGraph
+from .compiler import Compilation
 from .counters import counters
 from .device_graph import DeviceGraph
 from .options import resolve
@@ -68,8 +68,10 @@ class GraphReport:
         phase: ``inference``, ``forward`` or ``backward``.
         steps: dispatches and host calls of every call, in order.
         preparation: dispatches that run only after parameters have changed.
-        texts: readable results of every compiler stage, by the stage's name.
+        texts: readable results of every pass that changed something, by its name.
         plan: what runs.
+        seconds: how long each pass of the compiler took, by its name; only ``ir``, which is
+            lowering, where the plan came from the cache.
     """
 
     name: str
@@ -78,6 +80,7 @@ class GraphReport:
     texts: Mapping[str, str] = field(repr=False)
     plan: Plan = field(repr=False)
     preparation: tuple[KernelReport | HostReport, ...] = ()
+    seconds: Mapping[str, float] = field(repr=False, default_factory=dict)
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -136,7 +139,7 @@ class Report:
     def __str__(self) -> str:
         lines = []
         for graph in self.graphs:
-            lines += [_title(graph), *_table(graph), ""]
+            lines += [_title(graph), *_table(graph), times_of(graph), ""]
         lines.append(f"{len(self.graphs)} graphs, {self.dispatch_count} dispatches per call")
         lines.append("on the host: " + (", ".join(self.fallbacks) or "nothing"))
         lines.append(f"graph breaks: {len(self.graph_breaks)}")
@@ -152,6 +155,14 @@ def dispatches_of(graph: GraphReport) -> str:
     """How many dispatches a graph has, and how many that are not made in every call."""
     prepared = f", {len(graph.preparation)} more prepare for it" if graph.preparation else ""
     return f"{len(graph.kernels)} dispatches{prepared}"
+
+
+def times_of(graph: GraphReport) -> str:
+    """How long the compiler took, and which of its passes took a twentieth of it or more."""
+    total = sum(graph.seconds.values())
+    long = [(name, s) for name, s in graph.seconds.items() if s >= total / 20]
+    shown = ", ".join(f"{name} {1000 * s:.0f}" for name, s in long)
+    return f"  compiled in {1000 * total:.0f} ms: {shown}"
 
 
 def numbered_steps(graph: GraphReport) -> list[tuple[int, str, KernelReport | HostReport]]:
@@ -263,9 +274,11 @@ def _graph_report(state: Compilation, compiled: CompiledGraph | DeviceGraph) -> 
         return () if plan is None else _steps(plan, number)
 
     texts = {"fx": debug.fx_text(state.captured)}
-    texts |= {step.name: step.text(state.results[step.name]) for step in state.passes}
+    texts |= state.texts()
     prepared = steps_of(plan.preparation)
-    return GraphReport(plan.name, state.phase.name, steps_of(plan), texts, plan, prepared)
+    return GraphReport(
+        plan.name, state.phase.name, steps_of(plan), texts, plan, prepared, state.seconds
+    )
 
 
 def _steps(plan: Plan, number: Callable[[Expr], int]) -> tuple[KernelReport | HostReport, ...]:

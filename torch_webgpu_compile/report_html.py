@@ -14,6 +14,7 @@ from .report import (
     human_count,
     numbered_steps,
     short_source,
+    times_of,
 )
 
 Step = KernelReport | HostReport
@@ -82,9 +83,10 @@ def _graph(number: int, graph: GraphReport) -> str:
     for k, _, step in numbered_steps(graph):
         if isinstance(step, KernelReport):
             parts.append(_kernel(f"k{number}-{k}", step))
-    for stage in ("fx", "ir", "schedule", "preparation", "plan"):
-        text = escape(graph.texts.get(stage, ""))
-        parts.append(f"<details><summary>{stage}</summary><pre>{text}</pre></details>")
+    parts.append(f"<p>{escape(times_of(graph).strip())}</p>")
+    for stage, text in graph.texts.items():
+        if stage != "wgsl":
+            parts.append(f"<details><summary>{stage}</summary><pre>{escape(text)}</pre></details>")
     return "\n".join(parts)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.compilations import compile_function
 from torch_webgpu_compile import fft_ops  # noqa: F401 (defines operators)
-from torch_webgpu_compile.compilation import PASSES
+from torch_webgpu_compile.compiler import GRAPH, KERNELS, SCHEDULES
 
 FOLDER = Path(__file__).parent
 randn = torch.randn
@@ -158,10 +158,12 @@ def stages(name: str) -> str:
     """IR, schedule and kernels as one text."""
     function, arguments, dynamic = GRAPHS[name]
     state = compile_function(function, *arguments, dynamic=True if dynamic else None)
-    shown = [step for step in PASSES if step.name in ("ir", "schedule", "wgsl")]
-    text = "\n\n".join(
-        f"==== {step.name}\n\n{step.text(state.results[step.name]).strip()}" for step in shown
-    )
+    texts = {
+        "ir": GRAPH.text(state.graph),
+        "schedule": SCHEDULES.text(state.program),
+        "wgsl": KERNELS.text(state.results["wgsl"]),
+    }
+    text = "\n\n".join(f"==== {stage}\n\n{shown.strip()}" for stage, shown in texts.items())
     lines = [line for line in text.splitlines() if not line.startswith("// from ")]
     return _renamed("\n".join(lines)) + "\n"
 

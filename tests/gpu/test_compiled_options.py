@@ -12,6 +12,7 @@ import torch_webgpu_compile
 from tests.compiling import compiled
 from torch_webgpu_compile import counters, plan_cache
 from torch_webgpu_compile.errors import OptionError, UnsupportedOp
+from torch_webgpu_compile.options import DEBUG_STAGES
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -86,7 +87,10 @@ def test_dump(tmp_path):
     compiled(lambda x: torch.softmax(x * 7, -1), options={"dump": str(tmp_path)})(torch.ones(2, 3))
     (folder,) = tmp_path.iterdir()
     names = {path.name for path in folder.iterdir()}
-    assert {"fx.txt", "ir.txt", "schedule.txt", "plan.txt", "plan.json"} <= names
+    assert {"00_fx.txt", "01_ir.txt", "plan.json"} <= names
+    stages = [name[3:-4] for name in sorted(names) if name.endswith(".txt")]
+    assert stages == sorted(stages, key=DEBUG_STAGES.index)
+    assert {"fuse", "order_groups", "plan"} <= set(stages)
     (wgsl,) = folder.glob("*.wgsl")
     text = wgsl.read_text()
     assert "aten._softmax.default" in text

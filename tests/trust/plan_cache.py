@@ -19,8 +19,8 @@ import torch
 from tests.plan_mutations import altered, damaged, without_program, without_reports
 from torch_webgpu_compile import backend, files, plan_cache
 from torch_webgpu_compile.cache_folder import CacheFolder
-from torch_webgpu_compile.compilation import Compilation, compile_graph, signature_of
 from torch_webgpu_compile.compiled import CompiledGraph
+from torch_webgpu_compile.compiler import Compilation, compile_graph, signature_of
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import Plan
 from torch_webgpu_compile.signature import Signature

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from tests.compilations import TARGET, compile_function
 from tests.harness import capture, lower_checked, run_graph, to_tensor
 from torch_webgpu_compile import dtypes
-from torch_webgpu_compile.compilation import loops_of
+from torch_webgpu_compile.compiler import loops_of
 from torch_webgpu_compile.ir.at_sizes import at_sizes, has_symbols
 from torch_webgpu_compile.ir.ranges import Decisions
 from torch_webgpu_compile.ir.scalar import Load, Masked, Scalar, apply, cast, const, index

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.eager_calls import check_call, describe, run_call
 from torch_webgpu_compile import custom_ops
 from torch_webgpu_compile.capture.eager import CapturedCall, capture_call
-from torch_webgpu_compile.compilation import native_operators
+from torch_webgpu_compile.compiler import native_operators
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.eager_calls import check_call
 from torch_webgpu_compile.capture import counting, decompositions
-from torch_webgpu_compile.compilation import native_operators
+from torch_webgpu_compile.compiler import native_operators
 
 aten = torch.ops.aten
 

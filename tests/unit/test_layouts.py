@@ -16,7 +16,7 @@ from tests.compilations import compile_function
 from tests.harness import backend_of, capture, compare, lower_checked, run_graph
 from torch_webgpu_compile.captured import CapturedGraph
 from torch_webgpu_compile.codegen.contraction import problem_of
-from torch_webgpu_compile.compilation import Compilation
+from torch_webgpu_compile.compiler import Compilation
 from torch_webgpu_compile.ir.graph import (
     AnchorGroup,
     ForeachGroup,
@@ -202,7 +202,7 @@ def operands(state: Compilation) -> list[tuple[str, str, bool]]:
     """(axis of lhs, axis of rhs, whether it stores vectors) of each contraction."""
     buffers = state.schedule.graph.buffers
     found = []
-    for group, call in zip(state.schedule.groups, state.results["wgsl"], strict=True):
+    for group, call in zip(state.schedule.groups, state.calls, strict=True):
         if isinstance(group, AnchorGroup) and isinstance(group.anchor, Contraction):
             problem = problem_of(group, buffers, state.target)
             stores = "n: i32, value: vec4" in call.kernel.wgsl
@@ -212,7 +212,7 @@ def operands(state: Compilation) -> list[tuple[str, str, bool]]:
 
 def copies(state: Compilation) -> list[str]:
     """What is copied from one layout into another, before the first call."""
-    preparation = state.schedule.preparation
+    preparation = state.program.prepared
     return [
         member.output
         for group in (() if preparation is None else preparation.groups)

@@ -16,11 +16,11 @@ from tests.compilations import OPTIONS, TARGET, compile_function
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.capture import aot
 from torch_webgpu_compile.captured import Phase
-from torch_webgpu_compile.compilation import Compilation, compile_graph, native_operators
+from torch_webgpu_compile.compiler import Compilation, compile_graph, native_operators
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.text import format_graph
-from torch_webgpu_compile.ir.verify_schedule import verify_schedule
+from torch_webgpu_compile.ir.verify_schedule import verify_prepared
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import Plan
 from torch_webgpu_compile.plan.verify import verify_plan
@@ -205,7 +205,7 @@ def test_a_large_step_to_a_small_result() -> None:
 
 def test_nothing_of_a_preparation_is_left_in_the_calls() -> None:
     state = compiled(chain)
-    inner = state.schedule.preparation
+    inner = state.program.prepared
     assert inner is not None
     outer = state.schedule.graph
     assert set(inner.graph.buffers) & set(outer.buffers) == {
@@ -221,7 +221,7 @@ def test_text_and_json() -> None:
     text = format_graph(graph)
     assert "static=True" in text
     assert parse_graph(text) == graph
-    called, _ = separate(graph)
+    called = separate(graph).called
     again = parse_graph(format_graph(called))
     assert again.buffers == called.buffers
     plan = state.plan
@@ -232,14 +232,14 @@ def test_text_and_json() -> None:
 
 
 def test_rules() -> None:
-    made = compiled(mixed).schedule
-    assert made.preparation is not None
-    verify_schedule(made)
+    made = compiled(mixed).program.map(lambda schedule: schedule.graph)
+    assert made.prepared is not None
+    verify_prepared(made)
     with pytest.raises(VerificationError, match="outputs"):
-        verify_schedule(replace(made, preparation=None))
-    inputs = tuple(replace(spec, static=False) for spec in made.graph.inputs)
+        verify_prepared(replace(made, prepared=None))
+    inputs = tuple(replace(spec, static=False) for spec in made.called.inputs)
     with pytest.raises(VerificationError, match="a static input"):
-        verify_schedule(replace(made, graph=replace(made.graph, inputs=inputs)))
+        verify_prepared(replace(made, called=replace(made.called, inputs=inputs)))
 
 
 def test_without_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:

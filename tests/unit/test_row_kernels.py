@@ -13,10 +13,7 @@ LONG = 50257
 
 
 def kernels_of(function, *arguments, **options) -> list[str]:
-    return [
-        call.kernel.wgsl
-        for call in compile_function(function, *arguments, **options).results["wgsl"]
-    ]
+    return [call.kernel.wgsl for call in compile_function(function, *arguments, **options).calls]
 
 
 def loops(kernel: str) -> int:

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.compilations import TARGET, compile_function
+from tests.compilations import OPTIONS, TARGET, compile_function
 from tests.harness import run_graph
+from torch_webgpu_compile.compiler import schedule
 from torch_webgpu_compile.ir.graph import (
     AnchorGroup,
     JointGroup,
@@ -24,7 +25,6 @@ from torch_webgpu_compile.ir.graph import (
 from torch_webgpu_compile.ir.nodes import Contraction, inputs_of, outputs_of
 from torch_webgpu_compile.ir.scalar import loads_of
 from torch_webgpu_compile.ir.verify import verify_loop_graph
-from torch_webgpu_compile.scheduler import schedule
 from torch_webgpu_compile.scheduler.equal_nodes import share_equal_nodes
 from torch_webgpu_compile.scheduler.inline import inline_producers
 from torch_webgpu_compile.scheduler.split import split_contractions
@@ -212,7 +212,7 @@ def test_random_graphs_run_in_a_valid_order(steps, results):
 
 def test_scheduling_is_deterministic():
     state = compile_function(lambda x: torch.softmax(x @ x, -1) + 1, randn(8, 8))
-    assert schedule(state.graph, TARGET).groups == schedule(state.graph, TARGET).groups
+    assert schedule(state.graph, TARGET, OPTIONS) == schedule(state.graph, TARGET, OPTIONS)
 
 
 # ---- nodes that repeat others

@@ -10,7 +10,7 @@ from tests.compilations import compile_function
 
 
 def kernels_of(function, *arguments, **options):
-    calls = compile_function(function, *arguments, **options).results["wgsl"]
+    calls = compile_function(function, *arguments, **options).calls
     return [call.kernel for call in calls]
 
 

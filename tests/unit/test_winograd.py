@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.compilations import compile_function
 from tests.harness import capture, compare, lower_checked, run_graph
-from torch_webgpu_compile.compilation import Compilation
+from torch_webgpu_compile.compiler import Compilation
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.nodes import Contraction
 from torch_webgpu_compile.ir.verify import verify_loop_graph

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from .. import devices, progress
 from ..capture.eager import Argument, CapturedCall, Constant, Output, TensorSpec, capture_call
-from ..compilation import compile_graph, loops_of, native_operators
+from ..compiler import compile_graph, loops_of, native_operators
 from ..counters import counters
 from ..determinism import Switched, is_on, switched
 from ..device_graph import DeviceGraph

@@ -128,7 +128,7 @@ def _overload(name: str) -> torch._ops.OpOverload:
 def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
     """Operators that PyTorch would break up into several, and that one kernel can run whole."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    from ..compilation import native_operators
+    from ..compiler import native_operators
 
     native = {
         str(overload).removeprefix("aten.").removesuffix(".default")

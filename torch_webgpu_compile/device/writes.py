@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from .. import devices
 from ..captured import CapturedGraph, Phase
-from ..compilation import compile_graph
+from ..compiler import compile_graph
 from ..counters import counters
 from ..errors import UnsupportedOp
 from ..options import resolve

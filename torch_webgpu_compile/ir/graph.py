@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import or_
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ..dtypes import DType
 from ..sizes import Expr, product
@@ -28,7 +29,7 @@ from .spaces import Origin
 
 
 class BufferOrigin(enum.Enum):
-    """Where a buffer's contents come from; PREPARED ones from `Schedule.preparation`.
+    """Where a buffer's contents come from; PREPARED ones from `Program.prepared`.
 
     An EFFECT is an empty buffer without memory: the only output of a host call that is there for
     what it does, such as a check that raises.
@@ -135,7 +136,9 @@ class LoopGraph:
     constants: dict[str, Any] = field(default_factory=dict)
 
     def with_nodes(self, nodes: tuple[Node, ...], buffers: dict[str, Buffer]) -> LoopGraph:
-        """The same graph with other nodes and buffers."""
+        """The same graph with other nodes and buffers; this one where they are equal."""
+        if nodes == self.nodes and buffers == self.buffers:
+            return self
         return replace(self, nodes=nodes, buffers=buffers)
 
     def live(self) -> LoopGraph:
@@ -164,6 +167,17 @@ class LoopGraph:
         while (shared := self.buffers[name].shares) is not None:
             name = shared
         return name
+
+    @cached_property
+    def prepared(self) -> frozenset[str]:
+        """Names of the buffers that a preparation computes."""
+        return frozenset(n for n, b in self.buffers.items() if b.origin is BufferOrigin.PREPARED)
+
+    @cached_property
+    def given(self) -> frozenset[str]:
+        """Names of the buffers that have their contents before the first node."""
+        inputs = (spec.buffer for spec in self.inputs if spec.buffer is not None)
+        return self.prepared.union(inputs, self.constants)
 
     @cached_property
     def returned(self) -> frozenset[str]:
@@ -350,12 +364,36 @@ def _buffers_of_members(members: tuple[Member, ...]) -> GroupBuffers:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Kernel groups in execution order over the buffers of ``graph``.
-
-    ``preparation`` computes the PREPARED buffers of ``graph``, which are its outputs, from static
-    inputs and constants: once, and again only after one of those inputs has changed.
-    """
+    """Kernel groups in execution order over the buffers of ``graph``."""
 
     graph: LoopGraph
     groups: tuple[KernelGroup, ...]
-    preparation: Schedule | None = None
+
+
+Part = TypeVar("Part")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Program(Generic[Part]):
+    """A graph in two parts, at whatever stage: what every call computes, and what is prepared.
+
+    Attributes:
+        called: runs in every call.
+        prepared: computes the PREPARED buffers of ``called``, which are its outputs, from static
+            inputs and constants: once, and again only after one of those inputs has changed. None
+            where nothing is prepared.
+    """
+
+    called: Part
+    prepared: Part | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """In the order in which they run."""
+        return (self.called,) if self.prepared is None else (self.prepared, self.called)
+
+    def map(self, function: Callable[[Part], Made]) -> Program[Made]:
+        """A program of what ``function`` makes of each part."""
+        prepared = None if self.prepared is None else function(self.prepared)
+        return Program(function(self.called), prepared)

@@ -260,10 +260,7 @@ def _format_output(output: GraphOutput) -> str:
 
 def format_schedule(schedule: Schedule) -> str:
     """Kernel groups in order, one line per member."""
-    lines = []
-    if schedule.preparation is not None:
-        lines += [format_schedule(schedule.preparation)]
-    lines += [f"schedule({schedule.graph.name!r})"]
+    lines = [f"schedule({schedule.graph.name!r})"]
     for number, group in enumerate(schedule.groups):
         lines += _format_group(number, group)
         for part in group.groups if isinstance(group, JointGroup) else (group,):

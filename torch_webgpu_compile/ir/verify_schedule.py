@@ -18,6 +18,7 @@ from .graph import (
     LoopGraph,
     MapGroup,
     PairGroup,
+    Program,
     Schedule,
     SiblingGroup,
     SingleGroup,
@@ -31,8 +32,7 @@ from .verify import is_empty, require, verify_output
 def verify_schedule(schedule: Schedule) -> None:
     """Every buffer that a group reads is given, or stored by an earlier group."""
     graph = schedule.graph
-    written = {i.buffer for i in graph.inputs if i.buffer is not None} | set(graph.constants)
-    written |= _verify_preparation(schedule)
+    written = set(graph.given)
     for number, group in enumerate(schedule.groups):
         title = f"group {number}"
         if isinstance(group, SiblingGroup | PairGroup):
@@ -54,27 +54,25 @@ def verify_schedule(schedule: Schedule) -> None:
     _verify_in_place(schedule)
 
 
-def _verify_preparation(schedule: Schedule) -> set[str]:
-    """The buffers that are prepared: exactly those that need to be, from what does not change."""
-    graph, preparation = schedule.graph, schedule.preparation
-    prepared = {n for n, b in graph.buffers.items() if b.origin is BufferOrigin.PREPARED}
+def verify_prepared(program: Program[LoopGraph]) -> None:
+    """What is prepared is exactly what has to be, and comes from what does not change."""
+    graph, prepared = program.called, program.prepared
     given: frozenset[str] = frozenset()
-    if preparation is not None:
-        verify_schedule(preparation)
-        given = preparation.graph.returned
+    if prepared is not None:
+        given = prepared.returned
+        require(not prepared.prepared, "preparation", "no preparation of its own")
         static = {i.buffer for i in graph.inputs if i.static}
-        for spec in preparation.graph.inputs:
+        for spec in prepared.inputs:
             require(spec.buffer in static, "preparation", f"{spec.buffer} a static input")
         for output in graph.outputs:
             if output.mutates is not None:
                 changed = graph.inputs[output.mutates]
                 require(
-                    changed not in preparation.graph.inputs,
+                    changed not in prepared.inputs,
                     "preparation",
                     f"{changed.buffer} unchanged by the graph",
                 )
-    require(given == prepared, "preparation", f"the outputs {sorted(prepared)}")
-    return prepared
+    require(given == graph.prepared, "preparation", f"the outputs {sorted(graph.prepared)}")
 
 
 def _verify_in_place(schedule: Schedule) -> None:

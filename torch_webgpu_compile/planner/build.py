@@ -30,7 +30,7 @@ def build_plan(
 ) -> Plan:
     """The plan that runs ``calls`` in order; kernels with equal WGSL and bindings are one.
 
-    ``preparation``: the plan of the schedule's.
+    ``preparation``: the plan of what is prepared for it.
     """
     graph = schedule.graph
     names = _memory_names(graph) | {STATUS: STATUS}

@@ -41,7 +41,7 @@ def join_connected_maps(schedule: Schedule, target: Target) -> Schedule:
         _stored(maps[k], needed) if k in maps else schedule.groups[k]
         for k in (clusters.of[m] for m in order)
     )
-    return Schedule(schedule.graph, tuple(groups))
+    return replace(schedule, groups=tuple(groups))
 
 
 def _may_join(clusters: Clusters, first: MapGroup, second: MapGroup, one: int, two: int) -> bool:

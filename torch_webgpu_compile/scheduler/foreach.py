@@ -7,7 +7,7 @@ most of it idle. The kernel holds the code of the common body once: it loads and
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..ir.canonical import canonical_form
 from ..ir.graph import ForeachGroup, KernelGroup, MapGroup, Schedule
@@ -46,7 +46,7 @@ def join_foreach(schedule: Schedule, target: Target) -> Schedule:
     for numbers in candidates:
         _join_all(clusters, [k for k in numbers if _may_move(clusters, k)])
     groups = (_as_group([schedule.groups[m] for m in found]) for found in clusters.in_order())
-    return Schedule(schedule.graph, tuple(groups))
+    return replace(schedule, groups=tuple(groups))
 
 
 def _may_move(clusters: Clusters, k: int) -> bool:

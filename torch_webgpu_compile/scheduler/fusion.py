@@ -83,6 +83,17 @@ class Group:
         self.reads |= {r for r in reads if r not in self.computed}
 
 
+@dataclass(frozen=True)
+class Grouping:
+    """Which nodes of a graph share a kernel; the groups are in no order yet.
+
+    ``Group.needs`` are positions in ``groups``.
+    """
+
+    graph: LoopGraph
+    groups: tuple[Group, ...]
+
+
 def depends(groups: Sequence[Group], group: int, on: int) -> bool:
     """Whether a group is another one, or (transitively) needs it to have run."""
     stack, seen = [group], set()
@@ -110,19 +121,22 @@ class Fuser:
             for name in inputs_of(node):
                 self.readers.setdefault(name, set()).add(outputs_of(node)[0])
 
-    def run(self) -> list[Group]:
-        """Groups in creation order."""
+    def run(self, *, join: bool = True) -> list[Group]:
+        """Groups in creation order; without ``join``, one per node."""
         for node in self.graph.nodes:
-            match node:
-                case Pointwise():
-                    placed = self._join_pointwise(node)
-                case Reduction():
-                    placed = self._join_reduction(node)
-                case _:
-                    placed = False
-            if not placed:
+            if not (join and self._place(node)):
                 self._open(node)
         return self.groups
+
+    def _place(self, node: Node) -> bool:
+        """Puts a node into a group that is there, if it may be in one."""
+        match node:
+            case Pointwise():
+                return self._join_pointwise(node)
+            case Reduction():
+                return self._join_reduction(node)
+            case _:
+                return False
 
     # -- bookkeeping -----------------------------------------------------------------------------
 
@@ -335,9 +349,14 @@ def _moved(member: Member, mapping: dict[Symbol, Expr]) -> Member:
     )
 
 
-def fuse(graph: LoopGraph, target: Target) -> list[Group]:
-    """Kernel groups of a graph, not yet ordered."""
-    return Fuser(graph, target).run()
+def fuse(graph: LoopGraph, target: Target) -> Grouping:
+    """Groups of as many nodes as may share a kernel."""
+    return Grouping(graph, tuple(Fuser(graph, target).run()))
+
+
+def open_groups(graph: LoopGraph, target: Target) -> Grouping:
+    """A group per node: what there is without fusion."""
+    return Grouping(graph, tuple(Fuser(graph, target).run(join=False)))
 
 
 def finish(group: Group, stored: set[str]) -> KernelGroup:

@@ -8,13 +8,13 @@ from ..ir.graph import Buffer, BufferOrigin, LoopGraph, Member
 from ..ir.nodes import Scatter, bodies_of, inputs_of
 from ..ir.scalar import loads_of
 from ..sizes import ZERO, Expr, linearize
-from .fusion import Group, depends
+from .fusion import Group, Grouping, depends
 from .mapping import load_index
 
 _VECTOR = 4  # elements that kernels store at once
 
 
-def share_memory(graph: LoopGraph, groups: list[Group]) -> LoopGraph:
+def share_memory(grouping: Grouping) -> Grouping:
     """Finds the scatters that need no copy, and orders the readers of what they overwrite.
 
     The initial contents may be overwritten when nothing reads them after the scatter: for an
@@ -28,8 +28,11 @@ def share_memory(graph: LoopGraph, groups: list[Group]) -> LoopGraph:
     its own takes the place of the input's.
 
     Returns:
-        The graph, in which the results share the memory of the initial contents and their layout.
+        The same groups, in which those readers come first, over a graph in which the results share
+        the memory of the initial contents and their layout.
     """
+    graph = grouping.graph
+    groups = [replace(group, needs=set(group.needs)) for group in grouping.groups]
     sharing = _Sharing(graph, groups)
     for at, group in enumerate(groups):
         if isinstance(group.anchor, Scatter):
@@ -38,7 +41,7 @@ def share_memory(graph: LoopGraph, groups: list[Group]) -> LoopGraph:
         for at, group in enumerate(groups):
             if group.kind == "map":
                 sharing.visit_map(group, at)
-    return graph.with_nodes(graph.nodes, sharing.buffers)
+    return Grouping(graph.with_nodes(graph.nodes, sharing.buffers), tuple(groups))
 
 
 class _Sharing:

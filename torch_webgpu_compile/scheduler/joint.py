@@ -6,6 +6,7 @@ caches, beside what joins the parts of attention.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from .. import dtypes
@@ -55,7 +56,7 @@ def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
             before.join(k, into)
             clusters.join(k, into)
     groups = (_as_group([schedule.groups[m] for m in found]) for found in clusters.in_order())
-    return Schedule(schedule.graph, tuple(groups))
+    return replace(schedule, groups=tuple(groups))
 
 
 class _Before:

@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Collection, Sequence
 
 from ..errors import VerificationError
-from ..ir.graph import LoopGraph, Schedule
-from ..ir.nodes import inputs_of
-from .fusion import Group, finish
+from ..ir.graph import Schedule
+from ..ir.nodes import inputs_of, outputs_of
+from .fusion import Group, Grouping, finish
 
 
 def topological_order(needs: Sequence[Collection[int]]) -> list[int]:
@@ -37,8 +37,27 @@ def topological_order(needs: Sequence[Collection[int]]) -> list[int]:
     return order
 
 
-def order_groups(graph: LoopGraph, groups: list[Group]) -> Schedule:
+def verify_grouping(grouping: Grouping) -> None:
+    """Every node is in one group, and no groups need each other.
+
+    Raises:
+        VerificationError: it is not so.
+    """
+    topological_order([group.needs for group in grouping.groups])
+    computed = sorted(name for group in grouping.groups for name in _outputs(group))
+    wanted = sorted(name for node in grouping.graph.nodes for name in outputs_of(node))
+    if computed != wanted:
+        raise VerificationError(f"kernel groups compute {computed}, the graph {wanted}")
+
+
+def _outputs(group: Group) -> set[str]:
+    anchor = () if group.anchor is None else outputs_of(group.anchor)
+    return {*group.computed, *anchor}
+
+
+def order_groups(grouping: Grouping) -> Schedule:
     """A topological order, earliest created first, and the buffers that each group must store."""
+    graph, groups = grouping.graph, grouping.groups
     order = topological_order([g.needs for g in groups])
     stored = set(graph.returned)
     for group in groups:

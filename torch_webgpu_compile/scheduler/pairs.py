@@ -40,7 +40,7 @@ def join_pairs(schedule: Schedule, target: Target) -> Schedule:
                 pairs[first] = pair
                 break
     order = (members[0] for members in clusters.in_order())
-    return Schedule(schedule.graph, tuple(pairs.get(k, schedule.groups[k]) for k in order))
+    return replace(schedule, groups=tuple(pairs.get(k, schedule.groups[k]) for k in order))
 
 
 def _match(first: KernelGroup, second: KernelGroup, clusters: Clusters) -> bool:

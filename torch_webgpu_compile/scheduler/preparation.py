@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ..ir.attention_nodes import Attention, AttentionGradient
-from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph
+from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Program
 from ..ir.nodes import (
     Contraction,
     Fourier,
@@ -49,14 +49,14 @@ _DISPATCH_NBYTES = 1 << 23
 _NBYTES_PER_FLOP = 1 / 8
 
 
-def separate(graph: LoopGraph) -> tuple[LoopGraph, LoopGraph | None]:
-    """A graph without what can be prepared, and the graph that prepares it (None: nothing can).
+def separate(graph: LoopGraph) -> Program[LoopGraph]:
+    """A graph without what can be prepared, and the graph that prepares it.
 
     The results of the second one, in order, are the first one's buffers of origin PREPARED.
     """
     chosen = _within_budget(graph, _static_nodes(graph))
     if not chosen:
-        return graph, None
+        return Program(graph)
     nodes = tuple(node for node in graph.nodes if _is_in(node, chosen))
     rest = tuple(node for node in graph.nodes if not _is_in(node, chosen))
     kept = _kept(graph, chosen)
@@ -79,7 +79,7 @@ def separate(graph: LoopGraph) -> tuple[LoopGraph, LoopGraph | None]:
         buffers={n: prepared.get(n, b) for n, b in graph.buffers.items() if n in left},
         constants={name: data for name, data in graph.constants.items() if name in left},
     )
-    return called, preparation
+    return Program(called, preparation)
 
 
 def _is_in(node: Node, chosen: Mapping[str, Node]) -> bool:

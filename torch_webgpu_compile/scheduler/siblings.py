@@ -7,6 +7,7 @@ dispatch costs. Side by side they have enough, and share the operand's way throu
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 
@@ -41,7 +42,7 @@ def join_siblings(schedule: Schedule, target: Target) -> Schedule:
         for candidates in found.values():
             _join_all(clusters, candidates)
     groups = (_as_group([schedule.groups[m] for m in found]) for found in clusters.in_order())
-    return Schedule(schedule.graph, tuple(groups))
+    return replace(schedule, groups=tuple(groups))
 
 
 def _same_lhs(node: Contraction) -> Hashable:

@@ -6,6 +6,7 @@ cosines.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 
@@ -33,7 +34,7 @@ def join_small_maps(schedule: Schedule, target: Target) -> Schedule:
     for numbers in candidates:
         _join_all(clusters, numbers)
     groups = (_as_group([schedule.groups[m] for m in joined]) for joined in clusters.in_order())
-    return Schedule(schedule.graph, tuple(groups))
+    return replace(schedule, groups=tuple(groups))
 
 
 def _join_all(clusters: Clusters, candidates: list[tuple[int, MapGroup]]) -> None:

@@ -1,0 +1,496 @@
+"""The compiler: one flat, ordered list of passes from a captured graph to a plan.
+
+`PASSES` is all of it, top to bottom. After each pass its result is verified; it is timed, and shown
+where somebody asks for it. Nothing else composes stages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from . import debug, fallbacks, plan_cache
+from .autotune import Tune, tilings_for
+from .captured import CapturedGraph, Phase
+from .codegen import generate
+from .counters import counters
+from .errors import VerificationError, too_large
+from .ir.at_sizes import at_sizes, has_symbols
+from .ir.graph import LoopGraph, Program, Schedule
+from .ir.nodes import HostCall, outputs_of
+from .ir.text import format_graph, format_schedule
+from .ir.verify import verify_loop_graph
+from .ir.verify_schedule import verify_prepared, verify_schedule
+from .lowering import attention as _attention  # noqa: F401  registers its lowering
+from .lowering import random as _random  # noqa: F401  registers its lowering
+from .lowering.families import register_all
+from .lowering.graph import lower
+from .lowering.registry import LOWERINGS
+from .options import CompileOptions
+from .plan.model import KernelCall, Plan
+from .plan.verify import verify_plan
+from .planner import build_plan
+from .scheduler.causal import find_causal
+from .scheduler.connected_maps import join_connected_maps
+from .scheduler.equal_nodes import share_equal_nodes
+from .scheduler.foreach import join_foreach
+from .scheduler.fusion import Grouping, fuse, open_groups
+from .scheduler.in_place import share_memory
+from .scheduler.inline import inline_producers
+from .scheduler.joint import join_small_kernels
+from .scheduler.layouts import choose_layouts
+from .scheduler.new_rows import read_new_rows
+from .scheduler.order import order_groups, verify_grouping
+from .scheduler.pairs import join_pairs
+from .scheduler.preparation import separate
+from .scheduler.siblings import join_siblings
+from .scheduler.small_maps import join_small_maps
+from .scheduler.split import split_contractions, split_reductions
+from .scheduler.split_attention import split_attention
+from .scheduler.statistics import recompute_statistics
+from .scheduler.units import drop_unit_symbols
+from .signature import Signature
+from .target import Target
+
+
+@dataclass
+class Compilation:
+    """The state of one graph's compilation.
+
+    Attributes:
+        captured, phase: what is compiled.
+        target, options: for what, and how.
+        tune: measures kernels on the GPU, if that is wanted.
+        results: what each pass so far gave, by the pass's name.
+        seconds: how long each pass and the verification of its result took, by the pass's name.
+        fallbacks: operators that run on the host.
+        depends_on_determinism: whether the result is another one with the other value of
+            ``options.deterministic`` or ``options.fill_empty``.
+    """
+
+    captured: CapturedGraph
+    phase: Phase
+    target: Target
+    options: CompileOptions
+    tune: Tune | None = None
+    results: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    fallbacks: list[str] = field(default_factory=list)
+    depends_on_determinism: bool = False
+
+    @property
+    def graph(self) -> LoopGraph:
+        """As lowering gave it."""
+        found = self.results["ir"]
+        assert isinstance(found, LoopGraph)
+        return found
+
+    @property
+    def program(self) -> Program[Schedule]:
+        """As the last pass that regroups kernels gave it."""
+        found: Program[Schedule] = self.results[_last_schedule(self.options).name]
+        return found
+
+    @property
+    def schedule(self) -> Schedule:
+        """What every call computes, of `program`."""
+        return self.program.called
+
+    @property
+    def calls(self) -> tuple[KernelCall | HostCall, ...]:
+        """The kernel calls and host calls of what every call computes, in order."""
+        made: Program[Kernels] = self.results["wgsl"]
+        return made.called.calls
+
+    @property
+    def plan(self) -> Plan:
+        found = self.results["plan"]
+        assert isinstance(found, Plan)
+        return found
+
+    def texts(self) -> dict[str, str]:
+        """What each pass that changed something gave, for a person to read, by its name."""
+        found, before = {}, None
+        for step in passes(self.options):
+            if step.name in self.results:
+                result = self.results[step.name]
+                if result is not before:
+                    found[step.name] = step.gives.text(result)
+                before = result
+        return found
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A schedule and the calls that code generation made of it, in order."""
+
+    schedule: Schedule
+    calls: tuple[KernelCall | HostCall, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What passes take and give.
+
+    Attributes:
+        name: the type's name.
+        verify: raises VerificationError where it breaks a rule; also given the pass's argument,
+            which has been verified.
+        text: for a person to read.
+    """
+
+    name: str
+    verify: Callable[[Any, Any], None]
+    text: Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A step of compilation.
+
+    Attributes:
+        name: also the stage's name in ``TORCH_WEBGPU_DEBUG``.
+        takes, gives: its argument and its result. A pass that changes nothing gives its argument.
+        run: makes the result; what it needs besides is in the compilation's state.
+        fusion: run only where ``options.fusion`` is this; None: always.
+    """
+
+    name: str
+    takes: Form
+    gives: Form
+    run: Callable[[Any, Compilation], Any]
+    fusion: bool | None = None
+
+
+def _lower(captured: CapturedGraph, state: Compilation) -> LoopGraph:
+    report = fallbacks.on_fallback(state.options.fallback)
+
+    def on_fallback(op: str, dtype: str, source: str, cause: str) -> None:
+        report(op, dtype, source, cause)
+        state.fallbacks.append(op)
+
+    def on_deterministic() -> None:
+        state.depends_on_determinism = True
+
+    # A training step changes the parameters: what it computes from them serves one call only.
+    unchanging = captured.static_inputs if state.phase.name == "inference" else frozenset()
+    return lower(
+        captured,
+        state.target,
+        on_fallback,
+        unchanging,
+        deterministic=state.options.deterministic,
+        fill_empty=state.options.fill_empty,
+        on_deterministic=on_deterministic,
+    )
+
+
+def _generate(program: Program[Schedule], state: Compilation) -> Program[Kernels]:
+    def made(schedule: Schedule) -> Kernels:
+        if state.tune is not None and not state.options.deterministic:
+            tilings = state.tune(schedule)
+        else:
+            tilings = tilings_for(state.target, state.options)
+        return Kernels(schedule, generate(schedule, state.target, tilings))
+
+    return program.map(made)
+
+
+def _plan(program: Program[Kernels], state: Compilation) -> Plan:
+    prepared = program.prepared
+    preparation = None if prepared is None else build_plan(prepared.schedule, prepared.calls)
+    return build_plan(program.called.schedule, program.called.calls, preparation)
+
+
+# ---- what passes take and give
+
+
+def _verify_captured(captured: CapturedGraph, _: object) -> None:
+    """PyTorch verifies FX graphs."""
+
+
+def _verify_graph(graph: LoopGraph, before: object) -> None:
+    verify_loop_graph(graph, before if isinstance(before, LoopGraph) else None)
+
+
+def _verify_kernels(program: Program[Kernels], _: object) -> None:
+    """Kernels are verified by the WGSL compiler."""
+
+
+def _verify_separated(program: Program[LoopGraph], before: LoopGraph) -> None:
+    for part in program.parts:
+        verify_loop_graph(part, before)
+    verify_prepared(program)
+
+
+def _verify_groupings(program: Program[Grouping], _: object) -> None:
+    for part in program.parts:
+        verify_grouping(part)
+
+
+def _verify_schedules(program: Program[Schedule], _: object) -> None:
+    for part in program.parts:
+        verify_schedule(part)
+    verify_prepared(program.map(lambda schedule: schedule.graph))
+
+
+def _of_parts(text: Callable[[Any], str]) -> Callable[[Program[Any]], str]:
+    return lambda program: "\n".join(map(text, program.parts))
+
+
+CAPTURED = Form("CapturedGraph", _verify_captured, debug.fx_text)
+GRAPH = Form("LoopGraph", _verify_graph, format_graph)
+GRAPHS = Form("Program[LoopGraph]", _verify_separated, _of_parts(format_graph))
+GROUPS = Form(
+    "Program[Grouping]", _verify_groupings, _of_parts(lambda g: format_schedule(order_groups(g)))
+)
+SCHEDULES = Form("Program[Schedule]", _verify_schedules, _of_parts(format_schedule))
+KERNELS = Form(
+    "Program[Kernels]", _verify_kernels, _of_parts(lambda part: debug.calls_text(part.calls))
+)
+PLAN = Form("Plan", lambda plan, _: verify_plan(plan), debug.plan_text)
+
+Run = Callable[[Any, Compilation], Any]
+
+
+def _alone(rewrite: Callable[[Any], Any]) -> Run:
+    """A pass of a function that needs nothing but its argument."""
+    return lambda value, state: rewrite(value)
+
+
+def _on_target(rewrite: Callable[[Any, Target], Any]) -> Run:
+    """A pass of a function that depends on the GPU."""
+    return lambda value, state: rewrite(value, state.target)
+
+
+def _each(run: Run) -> Run:
+    """A pass that does the same to both parts of a program."""
+
+    def both(program: Program[Any], state: Compilation) -> Program[Any]:
+        made = program.map(lambda part: run(part, state))
+        same = all(map(lambda old, new: old is new, program.parts, made.parts))
+        return program if same else made
+
+    return both
+
+
+PASSES: tuple[Pass, ...] = (
+    # What is computed: loops over index expressions.
+    Pass("ir", CAPTURED, GRAPH, _lower),
+    Pass("split_attention", GRAPH, GRAPH, _on_target(split_attention)),
+    Pass("drop_unit_symbols", GRAPH, GRAPH, _alone(drop_unit_symbols)),
+    Pass("share_equal_nodes", GRAPH, GRAPH, _alone(share_equal_nodes)),
+    Pass("find_causal", GRAPH, GRAPH, _alone(find_causal)),
+    Pass("recompute_statistics", GRAPH, GRAPH, _alone(recompute_statistics)),
+    Pass("read_new_rows", GRAPH, GRAPH, _on_target(read_new_rows)),
+    Pass("inline_producers", GRAPH, GRAPH, _on_target(inline_producers)),
+    Pass("choose_layouts", GRAPH, GRAPH, _alone(choose_layouts)),
+    Pass("split_contractions", GRAPH, GRAPH, _on_target(split_contractions)),
+    Pass("split_reductions", GRAPH, GRAPH, _on_target(split_reductions)),
+    Pass("separate", GRAPH, GRAPHS, _alone(separate)),
+    # What shares a kernel.
+    Pass("open_groups", GRAPHS, GROUPS, _each(_on_target(open_groups)), fusion=False),
+    Pass("fuse", GRAPHS, GROUPS, _each(_on_target(fuse)), fusion=True),
+    Pass("share_memory", GROUPS, GROUPS, _each(_alone(share_memory))),
+    Pass("order_groups", GROUPS, SCHEDULES, _each(_alone(order_groups))),
+    Pass("join_connected_maps", SCHEDULES, SCHEDULES, _each(_on_target(join_connected_maps)), True),
+    Pass("join_foreach", SCHEDULES, SCHEDULES, _each(_on_target(join_foreach)), True),
+    Pass("join_small_maps", SCHEDULES, SCHEDULES, _each(_on_target(join_small_maps)), True),
+    Pass("join_pairs", SCHEDULES, SCHEDULES, _each(_on_target(join_pairs)), True),
+    Pass("join_siblings", SCHEDULES, SCHEDULES, _each(_on_target(join_siblings)), True),
+    Pass("join_small_kernels", SCHEDULES, SCHEDULES, _each(_on_target(join_small_kernels)), True),
+    # How it is computed.
+    Pass("wgsl", SCHEDULES, KERNELS, _generate),
+    Pass("plan", KERNELS, PLAN, _plan),
+)
+
+
+def _nothing(name: str) -> CapturedGraph:
+    """What is captured where a compilation starts with a graph that is lowered."""
+    return CapturedGraph(name, torch.fx.GraphModule({}, torch.fx.Graph()), frozenset())
+
+
+def passes(options: CompileOptions) -> tuple[Pass, ...]:
+    """Those that these options want, in order."""
+    return tuple(step for step in PASSES if step.fusion in (None, options.fusion))
+
+
+def _last_schedule(options: CompileOptions) -> Pass:
+    """After it, kernels are no longer regrouped: its result is the stage ``schedule``."""
+    return next(step for step in reversed(passes(options)) if step.gives is SCHEDULES)
+
+
+def schedule(graph: LoopGraph, target: Target, options: CompileOptions) -> Program[Schedule]:
+    """The kernel groups of a lowered graph, in execution order, by the passes between."""
+    state = Compilation(_nothing(graph.name), Phase("inference"), target, options)
+    value: Any = graph
+    for step in passes(options)[1:]:
+        if step.takes is SCHEDULES and step.gives is not SCHEDULES:
+            break
+        before, value = value, step.run(value, state)
+        _verify(step, value, before)
+    assert isinstance(value, Program)
+    return value
+
+
+def compile_graph(
+    captured: CapturedGraph,
+    phase: Phase,
+    target: Target,
+    options: CompileOptions,
+    use_cache: bool = True,
+    tune: Tune | None = None,
+) -> Compilation:
+    """Runs every pass, or takes the plan from the cache after lowering; needs no GPU.
+
+    Args:
+        captured, phase: what to compile.
+        target, options: for what, and how.
+        use_cache: whether a plan compiled before will do.
+        tune: measures kernels on the GPU; without it they are chosen by what is known.
+
+    Raises:
+        UnsupportedOp: an operator can run neither on the GPU nor on the host, or not at all under
+            ``fallback="error"``.
+        OutOfMemoryError: no buffer of the GPU can hold a result.
+        VerificationError: a pass gave an inconsistent result.
+    """
+    state = Compilation(captured, phase, target, options, tune)
+    show = debug.Shower(captured.name, options)
+    show("fx", lambda: debug.fx_text(captured))
+    _run(passes(options), state, show, use_cache)
+    return state
+
+
+def _run(steps: Sequence[Pass], state: Compilation, show: debug.Shower, use_cache: bool) -> None:
+    key = ""
+    value: Any = state.captured
+    for step in steps:
+        start, before = time.perf_counter(), value
+        value = step.run(before, state)
+        if value is not before:
+            _verify(step, value, before)
+            show(step.name, partial(step.gives.text, value))
+        if step is _last_schedule(state.options):
+            show("schedule", partial(step.gives.text, value))
+        state.results[step.name] = value
+        state.seconds[step.name] = time.perf_counter() - start
+        if step.name == "ir":
+            _refuse_large_results(value, state.target)
+            if use_cache and not show.needs_every_stage:
+                key = plan_cache.key_of(value, state.target, state.options)
+                if _take_cached(state, key):
+                    break
+    else:
+        if key:
+            plan_cache.store(key, state.plan, state.options.cache)
+    show.write_kernels(state.plan)
+    counters.add(plans_compiled=1)
+
+
+def _verify(step: Pass, result: Any, before: Any) -> None:
+    try:
+        step.gives.verify(result, before)
+    except VerificationError as error:
+        raise VerificationError(f"after the pass {step.name}: {error}") from error
+
+
+def _refuse_large_results(graph: LoopGraph, target: Target) -> None:
+    """Raises OutOfMemoryError before anything is made of a graph that cannot run."""
+    for node in graph.nodes:
+        for name in outputs_of(node):
+            nbytes = graph.buffers[name].nbytes
+            known = nbytes.constant if name in graph.returned and nbytes.is_constant else 0
+            if known > target.max_buffer_nbytes:
+                # What only lays out a result is of no operator.
+                named = (origin.op for origin in node.origins if origin.op != "output")
+                raise too_large(next(named, graph.name), known, target.max_buffer_nbytes)
+
+
+@dataclass(frozen=True)
+class Loops:
+    """A lowered graph with size symbols: what is left of a compilation that can be compiled again.
+
+    Attributes:
+        graph: as lowering gave it.
+        target, options: as for `compile_graph`.
+    """
+
+    graph: LoopGraph
+    target: Target
+    options: CompileOptions
+
+    def __call__(self, sizes: Mapping[str, int]) -> Plan:
+        """The plan for these sizes, which are those of all symbols.
+
+        Raises:
+            OutOfMemoryError: no buffer of the GPU can hold a result.
+            VerificationError: a pass gave an inconsistent result.
+        """
+        name = f"{self.graph.name}_{'_'.join(map(str, sizes.values()))[:100]}"
+        state = Compilation(_nothing(name), Phase("inference"), self.target, self.options)
+
+        def sized(captured: CapturedGraph, state: Compilation) -> LoopGraph:
+            return replace(at_sizes(self.graph, sizes), name=name)
+
+        first, *others = passes(self.options)
+        show = debug.Shower(name, self.options)
+        _run([replace(first, run=sized), *others], state, show, use_cache=True)
+        return state.plan
+
+
+def loops_of(state: Compilation) -> Loops | None:
+    """What plans for other sizes are made of; None where there are no other sizes."""
+    graph = state.graph
+    return Loops(graph, state.target, state.options) if has_symbols(graph) else None
+
+
+def _take_cached(state: Compilation, key: str) -> bool:
+    """Takes the plan from the cache if it is there: the passes in between are not needed then."""
+    found = plan_cache.load(key, state.graph, state.options.cache)
+    if found is None:
+        return False
+    state.results["plan"] = found
+    counters.add(plan_cache_hits=1)
+    return True
+
+
+def signature_of(state: Compilation) -> Signature:
+    """What the plan's inputs and outputs are to PyTorch."""
+    return Signature(
+        state.plan,
+        state.captured.static_inputs,
+        state.phase.saved,
+        state.phase.forwarded,
+        state.phase.counted,
+        state.phase.seeds,
+        backward=state.phase.name == "backward",
+        complex_inputs=state.phase.complex_inputs,
+        complex_outputs=state.phase.complex_outputs,
+        lazy=state.phase.lazy,
+    )
+
+
+def device_signature_of(state: Compilation) -> Signature:
+    """`signature_of` for tensors on the device, where every argument is bound where it is."""
+    phase = state.phase
+    return Signature(
+        state.plan,
+        forwarded=phase.forwarded,
+        counted=phase.counted,
+        seeds=phase.seeds,
+        complex_inputs=phase.complex_inputs,
+        complex_outputs=phase.complex_outputs,
+        lazy=phase.lazy,
+    )
+
+
+def native_operators() -> frozenset[torch._ops.OpOverload]:
+    """The ATen overloads that have a lowering."""
+    register_all()
+    return frozenset(LOWERINGS)
