@@ -106,10 +106,12 @@ def _adaptive_max_pool_backward(
 
 
 def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
+    """The gradient of `adaptive_max_pool2d`: [*, H, W], each element added at its index."""
     return _adaptive_max_pool_backward(grad_output, self, indices, 2)
 
 
 def adaptive_max_pool3d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
+    """The gradient of `adaptive_max_pool3d`: [*, D, H, W], each element added at its index."""
     return _adaptive_max_pool_backward(grad_output, self, indices, 3)
 
 
