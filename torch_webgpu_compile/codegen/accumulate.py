@@ -48,6 +48,7 @@ class Accumulator:
 
     @property
     def is_position(self) -> bool:
+        """Whether it reduces to the position of an extreme (argmin, argmax)."""
         return self.kind in ("argmin", "argmax")
 
     def update(self, value: Text, predicate: str | None, position: str) -> list[str]:
