@@ -63,6 +63,7 @@ class Buffer:
 
     @property
     def numel(self) -> Expr:
+        """The number of logical elements."""
         return product(self.sizes)
 
     @property
@@ -80,6 +81,7 @@ class Buffer:
 
     @property
     def nbytes(self) -> Expr:
+        """Bytes from the start of the memory to the end of the last element, see `span`."""
         return self.span * self.dtype.itemsize
 
     def windows(self, target: Target) -> int:

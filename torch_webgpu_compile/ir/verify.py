@@ -184,6 +184,10 @@ def _fourier(title: str, node: Fourier, graph: LoopGraph, sizes: frozenset[Symbo
 def verify_output(
     position: int, output: GraphOutput, graph: LoopGraph, written: Iterable[str | None]
 ) -> None:
+    """Raises VerificationError unless the output names a buffer that is declared and written.
+
+    ``written`` are the buffers with contents: inputs, constants and results of nodes.
+    """
     title = f"output {position}"
     if output.buffer is None:
         return
@@ -256,6 +260,7 @@ def _same_dtype(title: str, body: Scalar, buffer: Buffer) -> None:
 
 
 def is_empty(buffer: Buffer) -> bool:
+    """Whether a size is known to be 0."""
     return any(size.is_constant and size.constant == 0 for size in buffer.sizes)
 
 
@@ -265,5 +270,6 @@ def _title(node: Node) -> str:
 
 
 def require(condition: bool, title: str, wanted: str) -> None:
+    """Raises VerificationError with "``title`` needs ``wanted``" unless the condition holds."""
     if not condition:
         raise VerificationError(f"{title} needs {wanted}")
