@@ -76,18 +76,21 @@ class Compilation:
 
     @property
     def graph(self) -> LoopGraph:
+        """The result of lowering."""
         found = self.results["ir"]
         assert isinstance(found, LoopGraph)
         return found
 
     @property
     def schedule(self) -> Schedule:
+        """The result of the pass ``schedule``."""
         found = self.results["schedule"]
         assert isinstance(found, Schedule)
         return found
 
     @property
     def plan(self) -> Plan:
+        """The result of the pass ``plan``, or what the plan cache had in its place."""
         found = self.results["plan"]
         assert isinstance(found, Plan)
         return found

@@ -63,10 +63,12 @@ class KernelTotal:
 
     @property
     def bytes_per_second(self) -> float:
+        """The mean rate of bytes read and written; 0 if no time was measured."""
         return self.nbytes / self.seconds if self.seconds else 0.0
 
     @property
     def flops_per_second(self) -> float:
+        """The mean rate of floating-point operations; 0 if no time was measured."""
         return self.flops / self.seconds if self.seconds else 0.0
 
 

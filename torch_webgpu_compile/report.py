@@ -86,6 +86,7 @@ class GraphReport:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
+        """The operators that run on the host in every call, one entry for each step."""
         return tuple(step.op for step in self.steps if isinstance(step, HostReport))
 
 

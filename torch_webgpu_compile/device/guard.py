@@ -28,6 +28,10 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
 
     @untraced
     def type_(self) -> Any:
+        """The device type that PyTorch's C++ registers the guard for.
+
+        C++ also asks while an exception is pending; that one is set aside, for `install` to raise.
+        """
         try:
             _check()
         except SystemError as error:

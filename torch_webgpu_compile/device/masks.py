@@ -40,6 +40,7 @@ class Choice:
 
     @staticmethod
     def of(mask: Tensor) -> Choice:
+        """The elements of a bool mask, in row-major order; waits for the GPU to count them."""
         flat = mask.reshape(-1)
         ranks = flat.cumsum(0, dtype=torch.int32)
         return Choice(flat, ranks, int(ranks[-1].item()))
