@@ -30,7 +30,11 @@ __all__ = ["schedule"]
 
 
 def schedule(graph: LoopGraph, target: Target) -> Schedule:
-    """Kernel groups in execution order."""
+    """The kernel groups that compute a graph, in execution order.
+
+    First the graph is rewritten (split, inlined, laid out), then what can be prepared is taken out
+    of it, and last the nodes are grouped, those of the preparation by themselves.
+    """
     distinct = share_equal_nodes(drop_unit_symbols(split_attention(graph, target)))
     moved = read_new_rows(recompute_statistics(find_causal(distinct)), target)
     laid_out = choose_layouts(inline_producers(moved, target))

@@ -50,8 +50,7 @@ from .mapping import (
     tells_apart,
 )
 
-# An epilogue that reads more than this many other buffers costs registers in the anchor's inner
-# loop.
+# Members of one kernel: the values of more take registers, in an anchor's kernel from its inner loop.
 MAX_MEMBERS = 24
 
 

@@ -1,7 +1,8 @@
-"""Small kernels of any kind that do not need each other share a dispatch.
+"""Small kernels of any kind that do not depend on each other share a dispatch.
 
-While one token is decoded that are the products for queries, keys and values; and what writes the
-caches, beside what joins the parts of attention.
+In the decoding of one token, a language model's typical graph, these are the products for queries,
+keys and values, which are reductions there, and the updates of the caches beside the kernel that
+joins the parts of attention.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from ..target import Target
 from .clusters import Clusters
 
 # A kernel that moves more bytes takes several times as long as a dispatch costs on a large GPU
-# (2.1 µs and 4.2 TB/s on an H200), and there is more to lose by the registers of the others.
+# (2.1 µs and 4.2 TB/s on an H200). It gains little by joining, and may lose: the kernel needs as
+# many registers as its most demanding part, which lowers the occupancy of all.
 _SMALL_NBYTES = 32 << 20
-# Of intermediates: side by side, all are alive at once.
+# Bytes of an intermediate: those of all parts are alive at once, which costs memory.
 _PASSED_NBYTES = 1 << 20
-# Each part is code in the kernel.
+# Parts of a kernel: the code of each is in it.
 _MOST = 8
-# Kernels that are far from each other are seldom free to move, and to find out takes time.
+# Clusters that are tried: groups further apart in execution order nearly always depend on each
+# other, and testing them takes compile time.
 _NEAR = 8
 _DIVISIONS = frozenset({"trunc_divide", "floor_divide", "fmod", "remainder"})
 
