@@ -1,4 +1,4 @@
-"""What a map group computes, apart from on which buffers and how many elements."""
+"""What a map group computes, whatever its buffers are called and however many elements it has."""
 
 from __future__ import annotations
 

@@ -140,10 +140,10 @@ class OpInfo:
     cost: int = 1
 
 
-# One transcendental costs about as much as this many multiplications on a GPU.
+# The cost of a transcendental function on a GPU, in multiplications.
 _EXPENSIVE = 8
 
-# Those that loop until they converge, as this many.
+# The cost of a function that loops until it converges, or once per degree.
 _LOOPING = 64
 
 _CHEAP_UNARY = "neg abs sign square reciprocal sqrt rsqrt floor ceil trunc round bitwise_not"

@@ -68,7 +68,7 @@ def verify_loop_graph(graph: LoopGraph) -> None:
 
 
 def verify_node(node: Node, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
-    """One node's ranges, bodies and output against the declared buffers and size symbols."""
+    """Raises VerificationError unless a node fits the declared buffers and size symbols."""
     title = _title(node)
     match node:
         case Pointwise():
