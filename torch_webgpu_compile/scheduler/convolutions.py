@@ -229,7 +229,7 @@ class WeightCopies:
         self.made: dict[tuple[str, tuple[Expr, ...]], str] = {}
 
     def copy(self, weight: str, strides: tuple[Expr, ...]) -> tuple[str, Pointwise | None]:
-        """The name of a weight's copy in other strides; the node that makes it, once."""
+        """(the name of the weight's copy with these strides, the node that makes it, if new)."""
         key = (weight, strides)
         if key in self.made:
             return self.made[key], None

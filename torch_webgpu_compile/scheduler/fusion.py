@@ -50,7 +50,8 @@ from .mapping import (
     tells_apart,
 )
 
-# Members of one kernel: the values of more take registers, in an anchor's kernel from its inner loop.
+# Members of one kernel, at most. The values of more take registers, which an anchor's inner loop
+# needs.
 MAX_MEMBERS = 24
 
 
