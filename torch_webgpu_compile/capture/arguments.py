@@ -103,7 +103,10 @@ def _wrapped(value: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def as_written(value: Any, spec: TensorSpec) -> Any:
-    """The elements of a tensor whose memory holds their conjugates or negatives."""
+    """A tensor's values, made of its memory.
+
+    The memory of a lazily conjugated or negated tensor holds the conjugates or negatives.
+    """
     if spec.conj:
         value = torch.ops.aten._conj_physical.default(value)
     return torch.ops.aten.neg.default(value) if spec.neg else value

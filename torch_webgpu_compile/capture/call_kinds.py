@@ -101,7 +101,7 @@ def arguments(node: Node, *names: str) -> list[Any]:
 
 
 def either(node: Node, *names: str) -> Iterator[tuple[Node, Any]]:
-    """A node among two arguments, and the other argument: both ways."""
+    """Every argument of the two that is a tensor's node, together with the other argument."""
     one, other = arguments(node, *names)
     for scores, rest in ((one, other), (other, one)):
         if isinstance(scores, Node) and is_tensor(scores) and rest is not scores:

@@ -80,7 +80,10 @@ def multilabel_margin_loss_forward(input: Tensor, target: Tensor, reduction: int
 def multilabel_margin_loss_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
 ) -> Tensor:
-    """Of Σ over targets t and other classes of max(0, 1 - x[t] + x) / classes."""
+    """The gradient of the loss by ``self``.
+
+    The loss is Σ over targets t and other classes c of max(0, 1 − x[t] + x[c]) / classes.
+    """
     if self.numel() == 0:
         return torch.zeros_like(self)
     x, labels = _rows(self), _rows(target)
