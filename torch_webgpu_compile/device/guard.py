@@ -24,7 +24,10 @@ _check: Any = functools.partial(int)
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
-    """The guard to register: there is one device as far as C++ is concerned."""
+    """The guard that PyTorch's C++ calls for the device.
+
+    C++ knows a single device: which of several GPUs is current is kept in Python.
+    """
 
     @untraced
     def type_(self) -> Any:
@@ -42,7 +45,7 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
 
 
 def install() -> None:
-    """Makes backward passes raise what the guard took away."""
+    """Has ``backward()`` raise the exceptions that `DeviceGuard.type_` set aside."""
     original = torch.autograd.graph._engine_run_backward
 
     @functools.wraps(original)

@@ -46,7 +46,7 @@ class Choice:
         return Choice(flat, ranks, int(ranks[-1].item()))
 
     def take(self, rows: Tensor) -> Tensor:
-        """The chosen ones of n rows."""
+        """The rows whose elements are chosen; ``rows`` has as many as the mask has elements."""
         count = len(rows)
         places = torch.where(self.mask, self.ranks - 1, count)  # the others go to one row more
         table = torch.empty((count + 1, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
@@ -64,7 +64,7 @@ class Choice:
 
 
 def equal(tensor: Tensor, other: Tensor) -> bool:
-    """``aten::equal``: waits for the answer."""
+    """``aten::equal``: whether two tensors are equal; waits for the GPU."""
     if tensor.dtype is not other.dtype:
         raise RuntimeError(
             f"Expected all tensors to have the same dtype, but found {tensor.dtype} and "
@@ -74,7 +74,7 @@ def equal(tensor: Tensor, other: Tensor) -> bool:
 
 
 def nonzero(tensor: Tensor) -> Tensor:
-    """``aten::nonzero``."""
+    """``aten::nonzero``: int64 (n, rank) positions; waits for the GPU to count them."""
     count = 0
     if tensor.numel():
         choice = Choice.of(tensor if tensor.dtype is torch.bool else tensor != 0)
