@@ -310,7 +310,7 @@ def _take_cached(state: Compilation, key: str) -> bool:
 
 
 def signature_of(state: Compilation) -> Signature:
-    """What the plan's inputs and outputs are to PyTorch."""
+    """How the caller's CPU tensors become a plan's inputs, and its outputs PyTorch's tensors."""
     return Signature(
         state.plan,
         state.captured.static_inputs,

@@ -156,7 +156,10 @@ def dispatches_of(graph: GraphReport) -> str:
 
 
 def numbered_steps(graph: GraphReport) -> list[tuple[int, str, KernelReport | HostReport]]:
-    """A graph's steps and then those of its preparation: number, mark and step."""
+    """The steps of a graph and those of its preparation: (number, mark, step).
+
+    The mark is "(once) " for steps of the preparation, else "".
+    """
     steps = (*graph.steps, *graph.preparation)
     return [(k, "" if k < len(graph.steps) else "(once) ", step) for k, step in enumerate(steps)]
 
