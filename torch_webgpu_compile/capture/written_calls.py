@@ -56,7 +56,10 @@ class _Found:
     sizes: list[torch.Size] = field(default_factory=list)
 
     def followed(self, node: Node, *steps: Step) -> _Found:
-        """The same with one more call, ``node``, in front of the chain, and its ``steps``."""
+        """What is found with ``node`` too, the call that comes before those of the chain.
+
+        ``steps`` are what that call does to scores.
+        """
         chain, found = [*self.chain, node], [*self.steps, *steps]
         return _Found(chain, found, self.dropout, self.leading, self.sizes)
 

@@ -347,7 +347,10 @@ def whole_buffer(value: Value, buffers: dict[str, Buffer]) -> Buffer | None:
 
 
 def masked(condition: Scalar, body: Scalar, other: Scalar) -> Scalar:
-    """``Masked(condition, body, other)``, or one of the two where a constant condition decides."""
+    """``Masked(condition, body, other)``, or one of the two where no choice is left.
+
+    None is left for a constant condition, and where both are the same constant.
+    """
     if isinstance(condition, Const):
         return body if condition.value else other
     if isinstance(body, Const) and body is other:
