@@ -7,8 +7,9 @@ import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--update-golden`` rewrites the committed texts of ``tests/golden``."""
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.txt")
+    """``--update-golden`` rewrites the committed texts of ``tests/golden`` and of the docs."""
+    help = "rewrite tests/golden/*.txt and the texts in docs/architecture.md"
+    parser.addoption("--update-golden", action="store_true", help=help)
 
 
 @pytest.fixture

@@ -67,7 +67,11 @@ def tilings_for(target: Target, options: CompileOptions) -> Tilings:
 
 
 def tuner(device: Device, folder: str | None) -> Tune:
-    """What measures on ``device``, and adds to its table (also in ``folder``)."""
+    """A function that measures tilings on ``device`` for the contractions of a schedule.
+
+    It skips problems whose best tiling is known, keeps what it finds in the device's table (and, if
+    given, in ``folder``), and returns all known tilings.
+    """
 
     def tune(schedule: Schedule) -> Tilings:
         known = known_tilings(device.target, folder)

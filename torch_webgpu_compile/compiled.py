@@ -116,12 +116,12 @@ class CompiledGraph:
         return CompiledGraph(plan, self.device, replace(self.signature, plan=plan))
 
     def forget(self) -> None:
-        """Lets go of parameters; the next call takes them again."""
+        """Drops the references to GPU copies of parameters; the next call looks them up again."""
         self._last = {}
         self._taken = OrderedDict()
 
     def reclaim(self) -> None:
-        """Lets go of memory between calls (`Device.empty_cache`)."""
+        """`forget`, unless a call is running: part of `Device.empty_cache`."""
         if self._lock.acquire(blocking=False):
             try:
                 self.forget()
@@ -134,7 +134,7 @@ class CompiledGraph:
         return self.run(values)
 
     def run(self, values: list[Any]) -> list[Any]:
-        """The call on a list of arguments that is not needed afterwards."""
+        """A call; ``values`` are its arguments, a list that the call may change."""
         if self.signature.lazy:
             return self.signature.call(self._run, values)
         return self._run(values)

@@ -85,7 +85,7 @@ class Compilation:
 
     @property
     def graph(self) -> LoopGraph:
-        """As lowering gave it."""
+        """The result of lowering."""
         found = self.results["ir"]
         assert isinstance(found, LoopGraph)
         return found
@@ -109,6 +109,7 @@ class Compilation:
 
     @property
     def plan(self) -> Plan:
+        """The result of the pass ``plan``, or what the plan cache had in its place."""
         found = self.results["plan"]
         assert isinstance(found, Plan)
         return found
@@ -461,7 +462,7 @@ def _take_cached(state: Compilation, key: str) -> bool:
 
 
 def signature_of(state: Compilation) -> Signature:
-    """What the plan's inputs and outputs are to PyTorch."""
+    """How the caller's CPU tensors become a plan's inputs, and its outputs PyTorch's tensors."""
     return Signature(
         state.plan,
         state.captured.static_inputs,

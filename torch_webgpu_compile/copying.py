@@ -88,7 +88,10 @@ def _download(source: Tensor, target: Tensor) -> bool:
 
 
 def copy_bytes(source: Tensor, target: Tensor) -> bool:
-    """Copies within a device if no kernel is needed for it; whether that was so."""
+    """Copies ``source`` to ``target`` within a device if a copy of bytes does; whether it did.
+
+    It does for equal dtypes and layouts. Otherwise nothing is done, and a kernel has to convert.
+    """
     if not _same(source, target):
         return False
     if target.numel() == 0 or data_ptr(source) == data_ptr(target):

@@ -40,11 +40,12 @@ def switched(options: CompileOptions, deterministic: bool | None = None) -> Comp
 
 
 class Switched(Generic[T]):
-    """Something compiled for the switch on, and for it off; each when it is first needed.
+    """Something compiled for ``torch.use_deterministic_algorithms`` on, and for off, when needed.
 
     Args:
         make: compiles it for a position of the switch.
-        made: it for the position ``deterministic``.
+        deterministic: the position that ``made`` was compiled for.
+        made: what has been compiled already.
     """
 
     def __init__(self, make: Callable[[bool], T], deterministic: bool, made: T) -> None:
@@ -54,11 +55,11 @@ class Switched(Generic[T]):
 
     @property
     def made(self) -> tuple[T, ...]:
-        """What there is by now."""
+        """What has been compiled so far: for one position of the switch, or for both."""
         return tuple(self._made.values())
 
     def __call__(self) -> T:
-        """The one for the switch as it is."""
+        """What is compiled for the present position of the switch; compiles it if needed."""
         on = is_on()
         found = self._made.get(on)
         if found is None:

@@ -143,7 +143,7 @@ class _Numbers:
         return self._device.upload_small(data)
 
     def recorded(self, buffer: GpuBuffer) -> None:
-        """Commands that read the buffer have been recorded."""
+        """Tells that all commands that read ``buffer`` are recorded: it can be used again later."""
         if len(self._used) < self._MOST and buffer.nbytes == SMALL_NBYTES:
             self._used.append((buffer, self._device.queue.batch))
 
@@ -200,7 +200,7 @@ class DeviceGraph:
         return self.run(values)
 
     def run(self, values: list[Any]) -> list[Any]:
-        """The call on a list of arguments that is not needed afterwards."""
+        """A call; ``values`` are its arguments, a list that the call may change."""
         if self.signature.seeds:
             values.append(draw_seeds(self.index, self.signature.seeds))
         if self.signature.lazy:

@@ -47,18 +47,22 @@ class DType:
 
     @property
     def is_float(self) -> bool:
+        """Whether its elements are floating-point numbers."""
         return self.kind is Kind.FLOAT
 
     @property
     def is_float8(self) -> bool:
+        """Whether its elements are floats of 8 bits."""
         return self.kind is Kind.FLOAT and self.itemsize == 1
 
     @property
     def is_integer(self) -> bool:
+        """Whether its elements are integers; bool is none."""
         return self.kind in (Kind.SIGNED, Kind.UNSIGNED)
 
     @property
     def bits(self) -> int:
+        """Bits of an element in memory; 8 for bool."""
         return self.itemsize * 8
 
     def __repr__(self) -> str:

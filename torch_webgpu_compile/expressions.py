@@ -48,6 +48,7 @@ class Expr(metaclass=Interned):
 
     @property
     def is_constant(self) -> bool:
+        """Whether it has no symbols: ``constant`` is its value."""
         return not self.terms
 
     def __int__(self) -> int:

@@ -88,7 +88,7 @@ def words_of_each(count: int) -> int:
 
 
 def joined(parts: Sequence[Positions]) -> Positions:
-    """The positions of several tensors, one after the other."""
+    """The positions of the words of several tensors, concatenated."""
     return np.concatenate(parts) if parts else np.empty(0, np.intp)
 
 

@@ -42,7 +42,7 @@ def _constant(name: str) -> Any:
 
 
 class HostCalls:
-    """The ``host_call`` of an executor of ``plan``."""
+    """Runs the host steps of a plan with PyTorch; given to an `Executor` as ``host_call``."""
 
     def __init__(self, plan: Plan) -> None:
         self._buffers = plan.buffers

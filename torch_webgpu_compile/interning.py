@@ -28,7 +28,7 @@ class InternTable:
         self._lock = threading.RLock()
 
     def add(self, key: Key, made: Any) -> Any:
-        """``made``, or what another thread has added under the same key."""
+        """Adds ``made`` under ``key``; returns it, or the object that is there already."""
         references, dead = self.references, self._dead
         with self._lock:  # nobody else changes the table
             while dead:

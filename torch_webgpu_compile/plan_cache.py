@@ -40,7 +40,7 @@ _lock = threading.Lock()
 
 
 def key_of(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
-    """What the plan of ``graph`` is stored under."""
+    """The key of the plan of ``graph`` in the cache: a digest of all that decides about it."""
     digest = hashlib.sha256()
     for part in _parts(graph, target, options):
         digest.update(part)
@@ -59,7 +59,7 @@ def _parts(graph: LoopGraph, target: Target, options: CompileOptions) -> Iterato
 
 
 def target_text(target: Target) -> str:
-    """All that a plan takes from its target."""
+    """A target as text, features sorted: equal for targets for which plans are equal."""
     return f"{replace(target, features=frozenset())!r} {','.join(sorted(target.features))}"
 
 

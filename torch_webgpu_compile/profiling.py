@@ -51,7 +51,7 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class KernelTotal:
-    """All dispatches of one kernel of one plan: sums."""
+    """Sums over all dispatches of one kernel of one plan."""
 
     name: str
     plan: str
@@ -63,10 +63,12 @@ class KernelTotal:
 
     @property
     def bytes_per_second(self) -> float:
+        """The mean rate of bytes read and written; 0 if no time was measured."""
         return self.nbytes / self.seconds if self.seconds else 0.0
 
     @property
     def flops_per_second(self) -> float:
+        """The mean rate of floating-point operations; 0 if no time was measured."""
         return self.flops / self.seconds if self.seconds else 0.0
 
 
@@ -94,7 +96,7 @@ class Profile:
 
     @property
     def kernels(self) -> list[KernelTotal]:
-        """By kernel, the slowest first."""
+        """The total of each kernel; that with the most seconds comes first."""
         groups: dict[tuple[str, str], list[KernelRun]] = {}
         for run in self.runs:
             groups.setdefault((run.plan, run.name), []).append(run)
@@ -114,7 +116,7 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """Of all dispatches."""
+        """Seconds on the GPU of all dispatches together."""
         return sum(run.seconds for run in self.runs)
 
     def save_trace(

@@ -89,6 +89,7 @@ class GraphReport:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
+        """The operators that run on the host in every call, one entry for each step."""
         return tuple(step.op for step in self.steps if isinstance(step, HostReport))
 
 
@@ -166,7 +167,10 @@ def times_of(graph: GraphReport) -> str:
 
 
 def numbered_steps(graph: GraphReport) -> list[tuple[int, str, KernelReport | HostReport]]:
-    """A graph's steps and then those of its preparation: number, mark and step."""
+    """The steps of a graph and those of its preparation: (number, mark, step).
+
+    The mark is "(once) " for steps of the preparation, else "".
+    """
     steps = (*graph.steps, *graph.preparation)
     return [(k, "" if k < len(graph.steps) else "(once) ", step) for k, step in enumerate(steps)]
 

@@ -34,6 +34,7 @@ class SizeSource:
     unit: int = 1
 
     def read(self, values: Sequence[Any]) -> int:
+        """The symbol's value in a call: what is there, without the constant and the coefficient."""
         value = values[self.position]
         match self.field:
             case "size":

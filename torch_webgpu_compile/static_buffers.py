@@ -62,7 +62,11 @@ class User(Protocol):
     """Holds on to buffers of a `StaticBuffers`."""
 
     def forget(self) -> None:
-        """Called when a storage has died, from anywhere: must not block."""
+        """Drops the references to buffers of storages that have died.
+
+        It is called by finalisers, in any thread and at any point of a program, so it must not take
+        locks or wait.
+        """
 
 
 _View = tuple[Any, ...]
@@ -108,7 +112,7 @@ class StaticBuffers:
         device.add_holder(self)
 
     def held(self) -> tuple[str, int]:
-        """The copies."""
+        """(what the copies are, their bytes): for messages about memory that ran out."""
         storages = tuple(self._storages.values())
         return "copies of CPU parameters", sum(storage.nbytes for storage in storages)
 
@@ -195,7 +199,7 @@ class StaticBuffers:
                 user.forget()
 
     def upload(self, tensor: Tensor, strides: tuple[int, ...], buffer: GpuBuffer) -> None:
-        """Fills a copy."""
+        """Copies a CPU tensor, laid out in ``strides``, to ``buffer``."""
         source = with_layout(tensor, strides)
         nbytes = span(source.shape, source.stride()) * source.element_size()
         address = data_ptr(source)

@@ -164,12 +164,13 @@ def stages(name: str) -> str:
         "wgsl": KERNELS.text(state.results["wgsl"]),
     }
     text = "\n\n".join(f"==== {stage}\n\n{shown.strip()}" for stage, shown in texts.items())
-    lines = [line for line in text.splitlines() if not line.startswith("// from ")]
-    return _renamed("\n".join(lines)) + "\n"
+    return without_sources(text) + "\n"
 
 
-def _renamed(text: str) -> str:
+def without_sources(text: str) -> str:
     """Without lines of code, and names that differ between runs: graphs and size symbols."""
+    sources = ("// from ", "# File: ", "# No stacktrace ")
+    text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(sources))
     text = re.sub(r' "[^"\n]*\.py:\d+(?:[^"\\\n]|\\.)*"', "", text)
     text = re.sub(r" '[^'\n]*\.py:\d+(?:[^'\\\n]|\\.)*'", " source", text)
     text = re.sub(r"\bgraph\d+_", "graph_", text)

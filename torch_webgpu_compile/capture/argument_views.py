@@ -42,7 +42,7 @@ class ArgumentView:
     of_parts: bool
 
     def of(self, arguments: Sequence[Any]) -> torch.Tensor:
-        """The view."""
+        """The view as a tensor, made of the argument that it is a view of."""
         tensor: torch.Tensor = arguments[self.argument]
         if self.of_parts:
             tensor = torch.view_as_real(tensor)

@@ -54,6 +54,10 @@ def neutral(leaf: Any) -> Any:
 
 
 def without_placement(named: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of an operator without what only places its result (``pin_memory``).
+
+    Raises UnsupportedOp: for a ``layout`` other than strided.
+    """
     if named.get("layout") not in (None, torch.strided):
         raise UnsupportedOp(
             "layout=", f"{named['layout']} tensors cannot be stored", "run it on the host"
@@ -99,13 +103,17 @@ def _wrapped(value: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def as_written(value: Any, spec: TensorSpec) -> Any:
-    """The elements of a tensor whose memory holds their conjugates or negatives."""
+    """A tensor's values, made of its memory.
+
+    The memory of a lazily conjugated or negated tensor holds the conjugates or negatives.
+    """
     if spec.conj:
         value = torch.ops.aten._conj_physical.default(value)
     return torch.ops.aten.neg.default(value) if spec.neg else value
 
 
 def share_memory(specs: Sequence[TensorSpec]) -> bool:
+    """Whether any two of the tensors lie in the same memory."""
     return len({spec.memory for spec in specs}) < len(specs)
 
 
@@ -122,6 +130,11 @@ def exact_match(leaves: Sequence[Any], mutated: Sequence[int]) -> Callable[[Sequ
 
 
 def key_of(leaf: Any) -> Any:
+    """What has to be equal for two arguments to be served by the same compiled call.
+
+    Of a tensor: dtype, sizes, strides, offset and lazy conjugation or negation. Of anything else:
+    its type and value, where 0.0 and -0.0 differ.
+    """
     if isinstance(leaf, TensorSpec):
         return leaf.dtype, leaf.sizes, leaf.strides, leaf.offset, leaf.conj, leaf.neg
     leaf = neutral(leaf)

@@ -80,10 +80,12 @@ _METADATA = ("size", "dim", "stride", "numel", aten.sym_size.int)
 
 
 def kind_of(node: Node) -> str | None:
+    """The name in `_KIND` of what a call computes, None for a node that is none of these calls."""
     return _KIND.get(node.target) if node.op in ("call_function", "call_method") else None
 
 
 def name_of_call(node: Node) -> str:
+    """The name of the method or function that a node calls, "" if it has none."""
     return node.target if isinstance(node.target, str) else _name(node.target)
 
 
@@ -99,7 +101,7 @@ def arguments(node: Node, *names: str) -> list[Any]:
 
 
 def either(node: Node, *names: str) -> Iterator[tuple[Node, Any]]:
-    """A node among two arguments, and the other argument: both ways."""
+    """Every argument of the two that is a tensor's node, together with the other argument."""
     one, other = arguments(node, *names)
     for scores, rest in ((one, other), (other, one)):
         if isinstance(scores, Node) and is_tensor(scores) and rest is not scores:
@@ -107,6 +109,7 @@ def either(node: Node, *names: str) -> Iterator[tuple[Node, Any]]:
 
 
 def reads_metadata(user: Node, node: Node) -> bool:
+    """Whether ``user`` reads sizes, strides or the dtype of ``node``, but no element."""
     if user.target == "type_as":
         return user.args[0] is not node
     return user.target in _METADATA
@@ -116,6 +119,7 @@ def reads_metadata(user: Node, node: Node) -> bool:
 
 
 def is_tensor(node: Any) -> bool:
+    """Whether this is an FX node whose example value is a tensor."""
     return isinstance(node, Node) and isinstance(_example(node), Tensor)
 
 
@@ -124,22 +128,26 @@ def _example(node: Node) -> Any:
 
 
 def tensor_of(node: Node) -> Tensor:
+    """The example (fake) tensor of a node, which is one of a tensor."""
     found = _example(node)
     assert isinstance(found, Tensor)
     return found
 
 
 def rank_of(node: Node) -> int:
+    """The number of dimensions of a node's tensor."""
     return tensor_of(node).dim()
 
 
 def same(one: Any, other: Any) -> bool:
+    """Whether two shapes are equal, for sure: symbolic sizes as far as that can be proven."""
     return len(one) == len(other) and all(
         statically_known_true(a == b) for a, b in zip(one, other, strict=True)
     )
 
 
 def is_number(value: Any) -> bool:
+    """Whether this is a Python number but no bool, or an FX node whose value is a number."""
     if isinstance(value, Node):
         return isinstance(_example(value), torch.SymInt | torch.SymFloat | int | float)
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -167,4 +175,5 @@ def fits(value: Any, scores: Node) -> bool:
 
 
 def is_mask(value: Any, scores: Node) -> bool:
+    """Whether this is a bool tensor that broadcasts to the scores."""
     return is_tensor(value) and tensor_of(value).dtype == torch.bool and fits(value, scores)

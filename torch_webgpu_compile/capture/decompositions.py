@@ -96,7 +96,7 @@ def _of_lists() -> dict[OpOverload, Decomposition]:
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Whether a C++ kernel of an operator calls others, on any device."""
+    """Whether PyTorch implements an operator, on any device, by calls of other operators."""
     schema = op._schema
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)

@@ -194,7 +194,7 @@ class SymbolicInputs:
 
     @property
     def numbers_are_free(self) -> bool:
-        """Whether no assumption of the trace is about a symbolic number."""
+        """Whether the trace assumes nothing of its symbolic numbers: any value will do."""
         # By name: a symbol that was compared with a constant has that constant as its expression.
         names = {name for name, place in self._symbols.items() if place.leaf in self.numbers}
         assumed = {str(s) for guard in self._env.guards for s in guard.expr.free_symbols}

@@ -80,7 +80,10 @@ def multilabel_margin_loss_forward(input: Tensor, target: Tensor, reduction: int
 def multilabel_margin_loss_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
 ) -> Tensor:
-    """Of Σ over targets t and other classes of max(0, 1 - x[t] + x) / classes."""
+    """The gradient of the loss by ``self``.
+
+    The loss is Σ over targets t and other classes c of max(0, 1 − x[t] + x[c]) / classes.
+    """
     if self.numel() == 0:
         return torch.zeros_like(self)
     x, labels = _rows(self), _rows(target)
@@ -106,10 +109,12 @@ def _adaptive_max_pool_backward(
 
 
 def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
+    """The gradient of `adaptive_max_pool2d`: [*, H, W], each element added at its index."""
     return _adaptive_max_pool_backward(grad_output, self, indices, 2)
 
 
 def adaptive_max_pool3d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
+    """The gradient of `adaptive_max_pool3d`: [*, D, H, W], each element added at its index."""
     return _adaptive_max_pool_backward(grad_output, self, indices, 3)
 
 

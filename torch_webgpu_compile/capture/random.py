@@ -84,6 +84,11 @@ def _by_parts(self: Tensor, rule: Callable[..., Any], *arguments: float) -> Tens
 
 
 def rand(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
+    """Uniform numbers of [0, 1) in a float dtype; of a complex one, in both parts.
+
+    This and the functions below return NotImplemented for arguments that they do not cover
+    (generators, integers): the call then runs on the host.
+    """
     if _dtype(dtype).is_complex:
         return _by_parts(torch.empty(size, dtype=dtype, device=device), uniform)
     if not _is_float(_dtype(dtype)):
@@ -94,10 +99,12 @@ def rand(size: Size, *, dtype: torch.dtype | None = None, device: Device = None,
 def rand_like(
     self: Tensor, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any
 ) -> Any:
+    """`rand` in the sizes, and unless given the dtype and device, of ``self``."""
     return rand(self.shape, dtype=dtype or self.dtype, device=device or self.device)
 
 
 def randn(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
+    """Standard normal numbers in a float dtype; complex ones have variance ½ in each part."""
     if _dtype(dtype).is_complex:
         return normal_functional(torch.empty(size, dtype=dtype, device=device))
     if not _is_float(_dtype(dtype)):
@@ -108,10 +115,12 @@ def randn(size: Size, *, dtype: torch.dtype | None = None, device: Device = None
 def randn_like(
     self: Tensor, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any
 ) -> Any:
+    """`randn` in the sizes, and unless given the dtype and device, of ``self``."""
     return randn(self.shape, dtype=dtype or self.dtype, device=device or self.device)
 
 
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Any:
+    """Uniform numbers of [low, high) like ``self``, a float or complex tensor."""
     if generator is None and self.is_complex():
         return _by_parts(self, uniform, low, high)
     if generator is not None or not _is_float(self.dtype):
@@ -122,6 +131,7 @@ def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Any = 
 def normal_functional(
     self: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
 ) -> Any:
+    """Normal numbers like ``self``, a float or complex tensor."""
     if generator is None and self.is_complex():  # its variance is the sum of that of its parts
         return _by_parts(self, normal_functional, mean, std / math.sqrt(2))
     if generator is not None or not _is_float(self.dtype):
@@ -130,6 +140,7 @@ def normal_functional(
 
 
 def normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Any:
+    """Normal numbers whose ``mean``, ``std`` or both are tensors, which broadcast."""
     dtype = mean.dtype if isinstance(mean, Tensor) else std.dtype
     if generator is not None or not _is_float(dtype):
         return NotImplemented
@@ -141,29 +152,37 @@ def normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Any:
 def normal_size(
     mean: float, std: float, size: Size, *, generator: Any = None, **keywords: Any
 ) -> Any:
+    """Normal numbers of one ``mean`` and ``std`` in the given sizes."""
     numbers = NotImplemented if generator is not None else randn(size, **keywords)
     return numbers if numbers is NotImplemented else numbers * std + mean
 
 
 def bernoulli(self: Tensor, *, generator: Any = None) -> Any:
+    """1 with the probability that is the element of ``self``, else 0, in its float dtype."""
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
     return (_uniform(self.shape, self.device) < self).to(self.dtype)
 
 
 def bernoulli_p(self: Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
+    """1 with probability ``p``, else 0, like ``self``."""
     if generator is not None:
         return NotImplemented
     return (_uniform(self.shape, self.device) < p).to(self.dtype)
 
 
 def exponential(self: Tensor, lambd: float = 1.0, generator: Any = None) -> Any:
+    """Exponentially distributed numbers of mean 1 / lambd, like the float tensor ``self``."""
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
     return (_exponential(self.shape, self.device, self.dtype) * (1.0 / lambd)).to(self.dtype)
 
 
 def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
+    """(input · mask / (1 − p), mask), with a bool mask that is False with probability p.
+
+    Without ``train`` all elements stay as they are.
+    """
     if not train or p == 0:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     if p == 1:
@@ -173,6 +192,7 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
 
 
 def randint(high: int, size: Size, **keywords: Any) -> Any:
+    """Whole numbers of [0, high), see `randint_low`."""
     return randint_low(0, high, size, **keywords)
 
 
@@ -185,12 +205,14 @@ def randint_low(
     device: Device = None,
     **_: Any,
 ) -> Any:
+    """Whole numbers of [low, high), at most 2^63 of them, in ``dtype`` (int64 if None)."""
     if not isinstance(low, int) or not isinstance(high, int) or not 0 < high - low <= 1 << 63:
         return NotImplemented
     return _integers(size, device, low, high, dtype or torch.int64)
 
 
 def randint_like(self: Tensor, high: int, **keywords: Any) -> Any:
+    """Whole numbers of [0, high) in the sizes of ``self``, see `randint_like_low`."""
     return randint_like_low(self, 0, high, **keywords)
 
 
@@ -203,6 +225,7 @@ def randint_like_low(
     device: Device = None,
     **_: Any,
 ) -> Any:
+    """`randint_low` in the sizes, and unless given the dtype and device, of ``self``."""
     place = device or self.device
     return randint_low(low, high, self.shape, dtype=dtype or self.dtype, device=place)
 
@@ -229,14 +252,17 @@ def _largest(dtype: torch.dtype) -> int:
 
 
 def random(self: Tensor, *, generator: Any = None) -> Any:
+    """Whole numbers from 0 to the largest that the dtype of ``self`` counts to."""
     return random_from(self, 0, None, generator=generator)
 
 
 def random_to(self: Tensor, to: int, *, generator: Any = None) -> Any:
+    """Whole numbers of [0, to), like ``self``."""
     return random_from(self, 0, to, generator=generator)
 
 
 def random_from(self: Tensor, from_: int, to: int | None = None, *, generator: Any = None) -> Any:
+    """Whole numbers of [from_, to), like ``self``; for None, up to the dtype's largest."""
     high = _largest(self.dtype) + 1 if to is None else to
     if generator is not None or not 0 < high - from_ <= 1 << 63:
         return NotImplemented
@@ -244,6 +270,7 @@ def random_from(self: Tensor, from_: int, to: int | None = None, *, generator: A
 
 
 def geometric(self: Tensor, p: float, *, generator: Any = None) -> Any:
+    """The number of trials up to the first success, of probability ``p``; at least 1."""
     if generator is not None or not 0 < p < 1:
         return NotImplemented
     trials = _exponential(self.shape, self.device, self.dtype) * (-1.0 / math.log1p(-p))
@@ -251,6 +278,7 @@ def geometric(self: Tensor, p: float, *, generator: Any = None) -> Any:
 
 
 def cauchy(self: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> Any:
+    """Numbers of the Cauchy distribution, like the float tensor ``self``."""
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
     quantile = torch.tan((_uniform(self.shape, self.device, _wide(self.dtype)) - 0.5) * math.pi)
@@ -258,19 +286,21 @@ def cauchy(self: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: 
 
 
 def log_normal(self: Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None) -> Any:
+    """e to normal numbers of this ``mean`` and ``std``, like the float tensor ``self``."""
     if generator is not None or not _is_float(self.dtype):
         return NotImplemented
     return (_normal(self.shape, self.device, self.dtype) * std + mean).exp().to(self.dtype)
 
 
 def bernoulli_tensor(self: Tensor, p: Tensor, *, generator: Any = None) -> Any:
+    """1 with the probability in ``p``, which broadcasts, else 0, like ``self``."""
     if generator is not None:
         return NotImplemented
     return (_uniform(self.shape, self.device) < p).to(self.dtype)
 
 
 def fused_dropout(self: Tensor, p: float, generator: Any = None) -> Any:
-    """``p`` is the probability to keep an element."""
+    """(self · mask / p, mask as uint8), where ``p`` is the probability to keep an element."""
     if generator is not None:
         return NotImplemented
     mask = _uniform(self.shape, self.device) < p
@@ -285,6 +315,10 @@ def rrelu_with_noise(
     training: bool = False,
     generator: Any = None,
 ) -> Any:
+    """(self · slope, slope): 1 where self > 0, else a uniform number of [lower, upper).
+
+    Without ``training``, a leaky relu with the mean slope, and the noise as it is.
+    """
     if not training:
         return torch.nn.functional.leaky_relu(self, (lower + upper) / 2), noise.clone()
     if generator is not None or not _is_float(self.dtype):

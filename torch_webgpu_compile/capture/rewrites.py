@@ -31,7 +31,10 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    """It changes the running statistics, if any, which its schema does not say."""
+    """Batch norm that updates the running statistics, if there are any.
+
+    The operator changes these arguments, which its schema does not say.
+    """
     if running_mean is None or running_var is None:
         if not training:
             raise RuntimeError("batch norm needs running statistics in evaluation mode")
@@ -48,7 +51,7 @@ def native_batch_norm(
 def native_batch_norm_out(
     *arguments: Any, out: Tensor, save_mean: Tensor, save_invstd: Tensor
 ) -> Any:
-    """Resizes the tensors it writes."""
+    """`native_batch_norm` to given tensors, which are resized where their sizes differ."""
     results = out, save_mean, save_invstd
     values = native_batch_norm(*arguments)
     for target, value in zip(results, values, strict=True):

@@ -260,7 +260,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["val"] = target
 
     def resize(self, target: Tensor, value: Tensor) -> None:
-        """Gives an input that is never read the layout of ``value``."""
+        """Gives an ``out=`` argument the sizes and strides of ``value``.
+
+        Raises UnsupportedOp: if the argument is read before.
+        """
         node = self.node_of(target)
         if node.users:
             raise UnsupportedOp("out=", "its old contents are read", "resize it first")
@@ -279,7 +282,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _LazyGraphModule(self._constants, self.graph)
 
     def attribute(self, name: str, value: Any) -> None:
-        """Keeps what a ``get_attr`` node of that name stands for."""
+        """Notes ``value`` as the constant that ``get_attr`` nodes with this name give."""
         self._constants[name] = value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -326,7 +329,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.know(value, item)
 
     def know(self, value: Any, node: Node) -> None:
-        """Says which node makes a value."""
+        """Notes that ``value`` is computed by ``node``."""
         self._nodes[id(value)] = node
         self._kept.append(value)
 

@@ -67,7 +67,10 @@ def _unstorable(value: Any) -> torch.dtype | torch.layout | None:
 
 
 def uncompiled(graph: GraphModule, reason: Reason) -> Callable[[list[Any]], Sequence[Any]]:
-    """The graph as a function of a list of arguments, which it empties."""
+    """A graph run by PyTorch, as a function of a list of arguments, which it empties.
+
+    Calls count as fallbacks of ``reason.op`` where they run on the CPU.
+    """
 
     def call(arguments: list[Any]) -> Sequence[Any]:
         given = tuple(arguments)

@@ -101,7 +101,7 @@ class _Scores:
         self._leading = leading
 
     def multiply(self, _: int, factor: Any) -> None:
-        """Both, by a number or a tensor of one element."""
+        """Multiplies the scores by a number or by a tensor of one element."""
         if isinstance(factor, Tensor):
             factor = factor.reshape(())
             self.query = (self.query * factor).to(self.query.dtype)
@@ -112,7 +112,7 @@ class _Scores:
             self.bias = self.bias * factor
 
     def divide(self, rank: int, divisor: Any) -> None:
-        """By a number or a tensor of one element."""
+        """Divides the scores by a number or by a tensor of one element."""
         if isinstance(divisor, Tensor):
             self.multiply(rank, 1.0 / divisor.float())
             return
@@ -122,21 +122,21 @@ class _Scores:
             self.bias = self.bias / divisor
 
     def add(self, rank: int, term: Any, factor: float) -> None:
-        """A number or a tensor, times a factor."""
+        """Adds ``factor`` times a number or a tensor; ``rank`` is that of the scores."""
         term = self._term(term, rank)
         if factor != 1:
             term = term * factor
         self.bias = term if self.bias is None else self.bias + term
 
     def fill(self, rank: int, mask: Tensor, value: Any) -> None:
-        """Value takes the place of scores where mask holds."""
+        """Replaces the scores by ``value`` where ``mask`` is True."""
         mask = self._with_heads(mask, rank)
         bias = 0.0 if self.bias is None else self.bias
         self.bias = torch.where(mask, self._value(value, rank), bias)
         self.replaced = mask if self.replaced is None else self.replaced | mask
 
     def choose(self, rank: int, condition: Tensor, value: Any) -> None:
-        """Value takes the place of scores where the condition does not hold."""
+        """Replaces the scores by ``value`` where ``condition`` is False."""
         condition = self._with_heads(condition, rank)
         bias = 0.0 if self.bias is None else self.bias
         self.bias = torch.where(condition, bias, self._value(value, rank))

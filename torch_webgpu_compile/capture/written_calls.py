@@ -56,13 +56,16 @@ class _Found:
     sizes: list[torch.Size] = field(default_factory=list)
 
     def followed(self, node: Node, *steps: Step) -> _Found:
-        """With one more call, before those that are there."""
+        """What is found with ``node`` too, the call that comes before those of the chain.
+
+        ``steps`` are what that call does to scores.
+        """
         chain, found = [*self.chain, node], [*self.steps, *steps]
         return _Found(chain, found, self.dropout, self.leading, self.sizes)
 
 
 def rewrite(graph: Graph) -> int:
-    """Replaces all that is found by calls of `attend`, in place; their number."""
+    """Replaces all attention that is written out by calls of `attend`; how many there were."""
     _continue_after_writes(graph)
     count = 0
     for node in list(graph.nodes):

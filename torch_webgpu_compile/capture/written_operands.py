@@ -15,7 +15,12 @@ from .written_attention import Permutation
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of a product, and how to permute it to (…, rows, columns)."""
+    """A factor of a matrix product.
+
+    Attributes:
+        node: the tensor.
+        order: the permutation of its dimensions to (…, rows, columns); None if that is their order.
+    """
 
     node: Node
     order: Permutation = None
@@ -51,7 +56,10 @@ def second_product(node: Node) -> tuple[Node, Operand, Permutation] | None:
 
 
 def first_product(node: Node) -> tuple[Operand, Operand] | None:
-    """Queries (…, queries, size) and keys (…, keys, size)."""
+    """The operands (queries, keys) of a product that gives scores, or None for other nodes.
+
+    Queries are (…, queries, size), keys (…, keys, size).
+    """
     match kind_of(node):
         case "product":
             query, other = arguments(node, "input", "other")
@@ -100,7 +108,10 @@ def _only(letters: set[str]) -> str:
 
 
 def grouped(key: Operand, value: Operand) -> tuple[Operand, Operand]:
-    """Keys and values before each head of theirs is repeated, if both are."""
+    """The keys and values before their heads were repeated to as many as there are queries'.
+
+    The operands as they are unless both are repeated, in the same way.
+    """
     inner = tuple(_repeated(o.node) if o.order is None else None for o in (key, value))
     if inner[0] is None or inner[1] is None:
         return key, value

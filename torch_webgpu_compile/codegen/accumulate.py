@@ -38,7 +38,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """A running reduction; ``merges`` fold the partner's parts (suffix ``_b``) into its own."""
+    """The WGSL of a running reduction.
+
+    Attributes:
+        kind: of the reduction, one of `ir.nodes.REDUCTIONS`.
+        dtype: of the values that are reduced.
+        lanes: values that one update takes in: 1 or 4.
+        parts: the variables that hold its state.
+        merges: statements that combine its state with that of another invocation, whose variables
+            have the suffix ``_b``.
+    """
 
     kind: str
     dtype: DType
@@ -48,10 +57,17 @@ class Accumulator:
 
     @property
     def is_position(self) -> bool:
+        """Whether it reduces to the position of an extreme (argmin, argmax)."""
         return self.kind in ("argmin", "argmax")
 
     def update(self, value: Text, predicate: str | None, position: str) -> list[str]:
-        """Statements that take in an element (or four); ``position`` is that of the first."""
+        """Statements that take in one value, or four.
+
+        Args:
+            value: as many lanes as the accumulator.
+            predicate: the WGSL condition under which the value counts; None for always.
+            position: that of the (first) value, for argmin and argmax.
+        """
         if self.is_position:
             return self._update_position(value, predicate, position)
         (part,) = self.parts
@@ -95,7 +111,7 @@ class Accumulator:
         return int64_of(name) if is_widened else f"{dtype.compute}({name})"
 
     def narrow(self, dtype: DType) -> str:
-        """The same value as an i32 where `result` widens one; else nothing."""
+        """The result as an i32 expression where `result` widens an i32 to i64; else ""."""
         widened = dtype is dtypes.int64 and (self.is_position or self.dtype.compute == "i32")
         return self.parts[-1].name if widened else ""
 

@@ -31,7 +31,11 @@ _ORDERS = ("lt", "le", "gt", "ge")
 
 
 class Algebra:
-    """The values of a kernel as sums of products, as far as they are made by arithmetic."""
+    """What is known of a kernel's float values, as sums of products of other values.
+
+    It finds operations that a driver could rewrite by rules of real numbers, which would lose NaN
+    and infinities, and hides their operands from the driver.
+    """
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
@@ -41,11 +45,11 @@ class Algebra:
         self._hidden: dict[str, int] = {}  # how often a value was made opaque
 
     def define(self, name: str, code: str) -> None:
-        """``let name = code``: the same code is the same value."""
+        """Notes the statement ``let name = code``: names of the same code are the same value."""
         self._first[name] = self._first.setdefault(code, name)
 
     def guard(self, op: str, args: Sequence[Text]) -> list[Text]:
-        """The arguments of a float operation, as the kernel is to write them."""
+        """The arguments of a float operation; those that a driver could cancel are opaque."""
         if op in ("add", "sub"):
             positions = {1} if self._cancels(op, *args) else set()
         elif op in ("mul", "div", "exact_div"):
@@ -65,7 +69,7 @@ class Algebra:
         return [self._opaque(a) if k in positions else a for k, a in enumerate(args)]
 
     def note(self, op: str, args: Sequence[Text], result: Text) -> None:
-        """What ``result`` is, after its definition."""
+        """Notes what ``result``, which was just defined, is in terms of ``args``."""
         name = self._name(result)
         if op in _ORDERS:
             self._compared[name] = frozenset(self._name(a) for a in args)
@@ -199,16 +203,17 @@ class Algebra:
 
 
 def unknown(value: Text) -> Text:
-    """``value``, opaque if it is a float's literal: drivers may know when it is chosen.
+    """``value``, made opaque if it is a literal of a float.
 
-    With a factor that they know to be 0 they compute nothing, though the other may be infinite.
+    Of a choice between literals a driver knows the values. If one is 0, it drops a product with the
+    choice, although the other factor may be infinite.
     """
     is_literal = value.dtype.is_float and _number(value.code) is not None
     return opaque(value) if is_literal else value
 
 
 def opaque(value: Text) -> Text:
-    """A float of which drivers know nothing."""
+    """``value`` by a function that returns it unchanged, which the driver cannot find out."""
     return replace(value, code=f"tw_opaque{suffix(value.dtype, value.lanes)}({value.code})")
 
 

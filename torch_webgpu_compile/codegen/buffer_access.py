@@ -26,10 +26,12 @@ class Use:
 
     @property
     def reads(self) -> bool:
+        """Whether the kernel loads from the buffer; an atomic addition loads too."""
         return any(f.startswith(("load", "add")) for f in self.functions)
 
     @property
     def writes(self) -> bool:
+        """Whether the kernel stores to the buffer; an atomic addition stores too."""
         return any(f.startswith(("store", "add")) for f in self.functions)
 
 
@@ -45,6 +47,11 @@ def _storage_lanes(use: Use) -> int:
 
 
 def element_type(use: Use) -> str:
+    """The WGSL type of an element of the binding's array.
+
+    Atomic words for additions and for stores into packed words; a vector where all accesses are by
+    vectors.
+    """
     dtype = use.buffer.dtype
     if "add" in use.functions or (dtype.packing > 1 and "store" in use.functions):
         return "atomic<u32>"

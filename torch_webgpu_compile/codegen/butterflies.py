@@ -17,7 +17,10 @@ Emit = Callable[[str], str]
 
 
 def butterfly(values: Sequence[str], forward: bool, emit: Emit) -> list[str]:
-    """Names of Σ over j of values[j] · exp(∓2πi · jk/r), for k = 0, 1, …"""
+    """WGSL names of the discrete Fourier transform of r values, r = ``len(values)``.
+
+    Result k is Σ over j of values[j] · exp(∓2πi · jk/r), with a negative sign if ``forward``.
+    """
     r = len(values)
     if r == 1:
         return list(values)

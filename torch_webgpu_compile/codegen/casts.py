@@ -18,7 +18,7 @@ Let = Callable[[str, int, DType], Text]
 
 
 def wrap(value: Text, let: Let) -> Text:
-    """A value with the bits above those of its narrow integer dtype put right."""
+    """A narrow integer wrapped to its dtype, after arithmetic in a 32-bit register."""
     dtype = value.dtype
     if dtype.kind is Kind.UNSIGNED:
         mask = f"({(1 << dtype.bits) - 1}u)"
@@ -29,12 +29,12 @@ def wrap(value: Text, let: Let) -> Text:
 
 
 def fitted(value: Text, let: Let) -> Text:
-    """A value that has been computed in 32 bits, wrapped if its dtype is a narrower integer."""
+    """The result of 32-bit arithmetic in its dtype: wrapped if that is a narrower integer."""
     return wrap(value, let) if value.dtype.is_integer and value.dtype.bits < 32 else value
 
 
 def cast(value: Text, dtype: DType, let: Let) -> Text:
-    """A value converted as PyTorch does."""
+    """A value converted to ``dtype`` as PyTorch converts; float to integer truncates and wraps."""
     source = value.dtype
     lanes = value.lanes
     if dtype.is_float8 and source is not dtype:
@@ -65,7 +65,7 @@ def cast(value: Text, dtype: DType, let: Let) -> Text:
 
 
 def rounded(value: Text, let: Let) -> Text:
-    """A float of 8 or 16 bits, that has been computed in 32, as a buffer of its dtype keeps it."""
+    """A float of 8 or 16 bits, computed in 32, rounded to what a buffer of its dtype holds."""
     if value.dtype is dtypes.float16:
         return _by_lane(value, "tw_f16_rounded({})".format, value.dtype, let)
     return _by_lane(
@@ -74,7 +74,7 @@ def rounded(value: Text, let: Let) -> Text:
 
 
 def bitcast(value: Text, dtype: DType, let: Let) -> Text:
-    """A value of another dtype of the same size, with the same bits."""
+    """The bits of a value as another dtype of the same size."""
     source = value.dtype
     if source.bits >= 32:
         target = dtype.compute if value.lanes == 1 else f"vec4<{dtype.compute}>"

@@ -25,7 +25,7 @@ _LARGEST_DIVISOR = 2.0**126  # of WGSL's division
 
 
 class Simplifier:
-    """Scalars in which operations on constants are carried out, and choices that are known taken.
+    """Folds constants in scalars: operations on them, and choices that they decide.
 
     Args:
         constant_of: the constant that a buffer computed in this kernel holds, or None.

@@ -27,7 +27,10 @@ Tilings = Mapping[str, MatmulTiling]
 def kernels_of(
     group: ContractionGroup, buffers: dict[str, Buffer], target: Target
 ) -> list[ContractionGroup]:
-    """What each kernel computes: siblings share it when tiles are loaded and stored alike."""
+    """What each kernel of a group computes.
+
+    Siblings share a kernel if their tiles are loaded and stored alike, else each kind has its own.
+    """
     if not isinstance(group, SiblingGroup):
         return [group]
     builder = KernelBuilder(target, buffers)

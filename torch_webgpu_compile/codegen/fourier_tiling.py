@@ -46,6 +46,7 @@ class FourierTiling:
 
     @property
     def workgroup(self) -> int:
+        """Invocations of a workgroup."""
         return self.threads * self.rows
 
     @property

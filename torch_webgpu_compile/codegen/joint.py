@@ -32,7 +32,7 @@ class Part:
 
 
 def workgroup_size(group: JointPart, buffers: dict[str, Buffer], target: Target) -> int:
-    """Invocations of a workgroup that computes a group by itself."""
+    """Invocations of the workgroups that compute a group in a kernel of its own."""
     if isinstance(group, RowGroup):
         return RowKernel(group, KernelBuilder(target, buffers)).tiling.workgroup
     return min(WORKGROUP, target.max_workgroup_invocations)

@@ -46,6 +46,7 @@ class WorkgroupArray:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of workgroup memory."""
         return self.length * self.itemsize
 
     def declaration(self, name: str) -> str:

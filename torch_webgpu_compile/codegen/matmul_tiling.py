@@ -122,6 +122,7 @@ class MatmulTiling:
 
     @property
     def workgroup(self) -> int:
+        """Invocations of a workgroup: those of all slices."""
         tile = (self.rows // self.thread_rows) * (self.columns // self.thread_columns)
         return tile * self.slices
 

@@ -30,7 +30,15 @@ from .values import Scope
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How a tile of an operand is loaded; see ``templates/matmul.wgsl.jinja``."""
+    """How a tile of an operand is loaded; inputs of ``templates/matmul.wgsl.jinja``.
+
+    Attributes:
+        axis: along which dimension an invocation loads four neighbours: "inner", "outer" or
+            neither.
+        lines: WGSL statements that make ``result``.
+        result: the WGSL expression of one element, or of the four.
+        guard: the condition under which the element exists, "" if that is always.
+    """
 
     axis: str
     lines: list[str]
@@ -53,6 +61,14 @@ def load_operand(
     tile: int,
     inner_tile: int,
 ) -> Operand:
+    """How a kernel loads an operand of a contraction: statements, and the condition to be inside.
+
+    Args:
+        body: an element of the operand, over the contraction's symbols.
+        axis: see `Operand.axis`.
+        outer: the prefix (m or n) and the sizes of the operand's outer symbols.
+        tile, inner_tile: elements of a tile along the outer and the inner dimension.
+    """
     prefix, outer_sizes = outer
     outer_count, inner_count = product(outer_sizes), product(node.inner)
     batch = flat_values("b", node.batch, iteration("b", product(node.batch)))

@@ -19,7 +19,10 @@ _ATOMIC_ADD = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32, dtypes.int
 
 
 def generate_scatter(node: Scatter, buffers: dict[str, Buffer], target: Target) -> list[KernelCall]:
-    """The copy and the update; empty ranges leave just the copy, shared memory just the update.
+    """The kernels of a scatter: one copies the initial contents, one makes the updates.
+
+    There is no copy where the output shares the memory of the initial contents, and no update for
+    empty ranges.
 
     Raises:
         UnsupportedOp: accumulation in a dtype that 32-bit atomics cannot sum.

@@ -39,6 +39,7 @@ class RowTiling:
 
     @property
     def workgroup(self) -> int:
+        """Invocations of a workgroup."""
         return self.threads * self.rows
 
 
@@ -178,6 +179,7 @@ class AttentionTiling:
 
     @property
     def workgroup(self) -> int:
+        """Invocations of a workgroup: those of all slices."""
         return self.slices * self.slice_workgroup
 
     @property
@@ -284,6 +286,7 @@ class AttentionPartsTiling:
 
     @property
     def workgroup(self) -> int:
+        """Invocations of a workgroup."""
         return self.width * self.rows
 
     @property

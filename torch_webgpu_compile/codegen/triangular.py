@@ -92,5 +92,5 @@ def generate_triangular_solve(
 
 
 def loop_iterations(rows: Expr, lanes: int) -> Expr:
-    """Of an invocation, of ``lanes`` that share the rows below each step's."""
+    """Loop iterations of one invocation, of ``lanes`` that share the rows below each step."""
     return ceildiv(rows, lanes) + (rows + 1) * 3 + ceildiv(rows * rows, 2 * lanes)

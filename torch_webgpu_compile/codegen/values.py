@@ -61,6 +61,7 @@ class Scope:
     known: dict[object, Text] = field(default_factory=dict)
 
     def find(self, key: object) -> Text | None:
+        """What is known under ``key`` in this scope or in one around it, or None."""
         scope: Scope | None = self
         while scope is not None:
             found = scope.known.get(key)
@@ -87,5 +88,6 @@ class Names:
     count: int = 0
 
     def fresh(self, prefix: str) -> str:
+        """``prefix`` and a number that no other name of the kernel has."""
         self.count += 1
         return f"{prefix}{self.count - 1}"

@@ -86,7 +86,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def install() -> None:
-    """Replaces PyTorch's functions."""
+    """Has ``torch.accelerator`` report the device, by replacing the functions that it calls."""
     for name, function in _FUNCTIONS.items():
         if hasattr(torch._C, name):  # some are newer than PyTorch 2.11
             setattr(torch._C, name, untraced(function))

@@ -117,7 +117,10 @@ def _register() -> None:
 
 
 def run(op: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Every operator without a kernel of its own; at first every operator."""
+    """Runs an operator call after registering the device's kernels.
+
+    It is the fallback for every operator at first; the registration replaces it, so it runs once.
+    """
     from . import kernels
 
     kernels.register()  # also puts the real fallback in the place of this function

@@ -35,7 +35,7 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
 
 
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
-    """``aten::repeat_interleave.Tensor``: position k ``repeats[k]`` times."""
+    """``aten::repeat_interleave.Tensor``: each position k, ``repeats[k]`` times, in order."""
     if repeats.dim() != 1:
         raise RuntimeError("repeat_interleave only accept 1D vector as repeat")
     if repeats.dtype not in (torch.int32, torch.int64):
@@ -54,7 +54,7 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
 def unique(
     self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``aten::_unique2``: (values, where each element's is, how often each is)."""
+    """``aten::_unique2``: (distinct values, each element's position there, their counts)."""
     if not self.numel():
         return unique_consecutive(self, return_inverse, return_counts)
     values, order = self.reshape(-1).sort()

@@ -34,7 +34,11 @@ class _MapsOnHost(_Mode):  # type: ignore[misc]
 
 
 def install() -> None:
-    """Wraps two of the class's parts; does nothing where there is no ``c10d``."""
+    """Makes ``DistributedDataParallel`` work on the device.
+
+    Replaces its reducer and its check of communication hooks; does nothing without
+    ``torch.distributed``.
+    """
     if not torch.distributed.is_available():
         return
     distributed: Any = torch.distributed

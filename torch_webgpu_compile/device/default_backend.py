@@ -18,7 +18,7 @@ from .. import devices
 
 
 def install() -> None:
-    """Wraps what ``torch.compile`` calls for Inductor."""
+    """Has ``torch.compile`` without a backend compile graphs on the device with this package."""
     wrapper: Any = torch._TorchCompileInductorWrapper
     original = wrapper.__call__
 

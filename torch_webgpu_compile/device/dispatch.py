@@ -227,7 +227,7 @@ def _refused(
 
 
 def forget() -> None:
-    """Drops every compiled operator."""
+    """Drops all compiled eager operators, which are compiled again when they are called."""
     global _remembered
     with _lock:
         _remembered = 0

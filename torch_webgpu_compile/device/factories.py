@@ -89,7 +89,7 @@ def _unwritten(tensor: Tensor) -> Tensor:
 
 
 def set_(tensor: Tensor) -> Tensor:
-    """``aten::set_``: an empty storage."""
+    """``aten::set_`` without arguments: gives the tensor an empty storage and shape (0,)."""
     index = tensor.get_device()
     result: Tensor = _set.redispatch(CPU_KEYS, tensor, new_storage(0, index), 0, [0], [1])
     return result
@@ -132,7 +132,7 @@ def _grown(tensor: Tensor, nbytes: int) -> torch.UntypedStorage:
 
 
 def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> Any:
-    """``UntypedStorage.resize_`` on the device is not possible from Python."""
+    """Raises NotImplementedError: Python cannot resize a storage on the device."""
     raise NotImplementedError(
         "a webgpu storage cannot be resized in place: use tensor.resize_() instead"
     )

@@ -24,10 +24,17 @@ _check: Any = functools.partial(int)
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
-    """The guard to register: there is one device as far as C++ is concerned."""
+    """The guard that PyTorch's C++ calls for the device.
+
+    C++ knows a single device: which of several GPUs is current is kept in Python.
+    """
 
     @untraced
     def type_(self) -> Any:
+        """The device type that PyTorch's C++ registers the guard for.
+
+        C++ also asks while an exception is pending; that one is set aside, for `install` to raise.
+        """
         try:
             _check()
         except SystemError as error:
@@ -38,7 +45,7 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
 
 
 def install() -> None:
-    """Makes backward passes raise what the guard took away."""
+    """Has ``backward()`` raise the exceptions that `DeviceGuard.type_` set aside."""
     original = torch.autograd.graph._engine_run_backward
 
     @functools.wraps(original)

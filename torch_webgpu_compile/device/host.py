@@ -136,7 +136,7 @@ class _Moved:
         return value
 
     def write_back(self, op: Any, arguments: Any, keywords: dict[str, Any]) -> None:
-        """Brings what the operator changed to the device."""
+        """Copies every CPU argument that the operator has changed to its tensor on the device."""
         for position, schema in enumerate(op._schema.arguments):
             if schema.alias_info is None or not schema.alias_info.is_write:
                 continue

@@ -27,7 +27,7 @@ _CHANGED = (
 
 
 def install() -> None:
-    """Waits for either of Lightning's packages."""
+    """Has Lightning know the device as an accelerator as soon as it is imported."""
     for package in ("lightning.pytorch", "pytorch_lightning"):
         after_import(f"{package}.{_CONNECTOR}", _teach)
 

@@ -40,12 +40,13 @@ class Choice:
 
     @staticmethod
     def of(mask: Tensor) -> Choice:
+        """The elements of a bool mask, in row-major order; waits for the GPU to count them."""
         flat = mask.reshape(-1)
         ranks = flat.cumsum(0, dtype=torch.int32)
         return Choice(flat, ranks, int(ranks[-1].item()))
 
     def take(self, rows: Tensor) -> Tensor:
-        """The chosen ones of n rows."""
+        """The rows whose elements are chosen; ``rows`` has as many as the mask has elements."""
         count = len(rows)
         places = torch.where(self.mask, self.ranks - 1, count)  # the others go to one row more
         table = torch.empty((count + 1, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
@@ -63,7 +64,7 @@ class Choice:
 
 
 def equal(tensor: Tensor, other: Tensor) -> bool:
-    """``aten::equal``: waits for the answer."""
+    """``aten::equal``: whether two tensors are equal; waits for the GPU."""
     if tensor.dtype is not other.dtype:
         raise RuntimeError(
             f"Expected all tensors to have the same dtype, but found {tensor.dtype} and "
@@ -73,7 +74,7 @@ def equal(tensor: Tensor, other: Tensor) -> bool:
 
 
 def nonzero(tensor: Tensor) -> Tensor:
-    """``aten::nonzero``."""
+    """``aten::nonzero``: int64 (n, rank) positions; waits for the GPU to count them."""
     count = 0
     if tensor.numel():
         choice = Choice.of(tensor if tensor.dtype is torch.bool else tensor != 0)

@@ -23,7 +23,10 @@ _Function = Callable[[Tensor], Tensor]
 
 
 def install() -> None:
-    """Wraps ``torch.nn.Module._apply``, through which modules move."""
+    """Wraps ``torch.nn.Module._apply``, by which modules move to a device.
+
+    Parameters that are tied, by being the same tensor, stay so.
+    """
     original: Any = Module._apply
 
     def _apply(self: Module, fn: _Function, recurse: bool = True) -> Module:

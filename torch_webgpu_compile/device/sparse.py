@@ -13,7 +13,7 @@ _KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1")
 
 
 def refuse(op: torch._ops.OpOverload, *_: Any, **__: Any) -> NoReturn:
-    """Every operator that would make or take a sparse tensor on the device."""
+    """Raises NotImplementedError: the device has no sparse tensors."""
     raise NotImplementedError(
         f"{op}: webgpu tensors cannot be sparse; keep this one on the CPU, make it dense with "
         ".to_dense(), or use sparse=False (torch.nn.Embedding, EmbeddingBag)"
@@ -21,7 +21,7 @@ def refuse(op: torch._ops.OpOverload, *_: Any, **__: Any) -> NoReturn:
 
 
 def register() -> list[Any]:
-    """Registers `refuse`; the libraries, which the caller has to keep."""
+    """Registers `refuse` for operators on sparse tensors; returns libraries to be kept alive."""
     libraries = []
     for key in _KEYS:
         library = new_library("_")

@@ -195,7 +195,7 @@ class StreamContext:
 
 
 def stream(stream: Stream | None) -> StreamContext:
-    """A context in which a stream is current: its device is."""
+    """A context manager in which the stream's device is the current one."""
     return StreamContext(stream)
 
 
@@ -210,5 +210,5 @@ def default_stream(device: torch.device | str | int | None = None) -> Stream:
 
 
 def set_stream(stream: Stream) -> None:
-    """Makes a stream current: its device is."""
+    """Makes a stream's device the current one."""
     several_devices.set_current(stream.device_index)

@@ -23,7 +23,7 @@ from .import_hooks import after_import
 
 
 def install() -> None:
-    """Waits for the packages."""
+    """Has ``accelerate`` and ``transformers`` choose the device, once they are imported."""
     after_import("accelerate.state", _choose_in_accelerate)
     after_import("accelerate.accelerator", _allow_float16)
     after_import("accelerate.utils.dataclasses", _add_backend)

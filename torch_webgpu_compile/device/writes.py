@@ -88,7 +88,7 @@ def write(target: Tensor, value: Tensor) -> bool:
 
 
 def forget() -> None:
-    """Drops all kernels."""
+    """Drops all compiled kernels, which are compiled again when they are needed."""
     with _lock:
         _launchers.clear()
         _kernel.cache_clear()

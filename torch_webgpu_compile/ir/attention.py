@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 class Result(NamedTuple):
-    """What `Attention` gives; ``logsumexp`` only without parts."""
+    """What `Attention` gives on NumPy; the logsumexp only of attention that is not split."""
 
     output: Array
     logsumexp: Array
@@ -32,7 +32,7 @@ def forward(
     replaced: Array | None = None,
     safe: bool = True,
 ) -> Result:
-    """Softmax of all scores, by the definition."""
+    """`Attention` on NumPy by its definition: the softmax of all scores at once."""
     scores = _scores(causal, scale, query, key, bias, replaced)
     if parts > 1:
         return Result(_parts(parts, scores, value), np.zeros(()))
@@ -62,7 +62,7 @@ def gradient(
     replaced: Array | None = None,
     rest: Array | None = None,
 ) -> Array:
-    """dQ, or dK beside dV."""
+    """`AttentionGradient` on NumPy: the gradient of the queries, or of keys beside values."""
     # A key head, and all that is by keys, stands beside each of its query heads.
     shared, values = key[:, :, None], value[:, :, None]
     scores = _scores(causal, scale, query, shared, bias, replaced)

@@ -1,4 +1,4 @@
-"""What a map group computes, apart from on which buffers and how many elements."""
+"""What a map group computes, whatever its buffers are called and however many elements it has."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from .scalar import Checked, Const, Index, Load, Masked, Op, walk
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """A map group's members with each load replaced by its number.
+    """What a map group computes, without the names of buffers and the number of elements.
+
+    Two groups with equal keys can be computed by the same statements, each on its own buffers.
 
     Attributes:
-        key: equal for groups that compute the same from what they load.
-        loads: what the numbers stand for, in order of first appearance: of memory, at indices that
-            the group's symbols determine.
+        key: the expressions of all members, in which each load is a number.
+        loads: the load that each number stands for, in order of first appearance.
     """
 
     key: Hashable
@@ -25,10 +26,11 @@ class Canonical:
 
 
 def canonical_form(group: MapGroup, buffers: Mapping[str, Buffer]) -> Canonical | None:
-    """The form of a group of known size, at least 1; None for one that cannot be run side by side.
+    """The form of a map group, or None if it cannot share statements with other groups.
 
-    That are groups whose elements depend on their place other than by what they load there, that
-    gather, and that load under a condition, without which the memory may not be there.
+    None for a group of symbolic or no size, and for one whose members use an index as a value,
+    gather at indices from data, load under a condition or reduce: these depend on more than the
+    numbers that are loaded.
     """
     numel = product(group.ranges)
     if not numel.is_constant or numel.constant == 0:

@@ -29,10 +29,10 @@ from .spaces import Origin
 
 
 class BufferOrigin(enum.Enum):
-    """Where a buffer's contents come from; PREPARED ones from `Program.prepared`.
+    """Where a buffer's contents come from.
 
-    An EFFECT is an empty buffer without memory: the only output of a host call that is there for
-    what it does, such as a check that raises.
+    PREPARED: from `Program.prepared`. EFFECT: nowhere; it is an empty buffer without memory,
+    the only output of a host call that is made for its effect, such as a check that raises.
     """
 
     INPUT = "input"
@@ -64,6 +64,7 @@ class Buffer:
 
     @property
     def numel(self) -> Expr:
+        """The number of logical elements."""
         return product(self.sizes)
 
     @property
@@ -81,6 +82,7 @@ class Buffer:
 
     @property
     def nbytes(self) -> Expr:
+        """Bytes from the start of the memory to the end of the last element, see `span`."""
         return self.span * self.dtype.itemsize
 
     def windows(self, target: Target) -> int:
@@ -142,10 +144,7 @@ class LoopGraph:
         return replace(self, nodes=nodes, buffers=buffers)
 
     def live(self) -> LoopGraph:
-        """The graph without nodes that no output needs, and without what only those used.
-
-        Effects are needed.
-        """
+        """The graph without nodes on which no output depends; host calls with effects stay."""
         effects = {n for n, b in self.buffers.items() if b.origin is BufferOrigin.EFFECT}
         needed = set(self.returned) | effects
         kept: list[Node] = []
@@ -163,7 +162,7 @@ class LoopGraph:
         )
 
     def memory_of(self, name: str) -> str:
-        """The buffer in whose memory a buffer is: itself, unless it shares another one's."""
+        """The buffer that owns the memory of a buffer: itself, unless it `shares` another one's."""
         while (shared := self.buffers[name].shares) is not None:
             name = shared
         return name
@@ -181,12 +180,12 @@ class LoopGraph:
 
     @cached_property
     def returned(self) -> frozenset[str]:
-        """Buffers that outlive the nodes because an output shows them."""
+        """The buffers that an output shows, which have to keep their values after the last node."""
         return frozenset(o.buffer for o in self.outputs if o.buffer is not None)
 
 
 def is_effect(node: Node, graph: LoopGraph) -> bool:
-    """Whether a node is there for what it does."""
+    """Whether a node is a host call that is made for its effect, not for a result."""
     origins = {graph.buffers[name].origin for name in outputs_of(node)}
     return isinstance(node, HostCall) and origins == {BufferOrigin.EFFECT}
 
@@ -324,7 +323,7 @@ class GroupBuffers:
 
     @property
     def reads(self) -> frozenset[str]:
-        """What others, or the caller, computed."""
+        """The buffers that the group loads and does not compute itself."""
         return self.loaded - self.computed
 
     def __or__(self, other: GroupBuffers) -> GroupBuffers:

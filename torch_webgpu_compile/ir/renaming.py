@@ -29,10 +29,10 @@ _Group = TypeVar("_Group", bound=KernelGroup)
 def form_of(
     group: KernelGroup, buffers: Mapping[str, Buffer]
 ) -> tuple[Hashable, tuple[str, ...]] | None:
-    """What a group computes, and the names of the buffers on which it does.
+    """(what a group computes, the names of its buffers); None for a group on the host.
 
-    The first is equal for groups that differ in these names only, which are in an order that
-    corresponds. None for a group on the host.
+    The first is equal for groups that differ in names of buffers only. The names are in an order
+    that corresponds: the n-th of one group plays the part of the n-th of the other.
     """
     if isinstance(group, SingleGroup) and isinstance(group.node, HostCall):
         return None
@@ -72,7 +72,7 @@ def _names_of_members(members: tuple[Member, ...]) -> Iterator[str]:
 
 
 def rename_group(group: _Group, names: Mapping[str, str]) -> _Group:
-    """The group with other buffers, none of them on the host."""
+    """The group with buffers renamed; none of its nodes runs on the host."""
 
     def members(found: tuple[Member, ...]) -> tuple[Member, ...]:
         return tuple(
@@ -94,7 +94,7 @@ def rename_group(group: _Group, names: Mapping[str, str]) -> _Group:
 
 
 def rename_node(node: Node, names: Mapping[str, str]) -> Node:
-    """The node with other buffers; not a `HostCall`."""
+    """The node with buffers renamed; it is not a `HostCall`."""
     assert not isinstance(node, HostCall)
     made = map_bodies(node, lambda body: _rename_loads(body, names))
     assert not isinstance(made, HostCall)

@@ -40,7 +40,7 @@ def _distinct(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Const(metaclass=_Interned):
-    """A literal of the given dtype; infinities and NaN included."""
+    """A literal of the given dtype, infinities and NaN included; see `const`."""
 
     value: bool | int | float
     dtype: DType
@@ -54,15 +54,16 @@ class Index(metaclass=_Interned):
 
     @property
     def dtype(self) -> DType:
+        """int64."""
         return dtypes.int64
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Load(metaclass=_Interned):
-    """An element of a buffer at a logical index, one scalar per dimension.
+    """An element of a buffer at a logical index, one int64 scalar per dimension.
 
-    An `Index` entry is affine-like index arithmetic; any other entry is a value computed from data
-    (a gather), which lies in [0, size) or is `Checked`.
+    An `Index` entry is arithmetic on symbols. Any other entry is computed from data (a gather): its
+    value is proven to lie in [0, size), or it is `Checked`.
     """
 
     buffer: str
@@ -89,22 +90,22 @@ class Masked(metaclass=_Interned):
 
     @property
     def dtype(self) -> DType:
+        """The dtype of both branches."""
         return self.body.dtype
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Checked(metaclass=_Interned):
-    """``position`` where it lies in [0, size), else -1, which is reported.
+    """``position`` where it lies in [0, size), else -1; the kernel reports the latter to the host.
 
-    What loads at -1 may load any element, what scatters to it leaves all elements as they are. A
-    position that nothing uses need not be checked, and one that several kernels use may be reported
-    by each.
+    A load at -1 may load any element, and a scatter to -1 changes none. Unused positions need not
+    be checked, and a position that several kernels use may be reported by each of them.
 
     Attributes:
         position: an int64 from data.
-        given: what it was made from, an integer: the index that the report names.
+        given: the integer that ``position`` was made from: the index that the report names.
         size: an int64 that is the same at all points.
-        check: whose index it is.
+        check: the operator, dimension and line of code that the report names.
     """
 
     position: Scalar
@@ -114,6 +115,7 @@ class Checked(metaclass=_Interned):
 
     @property
     def dtype(self) -> DType:
+        """int64."""
         return dtypes.int64
 
 
@@ -122,10 +124,14 @@ Scalar = Union[Const, Index, Load, Op, Masked, Checked]
 
 @dataclass(frozen=True, slots=True)
 class OpInfo:
-    """A scalar op: its arity, how its result dtype follows from the arguments', and its cost.
+    """A row of `OPS`: what a scalar op is.
 
-    ``result`` is "same" (the arguments', which must agree), "bool" or "given" (chosen by the
-    caller). ``cost`` counts multiplications.
+    Attributes:
+        arity: the number of arguments.
+        result: its dtype: "same" (that of the arguments, which must agree), "bool", or "given"
+            (chosen by the caller).
+        meaning: what it computes of the arguments a, b and c.
+        cost: of one evaluation, in multiplications.
     """
 
     arity: int
@@ -134,10 +140,10 @@ class OpInfo:
     cost: int = 1
 
 
-# One transcendental costs about as much as this many multiplications on a GPU.
+# The cost of a transcendental function on a GPU, in multiplications.
 _EXPENSIVE = 8
 
-# Those that loop until they converge, as this many.
+# The cost of a function that loops until it converges, or once per degree.
 _LOOPING = 64
 
 _CHEAP_UNARY = "neg abs sign square reciprocal sqrt rsqrt floor ceil trunc round bitwise_not"
@@ -198,7 +204,11 @@ OPS: dict[str, OpInfo] = {
 
 
 def const(value: bool | int | float, dtype: DType) -> Const:
-    """A constant, converted to the Python type of its dtype; a float of 8 bits is rounded."""
+    """``value`` as a constant of ``dtype``.
+
+    Integers wrap to the dtype's range, a float of 8 bits is rounded to its nearest value, and bool
+    is whether the value is nonzero.
+    """
     if dtype.kind is Kind.BOOL:
         return Const(bool(value), dtype)
     if dtype.is_float8:
@@ -218,7 +228,14 @@ def index(expr: IntLike) -> Index:
 
 
 def apply(name: str, *args: Scalar, dtype: DType | None = None) -> Scalar:
-    """The scalar op ``name``; raises ValueError when arity or dtypes do not fit its row."""
+    """The scalar op ``name`` of ``args``, which is folded where that is trivial.
+
+    Args:
+        dtype: of the result, for "cast" and "bitcast" only.
+
+    Raises:
+        ValueError: the number or the dtypes of the arguments do not fit the row of `OPS`.
+    """
     info = OPS[name]
     if len(args) != info.arity:
         raise ValueError(f"{name} takes {info.arity} arguments, got {len(args)}")
@@ -250,7 +267,7 @@ def _cast_const(value: Const, dtype: DType) -> Scalar:
 
 
 def cast(value: Scalar, dtype: DType) -> Scalar:
-    """``value`` converted as PyTorch converts."""
+    """``value`` converted to ``dtype`` as PyTorch converts; itself if it has that dtype."""
     return apply("cast", value, dtype=dtype)
 
 
@@ -288,9 +305,11 @@ def rewrite(
     change: Callable[[Scalar], Scalar | None],
     keep: Callable[[Scalar], bool] = lambda node: False,
 ) -> Scalar:
-    """Rebuilds bottom-up; ``change`` gets each rebuilt node and may return another one.
+    """``root`` rebuilt from its operands up.
 
-    What ``keep`` holds for stays, with all that is in it.
+    Args:
+        change: gets every rebuilt node; returns another one in its place, or None to leave it.
+        keep: holds for nodes that stay as they are, with everything under them.
     """
     done: dict[Scalar, Scalar] = {}
     for node in walk(root):
@@ -334,7 +353,7 @@ def _loads_of(root: Scalar) -> tuple[Load, ...]:
 
 
 def checks_of(root: Scalar) -> list[Checked]:
-    """Every distinct check of an index under ``root``."""
+    """Every distinct `Checked` under ``root``."""
     return list(_checks_of(root))
 
 
@@ -344,7 +363,7 @@ def _checks_of(root: Scalar) -> tuple[Checked, ...]:
 
 
 def scalar_symbols(root: Scalar) -> frozenset[Symbol]:
-    """Every index symbol under ``root``."""
+    """Every symbol in the index expressions under ``root``."""
     found: frozenset[Symbol] = frozenset()
     for node in walk(root):
         if isinstance(node, Index):
@@ -356,7 +375,10 @@ _HOST_OPS = frozenset({"neg", "sqrt", "add", "sub", "mul", "div", "pow"})
 
 
 def is_host_number(root: Scalar) -> bool:
-    """Whether the host can compute a number: float64 arithmetic on sizes and constants."""
+    """Whether the host can compute ``root`` before a call.
+
+    It can if it is float64 arithmetic on sizes and constants, without index symbols and loads.
+    """
     for node in walk(root):
         match node:
             case Index(expr):

@@ -92,7 +92,7 @@ class _Known:
 
 
 def verify_node(node: Node, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
-    """One node's ranges, bodies and output against the declared buffers and size symbols."""
+    """Raises VerificationError unless a node fits the declared buffers and size symbols."""
     title = _title(node)
     match node:
         case Pointwise():
@@ -208,6 +208,10 @@ def _fourier(title: str, node: Fourier, graph: LoopGraph, sizes: frozenset[Symbo
 def verify_output(
     position: int, output: GraphOutput, graph: LoopGraph, written: Iterable[str | None]
 ) -> None:
+    """Raises VerificationError unless the output names a buffer that is declared and written.
+
+    ``written`` are the buffers with contents: inputs, constants and results of nodes.
+    """
     title = f"output {position}"
     if output.buffer is None:
         return
@@ -280,6 +284,7 @@ def _same_dtype(title: str, body: Scalar, buffer: Buffer) -> None:
 
 
 def is_empty(buffer: Buffer) -> bool:
+    """Whether a size is known to be 0."""
     return any(size.is_constant and size.constant == 0 for size in buffer.sizes)
 
 
@@ -289,5 +294,6 @@ def _title(node: Node) -> str:
 
 
 def require(condition: bool, title: str, wanted: str) -> None:
+    """Raises VerificationError with "``title`` needs ``wanted``" unless the condition holds."""
     if not condition:
         raise VerificationError(f"{title} needs {wanted}")

@@ -30,7 +30,12 @@ from .verify import is_empty, require, verify_output
 
 
 def verify_schedule(schedule: Schedule) -> None:
-    """Every buffer that a group reads is given, or stored by an earlier group."""
+    """Raises VerificationError unless a schedule can be run.
+
+    Every buffer that a group reads must be an input, a constant, prepared, or stored by an earlier
+    group, and is stored once; parts of one dispatch must not need each other; shared memory must
+    not be read after it was overwritten; outputs must be written.
+    """
     graph = schedule.graph
     written = set(graph.given)
     for number, group in enumerate(schedule.groups):

@@ -44,11 +44,13 @@ def _above(x: Scalar, bound: float) -> Scalar:
 
 @lowers(aten.relu.default)
 def lower_relu(builder: Builder, self: Value) -> Value:
+    """``max(self, 0)``; NaN stays NaN."""
     return elementwise(builder, lambda x: apply("maximum", x, _number(0, x)), self)
 
 
 @lowers(aten.relu6.default)
 def lower_relu6(builder: Builder, self: Value) -> Value:
+    """``min(max(self, 0), 6)``; NaN stays NaN."""
     return lower_hardtanh(builder, self, 0.0, 6.0)
 
 
@@ -56,6 +58,8 @@ def lower_relu6(builder: Builder, self: Value) -> Value:
 def lower_hardtanh(
     builder: Builder, self: Value, min_val: float = -1.0, max_val: float = 1.0
 ) -> Value:
+    """``min(max(self, min_val), max_val)``; NaN stays NaN."""
+
     def body(x: Scalar) -> Scalar:
         return apply("minimum", apply("maximum", x, _number(min_val, x)), _number(max_val, x))
 
@@ -64,7 +68,7 @@ def lower_hardtanh(
 
 @lowers(aten.gelu.default)
 def lower_gelu(builder: Builder, self: Value, *, approximate: str = "none") -> Value:
-    """x·Φ(x), with erf or the tanh approximation."""
+    """``x · Φ(x)`` with Φ by erf, or by its tanh approximation for ``approximate="tanh"``."""
 
     def body(x: Scalar) -> Scalar:
         if approximate == "tanh":
@@ -81,6 +85,8 @@ def lower_gelu(builder: Builder, self: Value, *, approximate: str = "none") -> V
 def lower_gelu_backward(
     builder: Builder, grad_output: Value, self: Value, *, approximate: str = "none"
 ) -> Value:
+    """``grad_output`` times the derivative of gelu (the exact or the tanh form) at ``self``."""
+
     def exact(grad: Scalar, x: Scalar) -> Scalar:
         erf = apply("erf", _mul(x, _number(math.sqrt(0.5), x)))
         cdf = _mul(_number(0.5, x), apply("add", _number(1, x), erf))
@@ -104,11 +110,14 @@ def lower_gelu_backward(
 
 @lowers(aten.silu.default)
 def lower_silu(builder: Builder, self: Value) -> Value:
+    """``x · sigmoid(x)``."""
     return elementwise(builder, lambda x: _mul(x, apply("sigmoid", x)), self)
 
 
 @lowers(aten.silu_backward.default)
 def lower_silu_backward(builder: Builder, grad_output: Value, self: Value) -> Value:
+    """``grad_output · s · (1 + x · (1 − s))`` with s = sigmoid(x)."""
+
     def body(grad: Scalar, x: Scalar) -> Scalar:
         one, sigmoid = _number(1, x), apply("sigmoid", x)
         slope = apply("add", one, _mul(x, apply("sub", one, sigmoid)))
@@ -125,6 +134,8 @@ def lower_elu(
     scale: float = 1.0,
     input_scale: float = 1.0,
 ) -> Value:
+    """``scale · x`` where x > 0, else ``scale · alpha · expm1(input_scale · x)``."""
+
     def body(x: Scalar) -> Scalar:
         negative = apply("expm1", _mul(x, _number(input_scale, x)))
         negative = _mul(negative, _product(alpha, scale, x))
@@ -135,6 +146,8 @@ def lower_elu(
 
 @lowers(aten.leaky_relu.default)
 def lower_leaky_relu(builder: Builder, self: Value, negative_slope: float = 0.01) -> Value:
+    """``x`` where x > 0, else ``negative_slope · x``."""
+
     def body(x: Scalar) -> Scalar:
         return _choose(_above(x, 0), x, _mul(x, _number(negative_slope, x)))
 
@@ -149,6 +162,11 @@ def lower_leaky_relu_backward(
     negative_slope: float,
     self_is_result: bool,
 ) -> Value:
+    """The gradient where ``self`` > 0, elsewhere multiplied by ``negative_slope``.
+
+    ``self`` may be the input or the result (``self_is_result``): both have the same sign.
+    """
+
     def body(grad: Scalar, x: Scalar) -> Scalar:
         return _choose(_above(x, 0), grad, _mul(grad, _number(negative_slope, x)))
 
@@ -159,7 +177,7 @@ def lower_leaky_relu_backward(
 def lower_softplus(
     builder: Builder, self: Value, beta: float = 1.0, threshold: float = 20.0
 ) -> Value:
-    """log(1 + exp(βx)) / β, linear above the threshold."""
+    """``log(1 + exp(beta · x)) / beta``, and x where beta · x > threshold."""
 
     def body(x: Scalar) -> Scalar:
         grown = _mul(x, _number(beta, x))
@@ -176,16 +194,20 @@ def _relu6_gate(x: Scalar) -> Scalar:
 
 @lowers(aten.hardsigmoid.default)
 def lower_hardsigmoid(builder: Builder, self: Value) -> Value:
+    """``min(max(x + 3, 0), 6) / 6``."""
     return elementwise(builder, _relu6_gate, self)
 
 
 @lowers(aten.hardswish.default)
 def lower_hardswish(builder: Builder, self: Value) -> Value:
+    """``x · min(max(x + 3, 0), 6) / 6``."""
     return elementwise(builder, lambda x: _mul(x, _relu6_gate(x)), self)
 
 
 @lowers(aten.mish.default)
 def lower_mish(builder: Builder, self: Value) -> Value:
+    """``x · tanh(log(1 + exp(x)))``."""
+
     def body(x: Scalar) -> Scalar:
         return _mul(x, apply("tanh", apply("log1p", apply("exp", x))))
 
@@ -194,6 +216,8 @@ def lower_mish(builder: Builder, self: Value) -> Value:
 
 @lowers(aten.threshold.default)
 def lower_threshold(builder: Builder, self: Value, threshold: float, value: float) -> Value:
+    """``value`` where x ≤ threshold, else x; NaN stays NaN."""
+
     def body(x: Scalar) -> Scalar:
         return _choose(apply("le", x, _number(threshold, x)), _number(value, x), x)
 
@@ -204,6 +228,8 @@ def lower_threshold(builder: Builder, self: Value, threshold: float, value: floa
 def lower_threshold_backward(
     builder: Builder, grad_output: Value, self: Value, threshold: float
 ) -> Value:
+    """0 where ``self`` ≤ threshold, else the gradient (also where ``self`` is NaN)."""
+
     def body(grad: Scalar, x: Scalar) -> Scalar:
         return _choose(apply("le", x, _number(threshold, x)), _number(0, grad), grad)
 
@@ -212,7 +238,7 @@ def lower_threshold_backward(
 
 @lowers(aten.hardshrink_backward.default, aten.softshrink_backward.default)
 def lower_shrink_backward(builder: Builder, grad_out: Value, self: Value, lambd: float) -> Value:
-    """The gradient outside of [-lambd, lambd], 0 inside."""
+    """The gradient where ``self`` lies outside of [-lambd, lambd], 0 inside."""
 
     def body(grad: Scalar, x: Scalar) -> Scalar:
         inside = apply("le", apply("abs", x), _number(lambd, x))
@@ -223,6 +249,8 @@ def lower_shrink_backward(builder: Builder, grad_out: Value, self: Value, lambd:
 
 @lowers(aten.sigmoid_backward.default)
 def lower_sigmoid_backward(builder: Builder, grad_output: Value, output: Value) -> Value:
+    """``grad_output · y · (1 − y)``, where ``output`` y is the result of sigmoid."""
+
     def body(grad: Scalar, y: Scalar) -> Scalar:
         return _mul(grad, y, apply("sub", _number(1, y), y))
 
@@ -231,6 +259,8 @@ def lower_sigmoid_backward(builder: Builder, grad_output: Value, output: Value) 
 
 @lowers(aten.tanh_backward.default)
 def lower_tanh_backward(builder: Builder, grad_output: Value, output: Value) -> Value:
+    """``grad_output · (1 − y²)``, where ``output`` y is the result of tanh."""
+
     def body(grad: Scalar, y: Scalar) -> Scalar:
         return _mul(grad, apply("sub", _number(1, y), apply("square", y)))
 
@@ -239,6 +269,11 @@ def lower_tanh_backward(builder: Builder, grad_output: Value, output: Value) -> 
 
 @lowers(aten.logit.default)
 def lower_logit(builder: Builder, self: Value, eps: float | None = None) -> Value:
+    """``log(x / (1 − x))``, of integers too; with ``eps``, x is clamped to [eps, 1 − eps].
+
+    Without ``eps``, x outside of [0, 1] gives NaN.
+    """
+
     def body(x: Scalar) -> Scalar:
         one = _number(1, x)
         if eps is not None:
@@ -251,7 +286,10 @@ def lower_logit(builder: Builder, self: Value, eps: float | None = None) -> Valu
 
 @lowers(aten.prelu.default, aten._prelu_kernel.default)
 def lower_prelu(builder: Builder, self: Value, weight: Value) -> Value:
-    """x, or weight·x where x ≤ 0; a weight vector belongs to dimension 1."""
+    """``x`` where x > 0, else ``weight · x``.
+
+    A weight vector has one entry for each index of dimension 1; others broadcast.
+    """
     if weight.rank == 1 and self.rank > 1:
         sizes = [weight.sizes[0] if k == 1 else ONE for k in range(self.rank)]
         weight = reshape(weight, sizes)

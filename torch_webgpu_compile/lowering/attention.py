@@ -29,7 +29,10 @@ class Dropout:
     probability: float
 
     def kept(self, sizes: tuple[Expr, ...], at: tuple[Expr, ...]) -> Scalar:
-        """What multiplies the weight at an index of (batch, heads, queries, keys)."""
+        """The factor of the weight at an index of (batch, heads, queries, keys), float32.
+
+        0 for a weight that is dropped, else 1 / (1 − probability).
+        """
         if self.probability >= 1.0:
             return const(0.0, F32)
         bits = random_bits(self.seed, linearize(at, contiguous_strides(sizes)))
@@ -54,7 +57,16 @@ def lower_attention(
     replaced: Value | None = None,
     safe: bool = True,
 ) -> tuple[Value | None, Value | None]:
-    """Queries of several heads may share a key head: key head = head // (heads / key heads)."""
+    """(softmax(query · keyᵀ · scale + bias) · value, its logsumexp), without scores in memory.
+
+    Query [batch, heads, queries, size], key [batch, key heads, keys, size], value [batch, key
+    heads, keys, value size]; the logsumexp is float32 [batch, heads, queries] and made only if it
+    is read. Query heads share key heads: key head = head // (heads / key heads). All is computed in
+    float32.
+
+    Raises NotLowered: for float64, for a logsumexp without values, and where the driver bounds
+    loops below what the keys take.
+    """
     _check_dtype(query)
     batch, heads, queries, size = query.sizes
     _, key_heads, keys, value_size = value.sizes
@@ -112,7 +124,14 @@ def lower_attention_backward(
     replaced: Value | None = None,
     safe: bool = True,
 ) -> tuple[Value | None, Value | None, Value | None]:
-    """One node for the gradient of the query, one for those of key and value."""
+    """The gradients of query, key and value, from that of the result and from its logsumexp.
+
+    Two nodes: one for the gradient of the query, one for those of key and value, which compute the
+    weights again. ``delta`` is Σ grad · result of each query.
+
+    Raises NotLowered: for float64, for heads of size 0, and where the driver bounds loops below
+    what the keys or queries take.
+    """
     _check_dtype(query)
     batch, heads, queries, size = query.sizes
     _, key_heads, keys, value_size = value.sizes

@@ -251,6 +251,7 @@ def _airy(x: Scalar) -> Scalar:
 def _register(name: str, body: Callable[[Scalar, int], Scalar], order: int) -> None:
     @lowers(getattr(aten, name).default)
     def lower(builder: Builder, self: Value) -> Value:
+        """A Bessel function of one order; integers are computed in the default float dtype."""
         dtype = float_dtype(self.dtype)
         return elementwise(builder, lambda x: body(x, order), self, dtype=dtype)
 
@@ -262,9 +263,11 @@ for _order in (0, 1):
 
 @lowers(aten.special_spherical_bessel_j0.default)
 def lower_spherical_bessel_j0(builder: Builder, x: Value) -> Value:
+    """``sin(x) / x``, and 1 at 0; integers are computed in the default float dtype."""
     return elementwise(builder, _spherical, x, dtype=float_dtype(x.dtype))
 
 
 @lowers(aten.special_airy_ai.default)
 def lower_airy_ai(builder: Builder, x: Value) -> Value:
+    """The Airy function Ai; NaN for infinite x. Integers are computed in the default float."""
     return elementwise(builder, _airy, x, dtype=float_dtype(x.dtype))

@@ -108,7 +108,10 @@ class Builder:
         strides: Sequence[Expr] | None = None,
         offset: Expr = ZERO,
     ) -> Buffer:
-        """Declares memory; contiguous unless ``strides`` are given."""
+        """Declares memory of ``sizes``; row-major unless ``strides`` (in elements) are given.
+
+        The name is ``name``, or the hint, with a number where that is taken.
+        """
         stem = name or self.hint
         unique, count = stem, 0
         while unique in self.buffers:
@@ -130,7 +133,10 @@ class Builder:
     def pointwise(
         self, body: Scalar, sizes: Sequence[Expr], *, name: str = "", strides: Any = None
     ) -> Value:
-        """body over ``sizes``: a `Pointwise` node, or no node where recomputing is free."""
+        """``body`` over ``sizes``: a `Pointwise` node, or no node where recomputing is free.
+
+        With ``strides`` there is always a node: the value gets memory in that layout.
+        """
         sizes, body = tuple(sizes), self.finished(body)
         if any(size is ZERO for size in sizes) and strides is None:
             return Value(body.dtype, sizes, const(0, body.dtype))
@@ -150,7 +156,10 @@ class Builder:
         *,
         name: str = "",
     ) -> Value:
-        """``kind`` over r… of a body over i… and r…; the result has ``sizes``."""
+        """``kind`` over r… of a body over i… and r…; the result has ``sizes``.
+
+        Of no elements it is the neutral element of ``kind``; argmin and argmax give int64.
+        """
         dtype = dtypes.int64 if kind in ("argmin", "argmax") else body.dtype
         sizes, reduce_sizes = tuple(sizes), tuple(reduce_sizes)
         if any(size is ZERO for size in sizes):
@@ -189,7 +198,10 @@ class Builder:
         body: Scalar,
         accumulate: bool,
     ) -> Value:
-        """A copy of ``initial`` with elements set, or added to."""
+        """A copy of ``initial`` with elements set to ``body``, or increased by it (``accumulate``).
+
+        ``index`` and ``body`` are over the symbols i… of ``ranges``.
+        """
         if initial.is_empty or any(size is ZERO for size in ranges):
             return initial
         start = self.materialize(initial, name=f"{self.hint}_initial")
@@ -206,7 +218,7 @@ class Builder:
     ) -> tuple[Value | None, ...]:
         """A `HostCall`; its outputs are the tensors among the operator's results, in order.
 
-        Without any it is there for its effect.
+        A call without such results has one empty buffer as output, so that it is not left out.
         """
         made = []
         for k, signature in enumerate(self.results):
@@ -237,9 +249,10 @@ class Builder:
         return made
 
     def number_of_input(self, value: Value) -> Value:
-        """A float64 number that is a graph input, where the GPU cannot read float64.
+        """A float64 graph input that holds one number, where the GPU cannot read float64.
 
-        PyTorch passes Python floats that may change so; the host converts it to float32.
+        PyTorch passes Python floats that may change between calls as such inputs; the host converts
+        them to float32.
         """
         made = self.new_buffer(dtypes.float32, (), f"{self.hint}_f32")
         arguments = (BufferArgument(self.materialize(value).name),)
@@ -250,10 +263,10 @@ class Builder:
         return self.load(made).cast(value.dtype)
 
     def finished(self, body: Scalar) -> Scalar:
-        """A body as nodes hold it: folded, and without arithmetic that the GPU does not have.
+        """A body as nodes hold it: folded, and without float64 where the GPU has none.
 
-        Numbers that Python computes in float64 from sizes are computed so by the host; what else is
-        float64 is computed in float32 where that is what it becomes.
+        Float64 arithmetic on sizes and constants stays, since the host computes it before a call;
+        other float64 arithmetic whose result becomes another dtype is done in float32.
         """
         body = fold(body)
         if body.dtype is dtypes.float64:
@@ -334,7 +347,10 @@ def whole_buffer(value: Value, buffers: dict[str, Buffer]) -> Buffer | None:
 
 
 def masked(condition: Scalar, body: Scalar, other: Scalar) -> Scalar:
-    """``body`` where ``condition`` holds; nothing when the condition is a constant."""
+    """``Masked(condition, body, other)``, or one of the two where no choice is left.
+
+    None is left for a constant condition, and where both are the same constant.
+    """
     if isinstance(condition, Const):
         return body if condition.value else other
     if isinstance(body, Const) and body is other:

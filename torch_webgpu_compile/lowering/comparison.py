@@ -39,6 +39,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 def _register_logical(name: str, scalar_op: str) -> None:
     @lowers(getattr(aten, name).default)
     def lower(builder: Builder, self: Value, other: Value) -> Value:
+        """A logical operator of two tensors of any dtypes, where nonzero (also NaN) is true."""
         return elementwise(
             builder, lambda a, b: apply(scalar_op, a, b), self, other, dtype=dtypes.bool_
         )
@@ -51,12 +52,14 @@ _register_logical("logical_xor", "bitwise_xor")
 
 @lowers(aten.logical_not.default)
 def lower_logical_not(builder: Builder, self: Value) -> Value:
+    """Whether an element is 0, as bool."""
     return elementwise(builder, lambda x: apply("bitwise_not", x), self, dtype=dtypes.bool_)
 
 
 def _register_float_test(name: str) -> None:
     @lowers(getattr(aten, name).default)
     def lower(builder: Builder, self: Value) -> Value:
+        """A test of each element, as bool; False everywhere for integers and bools."""
         if not self.dtype.is_float:
             return Value(dtypes.bool_, self.sizes, const(False, dtypes.bool_))
         return elementwise(builder, lambda x: apply(name, x), self)
@@ -68,6 +71,7 @@ _register_float_test("isinf")
 
 @lowers(aten.isfinite.default)
 def lower_isfinite(builder: Builder, self: Value) -> Value:
+    """Whether an element is neither infinite nor NaN, as bool; True of integers and bools."""
     if not self.dtype.is_float:
         return Value(dtypes.bool_, self.sizes, const(True, dtypes.bool_))
     return elementwise(builder, lambda x: apply("bitwise_not", _not_finite(x)), self)
@@ -79,6 +83,7 @@ def _not_finite(x: Scalar) -> Scalar:
 
 @lowers(aten.signbit.default)
 def lower_signbit(builder: Builder, self: Value) -> Value:
+    """Whether the sign bit is set, as bool: True of −0; False of bools."""
     if self.dtype.kind is Kind.BOOL:
         return Value(dtypes.bool_, self.sizes, const(False, dtypes.bool_))
 
@@ -91,6 +96,10 @@ def lower_signbit(builder: Builder, self: Value) -> Value:
 
 @lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def lower_where(builder: Builder, condition: Value, self: Operand, other: Operand) -> Value:
+    """``self`` where the condition is nonzero, else ``other``, broadcast to the result's sizes.
+
+    Numbers are rounded to the result's dtype.
+    """
     out = builder.out
     test = operand(condition, out.sizes, dtypes.bool_)
     yes, no = (
@@ -102,6 +111,7 @@ def lower_where(builder: Builder, condition: Value, self: Operand, other: Operan
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def lower_masked_fill(builder: Builder, self: Value, mask: Value, value: Operand) -> Value:
+    """``value`` where the mask is nonzero, else ``self``, in the dtype of ``self``."""
     return lower_where(builder, mask, value, self)
 
 
@@ -113,6 +123,11 @@ def lower_nan_to_num(
     posinf: float | None = None,
     neginf: float | None = None,
 ) -> Value:
+    """NaN and infinities replaced; integers are returned as they are.
+
+    NaN becomes ``nan`` (0 if None), infinities ``posinf`` and ``neginf`` (if None, the largest and
+    the lowest finite number of the dtype).
+    """
     if not self.dtype.is_float:
         return self
     limits = torch.finfo(getattr(torch, self.dtype.name))
@@ -131,6 +146,8 @@ def lower_nan_to_num(
 
 @lowers(aten.heaviside.default)
 def lower_heaviside(builder: Builder, self: Value, values: Value) -> Value:
+    """0 below 0, 1 above, and ``values`` at 0; NaN gives 0."""
+
     def body(x: Scalar, at_zero: Scalar) -> Scalar:
         zero = const(0, x.dtype)
         step = cast(apply("gt", x, zero), x.dtype)

@@ -229,6 +229,12 @@ def lower_convolution(
     output_padding: Sequence[IntLike],
     groups: int,
 ) -> Value:
+    """The convolution of [N, C, *space] (or its transpose) with a weight, plus a bias per channel.
+
+    The weight is [C_out, C / groups, *kernel], transposed [C, C_out / groups, *kernel]. A
+    `Contraction`; a `Reduction` for integers and for one input channel per group. 16-bit floats are
+    rounded once, after the bias. Raises NotLowered: for bool.
+    """
     geometry = Geometry.of(input.rank - 2, stride, padding, dilation, groups)
     out = builder.out
     dtype = out.dtype if bias is None else wide_dtype(out.dtype)
@@ -255,7 +261,10 @@ def lower_convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, Value | None, Value | None]:
-    """(gradient of the input, of the weight, of the bias), each where ``output_mask`` asks."""
+    """(gradient of the input, of the weight, of the bias), each where ``output_mask`` asks.
+
+    Raises NotLowered: for bool, and for the weight's gradient of any integers.
+    """
     geometry = Geometry.of(input.rank - 2, stride, padding, dilation, groups)
     dtype = input.dtype
     grad_input = grad_weight = grad_bias = None

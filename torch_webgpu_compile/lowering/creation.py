@@ -31,16 +31,19 @@ def filled(value: Number, sizes: Sequence[Expr], dtype: DType) -> Value:
 
 @lowers(aten.full.default, aten.new_full.default, aten.full_like.default)
 def lower_full(builder: Builder, *arguments: Any, **options: Any) -> Value:
+    """The fill value, which is the last positional argument, everywhere."""
     return filled(arguments[-1], builder.out.sizes, builder.out.dtype)
 
 
 @lowers(aten.scalar_tensor.default)
 def lower_scalar_tensor(builder: Builder, s: Number, **options: Any) -> Value:
+    """A tensor without dimensions that holds ``s``."""
     return filled(s, (), builder.out.dtype)
 
 
 @lowers(aten.fill.Scalar, aten.fill.Tensor)
 def lower_fill(builder: Builder, self: Value, value: Number) -> Value:
+    """``value`` everywhere, in the sizes and dtype of ``self``."""
     return filled(value, builder.out.sizes, builder.out.dtype)
 
 
@@ -51,6 +54,7 @@ def lower_fill(builder: Builder, self: Value, value: Number) -> Value:
     aten._efficientzerotensor.default,
 )
 def lower_zeros(builder: Builder, *arguments: Any, **options: Any) -> Value:
+    """0 everywhere, in the sizes and dtype of the operator's fake result."""
     return filled(0, builder.out.sizes, builder.out.dtype)
 
 
@@ -64,7 +68,11 @@ def lower_zeros(builder: Builder, *arguments: Any, **options: Any) -> Value:
     torch.ops.prims.empty_strided.default,
 )
 def lower_empty(builder: Builder, *arguments: Any, **options: Any) -> Value:
-    """What may hold anything: zeros, or what shows best that it was read unwritten."""
+    """Memory with unspecified contents: zeros, or (``fill_empty``) NaN or the largest integer.
+
+    The latter is what ``torch.use_deterministic_algorithms`` asks for, so that reads of unwritten
+    memory show.
+    """
     out = builder.out
     builder.on_deterministic()
     if not builder.fill_empty:
@@ -75,6 +83,7 @@ def lower_empty(builder: Builder, *arguments: Any, **options: Any) -> Value:
 
 @lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
 def lower_ones(builder: Builder, *arguments: Any, **options: Any) -> Value:
+    """1 everywhere, in the sizes and dtype of the operator's fake result."""
     return filled(1, builder.out.sizes, builder.out.dtype)
 
 
@@ -82,16 +91,19 @@ def lower_ones(builder: Builder, *arguments: Any, **options: Any) -> Value:
 def lower_arange(
     builder: Builder, start: Number, end: Number, step: Number = 1, **options: Any
 ) -> Value:
+    """``start + k · step`` for every position k; the fake result says how many."""
     return _arange(builder, start, step)
 
 
 @lowers(aten.arange.start)
 def lower_arange_start(builder: Builder, start: Number, end: Number, **options: Any) -> Value:
+    """``start + k`` for every position k."""
     return _arange(builder, start, 1)
 
 
 @lowers(aten.arange.default)
 def lower_arange_end(builder: Builder, end: Number, **options: Any) -> Value:
+    """``k`` for every position k, from 0."""
     return _arange(builder, 0, 1)
 
 
@@ -117,11 +129,13 @@ def _integer(value: Number) -> IntLike:
 
 @lowers(torch.ops.prims.iota.default)
 def lower_iota(builder: Builder, length: IntLike, **options: Any) -> Value:
+    """``start + k · step`` for ``length`` positions k; 0 and 1 where they are not given."""
     return _arange(builder, options.get("start", 0), options.get("step", 1))
 
 
 @lowers(aten.eye.default, aten.eye.m)
 def lower_eye(builder: Builder, *arguments: Any, **options: Any) -> Value:
+    """1 on the main diagonal of a matrix, 0 elsewhere."""
     out = builder.out
     row, column = positions(out.sizes)
     equal = apply("eq", Index(row), Index(column))
@@ -130,11 +144,13 @@ def lower_eye(builder: Builder, *arguments: Any, **options: Any) -> Value:
 
 @lowers(aten.tril.default)
 def lower_tril(builder: Builder, self: Value, diagonal: IntLike = 0) -> Value:
+    """[…, m, n] with 0 where column > row + diagonal."""
     return _triangle(builder, self, "le", diagonal)
 
 
 @lowers(aten.triu.default)
 def lower_triu(builder: Builder, self: Value, diagonal: IntLike = 0) -> Value:
+    """[…, m, n] with 0 where column < row + diagonal."""
     return _triangle(builder, self, "ge", diagonal)
 
 

@@ -82,7 +82,14 @@ def lower_embedding_bag(
     include_last_offset: bool = False,
     padding_idx: IntLike = -1,
 ) -> tuple[Value, Value, Value, Value]:
-    """(result, bag of each sample, samples of each bag, rows of the maxima)."""
+    """(result, bag of each sample, samples of each bag, rows of the maxima).
+
+    The samples ``indices[offsets[b]:offsets[b + 1]]`` are bag b; the result [bags, columns] is the
+    sum, mean or (``mode``) maximum of their rows of the weight, but for rows of ``padding_idx``.
+
+    Raises NotLowered: for maxima with weights or over many or a symbolic number of samples, and
+    where `scatter` does.
+    """
     out, offset2bag, bag_size, max_indices = (_result(builder, k) for k in range(4))
     if indices.is_empty or out.is_empty:
         return out, offset2bag, bag_size, max_indices
@@ -175,6 +182,11 @@ def lower_backward(
     per_sample_weights: Value | None,
     padding_idx: IntLike = -1,
 ) -> Value:
+    """[num_weights, columns]: each bag's gradient added to the rows that made the bag.
+
+    Bags that are not given are found from ``offsets``. Raises NotLowered: for ``sparse`` or
+    ``scale_grad_by_freq``, and where `scatter` does.
+    """
     if sparse:
         raise NotLowered("sparse gradients")
     bags = offset2bag
@@ -200,7 +212,12 @@ def lower_dense_backward(
     per_sample_weights: Value | None,
     padding_idx: IntLike = -1,
 ) -> Value:
-    """Every bag's gradient added to the rows of its samples, or to those of its maxima."""
+    """Every bag's gradient added to the rows of its samples, or to those of its maxima.
+
+    Samples count with their weights, in mean mode divided by the size of the bag; the rows of
+    ``padding_idx`` get nothing. Raises NotLowered: for ``scale_grad_by_freq``, and where `scatter`
+    does.
+    """
     if scale_grad_by_freq:
         raise NotLowered("scale_grad_by_freq")
     zeros = _result(builder, 0)
@@ -238,7 +255,7 @@ def lower_per_sample_weights_backward(
     mode: int,
     padding_idx: IntLike = -1,
 ) -> Value:
-    """The product of each sample's row with the gradient of its bag."""
+    """For each sample: Σ of its row of the weight times the gradient of its bag."""
     out = builder.out
     if indices.is_empty or grad.is_empty:
         return _result(builder, 0)

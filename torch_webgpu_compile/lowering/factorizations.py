@@ -28,9 +28,10 @@ _ROWS_SQUARED = 24
 
 
 def _places(builder: Builder, pivots: Value, rows: Value, *, back: bool = False) -> Value:
-    """Where each row is after exchanging rows 0, 1, … with rows ``pivots`` (from 1), in order.
+    """Where each row is after rows 0, 1, … are exchanged in order with rows ``pivots`` (from 1).
 
-    With ``back``, where the row that is there then was before.
+    With ``back``: where the row that is there after the exchanges was before. Raises NotLowered:
+    for a symbolic number of pivots.
     """
     count = pivots.sizes[-1]
     *index, _ = positions(rows.sizes)
@@ -59,7 +60,10 @@ def lower_lu_unpack(
     unpack_data: bool = True,
     unpack_pivots: bool = True,
 ) -> tuple[Value, Value, Value]:
-    """(P, L, U) with P · L · U the matrix; those that are not asked for are empty."""
+    """(P, L, U) with P · L · U the matrix; those that are not asked for are empty.
+
+    Raises NotLowered: for P of a symbolic number of pivots.
+    """
     empty = []
     for signature in builder.results:
         assert signature is not None
@@ -94,7 +98,11 @@ def lower_lu_unpack(
 def _solved(
     builder: Builder, matrix: Value, rhs: Value, sizes: Sequence[Expr], upper: bool, unit: bool
 ) -> Value:
-    """X of ``sizes`` [*, n, k] with matrix · X = rhs, whose batch dimensions broadcast."""
+    """X of ``sizes`` [*, n, k] with matrix · X = rhs, whose batch dimensions broadcast.
+
+    The matrix is lower triangular, or ``upper``; ``unit``: with ones on its diagonal. Raises
+    NotLowered: where the driver bounds loops below what n rows take.
+    """
     if any(size is ZERO for size in sizes):
         return Value(rhs.dtype, tuple(sizes), const(0, rhs.dtype))
     *batch, rows, columns = sizes
@@ -140,7 +148,10 @@ def lower_solve_triangular(
     left: bool = True,
     unitriangular: bool = False,
 ) -> Value:
-    """X with self · X = B, or with X · self = B."""
+    """X with self · X = B or, unless ``left``, with X · self = B, for a triangular matrix ``self``.
+
+    Raises NotLowered: where the driver bounds loops below what that many rows take.
+    """
     sizes = builder.out.sizes
     if left:
         return _solved(builder, self, B, sizes, upper, unitriangular)
@@ -158,7 +169,10 @@ def lower_triangular_solve(
     transpose: bool = False,
     unitriangular: bool = False,
 ) -> tuple[Value, Value]:
-    """(X with A · X = self, A), both of all batches."""
+    """(X with A · X = self for a triangular A or its transpose, A), both of all batches.
+
+    Raises NotLowered: where the driver bounds loops below what that many rows take.
+    """
     second = builder.results[1]
     assert second is not None
     matrix = _transposed(A) if transpose else A
@@ -171,13 +185,20 @@ def lower_triangular_solve(
 def lower_cholesky_solve(
     builder: Builder, self: Value, input2: Value, upper: bool = False
 ) -> Value:
-    """X with L · Lᵀ · X = self, where ``input2`` is L or, if ``upper``, its transpose."""
+    """X with L · Lᵀ · X = self, where ``input2`` is L or, if ``upper``, its transpose.
+
+    Raises NotLowered: where the driver bounds loops below what that many rows take.
+    """
     lower = _transposed(input2) if upper else input2
     return _cholesky_solved(builder, lower, self)
 
 
 @lowers(aten.cholesky_inverse.default)
 def lower_cholesky_inverse(builder: Builder, self: Value, upper: bool = False) -> Value:
+    """The inverse of L · Lᵀ, where ``self`` is L or, if ``upper``, its transpose; […, n, n].
+
+    Raises NotLowered: where the driver bounds loops below what n rows take.
+    """
     sizes = builder.out.sizes
     *_, row, column = positions(sizes)
     one = cast(apply("eq", Index(row), Index(column)), self.dtype)
@@ -201,7 +222,11 @@ def lower_lu_solve(
     left: bool = True,
     adjoint: bool = False,
 ) -> Value:
-    """X with A · X = B for A = P · L · U, with Aᵀ · X = B (``adjoint``), or from the right."""
+    """X with A · X = B for A = P · L · U, with Aᵀ · X = B (``adjoint``), or from the right.
+
+    Raises NotLowered: for a symbolic number of pivots, and where the driver bounds loops below what
+    that many rows take.
+    """
     sizes = builder.out.sizes
     if any(size is ZERO for size in sizes):
         return Value(B.dtype, sizes, const(0, B.dtype))

@@ -185,7 +185,11 @@ def _register_antialiased(name: str, cubic: bool) -> None:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Value:
-        """Of uint8: floats are decomposed into products (``capture/antialiasing.py``)."""
+        """Antialiased interpolation of uint8 images [N, C, H, W]; see `resample_uint8`.
+
+        Floats never get here: ``capture/antialiasing.py`` decomposes them into matrix products.
+        Raises NotLowered: for any other dtype, and for symbolic sizes.
+        """
         if self.dtype is not dtypes.uint8:
             raise NotLowered(f"antialiased interpolation of {self.dtype.name}")
         return resample_uint8(

@@ -35,7 +35,11 @@ def lower_flash_attention(
     attn_mask: Value | None = None,
     scale: float | None = None,
 ) -> tuple[Value | None, Value | None]:
-    """(output, logsumexp)"""
+    """(result, logsumexp) of scaled dot-product attention; see `lower_attention`.
+
+    The scale is 1 / √size unless given. A bool mask keeps what is True. Raises NotLowered: for
+    dropout, for a symbolic head size without a scale, and where `lower_attention` does.
+    """
     if dropout_p:
         raise NotLowered("attention with dropout")
     bias = _bias(attn_mask)
@@ -57,7 +61,11 @@ def lower_flash_attention_backward(
     attn_mask: Value | None = None,
     scale: float | None = None,
 ) -> tuple[Value | None, Value | None, Value | None]:
-    """Gradients of query, key and value."""
+    """The gradients of query, key and value; see `lower_attention_backward`.
+
+    Raises NotLowered: for dropout, for a symbolic head size without a scale, and where
+    `lower_attention_backward` does.
+    """
     if dropout_p:
         raise NotLowered("attention with dropout")
     split = Reducing(grad_out, [3])

@@ -39,14 +39,23 @@ I64 = dtypes.int64
 def lower_fft(
     builder: Builder, pairs: Value, dims: Sequence[int], forward: bool, scale: float
 ) -> Value:
-    """One dimension after the other."""
+    """The Fourier transform of complex numbers over ``dims``, multiplied by ``scale``.
+
+    ``pairs`` is float32 [*sizes, 2], (real, imaginary) in its last dimension, and so is the result.
+    Raises NotLowered: for float64 and for a symbolic length.
+    """
     _check(pairs)
     return _transformed(builder, pairs, dims, forward, scale)
 
 
 @lowers(torch.ops.webgpu.rfft.default)
 def lower_rfft(builder: Builder, x: Value, dims: Sequence[int], scale: float) -> Value:
-    """The last dimension first: its rows are loaded as numbers without an imaginary part."""
+    """The Fourier transform of real numbers over ``dims``, multiplied by ``scale``.
+
+    Of the last one of ``dims``, with n elements, the n // 2 + 1 first results are given: float32
+    pairs [*sizes, 2]. It is transformed first, as rows without imaginary parts. Raises NotLowered:
+    for float64 and for a symbolic length.
+    """
     _check(x)
     last = dims[-1] % x.rank
     n = _length(x.sizes[last])
@@ -69,7 +78,7 @@ def lower_rfft(builder: Builder, x: Value, dims: Sequence[int], scale: float) ->
 
 
 def _own(scale: float, dims: Sequence[int]) -> float:
-    """What the first of several transforms multiplies by: nothing."""
+    """The scale that the first of several transforms applies: all of it if it is the only one."""
     return scale if len(dims) == 1 else 1.0
 
 
@@ -77,7 +86,11 @@ def _own(scale: float, dims: Sequence[int]) -> float:
 def lower_irfft(
     builder: Builder, pairs: Value, dims: Sequence[int], n: int | Expr, scale: float
 ) -> Value:
-    """The last dimension at the end. An even n takes a transform of half the length."""
+    """The inverse of `lower_rfft`: n real numbers in the last one of ``dims``, times ``scale``.
+
+    That dimension is transformed last; for an even n by a transform of half the length. Raises
+    NotLowered: for float64 and for a symbolic length.
+    """
     _check(pairs)
     length = _length(as_expr(n))
     last = dims[-1] % (pairs.rank - 1)

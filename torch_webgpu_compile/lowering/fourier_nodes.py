@@ -40,7 +40,7 @@ class Complex:
     imaginary: Scalar | None = None
 
     def __mul__(self, other: Complex) -> Complex:
-        """``other`` has an imaginary part."""
+        """The product of complex numbers; ``other`` has an imaginary part."""
         a, b, c, d = self.real, self.imaginary, other.real, other.imaginary
         assert d is not None
         if b is None:
@@ -56,7 +56,7 @@ Rows = Sequence[Expr]
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Transforms of rows, before it is known how.
+    """Transforms of rows, before it is decided which nodes compute them.
 
     Attributes:
         ranges: the sizes of rows.
@@ -82,6 +82,7 @@ class Transform:
 
 
 def number_at(pairs: Value, at: Sequence[Expr]) -> Complex:
+    """The complex number at an index of pairs, whose last dimension is (real, imaginary)."""
     real, imaginary = (cast(pairs.at([*at, as_expr(part)]), F32) for part in range(2))
     return Complex(real, imaginary)
 
@@ -95,6 +96,7 @@ class Table:
     name: str
 
     def at(self, position: Expr) -> Complex:
+        """The number at a position; the table becomes a constant buffer when it is first read."""
         sizes = tuple(map(as_expr, self.contents.shape))
         if self.name not in self.builder.constants:
             self.builder.constant(self.contents, F32, sizes, self.name)
@@ -102,7 +104,7 @@ class Table:
 
 
 def add_transform(builder: Builder, output: Buffer, transform: Transform, dim: int) -> None:
-    """The nodes of a transform of dimension ``dim`` of a tensor in memory like ``output``."""
+    """Adds the nodes that transform dimension ``dim`` of a tensor with the layout of ``output``."""
     target = builder.target
     contiguous = dim == len(output.sizes) - 2 or output.sizes[dim + 1 :] in ((), (PAIR,))
     longest = fourier.longest_row(target, 1 if contiguous else _ROWS_OF_COLUMN)

@@ -115,6 +115,11 @@ def _register(rank: int) -> None:
         output_size: Sequence[IntLike],
         random_samples: Value,
     ) -> tuple[Value | None, Value | None]:
+        """(the largest element of each window, its row-major position in the input's space).
+
+        Windows begin where ``random_samples`` (in [0, 1), one for each image, channel and
+        dimension) put them.
+        """
         return _forward(builder, rank, self, kernel_size, random_samples)
 
     @lowers(getattr(aten, f"fractional_max_pool{rank}d_backward").default)
@@ -126,6 +131,10 @@ def _register(rank: int) -> None:
         output_size: Sequence[IntLike],
         indices: Value,
     ) -> Value:
+        """Each gradient added to the input's element at its index.
+
+        Raises NotLowered: where `scatter` does.
+        """
         return _backward(builder, rank, grad_output, self, indices)
 
 

@@ -62,14 +62,17 @@ def _wrapped(position: Scalar, size: Expr) -> Scalar:
 
 
 class Ranges:
-    """What is known of integers whatever the data is, also of those that nodes have stored."""
+    """Proves bounds of integer scalars that hold whatever the data is.
+
+    Loads of buffers that nodes have stored are followed to the nodes' bodies.
+    """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
         self._depth = 0
 
     def is_at_least_zero(self, value: Scalar) -> bool:
-        """Whether an integer is ≥ 0."""
+        """Whether an integer scalar is proven to be ≥ 0."""
         match value:
             case Const(number):
                 return number >= 0
@@ -91,7 +94,7 @@ class Ranges:
         return False
 
     def is_below(self, value: Scalar, size: Expr) -> bool:
-        """Whether an integer is < size."""
+        """Whether an integer scalar is proven to be < size."""
         match value:
             case Const(number):
                 return is_less(as_expr(int(number)), size)

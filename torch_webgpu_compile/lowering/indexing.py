@@ -52,7 +52,10 @@ def lower_embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Value:
-    """weight[indices, :]"""
+    """``weight[indices, :]``: sizes [*indices, columns]. An index out of range is reported.
+
+    ``padding_idx``, ``scale_grad_by_freq`` and ``sparse`` only matter to the gradient.
+    """
     out = builder.out
     *rows, column = positions(out.sizes)
     if weight.is_empty or indices.is_empty:
@@ -63,6 +66,10 @@ def lower_embedding(
 
 @lowers(aten.index_select.default)
 def lower_index_select(builder: Builder, self: Value, dim: int, index: Value) -> Value:
+    """The slices of ``dim`` at the indices of a vector; an index out of range is reported.
+
+    A tensor without dimensions has one element, which every index must name as 0.
+    """
     out = builder.out
     if self.is_empty or index.is_empty:
         return Value(out.dtype, out.sizes, const(0, out.dtype))
@@ -78,7 +85,10 @@ def lower_index_select(builder: Builder, self: Value, dim: int, index: Value) ->
 
 @lowers(aten.take.default)
 def lower_take(builder: Builder, self: Value, index: Value) -> Value:
-    """Elements at row-major positions, which may be negative."""
+    """Elements at row-major positions, in the sizes of ``index``.
+
+    A negative position counts from the end; one out of range is reported.
+    """
     if index.is_empty:
         return Value(self.dtype, index.sizes, const(0, self.dtype))
     flat = reshape(self, [self.numel])
@@ -90,6 +100,10 @@ def lower_take(builder: Builder, self: Value, index: Value) -> Value:
 def lower_gather(
     builder: Builder, self: Value, dim: int, index: Value, *, sparse_grad: bool = False
 ) -> Value:
+    """``self`` at its own position, but along ``dim`` at ``index``; sizes are those of ``index``.
+
+    An index out of range, also a negative one, is reported.
+    """
     out = builder.out
     if index.is_empty or self.is_empty:
         return Value(out.dtype, out.sizes, const(0, out.dtype))
@@ -161,11 +175,17 @@ def broadcast_sizes(shapes: Sequence[Sequence[Expr]]) -> tuple[Expr, ...]:
 
 @lowers(aten.index.Tensor)
 def lower_index(builder: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
+    """``self[indices]`` with integer tensors, which broadcast; None keeps a dimension.
+
+    Negative indices count from the end; one out of range is reported. Raises NotLowered: for masks
+    (bool or uint8), which select a number of elements that depends on data.
+    """
     return _index(builder, self, indices, checked=True)
 
 
 @lowers(aten._unsafe_index.Tensor)
 def lower_unsafe_index(builder: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
+    """`lower_index` for indices that are known to be in range: nothing is checked."""
     return _index(builder, self, indices, checked=False)
 
 
@@ -182,7 +202,10 @@ def _index(
 def lower_masked_index(
     builder: Builder, self: Value, mask: Value, indices: Sequence[Value | None], fill: Operand
 ) -> Value:
-    """self[indices] where the mask holds, else ``fill``."""
+    """``self[indices]`` where the mask holds, else ``fill``; indices are not checked.
+
+    Raises NotLowered: for bool or uint8 indices.
+    """
     found = Indexed(builder, self, indices, checked=False)
     if found.is_empty:
         return as_value(fill, builder.out.sizes, self.dtype)
@@ -199,7 +222,11 @@ def lower_index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Value:
-    """self with self[indices] set to, or increased by, the values."""
+    """``self`` with ``self[indices]`` set to, or (``accumulate``) increased by, the values.
+
+    A bool mask as the only index takes the values in row-major order. Raises NotLowered: for uint8
+    masks and for masks beside other indices, and where `scatter` does.
+    """
     return _index_put(builder, self, indices, values, accumulate, checked=True)
 
 
@@ -211,6 +238,7 @@ def lower_unsafe_index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Value:
+    """`lower_index_put` for indices that are known to be in range."""
     return _index_put(builder, self, indices, values, accumulate, checked=False)
 
 
@@ -303,11 +331,20 @@ def _scatter_along(
 
 @lowers(aten.scatter.src, aten.scatter.value)
 def lower_scatter(builder: Builder, self: Value, dim: int, index: Value, src: Operand) -> Value:
+    """``self`` with ``src`` (a tensor or a number) set along ``dim`` at the positions in ``index``.
+
+    ``index`` has the rank of ``self`` and addresses it as in `lower_gather`. Which of several
+    updates of one element stays is open, unless deterministic results are asked for.
+    """
     return _scatter_along(builder, self, dim, index, src, accumulate=False)
 
 
 @lowers(aten.scatter_add.default)
 def lower_scatter_add(builder: Builder, self: Value, dim: int, index: Value, src: Value) -> Value:
+    """``self`` with ``src`` added along ``dim`` at the positions in ``index``.
+
+    Raises NotLowered: where `scatter` does.
+    """
     return _scatter_along(builder, self, dim, index, src, accumulate=True)
 
 
@@ -332,6 +369,10 @@ def _rows(
 def lower_index_add(
     builder: Builder, self: Value, dim: int, index: Value, source: Value, *, alpha: Operand = 1
 ) -> Value:
+    """``self`` with slices of ``alpha · source`` added along ``dim`` at the indices of a vector.
+
+    Raises NotLowered: where `scatter` does.
+    """
     from .pointwise import scaled
 
     source = Value(source.dtype, source.sizes, scaled(source.body, alpha))
@@ -340,6 +381,7 @@ def lower_index_add(
 
 @lowers(aten.index_copy.default)
 def lower_index_copy(builder: Builder, self: Value, dim: int, index: Value, source: Value) -> Value:
+    """``self`` with slices along ``dim`` replaced by those of ``source``, at a vector's indices."""
     return _rows(builder, self, dim, index, source, accumulate=False)
 
 
@@ -352,7 +394,11 @@ def lower_embedding_backward(
     padding_idx: IntLike,
     scale_grad_by_freq: bool,
 ) -> Value:
-    """Rows of the gradient added where the embedding was read, except the padding row."""
+    """[num_weights, columns]: each row of the gradient added to the row that its index read.
+
+    Rows of ``padding_idx`` stay 0. Raises NotLowered: for ``scale_grad_by_freq``, and where
+    `scatter` does.
+    """
     out = builder.out
     if scale_grad_by_freq:
         raise NotLowered("scale_grad_by_freq")

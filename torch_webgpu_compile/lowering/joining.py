@@ -21,7 +21,10 @@ aten = torch.ops.aten
 
 @lowers(aten.cat.default)
 def lower_cat(builder: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
-    """Along ``dim``; ATen skips empty one-dimensional tensors."""
+    """The tensors one after another along ``dim``, in their promoted dtype.
+
+    Empty vectors among tensors of another rank are skipped, as in ATen.
+    """
     out = builder.out
     parts = [t for t in tensors if not (t.rank == 1 and t.is_empty and len(out.sizes) != 1)]
     dim %= len(out.sizes)
@@ -76,6 +79,7 @@ def _join(builder: Builder, parts: Sequence[Value], dim: int) -> Value:
 
 @lowers(aten.stack.default)
 def lower_stack(builder: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    """The tensors, of equal sizes, side by side in a new dimension before ``dim``."""
     return lower_cat(builder, [unsqueeze(t, dim) for t in tensors], dim)
 
 
@@ -83,7 +87,10 @@ def lower_stack(builder: Builder, tensors: Sequence[Value], dim: int = 0) -> Val
 def lower_constant_pad(
     builder: Builder, self: Value, pad: Sequence[IntLike], value: bool | int | float | Value = 0
 ) -> Value:
-    """Pairs (before, after) from the last dimension on; negative ones crop."""
+    """``self`` with ``value`` before and after the elements of its last dimensions.
+
+    ``pad`` has pairs (before, after), from the last dimension on; a negative entry crops.
+    """
     out = builder.out
     index = list(positions(out.sizes))
     conditions: list[Scalar] = []
@@ -109,7 +116,7 @@ def lower_slice_scatter(
     end: IntLike | None = None,
     step: int = 1,
 ) -> Value:
-    """``self`` with a slice replaced by ``src``."""
+    """``self`` with ``self[start:end:step]`` along ``dim`` replaced by ``src``."""
     dim %= self.rank
     if src.is_empty:
         return self
@@ -138,7 +145,7 @@ def lower_slice_scatter(
 def lower_select_scatter(
     builder: Builder, self: Value, src: Value, dim: int, index: IntLike
 ) -> Value:
-    """``self`` with one element of a dimension replaced by ``src``."""
+    """``self`` with the slice at ``index`` of ``dim`` replaced by ``src``."""
     dim %= self.rank
     chosen = wrapped(index, self.sizes[dim])
     if builder.updates_argument and not src.is_empty:

@@ -96,11 +96,17 @@ def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
 
 @lowers(aten.mm.default, aten.bmm.default, aten._int_mm.default)
 def lower_mm(builder: Builder, self: Value, mat2: Value) -> Value:
+    """[…, m, k] · […, k, n], in the dtype of the operands; int8 products of ``_int_mm`` are int32.
+
+    16-bit floats are summed in float32 and rounded once. Products with a single row or column, and
+    those of int64 or bool, are a `Reduction`, others a `Contraction`.
+    """
     return matmul(builder, self, mat2, builder.out.dtype)
 
 
 @lowers(aten.mm.dtype, aten.bmm.dtype)
 def lower_mm_dtype(builder: Builder, self: Value, mat2: Value, out_dtype: torch.dtype) -> Value:
+    """`lower_mm` with the result in ``out_dtype``, to which the float32 sum is rounded."""
     return matmul(builder, self, mat2, builder.out.dtype)
 
 
@@ -168,12 +174,14 @@ def lower_addmm_activation(
 
 @lowers(aten.mv.default)
 def lower_mv(builder: Builder, self: Value, vec: Value) -> Value:
+    """[m, k] · [k]: a vector of m elements."""
     column = reshape(vec, [vec.sizes[0], ONE])
     return reshape(matmul(builder, self, column, builder.out.dtype), builder.out.sizes)
 
 
 @lowers(aten.dot.default, aten.vdot.default)
 def lower_dot(builder: Builder, self: Value, tensor: Value) -> Value:
+    """Σ of the products of two vectors' elements; of no elements 0."""
     (size,) = self.sizes
     row, column = reshape(self, [ONE, size]), reshape(tensor, [size, ONE])
     return reshape(matmul(builder, row, column, builder.out.dtype), ())
@@ -189,6 +197,7 @@ def lower_addmv(
     beta: Operand = 1,
     alpha: Operand = 1,
 ) -> Value:
+    """``beta · self + alpha · (mat · vec)``; beta = 0 ignores ``self``, NaN included."""
     column = reshape(vec, [vec.sizes[0], ONE])
     product = matmul(builder, mat, column, wide_dtype(builder.out.dtype))
     return add_scaled(builder, self, reshape(product, builder.out.sizes), beta, alpha)

@@ -30,10 +30,12 @@ def _same(a: Scalar, b: Scalar) -> Scalar:
 def lower_mode(
     builder: Builder, self: Value, dim: int = -1, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    """(the smallest of the most frequent values, where it is last).
+    """(the most frequent value along ``dim``, of several the smallest; the last position of it).
 
     In sorted rows equal values are neighbours. An element's distance from the first one of its run
     is largest at the end of the longest run, and its place in the row is where the value is last.
+
+    Raises NotLowered: for rows without elements.
     """
     if not self.rank:
         return self, Value(dtypes.int64, (), const(0, dtypes.int64))

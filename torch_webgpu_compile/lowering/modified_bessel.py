@@ -147,6 +147,7 @@ def _register(name: str, kind: Callable[[Scalar, int, bool], Scalar], order: int
 
     @lowers(getattr(aten, name).default)
     def lower(builder: Builder, self: Value) -> Value:
+        """A modified Bessel function of one order; scaled by an exponential for names in e."""
         dtype = float_dtype(self.dtype)
         return elementwise(builder, lambda x: kind(x, order, scaled), self, dtype=dtype)
 
@@ -154,6 +155,7 @@ def _register(name: str, kind: Callable[[Scalar, int, bool], Scalar], order: int
 def _register_scaled(name: str, order: int) -> None:
     @lowers(getattr(aten, name).default)
     def lower(builder: Builder, x: Value) -> Value:  # ATen's name of the argument
+        """``exp(x)`` times the modified Bessel function of the second kind."""
         dtype = float_dtype(x.dtype)
         return elementwise(builder, lambda a: _second_kind(a, order, scaled=True), x, dtype=dtype)
 

@@ -36,7 +36,10 @@ _ERFCX_DOUBLE = (
 
 
 def exp_square(x: Scalar) -> Scalar:
-    """e^(x²) with the digits of x² that its dtype has no room for."""
+    """e^(x²), accurate although x² has more digits than the dtype holds.
+
+    x is split into a part whose square is exact and a rest; |x| counts as 40 beyond 40.
+    """
     x = apply("minimum", apply("abs", x), number(40, x))  # an infinity has no rest
     double = is_double(x)
     bits = dtypes.int64 if double else dtypes.int32
@@ -106,6 +109,7 @@ def _ndtri(p: Scalar) -> Scalar:
 def _register(name: str, body: Body) -> None:
     @lowers(getattr(aten, name).default)
     def lower(builder: Builder, self: Value) -> Value:
+        """A function of each element; integers are computed in the default float dtype."""
         return elementwise(builder, body, self, dtype=float_dtype(self.dtype))
 
 

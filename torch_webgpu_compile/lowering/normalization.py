@@ -23,6 +23,10 @@ aten = torch.ops.aten
 
 @lowers(aten._softmax.default)
 def lower_softmax(builder: Builder, self: Value, dim: int, half_to_float: bool) -> Value:
+    """``exp(x − max) / Σ exp(x − max)`` along ``dim``, rounded once to the result's dtype.
+
+    Computed in float32 for 16-bit floats; ``half_to_float`` only changes the dtype of the result.
+    """
     split, shifted = _shifted(builder, self, dim)
     grown = builder.pointwise(apply("fast_exp", shifted), self.sizes, name="exp")
     total = split.reduce(builder, "sum", split.body(grown), keepdim=True, name="sum")
@@ -32,6 +36,10 @@ def lower_softmax(builder: Builder, self: Value, dim: int, half_to_float: bool) 
 
 @lowers(aten._log_softmax.default)
 def lower_log_softmax(builder: Builder, self: Value, dim: int, half_to_float: bool) -> Value:
+    """``(x − max) − log Σ exp(x − max)`` along ``dim``, rounded once to the result's dtype.
+
+    Computed in float32 for 16-bit floats; ``half_to_float`` only changes the dtype of the result.
+    """
     split, shifted = _shifted(builder, self, dim)
     moved = builder.pointwise(shifted, self.sizes, name="shifted")
     total = split.reduce(
@@ -57,7 +65,7 @@ def _shifted(builder: Builder, value: Value, dim: int) -> tuple[Reducing, Scalar
 def lower_softmax_backward(
     builder: Builder, grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype
 ) -> Value:
-    """y · (g − Σ g·y)."""
+    """``y · (g − Σ g · y)`` along ``dim``, for the result y of softmax and its gradient g."""
     dtype = compute_dtype(grad_output.dtype)
     grad, y = grad_output.cast(dtype), output.cast(dtype)
     split = Reducing(grad, dims_of(grad, dim))
@@ -71,7 +79,7 @@ def lower_softmax_backward(
 def lower_log_softmax_backward(
     builder: Builder, grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype
 ) -> Value:
-    """g − exp(y) · Σ g."""
+    """``g − exp(y) · Σ g`` along ``dim``, for the result y of log_softmax and its gradient g."""
     dtype = compute_dtype(grad_output.dtype)
     grad, y = grad_output.cast(dtype), output.cast(dtype)
     split = Reducing(grad, dims_of(grad, dim))
@@ -122,7 +130,11 @@ def lower_layer_norm(
     bias: Value | None,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    """Statistics over the trailing dimensions; returns (output, mean, rstd)."""
+    """(output, mean, 1/std), with statistics over the dimensions of ``normalized_shape``.
+
+    The output is ``(x − mean) / sqrt(var + eps) · weight + bias``; statistics keep the reduced
+    dimensions as size 1.
+    """
     dtype = compute_dtype(input.dtype)
     first = input.rank - len(normalized_shape)
     split = Reducing(input, range(first, input.rank))
@@ -145,7 +157,10 @@ def lower_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    """Statistics over each group of channels; returns (output, mean, rstd)."""
+    """(output, mean, 1/std) of [N, C, *space], with statistics over each group of channels.
+
+    The statistics have the sizes [N, group].
+    """
     dtype = compute_dtype(input.dtype)
     batch, channels, *space = input.sizes
     grouped = reshape(input, [batch, as_expr(group), channels // group, *space])
@@ -183,7 +198,10 @@ def lower_batch_norm_eval(
     momentum: float,
     eps: float,
 ) -> tuple[Value | None, ...]:
-    """((x − mean) · rstd) · weight + bias inline; the saved statistics are empty."""
+    """(output, empty, empty): ``(x − running_mean) / sqrt(running_var + eps) · weight + bias``.
+
+    One pointwise body over [N, C, *space], so that it can be the epilogue of a convolution.
+    """
     out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
     return out, _empty(builder.results[1]), _empty(builder.results[2])
 
@@ -200,7 +218,12 @@ def lower_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Value | None, ...]:
-    """Without changing the running statistics: in evaluation, or where there are none."""
+    """(output, mean, 1/std) of [N, C, *space].
+
+    Without running statistics those of the batch are used; in evaluation the running ones, and then
+    the saved statistics are empty. Raises NotLowered: in training with running statistics, which it
+    would have to change.
+    """
     if training and running_mean is None:
         return lower_batch_norm_no_stats(builder, input, weight, bias, training, momentum, eps)
     if training or running_mean is None or running_var is None:
@@ -303,6 +326,6 @@ def lower_batch_norm_no_stats(
     momentum: float,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    """(output, mean, rstd) of the batch."""
+    """(output, mean, 1/std), with statistics of the batch over all dimensions but the channels."""
     out, mean, rstd, _ = _batch_norm_training(builder, input, weight, bias, eps)
     return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)

@@ -31,8 +31,9 @@ _FEW_COMPARISONS = 1 << 20
 class Updates:
     """``initial`` with elements set, or increased by ``body``, at every point of ``ranges``.
 
-    A dimension of the result that a coordinate of the updates addresses as it is has no choice of
-    updates; those along the coordinates that are ``left`` compete.
+    A coordinate of an update that is, as it is, the index into a dimension of the result is direct:
+    each position of that dimension gets the updates of one coordinate only. Updates whose other
+    coordinates (``left``) differ may name the same element.
     """
 
     initial: Value
@@ -47,7 +48,7 @@ class Updates:
 
     @cached_property
     def direct(self) -> dict[int, int]:
-        """The dimension of the result for each coordinate that addresses one as it is."""
+        """For each direct coordinate, by number, the dimension of the result that it addresses."""
         found: dict[int, int] = {}
         for dim, entry in enumerate(self.index):
             expr = entry.expr if isinstance(entry, Index) else entry
@@ -58,22 +59,23 @@ class Updates:
 
     @property
     def left(self) -> list[int]:
-        """The other coordinates."""
+        """The numbers of the coordinates that are not direct."""
         return [k for k in range(len(self.ranges)) if k not in self.direct]
 
     @property
     def compared(self) -> list[int]:
-        """The other dimensions of the result."""
+        """The dimensions of the result that no direct coordinate addresses."""
         addressed = self.direct.values()
         return [dim for dim in range(self.initial.rank) if dim not in addressed]
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether the result is ``initial``: it has no elements, or there are no updates."""
         return self.initial.is_empty or any(size is ZERO for size in self.ranges)
 
     @property
     def left_sizes(self) -> list[Expr]:
+        """The sizes of the coordinates that are left; [1] if there are none."""
         return [self.ranges[k] for k in self.left] or [ONE]
 
     @property
@@ -82,28 +84,29 @@ class Updates:
         return product(self.left_sizes)
 
     def moved(self, entry: IndexLike, at: Sequence[IndexLike]) -> Scalar:
-        """A scalar over the updates at one of them."""
+        """``entry``, a scalar over the coordinates of the updates, at the update ``at``."""
         scalar = Index(entry) if isinstance(entry, Expr) else entry
         return Value(scalar.dtype, self.ranges, scalar).at(at)
 
     def reached(self, here: Sequence[Expr]) -> list[Scalar]:
-        """Conditions for an element to be inside of what the direct coordinates address."""
+        """The conditions under which the element ``here`` has updates by direct coordinates."""
         found: list[Scalar] = []
         for k, dim in self.direct.items():
             found += in_range(here[dim], self.ranges[k])
         return found
 
     def place(self, here: Sequence[Expr], left: Sequence[IndexLike]) -> list[IndexLike]:
-        """The update for an element of the result with these coordinates that are left."""
+        """The coordinates of the update of element ``here`` with ``left`` as its other ones."""
         others = iter(left)
         direct = self.direct
         return [here[direct[k]] if k in direct else next(others) for k in range(len(self.ranges))]
 
 
 def ordered(builder: Builder, updates: Updates, accumulate: bool) -> Value:
-    """The updates, in their order: sums are always added alike, and the last one of several wins.
+    """The result of the updates as if they were made in their order, the same in every run.
 
-    A sum is computed in the dtype of ``initial``, which is that of the body.
+    Sums are added in that order, in the dtype of ``initial``, which is that of the body; of several
+    updates that set an element the last one stays.
     """
     work = updates.competing * updates.initial.numel
     if not updates.compared or (work.is_constant and int(work) <= _FEW_COMPARISONS):
@@ -126,7 +129,10 @@ def _hits(updates: Updates) -> tuple[list[Expr], list[IndexLike], Scalar, Scalar
 
 
 def summed(builder: Builder, updates: Updates) -> Value:
-    """Every element plus the sum of the updates that name it, comparing it with all that may."""
+    """``initial`` plus, for every element, the sum of the updates that name it.
+
+    Each element is compared with all updates that may name it.
+    """
     initial = updates.initial
     _, at, named, inside = _hits(updates)
     zero = const(0, initial.dtype)

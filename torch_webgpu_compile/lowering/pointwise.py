@@ -23,7 +23,12 @@ Body = Callable[..., Scalar]
 def elementwise(
     builder: Builder, body: Body, *operands: Operand, dtype: DType | None = None
 ) -> Value:
-    """One node: ``body`` of the operands in their promoted (or the given) compute dtype."""
+    """One `Pointwise` node: ``body`` of the operands, broadcast to the result's sizes.
+
+    The operands are converted to the compute dtype of ``dtype``, or of their promoted dtype:
+    float16 and bfloat16 are computed in float32. The body's value is converted to the result's
+    dtype.
+    """
     out = builder.out
     compute = compute_dtype(dtype or result_dtype(operands))
     scalars = [operand(arg, out.sizes, compute) for arg in operands]
@@ -63,6 +68,11 @@ def _register_unary(name: str, to_float: bool) -> None:
 
     @lowers(overload)
     def lower(builder: Builder, self: Value) -> Value:
+        """One scalar op per element.
+
+        A ``to_float`` operator computes integers and bools in the default float; rounding of
+        integers, and abs and sign of bools, return ``self``.
+        """
         if to_float:
             return elementwise(
                 builder, lambda x: apply(name, x), self, dtype=float_dtype(self.dtype)
@@ -82,11 +92,16 @@ for _name in _SAME_UNARY.split():
 
 @lowers(aten.square.default)
 def lower_square(builder: Builder, self: Value) -> Value:
+    """``x · x``; integers wrap."""
     return elementwise(builder, lambda x: apply("square", x), self)
 
 
 @lowers(aten.round.decimals)
 def lower_round_decimals(builder: Builder, self: Value, *, decimals: int) -> Value:
+    """x rounded to a number of decimal places, ties to even; integers are returned as they are.
+
+    Computed as round(x · 10^decimals) / 10^decimals, in float32 for 16-bit floats.
+    """
     if not self.dtype.is_float:
         return self
     scale = const(10.0 ** abs(decimals), compute_dtype(self.dtype))
@@ -106,6 +121,7 @@ def scaled(value: Scalar, alpha: Operand) -> Scalar:
 
 @lowers(aten.add.Tensor, aten.add.Scalar)
 def lower_add(builder: Builder, self: Operand, other: Operand, alpha: Operand = 1) -> Value:
+    """``self + alpha · other`` in the promoted dtype; of bools, ``self | (alpha & other)``."""
     return elementwise(builder, lambda a, b: plus(a, scaled(b, alpha)), self, other)
 
 
@@ -116,16 +132,19 @@ def plus(a: Scalar, b: Scalar) -> Scalar:
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def lower_sub(builder: Builder, self: Operand, other: Operand, alpha: Operand = 1) -> Value:
+    """``self − alpha · other`` in the promoted dtype; integers wrap."""
     return elementwise(builder, lambda a, b: apply("sub", a, scaled(b, alpha)), self, other)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
 def lower_rsub(builder: Builder, self: Operand, other: Operand, alpha: Operand = 1) -> Value:
+    """``other − alpha · self`` in the promoted dtype; integers wrap."""
     return elementwise(builder, lambda a, b: apply("sub", b, scaled(a, alpha)), self, other)
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
 def lower_mul(builder: Builder, self: Operand, other: Operand) -> Value:
+    """``self · other`` in the promoted dtype; integers wrap, bools are and-ed."""
     return elementwise(builder, times, self, other)
 
 
@@ -136,6 +155,7 @@ def times(a: Scalar, b: Scalar) -> Scalar:
 
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def lower_div(builder: Builder, self: Operand, other: Operand) -> Value:
+    """``self / other``; integers and bools are divided in the default float dtype."""
     dtype = float_dtype(result_dtype((self, other)))
     return elementwise(builder, lambda a, b: apply("div", a, b), self, other, dtype=dtype)
 
@@ -144,6 +164,10 @@ def lower_div(builder: Builder, self: Operand, other: Operand) -> Value:
 def lower_div_mode(
     builder: Builder, self: Operand, other: Operand, *, rounding_mode: str | None = None
 ) -> Value:
+    """``self / other``, rounded towards 0 (``"trunc"``) or towards −∞ (``"floor"``).
+
+    Rounded divisions of integers stay integers. Without a mode it is `lower_div`.
+    """
     if rounding_mode is None:
         return lower_div(builder, self, other)
     common = result_dtype((self, other))
@@ -160,6 +184,7 @@ def lower_div_mode(
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def lower_floor_divide(builder: Builder, self: Operand, other: Operand) -> Value:
+    """``floor(self / other)`` in the promoted dtype, also of integers."""
     common = result_dtype((self, other))
     dividend = rounded_operand(self, common)  # PyTorch widens divisors only
     return elementwise(
@@ -172,6 +197,7 @@ def _register_unwidened(name: str, overloads: str) -> None:
 
     @lowers(*(getattr(packet, overload) for overload in overloads.split()))
     def lower(builder: Builder, self: Operand, other: Operand) -> Value:
+        """One scalar op of two operands, each first rounded to the promoted dtype: `unwidened`."""
         return unwidened(builder, lambda a, b: apply(name, a, b), self, other)
 
 
@@ -180,6 +206,7 @@ def _register_binary(name: str, overloads: str, to_float: bool = False) -> None:
 
     @lowers(*(getattr(packet, overload) for overload in overloads.split()))
     def lower(builder: Builder, self: Operand, other: Operand) -> Value:
+        """A scalar op of two operands in their promoted dtype; ``to_float``: in its float dtype."""
         dtype = result_dtype((self, other))
         dtype = float_dtype(dtype) if to_float else dtype
         return elementwise(builder, lambda a, b: apply(name, a, b), self, other, dtype=dtype)
@@ -196,12 +223,14 @@ _register_binary("bitwise_xor", "Tensor Scalar Scalar_Tensor")
 
 @lowers(aten.copysign.Tensor, aten.copysign.Scalar)
 def lower_copysign(builder: Builder, self: Operand, other: Operand) -> Value:
+    """``|self|`` with the sign of ``other``, −0 included; integers become the default float."""
     dtype = float_dtype(result_dtype((self, other)))
     return elementwise(builder, lambda a, b: apply("copysign", a, b), self, other, dtype=dtype)
 
 
 @lowers(aten.bitwise_not.default)
 def lower_bitwise_not(builder: Builder, self: Value) -> Value:
+    """All bits inverted; of bools, the logical not."""
     return elementwise(builder, lambda x: apply("bitwise_not", x), self)
 
 
@@ -213,6 +242,7 @@ def lower_bitwise_not(builder: Builder, self: Value) -> Value:
     aten.__lshift__.Tensor,
 )
 def lower_shift_left(builder: Builder, self: Operand, other: Operand) -> Value:
+    """``self << other`` for integers, in the promoted dtype."""
     return elementwise(builder, lambda a, b: apply("shift_left", a, b), self, other)
 
 
@@ -224,6 +254,7 @@ def lower_shift_left(builder: Builder, self: Operand, other: Operand) -> Value:
     aten.__rshift__.Tensor,
 )
 def lower_shift_right(builder: Builder, self: Operand, other: Operand) -> Value:
+    """``self >> other`` for integers; copies of the sign are shifted into signed ones."""
     return elementwise(builder, lambda a, b: apply("shift_right", a, b), self, other)
 
 
@@ -239,21 +270,25 @@ def larger(a: Scalar, b: Scalar) -> Scalar:
 
 @lowers(aten.minimum.default)
 def lower_minimum(builder: Builder, self: Value, other: Value) -> Value:
+    """The smaller element, NaN if either is NaN; of bools, the logical and."""
     return elementwise(builder, smaller, self, other)
 
 
 @lowers(aten.maximum.default)
 def lower_maximum(builder: Builder, self: Value, other: Value) -> Value:
+    """The larger element, NaN if either is NaN; of bools, the logical or."""
     return elementwise(builder, larger, self, other)
 
 
 @lowers(aten.fmin.default)
 def lower_fmin(builder: Builder, self: Value, other: Value) -> Value:
+    """The smaller element; where one of the two is NaN, the other one."""
     return elementwise(builder, lambda a, b: _ignoring_nan(smaller, a, b), self, other)
 
 
 @lowers(aten.fmax.default)
 def lower_fmax(builder: Builder, self: Value, other: Value) -> Value:
+    """The larger element; where one of the two is NaN, the other one."""
     return elementwise(builder, lambda a, b: _ignoring_nan(larger, a, b), self, other)
 
 
@@ -268,6 +303,10 @@ def _ignoring_nan(choose: Body, a: Scalar, b: Scalar) -> Scalar:
 def lower_clamp(
     builder: Builder, self: Value, min: Operand | None = None, max: Operand | None = None
 ) -> Value:
+    """``min(max(self, min), max)`` with numbers or broadcasting tensors; None is no bound.
+
+    ``max`` wins where min > max. NaN of the element or of a bound gives NaN.
+    """
     bounds = [bound for bound in (min, max) if bound is not None]
 
     def body(x: Scalar, *limits: Scalar) -> Scalar:
@@ -281,16 +320,22 @@ def lower_clamp(
 
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
 def lower_clamp_min(builder: Builder, self: Value, min: Operand) -> Value:
+    """``max(self, min)`` with a number or a broadcasting tensor; NaN of either gives NaN."""
     return elementwise(builder, larger, self, min)
 
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def lower_clamp_max(builder: Builder, self: Value, max: Operand) -> Value:
+    """``min(self, max)`` with a number or a broadcasting tensor; NaN of either gives NaN."""
     return elementwise(builder, smaller, self, max)
 
 
 def power(base: Scalar, exponent: int | float) -> Scalar:
-    """base to a constant, by cheap exact operations where there are."""
+    """``base`` to a constant, in the dtype of ``base``.
+
+    Small whole exponents, ±½ and −1 are products, roots and reciprocals, others the scalar op
+    "pow".
+    """
     is_float = base.dtype.is_float
     simple = {1: base, 2: apply("square", base)}
     if exponent in simple:
@@ -308,6 +353,11 @@ def power(base: Scalar, exponent: int | float) -> Scalar:
 
 @lowers(aten.pow.Tensor_Scalar)
 def lower_pow_scalar(builder: Builder, self: Value, exponent: Operand) -> Value:
+    """``self`` to a number, in their promoted dtype.
+
+    A Python number is rounded to that dtype first and expanded by `power`; one that is data of the
+    graph, or a bool base, takes `lower_pow`.
+    """
     if isinstance(exponent, (bool, int, float)) and self.dtype.kind is not Kind.BOOL:
         dtype = result_dtype((self, exponent))
         constant = rounded_operand(exponent, dtype)
@@ -318,6 +368,7 @@ def lower_pow_scalar(builder: Builder, self: Value, exponent: Operand) -> Value:
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def lower_pow(builder: Builder, self: Operand, exponent: Operand) -> Value:
+    """``self`` to the ``exponent``; both are first rounded to the promoted dtype."""
     return unwidened(builder, _pow, self, exponent)
 
 
@@ -331,6 +382,7 @@ def _pow(a: Scalar, b: Scalar) -> Scalar:
 def lower_addcmul(
     builder: Builder, self: Value, tensor1: Value, tensor2: Value, *, value: Operand = 1
 ) -> Value:
+    """``self + value · tensor1 · tensor2``, rounded once to the result's dtype."""
     return elementwise(
         builder,
         lambda a, b, c: plus(a, times(scaled(b, value), c)),
@@ -344,6 +396,7 @@ def lower_addcmul(
 def lower_addcdiv(
     builder: Builder, self: Value, tensor1: Value, tensor2: Value, *, value: Operand = 1
 ) -> Value:
+    """``self + value · tensor1 / tensor2``, rounded once to the result's dtype."""
     return elementwise(
         builder,
         lambda a, b, c: plus(a, apply("div", scaled(b, value), c)),
@@ -355,7 +408,10 @@ def lower_addcdiv(
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lower_lerp(builder: Builder, self: Value, end: Value, weight: Operand) -> Value:
-    """self + weight·(end − self), from the nearer end (ATen's ``lerp``)."""
+    """``self + weight · (end − self)``; where |weight| ≥ ½, ``end − (end − self) · (1 − weight)``.
+
+    As ATen's ``lerp``, it is exact at weights 0 and 1.
+    """
 
     def body(a: Scalar, b: Scalar, w: Scalar) -> Scalar:
         difference = apply("sub", b, a)
@@ -369,7 +425,10 @@ def lower_lerp(builder: Builder, self: Value, end: Value, weight: Operand) -> Va
 
 @lowers(aten.hypot.default)
 def lower_hypot(builder: Builder, self: Value, other: Value) -> Value:
-    """sqrt(a² + b²), scaled by the larger so that squares do not overflow."""
+    """``sqrt(self² + other²)``, without an overflow of the squares.
+
+    Infinite if either is infinite, also when the other is NaN.
+    """
 
     def body(a: Scalar, b: Scalar) -> Scalar:
         a, b = apply("abs", a), apply("abs", b)
@@ -386,6 +445,7 @@ def lower_hypot(builder: Builder, self: Value, other: Value) -> Value:
 
 @lowers(aten.frac.default)
 def lower_frac(builder: Builder, self: Value) -> Value:
+    """``x − trunc(x)``: the fraction, with the sign of x."""
     return elementwise(builder, lambda x: apply("sub", x, apply("trunc", x)), self)
 
 

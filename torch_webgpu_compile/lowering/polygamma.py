@@ -117,6 +117,10 @@ def _by_zeta(x: Scalar, n: int) -> Scalar:
 
 @lowers(aten.polygamma.default)
 def lower_polygamma(builder: Builder, n: IntLike, self: Value) -> Value:
+    """The ``n``-th derivative of digamma; integers are computed in the default float dtype.
+
+    Raises NotLowered: for an ``n`` that is a symbolic size.
+    """
     if n == 0:
         return lower_digamma(builder, self)
     if not isinstance(n, int):

@@ -141,6 +141,12 @@ def _window_indices(builder: Builder, windows: Windows, body: Scalar) -> Value:
 def lower_max_pool2d(
     builder: Builder, self: Value, *arguments: Any
 ) -> tuple[Value | None, Value | None]:
+    """(the largest element of each window, its row-major position in the input's space).
+
+    Windows over the last two dimensions; padding never wins, NaN does. ``kernel_size``, ``stride``
+    (the kernel's size if empty), ``padding``, ``dilation`` and ``ceil_mode`` follow ``self``. Only
+    results that are read are made.
+    """
     return _lower_max_pool(builder, 2, self, *arguments)
 
 
@@ -148,6 +154,7 @@ def lower_max_pool2d(
 def lower_max_pool3d(
     builder: Builder, self: Value, *arguments: Any
 ) -> tuple[Value | None, Value | None]:
+    """`lower_max_pool2d` for windows over the last three dimensions."""
     return _lower_max_pool(builder, 3, self, *arguments)
 
 
@@ -194,11 +201,18 @@ def window_divisor(windows: Windows, count_include_pad: bool, window: Sequence[E
 
 @lowers(aten.avg_pool2d.default)
 def lower_avg_pool2d(builder: Builder, self: Value, *arguments: Any) -> Value:
+    """The mean of each window over the last two dimensions.
+
+    The divisor is ``divisor_override``, or the number of elements in the window: with
+    ``count_include_pad`` those of the padding too. 16-bit floats are summed in float32; integer
+    means are truncated. Raises NotLowered: for bool.
+    """
     return _lower_avg_pool(builder, 2, self, *arguments)
 
 
 @lowers(aten.avg_pool3d.default)
 def lower_avg_pool3d(builder: Builder, self: Value, *arguments: Any) -> Value:
+    """`lower_avg_pool2d` for windows over the last three dimensions."""
     return _lower_avg_pool(builder, 3, self, *arguments)
 
 
@@ -262,6 +276,10 @@ def _lower_adaptive(builder: Builder, value: Value, rank: int) -> Value:
 def lower_adaptive_avg_pool2d(
     builder: Builder, self: Value, output_size: Sequence[IntLike]
 ) -> Value:
+    """The means of windows that divide the last two dimensions into ``output_size`` parts.
+
+    Window i covers ⌊i · in / out⌋ to ⌈(i + 1) · in / out⌉ of a dimension.
+    """
     return _lower_adaptive(builder, self, 2)
 
 
@@ -269,6 +287,7 @@ def lower_adaptive_avg_pool2d(
 def lower_adaptive_avg_pool3d(
     builder: Builder, self: Value, output_size: Sequence[IntLike]
 ) -> Value:
+    """`lower_adaptive_avg_pool2d` for the last three dimensions."""
     return _lower_adaptive(builder, self, 3)
 
 
@@ -292,6 +311,10 @@ def _lower_adaptive_max(
 def lower_adaptive_max_pool2d(
     builder: Builder, self: Value, output_size: Sequence[IntLike]
 ) -> tuple[Value | None, Value | None]:
+    """(the largest element of each adaptive window, its row-major position in the input's space).
+
+    The windows are those of `lower_adaptive_avg_pool2d`.
+    """
     return _lower_adaptive_max(builder, self, 2)
 
 
@@ -299,4 +322,5 @@ def lower_adaptive_max_pool2d(
 def lower_adaptive_max_pool3d(
     builder: Builder, self: Value, output_size: Sequence[IntLike]
 ) -> tuple[Value | None, Value | None]:
+    """`lower_adaptive_max_pool2d` for the last three dimensions."""
     return _lower_adaptive_max(builder, self, 3)

@@ -95,11 +95,16 @@ def _max_pool_backward(
 
 @lowers(aten.max_pool2d_with_indices_backward.default)
 def lower_max_pool2d_backward(builder: Builder, *arguments: Any) -> Value:
+    """Each element of the input: Σ of the gradients of the windows whose maximum it was.
+
+    Arguments as in ATen's schema; ``indices`` are those of `lower_max_pool2d`.
+    """
     return _max_pool_backward(builder, 2, *arguments)
 
 
 @lowers(aten.max_pool3d_with_indices_backward.default)
 def lower_max_pool3d_backward(builder: Builder, *arguments: Any) -> Value:
+    """`lower_max_pool2d_backward` for windows over the last three dimensions."""
     return _max_pool_backward(builder, 3, *arguments)
 
 
@@ -132,11 +137,13 @@ def _avg_pool_backward(
 
 @lowers(aten.avg_pool2d_backward.default)
 def lower_avg_pool2d_backward(builder: Builder, *arguments: Any) -> Value:
+    """Each element of the input: Σ of gradient / divisor of the windows that contain it."""
     return _avg_pool_backward(builder, 2, *arguments)
 
 
 @lowers(aten.avg_pool3d_backward.default)
 def lower_avg_pool3d_backward(builder: Builder, *arguments: Any) -> Value:
+    """`lower_avg_pool2d_backward` for windows over the last three dimensions."""
     return _avg_pool_backward(builder, 3, *arguments)
 
 
@@ -157,9 +164,11 @@ def _adaptive_backward(builder: Builder, grad_output: Value, value: Value, rank:
 
 @lowers(aten._adaptive_avg_pool2d_backward.default)
 def lower_adaptive_avg_pool2d_backward(builder: Builder, grad_output: Value, self: Value) -> Value:
+    """Each element of the input: Σ of gradient / length of the windows that contain it."""
     return _adaptive_backward(builder, grad_output, self, 2)
 
 
 @lowers(aten._adaptive_avg_pool3d_backward.default)
 def lower_adaptive_avg_pool3d_backward(builder: Builder, grad_output: Value, self: Value) -> Value:
+    """`lower_adaptive_avg_pool2d_backward` for the last three dimensions."""
     return _adaptive_backward(builder, grad_output, self, 3)

@@ -30,7 +30,11 @@ def lower_addbmm(
     beta: Operand = 1,
     alpha: Operand = 1,
 ) -> Value:
-    """beta · self + alpha · Σ over the batch of batch1 · batch2, as one product over (batch, k)."""
+    """``beta · self + alpha · Σ batch1[b] · batch2[b]`` over the batches b, rounded once.
+
+    [b, m, k] and [b, k, n] become one product of [m, b · k] and [b · k, n]; beta = 0 ignores
+    ``self``.
+    """
     batch, rows, inner = batch1.sizes
     columns = batch2.sizes[2]
     left = reshape(permute(batch1, [1, 0, 2]), [rows, batch * inner])

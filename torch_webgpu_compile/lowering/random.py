@@ -21,7 +21,10 @@ BITS = 24
 def lower_uniform(
     builder: Builder, seed: Value, size: Sequence[int | Expr], device: object = None
 ) -> Value:
-    """The element's number is taken modulo 2³²."""
+    """Random numbers of [0, 1), float32: multiples of 2⁻²⁴ that the seed (2 integers) determines.
+
+    An element's number is that of its row-major position modulo 2³².
+    """
     sizes = tuple(as_expr(length) for length in size)
     if any(length is ZERO for length in sizes):
         return Value(dtypes.float32, sizes, const(0, dtypes.float32))
@@ -31,7 +34,10 @@ def lower_uniform(
 
 
 def random_bits(seed: Value, number: Expr) -> Scalar:
-    """`BITS` random bits, uint32: element ``number`` of ``webgpu::uniform`` times 2²⁴."""
+    """`BITS` random bits as a uint32: 2²⁴ times element ``number`` of ``webgpu::uniform``.
+
+    A hash of the number and of the seed's two integers.
+    """
     first, second = (cast(seed.at([as_expr(k)]), U32) for k in (0, 1))
     x = apply("add", apply("mul", cast(Index(number), U32), const(custom_ops.WEYL, U32)), first)
     x = _hash(apply("bitwise_xor", _hash(x), second))

@@ -49,6 +49,7 @@ class Reducing:
 
     @property
     def keepdim_sizes(self) -> tuple[Expr, ...]:
+        """The value's sizes with 1 in every reduced dimension."""
         return tuple(ONE if k in self.dims else s for k, s in enumerate(self.value.sizes))
 
     def index(self) -> list[Expr]:
@@ -105,11 +106,17 @@ def converted(builder: Builder, value: Value, dtype: DType | None = None) -> Val
 def lower_sum(
     builder: Builder, self: Value, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
+    """Σ over ``dim`` (all dimensions for None or none given), of no elements 0.
+
+    16-bit floats are summed in float32 and rounded once; integers wrap; bools as a result are
+    or-ed.
+    """
     return _reduce(builder, "sum", self, dim, keepdim, compute_dtype(builder.out.dtype))
 
 
 @lowers(aten.sum.default)
 def lower_sum_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value:
+    """Σ over all elements: `lower_sum` without dimensions."""
     return lower_sum(builder, self)
 
 
@@ -117,11 +124,17 @@ def lower_sum_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value:
 def lower_prod(
     builder: Builder, self: Value, dim: int, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
+    """The product over ``dim``, of no elements 1.
+
+    16-bit floats are multiplied in float32 and rounded once; integers wrap; bools as a result are
+    and-ed.
+    """
     return _reduce(builder, "prod", self, dim, keepdim, compute_dtype(builder.out.dtype))
 
 
 @lowers(aten.prod.default)
 def lower_prod_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value:
+    """The product of all elements, of none 1."""
     return _reduce(builder, "prod", self, None, False, compute_dtype(builder.out.dtype))
 
 
@@ -129,6 +142,10 @@ def lower_prod_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value
 def lower_mean(
     builder: Builder, self: Value, dim: Dims, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
+    """Σ / count over ``dim`` (all dimensions for None or none given), of no elements NaN.
+
+    16-bit floats are summed in float32 and rounded once, after the division.
+    """
     split = Reducing(self, dims_of(self, dim))
     mean = mean_of(builder, split, compute_dtype(builder.out.dtype), keepdim=keepdim)
     return builder.pointwise(cast(mean, builder.out.dtype), builder.out.sizes)
@@ -136,6 +153,7 @@ def lower_mean(
 
 @lowers(aten.mean.default)
 def lower_mean_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value:
+    """The mean of all elements: `lower_mean` without dimensions."""
     return lower_mean(builder, self, None)
 
 
@@ -152,11 +170,13 @@ def count_scalar(count: Expr, dtype: DType) -> Scalar:
 
 @lowers(aten.amax.default)
 def lower_amax(builder: Builder, self: Value, dim: Dims = (), keepdim: bool = False) -> Value:
+    """The largest element over ``dim`` (all for none), NaN if there is one; of bools, any."""
     return _extreme(builder, "maximum", self, dim, keepdim)
 
 
 @lowers(aten.amin.default)
 def lower_amin(builder: Builder, self: Value, dim: Dims = (), keepdim: bool = False) -> Value:
+    """The smallest element over ``dim`` (all for none), NaN if there is one; of bools, all."""
     return _extreme(builder, "minimum", self, dim, keepdim)
 
 
@@ -169,11 +189,13 @@ def _extreme(builder: Builder, kind: str, value: Value, dim: Dims, keepdim: bool
 
 @lowers(aten.max.default)
 def lower_max_all(builder: Builder, self: Value) -> Value:
+    """The largest of all elements, NaN if there is one; of bools, any."""
     return _extreme(builder, "maximum", self, None, False)
 
 
 @lowers(aten.min.default)
 def lower_min_all(builder: Builder, self: Value) -> Value:
+    """The smallest of all elements, NaN if there is one; of bools, all."""
     return _extreme(builder, "minimum", self, None, False)
 
 
@@ -182,6 +204,10 @@ def _register_extreme_dim(name: str, kind: str, position: str) -> None:
     def lower(
         builder: Builder, self: Value, dim: int, keepdim: bool = False
     ) -> tuple[Value | None, Value | None]:
+        """(the extreme elements along ``dim``, their int64 positions); only what is read is made.
+
+        NaN is the extreme if there is one; of equal elements, the position is the first.
+        """
         values = indices = None
         if builder.is_used(0):
             values = _extreme(builder, kind, self, dim, keepdim)
@@ -208,6 +234,7 @@ def _position(builder: Builder, kind: str, value: Value, dim: Dims, keepdim: boo
 def lower_argmax(
     builder: Builder, self: Value, dim: int | None = None, keepdim: bool = False
 ) -> Value:
+    """The int64 position of the largest element along ``dim``, or (None) in row-major order."""
     return _position(builder, "argmax", self, dim, keepdim)
 
 
@@ -215,6 +242,7 @@ def lower_argmax(
 def lower_argmin(
     builder: Builder, self: Value, dim: int | None = None, keepdim: bool = False
 ) -> Value:
+    """The int64 position of the smallest element along ``dim``, or (None) in row-major order."""
     return _position(builder, "argmin", self, dim, keepdim)
 
 
@@ -222,7 +250,11 @@ def _register_test(name: str) -> None:
     packet = getattr(aten, name)
 
     def lower(builder: Builder, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-        """In bool; of uint8 the result is uint8, as ever."""
+        """Whether any (or all) elements over ``dim`` are nonzero.
+
+        Computed in bool and converted to the dtype of the result: that is uint8 for uint8, else
+        bool.
+        """
         return _reduce(builder, name, self, dim, keepdim, dtypes.bool_)
 
     lowers(packet.default, packet.dim, packet.dims)(lower)
@@ -277,12 +309,18 @@ def _variance_over(
 
 @lowers(aten.var.correction)
 def lower_var(builder: Builder, self: Value, *dim: Dims, **options: Any) -> Value:
+    """Σ (x − mean)² / (count − correction) over ``dim`` (all for None), in two passes.
+
+    The correction is 1 unless given. Where it is not below the count, the result is NaN, or ∞ if
+    there are deviations.
+    """
     result, _ = _variance_over(builder, self, *dim, **options)
     return converted(builder, result)
 
 
 @lowers(aten.std.correction)
 def lower_std(builder: Builder, self: Value, *dim: Dims, **options: Any) -> Value:
+    """The square root of `lower_var`, taken before rounding to the result's dtype."""
     result, _ = _variance_over(builder, self, *dim, **options)
     return builder.pointwise(cast(apply("sqrt", result.body), self.dtype), result.sizes)
 
@@ -291,13 +329,17 @@ def lower_std(builder: Builder, self: Value, *dim: Dims, **options: Any) -> Valu
 def lower_var_mean(
     builder: Builder, self: Value, *dim: Dims, **options: Any
 ) -> tuple[Value, Value]:
+    """(the variance as in `lower_var`, the mean)."""
     result, mean = _variance_over(builder, self, *dim, **options)
     return converted(builder, result), converted(builder, mean)
 
 
 @lowers(aten.logsumexp.default)
 def lower_logsumexp(builder: Builder, self: Value, dim: Dims, keepdim: bool = False) -> Value:
-    """max + log Σ exp(x − max), where an infinite maximum counts as 0."""
+    """``log Σ exp(x)`` over ``dim``, as ``max + log Σ exp(x − max)``.
+
+    An infinite maximum is not subtracted, so that ∞ gives ∞ and not NaN.
+    """
     split = Reducing(self, dims_of(self, dim))
     dtype = compute_dtype(builder.out.dtype)
     largest = split.reduce(builder, "maximum", cast(split.body(), dtype), keepdim=True, name="max")
@@ -321,7 +363,10 @@ def lower_vector_norm(
     *,
     dtype: Any = None,
 ) -> Value:
-    """(Σ |x|^ord)^(1/ord), its limits at ±inf, and the number of non-zeros for 0."""
+    """``(Σ |x|^ord)^(1/ord)`` over ``dim`` (all dimensions for None).
+
+    For ±∞ it is the largest or smallest |x|, for 0 the number of elements that are not 0.
+    """
     split = Reducing(self, dims_of(self, dim))
     compute = compute_dtype(builder.out.dtype)
     x = cast(split.body(), compute)

@@ -192,7 +192,10 @@ def _all_taps(
 
 
 def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float | None]) -> Value:
-    """The weighted sum of taps at every output position."""
+    """[N, C, *space] interpolated to the result's sizes: the sum of taps times their weights.
+
+    Raises NotLowered: for integers, where the taps have weights.
+    """
     sizes = builder.out.sizes
     index = positions(sizes)
     dtype = compute_dtype(value.dtype)
@@ -216,7 +219,10 @@ def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float
 def resample_backward(
     builder: Builder, grad: Value, taps: Taps, factors: Sequence[float | None]
 ) -> Value:
-    """Every gradient element added to its taps, in one scatter over (positions, taps)."""
+    """The input's gradient: each element of ``grad`` added to its taps, times their weights.
+
+    One scatter over (positions, taps). Raises NotLowered: where `scatter` does.
+    """
     out = builder.out
     space_in, space_out = out.sizes[2:], grad.sizes[2:]
     rank = len(space_in)

@@ -188,11 +188,13 @@ def _lower_scan(builder: Builder, kind: str, value: Value, dim: int) -> Value:
 
 @lowers(aten.cumsum.default)
 def lower_cumsum(builder: Builder, self: Value, dim: int, *, dtype: Any = None) -> Value:
+    """Σ of each prefix along ``dim``; 16-bit floats are summed in float32, integers wrap."""
     return _lower_scan(builder, "sum", self, dim)
 
 
 @lowers(aten.cumprod.default)
 def lower_cumprod(builder: Builder, self: Value, dim: int, *, dtype: Any = None) -> Value:
+    """The product of each prefix along ``dim``; computed in float32 for 16-bit floats."""
     return _lower_scan(builder, "prod", self, dim)
 
 
@@ -205,7 +207,11 @@ def lower_logcumsumexp(builder: Builder, self: Value, dim: int) -> Value:
 def _register_extreme(name: str, kind: str) -> None:
     @lowers(getattr(aten, name).default)
     def lower(builder: Builder, self: Value, dim: int) -> tuple[Value, Value | None]:
-        """(values, indices), where the last of equal elements (or NaNs) wins."""
+        """(the extreme of each prefix along ``dim``, its int64 position), NaN once there was one.
+
+        Of equal elements, or several NaN, the position is the last one's. It is made only if it is
+        read.
+        """
         if not self.rank:
             return self, Value(dtypes.int64, (), const(0, dtypes.int64))
         values = converted(builder, _lower_scan(builder, kind, self, dim))
@@ -230,7 +236,11 @@ _register_extreme("cummin", "minimum")
 
 @lowers(aten.masked_scatter.default)
 def lower_masked_scatter(builder: Builder, self: Value, mask: Value, source: Value) -> Value:
-    """self, where masked the next element of the source in row-major order."""
+    """``self``, where masked replaced by the next element of ``source`` in row-major order.
+
+    The mask broadcasts to the result. An element of ``source`` that is missing is reported as an
+    index out of range.
+    """
     sizes = builder.out.sizes
     if self.is_empty or source.is_empty:
         return self

@@ -56,7 +56,10 @@ def scatter_reduce(
     reduce: str,
     include_self: bool,
 ) -> Value:
-    """Each output element reduces the sources whose index names it."""
+    """Each element of ``value`` reduced with the elements of ``source`` whose ``index`` names it.
+
+    ``reduce`` is a key of `_KINDS`. Raises NotLowered: for a mean of bools.
+    """
     kind = _KINDS[reduce]
     count = index.sizes[dim]
     dtype = compute_dtype(value.dtype)
@@ -185,6 +188,11 @@ def lower_scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Value:
+    """Each element of ``self`` reduced with the elements of ``src`` that ``index`` sends to it.
+
+    ``index`` addresses ``self`` along ``dim`` as in scatter. Without ``include_self`` only elements
+    that receive nothing keep their value. Raises NotLowered: for a mean of bools.
+    """
     return _along(builder, self, dim, index, src, reduce, include_self)
 
 
@@ -192,6 +200,10 @@ def lower_scatter_reduce(
 def lower_scatter_with_reduce(
     builder: Builder, self: Value, dim: int, index: Value, src: Operand, *, reduce: str
 ) -> Value:
+    """``self`` with ``src`` (a tensor or a number) added or multiplied along ``dim`` at ``index``.
+
+    ``reduce`` is "add" or "multiply".
+    """
     return _along(builder, self, dim, index, src, reduce, include_self=True)
 
 
@@ -206,7 +218,10 @@ def lower_index_reduce(
     *,
     include_self: bool = True,
 ) -> Value:
-    """Whole slices: the index is a vector along ``dim``."""
+    """`lower_scatter_reduce` of whole slices: the index is a vector along ``dim``.
+
+    Raises NotLowered: for a mean of bools.
+    """
     if self.is_empty or index.is_empty:
         return self
     if not self.rank:
@@ -230,7 +245,10 @@ def lower_as_strided_scatter(
     stride: Sequence[IntLike],
     storage_offset: IntLike | None = None,
 ) -> Value:
-    """self, taken as contiguous memory, with a strided part of it replaced by ``src``."""
+    """``self``, taken as contiguous memory, with a strided part of it replaced by ``src``.
+
+    Raises UnsupportedOp: unless ``self`` is contiguous and its whole storage.
+    """
     require_whole_storage(builder)
     if src.is_empty:
         return self
@@ -245,7 +263,11 @@ def lower_as_strided_scatter(
 def lower_put(
     builder: Builder, self: Value, index: Value, source: Value, accumulate: bool = False
 ) -> Value:
-    """self with elements at row-major positions set, or increased."""
+    """``self`` with elements at row-major positions set, or (``accumulate``) increased.
+
+    A negative position counts from the end; one out of range is reported. Raises NotLowered: where
+    `scatter` does.
+    """
     if self.is_empty or index.is_empty:
         return self
     flat = reshape(self, [self.numel])
@@ -264,7 +286,10 @@ def lower_max_unpool(
     stride: Sequence[IntLike] = (),
     padding: Sequence[IntLike] = (),
 ) -> Value:
-    """Zeros, with each element at a row-major position in its channel."""
+    """Zeros of [*, *output_size], with each element at the row-major position in ``indices``.
+
+    Positions are those in the space of the element's own channel; one out of range is reported.
+    """
     sizes, rank = builder.out.sizes, len(output_size)
     area = product(sizes[-rank:])
     zeros = Value(self.dtype, (*sizes[:-rank], area), const(0, self.dtype))

@@ -30,6 +30,9 @@ def scatter(
     """``initial`` with elements set, or increased by ``body``, at every point of ``ranges``.
 
     16-bit floats accumulate in float32 and are rounded once; a sum of bools is their logical or.
+
+    Raises NotLowered: for sums in a dtype without atomics (float64, uint64) that would need more
+    than 2^28 comparisons of an update with an element.
     """
     wide = _accumulator(initial.dtype) if accumulate else initial.dtype
     updates = Updates(initial.cast(wide), tuple(ranges), tuple(index), cast(body, wide))

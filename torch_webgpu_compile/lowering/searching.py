@@ -23,7 +23,7 @@ _COMPARED = 64
 
 
 def order_key(scalar: Scalar) -> Scalar:
-    """A value of a dtype with an order."""
+    """The scalar in a dtype that the comparisons of `before` take: bools as int32, else wide."""
     dtype = dtypes.int32 if scalar.dtype.kind is Kind.BOOL else compute_dtype(scalar.dtype)
     return cast(scalar, dtype)
 
@@ -42,7 +42,7 @@ def before(a: Scalar, b: Scalar, descending: bool) -> Scalar:
 def binary_search(
     comes_first: Callable[[Scalar], Scalar], count: Scalar, most: Expr | None = None
 ) -> Scalar:
-    """How many of ``count`` elements in a row satisfy ``comes_first``, as those before any other.
+    """How many of ``count`` elements satisfy ``comes_first``, which those up to some place do.
 
     Args:
         comes_first: of a position in [0, count), an int64.
@@ -67,7 +67,11 @@ def count_before(
     after: bool,
     sorter: Value | None = None,
 ) -> Value:
-    """How many elements of the sorted rows come before each value; ``after`` those equal to it."""
+    """How many elements of the sorted rows ``edges`` come before each value.
+
+    ``after``: elements equal to the value count too. ``sorter`` holds the positions of the edges in
+    order. NaN counts as the largest. The result has the operator's dtype.
+    """
     out = builder.out
     if edges.is_empty or value.is_empty:
         return Value(out.dtype, value.sizes, const(0, out.dtype))
@@ -106,7 +110,12 @@ def lower_searchsorted(
     side: str | None = None,
     sorter: Value | None = None,
 ) -> Value:
-    """How many elements of the sorted rows come before each value."""
+    """How many elements of each sorted row come before a value: int64, or int32 if asked for.
+
+    The rows are the last dimension of ``sorted_sequence``, which is one row for all values if it is
+    a vector. With ``right`` (or ``side="right"``), elements equal to the value count too.
+    ``sorter`` gives the order of rows that are not sorted. NaN counts as the largest.
+    """
     after = right or side == "right"
     return count_before(builder, sorted_sequence, _tensor(self, sorted_sequence), after, sorter)
 
@@ -120,6 +129,10 @@ def lower_bucketize(
     out_int32: bool = False,
     right: bool = False,
 ) -> Value:
+    """How many ``boundaries`` (a sorted vector) are below each value; with ``right``, not above it.
+
+    NaN counts as the largest.
+    """
     return count_before(builder, boundaries, _tensor(self, boundaries), right)
 
 

@@ -161,6 +161,10 @@ def sort_along(
 def lower_sort(
     builder: Builder, self: Value, dim: int = -1, descending: bool = False
 ) -> tuple[Value, Value | None]:
+    """(the elements in order along ``dim``, their int64 positions); ties keep their order.
+
+    NaN counts as the largest. The positions are made only if they are read.
+    """
     return _sort(builder, self, dim, descending)
 
 
@@ -173,6 +177,7 @@ def lower_sort_stable(
     dim: int = -1,
     descending: bool = False,
 ) -> tuple[Value, Value | None]:
+    """`lower_sort`, which is stable in any case."""
     return _sort(builder, self, dim, descending)
 
 
@@ -185,6 +190,10 @@ def lower_topk(
     largest: bool = True,
     sorted: bool = True,
 ) -> tuple[Value, Value | None]:
+    """(the first ``k`` elements along ``dim`` of the sorted tensor, their int64 positions).
+
+    They are sorted whether or not ``sorted`` asks for it. NaN counts as the largest.
+    """
     values, indices = _sort(builder, self, dim, largest)
     if not self.rank:
         return values, indices
@@ -206,6 +215,7 @@ def _pick(value: Value, dim: int, keepdim: bool, at: Expr) -> Value:
 def lower_kthvalue(
     builder: Builder, self: Value, k: IntLike, dim: int = -1, keepdim: bool = False
 ) -> tuple[Value, Value | None]:
+    """(the ``k``-th smallest element along ``dim``, from 1; its int64 position). NaN is largest."""
     values, indices = _sort(builder, self, dim, False)
     if not self.rank:
         return values, indices
@@ -258,6 +268,10 @@ def _median(
 def lower_median(
     builder: Builder, self: Value, dim: int, keepdim: bool = False
 ) -> tuple[Value, Value | None]:
+    """(the lower median along ``dim``, its int64 position); NaN if there is one.
+
+    Of an even number of elements it is the smaller one of the two in the middle.
+    """
     return _median(builder, self, dim, keepdim, ignore_nan=False)
 
 
@@ -265,16 +279,25 @@ def lower_median(
 def lower_nanmedian(
     builder: Builder, self: Value, dim: int, keepdim: bool = False
 ) -> tuple[Value, Value | None]:
+    """`lower_median` of the elements that are not NaN; NaN only where all are."""
     return _median(builder, self, dim, keepdim, ignore_nan=True)
 
 
 @lowers(aten.median.default)
 def lower_median_all(builder: Builder, self: Value) -> Value:
+    """The lower median of all elements, NaN if there is one.
+
+    Raises NotLowered: for an empty tensor.
+    """
     return _median_all(builder, self, ignore_nan=False)
 
 
 @lowers(aten.nanmedian.default)
 def lower_nanmedian_all(builder: Builder, self: Value) -> Value:
+    """The lower median of all elements that are not NaN.
+
+    Raises NotLowered: for an empty tensor.
+    """
     return _median_all(builder, self, ignore_nan=True)
 
 

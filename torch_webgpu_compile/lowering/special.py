@@ -32,7 +32,7 @@ _ERFINV_FAR = (
 
 
 def erfinv(y: Scalar) -> Scalar:
-    """±∞ at ±1, NaN beyond."""
+    """The x with erf(x) = y: ±∞ at ±1, NaN beyond."""
     if is_double(y):
         return _erfinv_double(y)
     one, magnitude = number(1, y), apply("abs", y)
@@ -189,16 +189,22 @@ def _digamma(x: Scalar) -> Scalar:
 
 @lowers(aten.erfinv.default)
 def lower_erfinv(builder: Builder, self: Value) -> Value:
+    """The inverse of erf: ±∞ at ±1, NaN beyond. Integers become the default float."""
     return elementwise(builder, erfinv, self, dtype=float_dtype(self.dtype))
 
 
 @lowers(aten.lgamma.default)
 def lower_lgamma(builder: Builder, self: Value) -> Value:
+    """``log |Γ(x)|``: ∞ at 0, at negative integers and at ±∞. Integers become the default float."""
     return elementwise(builder, _lgamma, self, dtype=float_dtype(self.dtype))
 
 
 @lowers(aten.digamma.default)
 def lower_digamma(builder: Builder, self: Value) -> Value:
+    """The derivative of log Γ: NaN at negative integers, ∓∞ at ±0.
+
+    Integers are computed in the default float dtype.
+    """
     return elementwise(builder, _digamma, self, dtype=float_dtype(self.dtype))
 
 

@@ -23,6 +23,7 @@ def _register(operator: str, name: str, *overloads: str) -> None:
 
     @lowers(*(getattr(packet, overload) for overload in overloads))
     def lower(builder: Builder, self: Operand, other: Operand) -> Value:
+        """A scalar op of two operands, in the float dtype of their promoted dtype."""
         dtype = float_dtype(result_dtype((self, other)))
         return elementwise(builder, lambda a, b: apply(name, a, b), self, other, dtype=dtype)
 
@@ -32,6 +33,7 @@ def _register_polynomial(family: str, name: str) -> None:
 
     @lowers(packet.default, packet.x_scalar, packet.n_scalar)
     def lower(builder: Builder, x: Operand, n: Operand) -> Value:
+        """The polynomial of degree n at x, in the float dtype of their promoted dtype."""
         dtype = float_dtype(result_dtype((x, n)))
         return elementwise(builder, lambda a, b: apply(name, a, b), x, n, dtype=dtype)
 
@@ -49,6 +51,10 @@ _register("special_zeta", "zeta", "default", "self_scalar", "other_scalar")
 def _register_gamma(name: str) -> None:
     @lowers(getattr(aten, name).default)
     def lower(builder: Builder, self: Value, other: Value) -> Value:
+        """An incomplete gamma function of parameter ``self`` at ``other``.
+
+        Raises NotLowered: for float64, as its kernel has the digits of float32.
+        """
         dtype = result_dtype((self, other))
         if dtype is dtypes.float64:
             raise NotLowered(f"{name} of float64: its kernel has the digits of float32")
@@ -61,12 +67,16 @@ _register_gamma("igammac")
 
 @lowers(aten.gcd.default)
 def lower_gcd(builder: Builder, self: Value, other: Value) -> Value:
+    """The greatest common divisor of |self| and |other|, in the promoted integer dtype."""
     return elementwise(builder, lambda a, b: apply("gcd", a, b), self, other)
 
 
 @lowers(aten.lcm.default)
 def lower_lcm(builder: Builder, self: Value, other: Value) -> Value:
-    """|a / gcd · b|, 0 where both are 0; of narrow integers in 32 bits, as C++ promotes them."""
+    """``|self / gcd · other|``, 0 where either is 0.
+
+    Narrow integers are multiplied in 32 bits, as C++ promotes them.
+    """
     common = result_dtype((self, other))
     wide = common if common.bits >= 32 else dtypes.int32
 

@@ -47,14 +47,17 @@ class Value:
 
     @property
     def rank(self) -> int:
+        """The number of dimensions."""
         return len(self.sizes)
 
     @property
     def numel(self) -> Expr:
+        """The number of elements."""
         return product(self.sizes)
 
     @property
     def is_empty(self) -> bool:
+        """Whether a size is the constant 0; a symbolic size counts as at least 1."""
         return any(size is ZERO for size in self.sizes)
 
     def at(self, index: Sequence[IndexLike]) -> Scalar:

@@ -46,6 +46,7 @@ aten = torch.ops.aten
     view=True,
 )
 def lower_same(builder: Builder, self: Value, **layout: Any) -> Value:
+    """``self``: changes of memory (clone, contiguous) are none of a value, which has no layout."""
     return self
 
 
@@ -65,11 +66,16 @@ def lower_same(builder: Builder, self: Value, **layout: Any) -> Value:
     view=True,
 )
 def lower_reshape(builder: Builder, self: Value, *sizes: Any) -> Value:
+    """The same elements in row-major order, in the sizes of the fake result."""
     return reshape(self, builder.out.sizes)
 
 
 @lowers(aten.view.dtype, view=True)
 def lower_view_dtype(builder: Builder, self: Value, dtype: torch.dtype) -> Value:
+    """The bits of each element as another dtype of the same itemsize.
+
+    Raises NotLowered: for an itemsize that differs, and to or from bool.
+    """
     out = builder.out.dtype
     if out.itemsize != self.dtype.itemsize or Kind.BOOL in (out.kind, self.dtype.kind):
         raise NotLowered("reinterpreting elements of another size needs the bytes")
@@ -78,16 +84,19 @@ def lower_view_dtype(builder: Builder, self: Value, dtype: torch.dtype) -> Value
 
 @lowers(aten.expand.default, aten.expand_copy.default, view=True)
 def lower_expand(builder: Builder, self: Value, size: Any, *, implicit: bool = False) -> Value:
+    """Broadcast to the sizes of the fake result, aligned at the last dimension."""
     return expand(self, builder.out.sizes)
 
 
 @lowers(aten.permute.default, aten.permute_copy.default, view=True)
 def lower_permute(builder: Builder, self: Value, dims: Sequence[int]) -> Value:
+    """Dimension k of the result is dimension ``dims[k]`` of ``self``."""
     return permute(self, dims) if self.rank else self
 
 
 @lowers(aten.transpose.int, aten.transpose_copy.int, view=True)
 def lower_transpose(builder: Builder, self: Value, dim0: int, dim1: int) -> Value:
+    """Two dimensions exchanged; a tensor without dimensions is returned as it is."""
     if not self.rank:
         return self
     dims = list(range(self.rank))
@@ -97,6 +106,7 @@ def lower_transpose(builder: Builder, self: Value, dim0: int, dim1: int) -> Valu
 
 @lowers(aten.t.default, view=True)
 def lower_t(builder: Builder, self: Value) -> Value:
+    """The transpose of a matrix; a vector is returned as it is."""
     return permute(self, list(range(self.rank))[::-1])
 
 
@@ -122,6 +132,10 @@ def lower_slice(
     end: IntLike | None = None,
     step: int = 1,
 ) -> Value:
+    """``self[start:end:step]`` along ``dim``.
+
+    The number of elements is that of the fake result, so ``end`` is not looked at.
+    """
     dim %= self.rank
     first = slice_start(start, self.sizes[dim])
     return slice_dim(self, dim, first, builder.out.sizes[dim], int(step))
@@ -129,12 +143,14 @@ def lower_slice(
 
 @lowers(aten.narrow_copy.default, view=True)
 def lower_narrow(builder: Builder, self: Value, dim: int, start: IntLike, length: IntLike) -> Value:
+    """``length`` elements of ``dim`` from ``start``, where a negative one counts from the end."""
     dim %= self.rank
     return slice_dim(self, dim, slice_start(start, self.sizes[dim]), as_expr(length))
 
 
 @lowers(aten.select.int, aten.select_copy.int, view=True)
 def lower_select(builder: Builder, self: Value, dim: int, index: IntLike) -> Value:
+    """The slice at ``index`` of ``dim``, which disappears; a constant may be negative."""
     return select(self, dim, wrapped(index, self.sizes[dim % self.rank]))
 
 
@@ -149,6 +165,7 @@ def wrapped(index: IntLike, size: Expr) -> Expr:
 def lower_split_with_sizes(
     builder: Builder, self: Value, split_sizes: Sequence[IntLike], dim: int = 0
 ) -> tuple[Value, ...]:
+    """Consecutive parts along ``dim`` with these sizes."""
     parts, start = [], ZERO
     for size in split_sizes:
         parts.append(slice_dim(self, dim, start, as_expr(size)))
@@ -160,17 +177,20 @@ def lower_split_with_sizes(
 def lower_split(
     builder: Builder, self: Value, split_size: IntLike, dim: int = 0
 ) -> tuple[Value, ...]:
+    """Consecutive parts along ``dim``, as long as those of the fake results."""
     sizes = [result.sizes[dim % self.rank] for result in builder.results if result]
     return lower_split_with_sizes(builder, self, sizes, dim)
 
 
 @lowers(aten.unbind.int, aten.unbind_copy.int, view=True)
 def lower_unbind(builder: Builder, self: Value, dim: int = 0) -> tuple[Value, ...]:
+    """The slices along ``dim``, one result for each, without that dimension."""
     return tuple(select(self, dim, as_expr(k)) for k in range(len(builder.results)))
 
 
 @lowers(aten.flip.default, view=True)
 def lower_flip(builder: Builder, self: Value, dims: Sequence[int]) -> Value:
+    """The elements of each of ``dims`` in reverse order."""
     index: list[IndexLike] = list(positions(self.sizes))
     for dim in dims:
         k = dim % max(self.rank, 1)
@@ -184,6 +204,10 @@ def lower_flip(builder: Builder, self: Value, dims: Sequence[int]) -> Value:
 def lower_roll(
     builder: Builder, self: Value, shifts: Sequence[IntLike], dims: Sequence[int] = ()
 ) -> Value:
+    """Element k of a dimension moves to (k + shift) modulo its size.
+
+    Without ``dims``, the tensor is shifted as one row-major vector.
+    """
     if not dims:
         flat = reshape(self, [self.numel])
         return reshape(lower_roll(builder, flat, shifts, [0]), self.sizes)
@@ -199,6 +223,10 @@ def lower_roll(
 def lower_diagonal(
     builder: Builder, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
+    """The diagonal of ``dim1`` and ``dim2``, as the last dimension of the result.
+
+    ``offset`` > 0 is above the main diagonal, < 0 below.
+    """
     dim1, dim2 = dim1 % self.rank, dim2 % self.rank
     sizes = builder.out.sizes
     *rest, along = positions(sizes) if sizes else (ZERO,)
@@ -211,6 +239,10 @@ def lower_diagonal(
 
 @lowers(aten.repeat.default, view=True)
 def lower_repeat(builder: Builder, self: Value, repeats: Sequence[IntLike]) -> Value:
+    """``self`` repeated that often along each dimension.
+
+    There may be more ``repeats`` than dimensions: ``self`` gets leading dimensions of size 1.
+    """
     sizes = builder.out.sizes
     new = positions(sizes)
     skip = len(sizes) - self.rank
@@ -223,6 +255,10 @@ def lower_repeat(builder: Builder, self: Value, repeats: Sequence[IntLike]) -> V
 
 @lowers(aten.unfold.default, aten.unfold_copy.default, view=True)
 def lower_unfold(builder: Builder, self: Value, dimension: int, size: int, step: int) -> Value:
+    """Windows of ``size`` elements, ``step`` apart, of a dimension.
+
+    The result has as many windows in that dimension, and their elements in a new last one.
+    """
     if not self.rank:
         return reshape(self, builder.out.sizes)
     *rest, inside = positions(builder.out.sizes)
@@ -240,7 +276,11 @@ def lower_as_strided(
     stride: Sequence[IntLike],
     storage_offset: IntLike | None = None,
 ) -> Value:
-    """Only of a tensor that is its whole storage, row-major: a value has no other memory."""
+    """``self`` read as memory, with the given sizes, strides and offset (in elements).
+
+    Raises UnsupportedOp: unless ``self`` is contiguous and its whole storage, as a value has no
+    other memory.
+    """
     require_whole_storage(builder)
     sizes = builder.out.sizes
     flat = linearize(positions(sizes), [as_expr(s) for s in stride])
@@ -269,7 +309,7 @@ def require_whole_storage(builder: Builder) -> None:
 
 @lowers(aten._to_copy.default)
 def lower_to_copy(builder: Builder, self: Value, **options: Any) -> Value:
-    """Conversion; a change of device or layout alone is nothing here."""
+    """``self`` in the result's dtype; a change of device or layout alone does nothing here."""
     out = builder.out
     if out.dtype is self.dtype:
         return self
@@ -278,6 +318,7 @@ def lower_to_copy(builder: Builder, self: Value, **options: Any) -> Value:
 
 @lowers(torch.ops.prims.convert_element_type.default)
 def lower_convert_element_type(builder: Builder, a: Value, dtype: torch.dtype) -> Value:
+    """``a`` converted to ``dtype``."""
     return lower_to_copy(builder, a)
 
 
@@ -291,6 +332,7 @@ def lower_copy(builder: Builder, self: Value, src: Value, non_blocking: bool = F
 
 
 def lower_copy_strided(builder: Builder, a: Value, stride: Sequence[IntLike]) -> Value:
+    """``a``: its strides are those of memory, which a value does not have."""
     return a
 
 
@@ -302,6 +344,7 @@ if hasattr(torch.ops.prims, "copy_strided"):  # from torch 2.13 on
 def lower_broadcast_in_dim(
     builder: Builder, a: Value, shape: Sequence[IntLike], broadcast_dimensions: Sequence[int]
 ) -> Value:
+    """``shape``, where dimension k of ``a`` is dimension ``broadcast_dimensions[k]``."""
     sizes = builder.out.sizes
     new = positions(sizes)
     index = [

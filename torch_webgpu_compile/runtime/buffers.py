@@ -182,6 +182,7 @@ class LostBuffer(GpuBuffer):
 
     @property
     def is_released(self) -> bool:
+        """True: the memory went with the device."""
         return True
 
     def release(self) -> None:

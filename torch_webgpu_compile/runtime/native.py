@@ -172,6 +172,7 @@ class NativeBackend:
         return Guard(self, make_error)
 
     def find_loss(self) -> bool:
+        """Whether the device is lost; asks wgpu-native, by an upload of 0 bytes that reports it."""
         if not self.lost_cause and not _forked:
             failure = None
             self.errors.capture(_GUARD)
@@ -202,6 +203,10 @@ class NativeBackend:
     # ---- buffers
 
     def create_buffer(self, nbytes: int, usage: int) -> Handle:
+        """A buffer of ``nbytes`` whose handle releases it when it is dropped.
+
+        Raises OutOfMemoryError, or another DeviceError.
+        """
         desc = self.ffi.new("WGPUBufferDescriptor *")
         desc.size = nbytes
         desc.usage = usage
@@ -220,6 +225,7 @@ class NativeBackend:
                     self.lib.wgpuBufferRelease(failed)
 
     def release_buffer(self, handle: Handle) -> None:
+        """Releases a buffer now; wgpu-native keeps its memory while the GPU uses it."""
         self.ffi.gc(handle, None)
         self._dropped_buffers.append(handle)
         self._release_dropped()
@@ -253,21 +259,28 @@ class NativeBackend:
         self._release_dropped()
 
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
+        """Copies ``nbytes`` from host ``address`` into the buffer, before the next submit."""
         source = self.ffi.cast("void *", address)
         with self.guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
             self.lib.wgpuQueueWriteBuffer(self.queue, handle, offset, source, nbytes)
 
     def write_bytes(self, handle: Handle, data: bytes) -> None:
+        """`write_buffer` of a few bytes to the start of a buffer; a multiple of 4 bytes."""
         with self._small_guard:
             self.lib.wgpuQueueWriteBuffer(self.queue, handle, 0, data, len(data))
 
     def fill_staging(
         self, handle: Handle, address: int, nbytes: int, submission: int | None
     ) -> None:
+        """Maps a MAP_WRITE buffer after ``submission``, copies host memory to it and unmaps it."""
         copy_memory(self._map(handle, MAP_WRITE, nbytes, submission), address, nbytes)
         self.unmap(handle)
 
     def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
+        """The host address of the first ``nbytes`` of a MAP_READ buffer, after ``submission``.
+
+        Raises DeviceLostError, or another DeviceError if it cannot be mapped.
+        """
         return self._map(handle, MAP_READ, nbytes, submission)
 
     def _map(self, handle: Handle, mode: int, nbytes: int, submission: int | None) -> int:
@@ -295,6 +308,7 @@ class NativeBackend:
         return int(self.ffi.cast("intptr_t", pointer))
 
     def unmap(self, handle: Handle) -> None:
+        """Ends the mapping; a device that is lost by then is reported by the next call."""
         # What was mapped has been read or written: if the device is lost, the next call says so.
         with suppress(DeviceLostError), self._unmap_guard:
             self.lib.wgpuBufferUnmap(handle)
@@ -302,6 +316,7 @@ class NativeBackend:
     # ---- pipelines
 
     def create_pipeline(self, kernel: Kernel, checked: bool) -> tuple[Handle, Handle]:
+        """(pipeline, bind group layout) of a kernel. Raises ShaderError."""
         return self._pipelines.create(kernel, checked)
 
     def own_pipeline(self, handle: Handle) -> Handle:
@@ -311,6 +326,12 @@ class NativeBackend:
     def bind_group_maker(
         self, layout: Handle, ranges: Sequence[tuple[int, int]], name: str
     ) -> BindGroupMaker:
+        """A function that makes bind groups of one kernel.
+
+        It takes a handle per binding and perhaps an offset for each, in bytes, which is added to
+        that of ``ranges``. Groups are released when they are dropped. Not safe to call from two
+        threads at once.
+        """
         # An eager operator makes a bind group per call: everything but the buffers is prepared.
         ffi, gc, device = self.ffi, self.ffi.gc, self.device
         create, release = self.lib.wgpuDeviceCreateBindGroup, self._dropped_groups.append
@@ -346,6 +367,7 @@ class NativeBackend:
     # ---- submitting
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
+        """Encodes commands in order and submits them, without waiting; a number for `wait`."""
         return self.submit_encoded(lambda encoder: self._encode(encoder, commands), name)
 
     def _encode(self, encoder: Handle, commands: Sequence[Command]) -> None:
@@ -441,6 +463,7 @@ class NativeBackend:
                 lib.wgpuComputePassEncoderRelease(encoder_pass)
 
     def wait(self, submission: int | None = None) -> None:
+        """Waits until a submission is done, or (None) all of them. Raises DeviceLostError."""
         self.check("waiting for the GPU")
         index = self.ffi.NULL
         if submission is not None:
@@ -449,6 +472,7 @@ class NativeBackend:
         self._finished_index = max(self._finished_index, submission or 0)
 
     def submit_timed(self, run: DispatchRun, name: str) -> list[Span] | None:
+        """Runs dispatches one by one and waits; None, and nothing run, without timestamps."""
         return time_run(self, run, name) if self._timestamps else None
 
 

@@ -58,29 +58,34 @@ class PortableBackend:
             raise made from error
 
     def find_loss(self) -> bool:
+        """Whether a call has reported that the device is lost."""
         return self.lost_cause != ""
 
     def create_buffer(self, nbytes: int, usage: int) -> Handle:
+        """A buffer of ``nbytes``. Raises OutOfMemoryError, or another DeviceError."""
         with self._guard(
             lambda kind, text: device_error(kind, text, f"a buffer of {nbytes} bytes")
         ):
             return self._device.create_buffer(size=nbytes, usage=usage)
 
     def release_buffer(self, handle: Handle) -> None:
-        """Dropping the object frees the memory."""
+        """Does nothing: the memory is freed when the buffer object is dropped."""
 
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
+        """Copies ``nbytes`` from host ``address`` into the buffer, before the next submit."""
         source = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
         with self._guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
             self._device.queue.write_buffer(handle, offset, source)
 
     def write_bytes(self, handle: Handle, data: bytes) -> None:
+        """`write_buffer` of a few bytes to the start of a buffer; a multiple of 4 bytes."""
         with self._guard(lambda kind, text: device_error(kind, text, "a small upload")):
             self._device.queue.write_buffer(handle, 0, data)
 
     def fill_staging(
         self, handle: Handle, address: int, nbytes: int, submission: int | None
     ) -> None:
+        """Maps a MAP_WRITE buffer, copies host memory into it and unmaps it."""
         source = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
         with self._guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
             handle.map_sync(MAP_WRITE, 0, nbytes)
@@ -88,15 +93,18 @@ class PortableBackend:
             handle.unmap()
 
     def map(self, handle: Handle, nbytes: int, submission: int | None) -> int:
+        """The host address of the first ``nbytes`` of a MAP_READ buffer; waits for the queue."""
         with self._guard(lambda kind, text: device_error(kind, text, f"mapping {nbytes} bytes")):
             handle.map_sync(MAP_READ, 0, nbytes)
             view = handle.read_mapped(0, nbytes, copy=False)
             return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
     def unmap(self, handle: Handle) -> None:
+        """Ends the mapping."""
         handle.unmap()
 
     def create_pipeline(self, kernel: Kernel, checked: bool) -> tuple[Handle, Handle]:
+        """(pipeline, bind group layout) of a kernel, compiled anew. Raises ShaderError."""
         types = ["storage" if b.writable else "read-only-storage" for b in kernel.bindings]
         if kernel.parameter_count:
             types.append("uniform")
@@ -120,6 +128,8 @@ class PortableBackend:
     def bind_group_maker(
         self, layout: Handle, ranges: Sequence[tuple[int, int]], name: str
     ) -> BindGroupMaker:
+        """A function that makes bind groups of one kernel, see `Backend.bind_group_maker`."""
+
         def make(buffers: Sequence[Handle], starts: Sequence[int] = ()) -> Handle:
             places = zip(buffers, ranges, starts or [0] * len(ranges), strict=True)
             entries = [
@@ -135,6 +145,7 @@ class PortableBackend:
         return make
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
+        """Encodes commands in order and submits them, without waiting; the submission's number."""
         with (
             self._lock,
             self._guard(lambda kind, text: device_error(kind, text, f"running {name}")),
@@ -168,6 +179,7 @@ class PortableBackend:
             return self.submissions
 
     def wait(self, submission: int | None = None) -> None:
+        """Waits for everything submitted, by mapping a buffer that a copy at the end writes."""
         with self._lock, self._guard(lambda kind, text: device_error(kind, text, "synchronize")):
             if self._fence is None:
                 mark = self._device.create_buffer(size=4, usage=COPY_SRC)
@@ -182,5 +194,8 @@ class PortableBackend:
             fence.unmap()
 
     def submit_timed(self, run: DispatchRun, name: str) -> list[Span] | None:
-        """None: not worth a second implementation, the profiler then measures on the host."""
+        """None: the profiler then measures on the host.
+
+        Timestamp queries are only implemented by `NativeBackend`.
+        """
         return None

@@ -58,9 +58,9 @@ _Known = dict[tuple[Scalar, Scalar | None], _Arrays | None]
 
 
 def find_causal(graph: LoopGraph) -> LoopGraph:
-    """The graph with attentions marked as causal where their mask leaves no later key.
+    """The graph in which attention whose mask excludes every key after its query is causal.
 
-    A mask that says nothing else is dropped.
+    The mask is dropped where it excludes nothing else.
     """
     producers = {node.output: node for node in graph.nodes if isinstance(node, Pointwise)}
     known: _Known = {}

@@ -12,12 +12,13 @@ from .order import topological_order
 
 
 class Clusters:
-    """A partition of a schedule's groups into what one kernel computes.
+    """A schedule's groups while some are joined: each cluster becomes one kernel.
 
     Attributes:
-        of: the cluster of each group, named by its first member.
+        of: the cluster of each group; clusters are named by the number of their first member.
         members: the groups of each cluster.
-        buffers: of each group.
+        buffers: what each group reads and stores.
+        writer: the group that stores each buffer.
     """
 
     def __init__(self, schedule: Schedule, target: Target) -> None:
@@ -41,18 +42,21 @@ class Clusters:
                 self._needs[k] |= readers.get(schedule.graph.buffers[name].shares, set()) - {k}
 
     def join(self, k: int, cluster: int) -> None:
-        """Puts cluster ``k`` into another one."""
+        """Moves all members of cluster ``k`` to another cluster; ``k`` disappears."""
         for member in self.members[k]:
             self.of[member] = cluster
         self.members[cluster] += self.members.pop(k)
         self._needs[cluster] |= self._needs.pop(k)
 
     def needs(self, cluster: int) -> set[int]:
-        """The other clusters that must have run just before."""
+        """The other clusters that a cluster needs directly.
+
+        Those store what it reads, or read what it overwrites.
+        """
         return {self.of[n] for n in self._needs[cluster]} - {cluster}
 
     def in_order(self) -> Iterator[list[int]]:
-        """The members of the clusters in an order in which each follows what it needs."""
+        """The members of each cluster; every cluster after all that it needs."""
         of = self.of
         needs = [{of[n] for n in self._needs.get(k, ())} - {k} for k in range(len(of))]
         for k in topological_order(needs):
@@ -60,16 +64,19 @@ class Clusters:
                 yield self.members[k]
 
     def independent(self, one: int, other: int) -> bool:
-        """Whether neither cluster needs the other one."""
+        """Whether neither of two clusters needs the other one, directly or through others."""
         return not self._leads(self._needs[one], other) and not self._leads(self._needs[other], one)
 
     def needs_by_detour(self, cluster: int, on: int) -> bool:
-        """Whether a cluster needs another one to have run for what a third one computes."""
+        """Whether ``cluster`` needs ``on`` through a third cluster.
+
+        Then the two cannot be joined: the third would have to run in between.
+        """
         others = {n for n in self._needs[cluster] if self.of[n] not in (on, cluster)}
         return self._leads(others, on)
 
     def largest_passed(self, k: int) -> int:
-        """Bytes of the largest intermediate that a group gets, or leaves to others."""
+        """Bytes of the largest intermediate that group ``k`` reads or leaves to other groups."""
         graph, found = self.schedule.graph, self.buffers[k]
         passed = {name for name in found.reads if name in self.writer}
         passed |= found.stored - graph.returned
@@ -93,8 +100,9 @@ class Clusters:
         return self.windows(self.memory(found))
 
     def memory(self, found: GroupBuffers) -> frozenset[str]:
-        """The buffers in whose memory a kernel reads and stores these, and `STATUS` if it needs
-        that.
+        """The buffers whose memory a kernel binds if it reads and stores ``found``.
+
+        Buffers that share memory count once; `STATUS` is among them if the kernel checks indices.
         """
         memory = frozenset(map(self.schedule.graph.memory_of, found.reads | found.stored))
         return memory | {STATUS} if found.reports else memory

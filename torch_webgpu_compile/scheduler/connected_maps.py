@@ -17,7 +17,11 @@ from .mapping import reads_agree
 
 
 def join_connected_maps(schedule: Schedule, target: Target) -> Schedule:
-    """The schedule in which no map stores for another one what that could compute itself."""
+    """The schedule in which maps over the same points are one map, if one reads the other.
+
+    A value is then passed in a register, and stored only if other kernels read it or the graph
+    returns it.
+    """
     clusters = Clusters(schedule, target)
     maps = {k: g for k, g in enumerate(schedule.groups) if isinstance(g, MapGroup)}
     for k, group in enumerate(schedule.groups):

@@ -151,7 +151,7 @@ def positions_of(node: Contraction) -> Expr:
 
 
 def turned(node: Contraction) -> Contraction:
-    """The same contraction with positions as rows and output channels as columns."""
+    """The same contraction with lhs and rhs exchanged: positions as rows, channels as columns."""
     batch = symbol_keys(iteration_symbols("b", node.batch))
     columns = symbol_keys(iteration_symbols("n", node.columns))
     (row,) = symbol_keys(iteration_symbols("m", node.rows))
@@ -229,7 +229,7 @@ class WeightCopies:
         self.made: dict[tuple[str, tuple[Expr, ...]], str] = {}
 
     def copy(self, weight: str, strides: tuple[Expr, ...]) -> tuple[str, Pointwise | None]:
-        """The copy's name, and the node that makes it, the first time."""
+        """(the name of the weight's copy with these strides, the node that makes it, if new)."""
         key = (weight, strides)
         if key in self.made:
             return self.made[key], None
@@ -249,7 +249,11 @@ class WeightCopies:
 def written_for(
     convolution: Convolution, buffers: Mapping[str, Buffer], copies: WeightCopies, turn: bool
 ) -> tuple[Contraction, Pointwise | None]:
-    """A convolution as its buffers' layouts want it, and a copy of its weight that it needs."""
+    """(the convolution in the form that suits its buffers' layouts, a node that copies its weight).
+
+    The node is None unless the form needs a copy of the weight in another layout, and is the first
+    that does. ``turn``: whether positions are to be rows, see `turned`.
+    """
     node = convolution.node
     strides = {name: buffer.strides for name, buffer in buffers.items()}
     weight = buffers[convolution.weight.buffer]

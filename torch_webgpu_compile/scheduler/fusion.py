@@ -50,17 +50,24 @@ from .mapping import (
     tells_apart,
 )
 
-# An epilogue that reads more than this many other buffers costs registers in the anchor's inner
-# loop.
+# Members of one kernel, at most. The values of more take registers, which an anchor's inner loop
+# needs.
 MAX_MEMBERS = 24
 
 
 @dataclass
 class Group:
-    """A kernel group while it grows.
+    """A kernel group while it grows; `finish` makes the frozen `KernelGroup` of it.
 
-    ``rows`` and ``elements`` are the symbols of the iteration space; only row groups have elements.
-    ``computed`` gives each member buffer's index in those symbols.
+    Attributes:
+        kind: "map", "row", "anchor" or "single", as the classes of `KernelGroup`.
+        rows, elements: the symbols of the iteration space. Only row groups have elements: the
+            dimensions that are reduced.
+        anchor: the node of an anchor or single group.
+        members: pointwise nodes and reductions, with bodies over those symbols.
+        computed: the index, in those symbols, at which each buffer is computed in the group.
+        reads: buffers that the group loads and does not compute.
+        needs: the groups, by number, that have to run before this one.
     """
 
     kind: str
@@ -74,10 +81,14 @@ class Group:
 
     @property
     def space(self) -> tuple[Symbol, ...]:
+        """The symbols of the iteration space: rows, then elements."""
         return self.rows + self.elements
 
     def add(self, member: Member, reads: Sequence[str]) -> None:
-        """Appends a member whose body is already in the group's symbols."""
+        """Appends a member whose body and index are over the group's symbols.
+
+        ``reads`` are the buffers that its node reads.
+        """
         self.members.append(member)
         self.computed[member.output] = member.index
         self.reads |= {r for r in reads if r not in self.computed}
@@ -95,7 +106,7 @@ class Grouping:
 
 
 def depends(groups: Sequence[Group], group: int, on: int) -> bool:
-    """Whether a group is another one, or (transitively) needs it to have run."""
+    """Whether ``group`` is ``on``, or must run after it: directly, or through other groups."""
     stack, seen = [group], set()
     while stack:
         current = stack.pop()
@@ -108,7 +119,14 @@ def depends(groups: Sequence[Group], group: int, on: int) -> bool:
 
 
 class Fuser:
-    """The state of one `fuse` call."""
+    """Places the nodes of a graph in groups, one after another; the state of one `fuse` call.
+
+    Attributes:
+        groups: the groups so far.
+        writer: the group, by number, that computes each buffer.
+        reporting: groups that check indices, which need a binding for the device's status.
+        readers: for each buffer, the (first) outputs of the nodes that read it.
+    """
 
     def __init__(self, graph: LoopGraph, target: Target) -> None:
         self.graph = graph
@@ -122,7 +140,10 @@ class Fuser:
                 self.readers.setdefault(name, set()).add(outputs_of(node)[0])
 
     def run(self, *, join: bool = True) -> list[Group]:
-        """Groups in creation order; without ``join``, one per node."""
+        """Places every node; the groups in order of creation, which may not be executable.
+
+        Without ``join``, each node has a group of its own.
+        """
         for node in self.graph.nodes:
             if not (join and self._place(node)):
                 self._open(node)
@@ -151,7 +172,12 @@ class Fuser:
         return sorted(found, key=lambda g: (-found[g], -g))
 
     def _may_join(self, node: Node, at: int) -> bool:
-        """No cycle, and the bindings fit."""
+        """Whether a node may become a member of a group, apart from its indices.
+
+        It may unless a group that the node needs depends on this one, a loop would be nested in a
+        kernel that loops already, the node reads what an anchor's kernel writes at its end, or the
+        kernel would have too many members or bindings.
+        """
         group = self.groups[at]
         bodies = [node.body] if isinstance(node, Pointwise) else [m.body for m in group.members]
         loops = group.kind != "map" or not isinstance(node, Pointwise)
@@ -174,7 +200,10 @@ class Fuser:
         )
 
     def _stored(self, group: Group, extra: str) -> set[str]:
-        """Buffers that the group writes, if it also computed ``extra``."""
+        """The buffers that the group would write if it computed ``extra`` too.
+
+        That are those which a node outside of the group reads, or which the graph returns.
+        """
         inside = {*group.computed, extra}
         return {
             name
@@ -292,9 +321,10 @@ class Fuser:
 
 
 def _read_once(group: Group) -> dict[str, tuple[Expr, ...]]:
-    """Of buffers whose elements a row group loads at one point each: the index, in its symbols.
+    """The index, in the group's symbols, of each input that a row group loads at distinct points.
 
-    What reads them too should do so at the same points, whatever the order of the elements.
+    A member that reads such an input too should load it at the same points: it is then in a
+    register, whatever order the elements are taken in.
     """
     if group.kind != "row":
         return {}
@@ -350,7 +380,10 @@ def _moved(member: Member, mapping: dict[Symbol, Expr]) -> Member:
 
 
 def fuse(graph: LoopGraph, target: Target) -> Grouping:
-    """Groups of as many nodes as may share a kernel."""
+    """The groups of a graph, as large as legality and the target's limits allow.
+
+    The groups of all nodes together compute what the graph does; `finish` freezes them.
+    """
     return Grouping(graph, tuple(Fuser(graph, target).run()))
 
 
@@ -360,7 +393,10 @@ def open_groups(graph: LoopGraph, target: Target) -> Grouping:
 
 
 def finish(group: Group, stored: set[str]) -> KernelGroup:
-    """The frozen form of a group; ``stored`` are the buffers that other groups or outputs need."""
+    """The frozen form of a group.
+
+    ``stored`` are the buffers that other groups read or the graph returns: only these are written.
+    """
     members = tuple(replace(m, store=m.output in stored) for m in group.members)
     extents = tuple(extent_of(s) for s in group.rows)
     match group.kind:

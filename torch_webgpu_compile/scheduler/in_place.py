@@ -63,7 +63,7 @@ class _Sharing:
                 self.readers.setdefault(name, []).append(k)
 
     def visit(self, node: Scatter, at: int) -> None:
-        """Lets a scatter share memory if it may."""
+        """Lets a scatter's output share the memory of its initial contents, if that is legal."""
         root = self.roots.get(node.initial, node.initial)
         if not self._is_legal(node, root):
             return
@@ -81,7 +81,10 @@ class _Sharing:
         )
 
     def visit_map(self, group: Group, at: int) -> None:
-        """Lets the members of a map group write over the inputs that take their values."""
+        """Lets members of a map group be written to the memory of the inputs that they update.
+
+        The group then runs after all other readers of these inputs.
+        """
         for member in group.members:
             old = self._replaced(member)
             if old is None or not _reads_own_element(group, member, old, self.buffers):

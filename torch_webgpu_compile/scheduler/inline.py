@@ -41,7 +41,7 @@ _FEW = 4
 
 
 def body_cost(body: Scalar) -> int:
-    """Arithmetic of one element, in multiplications."""
+    """The arithmetic of one element, counted in multiplications."""
     return sum(OPS[node.name].cost for node in walk(body) if isinstance(node, Op))
 
 
@@ -198,7 +198,11 @@ def _ranges(node: Node) -> tuple[Expr, ...]:
 
 
 def inline_into(user: Node, producer: Pointwise) -> Node | None:
-    """``user`` with the producer's body in place of its loads, or None where that has no form."""
+    """``user`` with the producer's body in place of every load of its output; None if it cannot be.
+
+    Not for users that load the output at indices from data in tiles, for host calls, for scatters
+    that start from what the producer reads or makes, and where `body_at` has no body.
+    """
     inlined: dict[Scalar, Scalar] = {}
     for body in bodies_of(user):
         for load in loads_of(body):
@@ -227,9 +231,10 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
 
 
 def body_at(producer: Pointwise, index: Sequence[Scalar]) -> Scalar | None:
-    """A producer's body at an index, of which entries may be computed from data.
+    """A producer's body at an index, which may have entries that are computed from data.
 
-    Such an entry can stand where the body uses its symbol alone, and not in index arithmetic.
+    None if such an entry would stand inside of index arithmetic: only a symbol by itself can be
+    replaced by a value from data.
     """
     symbols = symbol_keys(iteration_symbols("i", producer.ranges))
     affine: dict[Symbol, Expr] = {}

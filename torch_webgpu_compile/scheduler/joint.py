@@ -1,7 +1,8 @@
-"""Small kernels of any kind that do not need each other share a dispatch.
+"""Small kernels of any kind that do not depend on each other share a dispatch.
 
-While one token is decoded that are the products for queries, keys and values; and what writes the
-caches, beside what joins the parts of attention.
+In the decoding of one token, a language model's typical graph, these are the products for queries,
+keys and values, which are reductions there, and the updates of the caches beside the kernel that
+joins the parts of attention.
 """
 
 from __future__ import annotations
@@ -28,19 +29,26 @@ from ..target import Target
 from .clusters import Clusters
 
 # A kernel that moves more bytes takes several times as long as a dispatch costs on a large GPU
-# (2.1 µs and 4.2 TB/s on an H200), and there is more to lose by the registers of the others.
+# (2.1 µs and 4.2 TB/s on an H200). It gains little by joining, and may lose: the kernel needs as
+# many registers as its most demanding part, which lowers the occupancy of all.
 _SMALL_NBYTES = 32 << 20
-# Of intermediates: side by side, all are alive at once.
+# Bytes of an intermediate: those of all parts are alive at once, which costs memory.
 _PASSED_NBYTES = 1 << 20
-# Each part is code in the kernel.
+# Parts of a kernel: the code of each is in it.
 _MOST = 8
-# Kernels that are far from each other are seldom free to move, and to find out takes time.
+# Clusters that are tried: groups further apart in execution order nearly always depend on each
+# other, and testing them takes compile time.
 _NEAR = 8
 _DIVISIONS = frozenset({"trunc_divide", "floor_divide", "fmod", "remainder"})
 
 
 def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
-    """Independent small groups, of kinds that have known sizes, become one group."""
+    """Joins independent small kernel groups to a `JointGroup`, which is one dispatch.
+
+    Groups are small if they are maps, rows or scatters of known size that move at most 32 MiB. Each
+    takes the nearest of the last 8 clusters before it that it does not depend on and that has a
+    part and bindings to spare.
+    """
     clusters = Clusters(schedule, target)
     before = _Before(clusters)
     opened: list[int] = []
@@ -60,10 +68,11 @@ def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
 
 
 class _Before:
-    """For each cluster, those that must have run before it, while groups are added in order.
+    """The dependencies between clusters, while groups are added in execution order.
 
-    As bits of a number: graphs of training steps have thousands of groups. None that was added
-    needs a later one.
+    ``_masks[c]`` has bit d set if cluster d must run before cluster c. Integers as bit sets are
+    fast enough for training steps of thousands of groups. A group that was added never depends on a
+    later one.
     """
 
     def __init__(self, clusters: Clusters) -> None:
@@ -71,18 +80,22 @@ class _Before:
         self._masks: dict[int, int] = {}
 
     def add(self, k: int) -> None:
-        """Adds a group by itself."""
+        """Adds group ``k`` as a cluster of its own, after the clusters that it reads from."""
         mask = 0
         for cluster in self._clusters.needs(k):
             mask |= self._masks[cluster] | 1 << cluster
         self._masks[k] = mask
 
     def needs(self, k: int, cluster: int) -> bool:
-        """Whether the last group that was added needs a cluster."""
+        """Whether group ``k``, the last one that was added, must run after a cluster."""
         return bool(self._masks[k] >> cluster & 1)
 
     def join(self, k: int, cluster: int) -> None:
-        """Puts the last group that was added into a cluster."""
+        """Puts group ``k``, the last one that was added, into a cluster.
+
+        What must run before the group must now run before the cluster, and before all that needs
+        it.
+        """
         mask = self._masks[cluster] | self._masks.pop(k)
         if mask == self._masks[cluster]:
             return
@@ -93,7 +106,7 @@ class _Before:
 
 
 def _is_small(group: KernelGroup, schedule: Schedule) -> bool:
-    """Whether a group is of a kind that may be a part, of known size, and moves few bytes."""
+    """Whether a group may be a part: a map, rows or scatter of known size that moves few bytes."""
     buffers = schedule.graph.buffers
     match group:
         case MapGroup(points, members):
@@ -118,10 +131,10 @@ def _is_small(group: KernelGroup, schedule: Schedule) -> bool:
 
 @lru_cache(maxsize=1 << 13)
 def _has_wide_division(body: Scalar) -> bool:
-    """Whether 64-bit integers are divided.
+    """Whether a body divides 64-bit integers, in its values or in its indices.
 
-    GPUs do that in dozens of instructions. Beside other parts, NVIDIA's compiler takes it for a
-    reason to assume that the others' floats are finite, or dies.
+    That takes a GPU dozens of instructions. NVIDIA's compiler assumes of floats beside it that they
+    are finite, which changes what the other parts compute, or crashes.
     """
     return any(
         node.name in _DIVISIONS and node.dtype is dtypes.int64
@@ -141,14 +154,17 @@ def _divides_wide(expr: Expr) -> bool:
 
 
 def _nbytes_read(load: Load, buffer: Buffer) -> int:
-    """Bytes that a load reads at all points: no more than there are, or than it tells apart."""
+    """Bytes that a load reads at all points of its kernel.
+
+    At most the buffer's size, and at most one element for each value of the symbols in its index.
+    """
     symbols = {symbol for entry in load.index for symbol in scalar_symbols(entry)}
     places = typical_numel(product(s.extent for s in symbols if s.extent is not None))
     return min(places, typical_numel(buffer.numel)) * buffer.dtype.itemsize
 
 
 def _fits(clusters: Clusters, k: int, cluster: int) -> bool:
-    """Whether a kernel may have one more part: in their number, and in its bindings."""
+    """Whether a cluster may take group ``k``: by its number of parts and of storage bindings."""
     members = clusters.members[cluster]
     bound = frozenset().union(*(clusters.memory(clusters.buffers[m]) for m in (*members, k)))
     return len(members) < _MOST and clusters.windows(bound) <= clusters.target.max_storage_buffers

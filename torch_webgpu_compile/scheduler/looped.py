@@ -1,7 +1,8 @@
-"""Scalar functions that are loops, where a driver counts the iterations of all loops together.
+"""Scalar functions that loop, for drivers that bound the iterations of an invocation's loops.
 
-In the loop of a reduction or of a product they could use up what the driver allows
-(`Target.max_loop_iterations`); in a kernel of maps each element has few enough.
+Such a driver counts the iterations of all loops together (`Target.max_loop_iterations`). A function
+that loops inside of the loop of a reduction or product could exceed the bound; in a map, where it
+is evaluated once per element, it does not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ _LOOPED = frozenset(
 
 
 def is_looped(body: Scalar, target: Target) -> bool:
-    """Whether a body should not be computed inside of another loop."""
+    """Whether a body calls a function that loops, on a driver that bounds an invocation's loops.
+
+    Such a body must not be computed in the loop of a reduction or a product: see the module's
+    docstring. Always False for targets without ``max_loop_iterations``.
+    """
     if not target.max_loop_iterations:
         return False
     return any(

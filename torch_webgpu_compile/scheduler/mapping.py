@@ -171,7 +171,10 @@ def _digit(expr: Expr) -> tuple[Symbol, Expr] | None:
 
 
 def flat_mapping(symbols: Sequence[Symbol], space: Sequence[Symbol]) -> Mapping_ | None:
-    """Both spaces in row-major order, element by element; None when their sizes differ."""
+    """The mapping of one space to another of as many points, both in row-major order.
+
+    None when the numbers of points differ.
+    """
     values = _flat_values([extent_of(s) for s in symbols], space)
     return None if values is None else dict(zip(symbols, values, strict=True))
 

@@ -47,9 +47,10 @@ class _Row:
 
 
 def read_new_rows(graph: LoopGraph, target: Target) -> LoopGraph:
-    """Lets attention in parts read the new row, and the old contents of an input, as two buffers.
+    """The graph in which attention over a cache reads a new row from where it is computed.
 
-    Only where then nothing reads the result of the scatter: it can still be done in place.
+    Its other rows are read from the input, before the scatter changes it. This is only done where
+    nothing then reads the scatter's result, so that the scatter can still be made in place.
     """
     found = (_row_of(node, graph) for node in graph.nodes)
     rows = {row.node.output: row for row in found if row is not None}

@@ -18,7 +18,10 @@ from .mapping import reads_agree
 
 
 def join_pairs(schedule: Schedule, target: Target) -> Schedule:
-    """Contractions of equal sizes and lhs become a pair where one's epilogue needs the other's."""
+    """Joins two contractions of equal sizes and lhs if the epilogue of one reads the other.
+
+    Both become a `PairGroup`, in which every invocation computes the same element of both.
+    """
     clusters = Clusters(schedule, target)
     readers: dict[str, set[int]] = {}
     for k, found in enumerate(clusters.buffers):

@@ -50,9 +50,10 @@ _NBYTES_PER_FLOP = 1 / 8
 
 
 def separate(graph: LoopGraph) -> Program[LoopGraph]:
-    """A graph without what can be prepared, and the graph that prepares it.
+    """What every call computes, and what is computed once for many calls.
 
-    The results of the second one, in order, are the first one's buffers of origin PREPARED.
+    The second graph computes from static inputs and constants alone. Its results, in order, are the
+    buffers of origin PREPARED of the first graph.
     """
     chosen = _within_budget(graph, _static_nodes(graph))
     if not chosen:

@@ -26,10 +26,10 @@ _MOST = 8
 
 
 def join_siblings(schedule: Schedule, target: Target) -> Schedule:
-    """Small contractions with an operand in common, and independent, become one group.
+    """Joins small independent contractions with an operand in common to `SiblingGroup`s.
 
-    A kernel that computes several keeps an epilogue, and a result buffer, for each: layouts and
-    fusion stay what they are for products that are computed one by one.
+    Each keeps its own epilogue and its own result buffer, so that layouts and fusion are the same
+    as for products in kernels of their own.
     """
     clusters = Clusters(schedule, target)
     for key in (_same_lhs, _same_rhs):

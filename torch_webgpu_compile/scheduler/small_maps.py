@@ -22,7 +22,7 @@ _SMALL = 1 << 12
 
 
 def join_small_maps(schedule: Schedule, target: Target) -> Schedule:
-    """Independent small map groups over equal ranges become one."""
+    """Joins independent small map groups over equal ranges: one kernel computes all of them."""
     found: dict[tuple[Expr, ...], list[tuple[int, MapGroup]]] = {}
     for k, group in enumerate(schedule.groups):
         if isinstance(group, MapGroup) and typical_numel(product(group.ranges)) <= _SMALL:

@@ -82,7 +82,10 @@ def identity_of(kind: str, like: Scalar) -> Scalar:
 
 
 def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
-    """Replaces long, few-rowed reductions by two; and those that a driver would not end right."""
+    """The graph in which long reductions of few rows are two: of parts, then of their results.
+
+    So are reductions that take more iterations than the driver allows a loop.
+    """
     buffers = dict(graph.buffers)
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -172,9 +175,9 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
 
 
 def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
-    """Makes the contractions that need it batches of shorter ones, and adds their results.
+    """The graph in which contractions that would not fill the GPU are batches of shorter ones.
 
-    The sum is pointwise, so that what follows joins it in one kernel.
+    Their results are added by a pointwise node, which what follows can join.
     """
     graph = split_long_contractions(graph, target)
     if target.software:  # few cores are full soon
@@ -274,7 +277,10 @@ def _split_contraction(
 
 
 def split_long_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
-    """Makes contractions whose inner loop the driver would end batches of parts, and adds those."""
+    """The graph in which no contraction takes more iterations than the driver allows a loop.
+
+    Longer ones become a batch of parts, whose results are added.
+    """
     if not target.max_loop_iterations:
         return graph
     most = target.max_loop_iterations * _INNER_STEP // _VECTOR * _VECTOR

@@ -85,7 +85,7 @@ def _split(node: Attention, parts: int, buffers: dict[str, Buffer]) -> list[Node
 
 
 class Maker:
-    """Makes the nodes that join a node's parts, with their buffers."""
+    """Makes the nodes, and their buffers, that join the results of a split attention's parts."""
 
     def __init__(self, node: Attention, buffers: dict[str, Buffer]) -> None:
         self.node = node

@@ -36,7 +36,12 @@ _MOST_STEPS = 8
 
 
 def recompute_statistics(graph: LoopGraph) -> LoopGraph:
-    """Replaces sums of values scaled by a single row's statistic where no other node needs it."""
+    """The graph in which products with a normalised row compute the row's statistic themselves.
+
+    A sum of values that are scaled by a statistic of a single row is replaced by three nodes: the
+    statistic, the sum of unscaled values and its scaling. This is done where every reader of the
+    statistic is such a sum.
+    """
     nodes = {outputs_of(node)[0]: node for node in graph.nodes}
     order = list(nodes)
     buffers = dict(graph.buffers)
@@ -97,7 +102,7 @@ class _Statistic:
         return [r for r in found if r in self.nodes and name in inputs_of(self.nodes[r])]
 
     def replace_users(self) -> None:
-        """Gives every sum that uses the statistic its own, or leaves all as they are."""
+        """Gives every sum that uses the statistic its own copy, or changes none of them."""
         inner = self._between()
         if inner is None:
             return

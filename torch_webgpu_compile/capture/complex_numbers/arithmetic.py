@@ -63,6 +63,7 @@ def _div(a: Pair, b: Pair) -> Pair:
 
 @elementwise(aten.reciprocal.default)
 def reciprocal(z: Pair) -> Pair:
+    """``1 / z``."""
     return constant(1, z.dtype) / z
 
 

@@ -28,10 +28,12 @@ _A_CROSSOVER = 1.5
 
 
 def absolute(z: Pair) -> Tensor:
+    """``|z|``, without an overflow of squares."""
     return torch.hypot(z.re, z.im)
 
 
 def argument(z: Pair) -> Tensor:
+    """The angle of z, in [−π, π]."""
     return torch.atan2(z.im, z.re)
 
 
@@ -62,6 +64,7 @@ def _sgn(z: Pair) -> Pair:
 
 @elementwise(aten.exp.default)
 def exp(z: Pair) -> Pair:
+    """``e^z``: e^re · (cos im + i · sin im)."""
     size = torch.exp(z.re)
     vanishes = (z.re == -math.inf) & ~torch.isfinite(z.im)
     re = torch.where(vanishes, 0.0, _times_cos(size, z.im))
@@ -83,6 +86,7 @@ def _expm1(z: Pair) -> Pair:
 
 @elementwise(aten.log.default)
 def log(z: Pair) -> Pair:
+    """The principal logarithm: log |z| + i · argument."""
     return Pair(torch.log(absolute(z)), argument(z))
 
 
@@ -106,6 +110,7 @@ def _log1p(z: Pair) -> Pair:
 
 @elementwise(aten.sqrt.default)
 def sqrt(z: Pair) -> Pair:
+    """The principal square root, without an overflow of squares."""
     x, y = z.re, z.im
     # Halves, so that the sum does not overflow.
     root = 2 * torch.sqrt(torch.hypot(x / 8, y / 8) + x.abs() / 8)
@@ -125,18 +130,21 @@ def _rsqrt(z: Pair) -> Pair:
 
 @elementwise(aten.sinh.default)
 def sinh(z: Pair) -> Pair:
+    """sinh(re) · cos(im) + i · cosh(re) · sin(im)."""
     x, y = z.re, z.im
     return Pair(_times_cos(torch.sinh(x), y), _times(torch.cosh(x), torch.sin(y)))
 
 
 @elementwise(aten.cosh.default)
 def cosh(z: Pair) -> Pair:
+    """cosh(re) · cos(im) + i · sinh(re) · sin(im)."""
     x, y = z.re, z.im
     return Pair(_times_cos(torch.cosh(x), y), _times(torch.sinh(x), torch.sin(y)))
 
 
 @elementwise(aten.tanh.default)
 def tanh(z: Pair) -> Pair:
+    """The hyperbolic tangent."""
     x, y = z.re, z.im
     sin, cos, s = torch.sin(y), torch.cos(y), torch.sinh(x.clamp(-12, 12))
     size = cos * cos + s * s
@@ -209,6 +217,7 @@ def _hull(z: Pair) -> tuple[Tensor, Tensor, Tensor]:
 
 @elementwise(aten.asin.default)
 def asin(z: Pair) -> Pair:
+    """The principal arcsine, after Hull, Fairgrieve and Tang."""
     re, _, im = _hull(z)
     im = torch.where(absolute(z) < 1e-5, z.im.abs(), im)  # their squares may vanish
     return Pair(torch.copysign(re, z.re), torch.copysign(im, z.im))
@@ -216,6 +225,7 @@ def asin(z: Pair) -> Pair:
 
 @elementwise(aten.acos.default)
 def acos(z: Pair) -> Pair:
+    """The principal arccosine, after Hull, Fairgrieve and Tang."""
     _, re, im = _hull(z)
     re = torch.where(torch.signbit(z.re), math.pi - re, re)
     return Pair(re, -torch.copysign(im, z.im))
@@ -234,6 +244,7 @@ def _acosh(z: Pair) -> Pair:
 
 @elementwise(aten.atanh.default)
 def atanh(z: Pair) -> Pair:
+    """The principal inverse hyperbolic tangent."""
     x, y = z.re, z.im
     size = absolute(z)
     large = size > _LARGE
@@ -262,6 +273,7 @@ def _atan(z: Pair) -> Pair:
 
 @elementwise(aten.sigmoid.default)
 def sigmoid(z: Pair) -> Pair:
+    """``1 / (1 + e^−z)``."""
     return reciprocal(constant(1, z.dtype) + exp(-z))
 
 
@@ -283,6 +295,7 @@ def _tanh_backward(call: Call, grad_output: Any, output: Any) -> Pair:
 
 
 def power(z: Pair, w: Pair) -> Pair:
+    """The principal value of z^w; 1 for w = 0, and 0 for z = 0 with re(w) > 0."""
     size, phase = absolute(z), argument(z)
     # exp(w·log z), with the accuracy of a real power.
     radius = torch.pow(size, w.re) * torch.exp(-w.im * phase)

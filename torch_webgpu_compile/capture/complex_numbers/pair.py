@@ -36,6 +36,7 @@ class Pair:
 
     @property
     def shape(self) -> torch.Size:
+        """The sizes of the complex tensor."""
         return self.re.shape
 
     def to(self, dtype: torch.dtype) -> Pair:
@@ -71,12 +72,15 @@ class Pair:
         return Pair(-self.re, -self.im)
 
     def times_i(self) -> Pair:
+        """``i · z``."""
         return Pair(-self.im, self.re)
 
     def over_i(self) -> Pair:
+        """``z / i``."""
         return Pair(self.im, -self.re)
 
     def conj(self) -> Pair:
+        """The complex conjugate."""
         return Pair(self.re, -self.im)
 
     def scaled(self, factor: Any) -> Pair:
@@ -84,6 +88,7 @@ class Pair:
         return Pair(self.re * factor, self.im * factor)
 
     def is_zero(self) -> Tensor:
+        """Where both parts are 0, as a bool tensor."""
         return (self.re == 0) & (self.im == 0)
 
 

@@ -28,6 +28,7 @@ class Call:
 
     @property
     def result(self) -> Any:
+        """The operator's only, or first, fake result."""
         return self.results[0]
 
 
