@@ -99,4 +99,3 @@ DTYPES: tuple[DType, ...] = (
     bool_,
 )
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in DTYPES}
-BY_SHORT: dict[str, DType] = {dtype.short: dtype for dtype in DTYPES}
