@@ -1,6 +1,6 @@
-"""What preparing weights, and Winograd's convolutions, are worth on this machine.
+"""What preparing weights is worth on this machine.
 
-    python -m benchmarks.preparation             ResNet-50 on 8 and 32 images, and single 3×3 layers
+    python -m benchmarks.preparation             ResNet-50 on 8 and 32 images
     python -m benchmarks.preparation --small     the same code on small sizes, to see that it runs
 
 Each line has the time of a replay, GPU time summed over its dispatches, dispatches, peak memory,
@@ -16,42 +16,36 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.options import resolve
-from torch_webgpu_compile.scheduler import preparation, winograd
+from torch_webgpu_compile.scheduler import preparation
 
 from . import cases
 from .webgpu import _allocated_nbytes, largest_difference, recorded_plans, replays
 
-# name: (part of a call's memory that may be kept, bytes of what always may, whether Winograd)
+# name: (part of a call's memory that may be kept, bytes of what always may)
 MODES = {
-    "nothing prepared": (1 << 60, 0, False),
-    "prepared": (preparation._PART_OF_A_CALL, preparation._SMALL_NBYTES, False),
-    "everything prepared": (1e-9, preparation._SMALL_NBYTES, False),
-    "prepared, Winograd": (preparation._PART_OF_A_CALL, preparation._SMALL_NBYTES, True),
-    "everything, Winograd": (1e-9, preparation._SMALL_NBYTES, True),
+    "nothing prepared": (1 << 60, 0),
+    "prepared": (preparation._PART_OF_A_CALL, preparation._SMALL_NBYTES),
+    "everything prepared": (1e-9, preparation._SMALL_NBYTES),
 }
 
 
 @contextmanager
-def mode(name: str, always: bool = False) -> Iterator[None]:
-    """A row of `MODES`; ``always``: Winograd wherever it is possible, not only where it pays."""
-    part, small, enabled = MODES[name]
-    before = vars(preparation).copy(), vars(winograd).copy()
+def mode(name: str) -> Iterator[None]:
+    """The numbers of a row of `MODES` in place of the scheduler's."""
+    part, small = MODES[name]
+    before = vars(preparation).copy()
     vars(preparation).update(_PART_OF_A_CALL=part, _SMALL_NBYTES=small)
-    vars(winograd).update(ENABLED=enabled)
-    if always:
-        vars(winograd).update(_pays=lambda *_: True, _PART_OF_A_CALL=1e-9)
     plan_cache.clear()  # its keys know nothing of these numbers
     torch._dynamo.reset()
     try:
         yield
     finally:
-        vars(preparation).update(before[0])
-        vars(winograd).update(before[1])
+        vars(preparation).update(before)
 
 
 def measure(function: Callable[..., Any], inputs: tuple[Tensor, ...], budget_s: float) -> str:
@@ -73,17 +67,6 @@ def measure(function: Callable[..., Any], inputs: tuple[Tensor, ...], budget_s: 
     )
 
 
-def layer(channels: int) -> nn.Module:
-    """A 3×3 convolution as in a bottleneck, between 1×1 ones whose layout is free."""
-    return nn.Sequential(
-        nn.Conv2d(4 * channels, channels, 1),
-        nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-        nn.BatchNorm2d(channels),
-        nn.ReLU(),
-        nn.Conv2d(channels, 4 * channels, 1),
-    ).eval()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true")
@@ -95,14 +78,6 @@ def main() -> None:
             with mode(name):
                 x = images[:1].repeat(batch, 1, 1, 1)
                 print(f"ResNet-50, {batch:2} {name:22}", measure(model, (x,), budget_s), flush=True)
-    stages = ((16, 8),) if small else ((64, 56), (128, 28), (256, 14), (512, 7))
-    for channels, side in stages:
-        for batch in (2,) if small else (1, 8, 32):
-            x = torch.randn(batch, 4 * channels, side, side)
-            for name in ("everything prepared", "everything, Winograd"):
-                with mode(name, always=True):
-                    text = measure(layer(channels), (x,), budget_s)
-                    print(f"{channels:3}×{side:2}² ×{batch:2} {name:22}", text, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Union
 
-from .interning import InternTable
+from .interning import InternTable, reduced
 
 if TYPE_CHECKING:
     from .expressions import Expr
@@ -28,6 +28,7 @@ class Symbol(metaclass=Interned):
 
     __slots__ = ("__weakref__", "extent", "key", "lower", "name")
     key: str
+    __reduce__ = reduced
 
     def __init__(self, name: str, lower: int, extent: Expr | None) -> None:
         self.name = name
@@ -44,6 +45,7 @@ class FloorDiv(metaclass=Interned):
 
     __slots__ = ("__weakref__", "denominator", "key", "numerator")
     key: str
+    __reduce__ = reduced
 
     def __init__(self, numerator: Expr, denominator: Expr) -> None:
         self.numerator = numerator
@@ -59,6 +61,7 @@ class Mod(metaclass=Interned):
 
     __slots__ = ("__weakref__", "denominator", "key", "numerator")
     key: str
+    __reduce__ = reduced
 
     def __init__(self, numerator: Expr, denominator: Expr) -> None:
         self.numerator = numerator

@@ -33,6 +33,7 @@ from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Va
 from .sizes import evaluate
 from .specialized import PlanAt, Specialized
 from .static_buffers import same_layout, with_layout
+from .target import BINDING_ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +327,7 @@ class DeviceGraph:
         offset = storages.offset_at(address) - recipe.offset_nbytes
         if offset == 0:
             return buffer
-        if offset % storages.ALIGNMENT == 0 and offset > 0:
+        if offset % BINDING_ALIGNMENT == 0 and offset > 0:
             return buffer.slice(offset)
         return self._copied(tensor, recipe)
 

@@ -7,6 +7,7 @@ A tensor's bytes on the GPU are its bytes in PyTorch. Types that WGSL cannot sto
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -44,6 +45,9 @@ class DType:
     storage: str
     packing: int = 1
     feature: str = ""
+
+    def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
+        return _of_name, (self.name,)
 
     @property
     def is_float(self) -> bool:
@@ -103,4 +107,7 @@ DTYPES: tuple[DType, ...] = (
     bool_,
 )
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in DTYPES}
-BY_SHORT: dict[str, DType] = {dtype.short: dtype for dtype in DTYPES}
+
+
+def _of_name(name: str) -> DType:
+    return BY_NAME[name]  # there is one of each

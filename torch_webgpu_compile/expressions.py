@@ -23,6 +23,7 @@ from math import gcd
 from typing import Union
 
 from .atoms import Atom, FloorDiv, Interned, Mod, Monomial, Symbol, factor_text
+from .interning import reduced
 
 IntLike = Union[int, "Expr"]
 
@@ -38,6 +39,7 @@ class Expr(metaclass=Interned):
 
     __slots__ = ("__weakref__", "constant", "key", "terms")
     key: str
+    __reduce__ = reduced
 
     def __init__(self, constant: int, terms: tuple[tuple[Monomial, int], ...]) -> None:
         self.constant = constant

@@ -153,33 +153,6 @@ rfft.register_autograd(_rfft_backward, setup_context=_save_rfft)
 irfft.register_autograd(_irfft_backward, setup_context=_save_irfft)
 
 
-# -- calls whose lengths are numbers ---------------------------------------------------------------
-
-
-def transform(pairs: Tensor, dims: Sequence[int], forward: bool, scale: float) -> Tensor:
-    """A call of ``webgpu::fft`` whose lengths are numbers: kernels are made for them."""
-    for dim in (*_positive(pairs.dim() - 1, dims), -1):
-        int(pairs.shape[dim])
-    result: Tensor = torch.ops.webgpu.fft.default(pairs, dims, forward, scale)
-    return result
-
-
-def transform_real(x: Tensor, dims: Sequence[int], scale: float) -> Tensor:
-    """A call of ``webgpu::rfft`` whose lengths are numbers."""
-    for dim in dims:
-        int(x.shape[dim])
-    result: Tensor = torch.ops.webgpu.rfft.default(x, dims, scale)
-    return result
-
-
-def transform_to_real(pairs: Tensor, dims: Sequence[int], n: int, scale: float) -> Tensor:
-    """A call of ``webgpu::irfft`` whose lengths are numbers."""
-    for dim in (*_positive(pairs.dim() - 1, dims), -1):
-        int(pairs.shape[dim])
-    result: Tensor = torch.ops.webgpu.irfft.default(pairs, dims, int(n), scale)
-    return result
-
-
 def _rfft_sizes(x: Tensor, dims: Sequence[int]) -> list[int]:
     sizes = list(x.shape)
     sizes[dims[-1]] = sizes[dims[-1]] // 2 + 1

@@ -10,6 +10,16 @@ from typing import Any
 Key = tuple[Any, ...]
 
 
+def reduced(made: Any) -> tuple[type, tuple[Any, ...]]:
+    """``__reduce__`` of an interned object whose attributes have the names of its arguments.
+
+    Its class is called again, which finds the object that is there.
+    """
+    code = type(made).__init__.__code__
+    names = code.co_varnames[1 : code.co_argcount]
+    return type(made), tuple(getattr(made, name) for name in names)
+
+
 class _Reference(weakref.ref[Any]):
     __slots__ = ("key",)
     key: Key

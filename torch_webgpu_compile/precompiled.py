@@ -8,6 +8,7 @@ Only inference graphs that need nothing of AOTAutograd are kept; PyTorch compile
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,8 +23,7 @@ from .compiled import CompiledGraph
 from .compiler import Loops
 from .device_graph import DeviceGraph
 from .host_calls import find_overload
-from .ir.parse import parse_graph
-from .ir.text import format_graph
+from .ir.graph import LoopGraph
 from .options import resolve
 from .plan import schema, serialize
 from .plan.model import HostStep
@@ -87,7 +87,7 @@ def _plan_at(content: dict[str, Any], device: Device) -> PlanAt | None:
 
     @cache
     def loops() -> Loops:
-        graph = parse_graph(content["loops"], content["constants"])
+        graph: LoopGraph = pickle.loads(content["loops"])
         options = replace(resolve(None, None), **content["options"])
         return Loops(graph, device.target, options)
 
@@ -112,8 +112,8 @@ def _signature_of(content: dict[str, Any]) -> Signature:
     return Signature(plan, **given)
 
 
-def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+def _digest(plan: str, loops: bytes) -> str:
+    return hashlib.sha256(plan.encode() + b"\0" + loops).hexdigest()
 
 
 def keep(name: str, compiled: Any, checked: bool) -> None:
@@ -129,9 +129,9 @@ def keep(name: str, compiled: Any, checked: bool) -> None:
     if not isinstance(compiled, CompiledGraph | DeviceGraph):
         return
     text = serialize.dumps(compiled.plan).decode()
-    loops, graph, constants, options = compiled.plan_at, "", {}, {}
+    loops, graph, options = compiled.plan_at, b"", {}
     if isinstance(loops, Loops):
-        graph, constants = format_graph(loops.graph), dict(loops.graph.constants)
+        graph = pickle.dumps(loops.graph)
         options = {field: getattr(loops.options, field) for field in _OPTIONS}
     content = {
         "package": sources_digest(),
@@ -141,7 +141,6 @@ def keep(name: str, compiled: Any, checked: bool) -> None:
         "plan": text,
         "digest": _digest(text, graph),
         "loops": graph,
-        "constants": constants,
         "options": options,
         "signature": {field: getattr(compiled.signature, field) for field in _FIELDS},
     }

@@ -12,6 +12,7 @@ from .errors import UnsupportedOp
 from .plan.model import FIRST_CHECK, Dispatch, HostStep, Plan
 from .plan.numbers import HostNumber, number_symbols
 from .sizes import Expr, Symbol, atom_expr, symbols_of
+from .target import BINDING_ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,6 @@ class SizeSource:
             case _:
                 found = int(value)
         return (found * self.unit - self.constant) // self.coefficient
-
-
-BINDING_ALIGNMENT = 256
-"""Bytes: where the range of a buffer that is bound to a kernel may start (WebGPU's default)."""
 
 
 def bound_offset(tensor: torch.Tensor) -> int:

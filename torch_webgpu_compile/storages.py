@@ -27,10 +27,6 @@ from .runtime.device import Device, GpuBuffer
 _SLOT_BITS = 41
 _OFFSET_MASK = (1 << _SLOT_BITS) - 1
 
-# A binding of a GPU buffer may start at multiples of this many bytes (WebGPU's largest value of
-# minStorageBufferOffsetAlignment).
-ALIGNMENT = 256
-
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _construct_storage = torch._C._construct_storage_from_data_pointer
 _create_empty = torch._C._acc.create_empty_tensor

@@ -6,6 +6,14 @@ from dataclasses import dataclass
 
 from .dtypes import DType, float64
 
+BINDING_ALIGNMENT = 256
+"""Bytes: where the part of a buffer that is bound to a kernel may start, on every adapter.
+
+The largest values that WebGPU allows for ``minStorageBufferOffsetAlignment`` and
+``minUniformBufferOffsetAlignment``. A plan runs on adapters other than the one it was made for, so
+an adapter that allows smaller ones gains nothing.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -23,7 +31,6 @@ class Target:
         max_workgroup_invocations: invocations per workgroup.
         max_workgroup_nbytes: workgroup memory, bytes.
         max_grid: workgroups per grid dimension.
-        offset_alignment: alignment of a storage binding's offset, bytes.
         max_loop_iterations: iterations of all loops of one invocation together, after which the
             driver ends every loop without an error; 0 where there is no such limit.
         subgroup_sizes: smallest and largest subgroup size, (0, 0) without subgroups.
@@ -40,14 +47,13 @@ class Target:
     max_workgroup_invocations: int = 256
     max_workgroup_nbytes: int = 16 << 10
     max_grid: int = 65535
-    offset_alignment: int = 256
     subgroup_sizes: tuple[int, int] = (0, 0)
     max_loop_iterations: int = 0
 
     @property
     def window_nbytes(self) -> int:
         """The part of a larger buffer that one binding reaches: it may start where another ends."""
-        return self.max_binding_nbytes // 256 * 256
+        return self.max_binding_nbytes // BINDING_ALIGNMENT * BINDING_ALIGNMENT
 
     @property
     def subgroup_size(self) -> int:

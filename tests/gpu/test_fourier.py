@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.compiling import native
-from torch_webgpu_compile import counters, explain, fft_ops
+from torch_webgpu_compile import counters, explain
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -119,7 +119,13 @@ def test_round_trip(n):
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_batches_of_any_size(dim):
     """One plan for all numbers of rows, of every layout."""
-    run = native(lambda x: fft_ops.transform(x, [dim], True, 1.0))
+
+    def transform(x):
+        for k in (dim, -1):
+            int(x.shape[k])  # a kernel is made for lengths that are numbers
+        return torch.ops.webgpu.fft(x, [dim], True, 1.0)
+
+    run = native(transform)
     counters.reset()
     for batch in (3, 7, 64, 2):
         sizes = [batch, batch + 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +19,7 @@ from tests.harness import capture, lower_checked, run_graph, to_tensor
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.compiler import loops_of
 from torch_webgpu_compile.ir.at_sizes import at_sizes, has_symbols
+from torch_webgpu_compile.ir.nodes import bodies_of
 from torch_webgpu_compile.ir.ranges import Decisions
 from torch_webgpu_compile.ir.scalar import Load, Masked, Scalar, apply, cast, const, index
 from torch_webgpu_compile.ir.text import format_graph
@@ -147,3 +150,20 @@ def test_symbols_have_no_greatest_value() -> None:
     graph = lower_checked(capture(lambda x: x + 1, torch.randn(6), dynamic=True))
     (extent,) = graph.buffers["in0"].sizes
     assert Decisions().range_of(index(iteration("i0", extent))) is None
+
+
+def test_graphs_survive_pickling() -> None:
+    """Equal expressions are the same object again."""
+    state = compile_function(
+        lambda x: torch.softmax(x @ x.T + x.shape[0], -1).cumsum(0)[x.shape[0] // 2 :],
+        torch.randn(30, 16),
+        dynamic=True,
+    )
+    again = pickle.loads(pickle.dumps(state.graph))
+    assert again == state.graph
+    assert format_graph(again) == format_graph(state.graph)
+    for old, new in zip(state.graph.nodes, again.nodes, strict=True):
+        assert bodies_of(old) == bodies_of(new)
+    for name, buffer in again.buffers.items():
+        assert buffer.dtype is state.graph.buffers[name].dtype
+        assert all(map(operator.is_, buffer.sizes, state.graph.buffers[name].sizes))

@@ -11,13 +11,10 @@ import torch
 
 from tests.compilations import compile_function
 from tests.harness import capture, check, lower_checked, run_graph
-from torch_webgpu_compile import fft_ops
 from torch_webgpu_compile.codegen.fourier_tiling import choose_fourier_tiling
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir import fourier
 from torch_webgpu_compile.ir.nodes import Fourier
-from torch_webgpu_compile.ir.parse import parse_graph
-from torch_webgpu_compile.ir.text import format_graph
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.sizes import as_expr, symbol
 from torch_webgpu_compile.target import Target
@@ -40,10 +37,6 @@ def test_lowered_lengths(n):
     close = {"atol": 3e-6 * math.sqrt(n), "rtol": 1e-4}
     for forward in (True, False):
         graph = check(lambda x, f=forward: ops.fft(x, [1], f, 0.5), x, **close)
-    text = format_graph(graph)
-    again = parse_graph(text, graph.constants)
-    assert again == graph
-    assert format_graph(again) == text
     check(lambda x: ops.rfft(x[..., 0], [1], 0.5), x, **close)
     half = x[:, : n // 2 + 1]
     graph = check(lambda x: ops.irfft(x, [1], n, 0.5), half, **close)
@@ -81,7 +74,9 @@ def test_no_rows_and_no_dimensions():
 
 def test_symbolic_rows():
     def run(x):
-        return fft_ops.transform(x, [1], True, 1.0)
+        for k in (1, -1):
+            int(x.shape[k])  # a kernel is made for lengths that are numbers
+        return ops.fft(x, [1], True, 1.0)
 
     check(run, torch.randn(3, 12, 2), dynamic=True)
 
@@ -178,8 +173,6 @@ def test_half_of_the_numbers_between_passes_of_real_ones():
         assert graph.buffers[first.output].sizes[1] is as_expr(kept)
         assert second.ranges[-1] is as_expr(kept)
         assert second.mirror is not None
-        text = format_graph(graph)
-        assert parse_graph(text, graph.constants) == graph
     wrong = replace(second, mirror=second.index)
     with pytest.raises(VerificationError, match="exactly once"):
         run_graph(graph.with_nodes((first, wrong), graph.buffers), [torch.randn(2, n)])

@@ -1,7 +1,8 @@
-"""The text of the IR: stable, readable, and read back."""
+"""The text of the IR: stable, readable, and another one for another graph."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,6 @@ from tests.harness import capture, lower_checked
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.ir.graph import AnchorGroup, Member, RowGroup, Schedule
 from torch_webgpu_compile.ir.nodes import Pointwise, Reduction
-from torch_webgpu_compile.ir.parse import parse_graph
-from torch_webgpu_compile.ir.parse_scalar import ParseError, parse_expr, parse_scalar
 from torch_webgpu_compile.ir.scalar import (
     Index,
     Load,
@@ -26,14 +25,13 @@ from torch_webgpu_compile.ir.scalar import (
 )
 from torch_webgpu_compile.ir.spaces import iteration_symbols
 from torch_webgpu_compile.ir.text import format_graph, format_scalar, format_schedule
-from torch_webgpu_compile.sizes import Expr, symbol
+from torch_webgpu_compile.sizes import Expr, as_expr, symbol
 
 F = torch.nn.functional
 F32 = dtypes.float32
 I0, I1 = iteration_symbols("i", (24, 10))
 S0 = symbol("s0", 2)
 SYMBOLS = {"i0": I0, "i1": I1, "s0": S0}
-BUFFERS = {"x": dtypes.float32, "idx": dtypes.int64, "t": dtypes.bfloat16}
 
 
 @pytest.mark.parametrize(
@@ -53,8 +51,8 @@ BUFFERS = {"x": dtypes.float32, "idx": dtypes.int64, "t": dtypes.bfloat16}
         (I0 // 5 - 1) % (S0 + 1),
     ],
 )
-def test_expressions_round_trip(expr: Expr) -> None:
-    assert parse_expr(repr(expr), SYMBOLS) is expr
+def test_the_text_of_an_expression_is_python_for_it(expr: Expr) -> None:
+    assert as_expr(eval(repr(expr), {}, SYMBOLS)) is expr
 
 
 def x(*at: Expr) -> Scalar:
@@ -87,9 +85,8 @@ SCALARS: list[Scalar] = [
 ]
 
 
-@pytest.mark.parametrize("scalar", SCALARS, ids=format_scalar)
-def test_scalars_round_trip(scalar: Scalar) -> None:
-    assert parse_scalar(format_scalar(scalar), SYMBOLS, BUFFERS) is scalar
+def test_other_scalars_have_other_texts() -> None:
+    assert len({format_scalar(scalar) for scalar in SCALARS}) == len(SCALARS)
 
 
 def test_shared_subexpressions_are_written_once() -> None:
@@ -98,14 +95,7 @@ def test_shared_subexpressions_are_written_once() -> None:
         scalar = apply("mul", scalar, scalar)
     text = format_scalar(scalar)
     assert len(text) < 2000
-    assert parse_scalar(text, SYMBOLS, BUFFERS) is scalar
-
-
-def test_errors() -> None:
-    with pytest.raises(ParseError, match="y0"):
-        parse_expr("i0 + y0", SYMBOLS)
-    with pytest.raises(ParseError):
-        parse_scalar("[1]", SYMBOLS, BUFFERS)
+    assert text.startswith("let(mul(t39, t39), t0=x[i0], t1=mul(t0, t0), ")
 
 
 def model(image: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor) -> Any:
@@ -128,15 +118,16 @@ def model(image: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_graphs_round_trip(dynamic: bool) -> None:
+def test_the_same_in_every_run(dynamic: bool) -> None:
     image, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 5, 5)
-    captured = capture(model, image, weight, torch.tensor([1, -1]), dynamic=dynamic)
-    graph = lower_checked(captured, allow_host=True)
-    text = format_graph(graph)
-    again = parse_graph(text, graph.constants)
-    assert again == graph
-    assert format_graph(again) == text
-    assert "-> " not in text
+
+    def text() -> str:
+        captured = capture(model, image, weight, torch.tensor([1, -1]), dynamic=dynamic)
+        graph = lower_checked(captured, allow_host=True)
+        return format_graph(replace(graph, name="graph"))  # names are numbered
+
+    assert text() == text()
+    assert "-> " not in text()
 
 
 def test_text_is_readable() -> None:

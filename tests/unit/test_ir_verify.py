@@ -13,7 +13,6 @@ from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.graph import LoopGraph, MapGroup, Member, Schedule
 from torch_webgpu_compile.ir.nodes import Contraction, Node, Pointwise, Reduction
-from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.scalar import Index, Load, const
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
@@ -96,25 +95,15 @@ def test_outputs_must_be_written() -> None:
 
 
 def test_schedules() -> None:
-    text = """
-graph('two')
-in0: f32[3] = input()
-a: f32[3] = buffer()
-b: f32[3] = buffer()
-argument(in0)
-a = pointwise([3], exp(in0[i0]))
-b = pointwise([3], exp(a[i0]))
-result(b, sizes=[3], strides=[1], offset=0)
-"""
-    two = parse_graph(text)
+    two = lower_checked(capture(lambda x: x.exp().exp(), torch.randn(3)))
     first, second = two.nodes
     assert isinstance(first, Pointwise)
     assert isinstance(second, Pointwise)
     at = (iteration("i0", 3),)
-    inner = Member("a", first.body, at, store=False)
-    outer = Member("b", second.body, at, store=True)
+    inner = Member(first.output, first.body, at, store=False)
+    outer = Member(second.output, second.body, at, store=True)
     verify_schedule(Schedule(two, (MapGroup(first.ranges, (inner, outer)),)))
-    with pytest.raises(VerificationError, match="group 0 needs a stored"):
+    with pytest.raises(VerificationError, match="group 0 needs exp stored"):
         verify_schedule(Schedule(two, (MapGroup(first.ranges, (outer,)),)))
     with pytest.raises(VerificationError, match="output 0"):
         verify_schedule(Schedule(two, (MapGroup(first.ranges, (inner,)),)))

@@ -18,7 +18,6 @@ from torch_webgpu_compile.capture import aot
 from torch_webgpu_compile.captured import Phase
 from torch_webgpu_compile.compiler import Compilation, compile_graph, native_operators
 from torch_webgpu_compile.errors import VerificationError
-from torch_webgpu_compile.ir.parse import parse_graph
 from torch_webgpu_compile.ir.text import format_graph
 from torch_webgpu_compile.ir.verify_schedule import verify_prepared
 from torch_webgpu_compile.plan import serialize
@@ -218,12 +217,8 @@ def test_nothing_of_a_preparation_is_left_in_the_calls() -> None:
 def test_text_and_json() -> None:
     state = compiled(mixed)
     graph = state.graph
-    text = format_graph(graph)
-    assert "static=True" in text
-    assert parse_graph(text) == graph
-    called = separate(graph).called
-    again = parse_graph(format_graph(called))
-    assert again.buffers == called.buffers
+    assert "static=True" in format_graph(graph)
+    assert "= prepared()" in format_graph(separate(graph).called)
     plan = state.plan
     assert serialize.from_json(json.loads(json.dumps(serialize.to_json(plan)))) == plan
     other = plan.renamed("other")

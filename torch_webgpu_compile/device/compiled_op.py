@@ -26,7 +26,8 @@ from ..options import CompileOptions, resolve
 from ..runtime.device import Device
 from ..signature import Signature
 from ..sizes import evaluate
-from ..storages import ALIGNMENT, data_ptr
+from ..storages import data_ptr
+from ..target import BINDING_ALIGNMENT
 from . import outputs
 
 aten = torch.ops.aten
@@ -114,7 +115,7 @@ def specs_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
 def _spec(tensor: Tensor, position: int) -> TensorSpec:
     offset = 0
     if tensor.device.type == devices.NAME:
-        residue, rest = divmod(data_ptr(tensor) % ALIGNMENT, tensor.element_size())
+        residue, rest = divmod(data_ptr(tensor) % BINDING_ALIGNMENT, tensor.element_size())
         offset = 0 if rest else residue
     # `aliasing` has seen to arguments that share memory.
     return TensorSpec(

@@ -18,7 +18,8 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_structure
 
 from ..errors import AdapterError, DeviceError, ShaderError, UnsupportedOp
-from ..storages import ALIGNMENT, data_ptr
+from ..storages import data_ptr
+from ..target import BINDING_ALIGNMENT
 from . import aliasing, outputs
 from .compiled_op import CompiledOp, Placement, compile_op
 from .host import report, run_on_host
@@ -100,7 +101,7 @@ def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
                 value.shape,
                 value.stride(),
                 value.get_device(),
-                data_ptr(value) % ALIGNMENT,
+                data_ptr(value) % BINDING_ALIGNMENT,
             )
             if value.is_conj() or value.is_neg():
                 key += (value.is_conj(), value.is_neg())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,10 +128,3 @@ def _grown(tensor: Tensor, nbytes: int) -> torch.UntypedStorage:
         target = new_tensor(storage, torch.uint8, [nbytes], [1], 0, index)
         device.copy(buffer_of(tensor), 0, buffer_of(target), 0, old.nbytes())
     return storage
-
-
-def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> Any:
-    """Raises NotImplementedError: Python cannot resize a storage on the device."""
-    raise NotImplementedError(
-        "a webgpu storage cannot be resized in place: use tensor.resize_() instead"
-    )

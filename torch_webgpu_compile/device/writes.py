@@ -30,7 +30,8 @@ from ..options import resolve
 from ..plan.model import Dispatch, Plan
 from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
-from ..storages import ALIGNMENT, buffer_of, data_ptr, offset_at, span
+from ..storages import buffer_of, data_ptr, offset_at, span
+from ..target import BINDING_ALIGNMENT
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds
@@ -64,12 +65,12 @@ def write(target: Tensor, value: Tensor) -> bool:
     if target.element_size() == 16:  # complex128
         return write(torch.view_as_real(target), torch.view_as_real(value))
     limit = devices.get_device(target.get_device()).target.max_binding_nbytes
-    if span(target.shape, target.stride()) * target.element_size() > limit - ALIGNMENT:
+    if span(target.shape, target.stride()) * target.element_size() > limit - BINDING_ALIGNMENT:
         return _write_halves(target, value)
     runs, value = _runs(target, value)
     itemsize = target.element_size()
     start = offset_at(data_ptr(target))
-    binding = start // ALIGNMENT * ALIGNMENT
+    binding = start // BINDING_ALIGNMENT * BINDING_ALIGNMENT
     key = target.get_device(), itemsize, runs.sizes, runs.strides, (start - binding) // itemsize
     prepared = _launchers.get(key)
     if prepared is None:

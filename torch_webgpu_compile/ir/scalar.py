@@ -17,7 +17,7 @@ import numpy as np
 from .. import dtypes
 from ..checks import IndexCheck
 from ..dtypes import DType, Kind
-from ..interning import InternTable
+from ..interning import InternTable, reduced
 from ..sizes import Expr, IntLike, Symbol, as_expr, substitute, symbols_of
 from . import float8
 
@@ -42,6 +42,8 @@ def _distinct(value: Any) -> Any:
 class Const(metaclass=_Interned):
     """A literal of the given dtype, infinities and NaN included; see `const`."""
 
+    __reduce__ = reduced
+
     value: bool | int | float
     dtype: DType
 
@@ -49,6 +51,8 @@ class Const(metaclass=_Interned):
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Index(metaclass=_Interned):
     """The value of an index expression as an int64."""
+
+    __reduce__ = reduced
 
     expr: Expr
 
@@ -66,6 +70,8 @@ class Load(metaclass=_Interned):
     value is proven to lie in [0, size), or it is `Checked`.
     """
 
+    __reduce__ = reduced
+
     buffer: str
     index: tuple[Scalar, ...]
     dtype: DType
@@ -75,6 +81,8 @@ class Load(metaclass=_Interned):
 class Op(metaclass=_Interned):
     """A row of `OPS` applied to arguments."""
 
+    __reduce__ = reduced
+
     name: str
     args: tuple[Scalar, ...]
     dtype: DType
@@ -83,6 +91,8 @@ class Op(metaclass=_Interned):
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Masked(metaclass=_Interned):
     """``body`` where ``condition`` holds, else ``other``; ``body`` loads nothing elsewhere."""
+
+    __reduce__ = reduced
 
     condition: Scalar
     body: Scalar
@@ -107,6 +117,8 @@ class Checked(metaclass=_Interned):
         size: an int64 that is the same at all points.
         check: the operator, dimension and line of code that the report names.
     """
+
+    __reduce__ = reduced
 
     position: Scalar
     given: Scalar

@@ -1,7 +1,7 @@
 """The text of the IR: one line per buffer and node, the same in every run.
 
-It is the key under which kernels are cached and what ``TORCH_WEBGPU_DEBUG=ir`` prints;
-`parse.parse_graph` reads it back. The syntax is Python's:
+Graphs of which it is equal are equal: it is a part of the key under which plans are cached, and
+what ``TORCH_WEBGPU_DEBUG=ir`` prints. The syntax is Python's:
 
     s0 = size(2)
     in0: f32[s0, 4] = input()

@@ -27,7 +27,7 @@ from ..ir.spaces import Origin
 from ..sizes import ONE, ZERO, Expr, contiguous_strides
 from ..target import Target
 from .folding import fold, narrow
-from .promotion import Operand, compute_dtype, result_dtype
+from .promotion import Operand
 from .symbols import SizeReader
 from .value import IndexLike, Value, broadcast_index, expand, positions
 
@@ -308,10 +308,6 @@ class Builder:
         buffer = self.new_buffer(dtype, sizes, name, BufferOrigin.CONSTANT)
         self.constants[buffer.name] = array
         return self.load(buffer)
-
-    def elementwise_dtype(self, *operands: Operand) -> DType:
-        """The dtype in which an elementwise operator on ``operands`` computes."""
-        return compute_dtype(result_dtype(operands))
 
     def _named(self, name: str) -> str:
         return f"{self.hint}_{name}" if name else self.hint

@@ -115,7 +115,7 @@ class Binding:
     """A range of a plan buffer bound to a kernel; ``nbytes`` None means to the end.
 
     Several bindings of one buffer are the windows through which a kernel sees a buffer that is
-    larger than the adapter's binding limit. ``offset_nbytes`` is a multiple of 256.
+    larger than the adapter's binding limit. ``offset_nbytes`` is a multiple of `BINDING_ALIGNMENT`.
     """
 
     buffer: str

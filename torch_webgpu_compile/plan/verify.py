@@ -18,6 +18,7 @@ from typing import Any
 
 from ..errors import VerificationError
 from ..sizes import ZERO, Expr, as_expr, atom_expr, is_nonnegative, symbols_of
+from ..target import BINDING_ALIGNMENT
 from .model import (
     FIRST_CHECK,
     STATUS,
@@ -214,7 +215,7 @@ class _Verifier:
             buffer = self._known(binding.buffer)
             (written if declared.writable else read).add(binding.buffer)
             start = binding.offset_nbytes
-            inside = start >= 0 and start % 256 == 0
+            inside = start >= 0 and start % BINDING_ALIGNMENT == 0
             if buffer.nbytes.is_constant:
                 end = as_expr(start) if binding.nbytes is None else binding.nbytes + start
                 whole = max(0, buffer.nbytes.constant) + 15  # of the last 16 bytes

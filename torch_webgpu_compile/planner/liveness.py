@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..sizes import Expr, evaluate
+from ..sizes import Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,3 @@ def _choose(nbytes: Expr, free: Sequence[int], sizes: Sequence[Expr]) -> int | N
     if large:
         return min(large, key=lambda s: sizes[s].constant)
     return max(fixed, key=lambda s: sizes[s].constant, default=None)
-
-
-def peak_nbytes(intervals: Sequence[Interval], values: Mapping[str, int]) -> int:
-    """The largest sum of live buffers over all steps: the lower bound for any placement."""
-    steps = {i.first for i in intervals}
-    return max(
-        (
-            sum(evaluate(i.nbytes, values) for i in intervals if i.first <= step <= i.last)
-            for step in steps
-        ),
-        default=0,
-    )

@@ -107,7 +107,6 @@ class AdapterInfo:
             max_workgroup_invocations=limits["max-compute-invocations-per-workgroup"],
             max_workgroup_nbytes=limits["max-compute-workgroup-storage-size"],
             max_grid=limits["max-compute-workgroups-per-dimension"],
-            offset_alignment=limits["min-storage-buffer-offset-alignment"],
             subgroup_sizes=self.subgroup_sizes if "subgroup" in features else (0, 0),
             max_loop_iterations=_LOOP_ITERATIONS if "llvmpipe" in self.name else 0,
         )

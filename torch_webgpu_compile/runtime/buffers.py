@@ -127,7 +127,7 @@ class GpuBuffer:
             self.version = next(_versions)
 
     def slice(self, offset_nbytes: int) -> BufferSlice:
-        """The part from ``offset_nbytes``, a multiple of 256, to the end."""
+        """The part from ``offset_nbytes``, a multiple of `BINDING_ALIGNMENT`, to the end."""
         return BufferSlice(self, offset_nbytes)
 
     @property
@@ -201,7 +201,7 @@ class BufferSlice:
     """A part of a `GpuBuffer`, from ``offset_nbytes`` to its end; usable in its place.
 
     Attributes:
-        offset_nbytes: where it starts, a multiple of 256.
+        offset_nbytes: where it starts, a multiple of `BINDING_ALIGNMENT`.
         serial: identifies memory and offset; 0 when the buffer had been released.
     """
 

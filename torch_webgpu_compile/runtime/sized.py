@@ -25,6 +25,7 @@ from ..plan.model import (
 )
 from ..plan.numbers import HostNumber, number_bits
 from ..sizes import INT32, evaluate
+from ..target import BINDING_ALIGNMENT
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device
 from .interface import BindGroupMaker, Handle
@@ -32,7 +33,6 @@ from .pacing import MAX_SECONDS
 from .pipelines import Pipeline
 from .slicing import Grid, Slice, sliced_kernel, slices_of
 
-_OFFSET_NBYTES = 256  # WebGPU's guaranteed alignment of a uniform binding's offset
 _WINDOW_NBYTES = 16  # kernels may read up to the next multiple of 16 bytes
 
 
@@ -238,7 +238,7 @@ class _Sizer:
 
         def place(data: bytes) -> int:
             if data and data not in places:
-                packed.extend(bytes(-len(packed) % _OFFSET_NBYTES))
+                packed.extend(bytes(-len(packed) % BINDING_ALIGNMENT))
                 places[data] = len(packed)
                 packed.extend(data)
             return places.get(data, 0)

@@ -31,7 +31,6 @@ from ..ir.nodes import (
 from ..ir.scalar import Scalar, loads_of, scalar_symbols, substitute_symbols
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import ONE, ZERO, Expr, Symbol, contiguous_strides, linearize, product, symbols_of
-from . import winograd
 from .convolutions import (
     VECTOR,
     Convolution,
@@ -69,15 +68,11 @@ def choose_layouts(graph: LoopGraph) -> LoopGraph:
         name: replace(buffer, strides=channels_last(buffer.sizes)) if name in last else buffer
         for name, buffer in graph.buffers.items()
     }
-    by_winograd = winograd.choose(graph, convolutions, buffers)
-    copies, writer = WeightCopies(buffers), winograd.Writer(buffers)
+    copies = WeightCopies(buffers)
     nodes: list[Node] = []
     for node in graph.nodes:
-        name = outputs_of(node)[0] if outputs_of(node) else ""
-        convolution = convolutions.get(name)
-        if name in by_winograd:
-            nodes += writer.nodes(by_winograd[name])
-        elif convolution is not None:
+        convolution = convolutions.get(outputs_of(node)[0]) if outputs_of(node) else None
+        if convolution is not None:
             turn = _is_channels_last(buffers[convolution.node.output])
             written, copied = written_for(convolution, buffers, copies, turn)
             nodes += [written] if copied is None else [copied, written]
