@@ -13,6 +13,7 @@ import argparse
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,37 +22,41 @@ from torch import Tensor, nn
 from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.options import resolve
-from torch_webgpu_compile.scheduler import preparation, winograd
+from torch_webgpu_compile.scheduler import winograd
+from torch_webgpu_compile.target import Machine
 
 from . import cases
 from .webgpu import _allocated_nbytes, largest_difference, recorded_plans, replays
 
-# name: (part of a call's memory that may be kept, bytes of what always may, whether Winograd)
+NOTHING = Machine(prepared_divisor=1 << 60, small_nbytes=0)
+EVERYTHING = Machine(prepared_divisor=1e-9)
+# name: (what says how much memory may be kept, whether Winograd)
 MODES = {
-    "nothing prepared": (1 << 60, 0, False),
-    "prepared": (preparation._PART_OF_A_CALL, preparation._SMALL_NBYTES, False),
-    "everything prepared": (1e-9, preparation._SMALL_NBYTES, False),
-    "prepared, Winograd": (preparation._PART_OF_A_CALL, preparation._SMALL_NBYTES, True),
-    "everything, Winograd": (1e-9, preparation._SMALL_NBYTES, True),
+    "nothing prepared": (NOTHING, False),
+    "prepared": (Machine(), False),
+    "everything prepared": (EVERYTHING, False),
+    "prepared, Winograd": (Machine(), True),
+    "everything, Winograd": (EVERYTHING, True),
 }
 
 
 @contextmanager
 def mode(name: str, always: bool = False) -> Iterator[None]:
     """A row of `MODES`; ``always``: Winograd wherever it is possible, not only where it pays."""
-    part, small, enabled = MODES[name]
-    before = vars(preparation).copy(), vars(winograd).copy()
-    vars(preparation).update(_PART_OF_A_CALL=part, _SMALL_NBYTES=small)
+    machine, enabled = MODES[name]
+    device = device_for(resolve())
+    target, before = device.target, vars(winograd).copy()
+    device.target = replace(target, machine=machine)
     vars(winograd).update(ENABLED=enabled)
     if always:
         vars(winograd).update(_pays=lambda *_: True, _PART_OF_A_CALL=1e-9)
-    plan_cache.clear()  # its keys know nothing of these numbers
+    plan_cache.clear()  # its keys know nothing of Winograd's numbers
     torch._dynamo.reset()
     try:
         yield
     finally:
-        vars(preparation).update(before[0])
-        vars(winograd).update(before[1])
+        device.target = target
+        vars(winograd).update(before)
 
 
 def measure(function: Callable[..., Any], inputs: tuple[Tensor, ...], budget_s: float) -> str:

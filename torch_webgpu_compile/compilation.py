@@ -141,7 +141,7 @@ def _schedule(state: Compilation) -> Schedule:
 
 def _schedule_unfused(graph: LoopGraph, target: Target) -> Schedule:
     """A kernel group per node."""
-    laid_out = choose_layouts(drop_unit_symbols(graph))
+    laid_out = choose_layouts(drop_unit_symbols(graph), target)
     divided = split_reductions(split_long_contractions(laid_out, target), target)
     fuser = Fuser(divided, target)
     for node in divided.nodes:

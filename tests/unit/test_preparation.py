@@ -24,8 +24,8 @@ from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import Plan
 from torch_webgpu_compile.plan.verify import verify_plan
-from torch_webgpu_compile.scheduler import preparation as preparation_module
 from torch_webgpu_compile.scheduler.preparation import separate
+from torch_webgpu_compile.target import Machine
 
 
 class Model(nn.Module):
@@ -221,7 +221,7 @@ def test_text_and_json() -> None:
     text = format_graph(graph)
     assert "static=True" in text
     assert parse_graph(text) == graph
-    called, _ = separate(graph)
+    called, _ = separate(graph, TARGET)
     again = parse_graph(format_graph(called))
     assert again.buffers == called.buffers
     plan = state.plan
@@ -242,10 +242,9 @@ def test_rules() -> None:
         verify_schedule(replace(made, graph=replace(made.graph, inputs=inputs)))
 
 
-def test_without_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation_module, "_SMALL_NBYTES", 0)
-    monkeypatch.setattr(preparation_module, "_PART_OF_A_CALL", 1 << 40)
-    state = compiled(chain)
+def test_without_a_budget() -> None:
+    nothing = Machine(prepared_divisor=1 << 40, small_nbytes=0)
+    state = compiled(chain, target=replace(TARGET, machine=nothing))
     assert prepared(state) == []
     assert state.plan.dispatch_count > 1
 

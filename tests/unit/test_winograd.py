@@ -46,7 +46,7 @@ def written(function: Any, x: Tensor, *weights: Tensor) -> LoopGraph:
     graph = lower_checked(capture(function, x, *weights))
     inputs = (graph.inputs[0], *(replace(spec, static=True) for spec in graph.inputs[1:]))
     changed = inline_producers(drop_unit_symbols(replace(graph, inputs=inputs)), Target())
-    made = choose_layouts(changed)
+    made = choose_layouts(changed, Target())
     verify_loop_graph(made)
     return made
 

@@ -33,9 +33,9 @@ def schedule(graph: LoopGraph, target: Target) -> Schedule:
     """Kernel groups in execution order."""
     distinct = share_equal_nodes(drop_unit_symbols(split_attention(graph, target)))
     moved = read_new_rows(recompute_statistics(find_causal(distinct)), target)
-    laid_out = choose_layouts(inline_producers(moved, target))
+    laid_out = choose_layouts(inline_producers(moved, target), target)
     divided = split_reductions(split_contractions(laid_out, target), target)
-    called, preparation = separate(divided)
+    called, preparation = separate(divided, target)
     made = _grouped(called, target)
     return made if preparation is None else replace(made, preparation=_grouped(preparation, target))
 
