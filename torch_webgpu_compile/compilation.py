@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import debug, fallbacks, plan_cache
+from . import debug, fallbacks, machines, plan_cache
 from .autotune import Tune, tilings_for
 from .captured import CapturedGraph, Phase
 from .codegen import generate
@@ -218,6 +218,7 @@ def compile_graph(
         OutOfMemoryError: no buffer of the GPU can hold a result.
         VerificationError: a pass gave an inconsistent result.
     """
+    target = machines.measured_target(target, options)
     state = Compilation(captured, phase, target, options, tune)
     show = debug.Shower(captured.name, options)
     show("fx", lambda: debug.fx_text(captured))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 
 from .dtypes import DType, float64
@@ -109,6 +111,17 @@ class Target:
     def window_nbytes(self) -> int:
         """The part of a larger buffer that one binding reaches: it may start where another ends."""
         return self.max_binding_nbytes // 256 * 256
+
+    @property
+    def identity(self) -> str:
+        """What is measured on this adapter is stored under this key."""
+        return hashlib.sha256(f"{self.name} {self.backend}".encode()).hexdigest()
+
+    @property
+    def file_name(self) -> str:
+        """The same as a file name that a person can read; may be that of another adapter too."""
+        words = re.sub(r"[^a-z0-9]+", "-", f"{self.name} {self.backend}".lower())
+        return f"{words.strip('-')}.json"
 
     @property
     def workgroup_invocations(self) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.compilations import OPTIONS, TARGET, compile_function
-from torch_webgpu_compile import plan_cache
+from torch_webgpu_compile import machines, plan_cache
+from torch_webgpu_compile.cache_folder import CacheFolder
 from torch_webgpu_compile.codegen.tiling import choose_attention_tiling, choose_row_tiling
+from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.scheduler import cost
 from torch_webgpu_compile.sizes import as_expr
 from torch_webgpu_compile.target import Machine, Target
@@ -91,3 +95,45 @@ def test_another_machine_gives_another_plan() -> None:
         for target in (TARGET, SMALL)
     ]
     assert counts == [2, 1]
+
+
+def test_what_was_measured_is_used_where_the_cache_is_on(tmp_path: Path) -> None:
+    cached = replace(OPTIONS, cache=str(tmp_path))
+    gpu = Target(name="A GPU", backend="Metal")
+    assert machines.measured_target(gpu, cached) is gpu
+    machines.store(gpu, SMALL.machine, str(tmp_path))
+    machines._known.clear()  # as in a new process
+    x, w = torch.randn(512, 3072), torch.randn(3072, 768)
+
+    def dispatches(target: Target, options: CompileOptions) -> int:
+        return compile_function(torch.mm, x, w, target=target, options=options).plan.dispatch_count
+
+    assert machines.measured_target(gpu, cached).machine == SMALL.machine
+    assert dispatches(gpu, cached) == 1
+    assert dispatches(gpu, OPTIONS) == 2
+    assert dispatches(gpu, replace(cached, deterministic=True)) == 2
+    assert dispatches(replace(gpu, name="Another GPU"), cached) == 2
+    given = replace(gpu, machine=Machine(multiprocessors=264))
+    assert machines.measured_target(given, cached) is given
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"multiprocessors": 0},
+        {"multiprocessors": 1.5},
+        {"dispatch_seconds": float("nan")},
+        {"bytes_per_second": "fast"},
+        {"multiprocessors": True},
+        {"another": 1},
+    ],
+)
+def test_stored_numbers_that_are_none_are_not_used(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    stored = {name: getattr(SMALL.machine, name) for name in machines._MEASURED}
+    folder = CacheFolder(tmp_path / "machines")
+    for content, wanted in ((stored, SMALL.machine), (stored | change, None)):
+        machines._known.clear()
+        folder.write(TARGET.file_name, TARGET.identity, json.dumps(content).encode())
+        assert machines.measured(TARGET, str(tmp_path)) == wanted
