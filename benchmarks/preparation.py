@@ -13,39 +13,38 @@ import argparse
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.options import resolve
-from torch_webgpu_compile.scheduler import preparation
+from torch_webgpu_compile.target import Machine
 
 from . import cases
 from .webgpu import _allocated_nbytes, largest_difference, recorded_plans, replays
 
-# name: (part of a call's memory that may be kept, bytes of what always may)
+# name: what says how much memory may be kept
 MODES = {
-    "nothing prepared": (1 << 60, 0),
-    "prepared": (preparation._PART_OF_A_CALL, preparation._SMALL_NBYTES),
-    "everything prepared": (1e-9, preparation._SMALL_NBYTES),
+    "nothing prepared": Machine(prepared_divisor=1 << 60, small_nbytes=0),
+    "prepared": Machine(),
+    "everything prepared": Machine(prepared_divisor=1e-9),
 }
 
 
 @contextmanager
 def mode(name: str) -> Iterator[None]:
-    """The numbers of a row of `MODES` in place of the scheduler's."""
-    part, small = MODES[name]
-    before = vars(preparation).copy()
-    vars(preparation).update(_PART_OF_A_CALL=part, _SMALL_NBYTES=small)
-    plan_cache.clear()  # its keys know nothing of these numbers
+    """The machine of a row of `MODES` in place of the device's."""
+    device = device_for(resolve())
+    target = device.target
+    device.target = replace(target, machine=MODES[name])
     torch._dynamo.reset()
     try:
         yield
     finally:
-        vars(preparation).update(before)
+        device.target = target
 
 
 def measure(function: Callable[..., Any], inputs: tuple[Tensor, ...], budget_s: float) -> str:

@@ -11,11 +11,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m torch_webgpu_compile")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("doctor", help="list GPUs and check that compiled models work")
-    parser.parse_args(arguments)
+    command = commands.add_parser("doctor", help="list GPUs and check that compiled models work")
+    command.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure how fast the GPU is; kernels are chosen by it where there is a cache folder",
+    )
+    found = parser.parse_args(arguments)
     from .doctor import doctor
 
-    return doctor()
+    return doctor(measure=found.measure)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ cache folder is given. They are used in every mode; only max-autotune adds to th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -173,7 +172,7 @@ def _table(target: Target, folder: str | None) -> dict[str, MatmulTiling]:
 
 def _shipped(target: Target) -> dict[str, MatmulTiling]:
     with suppress(OSError):
-        return read_table(_SHIPPED / _file_name(target))
+        return read_table(_SHIPPED / target.file_name)
     return {}
 
 
@@ -184,7 +183,7 @@ def _add(target: Target, folder: str | None, found: dict[str, MatmulTiling]) -> 
         if folder is not None:
             table.update({**_stored(target, folder), **table})  # what others found meanwhile
             content = _text(table).encode()
-            _tables_in(folder).write(_file_name(target), _key(target), content)
+            _tables_in(folder).write(target.file_name, target.identity, content)
 
 
 def _tables_in(folder: str) -> CacheFolder:
@@ -193,7 +192,7 @@ def _tables_in(folder: str) -> CacheFolder:
 
 def _stored(target: Target, folder: str) -> dict[str, MatmulTiling]:
     """The table in a cache folder, without what this version would not measure on this adapter."""
-    content = _tables_in(folder).read(_file_name(target), _key(target))
+    content = _tables_in(folder).read(target.file_name, target.identity)
     if content is None:
         return {}
     try:
@@ -211,15 +210,6 @@ def _is_measurable(key: str, tiling: MatmulTiling, target: Target) -> bool:
         and 0 <= tiling.strips < 1 << 16
         and fits(tiling, int(bits[1][:3]) // 8, target)
     )
-
-
-def _file_name(target: Target) -> str:
-    words = re.sub(r"[^a-z0-9]+", "-", f"{target.name} {target.backend}".lower())
-    return f"{words.strip('-')}.json"
-
-
-def _key(target: Target) -> str:
-    return hashlib.sha256(f"{target.name} {target.backend}".encode()).hexdigest()
 
 
 def read_table(path: Path) -> dict[str, MatmulTiling]:

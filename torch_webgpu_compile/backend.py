@@ -112,7 +112,7 @@ def compile_module(
         if name is not None:
             from . import precompiled
 
-            precompiled.keep(name, compiled, options.checked)
+            precompiled.keep(name, compiled, options)
 
     with showing("a graph"):
         on_host = fallbacks.on_fallback(options.fallback)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import debug, fallbacks, plan_cache
+from . import debug, fallbacks, machines, plan_cache
 from .autotune import Tune, tilings_for
 from .captured import CapturedGraph, Phase
 from .codegen import generate
@@ -290,10 +290,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("recompute_statistics", GRAPH, GRAPH, _alone(recompute_statistics)),
     Pass("read_new_rows", GRAPH, GRAPH, _on_target(read_new_rows)),
     Pass("inline_producers", GRAPH, GRAPH, _on_target(inline_producers)),
-    Pass("choose_layouts", GRAPH, GRAPH, _alone(choose_layouts)),
+    Pass("choose_layouts", GRAPH, GRAPH, _on_target(choose_layouts)),
     Pass("split_contractions", GRAPH, GRAPH, _on_target(split_contractions)),
     Pass("split_reductions", GRAPH, GRAPH, _on_target(split_reductions)),
-    Pass("separate", GRAPH, GRAPHS, _alone(separate)),
+    Pass("separate", GRAPH, GRAPHS, _on_target(separate)),
     # What shares a kernel.
     Pass("open_groups", GRAPHS, GROUPS, _each(_on_target(open_groups)), fusion=False),
     Pass("fuse", GRAPHS, GROUPS, _each(_on_target(fuse)), fusion=True),
@@ -361,6 +361,7 @@ def compile_graph(
         OutOfMemoryError: no buffer of the GPU can hold a result.
         VerificationError: a pass gave an inconsistent result.
     """
+    target = machines.measured_target(target, options)
     state = Compilation(captured, phase, target, options, tune)
     show = debug.Shower(captured.name, options)
     show("fx", lambda: debug.fx_text(captured))

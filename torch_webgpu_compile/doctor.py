@@ -19,6 +19,14 @@ LIMITS = (
     ("max-compute-workgroups-per-dimension", "workgroups per dimension", False),
 )
 
+# What is measured: a name, a unit, that unit in those of `Machine`, and its field.
+MEASURED = (
+    ("a copy, read and written", "GB/s", 1e9, "bytes_per_second"),
+    ("f32 multiply-adds", "TFLOP/s", 1e12, "flops_per_second"),
+    ("a dispatch", "µs", 1e-6, "dispatch_seconds"),
+    ("multiprocessors (a guess)", "", 1, "multiprocessors"),
+)
+
 INSTALL = """\
 No WebGPU adapter was found. What usually helps:
   Linux with a GPU     the vendor's driver with Vulkan (NVIDIA: the driver package's Vulkan part;
@@ -29,8 +37,12 @@ No WebGPU adapter was found. What usually helps:
 Check with `vulkaninfo --summary` (apt-get install vulkan-tools)."""
 
 
-def doctor() -> int:
-    """Prints versions, adapters and a self-test; 0 if compiled models work, else 1."""
+def doctor(measure: bool = False) -> int:
+    """Prints versions, adapters and a self-test; 0 if compiled models work, else 1.
+
+    ``measure``: also how fast the adapter in use is, which is stored in the cache folder, if there
+    is one, for every later process that has it (see `machines`).
+    """
     _print_versions()
     try:
         options = from_environment()
@@ -52,7 +64,7 @@ def doctor() -> int:
             if value is not None:
                 print(f"      {meaning:27}{human_bytes(value) if is_bytes else value}")
         print(f"      {'features':27}{', '.join(sorted(adapter.requested_features)) or 'none'}")
-    return _self_test()
+    return _self_test() or (_measure() if measure else 0)
 
 
 def _print_versions() -> None:
@@ -90,4 +102,30 @@ def _self_test() -> int:
         print(f"{type(error).__name__}: {error}")
         return 1
     print(f"passed on {device.info.name}")
+    return 0
+
+
+def _measure() -> int:
+    """Prints what the adapter in use reaches beside what decisions are made with; stores it."""
+    from . import machines
+    from .backend import device_for
+    from .runtime.limits import measure_machine
+
+    options = from_environment()
+    try:
+        device = device_for(options)
+        used = machines.measured_target(device.target, options).machine
+        found = measure_machine(device)
+    except WebGPUCompileError as error:
+        print(f"\nNothing was measured. {type(error).__name__}: {error}")
+        return 1
+    print(f"\n{device.info.name:31}{'measured':>12}{'in use':>12}")
+    for name, unit, scale, field in MEASURED:
+        row = (getattr(machine, field) / scale for machine in (found, used))
+        print(f"  {name:29}" + "".join(f"{value:>12.4g}" for value in row) + f"  {unit}")
+    if options.cache is None:
+        print("Not stored: TORCH_WEBGPU_CACHE=folder is where later processes would find it.")
+        return 0
+    machines.store(device.target, found, options.cache)
+    print(f"Stored in {options.cache}: kernels are chosen by it from now on.")
     return 0

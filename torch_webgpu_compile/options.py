@@ -10,7 +10,8 @@ environment                      ``options={...}``     meaning
 ``TORCH_WEBGPU_FALLBACK``        ``"fallback"``        an operator without a kernel: warn (default),
                                                        error, silent
 ``TORCH_WEBGPU_CHECKED``         ``"checked"``         1: kernels keep the bounds checks
-``TORCH_WEBGPU_CACHE``           ``"cache"``           folder of compiled plans; 0 (default): none
+``TORCH_WEBGPU_CACHE``           ``"cache"``           folder of compiled plans and of what was
+                                                       measured; 0 (default): none
 ``TORCH_WEBGPU_ADAPTER``         –                     part of the adapter's name, or its number
 ``TORCH_WEBGPU_PROVIDER``        –                     wgpu or wgpudawn
 ``TORCH_WEBGPU_DEVICE``          –                     1: the device is known even beside CUDA,
@@ -81,7 +82,7 @@ class CompileOptions:
         dump: folder for dumps, None for none.
         fallback: policy for operators that have no kernel.
         checked: keep the checks in kernels that the compiler has proved unnecessary.
-        cache: folder of compiled plans, None for no cache on disk.
+        cache: folder of compiled plans and measurements, None for no cache on disk.
         progress: whether a long compilation says how far it is: ``auto``, ``1`` or ``0``.
         fusion: fuse nodes into common kernels.
         mode: ``torch.compile``'s mode, one of `MODES`.

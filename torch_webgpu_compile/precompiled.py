@@ -24,7 +24,8 @@ from .compiler import Loops
 from .device_graph import DeviceGraph
 from .host_calls import find_overload
 from .ir.graph import LoopGraph
-from .options import resolve
+from .machines import measured_target
+from .options import CompileOptions, resolve
 from .plan import schema, serialize
 from .plan.model import HostStep
 from .plan.verify import verify_plan
@@ -32,6 +33,7 @@ from .plan_cache import sources_digest, target_text
 from .runtime.device import Device
 from .signature import Signature
 from .specialized import PlanAt
+from .target import Target
 
 _FIELDS = (
     *("static_inputs", "saved", "forwarded", "counted", "seeds"),
@@ -62,7 +64,7 @@ class Artifact(BackendCacheArtifact[Callable[..., Any]]):
             content = state["content"]
             if content["package"] != sources_digest():
                 raise RuntimeError("it was compiled by another version of torch_webgpu_compile")
-            if content["target"] != target_text(_device(content).target):
+            if content["target"] != target_text(_target(content, _device(content))):
                 raise RuntimeError("it was compiled for another GPU, or another driver version")
             self._signature = _signature_of(content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -88,8 +90,7 @@ def _plan_at(content: dict[str, Any], device: Device) -> PlanAt | None:
     @cache
     def loops() -> Loops:
         graph: LoopGraph = pickle.loads(content["loops"])
-        options = replace(resolve(None, None), **content["options"])
-        return Loops(graph, device.target, options)
+        return Loops(graph, _target(content, device), _options(content))
 
     return (lambda sizes: loops()(sizes)) if content["loops"] else None
 
@@ -116,7 +117,7 @@ def _digest(plan: str, loops: bytes) -> str:
     return hashlib.sha256(plan.encode() + b"\0" + loops).hexdigest()
 
 
-def keep(name: str, compiled: Any, checked: bool) -> None:
+def keep(name: str, compiled: Any, options: CompileOptions) -> None:
     """Gives PyTorch a compiled graph, which is stored by ``torch.compiler.save_cache_artifacts``.
 
     Does nothing with a function around one.
@@ -124,27 +125,34 @@ def keep(name: str, compiled: Any, checked: bool) -> None:
     Args:
         name: PyTorch's name of the graph.
         compiled: takes Dynamo's arguments and gives its results.
-        checked: whether its kernels keep the bounds checks.
+        options: that it was compiled with.
     """
     if not isinstance(compiled, CompiledGraph | DeviceGraph):
         return
     text = serialize.dumps(compiled.plan).decode()
-    loops, graph, options = compiled.plan_at, b"", {}
+    loops, graph = compiled.plan_at, b""
     if isinstance(loops, Loops):
         graph = pickle.dumps(loops.graph)
-        options = {field: getattr(loops.options, field) for field in _OPTIONS}
     content = {
         "package": sources_digest(),
-        "target": target_text(compiled.device.target),
+        "target": target_text(measured_target(compiled.device.target, options)),
         "device": compiled.index if isinstance(compiled, DeviceGraph) else None,
-        "checked": checked,
+        "checked": options.checked,
         "plan": text,
         "digest": _digest(text, graph),
         "loops": graph,
-        "options": options,
+        "options": {field: getattr(options, field) for field in _OPTIONS},
         "signature": {field: getattr(compiled.signature, field) for field in _FIELDS},
     }
     PrecompileContext.record_artifact(Artifact(name, content))
+
+
+def _options(content: dict[str, Any]) -> CompileOptions:
+    return replace(resolve(None, None), **content["options"])
+
+
+def _target(content: dict[str, Any], device: Device) -> Target:
+    return measured_target(device.target, _options(content))
 
 
 def _device(content: dict[str, Any]) -> Device:

@@ -1,7 +1,9 @@
-"""What a GPU can do, as plain data: the argument of every stage that depends on it."""
+"""What a GPU can do, and how fast, as data: the argument of every stage that depends on it."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 
 from .dtypes import DType, float64
@@ -14,10 +16,69 @@ The largest values that WebGPU allows for ``minStorageBufferOffsetAlignment`` an
 an adapter that allows smaller ones gains nothing.
 """
 
+_MEASURED_MULTIPROCESSORS = 132  # of the H200 on which decisions were measured
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """How fast a GPU is and how much of it there is to fill: what decisions of profit depend on.
+
+    The defaults are those of an NVIDIA H200, on which this package's decisions were measured. Every
+    adapter gets them, whatever it is: no adapter is given guesses by its name or its type. Only
+    what was measured on an adapter itself, by ``doctor --measure``, takes their place.
+
+    Attributes:
+        bytes_per_second: of a copy in memory, read and written.
+        flops_per_second: f32 operations of independent multiply-adds, two each.
+        dispatch_seconds: what a dispatch costs in a pass, besides its traffic and arithmetic.
+        multiprocessors: that run workgroups side by side.
+        registers: 32-bit registers of each of them.
+        workgroup_invocations: of a kernel whose work says nothing about it; a power of two.
+        prepared_divisor: what is computed once for many calls, and kept, may take the memory that a
+            call holds divided by this. Measured peaks are up to 0.98 of eager PyTorch's
+            (ResNet-50), so that a twelfth more is 1.06.
+        small_nbytes: buffers up to this size do not count where memory is weighed.
+    """
+
+    bytes_per_second: float = 4_194_304e6
+    flops_per_second: float = 67_108_864e6
+    dispatch_seconds: float = 2e-6
+    multiprocessors: int = 132
+    registers: int = 1 << 16
+    workgroup_invocations: int = 256
+    prepared_divisor: float = 12.0
+    small_nbytes: int = 1 << 16
+
+    def scaled(self, count: int) -> int:
+        """A number of workgroups, rows or threads to fill an H200 with, for this GPU.
+
+        What was measured there goes with the number of multiprocessors.
+        """
+        return -(-count * self.multiprocessors // _MEASURED_MULTIPROCESSORS)
+
+    @property
+    def dispatch_nbytes(self) -> int:
+        """Bytes that pass through memory while a dispatch costs its time."""
+        return round(self.dispatch_seconds * self.bytes_per_second)
+
+    @property
+    def dispatch_operations(self) -> int:
+        """Scalar operations, and loads from a cache, that are done in the time of a dispatch.
+
+        Few invocations do them, one after the other, at a small part of the rate of independent
+        multiply-adds.
+        """
+        return round(self.dispatch_seconds * self.flops_per_second / 128)
+
+    @property
+    def flops_per_byte(self) -> float:
+        """Multiply-adds' operations for each byte that passes through memory meanwhile."""
+        return self.flops_per_second / self.bytes_per_second
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Limits, features and identity of an adapter.
+    """Limits, features, speed and identity of an adapter.
 
     Attributes:
         name: the adapter's own description.
@@ -34,6 +95,7 @@ class Target:
         max_loop_iterations: iterations of all loops of one invocation together, after which the
             driver ends every loop without an error; 0 where there is no such limit.
         subgroup_sizes: smallest and largest subgroup size, (0, 0) without subgroups.
+        machine: how fast it is.
     """
 
     name: str = "default"
@@ -49,11 +111,28 @@ class Target:
     max_grid: int = 65535
     subgroup_sizes: tuple[int, int] = (0, 0)
     max_loop_iterations: int = 0
+    machine: Machine = Machine()
 
     @property
     def window_nbytes(self) -> int:
         """The part of a larger buffer that one binding reaches: it may start where another ends."""
         return self.max_binding_nbytes // BINDING_ALIGNMENT * BINDING_ALIGNMENT
+
+    @property
+    def identity(self) -> str:
+        """What is measured on this adapter is stored under this key."""
+        return hashlib.sha256(f"{self.name} {self.backend}".encode()).hexdigest()
+
+    @property
+    def file_name(self) -> str:
+        """The same as a file name that a person can read; may be that of another adapter too."""
+        words = re.sub(r"[^a-z0-9]+", "-", f"{self.name} {self.backend}".lower())
+        return f"{words.strip('-')}.json"
+
+    @property
+    def workgroup_invocations(self) -> int:
+        """Invocations of a workgroup whose work says nothing about it."""
+        return min(self.machine.workgroup_invocations, self.max_workgroup_invocations)
 
     @property
     def subgroup_size(self) -> int:

@@ -29,6 +29,7 @@ from torch_webgpu_compile.compiled import CompiledGraph
 from torch_webgpu_compile.device import dispatch
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.device_graph import DeviceGraph
+from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.runtime import adapters
 from torch_webgpu_compile.runtime import device as runtime_device
 
@@ -322,7 +323,7 @@ def precompiled_graph(place: str) -> None:
             torch.ones(30, device=place)
         )
         graph, arguments = calls[-1]
-        precompiled.keep("graph", graph, checked=False)
+        precompiled.keep("graph", graph, CompileOptions())
     loaded = pickle.loads(pickle.dumps(kept[0])).after_deserialization()
     for size in (40, LARGE):
         x = torch.linspace(0, 1, size)

@@ -11,8 +11,11 @@ import torch
 from torch import nn
 
 import torch_webgpu_compile
-from torch_webgpu_compile import counters
+from torch_webgpu_compile import counters, machines
 from torch_webgpu_compile.__main__ import main
+from torch_webgpu_compile.backend import device_for
+from torch_webgpu_compile.options import resolve
+from torch_webgpu_compile.target import Machine
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -181,6 +184,25 @@ def test_doctor(capsys):
     assert "[0]" in printed
     assert "largest binding" in printed
     assert "passed on" in printed
+
+
+def test_doctor_measures(capsys, monkeypatch, tmp_path):
+    monkeypatch.delenv("TORCH_WEBGPU_CACHE", raising=False)
+    assert main(["doctor", "--measure"]) == 0
+    assert "Not stored" in capsys.readouterr().out
+    monkeypatch.setenv("TORCH_WEBGPU_CACHE", str(tmp_path))
+    assert main(["doctor", "--measure"]) == 0
+    printed = capsys.readouterr().out
+    assert "multiply-adds" in printed
+    assert f"Stored in {tmp_path}" in printed
+    machines._known.clear()  # as in a new process
+    options = resolve()
+    target = device_for(options).target
+    found = machines.measured_target(target, options).machine
+    assert found != target.machine == Machine()
+    assert 0 < found.dispatch_seconds < 1
+    assert found.bytes_per_second > 1e6
+    assert found.flops_per_second > 1e6
 
 
 def test_doctor_without_an_adapter(capsys, monkeypatch):

@@ -16,9 +16,8 @@ from torch_webgpu_compile import autotune, determinism, plan_cache
 from torch_webgpu_compile.codegen.matmul_tiling import MatmulTiling
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.nodes import Scatter
-from torch_webgpu_compile.lowering import ordered_updates
 from torch_webgpu_compile.options import CompileOptions
-from torch_webgpu_compile.target import Target
+from torch_webgpu_compile.target import Machine, Target
 
 aten = torch.ops.aten
 
@@ -96,32 +95,30 @@ def atomics(graph: LoopGraph) -> list[str]:
     return [name for name in scatters if graph.buffers[name].dtype.is_float]
 
 
-@pytest.fixture(params=["compared", "sorted"])
-def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "sorted":
-        monkeypatch.setattr(ordered_updates, "_FEW_COMPARISONS", 0)
+# What a dispatch costs decides between comparing all pairs of updates and sorting them.
+COMPARED, SORTED = Target(), Target(machine=Machine(dispatch_seconds=0))
 
 
-@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("target", [COMPARED, SORTED], ids=["compared", "sorted"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", SUMS)
-def test_sums(name: str, dynamic: bool) -> None:
-    graph = check(SUMS[name], sample(), deterministic=True, dynamic=dynamic)
+def test_sums(name: str, dynamic: bool, target: Target) -> None:
+    graph = check(SUMS[name], sample(), deterministic=True, dynamic=dynamic, target=target)
     assert not atomics(graph)
 
 
-@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("target", [COMPARED, SORTED], ids=["compared", "sorted"])
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients(name: str) -> None:
-    graph = check(GRADIENTS[name], sample().requires_grad_(), deterministic=True)
+def test_gradients(name: str, target: Target) -> None:
+    graph = check(GRADIENTS[name], sample().requires_grad_(), deterministic=True, target=target)
     assert not atomics(graph)
 
 
-@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("target", [COMPARED, SORTED], ids=["compared", "sorted"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CHOICES)
-def test_choices(name: str, dynamic: bool) -> None:
-    graph = check(CHOICES[name], sample(), deterministic=True, dynamic=dynamic)
+def test_choices(name: str, dynamic: bool, target: Target) -> None:
+    graph = check(CHOICES[name], sample(), deterministic=True, dynamic=dynamic, target=target)
     assert not atomics(graph)
 
 

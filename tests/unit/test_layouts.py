@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.compilations import compile_function
+from tests.compilations import TARGET, compile_function
 from tests.harness import backend_of, capture, compare, lower_checked, run_graph
 from torch_webgpu_compile.captured import CapturedGraph
 from torch_webgpu_compile.codegen.contraction import problem_of
@@ -143,7 +143,7 @@ GRAPHS: dict[str, tuple[Callable[..., Any], Tensor]] = {
 
 def laid_out(graph: LoopGraph) -> LoopGraph:
     """The graph with layouts chosen, verified."""
-    chosen = choose_layouts(drop_unit_symbols(graph))
+    chosen = choose_layouts(drop_unit_symbols(graph), TARGET)
     verify_loop_graph(chosen)
     return chosen
 

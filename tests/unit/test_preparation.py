@@ -23,8 +23,8 @@ from torch_webgpu_compile.ir.verify_schedule import verify_prepared
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import Plan
 from torch_webgpu_compile.plan.verify import verify_plan
-from torch_webgpu_compile.scheduler import preparation as preparation_module
 from torch_webgpu_compile.scheduler.preparation import separate
+from torch_webgpu_compile.target import Machine
 
 
 class Model(nn.Module):
@@ -218,7 +218,7 @@ def test_text_and_json() -> None:
     state = compiled(mixed)
     graph = state.graph
     assert "static=True" in format_graph(graph)
-    assert "= prepared()" in format_graph(separate(graph).called)
+    assert "= prepared()" in format_graph(separate(graph, TARGET).called)
     plan = state.plan
     assert serialize.from_json(json.loads(json.dumps(serialize.to_json(plan)))) == plan
     other = plan.renamed("other")
@@ -237,10 +237,9 @@ def test_rules() -> None:
         verify_prepared(replace(made, called=replace(made.called, inputs=inputs)))
 
 
-def test_without_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation_module, "_SMALL_NBYTES", 0)
-    monkeypatch.setattr(preparation_module, "_PART_OF_A_CALL", 1 << 40)
-    state = compiled(chain)
+def test_without_a_budget() -> None:
+    nothing = Machine(prepared_divisor=1 << 40, small_nbytes=0)
+    state = compiled(chain, target=replace(TARGET, machine=nothing))
     assert prepared(state) == []
     assert state.plan.dispatch_count > 1
 

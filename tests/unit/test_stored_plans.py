@@ -394,7 +394,7 @@ def test_tables_hold_tilings_that_could_be_measured(change, is_used, tmp_path, m
     key = "32-bit 1x8x8x8 inner inner"
     fields = {name: getattr(TILING, name) for name in TILING.__slots__} | change
     content = json.dumps({key: fields}).encode()
-    autotune._tables_in(str(tmp_path)).write("some-gpu-vulkan.json", autotune._key(target), content)
+    autotune._tables_in(str(tmp_path)).write("some-gpu-vulkan.json", target.identity, content)
     assert (key in autotune.known_tilings(target, str(tmp_path))) == is_used
     autotune._measured.clear()
     narrow = replace(target, max_workgroup_invocations=32)

@@ -60,9 +60,6 @@ _TILINGS = (
     AttentionGradientTiling(8, 8, 1, 32),
     AttentionGradientTiling(4, 4, 1, 32),
 )
-# Fewer workgroups than this leave multiprocessors of an H200 (132) without a second one, whose
-# arithmetic hides the first one's waiting.
-_WORKGROUPS = 2 * 132
 # Below this many rows per workgroup, smaller tiles load more than parallelism gains.
 _FEWEST_OWNED = 32
 
@@ -83,11 +80,13 @@ def choose_attention_gradient_tiling(
         if tiling.workgroup_nbytes(width, value_width) <= target.max_workgroup_nbytes
         and tiling.workgroup <= target.max_workgroup_invocations
     ]
+    # A second workgroup's arithmetic hides the waiting of a multiprocessor's first one.
+    wanted = 2 * target.machine.multiprocessors
     count = int(rows) if rows.is_constant else max(t.owned for t in _TILINGS)
-    heads = int(batch) if batch.is_constant else _WORKGROUPS
+    heads = int(batch) if batch.is_constant else wanted
     for tiling, smaller in pairwise(fitting):
         wasteful = tiling.owned >= 2 * count
-        few = heads * -(-count // tiling.owned) < _WORKGROUPS
+        few = heads * -(-count // tiling.owned) < wanted
         if not wasteful and not (few and tiling.owned > smaller.owned >= _FEWEST_OWNED):
             return tiling
     return fitting[-1] if fitting else None

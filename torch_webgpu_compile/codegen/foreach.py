@@ -20,7 +20,7 @@ from ..target import Target
 from .buffer_access import VECTOR
 from .index_wgsl import are_aligned_neighbours
 from .kernel import KernelBuilder, flat_environment, fold_grid, lane_addresses
-from .pointwise import WORKGROUP, Lanes, group_flops, group_origins, memory_order
+from .pointwise import Lanes, group_flops, group_origins, memory_order
 from .values import Scope, Text
 
 
@@ -69,7 +69,7 @@ def generate_foreach(group: ForeachGroup, buffers: dict[str, Buffer], target: Ta
     parts = [
         _part(part, form, buffers, width) for part, form in zip(group.groups, forms, strict=True)
     ]
-    workgroup = min(WORKGROUP, target.max_workgroup_invocations)
+    workgroup = target.workgroup_invocations
     loads: list[list[str]] = [[] for _ in parts]
     common: list[str] = []
     declared: list[str] = []

@@ -14,11 +14,8 @@ from .tiling import power_of_two_at_least
 # Pairs in workgroup memory before one is left out.
 PADDING = 16
 _PAIR_NBYTES = 8
-_WORKGROUP = 256
 # A row of one invocation per element of memory would leave a subgroup's lanes without work.
 _SMALLEST_WORKGROUP = 32
-# Workgroups that give each of an H200's 132 multiprocessors two.
-_MANY = 264
 # Neighbouring rows that share 32 bytes of memory, where elements of a row are apart.
 _ROWS_OF_SECTOR = 4
 
@@ -67,19 +64,20 @@ def choose_fourier_tiling(
     if len(radices) == 1:
         store_rows_fast = load_rows_fast  # an invocation has whole rows
     rows_fast = load_rows_fast or store_rows_fast
-    limit = min(_WORKGROUP, target.max_workgroup_invocations)
+    limit = target.workgroup_invocations
     least = _least_rows(n, limit, target) if rows_fast else 1
     if count.is_constant:
         least = min(least, power_of_two_at_least(int(count)))
     threads = n // max(radices)
     threads = -(-threads // -(-threads // (limit // least)))
     rows = limit // threads
+    many = 2 * target.machine.multiprocessors
     if count.is_constant:
         rows = min(rows, power_of_two_at_least(int(count)))
         while (
             rows >= 2 * least
             and rows * threads >= 2 * _SMALLEST_WORKGROUP
-            and -(-int(count) // rows) < _MANY
+            and -(-int(count) // rows) < many
         ):
             rows //= 2
     while rows > 0:

@@ -12,7 +12,7 @@ from ..plan.model import KernelCall
 from ..sizes import as_expr
 from ..target import Target
 from .kernel import Body, KernelBuilder, WorkgroupArray, fold_grid
-from .pointwise import WORKGROUP, map_body
+from .pointwise import map_body
 from .reduction import RowKernel
 from .render import render_template
 from .scatter import update_body
@@ -35,7 +35,7 @@ def workgroup_size(group: JointPart, buffers: dict[str, Buffer], target: Target)
     """Invocations of the workgroups that compute a group in a kernel of its own."""
     if isinstance(group, RowGroup):
         return RowKernel(group, KernelBuilder(target, buffers)).tiling.workgroup
-    return min(WORKGROUP, target.max_workgroup_invocations)
+    return target.workgroup_invocations
 
 
 def generate_joint(

@@ -26,16 +26,13 @@ from .index_wgsl import are_aligned_neighbours, is_multiple_of
 from .kernel import Body, KernelBuilder, flat_environment, lane_addresses
 from .values import Scope, Text
 
-WORKGROUP = 256
-
 Lanes = list[dict[Symbol, Expr]]
 
 
 def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
     """The kernel of a map group."""
     builder = KernelBuilder(target, buffers)
-    workgroup = min(WORKGROUP, target.max_workgroup_invocations)
-    return builder.finish_body(map_body(builder, group, workgroup))
+    return builder.finish_body(map_body(builder, group, target.workgroup_invocations))
 
 
 def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> Body:

@@ -12,7 +12,7 @@ from ..plan.model import KernelCall
 from ..sizes import ZERO, ceildiv, iteration, linearize, product
 from ..target import Target
 from .kernel import Body, KernelBuilder, flat_environment
-from .pointwise import WORKGROUP, generate_map
+from .pointwise import generate_map
 from .values import Scope
 
 _ATOMIC_ADD = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32, dtypes.int64})
@@ -51,8 +51,7 @@ def _copy(node: Scatter, output: Buffer, buffers: dict[str, Buffer], target: Tar
 
 def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> KernelCall:
     builder = KernelBuilder(target, buffers)
-    workgroup = min(WORKGROUP, target.max_workgroup_invocations)
-    return builder.finish_body(update_body(builder, node, workgroup))
+    return builder.finish_body(update_body(builder, node, target.workgroup_invocations))
 
 
 def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Body:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..sizes import Expr, ceildiv
-from ..target import Target
+from ..target import Machine, Target
 from .buffer_access import VECTOR
 from .index_wgsl import is_multiple_of
 
@@ -43,13 +43,6 @@ class RowTiling:
         return self.threads * self.rows
 
 
-# Registers per invocation that a row may occupy: 32 f32 values still leave 4 workgroups of 256
-# resident per multiprocessor on an H200 (65,536 registers).
-_ROW_REGISTERS = 32
-# Rows that fill an H200 (132 multiprocessors) with 4 workgroups of 8 rows on each.
-_MANY_ROWS = 4 * 132 * 8
-
-
 def choose_row_tiling(
     rows: Expr,
     length: Expr,
@@ -63,17 +56,19 @@ def choose_row_tiling(
     A single reduction reads its row once, so long rows loop; with several phases the row is kept in
     registers when it fits.
     """
-    limit = min(target.max_workgroup_invocations, 256)
+    machine, limit = target.machine, target.workgroup_invocations
     if not elements_fast:
-        return _column_tiling(rows, length, limit)
+        return _column_tiling(rows, length, limit, machine)
+    # Half of its registers may hold an invocation's share of a row where 4 workgroups are resident.
+    registers = machine.registers // (4 * machine.workgroup_invocations) // 2
     lanes = vector if is_multiple_of(length, vector) else 1
     if not length.is_constant:
         return RowTiling(min(128, limit), 1, True, lanes, None)
     vectors = -(-int(length) // lanes)
     threads = min(limit, power_of_two_at_least(-(-vectors // 4)))
     subgroup = target.subgroup_size
-    many = rows.is_constant and int(rows) >= _MANY_ROWS
-    if several_phases and many and subgroup and vectors * lanes <= subgroup * _ROW_REGISTERS:
+    many = rows.is_constant and int(rows) >= 4 * 8 * machine.multiprocessors
+    if several_phases and many and subgroup and vectors * lanes <= subgroup * registers:
         threads = min(threads, subgroup)  # reductions without barriers and workgroup memory
     if vectors > 16 * limit and target.max_workgroup_invocations >= 1024:
         threads = 1024
@@ -82,17 +77,17 @@ def choose_row_tiling(
         share = min(share, power_of_two_at_least(int(rows)))
     chunks: int | None = -(-vectors // threads)
     assert chunks is not None
-    if chunks * lanes > _ROW_REGISTERS or (not several_phases and chunks > 8):
+    if chunks * lanes > registers or (not several_phases and chunks > 8):
         chunks = None
     # As many bytes in flight with scalar loads as half of the vectors would be.
     return RowTiling(threads, share, True, lanes, chunks, 4 if lanes > 1 else 8)
 
 
-def _column_tiling(rows: Expr, length: Expr, limit: int) -> RowTiling:
+def _column_tiling(rows: Expr, length: Expr, limit: int, machine: Machine) -> RowTiling:
     count = int(rows) if rows.is_constant else 1 << 16
     n = int(length) if length.is_constant else 256
-    threads = 1
-    while threads < 16 and threads * 8 <= n and count * threads < (1 << 17):
+    threads, in_flight = 1, machine.scaled(1 << 17)
+    while threads < 16 and threads * 8 <= n and count * threads < in_flight:
         threads *= 2
     share = max(1, min(limit // threads, power_of_two_at_least(count)))
     chunks = -(-n // threads)
@@ -125,9 +120,6 @@ class TransposeTiling:
 
 # Below this many elements a kernel's launch takes longer than strided reads from the cache.
 _TRANSPOSED_NUMEL = 1 << 15
-# Elements from which tiles of 64×32 still give an H200 eight workgroups per multiprocessor. They
-# move 8192² f32 at 86 % of copy bandwidth there; 32×32 82 %, 64×64 76 %, strided reads 10 %.
-_LARGE_TILES_NUMEL = 8 * 132 * 64 * 32
 
 
 def choose_transpose_tiling(
@@ -145,8 +137,11 @@ def choose_transpose_tiling(
         return None
     if min(int(inner), int(outer)) < 16 or int(numel) < _TRANSPOSED_NUMEL:
         return None
-    large = int(numel) >= _LARGE_TILES_NUMEL and min(int(inner), int(outer)) >= 48
-    workgroup = min(256, target.max_workgroup_invocations)
+    # Tiles of 64×32, where they still give each multiprocessor eight workgroups, move 8192² f32 at
+    # 86 % of copy bandwidth on an H200; 32×32 82 %, 64×64 76 %, strided reads 10 %.
+    many = int(numel) >= 8 * target.machine.multiprocessors * 64 * 32
+    large = many and min(int(inner), int(outer)) >= 48
+    workgroup = target.workgroup_invocations
     for rows, columns in ((64, 32), (32, 32)) if large else ((32, 32),):
         tiling = TransposeTiling(rows, columns, workgroup, *lanes)
         if tiling.nbytes(tile_nbytes) <= target.max_workgroup_nbytes:
@@ -223,10 +218,9 @@ _ATTENTION_TILINGS = (
     AttentionTiling(32, 16),
     AttentionTiling(16, 16),
 )
-# Where tiles of 64 queries are fewer than two for each of an H200's multiprocessors: BERT takes 2 %
+# Where tiles of 64 queries are fewer than two for each multiprocessor: on an H200, BERT takes 2 %
 # less time with 8×12 heads of 64 and 128 queries in these, GPT-2 1 % with 12 of 512 causal ones.
 _ATTENTION_FEW_TILES = AttentionTiling(32, 64)
-_FEW_ATTENTION_TILES = 2 * 132
 _ATTENTION_FEW = (
     AttentionTiling(4, 32, slices=8),
     AttentionTiling(4, 32, slices=4),
@@ -248,7 +242,8 @@ def choose_attention_tiling(
     if few > 4:
         wanted[:0] = [t for t in _ATTENTION_TILINGS if t.queries < 2 * few or t.queries <= 16]
     tiles = heads * ceildiv(queries, 64)
-    if tiles.is_constant and int(tiles) < _FEW_ATTENTION_TILES and few > 32 and not target.software:
+    are_few = tiles.is_constant and int(tiles) < 2 * target.machine.multiprocessors
+    if are_few and few > 32 and not target.software:
         wanted.insert(0, _ATTENTION_FEW_TILES)
     for tiling in wanted:
         subgroup = attention_subgroup(tiling, target)

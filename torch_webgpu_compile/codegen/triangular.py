@@ -21,7 +21,6 @@ from .kernel import KernelBuilder, fold_grid
 from .storage import check_index_range
 from .values import Scope
 
-_WORKGROUP = 256
 _WIDEST = 16  # right-hand sides of a workgroup: invocations of a row that read 64 bytes together
 
 
@@ -36,7 +35,7 @@ def generate_triangular_solve(
     if columns.is_constant:
         while width >= 2 * columns.constant:
             width //= 2
-    workgroup = min(_WORKGROUP, target.max_workgroup_invocations)
+    workgroup = target.workgroup_invocations
     builder = KernelBuilder(target, buffers)
     tiles = ceildiv(columns, width)
     total = product(node.batch) * tiles

@@ -31,7 +31,7 @@ _STAGES_OF_LONGEST = 3
 def longest_row(target: Target, rows: int = 1) -> int:
     """The longest transform of which a workgroup holds ``rows`` in its memory."""
     in_memory = target.max_workgroup_nbytes // (_PAIR_NBYTES * rows)
-    return min(in_memory, MOST_KEPT * min(target.max_workgroup_invocations, 256) // rows)
+    return min(in_memory, MOST_KEPT * target.workgroup_invocations // rows)
 
 
 def has_radices(n: int) -> bool:

@@ -23,9 +23,6 @@ from .searching import binary_search
 from .sorting import sort_last
 from .value import IndexLike, Value, positions
 
-# Sorting costs about a dozen kernels: below so many comparisons all pairs take less time.
-_FEW_COMPARISONS = 1 << 20
-
 
 @dataclass(frozen=True)
 class Updates:
@@ -109,7 +106,9 @@ def ordered(builder: Builder, updates: Updates, accumulate: bool) -> Value:
     updates that set an element the last one stays.
     """
     work = updates.competing * updates.initial.numel
-    if not updates.compared or (work.is_constant and int(work) <= _FEW_COMPARISONS):
+    # Sorting costs about a dozen kernels: few comparisons of all pairs take less time.
+    few = builder.target.machine.dispatch_operations
+    if not updates.compared or (work.is_constant and int(work) <= few):
         if accumulate:
             return summed(builder, updates)
         return _last_compared(builder, updates)

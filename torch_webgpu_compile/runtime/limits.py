@@ -1,12 +1,13 @@
-"""What a GPU reaches at best, measured: the bandwidth of a copy, and f32 multiply-adds."""
+"""What a GPU reaches at best, measured: a copy's bandwidth, f32 multiply-adds, and dispatches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..dtypes import float32
 from ..plan.model import Binding, Dispatch, Kernel, KernelBinding, Plan, PlanBuffer
-from ..sizes import ONE, ZERO, as_expr
+from ..sizes import ONE, ZERO, Expr, as_expr
+from ..target import Machine
 from .device import Device
 from .executor import BoundPlan, Executor
 from .profiler import best_seconds
@@ -42,6 +43,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 """
 
 
+# A dispatch that has next to nothing to do, and needs the one before it.
+_STEP = """
+@group(0) @binding(0) var<storage, read_write> result: array<vec4<f32>>;
+@compute @workgroup_size(1)
+fn main() { result[0] += vec4<f32>(1.0f); }
+"""
+_STEPS_OF_A_CALL = 256
+_MACHINE_ROUNDS = 5  # of what is stored for good: other programs may use the GPU meanwhile
+
+
 @dataclass(frozen=True)
 class Limits:
     """Bytes (read and written) and f32 operations per second."""
@@ -50,12 +61,52 @@ class Limits:
     flops_per_second: float
 
 
-def measure(device: Device) -> Limits:
-    """Takes some tens of milliseconds on a GPU. Raises DeviceError, OutOfMemoryError."""
-    return Limits(_copy(device), _multiply_add(device))
+def measure(device: Device, rounds: int = 1) -> Limits:
+    """The best of so many rounds, each some tens of milliseconds on a GPU.
+
+    Raises DeviceError, OutOfMemoryError.
+    """
+    return Limits(_copy(device, rounds), _multiply_add(device, rounds))
 
 
-def _copy(device: Device) -> float:
+def measure_machine(device: Device) -> Machine:
+    """A GPU's rates and the cost of a dispatch; the rest stays as it is in `Machine`.
+
+    WebGPU does not say how many multiprocessors there are: they are guessed to be as many as those
+    of the default machine that together reach the same rate of multiply-adds.
+
+    Raises DeviceError, OutOfMemoryError.
+    """
+    default, found = Machine(), measure(device, _MACHINE_ROUNDS)
+    each = default.flops_per_second / default.multiprocessors
+    return replace(
+        default,
+        bytes_per_second=found.bytes_per_second,
+        flops_per_second=found.flops_per_second,
+        dispatch_seconds=_dispatch_seconds(device),
+        multiprocessors=max(1, round(found.flops_per_second / each)),
+    )
+
+
+def _dispatch_seconds(device: Device) -> float:
+    """Of each dispatch of a pass, beside what a submission costs."""
+    kernel = Kernel("step", "limits", _STEP, (KernelBinding(True),), (1, 1, 1))
+    plans = (_replay(device, kernel, (ONE, ONE, ONE), n) for n in (1, _STEPS_OF_A_CALL + 1))
+    one, all_steps = (best_seconds(p.replay, device, _SECONDS, _MACHINE_ROUNDS) for p in plans)
+    return max(1e-9, (all_steps - one) / _STEPS_OF_A_CALL)
+
+
+def _replay(
+    device: Device, kernel: Kernel, grid: tuple[Expr, Expr, Expr], count: int = 1
+) -> BoundPlan:
+    """Dispatches of a kernel whose only buffer is a vector of four f32."""
+    buffer = PlanBuffer("result", "intermediate", float32, (as_expr(4),), (ONE,), ZERO, as_expr(16))
+    step = Dispatch(0, (Binding("result"),), grid, (), ZERO, ZERO, ZERO)
+    plan = Plan("limits", (kernel,), {"result": buffer}, (step,) * count, (), ())
+    return Executor(plan, device).bind()
+
+
+def _copy(device: Device, rounds: int) -> float:
     target = device.target
     nbytes = _SOFTWARE_COPY_NBYTES if target.software else _COPY_NBYTES
     nbytes = min(nbytes, target.max_binding_nbytes)
@@ -75,10 +126,10 @@ def _copy(device: Device) -> float:
     bindings = (Binding("source"), Binding("result"))
     step = Dispatch(0, bindings, grid, (), ZERO, ZERO, ZERO)
     bound = Executor(Plan("limits", (kernel,), buffers, (step,), (), ()), device).bind()
-    return 2 * nbytes / best_seconds(bound.replay, device, _SECONDS)
+    return 2 * nbytes / best_seconds(bound.replay, device, _SECONDS, rounds)
 
 
-def _multiply_add(device: Device) -> float:
+def _multiply_add(device: Device, rounds: int) -> float:
     kernel = Kernel(
         "multiply_adds",
         "limits",
@@ -86,18 +137,11 @@ def _multiply_add(device: Device) -> float:
         (KernelBinding(True),),
         (_THREADS, 1, 1),
     )
-    buffer = PlanBuffer("result", "intermediate", float32, (as_expr(4),), (ONE,), ZERO, as_expr(16))
-
-    def bound_plan(workgroups: int) -> BoundPlan:
-        grid = (as_expr(workgroups), ONE, ONE)
-        step = Dispatch(0, (Binding("result"),), grid, (), ZERO, ZERO, ZERO)
-        plan = Plan("limits", (kernel,), {"result": buffer}, (step,), (), ())
-        return Executor(plan, device).bind()
-
     flops = 2 * 4 * _CHAINS * 8 * _STEPS * _THREADS
     best, workgroups = 0.0, 4
     while True:  # until more workgroups do not help
-        seconds = best_seconds(bound_plan(workgroups).replay, device, _SECONDS)
+        bound = _replay(device, kernel, (as_expr(workgroups), ONE, ONE))
+        seconds = best_seconds(bound.replay, device, _SECONDS, rounds)
         found = flops * workgroups / seconds
         if found < 1.2 * best or workgroups >= device.target.max_grid // 8:
             return max(best, found)

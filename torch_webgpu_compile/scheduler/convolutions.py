@@ -28,13 +28,11 @@ from ..sizes import (
     substitute,
     symbols_of,
 )
+from ..target import Target
+from . import cost
 from .mapping import extent_of, load_index, point_of
 
 VECTOR = 4
-
-# From this many positions on, a copy of the weight in another layout costs little next to the
-# convolution: the copy moves 8 bytes per element, the convolution computes twice the positions.
-_POSITIONS_FOR_A_COPY = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +245,11 @@ class WeightCopies:
 
 
 def written_for(
-    convolution: Convolution, buffers: Mapping[str, Buffer], copies: WeightCopies, turn: bool
+    convolution: Convolution,
+    buffers: Mapping[str, Buffer],
+    copies: WeightCopies,
+    turn: bool,
+    target: Target,
 ) -> tuple[Contraction, Pointwise | None]:
     """(the convolution in the form that suits its buffers' layouts, a node that copies its weight).
 
@@ -264,14 +266,14 @@ def written_for(
         after.sort(key=lambda s: s is convolution.channel)
     copied = None
     if (reorders or turn) and not _reads_weight_vectors(convolution, after, weight.strides):
-        many = typical_numel(positions_of(node)) >= _POSITIONS_FOR_A_COPY
+        pays = cost.weight_copy_pays(typical_numel(positions_of(node)), target)
         layout = _vector_layout(convolution, weight)
-        if many and layout is not None:
+        if pays and layout is not None:
             name, copied = copies.copy(weight.name, layout)
             node = replace(node, lhs=_renamed(node.lhs, weight.name, name))
             if copied is not None:
                 copied = replace(copied, origins=node.origins)
-        elif not many and _reads_weight_vectors(convolution, inner, weight.strides):
+        elif not pays and _reads_weight_vectors(convolution, inner, weight.strides):
             reorders = False  # few positions: the weight is most of what is read
     if reorders:
         assert convolution.channel is not None

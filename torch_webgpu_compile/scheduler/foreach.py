@@ -12,11 +12,9 @@ from dataclasses import dataclass, field, replace
 from ..ir.canonical import canonical_form
 from ..ir.graph import ForeachGroup, KernelGroup, MapGroup, Schedule
 from ..target import Target
+from . import cost
 from .clusters import Clusters
 
-# Intermediates of more bytes stay near the kernels that need them: side by side, all would be alive
-# at once.
-_SMALL_NBYTES = 1 << 16
 # Each map is two cases in the kernel, which drivers compile in more than linear time.
 _MOST = 256
 
@@ -50,8 +48,12 @@ def join_foreach(schedule: Schedule, target: Target) -> Schedule:
 
 
 def _may_move(clusters: Clusters, k: int) -> bool:
-    """Whether a group may run earlier or later without much memory being used for longer."""
-    return clusters.largest_passed(k) <= _SMALL_NBYTES
+    """Whether a group may run earlier or later without much memory being used for longer.
+
+    Large intermediates stay near the kernels that need them: side by side, all would be alive at
+    once.
+    """
+    return cost.is_small_buffer(clusters.largest_passed(k), clusters.target)
 
 
 def _join_all(clusters: Clusters, numbers: list[int]) -> None:

@@ -29,15 +29,11 @@ from ..ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, re
 from ..ir.spaces import iteration_symbols, named_bodies, symbol_keys
 from ..sizes import Expr, Symbol, as_expr, as_symbol, product, substitute, symbols_of
 from ..target import Target
+from . import cost
 from .looped import is_looped
 from .mapping import load_index, point_of
 
-_MAX_BODY = 400
-_CHEAP = 6
-# Scalar operations and loads from a cache that take less time than one more dispatch, spread over a
-# GPU: 2 µs are enough for several millions on a large one.
-_DISPATCH = 1 << 20
-_FEW = 4
+_MAX_BODY = 400  # nodes: drivers compile longer code in more than linear time
 
 
 def body_cost(body: Scalar) -> int:
@@ -89,16 +85,17 @@ def _fits(node: Node, graph: LoopGraph, target: Target) -> bool:
 
 def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) -> bool:
     """Whether recomputing ``node`` in its readers beats writing it once and reading it back."""
-    cost = body_cost(node.body)
+    own_work = body_cost(node.body)
     loads = loads_of(node.body)
+    numel, each = typical_numel(product(node.ranges)), own_work + len(loads)
     if _is_query(node, users):
         (user,) = users
         assert isinstance(user, Attention)
-        return typical_numel(product(node.ranges)) * user.parts * (cost + len(loads)) <= _DISPATCH
+        return cost.is_within_a_dispatch(numel * user.parts * each, target)
     if _is_new_row(node, users):
         parts = max(user.parts for user in users if isinstance(user, Attention))
-        work = typical_numel(product(node.ranges)) * parts * (cost + len(loads))
-        return work <= _DISPATCH and not _is_epilogue(node, graph)
+        within = cost.is_within_a_dispatch(numel * parts * each, target)
+        return within and not _is_epilogue(node, graph)
     if any(
         isinstance(u, (Contraction, Attention, AttentionGradient, TriangularSolve)) for u in users
     ):
@@ -108,16 +105,18 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
             for producer in graph.nodes
             if outputs_of(producer)[0] in {load.buffer for load in loads}
         )
-        return not loads or (cost <= 4 and len(loads) <= 2 and not reads_anchor)
+        cheap = cost.is_cheap_in_tiles(own_work, len(loads), target)
+        return not loads or (cheap and not reads_anchor)
     if not loads:
-        return cost <= 4 * _CHEAP or len(users) == 1
+        return cost.is_cheap(own_work, 4, target) or len(users) == 1
     repeats = sum(_repeats(node, user) for user in users)
     if len(users) == 1 and repeats <= 1:
         return True
-    numel = typical_numel(product(node.ranges))
     from_inputs = all(graph.buffers[b].origin is BufferOrigin.INPUT for b in inputs_of(node))
-    small = cost <= _CHEAP and numel * repeats * (cost + len(loads)) <= _DISPATCH
-    if from_inputs and small and len(users) <= _FEW:
+    small = cost.is_cheap(own_work, 1, target) and cost.is_within_a_dispatch(
+        numel * repeats * each, target
+    )
+    if from_inputs and small and cost.are_few_readers(len(users)):
         return True
     own = numel * graph.buffers[node.output].dtype.itemsize
     sites = Counter(load.buffer for load in set(loads))
@@ -126,8 +125,8 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         for b, count in sites.items()
     )
     extra_reads = max(0, (len(users) - 1) * read - len(users) * own)
-    extra_work = cost * (repeats - 1)
-    return extra_reads <= own and extra_work <= _CHEAP * max(1, len(users))
+    extra_work = own_work * (repeats - 1)
+    return extra_reads <= own and cost.is_cheap(extra_work, max(1, len(users)), target)
 
 
 def _is_query(node: Pointwise, users: list[Node]) -> bool:

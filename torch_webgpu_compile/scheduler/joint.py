@@ -26,14 +26,9 @@ from ..ir.nodes import Scatter, bodies_of
 from ..ir.scalar import Index, Load, Op, Scalar, loads_of, scalar_symbols, walk
 from ..sizes import INT32, Expr, Symbol, is_within, product
 from ..target import Target
+from . import cost
 from .clusters import Clusters
 
-# A kernel that moves more bytes takes several times as long as a dispatch costs on a large GPU
-# (2.1 µs and 4.2 TB/s on an H200). It gains little by joining, and may lose: the kernel needs as
-# many registers as its most demanding part, which lowers the occupancy of all.
-_SMALL_NBYTES = 32 << 20
-# Bytes of an intermediate: those of all parts are alive at once, which costs memory.
-_PASSED_NBYTES = 1 << 20
 # Parts of a kernel: the code of each is in it.
 _MOST = 8
 # Clusters that are tried: groups further apart in execution order nearly always depend on each
@@ -54,7 +49,8 @@ def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
     opened: list[int] = []
     for k, group in enumerate(schedule.groups):
         before.add(k)
-        if not _is_small(group, schedule) or clusters.largest_passed(k) > _PASSED_NBYTES:
+        passed = clusters.largest_passed(k)  # side by side, all are alive at once
+        if not (_is_small(group, schedule, target) and cost.may_be_passed(passed, target)):
             continue
         free = (place for place in reversed(opened) if not before.needs(k, place))
         into = next((place for place in free if _fits(clusters, k, place)), None)
@@ -105,7 +101,7 @@ class _Before:
                 self._masks[other] = own | mask
 
 
-def _is_small(group: KernelGroup, schedule: Schedule) -> bool:
+def _is_small(group: KernelGroup, schedule: Schedule, target: Target) -> bool:
     """Whether a group may be a part: a map, rows or scatter of known size that moves few bytes."""
     buffers = schedule.graph.buffers
     match group:
@@ -126,7 +122,7 @@ def _is_small(group: KernelGroup, schedule: Schedule) -> bool:
     read = sum(_nbytes_read(load, buffers[load.buffer]) for load in loads)
     stored = (buffers[name] for name in buffers_of(group).stored)
     written = sum(min(int(count), typical_numel(b.numel)) * b.dtype.itemsize for b in stored)
-    return read + written <= _SMALL_NBYTES
+    return cost.is_small_kernel(read + written, target)
 
 
 @lru_cache(maxsize=1 << 13)

@@ -31,6 +31,8 @@ from ..ir.nodes import (
 from ..ir.scalar import Scalar, loads_of, scalar_symbols, substitute_symbols
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import ONE, ZERO, Expr, Symbol, contiguous_strides, linearize, product, symbols_of
+from ..target import Target
+from . import cost
 from .convolutions import (
     VECTOR,
     Convolution,
@@ -45,25 +47,16 @@ from .convolutions import (
 )
 from .mapping import load_index, point_of
 
-# What loading an operand of a convolution one element at a time costs, in bytes of memory traffic
-# per floating-point operation. On an H200, ResNet-50's convolutions reach 15 TFLOP/s so and 30 with
-# vectors, while 4 TB/s pass through memory: (1/15 − 1/30) · 4.
-_NBYTES_PER_FLOP = 1 / 8
-
-# An access against the grain moves its bytes about this many times more often: of each 32-byte
-# sector one element is used, and caches catch only a part of the rest.
-_AGAINST_THE_GRAIN = 2
-
 Strides = dict[str, tuple[Expr, ...]]
 
 
-def choose_layouts(graph: LoopGraph) -> LoopGraph:
+def choose_layouts(graph: LoopGraph, target: Target) -> LoopGraph:
     """The graph with channels-last intermediates where that pays, and convolutions to match."""
     found = [recognise(node) for node in graph.nodes if isinstance(node, Contraction)]
     convolutions = {c.node.output: c for c in found if c is not None}
     if not convolutions:
         return graph
-    last = _choose(graph, convolutions)
+    last = _choose(graph, convolutions, target)
     buffers = {
         name: replace(buffer, strides=channels_last(buffer.sizes)) if name in last else buffer
         for name, buffer in graph.buffers.items()
@@ -74,7 +67,7 @@ def choose_layouts(graph: LoopGraph) -> LoopGraph:
         convolution = convolutions.get(outputs_of(node)[0]) if outputs_of(node) else None
         if convolution is not None:
             turn = _is_channels_last(buffers[convolution.node.output])
-            written, copied = written_for(convolution, buffers, copies, turn)
+            written, copied = written_for(convolution, buffers, copies, turn, target)
             nodes += [written] if copied is None else [copied, written]
         elif isinstance(node, Reduction):
             nodes.append(_in_memory_order(node, buffers, last))
@@ -103,7 +96,7 @@ def _is_channels_last(buffer: Buffer) -> bool:
 # -- the choice ------------------------------------------------------------------------------------
 
 
-def _choose(graph: LoopGraph, convolutions: Mapping[str, Convolution]) -> set[str]:
+def _choose(graph: LoopGraph, convolutions: Mapping[str, Convolution], target: Target) -> set[str]:
     """Names of the buffers that become channels-last."""
     free = _free_buffers(graph)
     strides: Strides = {name: buffer.strides for name, buffer in graph.buffers.items()}
@@ -118,8 +111,8 @@ def _choose(graph: LoopGraph, convolutions: Mapping[str, Convolution]) -> set[st
         before = after = 0.0
         for node in nodes.values():
             convolution = convolutions.get(outputs_of(node)[0])
-            before += _cost(node, convolution, graph.buffers, strides)
-            after += _cost(node, convolution, graph.buffers, trial)
+            before += _cost(node, convolution, graph.buffers, strides, target)
+            after += _cost(node, convolution, graph.buffers, trial, target)
         if after <= before:  # of equals: positions of all images are rows together
             chosen |= group
             strides = trial
@@ -195,6 +188,7 @@ def _cost(
     convolution: Convolution | None,
     buffers: Mapping[str, Buffer],
     strides: Strides,
+    target: Target,
 ) -> float:
     """Extra memory traffic, in bytes, that the buffers' layouts cause in a node."""
     match node:
@@ -208,26 +202,26 @@ def _cost(
             ranges = [("i", node.ranges)]
             if isinstance(node, Reduction):
                 ranges.append(("r", node.reduce_ranges))
-            return _AGAINST_THE_GRAIN * _least_against(accesses, _symbols(ranges))
+            return cost.against_the_grain_nbytes(_least_against(accesses, _symbols(ranges)))
         case Contraction() if convolution is not None:
-            return _convolution_cost(convolution, buffers, strides)
+            return _convolution_cost(convolution, buffers, strides, target)
         case _:
             total = 0.0
             for body in bodies_of(node):
                 reads = list(_reads([body], buffers, strides))
                 total += _least_against(reads, _moving(scalar_symbols(body)))
-            return _AGAINST_THE_GRAIN * total
+            return cost.against_the_grain_nbytes(total)
 
 
 def _convolution_cost(
-    convolution: Convolution, buffers: Mapping[str, Buffer], strides: Strides
+    convolution: Convolution, buffers: Mapping[str, Buffer], strides: Strides, target: Target
 ) -> float:
     node = convolution.node
     total = 0.0
     if not (reads_channels(convolution, strides) or reads_positions(convolution, strides)):
         inner = typical_numel(product(node.inner))
         flops = 2 * inner * typical_numel(buffers[node.output].numel)
-        total += flops * _NBYTES_PER_FLOP
+        total += cost.scalar_operand_nbytes(flops, target)
     output = buffers[node.output]
     turns = _has_layouts(output) and strides[node.output] == channels_last(output.sizes)
     if not turns and not stores_positions(node, strides[node.output]):

@@ -33,29 +33,19 @@ from ..ir.nodes import (
 )
 from ..ir.scalar import scalar_symbols
 from ..sizes import Expr, as_expr, product
+from ..target import Target
+from . import cost
 from .inline import body_cost
 from .memory import held_nbytes, nbytes_of
 
-# Measured peaks are up to 0.98 of eager PyTorch's (ResNet-50), so that a twelfth more is 1.06.
-_PART_OF_A_CALL = 12
 
-# Buffers up to this size do not count.
-_SMALL_NBYTES = 1 << 16
-
-# What a dispatch costs besides its traffic: on an H200 2 µs, in which 4 TB/s move this much.
-_DISPATCH_NBYTES = 1 << 23
-
-# Bytes of memory traffic that take as long as a multiplication (see `layouts`).
-_NBYTES_PER_FLOP = 1 / 8
-
-
-def separate(graph: LoopGraph) -> Program[LoopGraph]:
+def separate(graph: LoopGraph, target: Target) -> Program[LoopGraph]:
     """What every call computes, and what is computed once for many calls.
 
     The second graph computes from static inputs and constants alone. Its results, in order, are the
     buffers of origin PREPARED of the first graph.
     """
-    chosen = _within_budget(graph, _static_nodes(graph))
+    chosen = _within_budget(graph, _static_nodes(graph), target)
     if not chosen:
         return Program(graph)
     nodes = tuple(node for node in graph.nodes if _is_in(node, chosen))
@@ -158,22 +148,21 @@ def _kept(graph: LoopGraph, chosen: Mapping[str, Node]) -> list[str]:
     return [name for name in chosen if name in read]
 
 
-def _within_budget(graph: LoopGraph, chosen: dict[str, Node]) -> dict[str, Node]:
+def _within_budget(graph: LoopGraph, chosen: dict[str, Node], target: Target) -> dict[str, Node]:
     """The nodes whose results that are kept fit into the budget."""
     if not chosen:
         return chosen
-    budget = held_nbytes(graph) // _PART_OF_A_CALL
+    held = held_nbytes(graph)
     while True:
         # What nothing reads any more is not worth computing once.
         kept = _kept(graph, chosen)
         chosen = _needed(chosen, kept)
-        large = [name for name in kept if nbytes_of(graph.buffers[name]) > _SMALL_NBYTES]
-        if sum(nbytes_of(graph.buffers[name]) for name in large) <= budget:
+        sizes = {name: nbytes_of(graph.buffers[name]) for name in kept}
+        large = [name for name in kept if not cost.is_small_buffer(sizes[name], target)]
+        if cost.may_be_kept(sum(sizes[name] for name in large), held, target):
             return chosen
-        worst = min(
-            large, key=lambda name: _saved(chosen[name], graph) / nbytes_of(graph.buffers[name])
-        )
-        chosen = _without(chosen, worst)
+        saved = {name: _saved(chosen[name], graph, target) / sizes[name] for name in large}
+        chosen = _without(chosen, min(large, key=saved.__getitem__))
 
 
 def _without(chosen: Mapping[str, Node], name: str) -> dict[str, Node]:
@@ -197,10 +186,10 @@ def _needed(chosen: Mapping[str, Node], kept: Iterable[str]) -> dict[str, Node]:
     return {output: node for output, node in chosen.items() if output in needed}
 
 
-def _saved(node: Node, graph: LoopGraph) -> float:
+def _saved(node: Node, graph: LoopGraph, target: Target) -> float:
     """The time that a call does not spend in a node, as bytes of memory traffic."""
     (output,) = outputs_of(node)
     moved = sum(nbytes_of(graph.buffers[name]) for name in (*inputs_of(node), output))
     work = sum(body_cost(body) for body in bodies_of(node)) + isinstance(node, Contraction)
     points = max(1, product(_ranges(node)).constant)
-    return _DISPATCH_NBYTES + moved + work * points * _NBYTES_PER_FLOP
+    return cost.node_nbytes(moved, work * points, target)

@@ -16,11 +16,9 @@ from ..ir.graph import AnchorGroup, KernelGroup, Schedule, SiblingGroup
 from ..ir.nodes import Contraction
 from ..sizes import product
 from ..target import Target
+from . import cost
 from .clusters import Clusters
 
-# A result of this many elements fills a large GPU by itself: two workgroups, of 64 × 128 each, for
-# each of 130 multiprocessors.
-_FULL = 260 * 64 * 128
 # Each sibling is code in the kernel.
 _MOST = 8
 
@@ -37,7 +35,7 @@ def join_siblings(schedule: Schedule, target: Target) -> Schedule:
         for k, group in enumerate(schedule.groups):
             if isinstance(group, AnchorGroup) and isinstance(group.anchor, Contraction):
                 node = group.anchor
-                if _is_small(node) and len(clusters.members[clusters.of[k]]) == 1:
+                if _is_small(node, target) and len(clusters.members[clusters.of[k]]) == 1:
                     found.setdefault((key(node), _in_common(node)), []).append(k)
         for candidates in found.values():
             _join_all(clusters, candidates)
@@ -57,8 +55,9 @@ def _in_common(node: Contraction) -> Hashable:
     return node.batch, node.inner, node.lhs.dtype
 
 
-def _is_small(node: Contraction) -> bool:
-    return typical_numel(product((*node.batch, *node.rows, *node.columns))) < _FULL
+def _is_small(node: Contraction, target: Target) -> bool:
+    elements = typical_numel(product((*node.batch, *node.rows, *node.columns)))
+    return not cost.fills_with_a_product(elements, target)
 
 
 def _join_all(clusters: Clusters, candidates: Sequence[int]) -> None:

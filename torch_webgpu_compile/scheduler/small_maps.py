@@ -14,19 +14,19 @@ from ..ir.access import typical_numel
 from ..ir.graph import KernelGroup, MapGroup, Schedule
 from ..sizes import Expr, product
 from ..target import Target
+from . import cost
 from .clusters import Clusters
 from .fusion import MAX_MEMBERS
-
-# With more points, the groups fill a GPU better than side by side in its registers.
-_SMALL = 1 << 12
 
 
 def join_small_maps(schedule: Schedule, target: Target) -> Schedule:
     """Joins independent small map groups over equal ranges: one kernel computes all of them."""
     found: dict[tuple[Expr, ...], list[tuple[int, MapGroup]]] = {}
     for k, group in enumerate(schedule.groups):
-        if isinstance(group, MapGroup) and typical_numel(product(group.ranges)) <= _SMALL:
-            found.setdefault(group.ranges, []).append((k, group))
+        if isinstance(group, MapGroup):
+            points = typical_numel(product(group.ranges))
+            if cost.is_small_map(points, target):
+                found.setdefault(group.ranges, []).append((k, group))
     candidates = [numbers for numbers in found.values() if len(numbers) > 1]
     if not candidates:
         return schedule

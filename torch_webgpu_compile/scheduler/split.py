@@ -35,26 +35,12 @@ from ..sizes import (
     substitute,
 )
 from ..target import Target
+from . import cost
 from .long_positions import POSITIONS, split_position
 from .mapping import point_of
 
 SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
 
-# Rows of at least this many elements are worth a second kernel when there are few of them.
-_LONG_ROW = 1 << 17
-_FEW_ROWS = 64
-_PART = 1 << 14
-# Columns: threads wanted in flight, and the shortest column part.
-_THREADS = 1 << 18
-_COLUMN_PART = 256
-# Contractions: the tile that multiplies fastest, the workgroups of it that fill a large GPU (three
-# per multiprocessor), and the shortest worthwhile part of the inner dimension: where the sum of the
-# parts joins a kernel that is there anyway, and where it is one more. On an H200, 512×3072×768
-# takes 91 µs as one product and 71 in four parts with their sum; 512×768×768 28 and 30.
-_TILE = (64, 64)
-_WORKGROUPS = 384
-_JOINED_INNER_PART, _INNER_PART = 384, 768
-_MOST_PARTS = 8
 # Where a driver ends loops after so many iterations: of them, one reduction's share in a kernel of
 # several; elements per iteration of the invocations that share a row, and of those of a column.
 _LOOP_SHARE, _ROW_STEP, _COLUMN_STEP = 8, 1024, 4
@@ -101,7 +87,7 @@ def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
 def _parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
     if not product(node.reduce_ranges).is_constant:
         return 1
-    useful = _useful_parts(node, graph) if node.kind in SPLITTABLE else 1
+    useful = _useful_parts(node, graph, target) if node.kind in SPLITTABLE else 1
     return max(useful, _needed_parts(node, graph, target))
 
 
@@ -114,20 +100,15 @@ def _needed_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
     return -(-int(product(node.reduce_ranges)) // most)
 
 
-def _useful_parts(node: Reduction, graph: LoopGraph) -> int:
+def _useful_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
     """Parts that fill a GPU."""
     rows, length = product(node.ranges), product(node.reduce_ranges)
     if not rows.is_constant:
         return 1
-    r, n = int(rows), int(length)
-    if r == 0:
+    if int(rows) == 0:
         return 1
-    if _columns(node, graph):
-        wanted = _THREADS // max(1, r)
-        return min(wanted, n // _COLUMN_PART) if n >= 4 * _COLUMN_PART and wanted >= 16 else 1
-    if r >= _FEW_ROWS or n < _LONG_ROW:
-        return 1
-    return min(max(1, 2048 // r), n // _PART)
+    useful = cost.column_parts if _columns(node, graph) else cost.row_parts
+    return useful(int(rows), int(length), target)
 
 
 def _columns(node: Reduction, graph: LoopGraph) -> bool:
@@ -188,13 +169,13 @@ def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
     tiles = Counter[tuple[str, Scalar]]()
     for node in graph.nodes:
         if isinstance(node, Contraction):
-            tiles.update(dict.fromkeys(_shared(node), _tiles(node)))
+            tiles.update(dict.fromkeys(_shared(node), _tiles(node, target)))
     reduced = _reduced(graph)
     for node in graph.nodes:
         found = None
         if isinstance(node, Contraction):
             together = max(tiles[key] for key in _shared(node))
-            found = _inner_parts(node, together, node.output in reduced)
+            found = _inner_parts(node, together, node.output in reduced, target)
         if isinstance(node, Contraction) and found is not None:
             nodes += _split_contraction(node, *found, buffers)
         else:
@@ -215,27 +196,26 @@ def _shared(node: Contraction) -> tuple[tuple[str, Scalar], ...]:
     return ("lhs", node.lhs), ("rhs", node.rhs)
 
 
-def _tiles(node: Contraction) -> int:
+def _tiles(node: Contraction, target: Target) -> int:
     """Workgroups of the largest tile; more than enough where a call decides."""
     batch, rows, columns = (product(s) for s in (node.batch, node.rows, node.columns))
     if not all(size.is_constant for size in (batch, rows, columns)):
-        return _WORKGROUPS
-    return int(batch) * -(-int(rows) // _TILE[0]) * -(-int(columns) // _TILE[1])
+        return cost.filling_workgroups(target)
+    return cost.product_workgroups(int(batch), int(rows), int(columns))
 
 
-def _inner_parts(node: Contraction, tiles: int, reduced: bool) -> tuple[int, int] | None:
+def _inner_parts(
+    node: Contraction, tiles: int, reduced: bool, target: Target
+) -> tuple[int, int] | None:
     """The inner dimension to divide, and into how many parts; None where that does not pay.
 
     ``tiles``: of all products that share its dispatch. ``reduced``: whether the sum of the parts
     has a kernel to join.
     """
     rows, columns, inner = (product(s) for s in (node.rows, node.columns, node.inner))
-    if tiles >= _WORKGROUPS or not all(size.is_constant for size in node.inner):
+    if tiles >= cost.filling_workgroups(target) or not all(s.is_constant for s in node.inner):
         return None
-    if min(int(rows), int(columns)) < min(_TILE):
-        return None
-    shortest = _JOINED_INNER_PART if reduced else _INNER_PART
-    most = min(_MOST_PARTS, int(inner) // shortest, -(-_WORKGROUPS // tiles))
+    most = cost.most_inner_parts(int(rows), int(columns), int(inner), tiles, reduced, target)
     for parts in range(most, 1, -1):
         for dim, size in enumerate(node.inner):
             if int(size) % (4 * parts) == 0 or (len(node.inner) > 1 and int(size) % parts == 0):

@@ -12,14 +12,7 @@ from ..ir.scalar import Load, Scalar, apply, cast, const, index
 from ..ir.spaces import iteration_symbols
 from ..sizes import ZERO, Expr, IntLike, as_expr, contiguous_strides, product
 from ..target import Target
-
-# With more queries, the tiles of the attention kernel are used well.
-_MOST_QUERIES = 4
-# Workgroups that fill a large GPU, and the keys that one of them takes at a time.
-_WORKGROUPS = 256
-_PART = 64
-# Parts of a number of keys that a call decides.
-_UNKNOWN_PARTS = 16
+from . import cost
 
 
 def split_attention(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -42,15 +35,14 @@ def split_attention(graph: LoopGraph, target: Target) -> LoopGraph:
 def _parts(node: Attention, target: Target) -> int:
     batch, heads, queries, keys, head, value_head = node.sizes
     known = (batch, heads, queries, head, value_head)
-    if not all(size.is_constant for size in known) or int(queries) > _MOST_QUERIES:
+    if not all(size.is_constant for size in known):
         return 1
     if node.kept is not None or node.logsumexp is not None:
         return 1  # training, where one of so few queries is rare
     if max(int(head), int(value_head)) > 4 * target.max_workgroup_invocations:
         return 1
-    rows = max(1, int(batch) * int(heads))
-    wanted = -(-int(keys) // _PART) if keys.is_constant else _UNKNOWN_PARTS
-    return min(wanted, -(-_WORKGROUPS // rows))
+    count = int(keys) if keys.is_constant else None
+    return cost.attention_parts(int(batch) * int(heads), int(queries), count, target)
 
 
 def _split(node: Attention, parts: int, buffers: dict[str, Buffer]) -> list[Node]:

@@ -25,12 +25,10 @@ from ..ir.scalar import (
 )
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..sizes import ONE, ZERO, Expr, contiguous_strides, product
+from . import cost
 from .inline import inline_into
 from .mapping import point_of
 
-# A row that is summed again should be in the caches, and its readers many enough to be a product.
-_LONGEST = 1 << 14
-_FEWEST_ROWS = 16
 # Nodes between a statistic and the sums that use it.
 _MOST_STEPS = 8
 
@@ -72,7 +70,7 @@ def _is_statistic(node: Reduction, graph: LoopGraph) -> bool:
         product(node.ranges) is ONE
         and len(node.reduce_ranges) == 1
         and length.is_constant
-        and int(length) <= _LONGEST
+        and cost.stays_in_caches(int(length))
         and node.output not in graph.returned
     )
 
@@ -156,7 +154,7 @@ class _Statistic:
             return None
         rows = product(node.ranges)
         if node.reduce_ranges != self.node.reduce_ranges or not (
-            rows.is_constant and int(rows) >= _FEWEST_ROWS
+            rows.is_constant and cost.makes_statistics_again(int(rows))
         ):
             return None
         for producer in reversed(inner[1:]):

@@ -22,6 +22,7 @@ from tests.compiling import compiled
 from torch_webgpu_compile import counters, plan_cache, precompiled
 from torch_webgpu_compile.compiled import CompiledGraph
 from torch_webgpu_compile.device_graph import DeviceGraph
+from torch_webgpu_compile.options import CompileOptions
 
 CHANNELS = 8
 # Of 40, seven like the last five: the plan has its prepared buffers in another order than the
@@ -108,7 +109,7 @@ def test_chains(place: str, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path
     assert len(graph.plan.prepared) > 1
     artifacts: list[Any] = []
     monkeypatch.setattr(precompiled.PrecompileContext, "record_artifact", artifacts.append)
-    precompiled.keep("graph", graph, checked=False)
+    precompiled.keep("graph", graph, CompileOptions())
     check(lambda _: artifacts[0].after_deserialization()(*arguments)[0], model, x)
 
 

@@ -1,0 +1,218 @@
+"""What pays on a GPU: the only module of the scheduler that makes decisions of a `Machine`.
+
+Passes say what a rewrite moves, computes and leaves to run side by side; functions here say whether
+it is worth it. Costs are bytes of memory traffic that take as long. Numbers without a unit here are
+ratios to what the `Machine` says, and were measured on an H200: `Machine.scaled` and the rates take
+them to other GPUs.
+"""
+
+from __future__ import annotations
+
+from ..target import Target
+
+# -- rates -----------------------------------------------------------------------------------------
+
+# The part of the rate of independent multiply-adds that products of matrices reach.
+_PRODUCTS_SHARE = 1 / 2
+
+# An access against the grain moves its bytes about this many times more often: of each 32-byte
+# sector one element is used, and caches catch only a part of the rest.
+_AGAINST_THE_GRAIN = 2
+
+
+def node_nbytes(moved: int, flops: int, target: Target) -> float:
+    """What a kernel of its own costs that moves so many bytes and computes so many operations."""
+    return target.machine.dispatch_nbytes + moved + _products_nbytes(flops, target)
+
+
+def scalar_operand_nbytes(flops: int, target: Target) -> float:
+    """What a convolution loses that loads an operand one element at a time, not four.
+
+    It takes twice as long: on an H200, ResNet-50's convolutions reach 15 TFLOP/s so and 30 with
+    vectors.
+    """
+    return _products_nbytes(flops, target)
+
+
+def against_the_grain_nbytes(nbytes: float) -> float:
+    """What accesses cost besides their bytes that do not follow the memory order."""
+    return _AGAINST_THE_GRAIN * nbytes
+
+
+def weight_copy_pays(positions: int, target: Target) -> bool:
+    """Whether a copy of a convolution's weight in another layout costs little next to it.
+
+    The copy moves 8 bytes per element; the convolution computes two operations per element and
+    position, and a quarter of their time is little.
+    """
+    return _products_nbytes(2 * positions, target) >= 4 * 8
+
+
+def _products_nbytes(flops: int, target: Target) -> float:
+    return flops / (_PRODUCTS_SHARE * target.machine.flops_per_byte)
+
+
+# -- computing again or storing --------------------------------------------------------------------
+
+# Of a body that is computed again in each reader, instead of one stored and loaded element, and as
+# part of a tile's loads: operations, for each operation that an H200 does per byte of memory.
+_CHEAP, _CHEAP_IN_TILES = 6 / 16, 4 / 16
+# Loads that replace one when a tile is loaded, and readers of what is computed from inputs alone.
+_TILE_LOADS, _FEW_READERS = 2, 4
+# Elements of a row that caches hold, and the readers that make its sum worth computing again.
+_CACHED_ROW, _STATISTIC_ROWS = 1 << 14, 16
+
+
+def is_within_a_dispatch(operations: float, target: Target) -> bool:
+    """Whether computing takes less time than one more dispatch."""
+    return operations <= target.machine.dispatch_operations
+
+
+def is_cheap(operations: float, elements: int, target: Target) -> bool:
+    """Whether computing takes less time than storing and loading so many elements."""
+    return operations <= _CHEAP * target.machine.flops_per_byte * elements
+
+
+def is_cheap_in_tiles(operations: int, loads: int, target: Target) -> bool:
+    """Whether a body may be computed wherever a tile loads it: tiles load it many times."""
+    cheap = operations <= _CHEAP_IN_TILES * target.machine.flops_per_byte
+    return cheap and loads <= _TILE_LOADS
+
+
+def are_few_readers(readers: int) -> bool:
+    """Whether so many kernels may each read the inputs of what they compute again."""
+    return readers <= _FEW_READERS
+
+
+def stays_in_caches(length: int) -> bool:
+    """Whether a row that is summed again is in the caches by then."""
+    return length <= _CACHED_ROW
+
+
+def makes_statistics_again(rows: int) -> bool:
+    """Whether a kernel of so many rows is a product, beside which a statistic costs nothing."""
+    return rows >= _STATISTIC_ROWS
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def is_small_buffer(nbytes: int, target: Target) -> bool:
+    """Whether a buffer does not count where memory is weighed."""
+    return nbytes <= target.machine.small_nbytes
+
+
+def may_be_passed(nbytes: int, target: Target) -> bool:
+    """Whether intermediates of up to so many bytes may be alive while a joint kernel runs."""
+    return nbytes <= 16 * target.machine.small_nbytes
+
+
+def may_be_kept(nbytes: int, held_nbytes: int, target: Target) -> bool:
+    """Whether prepared buffers may take so many bytes beside the memory that a call holds."""
+    return nbytes * target.machine.prepared_divisor <= held_nbytes
+
+
+# -- sharing a dispatch ----------------------------------------------------------------------------
+
+
+def is_small_kernel(nbytes: int, target: Target) -> bool:
+    """Whether a kernel that moves so many bytes gains by sharing a dispatch with others.
+
+    One that takes several times as long as a dispatch costs has more to lose by their registers.
+    """
+    return nbytes <= 4 * target.machine.dispatch_nbytes
+
+
+def is_small_map(points: int, target: Target) -> bool:
+    """Whether maps of so many points run side by side in the registers of one kernel.
+
+    With more points, they fill a GPU better apart.
+    """
+    return points <= target.machine.scaled(16) * target.machine.workgroup_invocations
+
+
+def fills_with_a_product(elements: int, target: Target) -> bool:
+    """Whether a product's result of so many elements fills a GPU by itself.
+
+    With about two workgroups, of 64 × 128 elements each, for each multiprocessor.
+    """
+    return elements >= target.machine.scaled(260) * 64 * 128
+
+
+# -- dividing work ---------------------------------------------------------------------------------
+
+# Rows of at least this many elements are worth a second kernel, and the shortest part of one; and
+# the shortest part of a column.
+_LONG_ROW, _ROW_PART, _COLUMN_PART = 1 << 17, 1 << 14, 256
+# Rows that are too few; workgroups that they are divided into; and threads wanted in flight.
+_FEW_ROWS, _ROW_WORKGROUPS, _THREADS = 64, 2048, 1 << 18
+# Columns are divided into many parts or not at all.
+_FEWEST_COLUMN_PARTS = 16
+
+# Products: the tile that multiplies fastest, the workgroups of it that fill an H200 (about three
+# per multiprocessor), and the shortest worthwhile part of the inner dimension: where the sum of the
+# parts joins a kernel that is there anyway, and where it is one more. 512×3072×768 takes 91 µs as
+# one product and 71 in four parts with their sum; 512×768×768 28 and 30.
+_TILE = (64, 64)
+_PRODUCT_WORKGROUPS = 384
+_JOINED_INNER_PART, _INNER_PART = 384, 768
+_MOST_INNER_PARTS = 8
+
+# Attention: with more queries its tiles are used well. Workgroups to fill an H200 with, the keys
+# that one of them takes at a time, and parts of a number of keys that a call decides.
+_MOST_QUERIES = 4
+_ATTENTION_WORKGROUPS = 256
+_KEYS_PART, _UNKNOWN_PARTS = 64, 16
+
+
+def row_parts(rows: int, length: int, target: Target) -> int:
+    """Parts that rows, whose elements are neighbours, are reduced in: 1 where they fill a GPU."""
+    machine = target.machine
+    if rows >= machine.scaled(_FEW_ROWS) or length < _LONG_ROW:
+        return 1
+    return min(max(1, machine.scaled(_ROW_WORKGROUPS) // rows), length // _ROW_PART)
+
+
+def column_parts(columns: int, length: int, target: Target) -> int:
+    """Parts that columns, which are neighbours, are reduced in: 1 where they fill a GPU."""
+    wanted = target.machine.scaled(_THREADS) // columns
+    if length < 4 * _COLUMN_PART or wanted < _FEWEST_COLUMN_PARTS:
+        return 1
+    return min(wanted, length // _COLUMN_PART)
+
+
+def product_workgroups(batch: int, rows: int, columns: int) -> int:
+    """Workgroups of a product's fastest tile."""
+    return batch * -(-rows // _TILE[0]) * -(-columns // _TILE[1])
+
+
+def filling_workgroups(target: Target) -> int:
+    """Workgroups of a product's fastest tile that fill a GPU."""
+    return target.machine.scaled(_PRODUCT_WORKGROUPS)
+
+
+def most_inner_parts(
+    rows: int, columns: int, inner: int, workgroups: int, joined: bool, target: Target
+) -> int:
+    """The most parts that a product's inner dimension is worth dividing into; 1 or less: none.
+
+    Args:
+        rows, columns, inner: of the product.
+        workgroups: of all products that share its dispatch.
+        joined: whether the sum of the parts has a kernel to join.
+    """
+    if min(rows, columns) < min(_TILE):
+        return 1
+    shortest = _JOINED_INNER_PART if joined else _INNER_PART
+    return min(_MOST_INNER_PARTS, inner // shortest, -(-filling_workgroups(target) // workgroups))
+
+
+def attention_parts(heads: int, queries: int, keys: int | None, target: Target) -> int:
+    """Parts of the keys that attention's queries, of all heads of the batch, are computed in.
+
+    ``keys``: None where a call decides.
+    """
+    if queries > _MOST_QUERIES:
+        return 1
+    wanted = _UNKNOWN_PARTS if keys is None else -(-keys // _KEYS_PART)
+    return min(wanted, -(-target.machine.scaled(_ATTENTION_WORKGROUPS) // max(1, heads)))
