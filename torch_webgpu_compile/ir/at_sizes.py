@@ -10,18 +10,8 @@ from ..sizes import Expr, Symbol, as_expr, atom_expr, substitute, symbols_of
 from .graph import Buffer, GraphInput, GraphOutput, LoopGraph
 from .nodes import Node
 from .ranges import Decisions
-from .scalar import (
-    Checked,
-    Const,
-    Index,
-    Load,
-    Masked,
-    Op,
-    scalar_symbols,
-    substitute_symbols,
-)
+from .scalar import SCALARS, scalar_symbols, substitute_symbols
 
-_SCALARS = (Const, Index, Load, Op, Masked, Checked)
 _Part = TypeVar("_Part", bound=Buffer | GraphInput | GraphOutput | Node)
 
 
@@ -63,7 +53,7 @@ def _substituted(value: Any, values: Mapping[Symbol, Expr], known: Decisions) ->
     """A field of a node, or an entry of one, with symbols replaced."""
     if isinstance(value, Expr):
         return substitute(value, values)
-    if isinstance(value, _SCALARS):
+    if isinstance(value, SCALARS):
         return known.simplify(substitute_symbols(value, values))
     if isinstance(value, tuple):
         return tuple(_substituted(entry, values, known) for entry in value)
@@ -87,7 +77,7 @@ def _symbols(graph: LoopGraph) -> dict[Symbol, None]:
 def _symbols_in(value: Any) -> Iterator[Symbol]:
     if isinstance(value, Expr):
         yield from symbols_of(value)
-    elif isinstance(value, _SCALARS):
+    elif isinstance(value, SCALARS):
         yield from scalar_symbols(value)
     elif isinstance(value, tuple):
         for entry in value:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ..sizes import Expr, ceildiv
+from .. import dtypes
+from ..sizes import Expr, as_expr, ceildiv
 from .scalar import Scalar
-from .spaces import Origin, Space, named_bodies
+from .spaces import Computation, Origin, Rule, Space, named_bodies, shape_rule
+
+if TYPE_CHECKING:
+    from .graph import Buffer
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Computation):
     """output[b, h, q, d] = Σ over s of softmax over s (scale · Σ over e query·key + bias) · value.
 
     ``sizes`` is (batch, heads, queries, keys, head size, value head size). ``query`` is a scalar
@@ -31,7 +36,12 @@ class Attention:
     wide, and Σ exp(score - highest) at wide + 1. There is no ``kept`` and no ``logsumexp`` then.
     """
 
-    BODIES: ClassVar[tuple[str, ...]] = ("query", "key", "value", "bias", "kept", "replaced")
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "logsumexp")
+    OPERANDS: ClassVar[tuple[str, ...]] = (
+        *("sizes", "causal", "scale", "parts"),
+        *("query", "key", "value", "bias", "kept", "replaced"),
+    )
+    TILED: ClassVar[bool] = True
 
     output: str
     sizes: tuple[Expr, Expr, Expr, Expr, Expr, Expr]
@@ -55,7 +65,6 @@ class Attention:
 
     @property
     def spaces(self) -> dict[str, Space]:
-        """What each of ``BODIES`` is a scalar over."""
         batch, heads, queries, keys, size, value_size = self.sizes
         outer, rows, columns = ("b", (batch, heads)), ("m", (queries,)), ("n", (keys,))
         inner = ("k", (size,))
@@ -68,9 +77,26 @@ class Attention:
             "replaced": (outer, rows, columns),
         }
 
+    @property
+    def mnemonic(self) -> str:
+        return "attention" if self.safe else "unsafe_attention"
+
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        yield from _dtype_rules(self)
+        batch, heads, queries, *_ = self.sizes
+        if self.parts > 1:
+            sizes = (as_expr(self.parts), batch, heads, queries, self.wide + 4)
+            yield shape_rule(buffers[self.output], sizes)
+            alone = self.kept is None and self.logsumexp is None
+            yield alone, "no dropout and no logsumexp with parts"
+        if self.logsumexp is not None:
+            statistic, rows = buffers[self.logsumexp], (batch, heads, queries)
+            yield shape_rule(statistic, rows if self.safe else (as_expr(2), *rows))
+            yield statistic.dtype is dtypes.float32, "a float32 logsumexp"
+
 
 @dataclass(frozen=True, slots=True)
-class AttentionGradient:
+class AttentionGradient(Computation):
     """Gradients of `Attention` by its queries, or by its keys and values.
 
     Scores are computed again. With P = exp(scale · query·key + bias − logsumexp), 0 where causal
@@ -93,10 +119,12 @@ class AttentionGradient:
     The output is dQ, [b, h, g, q, e], or of "keys" dK beside dV, [b, h, s, head + value head].
     """
 
-    BODIES: ClassVar[tuple[str, ...]] = (
+    OPERANDS: ClassVar[tuple[str, ...]] = (
+        *("of", "sizes", "causal", "scale"),
         *("query", "key", "value", "gradient", "logsumexp", "delta", "bias", "kept"),
         *("replaced", "rest"),
     )
+    TILED: ClassVar[bool] = True
 
     output: str
     of: Literal["queries", "keys"]
@@ -117,7 +145,6 @@ class AttentionGradient:
 
     @property
     def spaces(self) -> dict[str, Space]:
-        """What each of ``BODIES`` is a scalar over."""
         batch, heads, group, queries, keys, size, value_size = self.sizes
         outer, columns = ("b", (batch, heads)), ("n", (keys,))
         rows = (outer, ("g", (group,)), ("m", (queries,)))
@@ -134,6 +161,11 @@ class AttentionGradient:
             "replaced": (*rows, columns),
             "rest": rows,
         }
+
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        yield from _dtype_rules(self)
+        yield self.of in ("queries", "keys"), "queries or keys"
+        yield shape_rule(buffers[self.output], self.output_sizes)
 
     @property
     def rows(self) -> dict[str, Scalar]:
@@ -154,3 +186,9 @@ class AttentionGradient:
         if self.of == "queries":
             return (batch, heads, group, queries, head)
         return (batch, heads, keys, head + value_head)
+
+
+def _dtype_rules(node: Attention | AttentionGradient) -> Iterator[Rule]:
+    for name, body in named_bodies(node).items():
+        dtype = dtypes.bool_ if name == "replaced" else dtypes.float32
+        yield body.dtype is dtype, f"a {dtype.name} {name}"

@@ -12,18 +12,7 @@ from typing import Any, Generic, TypeVar
 from ..dtypes import DType
 from ..sizes import Expr, product
 from ..target import Target
-from .attention_nodes import Attention, AttentionGradient
-from .nodes import (
-    Contraction,
-    Fourier,
-    HostCall,
-    Node,
-    Scatter,
-    TriangularSolve,
-    inputs_of,
-    outputs_of,
-    reports,
-)
+from .nodes import AnchorNode, HostCall, Node, SingleNode, inputs_of, outputs_of, reports
 from .scalar import Scalar, checks_of, loads_of
 from .spaces import Origin
 
@@ -226,13 +215,6 @@ class RowGroup:
     rows: tuple[Expr, ...]
     elements: tuple[Expr, ...]
     members: tuple[Member, ...]
-
-
-AnchorNode = Contraction | Attention
-"""Nodes that compute pointwise members from their result."""
-
-SingleNode = Scatter | HostCall | AttentionGradient | TriangularSolve | Fourier
-"""Nodes that are never fused into a group."""
 
 
 @dataclass(frozen=True, slots=True)

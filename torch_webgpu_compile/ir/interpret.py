@@ -10,7 +10,7 @@ bfloat16 and floats of 8 bits are float32 arrays whose values are rounded at eac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +24,15 @@ from .nodes import (
     Contraction,
     Fourier,
     HostCall,
-    Node,
     Pointwise,
     Reduction,
     Scatter,
     TriangularSolve,
+    computed_at,
 )
 from .numeric import convert, from_bits, numpy_dtype, round_to, scalar_op
 from .scalar import Checked, Const, Index, Load, Masked, Op, Scalar, children
-from .spaces import iteration_symbols, named_bodies, symbol_keys
+from .spaces import Computation, Space, symbols_in
 
 Array = npt.NDArray[Any]
 RunHostCall = Callable[[HostCall, Mapping[str, Array], Mapping[str, int]], Sequence[Array]]
@@ -52,10 +52,10 @@ def interpret(
     are the values of symbols that the arguments do not show.
     """
     with np.errstate(all="ignore"):
-        return _Run(graph, run_host_call, sizes or {}).run(arguments)
+        return Run(graph, run_host_call, sizes or {}).run(arguments)
 
 
-class _Run:
+class Run:
     def __init__(
         self, graph: LoopGraph, run_host_call: RunHostCall | None, sizes: Mapping[str, int]
     ) -> None:
@@ -140,133 +140,165 @@ class _Run:
             raise VerificationError(f"output {output} reads past the end of {buffer}")
         return self._strided(memory, shape, output.strides, offset)
 
-    def _node(self, node: Node) -> None:
-        match node:
-            case Pointwise():
-                self._store(node.output, self._space(node.body, "i", node.ranges))
-            case Reduction():
-                self._reduction(node)
-            case Contraction():
-                self._contraction(node)
-            case Scatter():
-                self._scatter(node)
-            case HostCall():
-                self._host_call(node)
-            case Attention() | AttentionGradient():
-                self._attention(node)
-            case TriangularSolve():
-                self._triangular_solve(node)
-            case Fourier():
-                self._fourier(node)
+    def _node(self, node: Computation) -> None:
+        rule = _RULES.get(type(node))
+        if rule is None:
+            raise VerificationError(f"no rule of the interpreter for {type(node).__name__}")
+        rule(self, node)
 
-    def _store(self, name: str, array: Array) -> None:
+    def store(self, name: str, array: Array) -> None:
+        """Sets a buffer's contents, rounded to its dtype."""
         buffer = self.graph.buffers[name]
         shape = self.shape(buffer.sizes)
         stored = round_to(np.asarray(array), buffer.dtype)
         self.arrays[name] = np.ascontiguousarray(stored).reshape(shape)
 
-    def _space(self, body: Scalar, prefix: str, ranges: Sequence[Expr]) -> Array:
-        space = Space(self, [(prefix, ranges)])
-        return space.full(body)
+    def computed(self, node: Computation) -> dict[str, Any]:
+        """A node's scalars and index expressions at all points of their spaces.
 
-    def _reduction(self, node: Reduction) -> None:
-        space = Space(self, [("i", node.ranges), ("r", node.reduce_ranges)])
-        outer = self.shape(node.ranges)
-        values = space.full(node.body).reshape((*outer, -1))
-        self._store(node.output, _REDUCE[node.kind](values))
+        By field: an array of the shape of the field's space, or a list of them for a tuple. What
+        is None has no entry.
+        """
+        points: dict[Space, Points] = {}
+        found: dict[str, Any] = {}
+        for field, space, value in computed_at(node):
+            if space not in points:
+                points[space] = Points(self, space)
+            array = points[space].full(value)
+            if isinstance(getattr(node, field), tuple):
+                found.setdefault(field, []).append(array)
+            else:
+                found[field] = array
+        return found
 
-    def _contraction(self, node: Contraction) -> None:
-        b, m, n, k = (self.shape(r) for r in (node.batch, node.rows, node.columns, node.inner))
-        lhs = Space(self, [("b", node.batch), ("m", node.rows), ("k", node.inner)])
-        rhs = Space(self, [("b", node.batch), ("k", node.inner), ("n", node.columns)])
-        count = [int(np.prod(s)) for s in (b, m, n, k)]
-        left = lhs.full(node.lhs).reshape(count[0], count[1], count[3])
-        right = rhs.full(node.rhs).reshape(count[0], count[3], count[2])
-        product = np.matmul(left, right).reshape((*b, *m, *n))
-        buffer = self.graph.buffers[node.output]
-        out = np.full(self.shape(buffer.sizes), np.nan, product.dtype)
-        space = Space(self, [("b", node.batch), ("m", node.rows), ("n", node.columns)])
-        where = tuple(np.broadcast_to(space.index(e), product.shape) for e in node.index)
-        written = np.zeros(out.shape, np.int32)
-        np.add.at(written, where, 1)
-        if not (written == 1).all():
-            raise VerificationError(f"the index of {node.output} is not a bijection")
-        out[where] = product
-        self._store(node.output, out)
 
-    def _scatter(self, node: Scatter) -> None:
-        space = Space(self, [("i", node.ranges)])
-        out = self.arrays[node.initial].copy()
-        where = []
-        for entry, size in zip(node.index, out.shape, strict=True):
-            position = space.full(entry)
-            if position.size and (position.min() < 0 or position.max() >= size):
-                raise VerificationError(f"{node.output} is written out of range")
-            where.append(position)
-        values = space.full(node.body)
-        if node.accumulate:
-            np.add.at(out, tuple(where), values)
-        else:
-            out[tuple(where)] = values
-        self._store(node.output, out)
+_Node = TypeVar("_Node", bound=Computation)
+_RULES: dict[type[Computation], Callable[[Run, Any], None]] = {}
 
-    def _triangular_solve(self, node: TriangularSolve) -> None:
-        bodies = named_bodies(node)
-        arrays = {n: Space(self, node.spaces[n]).full(body) for n, body in bodies.items()}
-        matrix, solution = arrays["matrix"], arrays["rhs"].copy()
-        for m in range(solution.shape[-2]):
-            before = matrix[..., m : m + 1, :m] @ solution[..., :m, :]
-            solution[..., m : m + 1, :] -= before
-            if not node.unit:
-                solution[..., m, :] /= matrix[..., m, m, None]
-        self._store(node.output, solution)
 
-    def _host_call(self, node: HostCall) -> None:
-        if self.run_host_call is None:
-            raise VerificationError(f"{node.target} runs on the host, but there is no callback")
-        results = self.run_host_call(node, self.arrays, self.sizes)
-        if is_effect(node, self.graph):
-            return
-        for name, result in zip(node.outputs, results, strict=True):
-            self._store(name, np.asarray(result))
+def interprets(
+    kind: type[_Node],
+) -> Callable[[Callable[[Run, _Node], None]], Callable[[Run, _Node], None]]:
+    """Registers how nodes of a kind are run: it stores the node's outputs.
 
-    def _attention(self, node: Attention | AttentionGradient) -> None:
-        bodies = named_bodies(node)
-        arrays = {n: Space(self, node.spaces[n]).full(body) for n, body in bodies.items()}
-        if isinstance(node, AttentionGradient):
-            gradient = attention.gradient(node.of, node.causal, node.scale, **arrays)
-            self._store(node.output, gradient)
-            return
-        result = attention.forward(node.parts, node.causal, node.scale, **arrays, safe=node.safe)
-        self._store(node.output, result.output)
-        if node.logsumexp is not None:
-            self._store(node.logsumexp, result.logsumexp)
+    Raises:
+        ValueError: the kind has a rule.
+    """
 
-    def _fourier(self, node: Fourier) -> None:
-        bodies = named_bodies(node)
-        arrays = {n: Space(self, node.spaces[n]).full(body) for n, body in bodies.items()}
-        x = arrays["real"] + 1j * arrays.get("imaginary", np.zeros((), np.float32))
-        result = np.fft.fft(x) if node.forward else np.fft.ifft(x) * node.length
-        factor = arrays.get("factor_real", 1) + 1j * arrays.get("factor_imaginary", 0)
-        result = result * factor * node.scale
-        buffer = self.graph.buffers[node.output]
-        pairs = len(buffer.sizes) > len(node.index)
-        out = np.full(self.shape(buffer.sizes[: len(node.index)]), np.nan, np.complex128)
-        written = np.zeros(out.shape, np.int32)
-        space = Space(self, node.spaces["factor_real"])
-        for index, values in ((node.index, result), (node.mirror, result.conj())):
-            if index is None:
-                continue
-            where = [np.broadcast_to(space.index(entry), values.shape) for entry in index]
-            inside = np.ones(values.shape, bool)
-            for position, size in zip(where, out.shape, strict=True):
-                inside &= (position >= 0) & (position < size)
-            at = tuple(position[inside] for position in where)
-            np.add.at(written, at, 1)
-            out[at] = values[inside]
-        if not (written == 1).all():
-            raise VerificationError(f"{node.output} is not written exactly once")
-        self._store(node.output, np.stack([out.real, out.imag], -1) if pairs else out.real)
+    def register(rule: Callable[[Run, _Node], None]) -> Callable[[Run, _Node], None]:
+        if kind in _RULES:
+            raise ValueError(f"{kind.__name__} has two rules of the interpreter")
+        _RULES[kind] = rule
+        return rule
+
+    return register
+
+
+@interprets(Pointwise)
+def _pointwise(run: Run, node: Pointwise) -> None:
+    run.store(node.output, run.computed(node)["body"])
+
+
+@interprets(Reduction)
+def _reduction(run: Run, node: Reduction) -> None:
+    values = run.computed(node)["body"].reshape((*run.shape(node.ranges), -1))
+    run.store(node.output, _REDUCE[node.kind](values))
+
+
+@interprets(Contraction)
+def _contraction(run: Run, node: Contraction) -> None:
+    groups = (node.batch, node.rows, node.columns, node.inner)
+    shapes = [run.shape(sizes) for sizes in groups]
+    b, m, n, k = (int(np.prod(shape)) for shape in shapes)
+    values = run.computed(node)
+    lhs, rhs = values["lhs"].reshape(b, m, k), values["rhs"].reshape(b, n, k)
+    product = np.matmul(lhs, rhs.transpose(0, 2, 1)).reshape(sum(shapes[:3], ()))
+    out = np.full(run.shape(run.graph.buffers[node.output].sizes), np.nan, product.dtype)
+    where = tuple(values.get("index", ()))
+    written = np.zeros(out.shape, np.int32)
+    np.add.at(written, where, 1)
+    if not (written == 1).all():
+        raise VerificationError(f"the index of {node.output} is not a bijection")
+    out[where] = product
+    run.store(node.output, out)
+
+
+@interprets(Scatter)
+def _scatter(run: Run, node: Scatter) -> None:
+    out = run.arrays[node.initial].copy()
+    values = run.computed(node)
+    where = tuple(values.get("index", ()))
+    for position, size in zip(where, out.shape, strict=True):
+        if position.size and (position.min() < 0 or position.max() >= size):
+            raise VerificationError(f"{node.output} is written out of range")
+    if node.accumulate:
+        np.add.at(out, where, values["body"])
+    else:
+        out[where] = values["body"]
+    run.store(node.output, out)
+
+
+@interprets(TriangularSolve)
+def _triangular_solve(run: Run, node: TriangularSolve) -> None:
+    values = run.computed(node)
+    matrix, solution = values["matrix"], values["rhs"].copy()
+    for m in range(solution.shape[-2]):
+        before = matrix[..., m : m + 1, :m] @ solution[..., :m, :]
+        solution[..., m : m + 1, :] -= before
+        if not node.unit:
+            solution[..., m, :] /= matrix[..., m, m, None]
+    run.store(node.output, solution)
+
+
+@interprets(HostCall)
+def _host_call(run: Run, node: HostCall) -> None:
+    if run.run_host_call is None:
+        raise VerificationError(f"{node.target} runs on the host, but there is no callback")
+    results = run.run_host_call(node, run.arrays, run.sizes)
+    if is_effect(node, run.graph):
+        return
+    for name, result in zip(node.outputs, results, strict=True):
+        run.store(name, np.asarray(result))
+
+
+@interprets(Attention)
+def _attention(run: Run, node: Attention) -> None:
+    values = run.computed(node)
+    result = attention.forward(node.parts, node.causal, node.scale, **values, safe=node.safe)
+    run.store(node.output, result.output)
+    if node.logsumexp is not None:
+        run.store(node.logsumexp, result.logsumexp)
+
+
+@interprets(AttentionGradient)
+def _attention_gradient(run: Run, node: AttentionGradient) -> None:
+    values = run.computed(node)
+    run.store(node.output, attention.gradient(node.of, node.causal, node.scale, **values))
+
+
+@interprets(Fourier)
+def _fourier(run: Run, node: Fourier) -> None:
+    values = run.computed(node)
+    x = values["real"] + 1j * values.get("imaginary", np.zeros((), np.float32))
+    result = np.fft.fft(x) if node.forward else np.fft.ifft(x) * node.length
+    factor = values.get("factor_real", 1) + 1j * values.get("factor_imaginary", 0)
+    result = result * factor * node.scale
+    buffer = run.graph.buffers[node.output]
+    pairs = len(buffer.sizes) > len(node.index)
+    out = np.full(run.shape(buffer.sizes[: len(node.index)]), np.nan, np.complex128)
+    written = np.zeros(out.shape, np.int32)
+    for field, numbers in (("index", result), ("mirror", result.conj())):
+        if field not in values:
+            continue
+        inside = np.ones(numbers.shape, bool)
+        for position, size in zip(values[field], out.shape, strict=True):
+            inside &= (position >= 0) & (position < size)
+        at = tuple(position[inside] for position in values[field])
+        np.add.at(written, at, 1)
+        out[at] = numbers[inside]
+    if not (written == 1).all():
+        raise VerificationError(f"{node.output} is not written exactly once")
+    run.store(node.output, np.stack([out.real, out.imag], -1) if pairs else out.real)
 
 
 _REDUCE: dict[str, Callable[[Array], Any]] = {
@@ -281,20 +313,15 @@ _REDUCE: dict[str, Callable[[Array], Any]] = {
 }
 
 
-class Space:
-    """An iteration space: groups of symbols with their ranges, in axis order."""
+class Points:
+    """The points of an iteration space, with an axis for each of its symbols."""
 
-    def __init__(self, run: _Run, groups: Sequence[tuple[str, Sequence[Expr]]]) -> None:
+    def __init__(self, run: Run, space: Space) -> None:
         self.run = run
-        sizes = [size for _, ranges in groups for size in ranges]
+        sizes = [size for _, ranges in space for size in ranges]
         self.shape = run.shape(sizes)
         self.values: dict[Symbol, Array] = {}
-        symbols = [
-            key
-            for prefix, ranges in groups
-            for key in symbol_keys(iteration_symbols(prefix, ranges))
-        ]
-        for axis, (key, size) in enumerate(zip(symbols, self.shape, strict=True)):
+        for axis, (key, size) in enumerate(zip(symbols_in(space), self.shape, strict=True)):
             along = [1] * len(sizes)
             along[axis] = size
             self.values[key] = np.arange(size, dtype=np.int64).reshape(along)
@@ -302,8 +329,9 @@ class Space:
         self.masks: dict[int, Array] = {}
         self.index_memo: dict[Expr, Array] = {}
 
-    def full(self, body: Scalar) -> Array:
-        """``body`` at every point of the space."""
+    def full(self, value: Scalar | Expr) -> Array:
+        """A scalar or an index expression at every point of the space."""
+        body = Index(value) if isinstance(value, Expr) else value
         if 0 in self.shape:
             return np.zeros(self.shape, numpy_dtype(body.dtype))
         return np.broadcast_to(self.evaluate(body, None), self.shape)

@@ -7,19 +7,34 @@ extents.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, ClassVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..sizes import Expr, as_expr
+from .. import dtypes
+from ..dtypes import Kind
+from ..sizes import Expr, as_expr, symbols_of
 from .attention_nodes import Attention, AttentionGradient
 from .scalar import Scalar, checks_of, loads_of
-from .spaces import Origin, Space, iteration_symbols, named_bodies
+from .spaces import (
+    Computation,
+    Origin,
+    Rule,
+    Space,
+    dtype_rule,
+    iteration_symbols,
+    named_bodies,
+    shape_rule,
+    symbols_in,
+)
+
+if TYPE_CHECKING:
+    from .graph import Buffer
 
 
 @dataclass(frozen=True, slots=True)
-class Pointwise:
+class Pointwise(Computation):
     """output[i0, i1, …] = body(i0, i1, …) for every index in ``ranges``."""
 
     output: str
@@ -27,12 +42,21 @@ class Pointwise:
     body: Scalar
     origins: tuple[Origin, ...] = ()
 
+    @property
+    def spaces(self) -> dict[str, Space]:
+        return {"body": (("i", self.ranges),)}
 
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        yield shape_rule(buffers[self.output], self.ranges)
+        yield dtype_rule(self.body, buffers[self.output])
+
+
+_CONTRACTED = (dtypes.float32, dtypes.float64, dtypes.int32)
 REDUCTIONS = ("sum", "prod", "minimum", "maximum", "argmin", "argmax", "any", "all")
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(Computation):
     """output[i…] = kind over r… of body(i…, r…).
 
     ``argmin``/``argmax`` give the row-major position in the reduce ranges as int64, the first of
@@ -41,6 +65,8 @@ class Reduction:
     and bf16).
     """
 
+    OPERANDS: ClassVar[tuple[str, ...]] = ("kind", "ranges", "reduce_ranges", "body")
+
     output: str
     ranges: tuple[Expr, ...]
     reduce_ranges: tuple[Expr, ...]
@@ -48,15 +74,33 @@ class Reduction:
     body: Scalar
     origins: tuple[Origin, ...] = ()
 
+    @property
+    def spaces(self) -> dict[str, Space]:
+        return {"body": (("i", self.ranges), ("r", self.reduce_ranges))}
+
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        buffer = buffers[self.output]
+        yield shape_rule(buffer, self.ranges)
+        yield self.kind in REDUCTIONS, f"one of the reductions {REDUCTIONS}"
+        wanted = dtypes.int64 if self.kind in ("argmin", "argmax") else self.body.dtype
+        yield buffer.dtype is wanted, f"an output of {wanted}, not {buffer.dtype}"
+        is_test = self.kind in ("any", "all")
+        yield is_test == (self.body.dtype.kind is Kind.BOOL), "bool for any and all alone"
+
 
 @dataclass(frozen=True, slots=True)
-class Contraction:
+class Contraction(Computation):
     """output[index] = Σ over k… of lhs(b…, m…, k…) · rhs(b…, n…, k…), in their dtype.
 
     Both are float32, float64 or int32 (whose sums wrap). Matrix multiplication and convolution
     alike. ``index`` gives the output's logical index in the symbols b, m, n; it must be a bijection
     from those ranges to the output's elements.
     """
+
+    OPERANDS: ClassVar[tuple[str, ...]] = (
+        *("batch", "rows", "columns", "inner", "index", "lhs", "rhs"),
+    )
+    TILED: ClassVar[bool] = True
 
     output: str
     batch: tuple[Expr, ...]
@@ -68,9 +112,30 @@ class Contraction:
     index: tuple[Expr, ...]
     origins: tuple[Origin, ...] = ()
 
+    @property
+    def spaces(self) -> dict[str, Space]:
+        batch, rows = ("b", self.batch), ("m", self.rows)
+        columns, inner = ("n", self.columns), ("k", self.inner)
+        return {
+            "lhs": (batch, rows, inner),
+            "rhs": (batch, columns, inner),
+            "index": (batch, rows, columns),
+        }
+
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        dtype = self.lhs.dtype
+        same = dtype is self.rhs.dtype and dtype in _CONTRACTED
+        yield same, "float32, float64 or int32 operands"
+        yield len(self.index) == len(buffers[self.output].sizes), "an index per dimension"
+        used = frozenset().union(*map(symbols_of, self.index))
+        for symbol in symbols_in(self.spaces["index"]):
+            extent = symbol.extent
+            one = extent is not None and extent.is_constant and extent.constant == 1
+            yield one or symbol in used, f"{symbol} in its output index"
+
 
 @dataclass(frozen=True, slots=True)
-class TriangularSolve:
+class TriangularSolve(Computation):
     """output[b…, m, n] = X with Σ over k ≤ m of matrix(m, k) · X(k, n) = rhs(m, n), row by row.
 
     ``sizes`` is (rows, columns). ``matrix`` is a scalar over (b…, m0, k0) of which k0 ≤ m0 is read,
@@ -78,7 +143,8 @@ class TriangularSolve:
     float32 or both are float64.
     """
 
-    BODIES: ClassVar[tuple[str, ...]] = ("matrix", "rhs")
+    OPERANDS: ClassVar[tuple[str, ...]] = ("batch", "sizes", "unit", "matrix", "rhs")
+    TILED: ClassVar[bool] = True
 
     output: str
     batch: tuple[Expr, ...]
@@ -90,14 +156,20 @@ class TriangularSolve:
 
     @property
     def spaces(self) -> dict[str, Space]:
-        """What each of ``BODIES`` is a scalar over."""
         rows, columns = self.sizes
         outer, row = ("b", self.batch), ("m", (rows,))
         return {"matrix": (outer, row, ("k", (rows,))), "rhs": (outer, row, ("n", (columns,)))}
 
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        buffer = buffers[self.output]
+        yield dtype_rule(self.matrix, buffer)
+        yield dtype_rule(self.rhs, buffer)
+        yield shape_rule(buffer, (*self.batch, *self.sizes))
+        yield self.rhs.dtype.is_float, "floats"
+
 
 @dataclass(frozen=True, slots=True)
-class Fourier:
+class Fourier(Computation):
     """Discrete Fourier transforms of rows: with n the product of ``radices``,
 
         output[index(i…, k), part] = factor · scale · Σ over j < n of x[j] · exp(∓2πi · jk/n).
@@ -112,7 +184,8 @@ class Fourier:
     The roots are a scalar over (w0): the table `fourier.stage_roots`, for several radices.
     """
 
-    BODIES: ClassVar[tuple[str, ...]] = (
+    OPERANDS: ClassVar[tuple[str, ...]] = (
+        *("ranges", "radices", "forward", "scale", "index", "mirror"),
         *("real", "imaginary", "root_real", "root_imaginary", "factor_real", "factor_imaginary"),
     )
 
@@ -138,24 +211,50 @@ class Fourier:
 
     @property
     def spaces(self) -> dict[str, Space]:
-        """What each of ``BODIES`` is a scalar over."""
         rows, n = ("i", self.ranges), as_expr(self.length)
-        prefixes = {"real": "j", "imaginary": "j", "factor_real": "k", "factor_imaginary": "k"}
+        elements, results = (rows, ("j", (n,))), (rows, ("k", (n,)))
         roots: Space = (("w", (n - self.radices[0],)),)
         return {
-            name: (rows, (prefixes[name], (n,))) if name in prefixes else roots
-            for name in self.BODIES
+            "real": elements,
+            "imaginary": elements,
+            "root_real": roots,
+            "root_imaginary": roots,
+            "factor_real": results,
+            "factor_imaginary": results,
+            "index": results,
+            "mirror": results,
         }
+
+    @property
+    def extents(self) -> tuple[Expr, ...]:
+        return (*self.ranges, as_expr(self.length))
+
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        for name, body in named_bodies(self).items():
+            yield body.dtype is dtypes.float32, f"a float32 {name}"
+        yield min(self.radices, default=0) > 1, "radices of at least 2"
+        yield (self.root_real is not None) == (len(self.radices) > 1), "roots of its stages"
+        for name in ("root", "factor"):
+            parts = [getattr(self, f"{name}_{part}") is None for part in ("real", "imaginary")]
+            yield parts[0] == parts[1], f"both parts of its {name}"
+        buffer = buffers[self.output]
+        yield buffer.dtype is dtypes.float32, "a float32 output"
+        pairs = buffer.sizes[len(self.index) :]
+        yield pairs in ((), (as_expr(2),)), "an index per dimension, but of a part"
+        mirrored = self.mirror is None or len(self.mirror) == len(self.index)
+        yield mirrored, "an index per dimension of conjugates"
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter:
+class Scatter(Computation):
     """Updates elements of a copy of a buffer: output[index(i…)] = or += body(i…).
 
     ``index`` has one scalar per dimension of the output, each in [0, size). ``initial`` names the
     buffer whose contents the output starts from; it has the output's sizes and dtype.
     ``accumulate`` adds (duplicates included), otherwise one of the duplicates wins.
     """
+
+    INPUTS: ClassVar[tuple[str, ...]] = ("initial",)
 
     output: str
     initial: str
@@ -165,20 +264,44 @@ class Scatter:
     accumulate: bool
     origins: tuple[Origin, ...] = ()
 
+    @property
+    def spaces(self) -> dict[str, Space]:
+        points: Space = (("i", self.ranges),)
+        return {"index": points, "body": points}
+
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        output, initial = buffers[self.output], buffers[self.initial]
+        yield output.sizes == initial.sizes, "the sizes of its initial buffer"
+        yield output.dtype is initial.dtype, "the dtype of its initial buffer"
+        yield len(self.index) == len(output.sizes), "an index per dimension"
+        for entry in self.index:
+            yield entry.dtype is dtypes.int64, "int64 indices"
+        yield dtype_rule(self.body, output)
+
 
 @dataclass(frozen=True, slots=True)
-class HostCall:
+class HostCall(Computation):
     """An ATen overload run on the host.
 
     ``arguments`` and ``keywords`` are nested tuples of constants, `BufferArgument`s and `Expr`s
     (sizes). ``target`` is the overload's name, e.g. ``aten.sort.stable``.
     """
 
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
+    INPUTS: ClassVar[tuple[str, ...]] = ("arguments", "keywords")
+
     outputs: tuple[str, ...]
     target: str
     arguments: tuple[Any, ...]
     keywords: tuple[tuple[str, Any], ...]
     origins: tuple[Origin, ...] = ()
+
+    @property
+    def spaces(self) -> dict[str, Space]:
+        return {}
+
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        yield self.target.count(".") == 2, "a target namespace.name.overload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,81 +311,88 @@ class BufferArgument:
     buffer: str
 
 
-WithNamedBodies = Attention | AttentionGradient | TriangularSolve | Fourier
-"""Nodes of several scalars, each with a name and a space of its own."""
+AnchorNode = Contraction | Attention
+"""Nodes that compute pointwise members from their result."""
 
-Node = Union[Pointwise, Reduction, Contraction, WithNamedBodies, Scatter, HostCall]
+SingleNode = Scatter | HostCall | AttentionGradient | TriangularSolve | Fourier
+"""Nodes that are never fused into a group."""
+
+Node = Pointwise | Reduction | AnchorNode | SingleNode
+
+_Node = TypeVar("_Node", bound=Computation)
 
 
-def outputs_of(node: Node) -> tuple[str, ...]:
+def outputs_of(node: Computation) -> tuple[str, ...]:
     """Names of the buffers that a node writes."""
-    match node:
-        case HostCall():
-            return node.outputs
-        case Attention() if node.logsumexp is not None:
-            return (node.output, node.logsumexp)
-        case _:
-            return (node.output,)
+    names: list[str] = []
+    for field in node.OUTPUTS:
+        value = getattr(node, field)
+        names += [value] if isinstance(value, str) else value or ()
+    return tuple(names)
 
 
-def bodies_of(node: Node) -> tuple[Scalar, ...]:
+def bodies_of(node: Computation) -> tuple[Scalar, ...]:
     """Every scalar expression in a node."""
-    match node:
-        case Pointwise() | Reduction():
-            return (node.body,)
-        case Contraction():
-            return (node.lhs, node.rhs)
-        case Attention() | AttentionGradient() | TriangularSolve() | Fourier():
-            return tuple(named_bodies(node).values())
-        case Scatter():
-            return (*node.index, node.body)
-        case HostCall():
-            return ()
+    return tuple(value for _, _, value in computed_at(node) if not isinstance(value, Expr))
 
 
-def map_bodies(node: Node, change: Callable[[Scalar], Scalar]) -> Node:
+def computed_at(node: Computation) -> Iterator[tuple[str, Space, Scalar | Expr]]:
+    """What a node computes at the points of a space, one by one: (field, space, scalar or index)"""
+    for field, space in node.spaces.items():
+        value = getattr(node, field)
+        for entry in value if isinstance(value, tuple) else (value,):
+            if entry is not None:
+                yield field, space, entry
+
+
+def map_bodies(node: _Node, change: Callable[[Scalar], Scalar]) -> _Node:
     """The node with ``change`` of every scalar expression in it."""
-    match node:
-        case Pointwise() | Reduction():
-            return replace(node, body=change(node.body))
-        case Contraction():
-            return replace(node, lhs=change(node.lhs), rhs=change(node.rhs))
-        case Attention() | AttentionGradient() | TriangularSolve() | Fourier():
-            changed: dict[str, Any] = {n: change(body) for n, body in named_bodies(node).items()}
-            return replace(node, **changed)
-        case Scatter():
-            return replace(node, index=tuple(map(change, node.index)), body=change(node.body))
-        case HostCall():
-            return node
+
+    def changed(value: Scalar | Expr, space: Space) -> Scalar | Expr:
+        return value if isinstance(value, Expr) else change(value)
+
+    return map_computed(node, changed)
 
 
-def reports(node: Node) -> bool:
+def map_computed(node: _Node, change: Callable[[Scalar | Expr, Space], Scalar | Expr]) -> _Node:
+    """The node with ``change`` of every scalar and index expression in it, and its space."""
+    made: dict[str, Any] = {}
+    for field, space in node.spaces.items():
+        value = getattr(node, field)
+        if isinstance(value, tuple):
+            made[field] = tuple(change(entry, space) for entry in value)
+        elif value is not None:
+            made[field] = change(value, space)
+    return replace(node, **made)
+
+
+def reports(node: Computation) -> bool:
     """Whether the kernel that computes a node checks indices."""
     return any(checks_of(body) for body in bodies_of(node))
 
 
-def inputs_of(node: Node) -> tuple[str, ...]:
+def inputs_of(node: Computation) -> tuple[str, ...]:
     """Names of the buffers that a node reads, each once."""
-    names: dict[str, None] = {}
-    for body in bodies_of(node):
-        for load in loads_of(body):
-            names[load.buffer] = None
-    if isinstance(node, Scatter):
-        names[node.initial] = None
-    if isinstance(node, HostCall):
-        _collect_buffers((node.arguments, node.keywords), names)
-    return tuple(names)
+    loaded = [load.buffer for body in bodies_of(node) for load in loads_of(body)]
+    return tuple(dict.fromkeys((*loaded, *taken_whole(node))))
 
 
-def _collect_buffers(value: Any, names: dict[str, None]) -> None:
+def taken_whole(node: Computation) -> tuple[str, ...]:
+    """Names of the buffers that a node reads other than by loads in its bodies."""
+    values = [getattr(node, field) for field in node.INPUTS]
+    named = [BufferArgument(value) if isinstance(value, str) else value for value in values]
+    return tuple(_arguments(tuple(named)))
+
+
+def _arguments(value: Any) -> Iterator[str]:
     if isinstance(value, BufferArgument):
-        names[value.buffer] = None
+        yield value.buffer
     elif isinstance(value, tuple):
         for item in value:
-            _collect_buffers(item, names)
+            yield from _arguments(item)
 
 
-def anchor_symbols(node: Contraction | Attention) -> tuple[Expr, ...]:
+def anchor_symbols(node: AnchorNode) -> tuple[Expr, ...]:
     """The iteration symbols of an anchor's result."""
     if isinstance(node, Contraction):
         return (
@@ -278,6 +408,6 @@ def anchor_symbols(node: Contraction | Attention) -> tuple[Expr, ...]:
     )
 
 
-def anchor_index(node: Contraction | Attention) -> tuple[Expr, ...]:
+def anchor_index(node: AnchorNode) -> tuple[Expr, ...]:
     """The logical index that one point of an anchor's space computes."""
     return node.index if isinstance(node, Contraction) else anchor_symbols(node)

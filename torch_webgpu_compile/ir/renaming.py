@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from .attention_nodes import Attention
 from .graph import (
     AnchorGroup,
     Buffer,
@@ -20,10 +19,12 @@ from .graph import (
     SiblingGroup,
     SingleGroup,
 )
-from .nodes import HostCall, Node, Scatter, inputs_of, map_bodies, outputs_of
+from .nodes import BufferArgument, HostCall, inputs_of, map_bodies, outputs_of
 from .scalar import Load, Scalar, loads_of, rewrite
+from .spaces import Computation
 
 _Group = TypeVar("_Group", bound=KernelGroup)
+_Node = TypeVar("_Node", bound=Computation)
 
 
 def form_of(
@@ -93,19 +94,32 @@ def rename_group(group: _Group, names: Mapping[str, str]) -> _Group:
     return replace(group, **changed)  # type: ignore[arg-type]
 
 
-def rename_node(node: Node, names: Mapping[str, str]) -> Node:
-    """The node with buffers renamed; it is not a `HostCall`."""
-    assert not isinstance(node, HostCall)
+def rename_node(node: _Node, names: Mapping[str, str]) -> _Node:
+    """The node with buffers renamed."""
     made = map_bodies(node, lambda body: _rename_loads(body, names))
-    assert not isinstance(made, HostCall)
-    made = replace(made, output=names[node.output])
-    match made:
-        case Scatter(initial=initial):
-            return replace(made, initial=names[initial])
-        case Attention(logsumexp=str(logsumexp)):
-            return replace(made, logsumexp=names[logsumexp])
-        case _:
-            return made
+    changed = {field: _rename_outputs(getattr(node, field), names) for field in node.OUTPUTS}
+    changed |= {field: _rename_input(getattr(node, field), names) for field in node.INPUTS}
+    return replace(made, **changed)
+
+
+def _rename_outputs(value: Any, names: Mapping[str, str]) -> Any:
+    """A field of `Computation.OUTPUTS`."""
+    if isinstance(value, tuple):
+        return tuple(names[name] for name in value)
+    return None if value is None else names[value]
+
+
+def _rename_input(value: Any, names: Mapping[str, str]) -> Any:
+    """A field of `Computation.INPUTS`; strings among arguments are constants."""
+    return names[value] if isinstance(value, str) else _rename_arguments(value, names)
+
+
+def _rename_arguments(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, BufferArgument):
+        return BufferArgument(names[value.buffer])
+    if isinstance(value, tuple):
+        return tuple(_rename_arguments(item, names) for item in value)
+    return value
 
 
 def _rename_loads(body: Scalar, names: Mapping[str, str]) -> Scalar:

@@ -132,6 +132,7 @@ class Checked(metaclass=_Interned):
 
 
 Scalar = Union[Const, Index, Load, Op, Masked, Checked]
+SCALARS = (Const, Index, Load, Op, Masked, Checked)
 
 
 @dataclass(frozen=True, slots=True)

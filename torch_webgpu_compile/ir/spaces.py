@@ -1,13 +1,18 @@
-"""What nodes of every kind have: iteration symbols, origins, scalars with names."""
+"""What nodes of every kind have: iteration symbols, origins, scalars over spaces."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar
 
 from ..sizes import Expr, IntLike, Symbol, as_symbol, iteration
 from .scalar import Scalar
+
+if TYPE_CHECKING:
+    from .graph import Buffer
 
 
 def iteration_symbols(prefix: str, sizes: Sequence[IntLike]) -> tuple[Expr, ...]:
@@ -37,13 +42,85 @@ class Origin:
     source: str = ""
 
 
-class HasBodies(Protocol):
-    """A node of several scalars, each with a name and a space of its own."""
-
-    BODIES: ClassVar[tuple[str, ...]]
+Rule = tuple[bool, str]
+"""Whether it holds, and what a node needs: see `Computation.rules`."""
 
 
-def named_bodies(node: HasBodies) -> dict[str, Scalar]:
-    """Those of a node's ``BODIES`` that it has, by field."""
-    bodies = {name: getattr(node, name) for name in node.BODIES}
-    return {name: body for name, body in bodies.items() if body is not None}
+@dataclass(frozen=True, slots=True)
+class Computation(ABC):
+    """What a node of every kind says of itself, and all that passes over nodes ask.
+
+    A node is frozen data: names of buffers, sizes, numbers, scalars and index expressions, the
+    latter two computed at every point of a space. The functions of `nodes` go through them.
+    """
+
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("output",)
+    """Fields that name buffers that it writes: a name, a tuple of names, or None."""
+
+    INPUTS: ClassVar[tuple[str, ...]] = ()
+    """Fields that name buffers that it reads as a whole, beside what its bodies load: a name, None,
+    or nested tuples with `BufferArgument`s.
+    """
+
+    OPERANDS: ClassVar[tuple[str, ...]] = ()
+    """Fields in the order of its text, if that is another one than that of their declaration."""
+
+    TILED: ClassVar[bool] = False
+    """Whether its kernel computes an element of its bodies many times, once for each tile."""
+
+    @property
+    @abstractmethod
+    def origins(self) -> tuple[Origin, ...]:
+        """A field: what it was lowered from. It is () by default."""
+
+    @property
+    @abstractmethod
+    def spaces(self) -> dict[str, Space]:
+        """Of each field with a scalar, an index expression, a tuple of them or None: its space."""
+
+    @property
+    def extents(self) -> tuple[Expr, ...]:
+        """Sizes whose product is the number of steps that it takes."""
+        groups = dict(group for space in self.spaces.values() for group in space)
+        return tuple(size for sizes in groups.values() for size in sizes)
+
+    @property
+    def mnemonic(self) -> str:
+        """What its text calls it."""
+        return re.sub("(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        """What must hold beside that bodies use symbols of their spaces and load declared buffers.
+
+        Those after one that does not hold are not asked for. ``buffers`` are the graph's, by name.
+        """
+        yield from ()
+
+
+def operands_of(node: Computation) -> tuple[str, ...]:
+    """The fields that the text of a node shows, in order."""
+    names = [field.name for field in fields(node)]
+    return node.OPERANDS or tuple(n for n in names if n not in (*node.OUTPUTS, "origins"))
+
+
+def named_bodies(node: Computation) -> dict[str, Scalar]:
+    """The scalars that a node has one by one, by field."""
+    values = {name: getattr(node, name) for name in node.spaces}
+    return {name: v for name, v in values.items() if v is not None and not isinstance(v, tuple)}
+
+
+def shape_rule(buffer: Buffer, sizes: Sequence[Expr]) -> Rule:
+    """That an output has these sizes."""
+    return buffer.sizes == tuple(sizes), f"ranges {buffer.sizes} of its output"
+
+
+def dtype_rule(body: Scalar, buffer: Buffer) -> Rule:
+    """That an output has the dtype of a body."""
+    return body.dtype is buffer.dtype, f"a body of {buffer.dtype}, not {body.dtype}"
+
+
+def symbols_in(space: Space) -> tuple[Symbol, ...]:
+    """The iteration symbols of a space."""
+    return tuple(
+        key for prefix, sizes in space for key in symbol_keys(iteration_symbols(prefix, sizes))
+    )

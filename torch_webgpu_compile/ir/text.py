@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..sizes import Expr, Symbol, contiguous_strides, symbols_of
-from .attention_nodes import Attention, AttentionGradient
 from .graph import (
     AnchorGroup,
     Buffer,
@@ -37,21 +36,21 @@ from .graph import (
     SiblingGroup,
     SingleGroup,
 )
-from .nodes import (
-    BufferArgument,
-    Contraction,
-    Fourier,
-    HostCall,
-    Node,
-    Pointwise,
-    Reduction,
-    Scatter,
-    TriangularSolve,
-    WithNamedBodies,
-    bodies_of,
+from .nodes import BufferArgument, Scatter, bodies_of, outputs_of
+from .scalar import (
+    SCALARS,
+    Checked,
+    Const,
+    Index,
+    Load,
+    Masked,
+    Op,
+    Scalar,
+    children,
+    scalar_symbols,
+    walk,
 )
-from .scalar import Checked, Const, Index, Load, Masked, Op, Scalar, children, scalar_symbols, walk
-from .spaces import Origin, named_bodies
+from .spaces import Computation, Origin, operands_of
 
 
 class ScalarText:
@@ -153,92 +152,46 @@ def _format_buffer(buffer: Buffer) -> str:
     return f"{buffer.name}: {buffer.dtype.short}[{sizes}] = {kind}({layout})"
 
 
-def format_node(node: Node) -> str:
-    """One node on one line, with its origins as a comment."""
-    match node:
-        case Pointwise():
-            text = ScalarText([node.body])
-            code = f"{node.output} = pointwise({_sizes(node.ranges)}, {text.text(node.body)}"
-        case Reduction():
-            text = ScalarText([node.body])
-            code = (
-                f"{node.output} = reduction({node.kind!r}, {_sizes(node.ranges)}, "
-                f"{_sizes(node.reduce_ranges)}, {text.text(node.body)}"
-            )
-        case Contraction():
-            text = ScalarText([node.lhs, node.rhs])
-            ranges = (node.batch, node.rows, node.columns, node.inner, node.index)
-            code = (
-                f"{node.output} = contraction({', '.join(map(_sizes, ranges))}, "
-                f"{text.text(node.lhs)}, {text.text(node.rhs)}"
-            )
-        case Attention():
-            text = ScalarText(bodies_of(node))
-            second = "" if node.logsumexp is None else f", {node.logsumexp}"
-            kind = "attention" if node.safe else "unsafe_attention"
-            code = (
-                f"{node.output}{second} = {kind}({_sizes(node.sizes)}, {node.causal}, "
-                f"{node.scale!r}, {node.parts}, {_named_bodies(node, text)}"
-            )
-        case AttentionGradient():
-            text = ScalarText(bodies_of(node))
-            code = (
-                f"{node.output} = attention_gradient({node.of!r}, {_sizes(node.sizes)}, "
-                f"{node.causal}, {node.scale!r}, {_named_bodies(node, text)}"
-            )
-        case TriangularSolve():
-            text = ScalarText(bodies_of(node))
-            code = (
-                f"{node.output} = triangular_solve({_sizes(node.batch)}, {_sizes(node.sizes)}, "
-                f"{node.unit}, {_named_bodies(node, text)}"
-            )
-        case Fourier():
-            text = ScalarText(bodies_of(node))
-            mirror = None if node.mirror is None else _sizes(node.mirror)
-            code = (
-                f"{node.output} = fourier({_sizes(node.ranges)}, {node.radices}, {node.forward}, "
-                f"{node.scale!r}, {_sizes(node.index)}, {mirror}, {_named_bodies(node, text)}"
-            )
-        case Scatter():
-            text = ScalarText([*node.index, node.body])
-            index = ", ".join(text.text(entry) for entry in node.index)
-            code = (
-                f"{node.output} = scatter({node.initial}, {_sizes(node.ranges)}, [{index}], "
-                f"{text.text(node.body)}, {node.accumulate}"
-            )
-        case HostCall():
-            text = ScalarText([])
-            keywords = ", ".join(f"({name!r}, {_argument(v)})" for name, v in node.keywords)
-            keywords = f"({keywords},)" if keywords else "()"
-            code = (
-                f"({', '.join(node.outputs)},) = host({node.target!r}, "
-                f"{_argument(node.arguments)}, {keywords}"
-            )
+def format_node(node: Computation) -> str:
+    """One node on one line, with its origins as a comment.
+
+    Behind its outputs and mnemonic are all other fields, up to the last that is not None.
+    """
+    text = ScalarText(bodies_of(node))
+    operands = operands_of(node)
+    values = [getattr(node, field) for field in operands]
+    while values and values[-1] is None:
+        values.pop()
+    shown = [
+        value if field in node.INPUTS and isinstance(value, str) else _operand(value, text)
+        for field, value in zip(operands, values, strict=False)
+    ]
+    code = f"{', '.join(outputs_of(node)) or '()'} = {node.mnemonic}({', '.join(shown)}"
     return f"{code}{text.definitions}){_format_origins(node.origins)}"
 
 
-def _named_bodies(node: WithNamedBodies, text: ScalarText) -> str:
-    """The bodies in order, None for those that the node lacks, up to the last that it has."""
-    found = named_bodies(node)
-    last = node.BODIES.index(next(reversed(found)))
-    names = node.BODIES[: last + 1]
-    return ", ".join(text.text(found[name]) if name in found else "None" for name in names)
-
-
-def _sizes(sizes: Sequence[Expr]) -> str:
-    return f"[{', '.join(map(repr, sizes))}]"
-
-
-def _argument(value: Any) -> str:
+def _operand(value: Any, text: ScalarText) -> str:
+    """A field of a node, or an entry of one."""
     match value:
+        case _ if isinstance(value, SCALARS):
+            return text.text(value)
         case BufferArgument(buffer):
             return f"argument({buffer})"
         case Expr():
             return f"index({value!r})"
+        case tuple() if all(isinstance(entry, Expr) for entry in value):
+            return _sizes(value)
         case tuple():
-            return f"({''.join(_argument(item) + ', ' for item in value)})"
+            shown = ", ".join(_operand(entry, text) for entry in value)
+            if all(isinstance(entry, SCALARS) for entry in value):
+                return f"[{shown}]"
+            return f"({shown},)" if len(value) == 1 else f"({shown})"
         case _:
             return repr(value)
+
+
+def _sizes(sizes: Sequence[Expr]) -> str:
+    return f"[{', '.join(map(repr, sizes))}]"
 
 
 def _format_origins(origins: Sequence[Origin]) -> str:

@@ -8,13 +8,11 @@ from dataclasses import replace
 from ..ir.graph import Buffer, LoopGraph
 from ..ir.nodes import (
     Contraction,
-    HostCall,
     Node,
     Pointwise,
     Reduction,
-    Scatter,
-    inputs_of,
     map_bodies,
+    taken_whole,
 )
 from ..ir.scalar import Load, Scalar, rewrite
 
@@ -22,9 +20,9 @@ from ..ir.scalar import Load, Scalar, rewrite
 def share_equal_nodes(graph: LoopGraph) -> LoopGraph:
     """The graph without pointwise nodes, reductions and contractions that repeat earlier ones.
 
-    What an output shows stays, and what a scatter starts from or a host call takes.
+    What an output shows stays, and what a node takes as a whole.
     """
-    kept_names = graph.returned | _taken_whole(graph)
+    kept_names = graph.returned.union(*map(taken_whole, graph.nodes))
     first: dict[Hashable, str] = {}
     instead: dict[str, str] = {}
     nodes: list[Node] = []
@@ -41,16 +39,6 @@ def share_equal_nodes(graph: LoopGraph) -> LoopGraph:
         return graph
     buffers = {name: buffer for name, buffer in graph.buffers.items() if name not in instead}
     return graph.with_nodes(tuple(nodes), buffers)
-
-
-def _taken_whole(graph: LoopGraph) -> set[str]:
-    found: set[str] = set()
-    for node in graph.nodes:
-        if isinstance(node, Scatter):
-            found.add(node.initial)
-        elif isinstance(node, HostCall):
-            found.update(inputs_of(node))
-    return found
 
 
 def _key(node: Node, buffers: dict[str, Buffer]) -> Hashable:

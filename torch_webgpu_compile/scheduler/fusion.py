@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 from ..ir.attention_nodes import Attention
 from ..ir.graph import (
     AnchorGroup,
-    AnchorNode,
     KernelGroup,
     LoopGraph,
     MapGroup,
     Member,
     RowGroup,
     SingleGroup,
-    SingleNode,
 )
 from ..ir.nodes import (
+    AnchorNode,
     Contraction,
     Node,
     Pointwise,
     Reduction,
+    SingleNode,
     anchor_index,
     anchor_symbols,
     inputs_of,

@@ -18,7 +18,6 @@ from ..ir.nodes import (
     Pointwise,
     Reduction,
     Scatter,
-    TriangularSolve,
     bodies_of,
     inputs_of,
     map_bodies,
@@ -27,7 +26,7 @@ from ..ir.nodes import (
 )
 from ..ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, rewrite, walk
 from ..ir.spaces import iteration_symbols, named_bodies, symbol_keys
-from ..sizes import Expr, Symbol, as_expr, as_symbol, product, substitute, symbols_of
+from ..sizes import Expr, Symbol, as_symbol, product, substitute, symbols_of
 from ..target import Target
 from . import cost
 from .looped import is_looped
@@ -96,9 +95,7 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         parts = max(user.parts for user in users if isinstance(user, Attention))
         within = cost.is_within_a_dispatch(numel * parts * each, target)
         return within and not _is_epilogue(node, graph)
-    if any(
-        isinstance(u, (Contraction, Attention, AttentionGradient, TriangularSolve)) for u in users
-    ):
+    if any(user.TILED for user in users):
         # Tiles are loaded many times; and a producer's epilogue would compute this for free.
         reads_anchor = any(
             isinstance(producer, (Contraction, Attention, AttentionGradient, Reduction))
@@ -175,25 +172,13 @@ def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
 
 def _repeats(node: Pointwise, user: Node) -> float:
     """How often a reader computes each element of ``node`` when it is inlined."""
-    points = typical_numel(product(_ranges(user)))
+    points = typical_numel(product(user.extents))
     sites = sum(
         len({load for load in loads_of(b) if load.buffer == node.output}) for b in bodies_of(user)
     )
     each = points / max(1, typical_numel(product(node.ranges)))
     # Sites of a transform are the real and the imaginary part: each reads its half.
     return sites * (each if isinstance(user, Fourier) else max(1.0, each))
-
-
-def _ranges(node: Node) -> tuple[Expr, ...]:
-    match node:
-        case Pointwise() | Scatter():
-            return node.ranges
-        case Reduction():
-            return node.ranges + node.reduce_ranges
-        case Fourier():
-            return (*node.ranges, as_expr(node.length))
-        case _:
-            return ()
 
 
 def inline_into(user: Node, producer: Pointwise) -> Node | None:

@@ -19,14 +19,13 @@ from ..ir.access import step_of, typical_numel
 from ..ir.graph import Buffer, BufferOrigin, LoopGraph
 from ..ir.nodes import (
     Contraction,
-    HostCall,
     Node,
     Pointwise,
     Reduction,
-    Scatter,
     bodies_of,
     inputs_of,
     outputs_of,
+    taken_whole,
 )
 from ..ir.scalar import Scalar, loads_of, scalar_symbols, substitute_symbols
 from ..ir.spaces import iteration_symbols, symbol_keys
@@ -124,15 +123,9 @@ def _free_buffers(graph: LoopGraph) -> set[str]:
     free = set()
     fixed = set(graph.returned)
     for node in graph.nodes:
-        match node:
-            case HostCall():
-                fixed |= {*inputs_of(node), *outputs_of(node)}
-            case Scatter():
-                fixed |= {node.initial, node.output}
-            case Pointwise() | Reduction() | Contraction():
-                free.add(node.output)
-            case _:
-                pass
+        fixed.update(taken_whole(node))
+        if isinstance(node, Pointwise | Reduction | Contraction):
+            free.add(node.output)
     return {
         name
         for name in free - fixed

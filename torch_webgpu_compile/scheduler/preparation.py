@@ -16,23 +16,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Program
 from ..ir.nodes import (
     Contraction,
-    Fourier,
     HostCall,
     Node,
-    Pointwise,
-    Reduction,
-    Scatter,
-    TriangularSolve,
     bodies_of,
     inputs_of,
     outputs_of,
 )
 from ..ir.scalar import scalar_symbols
-from ..sizes import Expr, as_expr, product
+from ..sizes import product
 from ..target import Target
 from . import cost
 from .inline import body_cost
@@ -110,7 +104,7 @@ def _static_nodes(graph: LoopGraph) -> dict[str, Node]:
 
 def _has_constant_sizes(node: Node, buffers: Iterable[Buffer]) -> bool:
     """Whether nothing about a node depends on the sizes of a call, and its result is not empty."""
-    sizes = [*_ranges(node)]
+    sizes = [*node.extents]
     for buffer in buffers:
         sizes += [*buffer.sizes, *buffer.strides, buffer.offset]
     for body in bodies_of(node):
@@ -119,24 +113,6 @@ def _has_constant_sizes(node: Node, buffers: Iterable[Buffer]) -> bool:
         if any(s.extent is None for s in scalar_symbols(body)):
             return False
     return all(size.is_constant for size in sizes) and buffer.numel.constant > 0
-
-
-def _ranges(node: Node) -> tuple[Expr, ...]:
-    match node:
-        case Pointwise() | Scatter():
-            return node.ranges
-        case Reduction():
-            return node.ranges + node.reduce_ranges
-        case Contraction():
-            return node.batch + node.rows + node.columns + node.inner
-        case Attention() | AttentionGradient():
-            return node.sizes
-        case TriangularSolve():
-            return node.batch + node.sizes
-        case Fourier():
-            return (*node.ranges, as_expr(node.length))
-        case HostCall():
-            return ()
 
 
 # -- what is worth its memory ----------------------------------------------------------------------
@@ -191,5 +167,5 @@ def _saved(node: Node, graph: LoopGraph, target: Target) -> float:
     (output,) = outputs_of(node)
     moved = sum(nbytes_of(graph.buffers[name]) for name in (*inputs_of(node), output))
     work = sum(body_cost(body) for body in bodies_of(node)) + isinstance(node, Contraction)
-    points = max(1, product(_ranges(node)).constant)
+    points = max(1, product(node.extents).constant)
     return cost.node_nbytes(moved, work * points, target)
