@@ -34,7 +34,6 @@ from .model import (
 )
 from .numbers import HostNumber, number_symbols
 
-_ROLES = frozenset({"input", "constant", "intermediate", "output", "prepared", "status"})
 _WRITTEN_ROLES = frozenset({"input", "intermediate", "output", "status"})
 _MAX_GRID = 65_535
 _MAX_INVOCATIONS = 2_048
@@ -94,7 +93,6 @@ class _Verifier:
     def _buffer(self, name: str, buffer: PlanBuffer) -> None:
         self._name(name)
         self._require(name == buffer.name, f"{name} is a buffer named {buffer.name}")
-        self._require(buffer.role in _ROLES, f"{name} has the role {buffer.role}")
         self._require((name == STATUS) == (buffer.role == "status"), f"{name} is not the status")
         self._require(name != STATUS or buffer == STATUS_BUFFER, "the status has another layout")
         layout = (*buffer.sizes, *buffer.strides, buffer.offset)
