@@ -109,7 +109,7 @@ def _signature_of(content: dict[str, Any]) -> Signature:
     given, codecs = content["signature"], _codecs()
     if set(given) != set(codecs):
         raise TypeError("the signature has other fields")
-    return Signature(plan, **{f: codec.decode(given[f], {}, 0) for f, codec in codecs.items()})
+    return Signature(plan, **{f: codec.decode(given[f]) for f, codec in codecs.items()})
 
 
 def _codecs() -> dict[str, Codec]:
@@ -150,7 +150,7 @@ def keep(name: str, compiled: Any, checked: bool) -> None:
         "constants": constants,
         "options": options,
         "signature": {
-            name: codec.encode(getattr(compiled.signature, name), {})
+            name: codec.encode(getattr(compiled.signature, name))
             for name, codec in _codecs().items()
         },
     }

@@ -26,6 +26,7 @@ from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import Dispatch, HostStep
 from torch_webgpu_compile.plan.verify import verify_plan
 from torch_webgpu_compile.plan_match import verify_match
+from torch_webgpu_compile.sizes import as_symbol
 
 KEY = hashlib.sha256(b"key").hexdigest()
 OTHER_KEY = hashlib.sha256(b"other").hexdigest()
@@ -153,6 +154,7 @@ def number_of(plan, kind):
         ("constant", "offset", 1),
         ("output", "name", "another"),
         ("output", "slot", 0),
+        ("output", "strides", [1, 6]),
         ("input", "sizes", [6, 5]),
     ],
 )
@@ -175,7 +177,7 @@ def test_buffers_are_verified(role, field, value, state):
         ("kernel", -1),
         ("kernel", True),
         ("parameters", [{"Expr": 1 << 31}]),
-        ("grid", [{"c": 0, "t": [[1, "s0"]]}, 1, 1]),
+        ("grid", [{"c": 0, "t": [[1, ["s0", 2]]]}, 1, 1]),
         ("checks", [{"op": "aten.gather.default", "source": "", "dim": 0}]),
     ],
 )
@@ -185,6 +187,18 @@ def test_dispatches_are_verified(field, value, state):
     change(data, ("steps", number, "Dispatch", field), value)
     with pytest.raises((VerificationError, serialize.PlanFormatError)):
         verify_plan(serialize.from_json(data))
+
+
+def test_a_size_symbol_has_one_lower_bound():
+    plan = compile_function(lambda x: x + 1, torch.randn(6, 4), dynamic=True).plan
+    text = serialize.dumps(plan)
+    verify_plan(serialize.loads(text))
+    (size, *_) = next(b.sizes for b in plan.buffers.values() if b.role == "input")
+    symbol = as_symbol(size)
+    stored = json.dumps([symbol.name, symbol.lower]).encode()
+    other = json.dumps([symbol.name, symbol.lower + 1]).encode()
+    with pytest.raises(VerificationError):
+        verify_plan(serialize.loads(text.replace(stored, other, 1)))
 
 
 def test_windows_are_inside_their_buffers(state):
@@ -239,7 +253,7 @@ def test_the_host_gets_the_arguments_of_the_graph(tmp_path, host_state):
     assert read(tmp_path, host_state) is None
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": "webgpu-plan", "symbols": ' * 900])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": "webgpu-plan", "name": ' * 900])
 def test_text_that_is_nested_deeply_is_refused(text):
     with pytest.raises(serialize.PlanFormatError):
         serialize.loads(text)
@@ -247,8 +261,7 @@ def test_text_that_is_nested_deeply_is_refused(text):
 
 def test_expressions_are_bounded(state):
     data = serialize.to_json(state.plan)
-    data["symbols"] = {f"s{k}": 1 for k in range(30)}
-    one = [[1, f"s{k}"] for k in range(30)]
+    one = [[1, [f"s{k}", 1]] for k in range(30)]
     factor = ["//", {"c": 1, "t": one}, {"c": 1, "t": []}]
     data["inputs"][0]["size"] = {"c": 0, "t": [[1, *[factor] * 30]]}
     start = time.process_time()

@@ -1,7 +1,6 @@
 """`Plan` to JSON and back. The format is versioned and holds data only: reading it runs no code.
 
-It is the plan's fields as `codec` writes them, and besides ``format``, and ``symbols``: the lower
-bound of each size symbol.
+It is the plan's fields as `codec` writes them, and ``format``.
 
 What is read may be anything. The reader gives a `Plan` whose every field has the declared type or
 raises PlanFormatError; whether the fields make sense together is for `verify`.
@@ -11,14 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 
 from ..errors import WebGPUCompileError
-from ..sizes import Expr, as_symbol, symbol
 from .codec import codec_of
 from .model import VERSION, Plan
 from .size_json import Json
 
 _FORMAT = "webgpu-plan"
+_MAX_DEPTH = 100  # of lists and objects; plans that this package makes have 24
 
 
 class PlanFormatError(WebGPUCompileError, ValueError):
@@ -41,10 +41,7 @@ def loads(text: bytes | str) -> Plan:
 
 def to_json(plan: Plan) -> dict[str, Json]:
     """A plan as nested lists and dictionaries of JSON's types."""
-    symbols: dict[str, Expr] = {}
-    body = codec_of(Plan).encode(plan, symbols)
-    lower = {name: found.lower for name, e in symbols.items() if (found := as_symbol(e))}
-    return {"format": _FORMAT, "symbols": lower, **body}
+    return {"format": _FORMAT, **codec_of(Plan).encode(plan)}
 
 
 def from_json(data: Mapping[str, Json]) -> Plan:
@@ -56,14 +53,25 @@ def from_json(data: Mapping[str, Json]) -> Plan:
             f"the plan has version {data.get('version')}, this package reads {VERSION}; "
             "compile it again"
         )
-    body = {name: value for name, value in data.items() if name not in ("format", "symbols")}
     try:
-        lower = codec_of(dict[str, int]).decode(data.get("symbols"), {}, 0)
-        symbols = {name: symbol(name, least) for name, least in lower.items()}
-        plan: Plan = codec_of(Plan).decode(body, symbols, 0)
+        _check_depth(data)
+        body = {name: value for name, value in data.items() if name != "format"}
+        plan: Plan = codec_of(Plan).decode(body)
     except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise PlanFormatError(f"the plan is damaged ({error}); compile it again") from error
     return plan
+
+
+def _check_depth(data: Json) -> None:
+    """Raises ValueError for what is nested more deeply than plans are."""
+    level = [data]
+    for _ in range(_MAX_DEPTH):
+        lists = (item for item in level if type(item) is list)
+        tables = (item.values() for item in level if type(item) is dict)
+        level = [*chain.from_iterable(lists), *chain.from_iterable(tables)]
+        if not level:
+            return
+    raise ValueError("it is nested too deeply")
 
 
 __all__ = ["PlanFormatError", "dumps", "from_json", "loads", "to_json"]

@@ -1,84 +1,78 @@
 """`Expr` to JSON and back.
 
-An expression is a number, or ``{"c": constant, "t": [[coefficient, atom, …], …]}``; an atom is a
-symbol's name, or ``["//", numerator, denominator]`` or ``["%", …]``. Lower bounds of symbols are
-elsewhere: both functions take the symbols by name.
+An expression is a number, or ``{"c": constant, "t": [[coefficient, atom, …], …]}``; an atom is
+``[symbol's name, lower bound]``, ``["//", numerator, denominator]`` or ``["%", …]``.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
-from ..sizes import INT64, Atom, Expr, FloorDiv, Symbol, as_expr, atom_expr, floordiv, mod
+from ..sizes import INT64, Atom, Expr, FloorDiv, Symbol, as_expr, floordiv, mod, symbol
 
 Json = Any
-Symbols = dict[str, Expr]
 
-# Of plans that this package makes, the deepest expression has 5 levels, the longest 30 terms.
-_MAX_DEPTH = 32
+# Of plans that this package makes, the longest expressions have 30 terms.
 _MAX_TERMS = 512
+_MAX_DEGREE = 32
 _DIVISIONS = {"//": floordiv, "%": mod}
+_symbol = lru_cache(1 << 10)(symbol)
 
 
-def encode_expr(expr: Expr, symbols: Symbols) -> Json:
-    """An expression as JSON. Its symbols are added to ``symbols``.
-
-    Raises ValueError for one with an iteration symbol.
-    """
+def encode_expr(expr: Expr) -> Json:
+    """An expression as JSON. Raises ValueError for one with an iteration symbol."""
     if not isinstance(expr, Expr):
         raise ValueError(f"a size expected, not {expr!r}")
     if expr.is_constant:
         return expr.constant
-    terms = [[c, *(_encode_atom(atom, symbols) for atom in atoms)] for atoms, c in expr.terms]
-    return {"c": expr.constant, "t": terms}
+    return {"c": expr.constant, "t": [[c, *map(_encode_atom, atoms)] for atoms, c in expr.terms]}
 
 
-def _encode_atom(atom: Atom, symbols: Symbols) -> Json:
+def _encode_atom(atom: Atom) -> Json:
     if isinstance(atom, Symbol):
         if atom.extent is not None:
             raise ValueError(f"a plan cannot hold the iteration symbol {atom}")
-        symbols[atom.name] = atom_expr(atom)
-        return atom.name
+        return [atom.name, atom.lower]
     sign = "//" if isinstance(atom, FloorDiv) else "%"
-    return [sign, encode_expr(atom.numerator, symbols), encode_expr(atom.denominator, symbols)]
+    return [sign, encode_expr(atom.numerator), encode_expr(atom.denominator)]
 
 
-def decode_expr(data: Json, symbols: Symbols, depth: int = 0) -> Expr:
+def decode_expr(data: Json) -> Expr:
     """The expression that `encode_expr` was given. Raises ValueError for anything else.
 
     The time that it takes is bounded by the length of ``data``, also where products of sums would
     grow without end.
     """
-    match data:
-        case int():
-            return as_expr(_integer(data))
-        case {"c": constant, "t": [*terms]} if len(data) == 2 and depth <= _MAX_DEPTH:
-            total = as_expr(_integer(constant))
-            for term in terms:
-                total = _bounded(total + _decode_term(term, symbols, depth))
-            return total
-    raise ValueError("this is no size, or one that is nested too deeply")
+    if type(data) is int:
+        return as_expr(_integer(data))
+    if type(data) is not dict or data.keys() != {"c", "t"} or type(data["t"]) is not list:
+        raise ValueError("this is no size")
+    total = as_expr(_integer(data["c"]))
+    for term in data["t"]:
+        total = _bounded(total + _decode_term(term))
+    return total
 
 
-def _decode_term(data: Json, symbols: Symbols, depth: int) -> Expr:
-    if type(data) is not list or not 0 < len(data) <= _MAX_DEPTH:
+def _decode_term(data: Json) -> Expr:
+    if type(data) is not list or not 0 < len(data) <= _MAX_DEGREE:
         raise ValueError("this is no term of a size, or one of too high a degree")
     product = as_expr(_integer(data[0]))
     for atom in data[1:]:
-        product = _bounded(product * _decode_atom(atom, symbols, depth))
+        product = _bounded(product * _decode_atom(atom))
     return product
 
 
-def _decode_atom(data: Json, symbols: Symbols, depth: int) -> Expr:
+def _decode_atom(data: Json) -> Expr:
     match data:
-        case str() if data in symbols:
-            return symbols[data]
+        case [str(name), lower]:
+            return _symbol(name, _integer(lower))
         case ["//" | "%" as sign, over, under]:
-            denominator = decode_expr(under, symbols, depth + 1)
+            denominator = decode_expr(under)
             if denominator.is_constant and denominator.constant <= 0:
                 raise ValueError("a division by a number that is not positive")
-            return _DIVISIONS[sign](decode_expr(over, symbols, depth + 1), denominator)
-    raise ValueError("this is no symbol of the plan and no division")
+            return _DIVISIONS[sign](decode_expr(over), denominator)
+    raise ValueError("this is no symbol and no division")
 
 
 def _integer(data: Json) -> int:
@@ -91,6 +85,7 @@ def _bounded(expr: Expr) -> Expr:
     """An expression that did not grow beyond what plans have: products of sums can."""
     if len(expr.terms) > _MAX_TERMS:
         raise ValueError("a size has too many terms")
-    for number in (expr.constant, *(coefficient for _, coefficient in expr.terms)):
-        _integer(number)
+    _integer(expr.constant)
+    for _, coefficient in expr.terms:
+        _integer(coefficient)
     return expr

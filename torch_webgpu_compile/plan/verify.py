@@ -152,6 +152,8 @@ class _Verifier:
             if entry.buffer is not None:
                 buffer = self._buffers[entry.buffer]
                 given |= _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
+        names = {found.name for found in given}
+        self._require(len(names) == len(given), "a size symbol has several lower bounds")
         for name, buffer in self._buffers.items():
             used = _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
             self._require(used <= given, f"the sizes of {name} do not follow from the arguments")
