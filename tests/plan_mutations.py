@@ -21,7 +21,15 @@ Place = tuple[Any, Any]  # a list or dictionary, and an index or key of it
 _VALUES = (
     *(None, True, False, 0, 1, -1, 2, 3, 255, 256, 65_536, 1 << 31, 1 << 63, 10**400, 1.5, 1e300),
     *("", "x", "torch.load", "aten.from_file.default", "aten._print.default", "\0", "a" * 2_000),
-    *([], {}, [[]], {"c": 1, "t": []}, {"buffer": "x"}, {"float": "nan"}, {"expr": 3}),
+    *(
+        [],
+        {},
+        [[]],
+        {"c": 1, "t": []},
+        {"HostBuffer": {"buffer": "x"}},
+        {"float": "nan"},
+        {"Expr": 3},
+    ),
 )
 
 

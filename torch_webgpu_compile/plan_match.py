@@ -38,7 +38,10 @@ def verify_match(plan: Plan, graph: LoopGraph) -> None:
         )
         if made.buffer is not None and wanted.buffer is not None:
             own, asked = plan.buffers[made.buffer], graph.buffers[wanted.buffer]
-            require(own.dtype is asked.dtype and made.sizes == wanted.sizes, "sizes of results")
+            require(own.dtype is asked.dtype, "dtypes of results")
+            same = made.buffer != wanted.buffer or _layout(own) == _layout(asked)
+            require(same, f"the dtype and sizes of {made.buffer}")
+            require(made.sizes == wanted.sizes, "sizes of results")
             # What is written in place is where the argument is, and as that is laid out.
             in_place = own.role == "input" and wanted.mutates is not None
             view, layout = (made.strides, made.offset), (own.strides, own.offset)

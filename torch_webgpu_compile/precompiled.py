@@ -26,7 +26,8 @@ from .host_calls import find_overload
 from .ir.graph import LoopGraph
 from .machines import measured_target
 from .options import CompileOptions, resolve
-from .plan import schema, serialize
+from .plan import serialize
+from .plan.codec import Codec, codec_of
 from .plan.model import HostStep
 from .plan.verify import verify_plan
 from .plan_cache import sources_digest, target_text
@@ -106,11 +107,16 @@ def _signature_of(content: dict[str, Any]) -> Signature:
         for step in () if part is None else part.steps:
             if isinstance(step, HostStep):
                 find_overload(step.target)
-    given = content["signature"]
-    hints = get_type_hints(Signature)
-    if set(given) != set(_FIELDS) or not all(schema.fits(given[f], hints[f]) for f in _FIELDS):
+    given, codecs = content["signature"], _codecs()
+    if set(given) != set(codecs):
         raise TypeError("the signature has other fields")
-    return Signature(plan, **given)
+    return Signature(plan, **{f: codec.decode(given[f]) for f, codec in codecs.items()})
+
+
+def _codecs() -> dict[str, Codec]:
+    """Of the fields of a signature that are stored."""
+    hints = get_type_hints(Signature)
+    return {name: codec_of(hints[name]) for name in _FIELDS}
 
 
 def _digest(plan: str, loops: bytes) -> str:
@@ -142,7 +148,10 @@ def keep(name: str, compiled: Any, options: CompileOptions) -> None:
         "digest": _digest(text, graph),
         "loops": graph,
         "options": {field: getattr(options, field) for field in _OPTIONS},
-        "signature": {field: getattr(compiled.signature, field) for field in _FIELDS},
+        "signature": {
+            name: codec.encode(getattr(compiled.signature, name))
+            for name, codec in _codecs().items()
+        },
     }
     PrecompileContext.record_artifact(Artifact(name, content))
 

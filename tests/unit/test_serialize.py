@@ -6,8 +6,10 @@ import math
 import pytest
 
 from torch_webgpu_compile import dtypes
+from torch_webgpu_compile.checks import IndexCheck
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import (
+    STATUS_BUFFER,
     Binding,
     CopyBuffer,
     Dispatch,
@@ -21,6 +23,7 @@ from torch_webgpu_compile.plan.model import (
     PlanInput,
     PlanOutput,
 )
+from torch_webgpu_compile.plan.numbers import HostNumber
 from torch_webgpu_compile.sizes import as_expr, ceildiv, symbol
 
 S, T = symbol("s0", 2), symbol("s1", 0)
@@ -37,27 +40,37 @@ def buffer(name, role, sizes, dtype=dtypes.float32, slot=None):
 
 
 def make_plan():
+    """A plan in which every field of every dataclass is set, and every kind of step occurs."""
     kernel = Kernel(
         "add_0", "pointwise", "@compute fn main() {} // ×",
         (KernelBinding(False), KernelBinding(True)),
         (64, 1, 1), 2, 128, ("aten.add.Tensor",), ("model.py:3: x + 1",),
     )  # fmt: skip
     one = as_expr(1)
+    root = HostNumber("sqrt", (HostNumber("float", (S * T,)),))
     steps = (
         Dispatch(
-            0,
-            (Binding("x"), Binding("y", 256, S * T * 4)),
-            (ceildiv(S * T + 3, as_expr(64)), one, one),
-            (S * S - 2 * T + 1, (S * 7) % 5),
-            S * 4,
-            T * 4,
-            S + T,
+            kernel=0,
+            bindings=(Binding("x"), Binding("y", 256, S * T * 4)),
+            grid=(ceildiv(S * T + 3, as_expr(64)), one, one),
+            parameters=(
+                S * S - 2 * T + 1,
+                (S * 7) % 5,
+                HostNumber("div", (root, -0.0)),
+                HostNumber("pow", (math.inf, S)),
+            ),
+            bytes_read=S * 4,
+            bytes_written=T * 4,
+            flops=S + T,
+            checks=(IndexCheck("aten.gather.default", "m.py:1", 1), IndexCheck("x", "", None)),
+            iterations=S // 2,
+            narrow=(S * 3, one),
         ),
         CopyBuffer("y", "z"),
         HostStep(
             "aten.sort.stable",
             ("z", "w"),
-            (HostBuffer("x"), (S, None, True, 3, 1.0, -0.0, math.inf), "text"),
+            (HostBuffer("x"), (S, None, True, 3, 1.0, -0.0, math.inf, ((),)), "text"),
             (("dtype", HostConstant("dtype", "float32")), ("nan", math.nan)),
             "model.py:4",
         ),
@@ -73,6 +86,8 @@ def make_plan():
                 buffer("z", "output", (S,), dtypes.int64),
                 buffer("w", "output", ()),
                 buffer("c", "constant", (3,), dtypes.uint8),
+                buffer("p", "prepared", (3,), dtypes.float16),
+                STATUS_BUFFER,
             )
         },
         steps=steps,
@@ -84,6 +99,7 @@ def make_plan():
             PlanOutput("w", (), (), as_expr(0), mutates=1),
         ),
         constants={"c": bytes([1, 2, 255])},
+        preparation=Plan("inner", (), {}, (CopyBuffer("x", "p"),), (), ()),
     )
 
 
@@ -117,14 +133,73 @@ def test_it_is_strict_json():
     [
         ({"format": "other"}, "not a plan"),
         ({"version": 999}, "version 999"),
-        ({"steps": [{"step": "launch"}]}, "damaged"),
-        ({"symbols": {}}, "damaged"),
-        ({"constants": {"c": "***"}}, "damaged"),
+        ({"version": True}, "version True"),
+        ({"name": None}, r"damaged \(Plan.name: str expected, not None"),
+        ({"steps": [{"Launch": {}}]}, "Plan.steps: Dispatch or CopyBuffer or HostStep expected"),
+        ({"steps": [{"CopyBuffer": {"source": "x"}}]}, "CopyBuffer.destination is missing"),
+        ({"steps": [{"CopyBuffer": {"source": "x", "destination": 1}}]}, "CopyBuffer.destination:"),
+        ({"more": 1}, r"Plan has no \['more'\]"),
+        ({"inputs": [{"buffer": None, "size": "s0"}]}, "Plan.inputs: PlanInput.size: .* no size"),
+        ({"constants": {"c": "***"}}, "Plan.constants"),
     ],
 )
 def test_bad_data_is_refused(change, message):
     data = serialize.to_json(make_plan()) | change
     with pytest.raises(serialize.PlanFormatError, match=message):
+        serialize.from_json(data)
+
+
+def holders(data):
+    """Every list and dictionary in it."""
+    if isinstance(data, dict | list):
+        yield data
+        for value in data.values() if isinstance(data, dict) else data:
+            yield from holders(value)
+
+
+WRONG = (None, True, 7, 1 << 63, -1.5, "x", [], [1, 2, 3], {}, {"x": 1}, {"Plan": {}})
+
+
+def test_each_value_of_a_wrong_type_is_refused():
+    """Every value of a plan is replaced by others: each is refused, or has its annotated type."""
+    data = serialize.to_json(make_plan())
+    refused = 0
+    for holder in holders(data):
+        for key in holder if isinstance(holder, dict) else range(len(holder)):
+            value = holder[key]
+            for wrong in WRONG:
+                holder[key] = wrong
+                try:
+                    found = serialize.from_json(data)
+                except serialize.PlanFormatError:
+                    refused += 1
+                else:
+                    assert serialize.from_json(serialize.to_json(found)) is not found
+            holder[key] = value
+    assert refused > 2_000
+    assert repr(serialize.from_json(data)) == repr(make_plan())
+
+
+@pytest.mark.parametrize(
+    ("field", "start", "outer"),
+    [
+        ("arguments", None, lambda inner: [inner]),
+        ("parameters", {"Expr": 1}, lambda x: {"HostNumber": {"op": "neg", "args": [x]}}),
+        ("narrow", 1, lambda inner: {"c": 0, "t": [[1, ["//", inner, 7]]]}),
+    ],
+)
+def test_nesting_is_bounded(field, start, outer):
+    data = serialize.to_json(make_plan())
+    steps = {key: value for step in data["steps"] for value in step.values() for key in value}
+    nested = start
+    for _ in range(20):
+        nested = outer(nested)
+    steps[field][field] = [nested]
+    serialize.from_json(data)
+    for _ in range(80):
+        nested = outer(nested)
+    steps[field][field] = [nested]
+    with pytest.raises(serialize.PlanFormatError, match="nested too deeply"):
         serialize.from_json(data)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from .. import dtypes
 from ..checks import IndexCheck
@@ -17,7 +17,7 @@ from ..dtypes import DType
 from ..sizes import ONE, ZERO, Expr, Symbol, as_expr, evaluate
 from .numbers import HostNumber
 
-VERSION = 5
+VERSION = 6
 
 STATUS = "device status"
 """The buffer in which kernels report what was wrong: see `Kernel`. No graph has it."""
@@ -72,6 +72,9 @@ class Kernel:
     sources: tuple[str, ...] = ()
 
 
+Role = Literal["input", "constant", "intermediate", "output", "prepared", "status"]
+
+
 @dataclass(frozen=True, slots=True)
 class PlanBuffer:
     """Typed memory of a plan.
@@ -85,7 +88,7 @@ class PlanBuffer:
     """
 
     name: str
-    role: str
+    role: Role
     dtype: DType
     sizes: tuple[Expr, ...]
     strides: tuple[Expr, ...]

@@ -19,10 +19,17 @@ class HostNumber:
     Attributes:
         op: a row of `NUMBER_OPS`.
         args: operands; an `Expr` is an integer.
+
+    Raises:
+        ValueError: there is no such function of so many operands.
     """
 
     op: str
     args: tuple[HostNumber | Expr | float, ...]
+
+    def __post_init__(self) -> None:
+        if NUMBER_ARITY.get(self.op) != len(self.args):
+            raise ValueError(f"no function {self.op!r} of {len(self.args)} numbers")
 
     def __str__(self) -> str:
         return f"{self.op}({', '.join(map(str, self.args))})"

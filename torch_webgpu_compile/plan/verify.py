@@ -35,7 +35,6 @@ from .model import (
 )
 from .numbers import HostNumber, number_symbols
 
-_ROLES = frozenset({"input", "constant", "intermediate", "output", "prepared", "status"})
 _WRITTEN_ROLES = frozenset({"input", "intermediate", "output", "status"})
 _MAX_GRID = 65_535
 _MAX_INVOCATIONS = 2_048
@@ -95,7 +94,6 @@ class _Verifier:
     def _buffer(self, name: str, buffer: PlanBuffer) -> None:
         self._name(name)
         self._require(name == buffer.name, f"{name} is a buffer named {buffer.name}")
-        self._require(buffer.role in _ROLES, f"{name} has the role {buffer.role}")
         self._require((name == STATUS) == (buffer.role == "status"), f"{name} is not the status")
         self._require(name != STATUS or buffer == STATUS_BUFFER, "the status has another layout")
         layout = (*buffer.sizes, *buffer.strides, buffer.offset)
@@ -155,6 +153,8 @@ class _Verifier:
             if entry.buffer is not None:
                 buffer = self._buffers[entry.buffer]
                 given |= _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
+        names = {found.name for found in given}
+        self._require(len(names) == len(given), "a size symbol has several lower bounds")
         for name, buffer in self._buffers.items():
             used = _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
             self._require(used <= given, f"the sizes of {name} do not follow from the arguments")

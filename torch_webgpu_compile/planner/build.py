@@ -20,6 +20,7 @@ from ..plan.model import (
     PlanBuffer,
     PlanInput,
     PlanOutput,
+    Role,
     Step,
 )
 from .liveness import Interval, assign_slots
@@ -154,9 +155,17 @@ def _plan_buffers(
     return made if reports is None else {**made, STATUS: STATUS_BUFFER}
 
 
+_ROLES: dict[BufferOrigin, Role] = {
+    BufferOrigin.INPUT: "input",
+    BufferOrigin.CONSTANT: "constant",
+    BufferOrigin.INTERMEDIATE: "intermediate",
+    BufferOrigin.PREPARED: "prepared",
+}
+
+
 def _plan_buffer(buffer: Buffer, returned: bool, slot: int | None) -> PlanBuffer:
-    role = buffer.origin.value
-    if returned and buffer.origin is BufferOrigin.INTERMEDIATE:
+    role = _ROLES[buffer.origin]
+    if returned and role == "intermediate":
         role = "output"
     return PlanBuffer(
         buffer.name,
