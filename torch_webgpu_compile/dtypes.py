@@ -65,6 +65,22 @@ class DType:
         return self.kind in (Kind.SIGNED, Kind.UNSIGNED)
 
     @property
+    def lowest(self) -> bool | int | float:
+        """Its smallest value; of floats, -inf."""
+        if self.is_float:
+            return float("-inf")
+        return -(1 << (self.bits - 1)) if self.kind is Kind.SIGNED else 0
+
+    @property
+    def highest(self) -> bool | int | float:
+        """Its largest value; of floats, inf."""
+        if self.is_float:
+            return float("inf")
+        if self.kind is Kind.BOOL:
+            return 1
+        return (1 << (self.bits - (self.kind is Kind.SIGNED))) - 1
+
+    @property
     def bits(self) -> int:
         """Bits of an element in memory; 8 for bool."""
         return self.itemsize * 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Const, const
+from ..ir.scalar import neutral
 from .literals import literal, one_of, zero_of
 from .op_table import int64_of, op_row, suffix
 from .values import Text
@@ -23,6 +23,9 @@ _COMBINE = {
 
 
 _EXTREMES = ("maximum", "minimum")
+
+# Narrow integers are compared in the type that they are computed in.
+_COMPUTED = {"i32": dtypes.int32, "u32": dtypes.uint32, "i64": dtypes.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,31 +230,22 @@ def identity(kind: str, dtype: DType) -> str:
             return zero_of(dtype)
         case "prod" | "all":
             return one_of(dtype)
-    lowest = kind in ("maximum", "argmax")
-    if dtype.is_float:
-        return literal(const(float("-inf") if lowest else float("inf"), dtype))
-    if dtype is dtypes.bool_:
-        return "false" if lowest else "true"
-    bits = 64 if dtype.compute == "i64" else 32
-    if dtype.compute == "u32":
-        return "0u" if lowest else "4294967295u"
-    value = -(1 << (bits - 1)) if lowest else (1 << (bits - 1)) - 1
-    return literal(Const(value, dtypes.int64 if bits == 64 else dtypes.int32))
+    return literal(neutral(kind, _COMPUTED.get(dtype.compute, dtype)))
 
 
 def accumulator(name: str, kind: str, dtype: DType, lanes: int) -> Accumulator:
     """The accumulator of a reduction over values of ``dtype``."""
-    neutral = identity(kind, dtype)
+    start = identity(kind, dtype)
     nbytes = {"i64": 8, "f64": 8}.get(dtype.compute, 4)
     if kind in ("argmin", "argmax"):
-        best = Part(f"{name}_best", dtype.compute, neutral, nbytes)
+        best = Part(f"{name}_best", dtype.compute, start, nbytes)
         at = Part(f"{name}_at", "i32", "2147483647i", 4)
         better = _better(kind, dtype, f"{best.name}_b", f"{at.name}_b", best.name, at.name)
         move = f"{{ {best.name} = {best.name}_b; {at.name} = {at.name}_b; }}"
         return Accumulator(kind, dtype, lanes, (best, at), (f"if ({better}) {move}",))
     if lanes > 1:
-        part = Part(name, dtype.compute, f"vec4<{dtype.compute}>({neutral})", nbytes, "_4")
+        part = Part(name, dtype.compute, f"vec4<{dtype.compute}>({start})", nbytes, "_4")
     else:
-        part = Part(name, dtype.compute, neutral, nbytes)
+        part = Part(name, dtype.compute, start, nbytes)
     merge = f"{name} = {combine(kind, dtype, name, f'{name}_b', 1)};"
     return Accumulator(kind, dtype, lanes, (part,), (merge,))

@@ -216,6 +216,26 @@ OPS: dict[str, OpInfo] = {
 }
 
 
+def neutral(kind: str, dtype: DType) -> Const:
+    """The neutral element of a reduction or scan: what it gives of no elements.
+
+    Args:
+        kind: a `Reduction.kind` or ``logsumexp``.
+        dtype: of the elements.
+    """
+    match kind:
+        case "sum" | "any":
+            return const(0, dtype)
+        case "prod" | "all":
+            return const(1, dtype)
+        case "minimum" | "argmin":
+            return const(dtype.highest, dtype)
+        case "maximum" | "argmax" | "logsumexp":
+            return const(dtype.lowest, dtype)
+        case _:
+            raise ValueError(f"{kind} has no neutral element")
+
+
 def const(value: bool | int | float, dtype: DType) -> Const:
     """``value`` as a constant of ``dtype``.
 

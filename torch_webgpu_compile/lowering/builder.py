@@ -21,6 +21,7 @@ from ..ir.scalar import (
     const,
     is_host_number,
     loads_of,
+    neutral,
     walk,
 )
 from ..ir.spaces import Origin
@@ -165,7 +166,7 @@ class Builder:
         if any(size is ZERO for size in sizes):
             return Value(dtype, sizes, const(0, dtype))
         if any(size is ZERO for size in reduce_sizes):
-            return Value(dtype, sizes, const(_identity(kind, dtype), dtype))
+            return Value(dtype, sizes, neutral(kind, dtype))
         if kind in _OF_ONE and all(size is ONE for size in reduce_sizes):
             return self.pointwise(body, sizes, name=name)
         body = self.finished(body)
@@ -362,20 +363,3 @@ def _is_free(body: Scalar, is_number: bool) -> bool:
         if isinstance(node, Op) and node.name not in _FREE_OPS and not is_number:
             return False
     return True
-
-
-def _identity(kind: str, dtype: DType) -> bool | int | float:
-    if kind in ("prod", "all"):
-        return 1
-    if kind in ("minimum", "maximum"):
-        return extreme(dtype, lowest=kind == "maximum")
-    return 0
-
-
-def extreme(dtype: DType, *, lowest: bool) -> bool | int | float:
-    """The lowest or highest value of a dtype: the identity of maximum or minimum."""
-    if dtype.is_float:
-        return float("-inf") if lowest else float("inf")
-    if dtype.is_integer and dtype.kind.value == "signed":
-        return -(1 << (dtype.bits - 1)) if lowest else (1 << (dtype.bits - 1)) - 1
-    return 0 if lowest else (1 << dtype.bits) - 1 if dtype.is_integer else 1

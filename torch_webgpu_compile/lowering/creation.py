@@ -12,7 +12,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import Expr, IntLike, as_expr
-from .builder import Builder, extreme, operand
+from .builder import Builder, operand
 from .promotion import compute_dtype
 from .registry import lowers
 from .symbols import literal
@@ -77,7 +77,7 @@ def lower_empty(builder: Builder, *arguments: Any, **options: Any) -> Value:
     builder.on_deterministic()
     if not builder.fill_empty:
         return filled(0, out.sizes, out.dtype)
-    value = math.nan if out.dtype.is_float else extreme(out.dtype, lowest=False)
+    value = math.nan if out.dtype.is_float else out.dtype.highest
     return filled(value, out.sizes, out.dtype)
 
 

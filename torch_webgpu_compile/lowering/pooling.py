@@ -13,7 +13,7 @@ import torch
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..sizes import ONE, ZERO, Expr, IntLike, as_expr, ceildiv, contiguous_strides
-from .builder import Builder, extreme, masked
+from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .folding import fold
 from .promotion import compute_dtype
@@ -86,7 +86,7 @@ def _lower_max_pool(
     steps, pads = spread(stride, rank, kernel), spread(padding, rank)
     windows = Windows(value, builder.out.sizes, kernel, steps, pads, spread(dilation, rank))
     dtype = compute_dtype(value.dtype)
-    lowest = const(extreme(dtype, lowest=True), dtype)
+    lowest = const(dtype.lowest, dtype)
     values = indices = None
     if builder.is_used(0):
         body = windows.read(lowest)
@@ -297,7 +297,7 @@ def _lower_adaptive_max(
     sizes = builder.out.sizes
     dtype = compute_dtype(value.dtype)
     windows = AdaptiveWindows(value, sizes, rank)
-    body = windows.read(const(extreme(dtype, lowest=True), dtype))
+    body = windows.read(const(dtype.lowest, dtype))
     values = converted(builder, builder.reduce("maximum", body, sizes, windows.reach))
     if not builder.is_used(1):
         return values, None

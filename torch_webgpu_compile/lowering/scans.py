@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from .. import dtypes
-from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, neutral
 from ..sizes import ONE, Expr, as_expr, ceildiv
-from .builder import Builder, extreme, masked
+from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
@@ -54,12 +53,6 @@ _COMBINE = {
 }
 
 
-def _identity(kind: str, dtype: DType) -> Scalar:
-    if kind in ("sum", "prod"):
-        return const(int(kind == "prod"), dtype)
-    return const(extreme(dtype, lowest=kind != "minimum"), dtype)
-
-
 def _reduced(
     builder: Builder,
     kind: str,
@@ -71,7 +64,7 @@ def _reduced(
 ) -> Value:
     """The reduction over r < ``block`` of ``body``, as far as it is ``inside``."""
     if kind != "logsumexp":
-        body = masked(inside, body, _identity(kind, body.dtype))
+        body = masked(inside, body, neutral(kind, body.dtype))
         return builder.reduce(kind, body, sizes, (block,), name=name)
     largest = _reduced(builder, "maximum", inside, body, sizes, block, "largest").body
     zero = const(0, body.dtype)
@@ -114,8 +107,8 @@ def inclusive_scan(
     carried = before.at(previous)
     if keys is not None and last_keys is not None:
         same = apply("eq", keys.body, last_keys.at(previous))
-        carried = apply("where", same, carried, _identity(kind, value.dtype))
-    carried = masked(is_first, carried, _identity(kind, value.dtype))
+        carried = apply("where", same, carried, neutral(kind, value.dtype))
+    carried = masked(is_first, carried, neutral(kind, value.dtype))
     body = _COMBINE[kind](carried, within.body)
     return builder.pointwise(body, value.sizes, name="scan")
 
@@ -151,7 +144,7 @@ def _prefix(
     body = value.at(index)
     if keys is not None:
         same = apply("eq", keys.at(index), keys.body)
-        body = apply("where", same, body, _identity(kind, value.dtype))
+        body = apply("where", same, body, neutral(kind, value.dtype))
     return _reduced(builder, kind, inside, body, sizes, block, "prefix")
 
 
@@ -171,7 +164,7 @@ def _blocked_totals(
         own = keys.at([*ends[:dim], last, *ends[dim + 1 :]])
         last_keys = builder.pointwise(own, sizes, name="last_keys")
         same = apply("eq", keys.at(index), last_keys.body)
-        body = apply("where", same, body, _identity(kind, value.dtype))
+        body = apply("where", same, body, neutral(kind, value.dtype))
     inside = all_of(in_range(index[dim], value.sizes[dim]))
     block = as_expr(BLOCK)
     return _reduced(builder, kind, inside, body, sizes, block, "blocks"), last_keys

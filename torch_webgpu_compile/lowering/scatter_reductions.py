@@ -12,9 +12,9 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, neutral
 from ..sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize, product
-from .builder import Builder, as_value, extreme, masked
+from .builder import Builder, as_value, masked
 from .convolution import all_of, in_range
 from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
@@ -39,12 +39,6 @@ _KINDS = {
     "amin": "minimum",
 }
 _COMBINE = {"sum": plus, "prod": times, "maximum": larger, "minimum": smaller}
-
-
-def _identity(kind: str, dtype: DType) -> Scalar:
-    if kind in ("sum", "prod"):
-        return const(int(kind == "prod"), dtype)
-    return const(extreme(dtype, lowest=kind == "maximum"), dtype)
 
 
 def scatter_reduce(
@@ -89,7 +83,7 @@ def _compared(
     inside = all_of(conditions)
     named = data_index(builder, index.at(at), value.sizes[dim], dim)
     hits = apply("eq", named, Index(here[dim]))
-    identity = _identity(kind, dtype)
+    identity = neutral(kind, dtype)
     element = apply("where", hits, cast(source.at(at), dtype), identity)
     body = masked(inside, element, identity)
     total = builder.reduce(kind, body, value.sizes, (count,), name="reduced").body
@@ -136,7 +130,7 @@ def _of_sorted(
     starts = masked(inside, binary_search(is_before, Index(count), count), zero)
     start = builder.pointwise(starts, value.sizes, name="start")
     last = apply("maximum", apply("sub", end.body, one), zero)
-    total = masked(inside, row(scanned, last), _identity(kind, dtype))
+    total = masked(inside, row(scanned, last), neutral(kind, dtype))
     return total, cast(apply("sub", end.body, start.body), dtypes.int32)
 
 

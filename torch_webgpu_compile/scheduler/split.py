@@ -19,6 +19,7 @@ from ..ir.scalar import (
     apply,
     const,
     index,
+    neutral,
     substitute_symbols,
 )
 from ..ir.spaces import iteration_symbols, symbol_keys
@@ -47,24 +48,6 @@ _LOOP_SHARE, _ROW_STEP, _COLUMN_STEP = 8, 1024, 4
 # Elements of an inner dimension per iteration, those of the loop inside of a tile included.
 _INNER_STEP = 2
 _VECTOR = 4  # parts are whole vectors of four
-
-
-def identity_of(kind: str, like: Scalar) -> Scalar:
-    """The neutral element of a reduction, in the dtype of ``like``."""
-    dtype = like.dtype
-    if kind in ("sum", "any"):
-        return const(0, dtype)
-    if kind in ("prod", "all"):
-        return const(1, dtype)
-    if dtype.is_float:
-        return const(float("inf") if kind == "minimum" else float("-inf"), dtype)
-    bits = dtype.bits
-    low, high = (0, (1 << bits) - 1)
-    if dtype.kind.value == "signed":
-        low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-    if dtype.kind.value == "bool":
-        low, high = 0, 1
-    return const(high if kind == "minimum" else low, dtype)
 
 
 def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -144,7 +127,7 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
     body = substitute_symbols(moved, {symbol_keys((within,))[0]: position})
     if length % chunk is not ZERO:
         inside = apply("lt", index(position), index(length))
-        body = Masked(inside, body, identity_of(node.kind, node.body))
+        body = Masked(inside, body, neutral(node.kind, node.body.dtype))
     first = replace(node, output=name, ranges=sizes, reduce_ranges=(chunk,), body=body)
     (part,) = iteration_symbols("r", (parts,))
     rows = iteration_symbols("i", node.ranges)
