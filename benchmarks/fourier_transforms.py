@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from torch_webgpu_compile import counters, fft_ops
+from torch_webgpu_compile import counters
 from torch_webgpu_compile.device.autoload import register
+from torch_webgpu_compile.torch_ops import fft as fft_ops
 
 from .limits import synchronize as synchronize_cuda
 from .timing import seconds_per_call

@@ -6,7 +6,7 @@
 
 A kernel that is repeated finds its code and its operands in caches; in a model it does not. So each
 candidate takes the place of its kernel in the whole plan, and the whole plan is timed. FILE is a
-table of `autotune`, like those in ``torch_webgpu_compile/tunings``.
+table of `autotune`, like those in ``torch_webgpu_compile/tuning/tables``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from torch_webgpu_compile import autotune, backend, plan_cache
+from torch_webgpu_compile import backend, plan_cache
 from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.codegen.contraction import generate_tiled, problem_of
 from torch_webgpu_compile.codegen.matmul_tiling import (
@@ -33,6 +33,7 @@ from torch_webgpu_compile.ir.graph import ContractionGroup, Schedule
 from torch_webgpu_compile.options import resolve
 from torch_webgpu_compile.plan.model import Dispatch, KernelCall, Plan
 from torch_webgpu_compile.runtime.executor import Executor
+from torch_webgpu_compile.tuning import autotune
 
 from . import cases
 from .pytorch import build

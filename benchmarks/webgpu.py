@@ -26,7 +26,7 @@ from torch_webgpu_compile.plan.model import Dispatch
 from torch_webgpu_compile.runtime.device import Device
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.profiler import time_steps
-from torch_webgpu_compile.sizes import evaluate
+from torch_webgpu_compile.symbolic.sizes import evaluate
 
 from .pytorch import Workload
 from .timing import host_seconds_per_call, seconds, seconds_per_call

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from tests.harness import compare, host_callback, lower_checked, to_array, to_tensor
+from torch_webgpu_compile.callables.size_sources import bound_offset
 from torch_webgpu_compile.capture.eager import (
     Argument,
     CapturedCall,
@@ -21,8 +22,7 @@ from torch_webgpu_compile.capture.eager import (
 from torch_webgpu_compile.compiler import native_operators
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret
-from torch_webgpu_compile.size_sources import bound_offset
-from torch_webgpu_compile.sizes import Symbol
+from torch_webgpu_compile.symbolic.sizes import Symbol
 
 
 def describe(value: Any) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch_webgpu_compile.plan.model import CopyBuffer, Dispatch, HostStep, Plan
-from torch_webgpu_compile.sizes import ZERO
+from torch_webgpu_compile.symbolic.sizes import ZERO
 
 Json = Any
 Place = tuple[Any, Any]  # a list or dictionary, and an index or key of it

@@ -27,11 +27,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from benchmarks.cases import CASES
 from tests.unit.test_models_lowered import MODELS
-from torch_webgpu_compile import debug
 from torch_webgpu_compile.capture import aot
 from torch_webgpu_compile.captured import CapturedGraph, Phase
 from torch_webgpu_compile.compiler import compile_graph, native_operators
 from torch_webgpu_compile.errors import WebGPUCompileError
+from torch_webgpu_compile.inspection import debug
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.target import Target
 

@@ -36,10 +36,10 @@ from .fallbacks import FallbackWarning
 from .options import CompileOptions
 
 if TYPE_CHECKING:
+    from .callables.invalidation import invalidate
     from .device.autoload import register as register_device
-    from .invalidation import invalidate
-    from .profiling import Profile, profile
-    from .report import Report, explain
+    from .inspection.profiling import Profile, profile
+    from .inspection.report import Report, explain
 
 __version__ = "0.1.0"
 
@@ -66,11 +66,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "explain": ("report", "explain"),
-    "Report": ("report", "Report"),
-    "invalidate": ("invalidation", "invalidate"),
-    "Profile": ("profiling", "Profile"),
-    "profile": ("profiling", "profile"),
+    "explain": ("inspection.report", "explain"),
+    "Report": ("inspection.report", "Report"),
+    "invalidate": ("callables.invalidation", "invalidate"),
+    "Profile": ("inspection.profiling", "Profile"),
+    "profile": ("inspection.profiling", "profile"),
     "register_device": ("device.autoload", "register"),
 }
 

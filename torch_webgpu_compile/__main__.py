@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="measure how fast the GPU is; kernels are chosen by it where there is a cache folder",
     )
     found = parser.parse_args(arguments)
-    from .doctor import doctor
+    from .inspection.doctor import doctor
 
     return doctor(measure=found.measure)
 

@@ -10,11 +10,11 @@ import torch
 from torch import is_tensor
 from torch.utils._pytree import tree_leaves
 
-from . import devices, fallbacks, progress
-from .autotune import tuner
+from . import devices, fallbacks
+from .callables.device_graph import DeviceGraph
+from .callables.host_graph import CompiledGraph
 from .capture import aot, dynamo
 from .captured import CapturedGraph, Phase
-from .compiled import CompiledGraph
 from .compiler import (
     Compilation,
     compile_graph,
@@ -25,10 +25,11 @@ from .compiler import (
 )
 from .counters import counters
 from .determinism import switched
-from .device_graph import DeviceGraph
 from .errors import DeviceError, DeviceLostError, OutOfMemoryError
+from .inspection import progress
 from .options import CompileOptions, resolve
 from .runtime.device import Device, open_device, opened_devices, reopened
+from .tuning.autotune import tuner
 
 
 def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> int | None:
@@ -110,7 +111,7 @@ def compile_module(
     def keep(compiled: aot.BoxedFunction) -> None:
         name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept
         if name is not None:
-            from . import precompiled
+            from .callables import precompiled
 
             precompiled.keep(name, compiled, options)
 

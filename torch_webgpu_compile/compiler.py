@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from . import debug, fallbacks, machines, plan_cache
-from .autotune import Tune, tilings_for
+from . import fallbacks, plan_cache
+from .callables.signature import Signature
 from .captured import CapturedGraph, Phase
 from .codegen import generate
 from .counters import counters
 from .errors import VerificationError, too_large
+from .inspection import debug
 from .ir.at_sizes import at_sizes, has_symbols
 from .ir.graph import LoopGraph, Program, Schedule
 from .ir.nodes import HostCall, outputs_of
@@ -35,27 +36,28 @@ from .options import CompileOptions
 from .plan.model import KernelCall, Plan
 from .plan.verify import verify_plan
 from .planner import build_plan
-from .scheduler.causal import find_causal
-from .scheduler.connected_maps import join_connected_maps
-from .scheduler.equal_nodes import share_equal_nodes
-from .scheduler.foreach import join_foreach
-from .scheduler.fusion import Grouping, fuse, open_groups
-from .scheduler.in_place import share_memory
-from .scheduler.inline import inline_producers
-from .scheduler.joint import join_small_kernels
-from .scheduler.layouts import choose_layouts
-from .scheduler.new_rows import read_new_rows
-from .scheduler.order import order_groups, verify_grouping
-from .scheduler.pairs import join_pairs
-from .scheduler.preparation import separate
-from .scheduler.siblings import join_siblings
-from .scheduler.small_maps import join_small_maps
-from .scheduler.split import split_contractions, split_reductions
-from .scheduler.split_attention import split_attention
-from .scheduler.statistics import recompute_statistics
-from .scheduler.units import drop_unit_symbols
-from .signature import Signature
+from .scheduler.grouping.connected_maps import join_connected_maps
+from .scheduler.grouping.foreach import join_foreach
+from .scheduler.grouping.fusion import Grouping, fuse, open_groups
+from .scheduler.grouping.in_place import share_memory
+from .scheduler.grouping.joint import join_small_kernels
+from .scheduler.grouping.order import order_groups, verify_grouping
+from .scheduler.grouping.pairs import join_pairs
+from .scheduler.grouping.siblings import join_siblings
+from .scheduler.grouping.small_maps import join_small_maps
+from .scheduler.rewrites.causal import find_causal
+from .scheduler.rewrites.equal_nodes import share_equal_nodes
+from .scheduler.rewrites.inline import inline_producers
+from .scheduler.rewrites.layouts import choose_layouts
+from .scheduler.rewrites.new_rows import read_new_rows
+from .scheduler.rewrites.preparation import separate
+from .scheduler.rewrites.split import split_contractions, split_reductions
+from .scheduler.rewrites.split_attention import split_attention
+from .scheduler.rewrites.statistics import recompute_statistics
+from .scheduler.rewrites.units import drop_unit_symbols
 from .target import Target
+from .tuning import machines
+from .tuning.autotune import Tune, tilings_for
 
 
 @dataclass

@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from .autotune import tilings_for
 from .cache_folder import CacheFolder
 from .errors import VerificationError
 from .ir.graph import LoopGraph
@@ -30,6 +29,7 @@ from .plan.verify import verify_plan
 from .plan_match import verify_match
 from .recent import Recent
 from .target import Target
+from .tuning.autotune import tilings_for
 
 _log = logging.getLogger(__name__)
 

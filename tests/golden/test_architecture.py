@@ -13,8 +13,8 @@ import torch
 
 from tests.compilations import compile_function
 from tests.golden.test_golden import without_sources
-from torch_webgpu_compile import debug
 from torch_webgpu_compile.compiler import GRAPH, PLAN, SCHEDULES
+from torch_webgpu_compile.inspection import debug
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 BLOCK = re.compile(r"(?<=<!-- stage: )(\w+)( -->\n\n)```(\w+)\n(.*?)```(?=\n\n<!-- end -->)", re.S)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.compilations import compile_function
-from torch_webgpu_compile import fft_ops  # noqa: F401 (defines operators)
 from torch_webgpu_compile.compiler import GRAPH, KERNELS, SCHEDULES
+from torch_webgpu_compile.torch_ops import fft as fft_ops  # noqa: F401 (defines operators)
 
 FOLDER = Path(__file__).parent
 randn = torch.randn

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_webgpu_compile import counters, precompiled
+from torch_webgpu_compile import counters
+from torch_webgpu_compile.callables import precompiled
 from torch_webgpu_compile.device import autoload
 
 

@@ -22,7 +22,7 @@ from torch_webgpu_compile.plan.model import (
 )
 from torch_webgpu_compile.runtime.adapters import find_adapter
 from torch_webgpu_compile.runtime.device import Device, GpuBuffer, create_device
-from torch_webgpu_compile.sizes import Expr, IntLike, as_expr, ceildiv
+from torch_webgpu_compile.symbolic.sizes import Expr, IntLike, as_expr, ceildiv
 
 ADD = """
 @group(0) @binding(0) var<storage, read> a: array<f32>;

@@ -23,7 +23,7 @@ from torch_webgpu_compile.plan.model import (
     PlanOutput,
 )
 from torch_webgpu_compile.runtime.executor import Executor
-from torch_webgpu_compile.sizes import ONE, ZERO, as_expr
+from torch_webgpu_compile.symbolic.sizes import ONE, ZERO, as_expr
 
 register()
 pytestmark = pytest.mark.usefixtures("fresh")

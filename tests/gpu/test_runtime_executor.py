@@ -28,7 +28,7 @@ from torch_webgpu_compile.runtime.device import Device, GpuBuffer, open_device
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.profiler import time_steps
 from torch_webgpu_compile.runtime.queue import Recording
-from torch_webgpu_compile.sizes import as_expr, symbol
+from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
 
 RNG = np.random.default_rng(0)
 

@@ -28,7 +28,7 @@ from torch_webgpu_compile.runtime.interface import Copy, DispatchRun
 from torch_webgpu_compile.runtime.pacing import Pace, pace_of
 from torch_webgpu_compile.runtime.profiler import time_steps
 from torch_webgpu_compile.runtime.queue import Recording
-from torch_webgpu_compile.sizes import as_expr
+from torch_webgpu_compile.symbolic.sizes import as_expr
 
 RNG = np.random.default_rng(0)
 

@@ -36,7 +36,7 @@ from torch_webgpu_compile.runtime.pacing import Pace
 from torch_webgpu_compile.runtime.profiler import time_steps
 from torch_webgpu_compile.runtime.sized import SizedDispatch, SizedPlan
 from torch_webgpu_compile.runtime.slicing import Grid, sliced_kernel, slices_of
-from torch_webgpu_compile.sizes import as_expr
+from torch_webgpu_compile.symbolic.sizes import as_expr
 
 randn = torch.randn
 

@@ -19,11 +19,11 @@ import torch
 from tests.plan_mutations import altered, damaged, without_program, without_reports
 from torch_webgpu_compile import backend, files, plan_cache
 from torch_webgpu_compile.cache_folder import CacheFolder
-from torch_webgpu_compile.compiled import CompiledGraph
+from torch_webgpu_compile.callables.host_graph import CompiledGraph
+from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.compiler import Compilation, compile_graph, signature_of
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import Plan
-from torch_webgpu_compile.signature import Signature
 
 from .faults import Tally, fault
 

@@ -24,7 +24,7 @@ from torch_webgpu_compile.ir.ranges import Decisions
 from torch_webgpu_compile.ir.scalar import Load, Masked, Scalar, apply, cast, const, index
 from torch_webgpu_compile.ir.text import format_graph
 from torch_webgpu_compile.ir.verify import verify_loop_graph
-from torch_webgpu_compile.sizes import as_expr, as_symbol, iteration, symbols_of
+from torch_webgpu_compile.symbolic.sizes import as_expr, as_symbol, iteration, symbols_of
 
 FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "map": lambda x: x * 2 + x.shape[0],

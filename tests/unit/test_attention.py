@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_webgpu_compile import attention_ops
 from torch_webgpu_compile.capture import patterns
+from torch_webgpu_compile.torch_ops import attention as attention_ops
 
 
 def inputs(q_shape, k_shape, v_shape, dtype=torch.float32):

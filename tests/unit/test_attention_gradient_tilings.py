@@ -12,7 +12,7 @@ from torch_webgpu_compile.codegen.attention_gradient_tiling import (
     _TILINGS,
     choose_attention_gradient_tiling,
 )
-from torch_webgpu_compile.sizes import as_expr, symbol
+from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
 from torch_webgpu_compile.target import Target
 
 SMALL = Target()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tests.compilations import compile_function
 from torch_webgpu_compile.ir.attention_nodes import Attention
 from torch_webgpu_compile.ir.interpret import interpret
-from torch_webgpu_compile.scheduler.causal import find_causal
+from torch_webgpu_compile.scheduler.rewrites.causal import find_causal
 
 LENGTH = 12
 

@@ -18,7 +18,7 @@ from torch_webgpu_compile.plan import model, numbers
 from torch_webgpu_compile.plan.codec import codec_of
 from torch_webgpu_compile.plan.model import HostBuffer, HostConstant, Plan
 from torch_webgpu_compile.plan.numbers import HostNumber
-from torch_webgpu_compile.sizes import Expr, as_expr, iteration, symbol
+from torch_webgpu_compile.symbolic.sizes import Expr, as_expr, iteration, symbol
 
 S = symbol("s", 2)
 

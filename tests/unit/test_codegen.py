@@ -15,7 +15,7 @@ from torch_webgpu_compile.codegen.op_table import op_row
 from torch_webgpu_compile.dtypes import DType, Kind
 from torch_webgpu_compile.ir import numeric
 from torch_webgpu_compile.ir.scalar import OPS, POLYNOMIALS
-from torch_webgpu_compile.sizes import as_expr, evaluate, symbol
+from torch_webgpu_compile.symbolic.sizes import as_expr, evaluate, symbol
 
 randn = torch.randn
 

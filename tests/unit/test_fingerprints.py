@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_webgpu_compile import fingerprints
+from torch_webgpu_compile.callables import fingerprints
 
 VIEWS = {
     "scalar": torch.ones(()),

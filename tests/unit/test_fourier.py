@@ -16,7 +16,7 @@ from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir import fourier
 from torch_webgpu_compile.ir.nodes import Fourier
 from torch_webgpu_compile.ir.verify import verify_loop_graph
-from torch_webgpu_compile.sizes import as_expr, symbol
+from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
 from torch_webgpu_compile.target import Target
 
 ops = torch.ops.webgpu

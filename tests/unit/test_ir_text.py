@@ -25,7 +25,7 @@ from torch_webgpu_compile.ir.scalar import (
 )
 from torch_webgpu_compile.ir.spaces import iteration_symbols
 from torch_webgpu_compile.ir.text import format_graph, format_scalar, format_schedule
-from torch_webgpu_compile.sizes import Expr, as_expr, symbol
+from torch_webgpu_compile.symbolic.sizes import Expr, as_expr, symbol
 
 F = torch.nn.functional
 F32 = dtypes.float32

@@ -16,7 +16,7 @@ from torch_webgpu_compile.ir.nodes import Contraction, Node, Pointwise, Reductio
 from torch_webgpu_compile.ir.scalar import Index, Load, const
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
-from torch_webgpu_compile.sizes import as_expr, iteration
+from torch_webgpu_compile.symbolic.sizes import as_expr, iteration
 
 
 def graph() -> LoopGraph:

@@ -23,10 +23,10 @@ from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.scheduler.mapping import point_of
-from torch_webgpu_compile.scheduler.new_rows import read_new_rows
-from torch_webgpu_compile.scheduler.split_attention import split_attention
-from torch_webgpu_compile.scheduler.units import drop_unit_symbols
-from torch_webgpu_compile.sizes import as_expr
+from torch_webgpu_compile.scheduler.rewrites.new_rows import read_new_rows
+from torch_webgpu_compile.scheduler.rewrites.split_attention import split_attention
+from torch_webgpu_compile.scheduler.rewrites.units import drop_unit_symbols
+from torch_webgpu_compile.symbolic.sizes import as_expr
 
 randn = torch.randn
 LARGE = replace(

@@ -17,8 +17,8 @@ from torch_webgpu_compile.ir.nodes import Contraction, Reduction
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.plan.model import Dispatch, Plan
 from torch_webgpu_compile.plan.serialize import from_json, to_json
-from torch_webgpu_compile.scheduler.split import split_long_contractions, split_reductions
-from torch_webgpu_compile.sizes import evaluate, product
+from torch_webgpu_compile.scheduler.rewrites.split import split_long_contractions, split_reductions
+from torch_webgpu_compile.symbolic.sizes import evaluate, product
 
 LIMIT = 64
 LIMITED = replace(TARGET, max_loop_iterations=LIMIT)

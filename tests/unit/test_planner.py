@@ -15,7 +15,7 @@ from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.plan.model import CopyBuffer, Dispatch, HostStep, PlanBuffer
 from torch_webgpu_compile.plan.verify import verify_plan
 from torch_webgpu_compile.planner.liveness import Interval, assign_slots
-from torch_webgpu_compile.sizes import as_expr, symbol
+from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
 
 SETTINGS = settings(deadline=None, max_examples=300, derandomize=True, database=None)
 SYMBOLIC = [symbol("s", 2) * 4, symbol("s", 2) * 8, symbol("t", 2) * 4]

@@ -23,7 +23,7 @@ from torch_webgpu_compile.ir.verify_schedule import verify_prepared
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import Plan
 from torch_webgpu_compile.plan.verify import verify_plan
-from torch_webgpu_compile.scheduler.preparation import separate
+from torch_webgpu_compile.scheduler.rewrites.preparation import separate
 from torch_webgpu_compile.target import Machine
 
 

@@ -12,13 +12,14 @@ import torch
 
 from tests.compilations import compile_function
 from tests.unit.test_signature import S, buffer, output, plan
-from torch_webgpu_compile import atoms, expressions, plan_cache
-from torch_webgpu_compile.atoms import Symbol
-from torch_webgpu_compile.interning import InternTable
+from torch_webgpu_compile import plan_cache
+from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.plan.model import PlanInput
 from torch_webgpu_compile.recent import Recent, most_sizes
-from torch_webgpu_compile.signature import Signature
-from torch_webgpu_compile.sizes import as_expr, floordiv, iteration, symbol
+from torch_webgpu_compile.symbolic import atoms, expressions
+from torch_webgpu_compile.symbolic.atoms import Symbol
+from torch_webgpu_compile.symbolic.interning import InternTable
+from torch_webgpu_compile.symbolic.sizes import as_expr, floordiv, iteration, symbol
 
 
 def test_the_last_used_are_kept():

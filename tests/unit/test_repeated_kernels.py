@@ -13,8 +13,8 @@ from torch import nn
 from tests.compilations import TARGET, compile_function
 from tests.decoding import Sizes, decode, layers_of
 from torch_webgpu_compile import codegen
-from torch_webgpu_compile.autotune import known_tilings
 from torch_webgpu_compile.ir.renaming import form_of
+from torch_webgpu_compile.tuning.autotune import known_tilings
 
 LARGE = replace(TARGET, max_storage_buffers=32, max_workgroup_nbytes=48 << 10)
 DEPTH = 3

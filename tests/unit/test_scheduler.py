@@ -25,10 +25,10 @@ from torch_webgpu_compile.ir.graph import (
 from torch_webgpu_compile.ir.nodes import Contraction, inputs_of, outputs_of
 from torch_webgpu_compile.ir.scalar import loads_of
 from torch_webgpu_compile.ir.verify import verify_loop_graph
-from torch_webgpu_compile.scheduler.equal_nodes import share_equal_nodes
-from torch_webgpu_compile.scheduler.inline import inline_producers
-from torch_webgpu_compile.scheduler.split import split_contractions
-from torch_webgpu_compile.sizes import product
+from torch_webgpu_compile.scheduler.rewrites.equal_nodes import share_equal_nodes
+from torch_webgpu_compile.scheduler.rewrites.inline import inline_producers
+from torch_webgpu_compile.scheduler.rewrites.split import split_contractions
+from torch_webgpu_compile.symbolic.sizes import product
 
 randn = torch.randn
 

@@ -24,7 +24,7 @@ from torch_webgpu_compile.plan.model import (
     PlanOutput,
 )
 from torch_webgpu_compile.plan.numbers import HostNumber
-from torch_webgpu_compile.sizes import as_expr, ceildiv, symbol
+from torch_webgpu_compile.symbolic.sizes import as_expr, ceildiv, symbol
 
 S, T = symbol("s0", 2), symbol("s1", 0)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from torch_webgpu_compile import dtypes
+from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.plan.model import CopyBuffer, Plan, PlanBuffer, PlanInput, PlanOutput
-from torch_webgpu_compile.signature import Signature
-from torch_webgpu_compile.sizes import as_expr, contiguous_strides, product, symbol
+from torch_webgpu_compile.symbolic.sizes import as_expr, contiguous_strides, product, symbol
 
 S = symbol("s0", 2)
 

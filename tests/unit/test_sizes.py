@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_webgpu_compile.sizes import (
+from torch_webgpu_compile.symbolic.sizes import (
     ONE,
     ZERO,
     as_expr,

@@ -17,7 +17,7 @@ import torch
 
 from tests.compilations import TARGET, compile_function
 from tests.plan_mutations import altered, damaged, without_program
-from torch_webgpu_compile import autotune, cache_folder, files, plan_cache
+from torch_webgpu_compile import cache_folder, files, plan_cache
 from torch_webgpu_compile.cache_folder import CacheFolder, CacheWarning
 from torch_webgpu_compile.codegen.matmul_tiling import MatmulTiling
 from torch_webgpu_compile.errors import VerificationError
@@ -26,7 +26,8 @@ from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import Dispatch, HostStep
 from torch_webgpu_compile.plan.verify import verify_plan
 from torch_webgpu_compile.plan_match import verify_match
-from torch_webgpu_compile.sizes import as_symbol
+from torch_webgpu_compile.symbolic.sizes import as_symbol
+from torch_webgpu_compile.tuning import autotune
 
 KEY = hashlib.sha256(b"key").hexdigest()
 OTHER_KEY = hashlib.sha256(b"other").hexdigest()

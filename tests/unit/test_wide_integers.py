@@ -19,7 +19,7 @@ from torch_webgpu_compile.lowering.folding import fold
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import Dispatch
 from torch_webgpu_compile.plan.numbers import HostNumber, number_bits
-from torch_webgpu_compile.sizes import (
+from torch_webgpu_compile.symbolic.sizes import (
     INT64,
     as_expr,
     evaluate,

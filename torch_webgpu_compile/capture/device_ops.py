@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from .. import attention_ops, custom_ops
+from ..torch_ops import attention as attention_ops
+from ..torch_ops import custom_ops
 from . import patterns, random
 
 aten = torch.ops.aten

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import attention_ops
+from ..torch_ops import attention as attention_ops
 from . import random, recurrent, written_calls
 
 MAX_HEAD_SIZE = 256

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from .. import custom_ops as custom_ops  # defines the operators
-
 aten = torch.ops.aten
 
 # The significant bits of each dtype: a uniform number with more of them could round up to 1.

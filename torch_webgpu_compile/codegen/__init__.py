@@ -22,7 +22,7 @@ from ..ir.graph import (
 from ..ir.nodes import Contraction, Fourier, HostCall, Scatter, TriangularSolve
 from ..ir.renaming import form_of
 from ..plan.model import KernelCall
-from ..sizes import ZERO, product
+from ..symbolic.sizes import ZERO, product
 from ..target import Target
 from .attention import generate_attention
 from .attention_gradient import generate_attention_gradient

@@ -11,7 +11,7 @@ from ..ir.graph import AnchorGroup, Buffer
 from ..ir.nodes import anchor_symbols
 from ..ir.scalar import Scalar
 from ..plan.model import KernelCall
-from ..sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
+from ..symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
 from ..target import Target
 from .buffer_access import VECTOR
 from .epilogue import Store, anchor_members, render_epilogue, store_is_vector

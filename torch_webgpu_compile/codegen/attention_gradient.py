@@ -10,7 +10,7 @@ from ..ir.graph import Buffer, Member
 from ..ir.scalar import Scalar, const
 from ..ir.spaces import symbol_keys
 from ..plan.model import KernelCall
-from ..sizes import ZERO, Expr, Symbol, atom_expr, ceildiv, iteration, product
+from ..symbolic.sizes import ZERO, Expr, Symbol, atom_expr, ceildiv, iteration, product
 from ..target import Target
 from .attention import Operand
 from .attention_gradient_tiling import (

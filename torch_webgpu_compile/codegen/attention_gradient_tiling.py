@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..sizes import Expr
+from ..symbolic.sizes import Expr
 from ..target import Target
 
 

@@ -10,7 +10,7 @@ from ..ir.graph import AnchorGroup, Buffer
 from ..ir.scalar import Index, Masked, Op, Scalar, cast, scalar_symbols
 from ..ir.spaces import iteration_symbols
 from ..plan.model import KernelCall
-from ..sizes import Expr, ceildiv, iteration, product
+from ..symbolic.sizes import Expr, ceildiv, iteration, product
 from ..target import Target
 from .attention import Operand, OperandMaker
 from .buffer_access import VECTOR
@@ -20,7 +20,7 @@ from .tiling import AttentionPartsTiling, choose_attention_parts_tiling
 
 
 class NewRow(NamedTuple):
-    """A row that is loaded from elsewhere; see `scheduler.new_rows`.
+    """A row that is loaded from elsewhere; see `scheduler.rewrites.new_rows`.
 
     Attributes:
         condition: of row n, one lane; holds for one row at most.

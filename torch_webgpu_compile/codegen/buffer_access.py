@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..dtypes import DType, Kind
 from ..ir.graph import Buffer
-from ..sizes import Expr
+from ..symbolic.sizes import Expr
 
 VECTOR = 4
 PAIR = 2

@@ -9,7 +9,7 @@ from ..ir.graph import AnchorGroup, Buffer, ContractionGroup, PairGroup, Sibling
 from ..ir.nodes import Contraction
 from ..ir.spaces import Origin
 from ..plan.model import KernelCall
-from ..sizes import ZERO, Expr, Symbol, as_expr, ceildiv, iteration, product
+from ..symbolic.sizes import ZERO, Expr, Symbol, as_expr, ceildiv, iteration, product
 from ..target import Target
 from .buffer_access import VECTOR
 from .epilogue import Store, anchor_members, render_epilogue, store_is_vector

@@ -15,7 +15,7 @@ from ..ir.graph import Buffer, ForeachGroup, MapGroup, Member
 from ..ir.scalar import Index, Load
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
-from ..sizes import as_expr, ceildiv, iteration, product
+from ..symbolic.sizes import as_expr, ceildiv, iteration, product
 from ..target import Target
 from .buffer_access import VECTOR
 from .index_wgsl import are_aligned_neighbours

@@ -13,7 +13,7 @@ from ..ir.nodes import Fourier
 from ..ir.scalar import Index, Load, Masked, Scalar, loads_of, walk
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
-from ..sizes import (
+from ..symbolic.sizes import (
     ONE,
     ZERO,
     Expr,

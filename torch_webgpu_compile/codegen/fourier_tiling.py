@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..ir.fourier import MOST_KEPT
-from ..sizes import Expr
+from ..symbolic.sizes import Expr
 from ..target import Target
 from .tiling import power_of_two_at_least
 

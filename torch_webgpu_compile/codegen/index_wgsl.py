@@ -13,7 +13,7 @@ from ..errors import UnsupportedOp
 from ..ir.scalar import Const, Index, Op, Scalar, const, is_host_number, scalar_symbols
 from ..plan.model import Parameter
 from ..plan.numbers import HostNumber
-from ..sizes import (
+from ..symbolic.sizes import (
     INT32,
     INT64,
     LARGEST_SIZE,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..ir.graph import Buffer, JointGroup, JointPart, MapGroup, RowGroup, SingleGroup
 from ..ir.nodes import Scatter
 from ..plan.model import KernelCall
-from ..sizes import as_expr
+from ..symbolic.sizes import as_expr
 from ..target import Target
 from .kernel import Body, KernelBuilder, WorkgroupArray, fold_grid
 from .pointwise import map_body

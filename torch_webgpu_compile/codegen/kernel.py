@@ -11,7 +11,7 @@ from ..ir.graph import Buffer, Member
 from ..ir.spaces import Origin
 from ..plan.model import Kernel, KernelCall, Parameter
 from ..plan.numbers import HostNumber
-from ..sizes import (
+from ..symbolic.sizes import (
     ONE,
     ZERO,
     Atom,

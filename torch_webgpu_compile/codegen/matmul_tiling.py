@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ..sizes import Expr
+from ..symbolic.sizes import Expr
 from ..target import Target
 
 _UNKNOWN = 512  # sizes that a call decides count as large

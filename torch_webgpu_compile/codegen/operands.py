@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..ir.nodes import Contraction
 from ..ir.scalar import Index, Scalar, loads_of
 from ..ir.spaces import iteration_symbols, symbol_keys
-from ..sizes import (
+from ..symbolic.sizes import (
     ONE,
     ZERO,
     Expr,

@@ -9,7 +9,7 @@ from ..ir.graph import Buffer, MapGroup, Member
 from ..ir.scalar import Index, Load, Op, checks_of, walk
 from ..ir.spaces import Origin, iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
-from ..sizes import (
+from ..symbolic.sizes import (
     Expr,
     Symbol,
     ceildiv,

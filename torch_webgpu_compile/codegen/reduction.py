@@ -12,7 +12,7 @@ from ..ir.graph import Buffer, Member, RowGroup
 from ..ir.scalar import Index, Load, Scalar, children, loads_of
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
-from ..sizes import (
+from ..symbolic.sizes import (
     ONE,
     ZERO,
     Expr,

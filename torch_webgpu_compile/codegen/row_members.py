@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..ir.graph import RowGroup
 from ..ir.scalar import Load, Op, Scalar, loads_of, rewrite
 from ..ir.spaces import iteration_symbols, symbol_keys
-from ..sizes import symbols_of
+from ..symbolic.sizes import symbols_of
 
 
 @dataclass(frozen=True, slots=True)

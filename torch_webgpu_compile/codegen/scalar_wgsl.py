@@ -14,7 +14,16 @@ from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
 from ..plan.model import FIRST_CHECK
-from ..sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, linearize, substitute, symbols_of
+from ..symbolic.sizes import (
+    ZERO,
+    Expr,
+    Symbol,
+    as_expr,
+    is_nonnegative,
+    linearize,
+    substitute,
+    symbols_of,
+)
 from .algebra import Algebra, opaque, unknown
 from .buffer_access import VECTOR
 from .casts import bitcast, cast, fitted

@@ -9,7 +9,7 @@ from ..ir.nodes import Scatter
 from ..ir.scalar import Load, index
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
-from ..sizes import ZERO, ceildiv, iteration, linearize, product
+from ..symbolic.sizes import ZERO, ceildiv, iteration, linearize, product
 from ..target import Target
 from .kernel import Body, KernelBuilder, flat_environment
 from .pointwise import generate_map

@@ -17,7 +17,7 @@ from ..dtypes import DType
 from ..errors import AdapterError, OutOfMemoryError
 from ..ir.graph import Buffer
 from ..plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
-from ..sizes import Expr, Symbol, as_expr, as_symbol, upper_bound
+from ..symbolic.sizes import Expr, Symbol, as_expr, as_symbol, upper_bound
 from ..target import Target
 from .buffer_access import Use, access_function, element_type
 from .values import Text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sizes import Expr, ceildiv
+from ..symbolic.sizes import Expr, ceildiv
 from ..target import Machine, Target
 from .buffer_access import VECTOR
 from .index_wgsl import is_multiple_of

@@ -15,7 +15,7 @@ from ..ir.graph import Buffer, MapGroup
 from ..ir.scalar import Index, Load, Masked, Scalar, children
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
-from ..sizes import (
+from ..symbolic.sizes import (
     ONE,
     ZERO,
     Expr,

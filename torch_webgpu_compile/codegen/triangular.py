@@ -7,15 +7,7 @@ from ..ir.nodes import TriangularSolve
 from ..ir.scalar import Scalar
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
-from ..sizes import (
-    Expr,
-    Symbol,
-    ceildiv,
-    delinearize,
-    iteration,
-    linearize,
-    product,
-)
+from ..symbolic.sizes import Expr, Symbol, ceildiv, delinearize, iteration, linearize, product
 from ..target import Target
 from .kernel import KernelBuilder, fold_grid
 from .storage import check_index_range

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ..dtypes import DType
 from ..ir.scalar import Const
-from ..sizes import Expr
+from ..symbolic.sizes import Expr
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,19 +14,20 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from .. import devices, progress
+from .. import devices
+from ..callables.device_graph import DeviceGraph
+from ..callables.signature import Signature
 from ..capture.eager import Argument, CapturedCall, Constant, Output, TensorSpec, capture_call
 from ..compiler import compile_graph, loops_of, native_operators
 from ..counters import counters
 from ..determinism import Switched, is_on, switched
-from ..device_graph import DeviceGraph
 from ..errors import UnsupportedOp
 from ..generators import draw_seeds
+from ..inspection import progress
 from ..options import CompileOptions, resolve
 from ..runtime.device import Device
-from ..signature import Signature
-from ..sizes import evaluate
 from ..storages import data_ptr
+from ..symbolic.sizes import evaluate
 from ..target import BINDING_ALIGNMENT
 from . import outputs
 

@@ -17,7 +17,8 @@ def reset_device(device: torch.device | str | int | None = None) -> None:
     Raises:
         ValueError: it is not a ``webgpu`` device.
     """
-    from .. import static_buffers, storages  # `import torch` imports this file
+    from .. import storages  # `import torch` imports this file
+    from ..callables import static_buffers
     from . import writes
 
     index = devices.resolve_index(device)

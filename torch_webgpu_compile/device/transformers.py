@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from .. import custom_ops
+from ..torch_ops import custom_ops
 from .dispatch import run
 from .untraced import untraced
 

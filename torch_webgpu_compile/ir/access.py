@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..sizes import (
+from ..symbolic.sizes import (
     ONE,
     ZERO,
     Expr,

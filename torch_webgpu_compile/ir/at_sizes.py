@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from ..sizes import Expr, Symbol, as_expr, atom_expr, substitute, symbols_of
+from ..symbolic.sizes import Expr, Symbol, as_expr, atom_expr, substitute, symbols_of
 from .graph import Buffer, GraphInput, GraphOutput, LoopGraph
 from .nodes import Node
 from .ranges import Decisions

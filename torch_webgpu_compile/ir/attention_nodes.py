@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from .. import dtypes
-from ..sizes import Expr, as_expr, ceildiv
+from ..symbolic.sizes import Expr, as_expr, ceildiv
 from .scalar import Scalar
 from .spaces import Computation, Origin, Rule, Space, named_bodies, shape_rule
 

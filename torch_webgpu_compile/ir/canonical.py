@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from ..sizes import product
+from ..symbolic.sizes import product
 from .graph import Buffer, MapGroup
 from .scalar import Checked, Const, Index, Load, Masked, Op, walk
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import dtypes
-from ..sizes import (
-    ONE,
-    ZERO,
-    Expr,
-    FloorDiv,
-    Mod,
-    Symbol,
-    as_expr,
-    substitute,
-    symbols_of,
-)
+from ..symbolic.sizes import ONE, ZERO, Expr, FloorDiv, Mod, Symbol, as_expr, substitute, symbols_of
 from .scalar import Index, Scalar, apply, const, rewrite
 
 

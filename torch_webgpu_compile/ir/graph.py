@@ -10,7 +10,7 @@ from operator import or_
 from typing import Any, Generic, TypeVar
 
 from ..dtypes import DType
-from ..sizes import Expr, product
+from ..symbolic.sizes import Expr, product
 from ..target import Target
 from .nodes import AnchorNode, HostCall, Node, SingleNode, inputs_of, outputs_of, reports
 from .scalar import Scalar, checks_of, loads_of

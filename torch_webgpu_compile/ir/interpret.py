@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import VerificationError
-from ..sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
+from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
 from . import attention
 from .attention_nodes import Attention, AttentionGradient
 from .graph import Buffer, GraphOutput, LoopGraph, is_effect

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .. import dtypes
 from ..dtypes import Kind
-from ..sizes import Expr, as_expr, symbols_of
+from ..symbolic.sizes import Expr, as_expr, symbols_of
 from .attention_nodes import Attention, AttentionGradient
 from .scalar import Scalar, checks_of, loads_of
 from .spaces import (

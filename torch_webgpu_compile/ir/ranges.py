@@ -8,7 +8,7 @@ but Mesa 22.3 decides comparisons of widened integers wrongly.
 from __future__ import annotations
 
 from ..dtypes import DType, Kind
-from ..sizes import upper_bound
+from ..symbolic.sizes import upper_bound
 from .scalar import Const, Index, Masked, Op, Scalar, const, rewrite
 
 Range = tuple[int, int]

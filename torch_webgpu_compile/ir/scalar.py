@@ -17,8 +17,8 @@ import numpy as np
 from .. import dtypes
 from ..checks import IndexCheck
 from ..dtypes import DType, Kind
-from ..interning import InternTable, reduced
-from ..sizes import Expr, IntLike, Symbol, as_expr, substitute, symbols_of
+from ..symbolic.interning import InternTable, reduced
+from ..symbolic.sizes import Expr, IntLike, Symbol, as_expr, substitute, symbols_of
 from . import float8
 
 _table = InternTable()

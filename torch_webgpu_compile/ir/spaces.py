@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
-from ..sizes import Expr, IntLike, Symbol, as_symbol, iteration
+from ..symbolic.sizes import Expr, IntLike, Symbol, as_symbol, iteration
 from .scalar import Scalar
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ..sizes import Expr, Symbol, contiguous_strides, symbols_of
+from ..symbolic.sizes import Expr, Symbol, contiguous_strides, symbols_of
 from .graph import (
     AnchorGroup,
     Buffer,

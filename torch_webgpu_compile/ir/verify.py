@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 
 from .. import dtypes
 from ..errors import VerificationError
-from ..sizes import Expr, Symbol, symbols_of
+from ..symbolic.sizes import Expr, Symbol, symbols_of
 from .graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, is_effect
 from .nodes import computed_at, inputs_of, outputs_of
 from .scalar import OPS, Checked, Index, Load, Masked, Op, Scalar, scalar_symbols, walk

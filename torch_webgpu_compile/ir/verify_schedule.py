@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..errors import VerificationError
-from ..sizes import linearize
+from ..symbolic.sizes import linearize
 from .canonical import canonical_form
 from .graph import (
     BufferOrigin,

@@ -7,7 +7,7 @@ import math
 import torch
 
 from ..ir.scalar import Scalar, apply
-from ..sizes import ONE
+from ..symbolic.sizes import ONE
 from .builder import Builder, operand
 from .pointwise import elementwise
 from .registry import lowers

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .. import attention_ops as attention_ops  # defines the operators
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
-from ..sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, linearize
+from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, linearize
 from .builder import Builder, masked
 from .random import BITS, random_bits
 from .registry import NotLowered, lowers

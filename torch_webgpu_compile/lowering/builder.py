@@ -25,7 +25,7 @@ from ..ir.scalar import (
     walk,
 )
 from ..ir.spaces import Origin
-from ..sizes import ONE, ZERO, Expr, contiguous_strides
+from ..symbolic.sizes import ONE, ZERO, Expr, contiguous_strides
 from ..target import Target
 from .folding import fold, narrow
 from .promotion import Operand

@@ -15,7 +15,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.nodes import Contraction
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, ZERO, Expr, IntLike, as_expr, is_less, is_nonnegative, product
+from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, is_less, is_nonnegative, product
 from .builder import Builder, masked
 from .matmul import add_scaled, is_contractible, wide_dtype
 from .normalization import channelwise

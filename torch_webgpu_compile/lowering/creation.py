@@ -11,7 +11,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import Expr, IntLike, as_expr
+from ..symbolic.sizes import Expr, IntLike, as_expr
 from .builder import Builder, operand
 from .promotion import compute_dtype
 from .registry import lowers

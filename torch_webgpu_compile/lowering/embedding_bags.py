@@ -10,7 +10,7 @@ import torch
 
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import Expr, IntLike
+from ..symbolic.sizes import Expr, IntLike
 from .builder import Builder, masked
 from .index_checks import data_index
 from .promotion import compute_dtype

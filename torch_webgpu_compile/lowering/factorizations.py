@@ -13,7 +13,7 @@ import torch
 from .. import dtypes
 from ..ir.nodes import TriangularSolve
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ZERO, Expr, as_expr
+from ..symbolic.sizes import ZERO, Expr, as_expr
 from .builder import Builder, masked
 from .registry import NotLowered, lowers
 from .value import Value, broadcast_index, expand, permute, positions

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import UnsupportedOp
 from ..ir.nodes import BufferArgument, HostCall
-from ..sizes import Expr, evaluate
+from ..symbolic.sizes import Expr, evaluate
 from .builder import Builder
 from .value import Value
 

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .. import dtypes
 from ..ir.scalar import Index, apply, cast, const
-from ..sizes import Expr, IntLike, as_expr
+from ..symbolic.sizes import Expr, IntLike, as_expr
 from .builder import Builder
 from .fx_nodes import bytes_of
 from .registry import NotLowered, lowers

@@ -24,7 +24,7 @@ from ..ir.scalar import (
     const,
     rewrite,
 )
-from ..sizes import (
+from ..symbolic.sizes import (
     INT64,
     Expr,
     as_expr,

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from .. import dtypes
-from .. import fft_ops as fft_ops  # defines the operators
 from ..ir import fourier
 from ..ir.scalar import Index, apply, cast, const
-from ..sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, mod
+from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, mod
 from .builder import Builder, masked
 from .fourier_nodes import (
     PAIR,

@@ -18,7 +18,7 @@ from ..ir import fourier
 from ..ir.graph import Buffer
 from ..ir.nodes import Fourier
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import Expr, as_expr, floordiv, mod
+from ..symbolic.sizes import Expr, as_expr, floordiv, mod
 from .builder import Builder, masked
 from .value import Value, positions
 

@@ -13,7 +13,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, ZERO, Expr, IntLike, product
+from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, product
 from .builder import Builder
 from .pooling import ravel, spread, unravel
 from .promotion import compute_dtype, rounded_to

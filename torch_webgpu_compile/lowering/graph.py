@@ -17,7 +17,7 @@ from ..errors import UnsupportedOp, VerificationError
 from ..ir.graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
 from ..ir.scalar import Index, Load, const, loads_of
 from ..ir.spaces import Origin
-from ..sizes import ONE, Expr, as_expr
+from ..symbolic.sizes import ONE, Expr, as_expr
 from ..target import Target
 from .builder import Builder, Signature, as_value
 from .fallback import OnFallback, host_call

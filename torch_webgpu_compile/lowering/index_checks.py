@@ -12,7 +12,7 @@ from ..checks import IndexCheck
 from ..dtypes import Kind
 from ..ir.nodes import Node, Pointwise, Reduction, outputs_of
 from ..ir.scalar import Checked, Const, Index, Load, Op, Scalar, apply, cast, const
-from ..sizes import (
+from ..symbolic.sizes import (
     INT32,
     Expr,
     as_expr,

@@ -13,7 +13,7 @@ import torch
 from .. import dtypes
 from ..dtypes import Kind
 from ..ir.scalar import Index, apply, cast, const
-from ..sizes import ONE, ZERO, Expr, IntLike
+from ..symbolic.sizes import ONE, ZERO, Expr, IntLike
 from .builder import Builder, as_value, masked
 from .index_checks import data_index, data_position
 from .pointwise import plus

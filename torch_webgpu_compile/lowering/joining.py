@@ -8,7 +8,7 @@ import torch
 
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
-from ..sizes import ONE, ZERO, IntLike, is_nonnegative
+from ..symbolic.sizes import ONE, ZERO, IntLike, is_nonnegative
 from .builder import Builder, masked, operand
 from .convolution import all_of, in_range
 from .registry import lowers

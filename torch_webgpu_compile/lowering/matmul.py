@@ -14,7 +14,7 @@ from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.nodes import Contraction
 from ..ir.scalar import Scalar, apply, cast, const
-from ..sizes import ONE, ZERO, Expr
+from ..symbolic.sizes import ONE, ZERO, Expr
 from .builder import Builder, operand
 from .pointwise import elementwise, plus, scaled, times
 from .promotion import Operand, compute_dtype

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ..ir.scalar import Scalar, apply, cast, const
-from ..sizes import ONE, Expr, IntLike, as_expr
+from ..symbolic.sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder, Signature
 from .promotion import compute_dtype
 from .reductions import Reducing, count_scalar, dims_of, variance

@@ -14,7 +14,7 @@ from functools import cached_property
 from .. import dtypes
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const, walk
 from ..ir.spaces import symbol_keys
-from ..sizes import ONE, ZERO, Expr, as_symbol, delinearize, linearize, product, symbols_of
+from ..symbolic.sizes import ONE, ZERO, Expr, as_symbol, delinearize, linearize, product, symbols_of
 from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .pointwise import plus

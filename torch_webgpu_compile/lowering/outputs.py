@@ -9,7 +9,16 @@ from ..ir.graph import Buffer, BufferOrigin, GraphOutput
 from ..ir.nodes import HostCall, Pointwise
 from ..ir.scalar import Index, Load, scalar_symbols
 from ..ir.spaces import iteration_symbols, symbol_keys
-from ..sizes import ONE, ZERO, Expr, Symbol, as_symbol, contiguous_strides, linearize, symbols_of
+from ..symbolic.sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    Symbol,
+    as_symbol,
+    contiguous_strides,
+    linearize,
+    symbols_of,
+)
 from .builder import Builder
 from .value import Value, positions, view
 

@@ -9,7 +9,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.scalar import Scalar, apply, cast, const
-from ..sizes import Expr
+from ..symbolic.sizes import Expr
 from .builder import Builder, operand
 from .promotion import Operand, compute_dtype, float_dtype, result_dtype, rounded_to
 from .registry import lowers

@@ -8,7 +8,7 @@ from fractions import Fraction
 import torch
 
 from ..ir.scalar import Scalar, apply
-from ..sizes import IntLike
+from ..symbolic.sizes import IntLike
 from .builder import Builder
 from .pointwise import elementwise
 from .promotion import float_dtype

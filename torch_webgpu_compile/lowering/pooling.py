@@ -12,7 +12,7 @@ import torch
 
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, ZERO, Expr, IntLike, as_expr, ceildiv, contiguous_strides
+from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, ceildiv, contiguous_strides
 from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .folding import fold

@@ -12,7 +12,7 @@ import torch
 
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import Expr, IntLike, ceildiv
+from ..symbolic.sizes import Expr, IntLike, ceildiv
 from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .pooling import AdaptiveWindows, Windows, spread, window_divisor

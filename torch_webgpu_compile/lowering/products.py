@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..ir.scalar import Scalar, apply, cast, const
-from ..sizes import ONE
+from ..symbolic.sizes import ONE
 from .builder import Builder
 from .indexing import broadcast_sizes
 from .matmul import add_scaled, matmul, wide_dtype

@@ -14,7 +14,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.scalar import Scalar, apply, const
-from ..sizes import Expr
+from ..symbolic.sizes import Expr
 from .symbols import dtype_of, torch_dtype
 from .value import Value
 

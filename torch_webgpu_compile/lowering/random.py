@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from .. import custom_ops, dtypes
+from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ZERO, Expr, as_expr, contiguous_strides, linearize
+from ..symbolic.sizes import ZERO, Expr, as_expr, contiguous_strides, linearize
+from ..torch_ops import custom_ops
 from .builder import Builder
 from .registry import lowers
 from .value import Value, positions

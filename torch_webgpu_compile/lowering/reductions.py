@@ -14,7 +14,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, Expr, product
+from ..symbolic.sizes import ONE, Expr, product
 from .builder import Builder, as_value
 from .promotion import compute_dtype
 from .registry import lowers

@@ -15,7 +15,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, Expr, IntLike, as_expr
+from ..symbolic.sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder
 from .fixed_point_resampling import resample_uint8
 from .folding import fold

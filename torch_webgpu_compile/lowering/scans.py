@@ -15,7 +15,7 @@ import torch
 
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const, neutral
-from ..sizes import ONE, Expr, as_expr, ceildiv
+from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv
 from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .index_checks import data_index

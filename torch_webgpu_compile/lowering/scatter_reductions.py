@@ -13,7 +13,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const, neutral
-from ..sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize, product
+from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize, product
 from .builder import Builder, as_value, masked
 from .convolution import all_of, in_range
 from .index_checks import data_index

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Scalar, cast
-from ..sizes import ONE, Expr
+from ..symbolic.sizes import ONE, Expr
 from .builder import Builder
 from .ordered_updates import Updates, ordered, summed
 from .registry import NotLowered

@@ -9,7 +9,7 @@ import torch
 from .. import dtypes
 from ..dtypes import Kind
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import Expr, upper_bound
+from ..symbolic.sizes import Expr, upper_bound
 from .builder import Builder, as_value
 from .promotion import Operand, compute_dtype, promote
 from .registry import lowers

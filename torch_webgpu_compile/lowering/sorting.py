@@ -11,7 +11,7 @@ import torch
 
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..sizes import ONE, Expr, IntLike, as_expr, ceildiv
+from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, ceildiv
 from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .promotion import compute_dtype

@@ -20,7 +20,18 @@ from .. import dtypes
 from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const
-from ..sizes import INT64, ONE, Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, symbol
+from ..symbolic.sizes import (
+    INT64,
+    ONE,
+    Expr,
+    as_expr,
+    ceildiv,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    symbol,
+)
 
 _TO_DTYPE: dict[torch.dtype, DType] = {
     getattr(torch, dtype.name): dtype for dtype in dtypes.DTYPES if hasattr(torch, dtype.name)

@@ -14,7 +14,7 @@ from ..dtypes import DType
 from ..ir.gathering import substitute_scalars
 from ..ir.scalar import Index, Scalar, cast, const
 from ..ir.spaces import iteration_symbols, symbol_keys
-from ..sizes import (
+from ..symbolic.sizes import (
     ONE,
     ZERO,
     Expr,

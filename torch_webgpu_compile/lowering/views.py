@@ -14,7 +14,7 @@ import torch
 from ..dtypes import Kind
 from ..errors import UnsupportedOp
 from ..ir.scalar import apply, cast
-from ..sizes import ONE, ZERO, Expr, IntLike, as_expr, linearize
+from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, linearize
 from .builder import Builder
 from .registry import NotLowered, lowers
 from .value import (

@@ -24,7 +24,7 @@ from reprlib import repr as brief
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from ..dtypes import BY_NAME, DType
-from ..sizes import INT64, Expr
+from ..symbolic.sizes import INT64, Expr
 from .model import HostBuffer, HostConstant
 from .size_json import Json, decode_expr, encode_expr
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from .. import dtypes
 from ..checks import IndexCheck
 from ..dtypes import DType
-from ..sizes import ONE, ZERO, Expr, Symbol, as_expr, evaluate
+from ..symbolic.sizes import ONE, ZERO, Expr, Symbol, as_expr, evaluate
 from .numbers import HostNumber
 
 VERSION = 6

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..sizes import INT64, Expr, Symbol, evaluate, symbols_of
+from ..symbolic.sizes import INT64, Expr, Symbol, evaluate, symbols_of
 
 
 @dataclass(frozen=True, slots=True)

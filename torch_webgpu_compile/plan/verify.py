@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 from ..errors import VerificationError
-from ..sizes import ZERO, Expr, as_expr, atom_expr, is_nonnegative, symbols_of
+from ..symbolic.sizes import ZERO, Expr, as_expr, atom_expr, is_nonnegative, symbols_of
 from ..target import BINDING_ALIGNMENT
 from .model import (
     FIRST_CHECK,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..sizes import Expr
+from ..symbolic.sizes import Expr
 
 
 @dataclass(frozen=True, slots=True)

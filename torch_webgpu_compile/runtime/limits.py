@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..dtypes import float32
 from ..plan.model import Binding, Dispatch, Kernel, KernelBinding, Plan, PlanBuffer
-from ..sizes import ONE, ZERO, Expr, as_expr
+from ..symbolic.sizes import ONE, ZERO, Expr, as_expr
 from ..target import Machine
 from .device import Device
 from .executor import BoundPlan, Executor

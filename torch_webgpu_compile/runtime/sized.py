@@ -24,7 +24,7 @@ from ..plan.model import (
     bound_nbytes,
 )
 from ..plan.numbers import HostNumber, number_bits
-from ..sizes import INT32, evaluate
+from ..symbolic.sizes import INT32, evaluate
 from ..target import BINDING_ALIGNMENT
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.scalar import Index, Load, Scalar, loads_of, substitute_symbols
-from ..sizes import (
+from ..symbolic.sizes import (
     ONE,
     ZERO,
     Expr,

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.compiling import compiled
-from torch_webgpu_compile import counters, plan_cache, precompiled
-from torch_webgpu_compile.compiled import CompiledGraph
-from torch_webgpu_compile.device_graph import DeviceGraph
+from torch_webgpu_compile import counters, plan_cache
+from torch_webgpu_compile.callables import precompiled
+from torch_webgpu_compile.callables.device_graph import DeviceGraph
+from torch_webgpu_compile.callables.host_graph import CompiledGraph
 from torch_webgpu_compile.options import CompileOptions
 
 CHANNELS = 8

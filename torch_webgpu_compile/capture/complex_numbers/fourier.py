@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import fft_ops as fft_ops  # defines the operators
 from .pair import Pair, as_pair, join, separate
 from .registry import Call, rule
 

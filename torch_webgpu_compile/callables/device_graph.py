@@ -1,0 +1,399 @@
+"""`DeviceGraph`: a compiled graph on ``webgpu`` tensors. Nothing passes through the host.
+
+Arguments are bound where they are. Results get memory of their own, which the kernels write. An
+argument that the graph changes is written where it is, if the plan says so; else it gets new memory
+in the same way, which replaces its storage's when it is all of that storage (`storages.replace`),
+and is copied into it otherwise.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import devices, storages
+from ..copying import write_part
+from ..counters import counters
+from ..errors import SharedMemoryError
+from ..generators import draw_seeds
+from ..plan.model import HostStep, Plan
+from ..runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
+from ..runtime.device import Device, GpuBuffer
+from ..runtime.executor import Executor
+from ..runtime.launcher import Launcher
+from ..runtime.sized import Place
+from ..symbolic.sizes import evaluate
+from ..target import BINDING_ALIGNMENT
+from .host_calls import HostCalls
+from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
+from .specialized import PlanAt, Specialized
+from .static_buffers import same_layout, with_layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Where a value that outlives the call is.
+
+    Attributes:
+        position: among the launcher's buffers.
+        constant: the plan's own buffer that it is in, instead.
+        nbytes: if not 0, it is needed twice, or is also an input: it has to be copied.
+    """
+
+    position: int
+    constant: GpuBuffer | None
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What a call with known sizes does.
+
+    Attributes:
+        buffers: None in every place that a call fills. The others are the same in all calls: what
+            no kernel reads, and intermediates of a few bytes.
+        inputs: the arguments, with their positions among the buffers.
+        places: (nbytes, positions) of the memory that every call gets anew.
+        tensors, mutations: where the values of the variant's recipes are.
+        alone: calls may not be recorded side by side, as they share memory.
+    """
+
+    launch: Launcher
+    buffers: list[GpuBuffer | None]
+    inputs: tuple[tuple[UploadRecipe, int], ...]
+    places: tuple[tuple[int, tuple[int, ...]], ...]
+    tensors: tuple[_Kept, ...]
+    mutations: tuple[_Kept, ...]
+    dispatch_count: int
+    alone: bool
+
+
+def _ready(executor: Executor, variant: Variant) -> _Ready:
+    plan, sizes = executor.plan, variant.sizes
+    launcher = executor.launcher(sizes)
+    position = {name: k for k, name in enumerate(launcher.names)}
+    inputs = tuple((recipe, position[recipe.buffer]) for recipe in variant.uploads)
+    found = [
+        (place.nbytes, tuple(position[name] for name in place.names), _is_kept(place))
+        for place in launcher.places
+    ]
+    places = tuple((nbytes, positions) for nbytes, positions, kept in found if not kept)
+    filled = {p for _, p in inputs} | {p for _, positions, _ in found for p in positions}
+    # Arguments that no kernel reads: any memory will do.
+    buffers = [
+        None if k in filled else executor.device.allocate(evaluate(plan.buffers[n].nbytes, sizes))
+        for k, n in enumerate(launcher.names)
+    ]
+    # Other memory in each call would be other bind groups in each call.
+    for nbytes, positions, kept in found:
+        memory = executor.device.allocate(nbytes) if kept else None
+        for p in positions:
+            buffers[p] = memory
+    taken: set[str] = set()
+
+    def keep(name: str, in_place: bool = False) -> _Kept:
+        shared = name in taken or not (in_place or plan.buffers[name].role == "output")
+        taken.add(name)
+        nbytes = evaluate(plan.buffers[name].nbytes, sizes) if shared else 0
+        return _Kept(position.get(name, -1), launcher.constants.get(name), nbytes)
+
+    return _Ready(
+        launcher,
+        buffers,
+        inputs,
+        places,
+        tuple(keep(recipe.buffer) for recipe in variant.tensors),
+        tuple(keep(recipe.buffer, recipe.in_place) for recipe in variant.mutations),
+        launcher.dispatch_count,
+        any(isinstance(step, HostStep) for step in plan.steps) or any(kept for *_, kept in found),
+    )
+
+
+def _is_kept(place: Place) -> bool:
+    """Whether memory of intermediates is so little that it is not returned after a call."""
+    return isinstance(place.key, int) and place.nbytes <= SMALL_NBYTES
+
+
+class _Numbers:
+    """Memory for the numbers of calls: a few buffers in turn, so that bind groups can be reused."""
+
+    _MOST = 8
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._used: deque[tuple[GpuBuffer, int]] = deque()
+
+    def upload(self, data: bytes) -> GpuBuffer:
+        """A buffer with this content. Give it to `recorded` after the commands that read it."""
+        if len(data) > SMALL_NBYTES:
+            return self._device.upload_new(data)
+        try:
+            buffer, batch = self._used.popleft()
+        except IndexError:
+            return self._device.upload_small(data)
+        if batch < self._device.queue.sent:  # no pending command needs what it holds
+            self._device.upload_small(data, buffer)
+            return buffer
+        self._used.appendleft((buffer, batch))
+        return self._device.upload_small(data)
+
+    def recorded(self, buffer: GpuBuffer) -> None:
+        """Tells that all commands that read ``buffer`` are recorded: it can be used again later."""
+        if len(self._used) < self._MOST and buffer.nbytes == SMALL_NBYTES:
+            self._used.append((buffer, self._device.queue.batch))
+
+
+class DeviceGraph:
+    """A function of a list of arguments, which it empties, to a list of results.
+
+    It may be called from several threads. A failed call leaves itself and the arguments as they
+    were, except for what it changes in place.
+
+    Args:
+        plan: what to run.
+        device: where.
+        index: the device's number in PyTorch.
+        signature: what the plan's inputs and outputs are to PyTorch; without static inputs.
+        plan_at: makes the plans for sizes at which this one cannot run; see `specialized`.
+
+    Raises (when called):
+        DeviceError: the GPU refused; the subclass and the message say what.
+        DeviceLostError: the device, or the one that arguments were on, was lost. After
+            ``torch.webgpu.reset_device`` new arguments are computed with on the new device.
+    """
+
+    _boxed_call = True
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        index: int,
+        signature: Signature,
+        plan_at: PlanAt | None = None,
+    ) -> None:
+        self.plan = plan
+        self.device = device
+        self.index = index
+        self.signature = signature
+        self.executor = Executor(plan, device, HostCalls(plan))
+        self._lock = threading.Lock()
+        self.plan_at = plan_at
+        self._larger: Specialized[DeviceGraph] | None = None
+        if plan_at is not None:
+            self._larger = Specialized(plan_at, device)
+        self._numbers = _Numbers(device)
+        device.add_reclaimable(self)
+        self._own = devices.torch_device(index)  # comparing with it is quicker than `device.type`
+
+    def _with_plan(self, plan: Plan) -> DeviceGraph:
+        return DeviceGraph(plan, self.device, self.index, replace(self.signature, plan=plan))
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        values = arguments[:]
+        arguments.clear()
+        return self.run(values)
+
+    def run(self, values: list[Any]) -> list[Any]:
+        """A call; ``values`` are its arguments, a list that the call may change."""
+        if self.signature.seeds:
+            values.append(draw_seeds(self.index, self.signature.seeds))
+        if self.signature.lazy:
+            return self.signature.call(self.run_seeded, values)
+        return self.run_seeded(values)
+
+    def run_seeded(self, values: list[Any]) -> list[Any]:
+        """The call on a list of arguments, the last of which are the seeds if there are any."""
+        variant = self.signature.variant(values)
+        ready: _Ready | None = variant.ready
+        if ready is None:
+            if self._larger is not None and not variant.fits(self.device.target):
+                return self._larger(variant.sizes, self._with_plan).run_seeded(values)
+            ready = self._prepare(variant)
+        buffers: list[Any] = ready.buffers[:]
+        numbers: GpuBuffer | None = None
+        for recipe, position in ready.inputs:
+            value = values[recipe.position]
+            if isinstance(value, bytes):
+                buffers[position] = numbers = self._numbers.upload(value)
+            else:
+                buffers[position] = self._memory(value, recipe)
+        allocate = self.device.allocate
+        for nbytes, positions in ready.places:
+            buffer = allocate(nbytes)
+            for position in positions:
+                buffers[position] = buffer
+        try:
+            self._launch(ready, buffers)
+        except SharedMemoryError:
+            self._copy_changed(variant, ready, values, buffers)
+            self._launch(ready, buffers)
+        if numbers is not None:
+            self._numbers.recorded(numbers)
+        counters.add_call(ready.dispatch_count, 0, 0)
+        results: list[Any] = list(variant.constants)
+        for made, kept in zip(variant.tensors, ready.tensors, strict=True):
+            self._add_results(made, self._kept(kept, buffers), results)
+        for mutation, kept in zip(variant.mutations, ready.mutations, strict=True):
+            self._assign(values[mutation.position], mutation, self._kept(kept, buffers))
+        for output, position in self.signature.forwarded:
+            results[output] = values[position]
+        return results
+
+    def _launch(self, ready: _Ready, buffers: list[Any]) -> None:
+        if ready.alone:
+            with self.executor.lock:
+                ready.launch(buffers)
+        else:
+            ready.launch(buffers)
+
+    def _copy_changed(
+        self, variant: Variant, ready: _Ready, values: list[Any], buffers: list[Any]
+    ) -> None:
+        """Copies of what is changed in place where the call has that memory twice.
+
+        `_assign` writes them back.
+        """
+        recipes = {recipe.position: recipe for recipe in variant.uploads}
+        loans = Counter(id(_memory_of(buffer)) for buffer in buffers)
+        for mutation, kept in zip(variant.mutations, ready.mutations, strict=True):
+            shared = mutation.in_place and loans[id(_memory_of(buffers[kept.position]))] > 1
+            if shared and values[mutation.position].device.type == devices.NAME:
+                recipe = recipes[mutation.position]
+                buffers[kept.position] = self._copied(values[mutation.position], recipe)
+
+    def _kept(self, kept: _Kept, buffers: list[Any]) -> GpuBuffer:
+        """The memory of a value after the call, a copy where something else needs it too."""
+        source: GpuBuffer = buffers[kept.position] if kept.constant is None else kept.constant
+        if not kept.nbytes:
+            return source
+        copy = self.device.allocate(kept.nbytes)
+        self.device.copy(source, 0, copy, 0, round_up(kept.nbytes, 4))
+        return copy
+
+    def _prepare(self, variant: Variant) -> _Ready:
+        if self.device.is_lost:
+            self._rebind()
+        with self.executor.lock:
+            if variant.ready is None:
+                variant.ready = _ready(self.executor, variant)
+            made: _Ready = variant.ready
+            return made
+
+    def forget_sizes(self) -> None:
+        """Drops what was made for the sizes of earlier calls; later ones make it again."""
+        self.signature.forget()
+
+    def reclaim(self) -> None:
+        """Forgets what was prepared for calls, with its memory; `_prepare` does it again."""
+        self.forget_sizes()
+
+    def _rebind(self) -> None:
+        """Goes on, on the device that was opened after a loss.
+
+        Raises:
+            DeviceLostError: there is none yet.
+        """
+        device = devices.get_device(self.index)
+        with self._lock:
+            if device is self.device:
+                return
+            self.executor = Executor(self.plan, device, HostCalls(self.plan))
+            self._numbers = _Numbers(device)
+            self.forget_sizes()
+            if self.plan_at is not None:
+                self._larger = Specialized(self.plan_at, device)
+            self.device = device
+            device.add_reclaimable(self)
+
+    # ---- in
+
+    def _memory(self, tensor: Tensor, recipe: UploadRecipe) -> AnyBuffer:
+        """The memory of an argument, laid out as the plan expects it."""
+        if tensor.device != self._own and tensor.device.type != devices.NAME:
+            return self._uploaded(tensor, recipe)
+        if tensor.stride() != recipe.strides and not same_layout(tensor, recipe.strides):
+            return self._copied(tensor, recipe)
+        address = storages.data_ptr(tensor)
+        buffer = storages.buffer_at(address)
+        if buffer is None:
+            return self.device.allocate(recipe.nbytes)
+        offset = storages.offset_at(address) - recipe.offset_nbytes
+        if offset == 0:
+            return buffer
+        if offset % BINDING_ALIGNMENT == 0 and offset > 0:
+            return buffer.slice(offset)
+        return self._copied(tensor, recipe)
+
+    def _copied(self, tensor: Tensor, recipe: UploadRecipe) -> GpuBuffer:
+        """New memory with an argument on the device, laid out as the plan expects it."""
+        itemsize = tensor.element_size()
+        storage = storages.new_storage(recipe.offset_nbytes + recipe.nbytes, self.index)
+        start = recipe.offset_nbytes // itemsize
+        sizes: Sequence[int] = tensor.shape
+        strides = recipe.strides
+        with torch.no_grad():
+            if same_layout(tensor, strides) and storages.may_overlap(sizes, strides):
+                # No copy may write elements that share memory: all that lies there, as it is.
+                sizes, strides = (recipe.nbytes // itemsize,), (1,)
+                tensor = tensor.as_strided(sizes, strides)
+            target = storages.new_tensor(storage, tensor.dtype, sizes, strides, start, self.index)
+            target.copy_(tensor)
+        return storages.buffer_of(target)
+
+    def _uploaded(self, tensor: Tensor, recipe: UploadRecipe) -> GpuBuffer:
+        """New memory with an argument that is on the host."""
+        nbytes, start = recipe.nbytes, recipe.offset_nbytes
+        if not nbytes:
+            return self.device.allocate(0)
+        tensor = with_layout(
+            tensor if tensor.device.type == "cpu" else tensor.cpu(), recipe.strides
+        )
+        counters.add(bytes_uploaded=nbytes)
+        if not start:
+            return self.device.upload_new((tensor.data_ptr(), nbytes))
+        buffer = self.device.allocate(start + nbytes)
+        self.device.upload(buffer, (tensor.data_ptr(), nbytes), start)
+        return buffer
+
+    # ---- out
+
+    def _add_results(self, recipe: TensorRecipe, buffer: GpuBuffer, results: list[Any]) -> None:
+        itemsize = recipe.dtype.itemsize
+        offset, index = recipe.offset_nbytes // itemsize, self.index
+        storage = storages.new_storage(recipe.offset_nbytes + recipe.nbytes, index, buffer)
+        for position, view in recipe.results:
+            sizes, strides, start = view or (recipe.sizes, recipe.strides, offset)
+            results[position] = storages.new_tensor(
+                storage, recipe.dtype, sizes, strides, start, index
+            )
+
+    def _assign(self, tensor: Tensor, recipe: MutationRecipe, buffer: GpuBuffer) -> None:
+        """Gives an argument the value that it has after the call."""
+        if not recipe.counted and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+        if recipe.nbytes == 0:
+            return
+        on_device = tensor.device == self._own or tensor.device.type == devices.NAME
+        if recipe.in_place and on_device and _memory_of(buffer) is storages.buffer_of(tensor):
+            return
+        whole = recipe.offset_nbytes == 0 and tensor.stride() == recipe.strides
+        if on_device and whole and storages.fills_storage(tensor):
+            storages.replace(tensor, buffer)
+            return
+        storage = storages.new_storage(recipe.offset_nbytes + recipe.nbytes, self.index, buffer)
+        start = recipe.offset_nbytes // recipe.dtype.itemsize
+        value = storages.new_tensor(
+            storage, recipe.dtype, recipe.sizes, recipe.strides, start, self.index
+        )
+        write_part(tensor.detach(), value)
+
+
+def _memory_of(buffer: AnyBuffer) -> GpuBuffer:
+    return buffer.buffer if isinstance(buffer, BufferSlice) else buffer

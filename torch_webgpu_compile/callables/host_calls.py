@@ -1,0 +1,112 @@
+"""Runs `HostStep`s: ATen overloads on the CPU, from bytes to bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..counters import counters
+from ..dtypes import DType
+from ..plan.model import HostBuffer, HostConstant, HostStep, Plan, PlanBuffer
+from ..symbolic.sizes import Expr, evaluate
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """PyTorch's name of a row of the dtype table."""
+    found = getattr(torch, dtype.name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def find_overload(target: str) -> torch._ops.OpOverload:
+    """The overload with this name, e.g. ``aten.sort.stable``. Raises ValueError for none."""
+    try:
+        namespace, name, overload = target.split(".")
+        found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except (ValueError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"there is no operator {target}") from error
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ValueError(f"{target} is no operator")
+    return found
+
+
+def _constant(name: str) -> Any:
+    """A dtype, layout or memory format of PyTorch by name."""
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+        raise ValueError(f"{name} is no dtype, layout or memory format")
+    return found
+
+
+class HostCalls:
+    """Runs the host steps of a plan with PyTorch; given to an `Executor` as ``host_call``."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._buffers = plan.buffers
+
+    def __call__(
+        self, step: HostStep, arrays: Sequence[Any], sizes: Mapping[str, int]
+    ) -> list[Any]:
+        """Runs a step.
+
+        Args:
+            arrays: the bytes of the step's `HostBuffer`s, in order.
+            sizes: the values of the plan's size symbols.
+
+        Returns:
+            The bytes of the step's outputs in the layouts of their plan buffers; None for an output
+            without a name.
+        """
+        remaining = iter(arrays)
+        arguments = [self._decode(value, remaining, sizes) for value in step.arguments]
+        keywords = {name: self._decode(value, remaining, sizes) for name, value in step.keywords}
+        with torch.no_grad():
+            results = find_overload(step.target)(*arguments, **keywords)
+        counters.add_fallback(step.target)
+        flat = results if isinstance(results, (tuple, list)) else (results,)
+        tensors = [result for result in flat if isinstance(result, torch.Tensor)]
+        return [
+            None if not name else self._encode(self._buffers[name], tensor, sizes)
+            for name, tensor in zip(step.outputs, tensors, strict=False)
+        ]
+
+    def _decode(self, value: Any, arrays: Iterator[Any], sizes: Mapping[str, int]) -> Any:
+        match value:
+            case HostBuffer(name):
+                return tensor_of(self._buffers[name], next(arrays), sizes)
+            case HostConstant("device", name):
+                return torch.device(name)
+            case HostConstant(_, name):
+                return _constant(name)
+            case Expr():
+                return evaluate(value, sizes)
+            case tuple():
+                return [self._decode(item, arrays, sizes) for item in value]
+            case str() if value.startswith("'"):
+                return value[1:]
+            case str() if value.startswith("torch."):
+                return _constant(value)
+            case _:
+                return value
+
+    def _encode(self, buffer: PlanBuffer, tensor: torch.Tensor, sizes: Mapping[str, int]) -> Any:
+        dtype = torch_dtype(buffer.dtype)
+        data = np.zeros(evaluate(buffer.nbytes, sizes), np.uint8)
+        if data.size:
+            tensor_of(buffer, data, sizes).copy_(tensor.to(dtype))
+        return data
+
+
+def tensor_of(buffer: PlanBuffer, data: Any, sizes: Mapping[str, int]) -> torch.Tensor:
+    """The tensor that ``data``, the bytes of a plan buffer, holds; it shares their memory."""
+    dtype = torch_dtype(buffer.dtype)
+    shape = [evaluate(size, sizes) for size in buffer.sizes]
+    strides = [evaluate(stride, sizes) for stride in buffer.strides]
+    if 0 in shape:
+        return torch.empty_strided(shape, strides, dtype=dtype)
+    count = len(data) // dtype.itemsize
+    flat = torch.frombuffer(data, dtype=dtype, count=count)
+    return flat.as_strided(shape, strides, evaluate(buffer.offset, sizes))

@@ -1,0 +1,406 @@
+"""`CompiledGraph`: torch tensors in and out around an `Executor`.
+
+CPU tensors are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_buffers`),
+and so do the values that a forward graph saves for its backward graph: AOTAutograd gets tensors of
+the right shape whose contents are never written; `Resident` on such a tensor is the value.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..counters import counters
+from ..errors import DeviceLostError
+from ..plan.model import Plan
+from ..runtime.buffers import AnyBuffer
+from ..runtime.device import Device, GpuBuffer, reopened
+from ..runtime.executor import BoundPlan, Executor
+from ..runtime.status import Reports
+from . import static_buffers
+from .host_calls import HostCalls
+from .invalidation import watch_optimizers
+from .signature import MutationRecipe, Signature, StaticRecipe, Variant
+from .specialized import PlanAt, Specialized
+from .static_copies import Copies, data_ptr
+
+_RESIDENT = "_webgpu_resident"
+
+
+def _slow_empty_strided(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(sizes, strides, dtype=dtype)
+
+
+# What Inductor's wrappers call: past the dispatcher, a few microseconds faster.
+_empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", _slow_empty_strided)
+_NOTHING_FRESH: dict[str, GpuBuffer] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """The contents, on a GPU, of a tensor that AOTAutograd keeps from forward to backward."""
+
+    device: Device
+    buffer: GpuBuffer
+    strides: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Taken:
+    """What a graph has taken of parameters and buffers of the same addresses.
+
+    Attributes:
+        recipes: of the variants that it is for.
+        errors: `Status.errors` when everything was right; -1 if something is missing.
+        externals: the copies, and what was prepared from them.
+        bound: what was bound last to nothing else, and whose reports.
+    """
+
+    recipes: tuple[StaticRecipe, ...]
+    copies: Copies
+    errors: int = -1
+    externals: dict[str, GpuBuffer] = field(default_factory=dict)
+    bound: tuple[Variant, BoundPlan, Reports | None] | None = None
+
+
+_MOST_TAKEN = 64
+"""Sets of parameters that a graph is ready for, as for layers of a model that share its code."""
+
+
+class CompiledGraph:
+    """A function of a list of arguments, which it empties, to a list of results.
+
+    It may be called from several threads; calls of one graph take turns. A failed call leaves it
+    usable. When the device is lost, the call is made again on a new one.
+
+    Args:
+        plan: what to run.
+        device: where.
+        signature: what the plan's inputs and outputs are to PyTorch.
+        plan_at: makes the plans for sizes at which this one cannot run; see `specialized`.
+
+    Raises (when called):
+        DeviceError: the GPU refused; the subclass and the message say what.
+    """
+
+    _boxed_call = True
+
+    def __init__(
+        self, plan: Plan, device: Device, signature: Signature, plan_at: PlanAt | None = None
+    ) -> None:
+        self.plan = plan
+        self.device = device
+        self.signature = signature
+        self.executor = Executor(plan, device, HostCalls(plan))
+        self.plan_at = plan_at
+        self._larger: Specialized[CompiledGraph] | None = None
+        if plan_at is not None:
+            self._larger = Specialized(plan_at, device)
+        self._static = static_buffers.static_buffers(device)
+        self._static_of = _getter([entry.position for entry in signature.constant])
+        self._taken: OrderedDict[tuple[int, tuple[int, ...]], _Taken] = OrderedDict()
+        self._last: dict[bool, _Taken] = {}
+        self._lock = self.executor.lock
+        self._is_half_written = False  # a failed call may have changed arguments
+        self._static.add_user(self)
+        watch_optimizers()
+        device.add_reclaimable(self)
+
+    def _with_plan(self, plan: Plan) -> CompiledGraph:
+        return CompiledGraph(plan, self.device, replace(self.signature, plan=plan))
+
+    def forget(self) -> None:
+        """Drops the references to GPU copies of parameters; the next call looks them up again."""
+        self._last = {}
+        self._taken = OrderedDict()
+
+    def reclaim(self) -> None:
+        """`forget`, unless a call is running: part of `Device.empty_cache`."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.forget()
+            finally:
+                self._lock.release()
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        values = arguments[:]
+        arguments.clear()
+        return self.run(values)
+
+    def run(self, values: list[Any]) -> list[Any]:
+        """A call; ``values`` are its arguments, a list that the call may change."""
+        if self.signature.lazy:
+            return self.signature.call(self._run, values)
+        return self._run(values)
+
+    def _run(self, values: list[Any]) -> list[Any]:
+        if self.signature.seeds:
+            values.append(torch.empty((self.signature.seeds, 2), dtype=torch.int32).random_())
+        return self._run_seeded(values)
+
+    def _run_seeded(self, values: list[Any]) -> list[Any]:
+        with self._lock:
+            if self.device.is_lost:
+                self._rebind()
+            variant = self.signature.variant(values)
+            if self._larger is not None and not variant.fits(self.device.target):
+                return self._larger(variant.sizes, self._with_plan)._run_seeded(values)
+            try:
+                return self._call(values, variant)
+            except DeviceLostError:
+                if not self.device.is_lost or self._is_half_written:
+                    raise
+                self._rebind()
+                return self._call(values, variant)
+
+    def _rebind(self) -> None:
+        """Goes on, on a new device, after the loss of this one."""
+        lost = self.device
+        device = reopened(lost)
+        executor = Executor(self.plan, device, HostCalls(self.plan))
+        executor.lock = self._lock
+        self.forget()
+        static_buffers.drop(lost)
+        self.executor = executor
+        self._static = static_buffers.static_buffers(device)
+        self._static.add_user(self)
+        if self.plan_at is not None:
+            self._larger = Specialized(self.plan_at, device)
+        self.device = device
+        device.add_reclaimable(self)
+
+    def _call(self, values: list[Any], variant: Variant) -> list[Any]:
+        self._is_half_written = False
+        bound, fresh, states = self._bind(values, variant)
+        uploaded = self._upload(values, variant, bound)
+        try:
+            bound.replay()
+            results, downloaded = self._results(values, variant, bound, fresh, states)
+        except BaseException:
+            self._distrust(values, variant)
+            raise
+        counters.add_call(bound.dispatch_count, uploaded, downloaded)
+        return results
+
+    def _distrust(self, values: list[Any], variant: Variant) -> None:
+        """After a failure, copies of what the plan changes may differ from their tensors."""
+        self._static.invalidate([values[mutation.position] for mutation in variant.mutations])
+
+    # ---- in
+
+    def _bind(
+        self, values: list[Any], variant: Variant
+    ) -> tuple[BoundPlan, dict[str, GpuBuffer], Copies | None]:
+        """Memory for this call; also the buffers of outputs that outlive it, and of states."""
+        taken = self._take_constant(values, variant)
+        # What the calling thread's kernels report goes to a buffer of its own.
+        reports = self.device.status.own() if self.executor.checks_indices else None
+        known = taken.bound
+        if known is not None and known[2] is not reports:
+            known = None
+        if known is not None and known[0] is variant and not variant.rebinds:
+            return known[1], _NOTHING_FRESH, None
+        fresh: dict[str, GpuBuffer] = {}
+        if variant.saved and not _has_saved_tensor_hooks():
+            for name, nbytes in variant.saved_buffers:
+                fresh[name] = self.device.allocate(nbytes)
+        for name, nbytes in variant.updated_buffers:
+            fresh[name] = self.device.allocate(nbytes)
+        passed = self._residents(values, variant) if variant.may_be_resident else {}
+        states = None
+        if variant.states:
+            states = self._take_states(values, variant)
+            for recipe, buffer in zip(variant.states, states.buffers, strict=True):
+                passed[recipe.buffer] = buffer
+        if not fresh and not passed:
+            if known is not None and known[0] is variant:
+                return known[1], fresh, None
+            bound = self.executor.bind(variant.sizes, taken.externals)
+            taken.bound = (variant, bound, reports)
+            return bound, fresh, None
+        externals = {**taken.externals, **passed, **fresh}
+        return self.executor.bind(variant.sizes, externals), fresh, states
+
+    def _take_constant(self, values: list[Any], variant: Variant) -> _Taken:
+        """The parameters and buffers that the graph only reads."""
+        tensors = self._static_of(values)
+        taken = self._take(tensors, variant.static)
+        errors = self.device.status.errors  # what was prepared is void after one
+        if taken.errors == errors and taken.copies.are_current(tensors):
+            return taken
+        taken.errors = -1
+        taken.copies.update(tensors)
+        externals = {
+            recipe.buffer: buffer
+            for recipe, buffer in zip(variant.static, taken.copies.buffers, strict=True)
+        }
+        externals |= self.executor.prepared(externals)
+        if externals != taken.externals:
+            taken.externals = externals
+            taken.bound = None
+        taken.errors = errors
+        return taken
+
+    def _take_states(self, values: list[Any], variant: Variant) -> Copies:
+        """The parameters and buffers that the graph changes."""
+        tensors = [values[recipe.position] for recipe in variant.states]
+        copies = self._take(tensors, variant.states, True).copies
+        if not copies.are_current(tensors):
+            copies.update(tensors)
+        return copies
+
+    def _take(
+        self, tensors: Sequence[Tensor], recipes: tuple[StaticRecipe, ...], states: bool = False
+    ) -> _Taken:
+        addresses = tuple(map(data_ptr, tensors))
+        taken = self._last.get(states)
+        if taken is None or taken.recipes is not recipes or taken.copies.addresses != addresses:
+            key = id(recipes), addresses  # the signature keeps them
+            all_taken = self._taken
+            taken = all_taken.get(key)
+            if taken is None:
+                taken = all_taken[key] = _Taken(recipes, Copies(self._static, tensors, recipes))
+            if len(all_taken) > _MOST_TAKEN:
+                all_taken.popitem(last=False)
+            all_taken.move_to_end(key)
+            self._last[states] = taken
+        return taken
+
+    def _residents(self, values: list[Any], variant: Variant) -> dict[str, GpuBuffer]:
+        found: dict[str, GpuBuffer] = {}
+        for recipe in variant.uploads:
+            resident = getattr(values[recipe.position], _RESIDENT, None)
+            if resident is None:
+                continue
+            if resident.device is self.device and resident.strides == recipe.strides:
+                found[recipe.buffer] = resident.buffer
+            else:
+                self._materialize(values[recipe.position], resident)
+        return found
+
+    def _materialize(self, tensor: Tensor, resident: Resident) -> None:
+        """Gives a kept tensor its contents on the CPU after all."""
+        if resident.device.is_lost:
+            raise resident.device.lost_error(
+                "what the forward pass kept for its backward pass was on the GPU; run the forward "
+                "pass again"
+            )
+        nbytes = static_buffers.span(tensor.shape, tensor.stride()) * tensor.element_size()
+        resident.device.download_many([(resident.buffer, 0, nbytes, tensor.data_ptr())])
+        delattr(tensor, _RESIDENT)
+
+    def _upload(self, values: list[Any], variant: Variant, bound: BoundPlan) -> int:
+        device, total = self.device, 0
+        for recipe in variant.uploads:
+            tensor = values[recipe.position]
+            if variant.may_be_resident and hasattr(tensor, _RESIDENT):
+                continue
+            if tensor.stride() != recipe.strides:
+                tensor = static_buffers.with_layout(tensor, recipe.strides)
+            if recipe.nbytes:
+                device.upload(bound.buffer(recipe.buffer), (tensor.data_ptr(), recipe.nbytes))
+                total += recipe.nbytes
+        return total
+
+    # ---- out
+
+    def _results(
+        self,
+        values: list[Any],
+        variant: Variant,
+        bound: BoundPlan,
+        fresh: dict[str, GpuBuffer],
+        states: Copies | None,
+    ) -> tuple[list[Any], int]:
+        """What the call returns, and the bytes that were downloaded for it."""
+        wanted = [r for r in variant.tensors if r.nbytes and r.buffer not in fresh]
+        changed = [r for r in variant.mutations if r.nbytes]
+        ranges = [(bound.buffer(r.buffer), r.offset_nbytes, r.nbytes) for r in wanted]
+        ranges += [(bound.buffer(r.buffer), r.offset_nbytes, r.nbytes) for r in changed]
+        download = self.device.start_download(ranges) if ranges else None
+        # The rest takes about as long as a small graph on the GPU.
+        results = list(variant.constants)
+        addresses: list[int] = []
+        for recipe in variant.tensors:
+            tensor = _empty_strided(recipe.sizes, recipe.strides, recipe.dtype)
+            kept = fresh.get(recipe.buffer)
+            if kept is not None:
+                setattr(tensor, _RESIDENT, Resident(self.device, kept, recipe.strides))
+            elif recipe.nbytes:
+                addresses.append(tensor.data_ptr())
+            for position, view in recipe.results:
+                results[position] = tensor if view is None else tensor.as_strided(*view)
+        for output, position in self.signature.forwarded:
+            results[output] = values[position]
+        staged = [_staging(values[r.position], r) for r in variant.mutations]
+        if download is not None:
+            for mutation, target in zip(variant.mutations, staged, strict=True):
+                if mutation.nbytes:
+                    addresses.append(target.data_ptr())
+            try:
+                download.finish(addresses)
+            except DeviceLostError:
+                self._is_half_written = download.is_partial and bool(changed)
+                raise
+        for mutation, target in zip(variant.mutations, staged, strict=True):
+            _write_back(values[mutation.position], mutation, target)
+        if states is not None:
+            self._keep_states(values, variant, bound, fresh, states)
+        return results, sum([entry[2] for entry in ranges])
+
+    def _keep_states(
+        self,
+        values: list[Any],
+        variant: Variant,
+        bound: BoundPlan,
+        fresh: dict[str, GpuBuffer],
+        states: Copies,
+    ) -> None:
+        """The GPU has the values of what was changed already: the next call need not copy them."""
+        kept: dict[tuple[int, tuple[int, ...]], GpuBuffer] = {}
+        for mutation in variant.mutations:
+            own: AnyBuffer | None = None
+            if mutation.in_place:
+                own = bound.buffer(mutation.buffer)
+            elif mutation.keep:
+                own = fresh.get(mutation.buffer)
+            if isinstance(own, GpuBuffer):
+                kept[mutation.position, mutation.strides] = own
+        states.replace(
+            [values[recipe.position] for recipe in variant.states],
+            [kept.get((recipe.position, recipe.strides)) for recipe in variant.states],
+        )
+
+
+def _write_back(tensor: Tensor, recipe: MutationRecipe, value: Tensor) -> None:
+    if value is not tensor:
+        with torch.no_grad():
+            tensor.copy_(value)
+    elif not recipe.counted and not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+
+
+def _staging(tensor: Tensor, recipe: MutationRecipe) -> Tensor:
+    """What a changed argument is downloaded to: itself, or a tensor with the plan's layout."""
+    if recipe.dense and tensor.stride() == recipe.strides:
+        return tensor
+    return torch.empty_strided(recipe.sizes, recipe.strides, dtype=recipe.dtype)
+
+
+def _getter(positions: Sequence[int]) -> Any:
+    """A function that takes the items at ``positions`` from a list, as a tuple."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda values: tuple([values[position] for position in positions])
+
+
+def _has_saved_tensor_hooks() -> bool:
+    """Whether hooks (checkpointing, offloading) will read the tensors that autograd saves."""
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return hooks is None or hooks(True) is not None

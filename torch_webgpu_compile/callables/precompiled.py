@@ -1,0 +1,171 @@
+"""Compiled graphs in PyTorch's precompile cache (``TORCH_CACHING_PRECOMPILE=1``).
+
+PyTorch keeps what Dynamo made of a function, code and guards, from one process to the next, and
+asks backends for what they made: `Artifact`. A process that finds both neither traces nor compiles.
+Only inference graphs that need nothing of AOTAutograd are kept; PyTorch compiles the others again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, get_type_hints
+
+from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
+
+from .. import devices
+from ..backend import device_for
+from ..capture.aot import unwrapped
+from ..compiler import Loops
+from ..ir.graph import LoopGraph
+from ..options import CompileOptions, resolve
+from ..plan import serialize
+from ..plan.codec import Codec, codec_of
+from ..plan.model import HostStep
+from ..plan.verify import verify_plan
+from ..plan_cache import sources_digest, target_text
+from ..runtime.device import Device
+from ..target import Target
+from ..tuning.machines import measured_target
+from .device_graph import DeviceGraph
+from .host_calls import find_overload
+from .host_graph import CompiledGraph
+from .signature import Signature
+from .specialized import PlanAt
+
+_FIELDS = (
+    *("static_inputs", "saved", "forwarded", "counted", "seeds"),
+    *("complex_inputs", "complex_outputs", "lazy"),
+)
+"""Of `Signature`."""
+
+_OPTIONS = ("fusion", "deterministic", "fill_empty")
+"""Of `CompileOptions`: what decides about code."""
+
+
+@dataclass
+class Artifact(BackendCacheArtifact[Callable[..., Any]]):
+    """One compiled graph, as data. PyTorch stores it by pickling.
+
+    Unpickling can run anything, so a folder of such artifacts has to be as safe as the program.
+    What is checked here is what can happen by accident: the plan has a checksum, and it and its
+    signature are verified as plans from a cache folder are, as far as they can be without a graph.
+
+    Raises (when unpickled):
+        RuntimeError: it was made by another version of this package or for another GPU, or it is
+            damaged. PyTorch then says so and compiles the function; it could not if
+            `after_deserialization` failed.
+    """
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        try:
+            content = state["content"]
+            if content["package"] != sources_digest():
+                raise RuntimeError("it was compiled by another version of torch_webgpu_compile")
+            if content["target"] != target_text(_target(content, _device(content))):
+                raise RuntimeError("it was compiled for another GPU, or another driver version")
+            self._signature = _signature_of(content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RuntimeError(f"it is damaged: {error!r}") from error
+        self.__dict__.update(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_signature"}
+
+    def after_deserialization(self) -> Callable[..., Any]:
+        """The function that Dynamo's code calls."""
+        content, device = self.content, _device(self.content)
+        signature = self.__dict__.pop("_signature", None) or _signature_of(content)
+        index, plan_at = content["device"], _plan_at(content, device)
+        if index is None:
+            return unwrapped(CompiledGraph(signature.plan, device, signature, plan_at))
+        return unwrapped(DeviceGraph(signature.plan, device, index, signature, plan_at))
+
+
+def _plan_at(content: dict[str, Any], device: Device) -> PlanAt | None:
+    """Makes plans for other sizes; the graph that they are made of is read at the first."""
+
+    @cache
+    def loops() -> Loops:
+        graph: LoopGraph = pickle.loads(content["loops"])
+        return Loops(graph, _target(content, device), _options(content))
+
+    return (lambda sizes: loops()(sizes)) if content["loops"] else None
+
+
+def _signature_of(content: dict[str, Any]) -> Signature:
+    """The plan and its signature. Raises TypeError, ValueError or RuntimeError for others."""
+    text: str = content["plan"]
+    if content["digest"] != _digest(text, content["loops"]):
+        raise ValueError("the plan has another checksum")
+    plan = serialize.loads(text)
+    verify_plan(plan)
+    for part in (plan, plan.preparation):
+        for step in () if part is None else part.steps:
+            if isinstance(step, HostStep):
+                find_overload(step.target)
+    given, codecs = content["signature"], _codecs()
+    if set(given) != set(codecs):
+        raise TypeError("the signature has other fields")
+    return Signature(plan, **{f: codec.decode(given[f]) for f, codec in codecs.items()})
+
+
+def _codecs() -> dict[str, Codec]:
+    """Of the fields of a signature that are stored."""
+    hints = get_type_hints(Signature)
+    return {name: codec_of(hints[name]) for name in _FIELDS}
+
+
+def _digest(plan: str, loops: bytes) -> str:
+    return hashlib.sha256(plan.encode() + b"\0" + loops).hexdigest()
+
+
+def keep(name: str, compiled: Any, options: CompileOptions) -> None:
+    """Gives PyTorch a compiled graph, which is stored by ``torch.compiler.save_cache_artifacts``.
+
+    Does nothing with a function around one.
+
+    Args:
+        name: PyTorch's name of the graph.
+        compiled: takes Dynamo's arguments and gives its results.
+        options: that it was compiled with.
+    """
+    if not isinstance(compiled, CompiledGraph | DeviceGraph):
+        return
+    text = serialize.dumps(compiled.plan).decode()
+    loops, graph = compiled.plan_at, b""
+    if isinstance(loops, Loops):
+        graph = pickle.dumps(loops.graph)
+    content = {
+        "package": sources_digest(),
+        "target": target_text(measured_target(compiled.device.target, options)),
+        "device": compiled.index if isinstance(compiled, DeviceGraph) else None,
+        "checked": options.checked,
+        "plan": text,
+        "digest": _digest(text, graph),
+        "loops": graph,
+        "options": {field: getattr(options, field) for field in _OPTIONS},
+        "signature": {
+            name: codec.encode(getattr(compiled.signature, name))
+            for name, codec in _codecs().items()
+        },
+    }
+    PrecompileContext.record_artifact(Artifact(name, content))
+
+
+def _options(content: dict[str, Any]) -> CompileOptions:
+    return replace(resolve(None, None), **content["options"])
+
+
+def _target(content: dict[str, Any], device: Device) -> Target:
+    return measured_target(device.target, _options(content))
+
+
+def _device(content: dict[str, Any]) -> Device:
+    index = content["device"]
+    if index is not None:
+        return devices.get_device(index)
+    return device_for(replace(resolve(None, None), checked=content["checked"]))

@@ -1,0 +1,442 @@
+"""What a plan's inputs and outputs are to PyTorch, resolved per set of sizes.
+
+A `Signature` is made once per compiled graph; a `Variant` once per set of sizes, so that a call
+only follows lists. As many variants are kept as `recent.most_sizes` says, with all that was made
+for their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..plan.model import Binding, Dispatch, HostStep, Plan, PlanBuffer, PlanOutput, bound_nbytes
+from ..recent import Recent, most_sizes
+from ..symbolic.sizes import INT32, Expr, evaluate
+from ..target import Target
+from .host_calls import torch_dtype
+from .size_sources import SizeSource, size_sources
+from .static_buffers import span
+
+
+@dataclass(frozen=True, slots=True)
+class InputEntry:
+    """A tensor argument that the plan reads. ``static``: a parameter or buffer of a module."""
+
+    position: int
+    buffer: str
+    static: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StaticRecipe:
+    """A static argument: ``nbytes`` laid out with ``strides`` (in elements).
+
+    ``counted``: how often its version is incremented before each call for what the call changes.
+    """
+
+    position: int
+    buffer: str
+    strides: tuple[int, ...]
+    nbytes: int
+    counted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRecipe:
+    """An argument that may differ at every call: ``nbytes`` laid out with ``strides``.
+
+    ``offset_nbytes``: where its first element lies in the plan buffer.
+    """
+
+    position: int
+    buffer: str
+    strides: tuple[int, ...]
+    nbytes: int
+    offset_nbytes: int = 0
+
+
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Sizes, strides and offset (in elements) of a tensor within another one's storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecipe:
+    """A new tensor, filled with ``nbytes`` from ``offset_nbytes`` of a plan buffer.
+
+    ``results`` are the positions that return it, whole (None) or through a view.
+    """
+
+    buffer: str
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset_nbytes: int
+    nbytes: int
+    results: tuple[tuple[int, View | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MutationRecipe:
+    """An argument that takes a value after the call.
+
+    Attributes:
+        dense: its memory has no gaps, so that it can be written as it is.
+        keep: the argument is static, the plan buffer has exactly its layout, and nothing else
+            returns it.
+        counted: its version counter has been incremented for this change before the call.
+        in_place: the plan writes it into the buffer that it reads the argument from.
+    """
+
+    position: int
+    buffer: str
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset_nbytes: int
+    nbytes: int
+    dense: bool
+    keep: bool
+    counted: bool
+    in_place: bool
+
+
+@dataclass(slots=True, eq=False)
+class Variant:
+    """A signature with its sizes resolved.
+
+    Attributes:
+        sizes: values of the plan's size symbols.
+        static: the static inputs without the next ones; one object for variants with equal ones.
+        states: static inputs that the graph changes; one object in the same way.
+        uploads: the other tensor inputs.
+        constants: results that are not tensors; None in place of a tensor.
+        tensors, mutations: tensors to make and to change.
+        saved: whether any result is only for the backward graph.
+        saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
+        may_be_resident: whether an upload may be a tensor kept on the GPU by a forward graph.
+        rebinds: whether memory may differ from call to call although no static input changed.
+        bound_nbytes: the most that one binding has to reach of a buffer whose size is a symbol.
+        iterations: the most that an invocation's loops make (`Dispatch.iterations`).
+        is_wide: whether a number that kernels take for a 32-bit one is not (`Dispatch.narrow`).
+        ready: what a `DeviceGraph` has made for these sizes, once it has; the rest never changes.
+    """
+
+    sizes: dict[str, int]
+    static: tuple[StaticRecipe, ...]
+    states: tuple[StaticRecipe, ...]
+    uploads: tuple[UploadRecipe, ...]
+    constants: tuple[Any, ...]
+    tensors: tuple[TensorRecipe, ...]
+    mutations: tuple[MutationRecipe, ...]
+    saved: bool
+    saved_buffers: tuple[tuple[str, int], ...]
+    updated_buffers: tuple[tuple[str, int], ...]
+    may_be_resident: bool
+    rebinds: bool
+    bound_nbytes: int
+    iterations: int
+    is_wide: bool
+    ready: Any = None
+
+    def fits(self, target: Target) -> bool:
+        """Whether the plan can run at these sizes; else it needs to be `specialized`."""
+        most = target.max_loop_iterations or self.iterations
+        is_small = self.bound_nbytes <= target.max_binding_nbytes and self.iterations <= most
+        return is_small and not self.is_wide
+
+
+@dataclass(eq=False)
+class Signature:
+    """See the module.
+
+    Args:
+        plan: whose inputs and outputs they are.
+        static_inputs: positions of parameters and buffers.
+        saved: positions of results that only the backward graph reads.
+        forwarded: (result, argument) positions of results that are an argument.
+        counted: positions of changed arguments whose version counter is incremented before each
+            call.
+        seeds: rows of random seeds that are passed as one more argument.
+        backward: whether arguments may be tensors that a forward graph kept on the GPU.
+        complex_inputs, complex_outputs: positions of arguments and results that are complex, where
+            the plan has real tensors (…, 2).
+        lazy: positions of arguments that may be lazily conjugated or negated.
+
+    Raises:
+        UnsupportedOp: a size of the plan does not follow from the arguments.
+    """
+
+    plan: Plan
+    static_inputs: frozenset[int] = frozenset()
+    saved: frozenset[int] = frozenset()
+    forwarded: tuple[tuple[int, int], ...] = ()
+    counted: frozenset[int] = frozenset()
+    seeds: int = 0
+    backward: bool = False
+    complex_inputs: frozenset[int] = frozenset()
+    complex_outputs: frozenset[int] = frozenset()
+    lazy: frozenset[int] = frozenset()
+    inputs: tuple[InputEntry, ...] = field(init=False)
+    constant: tuple[InputEntry, ...] = field(init=False)
+    _sources: tuple[SizeSource, ...] = field(init=False)
+    _symbolic: frozenset[Binding] = field(init=False)
+    _recipes: dict[tuple[StaticRecipe, ...], tuple[StaticRecipe, ...]] = field(init=False)
+    _loops: frozenset[Expr] = field(init=False)
+    _narrow: frozenset[Expr] = field(init=False)
+    _variants: Recent[tuple[int, ...], Variant] = field(init=False)
+    _only: Variant | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        used = _buffers_read(self.plan)
+        self.inputs = tuple(
+            InputEntry(position, entry.buffer, position in self.static_inputs)
+            for position, entry in enumerate(self.plan.inputs)
+            if entry.buffer is not None and entry.buffer in used
+        )
+        changed = {output.mutates for output in self.plan.outputs}
+        self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
+        self._sources = size_sources(self.plan, self.complex_inputs)
+        self._symbolic = frozenset(
+            binding
+            for step in self.plan.steps
+            if isinstance(step, Dispatch)
+            for binding in step.bindings
+            if not self.plan.buffers[binding.buffer].nbytes.is_constant
+        )
+        self._recipes = {}
+        dispatches = [step for step in self.plan.steps if isinstance(step, Dispatch)]
+        self._loops = frozenset(step.iterations for step in dispatches)
+        self._narrow = frozenset(number for step in dispatches for number in step.narrow)
+        self._variants = Recent(most_sizes(self.plan.dispatch_count))
+        self._only = None
+
+    def variant(self, values: Sequence[Any]) -> Variant:
+        """The signature for these arguments."""
+        only = self._only
+        if only is not None:
+            return only
+        key = tuple([source.read(values) for source in self._sources])
+        found = self._variants.find(key)
+        if found is None:
+            names = [source.name for source in self._sources]
+            found = self._variants.keep(key, self._resolve(dict(zip(names, key, strict=True))))
+            if not self._sources:
+                self._only = found
+        return found
+
+    def forget(self) -> None:
+        """Drops all that was made for sizes; calls make it again."""
+        self._variants.clear()
+        self._recipes.clear()
+        self._only = None
+
+    def call(self, run: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
+        """``run(values)`` with memory in place of lazily conjugated or negated arguments."""
+        given = {k: values[k] for k in self.lazy if values[k].is_conj() or values[k].is_neg()}
+        with torch.no_grad():
+            for position, tensor in given.items():
+                values[position] = tensor.resolve_conj().resolve_neg()
+            passed = values[:]
+            results = run(values)
+            changed = {output.mutates for output in self.plan.outputs}
+            for position, tensor in given.items():
+                if position in changed:
+                    tensor.copy_(passed[position])
+        for output, position in self.forwarded:
+            results[output] = given.get(position, results[output])
+        return results
+
+    def some_sizes(self) -> dict[str, int] | None:
+        """The sizes of an earlier call; None before any call of a plan with symbolic sizes."""
+        for variant in self._variants.values():
+            return variant.sizes
+        return None if self._sources else {}
+
+    def _resolve(self, sizes: dict[str, int]) -> Variant:
+        buffers = self.plan.buffers
+        static: list[StaticRecipe] = []
+        states: list[StaticRecipe] = []
+        uploads: list[UploadRecipe] = []
+        for entry in self.inputs:
+            shape, strides = _layout(buffers[entry.buffer], sizes)
+            nbytes = span(shape, strides) * buffers[entry.buffer].dtype.itemsize
+            if entry.position in self.complex_inputs:
+                strides = _of_complex((shape, strides, 0))[1]
+            if entry.static:
+                is_constant = entry in self.constant
+                counted = int(not is_constant and entry.position in self.counted)
+                recipe = StaticRecipe(entry.position, entry.buffer, strides, nbytes, counted)
+                (static if is_constant else states).append(recipe)
+            else:
+                buffer = buffers[entry.buffer]
+                itemsize = buffer.dtype.itemsize
+                offset = evaluate(buffer.offset, sizes) * itemsize
+                uploads.append(UploadRecipe(entry.position, entry.buffer, strides, nbytes, offset))
+        returned = [output for output in self.plan.outputs if output.mutates is None]
+        tensors = self._tensors(returned, sizes)
+        mutations = tuple(
+            self._mutation(output, sizes)
+            for output in self.plan.outputs
+            if output.mutates is not None
+        )
+        kept = [tensor for tensor in tensors if self._stays(tensor, sizes)]
+        updated = dict.fromkeys(m.buffer for m in mutations if m.keep)
+        return Variant(
+            sizes=sizes,
+            static=self._recipes.setdefault(tuple(static), tuple(static)),
+            states=self._recipes.setdefault(tuple(states), tuple(states)),
+            uploads=tuple(uploads),
+            constants=tuple(_constant(output, sizes) for output in returned),
+            tensors=tensors,
+            mutations=mutations,
+            saved=bool(kept),
+            saved_buffers=tuple(_with_nbytes(buffers, [t.buffer for t in kept], sizes)),
+            updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
+            may_be_resident=self.backward,
+            rebinds=bool(kept or updated or states or self.backward),
+            bound_nbytes=max(
+                (bound_nbytes(where, buffers[where.buffer], sizes) for where in self._symbolic),
+                default=0,
+            ),
+            iterations=max((evaluate(loops, sizes) for loops in self._loops), default=0),
+            is_wide=any(evaluate(number, sizes) not in INT32 for number in self._narrow),
+        )
+
+    def _tensors(
+        self, returned: Sequence[PlanOutput], sizes: Mapping[str, int]
+    ) -> tuple[TensorRecipe, ...]:
+        by_buffer: dict[tuple[str, bool], list[tuple[int, View]]] = {}
+        for position, output in enumerate(returned):
+            if output.buffer is not None:
+                is_complex = position in self.complex_outputs
+                view = _view(output, sizes)
+                view = _of_complex(view) if is_complex else view
+                by_buffer.setdefault((output.buffer, is_complex), []).append((position, view))
+        return tuple(self._tensor(*key, shown) for key, shown in by_buffer.items())
+
+    def _tensor(self, name: str, is_complex: bool, shown: list[tuple[int, View]]) -> TensorRecipe:
+        """One tensor per plan buffer: results that share memory in PyTorch share it here."""
+        dtype = _dtype(self.plan.buffers[name], is_complex)
+        shape, strides, offset = shown[0][1]
+        results: list[tuple[int, View | None]] = [(position, None) for position, _ in shown]
+        if any(view != shown[0][1] for _, view in shown):
+            length = max(view[2] + span(view[0], view[1]) for _, view in shown)
+            shape, strides, offset = (length,), (1,), 0
+            results = list(shown)
+        return TensorRecipe(
+            name,
+            dtype,
+            shape,
+            strides,
+            offset * dtype.itemsize,
+            span(shape, strides) * dtype.itemsize,
+            tuple(results),
+        )
+
+    def _stays(self, tensor: TensorRecipe, sizes: Mapping[str, int]) -> bool:
+        """Whether only the backward graph reads a tensor, and can do so from the plan's buffer."""
+        return (
+            all(position in self.saved and view is None for position, view in tensor.results)
+            and tensor.offset_nbytes == 0
+            and tensor.nbytes > 0
+            and not any(
+                o.mutates is not None and o.buffer == tensor.buffer for o in self.plan.outputs
+            )
+        )
+
+    def _mutation(self, output: PlanOutput, sizes: Mapping[str, int]) -> MutationRecipe:
+        assert output.buffer is not None
+        assert output.mutates is not None
+        buffer = self.plan.buffers[output.buffer]
+        is_complex = output.mutates in self.complex_inputs
+        view = _view(output, sizes)
+        shape, strides, offset = _of_complex(view) if is_complex else view
+        elements = span(shape, strides)
+        numel = 1
+        for size in shape:
+            numel *= size
+        sharing = sum(other.buffer == output.buffer for other in self.plan.outputs)
+        keep = (
+            output.mutates in self.static_inputs
+            and sharing == 1
+            and offset == 0
+            and elements > 0
+            and buffer.role == "output"
+        )
+        dtype = _dtype(buffer, is_complex)
+        itemsize = dtype.itemsize
+        return MutationRecipe(
+            output.mutates,
+            output.buffer,
+            dtype,
+            shape,
+            strides,
+            offset * itemsize,
+            elements * itemsize,
+            dense=numel == elements,
+            keep=keep,
+            counted=output.mutates in self.counted,
+            in_place=buffer.role == "input",
+        )
+
+
+def _layout(
+    buffer: PlanBuffer, sizes: Mapping[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape = tuple(evaluate(size, sizes) for size in buffer.sizes)
+    return shape, tuple(evaluate(stride, sizes) for stride in buffer.strides)
+
+
+def _view(output: PlanOutput, sizes: Mapping[str, int]) -> View:
+    return (
+        tuple(evaluate(size, sizes) for size in output.sizes),
+        tuple(evaluate(stride, sizes) for stride in output.strides),
+        0 if output.offset is None else evaluate(output.offset, sizes),
+    )
+
+
+def _of_complex(view: View) -> View:
+    """A complex tensor, given its real view (…, 2)."""
+    shape, strides, offset = view
+    return shape[:-1], tuple(stride // 2 for stride in strides[:-1]), offset // 2
+
+
+_COMPLEX = {
+    "float16": torch.complex32,
+    "float32": torch.complex64,
+    "float64": torch.complex128,
+}
+
+
+def _dtype(buffer: PlanBuffer, is_complex: bool) -> torch.dtype:
+    return _COMPLEX[buffer.dtype.name] if is_complex else torch_dtype(buffer.dtype)
+
+
+def _constant(output: PlanOutput, sizes: Mapping[str, int]) -> Any:
+    return output.constant if output.size is None else evaluate(output.size, sizes)
+
+
+def _with_nbytes(
+    buffers: Mapping[str, PlanBuffer], names: Iterable[str], sizes: Mapping[str, int]
+) -> Iterable[tuple[str, int]]:
+    return [(name, buffers[name].nbytes_for(sizes)) for name in names]
+
+
+def _buffers_read(plan: Plan) -> set[str]:
+    """Buffers that a step touches or an output shows: an input outside of these is not uploaded."""
+    used = {output.buffer for output in plan.outputs if output.buffer is not None}
+    if plan.preparation is not None:
+        used.update(i.buffer for i in plan.preparation.inputs if i.buffer is not None)
+    for step in plan.steps:
+        match step:
+            case Dispatch():
+                used.update(binding.buffer for binding in step.bindings)
+            case HostStep():
+                used.update(step.reads)
+            case _:
+                used.update((step.source, step.destination))
+    return used

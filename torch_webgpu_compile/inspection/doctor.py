@@ -1,0 +1,131 @@
+"""``python -m torch_webgpu_compile doctor``: what GPUs there are and whether they work."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+
+from ..errors import WebGPUCompileError
+from ..options import from_environment
+from .report import human_bytes
+
+LIMITS = (
+    ("max-buffer-size", "largest buffer", True),
+    ("max-storage-buffer-binding-size", "largest binding", True),
+    ("max-storage-buffers-per-shader-stage", "bindings per kernel", False),
+    ("max-compute-workgroup-storage-size", "workgroup memory", True),
+    ("max-compute-invocations-per-workgroup", "invocations per workgroup", False),
+    ("max-compute-workgroups-per-dimension", "workgroups per dimension", False),
+)
+
+# What is measured: a name, a unit, that unit in those of `Machine`, and its field.
+MEASURED = (
+    ("a copy, read and written", "GB/s", 1e9, "bytes_per_second"),
+    ("f32 multiply-adds", "TFLOP/s", 1e12, "flops_per_second"),
+    ("a dispatch", "µs", 1e-6, "dispatch_seconds"),
+    ("multiprocessors (a guess)", "", 1, "multiprocessors"),
+)
+
+INSTALL = """\
+No WebGPU adapter was found. What usually helps:
+  Linux with a GPU     the vendor's driver with Vulkan (NVIDIA: the driver package's Vulkan part;
+                       in a container, NVIDIA_DRIVER_CAPABILITIES=all)
+  Linux without a GPU  the software driver: apt-get install mesa-vulkan-drivers
+  Windows              the vendor's graphics driver (Direct3D 12 or Vulkan)
+  macOS                nothing: Metal is built in; a virtual machine may not expose it
+Check with `vulkaninfo --summary` (apt-get install vulkan-tools)."""
+
+
+def doctor(measure: bool = False) -> int:
+    """Prints versions, adapters and a self-test; 0 if compiled models work, else 1.
+
+    ``measure``: also how fast the adapter in use is, which is stored in the cache folder, if there
+    is one, for every later process that has it (see `machines`).
+    """
+    _print_versions()
+    try:
+        options = from_environment()
+        from ..runtime.device import list_adapters
+
+        adapters = list_adapters(options.provider or "wgpu")
+    except WebGPUCompileError as error:
+        print(f"\n{error}\n\n{INSTALL}")
+        return 1
+    if not adapters:
+        print(f"\n{INSTALL}")
+        return 1
+    print("\nAdapters (choose with TORCH_WEBGPU_ADAPTER=number or part of the name):")
+    for adapter in adapters:
+        driver = f", {adapter.driver}" if adapter.driver else ""
+        print(f"  [{adapter.index}] {adapter.name} ({adapter.backend}, {adapter.type}{driver})")
+        for name, meaning, is_bytes in LIMITS:
+            value = adapter.limits.get(name)
+            if value is not None:
+                print(f"      {meaning:27}{human_bytes(value) if is_bytes else value}")
+        print(f"      {'features':27}{', '.join(sorted(adapter.requested_features)) or 'none'}")
+    return _self_test() or (_measure() if measure else 0)
+
+
+def _print_versions() -> None:
+    print(f"Python {platform.python_version()} on {platform.platform()}")
+    for package in ("torch-webgpu-compile", "torch", "wgpu", "wgpudawn"):
+        try:
+            print(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            print(f"{package} not installed")
+
+
+def _self_test() -> int:
+    """Compiles a small model, forward and backward, and compares it with eager PyTorch."""
+    import torch
+
+    from ..backend import device_for, webgpu
+
+    print("\nSelf-test: a small model, forward and backward … ", end="", flush=True)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 8)
+    )
+    x = torch.randn(16, 32)
+    try:
+        device = device_for(from_environment())
+        result = torch.compile(model, backend=webgpu, fullgraph=True)(x)
+        got = torch.autograd.grad(result.square().sum(), list(model.parameters()))
+        eager = model(x)
+        wanted = torch.autograd.grad(eager.square().sum(), list(model.parameters()))
+        torch.testing.assert_close(result, eager, atol=1e-4, rtol=1e-4)
+        for a, b in zip(got, wanted, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+    except Exception as error:
+        print("FAILED", file=sys.stdout)
+        print(f"{type(error).__name__}: {error}")
+        return 1
+    print(f"passed on {device.info.name}")
+    return 0
+
+
+def _measure() -> int:
+    """Prints what the adapter in use reaches beside what decisions are made with; stores it."""
+    from ..backend import device_for
+    from ..runtime.limits import measure_machine
+    from ..tuning import machines
+
+    options = from_environment()
+    try:
+        device = device_for(options)
+        used = machines.measured_target(device.target, options).machine
+        found = measure_machine(device)
+    except WebGPUCompileError as error:
+        print(f"\nNothing was measured. {type(error).__name__}: {error}")
+        return 1
+    print(f"\n{device.info.name:31}{'measured':>12}{'in use':>12}")
+    for name, unit, scale, field in MEASURED:
+        row = (getattr(machine, field) / scale for machine in (found, used))
+        print(f"  {name:29}" + "".join(f"{value:>12.4g}" for value in row) + f"  {unit}")
+    if options.cache is None:
+        print("Not stored: TORCH_WEBGPU_CACHE=folder is where later processes would find it.")
+        return 0
+    machines.store(device.target, found, options.cache)
+    print(f"Stored in {options.cache}: kernels are chosen by it from now on.")
+    return 0

@@ -1,0 +1,318 @@
+"""`explain`: what the compiler made of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..backend import compile_module
+from ..callables.device_graph import DeviceGraph
+from ..callables.host_graph import CompiledGraph
+from ..compiler import Compilation
+from ..counters import counters
+from ..options import resolve
+from ..plan.model import STATUS, Dispatch, HostStep, Plan
+from ..symbolic.sizes import Expr, evaluate
+from . import debug
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One dispatch.
+
+    Attributes:
+        name: the kernel's name; a kernel that is dispatched twice is listed twice.
+        kind: its template, e.g. ``matmul``.
+        ops: the ATen overloads that it computes.
+        wgsl: its source.
+        grid: workgroups per dimension.
+        bytes_read, bytes_written: the least traffic.
+        flops: arithmetic operations.
+        sources: the user's lines of code.
+        reads, writes: plan buffers.
+    """
+
+    name: str
+    kind: str
+    ops: tuple[str, ...]
+    wgsl: str
+    grid: tuple[int, int, int]
+    bytes_read: int
+    bytes_written: int
+    flops: int
+    sources: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """A call that ran on the CPU."""
+
+    op: str
+    source: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """One captured graph.
+
+    Attributes:
+        name: e.g. ``graph0_forward``.
+        phase: ``inference``, ``forward`` or ``backward``.
+        steps: dispatches and host calls of every call, in order.
+        preparation: dispatches that run only after parameters have changed.
+        texts: readable results of every pass that changed something, by its name.
+        plan: what runs.
+        seconds: how long each pass of the compiler took, by its name; only ``ir``, which is
+            lowering, where the plan came from the cache.
+    """
+
+    name: str
+    phase: str
+    steps: tuple[KernelReport | HostReport, ...]
+    texts: Mapping[str, str] = field(repr=False)
+    plan: Plan = field(repr=False)
+    preparation: tuple[KernelReport | HostReport, ...] = ()
+    seconds: Mapping[str, float] = field(repr=False, default_factory=dict)
+
+    @property
+    def kernels(self) -> tuple[KernelReport, ...]:
+        """The dispatches of every call."""
+        return tuple(step for step in self.steps if isinstance(step, KernelReport))
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """The operators that run on the host in every call, one entry for each step."""
+        return tuple(step.op for step in self.steps if isinstance(step, HostReport))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `explain` found. ``str(report)`` is a table.
+
+    Attributes:
+        graphs: in the order in which they were compiled.
+        graph_breaks: why Dynamo split the function, one line each.
+        on_host: operators that ran on the host in the call.
+        result: what the function returned.
+    """
+
+    graphs: tuple[GraphReport, ...]
+    graph_breaks: tuple[str, ...]
+    on_host: tuple[str, ...] = ()
+    result: Any = field(repr=False, default=None)
+
+    @property
+    def kernels(self) -> tuple[KernelReport, ...]:
+        """The dispatches of all graphs."""
+        return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
+
+    @property
+    def dispatch_count(self) -> int:
+        """Dispatches per call, with an empty grid left out."""
+        return sum(0 not in kernel.grid for kernel in self.kernels)
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """Operators that run on the host, in the graphs and outside of them, each once."""
+        in_graphs = (op for graph in self.graphs for op in graph.fallbacks)
+        return tuple(dict.fromkeys((*in_graphs, *self.on_host)))
+
+    def save_html(self, path: str | Path) -> None:
+        """Writes a page that needs nothing else: every graph drawn, every kernel's WGSL."""
+        from .report_html import page
+
+        Path(path).write_text(page(self), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page, in a frame of its own."""
+        from .report_html import frame
+
+        return frame(self)
+
+    def __str__(self) -> str:
+        lines = []
+        for graph in self.graphs:
+            lines += [_title(graph), *_table(graph), times_of(graph), ""]
+        lines.append(f"{len(self.graphs)} graphs, {self.dispatch_count} dispatches per call")
+        lines.append("on the host: " + (", ".join(self.fallbacks) or "nothing"))
+        lines.append(f"graph breaks: {len(self.graph_breaks)}")
+        lines += [f"  {reason}" for reason in self.graph_breaks]
+        return "\n".join(lines)
+
+
+def _title(graph: GraphReport) -> str:
+    return f"{graph.name} ({graph.phase}): {dispatches_of(graph)}"
+
+
+def dispatches_of(graph: GraphReport) -> str:
+    """How many dispatches a graph has, and how many that are not made in every call."""
+    prepared = f", {len(graph.preparation)} more prepare for it" if graph.preparation else ""
+    return f"{len(graph.kernels)} dispatches{prepared}"
+
+
+def times_of(graph: GraphReport) -> str:
+    """How long the compiler took, and which of its passes took a twentieth of it or more."""
+    total = sum(graph.seconds.values())
+    long = [(name, s) for name, s in graph.seconds.items() if s >= total / 20]
+    shown = ", ".join(f"{name} {1000 * s:.0f}" for name, s in long)
+    return f"  compiled in {1000 * total:.0f} ms: {shown}"
+
+
+def numbered_steps(graph: GraphReport) -> list[tuple[int, str, KernelReport | HostReport]]:
+    """The steps of a graph and those of its preparation: (number, mark, step).
+
+    The mark is "(once) " for steps of the preparation, else "".
+    """
+    steps = (*graph.steps, *graph.preparation)
+    return [(k, "" if k < len(graph.steps) else "(once) ", step) for k, step in enumerate(steps)]
+
+
+def _table(graph: GraphReport) -> list[str]:
+    rows = [("kernel", "grid", "read", "written", "flops", "ops", "from")]
+    for _, mark, step in numbered_steps(graph):
+        if isinstance(step, HostReport):
+            rows.append(("(host)", "", "", "", "", step.op, short_source(step.source)))
+            continue
+        rows.append(
+            (
+                mark + step.name,
+                "×".join(map(str, step.grid)),
+                human_bytes(step.bytes_read),
+                human_bytes(step.bytes_written),
+                human_count(step.flops),
+                " ".join(dict.fromkeys(op.removeprefix("aten.") for op in step.ops)),
+                short_source(step.sources[-1]) if step.sources else "",
+            )
+        )
+    widths = [min(60, max(len(row[k]) for row in rows)) for k in range(len(rows[0]))]
+    return [
+        "  "
+        + "  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _fit(text: str, width: int) -> str:
+    return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
+
+
+def short_source(source: str) -> str:
+    """``file:line: code`` with the file's name only."""
+    path, separator, rest = source.partition(":")
+    return f"{Path(path).name}{separator}{rest}"
+
+
+def human_bytes(nbytes: int) -> str:
+    """A size for people, e.g. ``1.5 MiB``."""
+    value, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def human_count(count: int) -> str:
+    """A count for people, e.g. ``2.1 G``."""
+    value, unit = float(count), ""
+    for larger in (" k", " M", " G", " T"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f}" if not unit else f"{value:.1f}{unit}"
+
+
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    webgpu_options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Report:
+    """Compiles ``fn`` (a function or module) afresh, calls it once and reports what was made of it.
+
+    Args:
+        fn: what would be given to ``torch.compile``; an already compiled one is unwrapped.
+        webgpu_options: as ``options`` of ``torch.compile(backend="webgpu")``.
+        args, kwargs: passed to ``fn``.
+
+    Raises:
+        What compiling and calling ``fn`` raise.
+    """
+    target = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", None) or fn
+    options = resolve(None, webgpu_options)
+    seen: list[tuple[Compilation, CompiledGraph | DeviceGraph]] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        return compile_module(module, inputs, options, lambda *pair: seen.append(pair))
+
+    breaks = torch._dynamo.utils.counters["graph_break"]
+    before, host_calls = dict(breaks), counters.fallbacks.copy()
+    result = torch.compile(target, backend=backend)(*args, **kwargs)
+    reasons = [
+        " ".join(str(reason).split())
+        for reason, count in breaks.items()
+        for _ in range(count - before.get(reason, 0))
+    ]
+    on_host = tuple(counters.fallbacks - host_calls)
+    return Report(tuple(_graph_report(*pair) for pair in seen), tuple(reasons), on_host, result)
+
+
+def _graph_report(state: Compilation, compiled: CompiledGraph | DeviceGraph) -> GraphReport:
+    plan = state.plan
+    sizes = compiled.signature.some_sizes()
+
+    def number(expr: Expr) -> int:
+        if sizes is None and not expr.is_constant:
+            return 0  # never called: the sizes are unknown
+        return evaluate(expr, sizes or {})
+
+    def steps_of(plan: Plan | None) -> tuple[KernelReport | HostReport, ...]:
+        return () if plan is None else _steps(plan, number)
+
+    texts = {"fx": debug.fx_text(state.captured)}
+    texts |= state.texts()
+    prepared = steps_of(plan.preparation)
+    return GraphReport(
+        plan.name, state.phase.name, steps_of(plan), texts, plan, prepared, state.seconds
+    )
+
+
+def _steps(plan: Plan, number: Callable[[Expr], int]) -> tuple[KernelReport | HostReport, ...]:
+    steps: list[KernelReport | HostReport] = []
+    for step in plan.steps:
+        if isinstance(step, Dispatch):
+            kernel = plan.kernels[step.kernel]
+            pairs = zip(kernel.bindings, step.bindings, strict=True)
+            bound = [(use, where) for use, where in pairs if where.buffer != STATUS]
+            x, y, z = (number(size) for size in step.grid)
+            steps.append(
+                KernelReport(
+                    name=kernel.name,
+                    kind=kernel.kind,
+                    ops=kernel.ops,
+                    wgsl=kernel.wgsl,
+                    grid=(x, y, z),
+                    bytes_read=number(step.bytes_read),
+                    bytes_written=number(step.bytes_written),
+                    flops=number(step.flops),
+                    sources=kernel.sources,
+                    reads=_names(where.buffer for use, where in bound if not use.writable),
+                    writes=_names(where.buffer for use, where in bound if use.writable),
+                )
+            )
+        elif isinstance(step, HostStep):
+            reads = _names(step.reads)
+            steps.append(HostReport(step.target, step.source, reads, step.outputs))
+    return tuple(steps)
+
+
+def _names(buffers: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(buffers))

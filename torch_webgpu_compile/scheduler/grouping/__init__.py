@@ -1,0 +1,1 @@
+"""Passes that decide what shares a kernel: loop graphs to schedules."""

@@ -1,0 +1,1 @@
+"""Passes that change what a graph computes its results by: loop graphs to loop graphs."""

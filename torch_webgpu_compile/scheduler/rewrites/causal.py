@@ -1,0 +1,245 @@
+"""Attention masks that leave no key after its query: the kernel then passes over those keys.
+
+A mask is a bias of -inf, or one like -1e9 that takes the place of scores or is added to them. The
+latter leaves a row without other keys its weights: it is the same only where each query has a key.
+
+A mask that follows from constants alone, as of one document without padding, is computed here: it
+often says nothing more, or nothing at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import Kind
+from ...ir.attention_nodes import Attention, AttentionGradient
+from ...ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph
+from ...ir.interpret import interpret
+from ...ir.nodes import Node, Pointwise, Reduction
+from ...ir.scalar import (
+    Const,
+    Index,
+    Load,
+    Masked,
+    Op,
+    Scalar,
+    apply,
+    const,
+    scalar_symbols,
+    substitute_symbols,
+)
+from ...ir.spaces import iteration_symbols, symbol_keys
+from ...symbolic.sizes import ONE, ZERO, Expr, contiguous_strides, product
+from .inline import body_at
+
+_Producers = Mapping[str, Pointwise]
+
+# Elements of a mask that is computed while compiling, and what a node on the way may go through.
+_MOST = 1 << 22
+
+# With a score that is lower than what finite numbers of use give, exp(score - highest) is 0. The
+# lowest float16 is the same for scores in float16, whose neighbours there are 32 apart.
+_LOWEST, _LOWEST_FLOAT16 = -1e9, -65504.0
+
+# What each comparison a ∘ b adds to a - b to say that the sum is at most 0.
+_AT_MOST = {"le": 0, "lt": 1}
+_AT_LEAST = {"ge": 0, "gt": 1}
+_OPPOSITE = {"le": "gt", "gt": "le", "lt": "ge", "ge": "lt", "eq": "ne", "ne": "eq"}
+
+# The bias and what is replaced, [query, key] of all heads.
+_Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+_Known = dict[tuple[Scalar, Scalar | None], _Arrays | None]
+
+
+def find_causal(graph: LoopGraph) -> LoopGraph:
+    """The graph in which attention whose mask excludes every key after its query is causal.
+
+    The mask is dropped where it excludes nothing else.
+    """
+    producers = {node.output: node for node in graph.nodes if isinstance(node, Pointwise)}
+    known: _Known = {}
+    nodes = tuple(_marked(node, graph, producers, known) for node in graph.nodes)
+    return replace(graph, nodes=nodes).live() if nodes != graph.nodes else graph
+
+
+def _marked(node: Node, graph: LoopGraph, producers: _Producers, known: _Known) -> Node:
+    if not isinstance(node, Attention | AttentionGradient) or node.causal or node.bias is None:
+        return node
+    mask = node.bias, node.replaced
+    if mask not in known:
+        known[mask] = _constant_mask(node, graph)
+    arrays = known[mask]
+    if arrays is not None and not arrays[0].any() and not arrays[1].any():
+        return replace(node, bias=None, replaced=None)
+    if arrays is not None and _is_causal(*arrays):
+        return replace(node, causal=True, bias=None, replaced=None)
+    queries, keys = node.sizes[-4:-2]
+    if queries is ONE:
+        return node
+    (query,), (key,) = iteration_symbols("m", (queries,)), iteration_symbols("n", (keys,))
+    bias = _followed(node.bias, producers)
+    offsets = [_later_keys(c, query, key) for c in _conditions(bias, producers)]
+    if not any(offset is not None and offset >= 0 for offset in offsets):
+        return node
+    says_more = offsets != [0] or not _is_zero_or_lowest(bias, producers)
+    if node.replaced is not None:
+        kept = _conjuncts(node.replaced, producers, holds=False)
+        says_more = says_more or [_later_keys(c, query, key) for c in kept] != [0]
+    if not says_more:
+        return replace(node, causal=True, bias=None, replaced=None)
+    # A row whose scores are all -inf is 0 or NaN with less of them, too. In a gradient eager has
+    # NaN for its later keys as well, but has NaN for its first key anyway.
+    removes = any(_is_constant(side, -math.inf) for side in _sides(bias, producers))
+    return replace(node, causal=True) if removes else node
+
+
+def _is_causal(bias: npt.NDArray[Any], replaced: npt.NDArray[Any]) -> bool:
+    """Whether masks, as arrays, leave exactly the keys that are not later."""
+    earlier = np.tri(*bias.shape) != 0
+    later = bias[np.logical_not(earlier)]
+    is_lowest = (later <= _LOWEST) | (later == _LOWEST_FLOAT16)
+    return not bias[earlier].any() and not replaced[earlier].any() and bool(is_lowest.all())
+
+
+def _followed(value: Scalar, producers: _Producers) -> Scalar:
+    """A value behind conversions and the buffers that hold it."""
+    while True:
+        if isinstance(value, Op) and value.name == "cast" and value.dtype.is_float:
+            value = value.args[0]
+        elif isinstance(value, Load) and value.buffer in producers:
+            found = body_at(producers[value.buffer], value.index)
+            if found is None:
+                return value
+            value = found
+        else:
+            return value
+
+
+def _conditions(bias: Scalar, producers: _Producers) -> Iterator[Scalar]:
+    """What must hold for the bias not to be the lowest."""
+    match bias:
+        case Op("where", (condition, one, other)) | Masked(condition, one, other):
+            if _is_lowest(_followed(other, producers)):
+                yield from _conjuncts(condition, producers)
+            elif _is_lowest(_followed(one, producers)):
+                yield from _conjuncts(condition, producers, holds=False)
+
+
+def _conjuncts(condition: Scalar, producers: _Producers, holds: bool = True) -> Iterator[Scalar]:
+    """What must hold for a condition to hold, or not to: a bool, or a number that is not 0."""
+    condition = _followed(condition, producers)
+    is_bool = condition.dtype.kind is Kind.BOOL
+    match condition:
+        case Op("bitwise_and", parts) if is_bool and holds:
+            for part in parts:
+                yield from _conjuncts(part, producers)
+        case Op("bitwise_or", parts) if is_bool and not holds:
+            for part in parts:
+                yield from _conjuncts(part, producers, holds=False)
+        case Op("bitwise_not", (inner,)) if is_bool:
+            yield from _conjuncts(inner, producers, not holds)
+        case Op("cast", (inner,)) if is_bool or not inner.dtype.is_float:
+            yield from _conjuncts(inner, producers, holds)
+        case Op("ne", (inner, Const(0))):
+            yield from _conjuncts(inner, producers, holds)
+        case Op("eq", (inner, Const(0))):
+            yield from _conjuncts(inner, producers, not holds)
+        case Op("where", (inner, Const(one), Const(other))) | Masked(
+            inner, Const(one), Const(other)
+        ) if bool(one) != bool(other):  # tril of ones
+            yield from _conjuncts(inner, producers, holds if one else not holds)
+        case Op(name, parts) if not holds and name in _OPPOSITE:
+            yield apply(_OPPOSITE[name], *parts)
+        case _:
+            yield condition if holds else apply("eq", condition, const(0, condition.dtype))
+
+
+def _later_keys(condition: Scalar, query: Expr, key: Expr) -> int | None:
+    """n ≥ 0 for "the key is at most the query - n"; None for anything else that is not like it."""
+    match condition:
+        case Op(name, (Index(one), Index(other))) if name in _AT_MOST:
+            difference = one - other + _AT_MOST[name]
+        case Op(name, (Index(one), Index(other))) if name in _AT_LEAST:
+            difference = other - one + _AT_LEAST[name]
+        case _:
+            return None
+    offset = difference - (key - query)
+    return offset.constant if offset.is_constant else None
+
+
+def _sides(bias: Scalar, producers: _Producers) -> tuple[Scalar, ...]:
+    """What a bias chooses between."""
+    match bias:
+        case Op("where", (_, one, other)) | Masked(_, one, other):
+            return _followed(one, producers), _followed(other, producers)
+    return ()
+
+
+def _is_zero_or_lowest(bias: Scalar, producers: _Producers) -> bool:
+    sides = _sides(bias, producers)
+    return any(map(_is_lowest, sides)) and any(_is_constant(side, 0.0) for side in sides)
+
+
+def _is_lowest(value: Scalar) -> bool:
+    if not isinstance(value, Const) or isinstance(value.value, complex):
+        return False
+    return value.value <= _LOWEST or value.value == _LOWEST_FLOAT16
+
+
+def _is_constant(value: Scalar, expected: float) -> bool:
+    return isinstance(value, Const) and value.value == expected
+
+
+def _constant_mask(node: Attention | AttentionGradient, graph: LoopGraph) -> _Arrays | None:
+    """The mask of all heads, [query, key], if it follows from constants alone and is not large."""
+    assert node.bias is not None
+    sizes = node.sizes[-4:-2]
+    if not _is_small(sizes):
+        return None
+    bias = _evaluated(node.bias, sizes, graph)
+    if bias is None:
+        return None
+    if node.replaced is None:
+        return bias, np.zeros(bias.shape, bool)
+    replaced = _evaluated(node.replaced, sizes, graph)
+    return None if replaced is None else (bias, replaced)
+
+
+def _evaluated(body: Scalar, sizes: tuple[Expr, ...], graph: LoopGraph) -> npt.NDArray[Any] | None:
+    (query,), (key,) = iteration_symbols("m", sizes[:1]), iteration_symbols("n", sizes[1:])
+    if not scalar_symbols(body) <= {*symbol_keys((query, key))}:
+        return None
+    rows = dict(zip(symbol_keys((query, key)), iteration_symbols("i", sizes), strict=True))
+    name = "(mask)"  # no node of a graph has such a name
+    mask = Pointwise(name, sizes, substitute_symbols(body, rows))
+    strides = contiguous_strides(sizes)
+    buffer = Buffer(name, body.dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
+    alone = replace(
+        graph,
+        nodes=(*graph.nodes, mask),
+        buffers={**graph.buffers, name: buffer},
+        inputs=(),
+        outputs=(GraphOutput(name, sizes, strides, ZERO),),
+    ).live()
+    if any(b.origin is BufferOrigin.INPUT for b in alone.buffers.values()):
+        return None
+    for part in alone.nodes:
+        if not isinstance(part, Pointwise | Reduction) or not _is_small(_points(part)):
+            return None
+    (found,) = interpret(alone, [])
+    return np.asarray(found)
+
+
+def _points(node: Pointwise | Reduction) -> tuple[Expr, ...]:
+    return node.ranges + (node.reduce_ranges if isinstance(node, Reduction) else ())
+
+
+def _is_small(sizes: tuple[Expr, ...]) -> bool:
+    count = product(sizes)
+    return count.is_constant and 0 < count.constant <= _MOST

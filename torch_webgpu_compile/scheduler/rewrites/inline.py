@@ -1,0 +1,247 @@
+"""Inlining: a pointwise producer is recomputed where it is read, and its buffer disappears."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ... import dtypes
+from ...ir.access import typical_numel
+from ...ir.attention_nodes import Attention, AttentionGradient
+from ...ir.graph import BufferOrigin, LoopGraph
+from ...ir.nodes import (
+    Contraction,
+    Fourier,
+    HostCall,
+    Node,
+    Pointwise,
+    Reduction,
+    Scatter,
+    bodies_of,
+    inputs_of,
+    map_bodies,
+    outputs_of,
+    reports,
+)
+from ...ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, rewrite, walk
+from ...ir.spaces import iteration_symbols, named_bodies, symbol_keys
+from ...symbolic.sizes import Expr, Symbol, as_symbol, product, substitute, symbols_of
+from ...target import Target
+from .. import cost
+from ..looped import is_looped
+from ..mapping import load_index, point_of
+
+_MAX_BODY = 400  # nodes: drivers compile longer code in more than linear time
+
+
+def body_cost(body: Scalar) -> int:
+    """The arithmetic of one element, counted in multiplications."""
+    return sum(OPS[node.name].cost for node in walk(body) if isinstance(node, Op))
+
+
+def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:
+    """Inlines every pointwise node for which recomputing costs less than storing and loading."""
+    nodes: dict[str, Node] = {outputs_of(n)[0]: n for n in graph.nodes}
+    order = [outputs_of(n)[0] for n in graph.nodes]
+    readers: dict[str, set[str]] = defaultdict(set)
+    for name, node in nodes.items():
+        for buffer in inputs_of(node):
+            readers[buffer].add(name)
+    for name in order:
+        node = nodes[name]
+        if not isinstance(node, Pointwise) or name in graph.returned or not readers[name]:
+            continue
+        users = [nodes[r] for r in sorted(readers[name])]
+        merged = [inline_into(user, node) for user in users]
+        if any(m is None for m in merged) or not _pays(node, users, graph, target):
+            continue
+        if is_looped(node.body, target) and not all(isinstance(u, Pointwise) for u in users):
+            continue
+        if any(not _fits(m, graph, target) for m in merged if m is not None):
+            continue
+        for user, new in zip(users, merged, strict=True):
+            assert new is not None
+            key = outputs_of(user)[0]
+            nodes[key] = new
+            for buffer in inputs_of(node):
+                readers[buffer].add(key)
+        for buffer in inputs_of(node):
+            readers[buffer].discard(name)
+        del nodes[name]
+    kept = tuple(nodes[name] for name in order if name in nodes)
+    # A producer that does not depend on where it is read takes what computed the index with it.
+    return replace(graph, nodes=kept).live()
+
+
+def _fits(node: Node, graph: LoopGraph, target: Target) -> bool:
+    bound = (*inputs_of(node), outputs_of(node)[0])
+    bindings = sum(graph.buffers[name].windows(target) for name in bound) + reports(node)
+    return bindings <= target.max_storage_buffers and all(
+        sum(1 for _ in walk(body)) <= _MAX_BODY for body in bodies_of(node)
+    )
+
+
+def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) -> bool:
+    """Whether recomputing ``node`` in its readers beats writing it once and reading it back."""
+    own_work = body_cost(node.body)
+    loads = loads_of(node.body)
+    numel, each = typical_numel(product(node.ranges)), own_work + len(loads)
+    if _is_query(node, users):
+        (user,) = users
+        assert isinstance(user, Attention)
+        return cost.is_within_a_dispatch(numel * user.parts * each, target)
+    if _is_new_row(node, users):
+        parts = max(user.parts for user in users if isinstance(user, Attention))
+        within = cost.is_within_a_dispatch(numel * parts * each, target)
+        return within and not _is_epilogue(node, graph)
+    if any(user.TILED for user in users):
+        # Tiles are loaded many times; and a producer's epilogue would compute this for free.
+        reads_anchor = any(
+            isinstance(producer, (Contraction, Attention, AttentionGradient, Reduction))
+            for producer in graph.nodes
+            if outputs_of(producer)[0] in {load.buffer for load in loads}
+        )
+        cheap = cost.is_cheap_in_tiles(own_work, len(loads), target)
+        return not loads or (cheap and not reads_anchor)
+    if not loads:
+        return cost.is_cheap(own_work, 4, target) or len(users) == 1
+    repeats = sum(_repeats(node, user) for user in users)
+    if len(users) == 1 and repeats <= 1:
+        return True
+    from_inputs = all(graph.buffers[b].origin is BufferOrigin.INPUT for b in inputs_of(node))
+    small = cost.is_cheap(own_work, 1, target) and cost.is_within_a_dispatch(
+        numel * repeats * each, target
+    )
+    if from_inputs and small and cost.are_few_readers(len(users)):
+        return True
+    own = numel * graph.buffers[node.output].dtype.itemsize
+    sites = Counter(load.buffer for load in set(loads))
+    read = sum(
+        min(typical_numel(graph.buffers[b].numel), count * numel) * graph.buffers[b].dtype.itemsize
+        for b, count in sites.items()
+    )
+    extra_reads = max(0, (len(users) - 1) * read - len(users) * own)
+    extra_work = own_work * (repeats - 1)
+    return extra_reads <= own and cost.is_cheap(extra_work, max(1, len(users)), target)
+
+
+def _is_query(node: Pointwise, users: list[Node]) -> bool:
+    """Whether a node is only the query of an attention whose workgroups load each query once."""
+    if len(users) != 1 or not isinstance(users[0], Attention) or users[0].parts == 1:
+        return False
+    user = users[0]
+    others = [body for name, body in named_bodies(user).items() if name != "query"]
+    return all(load.buffer != node.output for body in others for load in loads_of(body))
+
+
+def _is_new_row(node: Pointwise, users: list[Node]) -> bool:
+    """Whether a node is only what is written to a row of what attention in parts reads.
+
+    Then few invocations, in one of the parts, read it: see `new_rows`.
+    """
+    attention = [user for user in users if isinstance(user, Attention)]
+    return (
+        0 < len(attention) < len(users)
+        and all(isinstance(user, (Attention, Scatter)) for user in users)
+        and all(user.parts > 1 for user in attention)
+        and all(_reads_as_choice(body, node.output) for u in attention for body in bodies_of(u))
+    )
+
+
+def _reads_as_choice(body: Scalar, name: str) -> bool:
+    """Whether a body loads a buffer under conditions only."""
+
+    def change(part: Scalar) -> Scalar | None:
+        return part.other if isinstance(part, Masked) else None
+
+    return all(load.buffer != name for load in loads_of(rewrite(body, change)))
+
+
+def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
+    """Whether a kernel of sums can compute a node from its results, at the same points."""
+    sums = {
+        outputs_of(producer)[0]
+        for producer in graph.nodes
+        if isinstance(producer, (Contraction, Attention, Reduction))
+    }
+    here = point_of(symbol_keys(iteration_symbols("i", node.ranges)))
+    found = [load for load in loads_of(node.body) if load.buffer in sums]
+    return bool(found) and all(load_index(load) == here for load in found)
+
+
+def _repeats(node: Pointwise, user: Node) -> float:
+    """How often a reader computes each element of ``node`` when it is inlined."""
+    points = typical_numel(product(user.extents))
+    sites = sum(
+        len({load for load in loads_of(b) if load.buffer == node.output}) for b in bodies_of(user)
+    )
+    each = points / max(1, typical_numel(product(node.ranges)))
+    # Sites of a transform are the real and the imaginary part: each reads its half.
+    return sites * (each if isinstance(user, Fourier) else max(1.0, each))
+
+
+def inline_into(user: Node, producer: Pointwise) -> Node | None:
+    """``user`` with the producer's body in place of every load of its output; None if it cannot be.
+
+    Not for users that load the output at indices from data in tiles, for host calls, for scatters
+    that start from what the producer reads or makes, and where `body_at` has no body.
+    """
+    inlined: dict[Scalar, Scalar] = {}
+    for body in bodies_of(user):
+        for load in loads_of(body):
+            if load.buffer != producer.output:
+                continue
+            if load_index(load) is None and not isinstance(user, (Pointwise, Reduction)):
+                return None  # tiles are loaded at affine indices
+            value = body_at(producer, load.index)
+            if value is None:
+                return None
+            inlined[load] = value
+
+    def change(node: Scalar) -> Scalar | None:
+        if not isinstance(node, Load) or node.buffer != producer.output:
+            return None
+        found = inlined.get(node)
+        # An index that itself reads the producer has been rewritten by now.
+        return body_at(producer, node.index) if found is None else found
+
+    if isinstance(user, HostCall):
+        return None
+    if isinstance(user, Scatter) and user.initial in {producer.output, *inputs_of(producer)}:
+        return None  # a scatter that reads its initial contents cannot be done in place
+    origins = tuple(dict.fromkeys(producer.origins + user.origins))
+    return replace(map_bodies(user, lambda body: rewrite(body, change)), origins=origins)
+
+
+def body_at(producer: Pointwise, index: Sequence[Scalar]) -> Scalar | None:
+    """A producer's body at an index, which may have entries that are computed from data.
+
+    None if such an entry would stand inside of index arithmetic: only a symbol by itself can be
+    replaced by a value from data.
+    """
+    symbols = symbol_keys(iteration_symbols("i", producer.ranges))
+    affine: dict[Symbol, Expr] = {}
+    gathered: dict[Symbol, Scalar] = {}
+    for symbol, entry in zip(symbols, index, strict=True):
+        if isinstance(entry, Index):
+            affine[symbol] = entry.expr
+        else:
+            gathered[symbol] = cast(entry, dtypes.int64)
+    if any(
+        isinstance(node, Index)
+        and as_symbol(node.expr) not in gathered
+        and not symbols_of(node.expr).isdisjoint(gathered)
+        for node in walk(producer.body)
+    ):
+        return None
+
+    def change(node: Scalar) -> Scalar | None:
+        if not isinstance(node, Index):
+            return None
+        symbol = as_symbol(node.expr)
+        if symbol is not None and symbol in gathered:
+            return gathered[symbol]
+        return Index(substitute(node.expr, affine))
+
+    return rewrite(producer.body, change)

@@ -1,0 +1,82 @@
+"""Positions of extremes among more elements than one loop of a driver may have.
+
+Parts of other reductions are reduced again in the same way (`split`). The position of an extreme is
+looked for in each part, and then among the extremes of the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ... import dtypes
+from ...ir.gathering import substitute_scalars
+from ...ir.graph import Buffer, BufferOrigin
+from ...ir.nodes import Node, Pointwise, Reduction
+from ...ir.scalar import Load, Scalar, apply, const, index
+from ...ir.spaces import iteration_symbols, symbol_keys
+from ...symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, product
+from ..mapping import point_of
+
+POSITIONS = frozenset({"argmin", "argmax"})
+
+
+def split_position(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node]:
+    """An ``argmin`` or ``argmax`` over a known number of elements in ``parts``."""
+    count = int(product(node.reduce_ranges))
+    chunk = as_expr(-(-count // parts))
+    parts_size = as_expr(-(-count // int(chunk)))
+    last = const(count - 1, dtypes.int64)
+
+    def element(row: Sequence[Expr], position: Scalar) -> Scalar:
+        """The body; behind the last element that one again, which is not the first of equals."""
+        place = _coordinates(apply("minimum", position, last), node.reduce_ranges)
+        rows = symbol_keys(iteration_symbols("i", node.ranges))
+        elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+        return substitute_scalars(
+            node.body,
+            dict(zip(rows, row, strict=True)),
+            dict(zip(elements, place, strict=True)),
+        )
+
+    sizes = (parts_size, *node.ranges)
+    in_part = _new(f"{node.output}_in_part", sizes, buffers)
+    chosen = _new(f"{node.output}_part", node.ranges, buffers)
+    part, *row = _points("i", sizes)
+    (r,) = _points("r", (chunk,))
+    inside = element(row, index(part * chunk + r))
+
+    def position(part: Scalar, row: Sequence[Expr]) -> Scalar:
+        start = apply("mul", part, index(chunk))
+        found = Load(in_part, (part, *(index(i) for i in row)), dtypes.int64)
+        return apply("add", start, found)
+
+    here = _points("i", node.ranges)
+    (p,) = _points("r", (parts_size,))
+    best = element(here, position(index(p), here))
+    winner = Load(chosen, tuple(index(i) for i in here), dtypes.int64)
+    own = node.origins[-1:]
+    return [
+        Reduction(in_part, sizes, (chunk,), node.kind, inside, node.origins),
+        Reduction(chosen, node.ranges, (parts_size,), node.kind, best, own),
+        Pointwise(node.output, node.ranges, position(winner, here), own),
+    ]
+
+
+def _points(prefix: str, sizes: Sequence[Expr]) -> tuple[Expr, ...]:
+    return point_of(symbol_keys(iteration_symbols(prefix, sizes)))
+
+
+def _new(name: str, sizes: tuple[Expr, ...], buffers: dict[str, Buffer]) -> str:
+    strides = contiguous_strides(sizes)
+    buffers[name] = Buffer(name, dtypes.int64, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
+    return name
+
+
+def _coordinates(number: Scalar, sizes: Sequence[Expr]) -> list[Scalar]:
+    """The coordinates of a row-major position."""
+    found = []
+    for k, size in enumerate(sizes):
+        step = product(sizes[k + 1 :])
+        entry = number if step is ONE else apply("floor_divide", number, index(step))
+        found.append(entry if k == 0 else apply("remainder", entry, index(size)))
+    return found

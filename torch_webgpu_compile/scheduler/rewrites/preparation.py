@@ -1,0 +1,164 @@
+"""What depends on parameters and constants alone is computed once, not in every call.
+
+Weights in the layout that a kernel wants, tables of positions, masks, products of weights: their
+nodes become a graph of its own, the *preparation*, and its results are kept beside the parameters.
+What is inlined into the kernel that reads it, as a cast of a weight, costs no dispatch and stays.
+
+Kept buffers are memory that a call without them would need for a moment only. Peak memory is to
+stay within 1.1 times that of eager PyTorch, and what a call holds anyway (arguments, and the
+intermediates alive at its worst point) is about that much: so a part of it is the budget. Of what
+does not fit, those buffers are left out that save the least time per byte. Small buffers, as those
+of one number per channel, always fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ...ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Program
+from ...ir.nodes import Contraction, HostCall, Node, bodies_of, inputs_of, outputs_of
+from ...ir.scalar import scalar_symbols
+from ...symbolic.sizes import product
+from ...target import Target
+from .. import cost
+from .inline import body_cost
+from .memory import held_nbytes, nbytes_of
+
+
+def separate(graph: LoopGraph, target: Target) -> Program[LoopGraph]:
+    """What every call computes, and what is computed once for many calls.
+
+    The second graph computes from static inputs and constants alone. Its results, in order, are the
+    buffers of origin PREPARED of the first graph.
+    """
+    chosen = _within_budget(graph, _static_nodes(graph), target)
+    if not chosen:
+        return Program(graph)
+    nodes = tuple(node for node in graph.nodes if _is_in(node, chosen))
+    rest = tuple(node for node in graph.nodes if not _is_in(node, chosen))
+    kept = _kept(graph, chosen)
+    inside = {name for node in nodes for name in (*inputs_of(node), *outputs_of(node))}
+    preparation = LoopGraph(
+        f"{graph.name}_preparation",
+        {name: b for name, b in graph.buffers.items() if name in inside},
+        nodes,
+        tuple(spec for spec in graph.inputs if spec.buffer in inside),
+        tuple(_whole(graph.buffers[name]) for name in kept),
+        {name: data for name, data in graph.constants.items() if name in inside},
+    )
+    left = graph.returned.union(*(inputs_of(node) for node in rest))
+    left |= {name for node in rest for name in outputs_of(node)}
+    left |= {spec.buffer for spec in graph.inputs if spec.buffer is not None}
+    prepared = {name: replace(graph.buffers[name], origin=BufferOrigin.PREPARED) for name in kept}
+    called = replace(
+        graph,
+        nodes=rest,
+        buffers={n: prepared.get(n, b) for n, b in graph.buffers.items() if n in left},
+        constants={name: data for name, data in graph.constants.items() if name in left},
+    )
+    return Program(called, preparation)
+
+
+def _is_in(node: Node, chosen: Mapping[str, Node]) -> bool:
+    return any(name in chosen for name in outputs_of(node))  # a host call may have no output
+
+
+def _whole(buffer: Buffer) -> GraphOutput:
+    return GraphOutput(buffer.name, buffer.sizes, buffer.strides, buffer.offset)
+
+
+# -- what can be prepared --------------------------------------------------------------------------
+
+
+def _static_nodes(graph: LoopGraph) -> dict[str, Node]:
+    """Nodes that compute the same as long as no static input changes, by their output.
+
+    Not those of results: callers own these, and may change them. Not host calls: they may be
+    random.
+    """
+    changed = {graph.inputs[o.mutates] for o in graph.outputs if o.mutates is not None}
+    same = {
+        spec.buffer
+        for spec in graph.inputs
+        if spec.buffer is not None and spec.static and spec not in changed
+    }
+    same |= set(graph.constants)
+    found: dict[str, Node] = {}
+    for node in graph.nodes:
+        if isinstance(node, HostCall) or node.output in graph.returned:
+            continue
+        names = (*inputs_of(node), node.output)
+        if set(names[:-1]) <= same and _has_constant_sizes(node, [graph.buffers[n] for n in names]):
+            found[node.output] = node
+            same.add(node.output)
+    return found
+
+
+def _has_constant_sizes(node: Node, buffers: Iterable[Buffer]) -> bool:
+    """Whether nothing about a node depends on the sizes of a call, and its result is not empty."""
+    sizes = [*node.extents]
+    for buffer in buffers:
+        sizes += [*buffer.sizes, *buffer.strides, buffer.offset]
+    for body in bodies_of(node):
+        # A size symbol itself has no extent.
+        sizes += [s.extent for s in scalar_symbols(body) if s.extent is not None]
+        if any(s.extent is None for s in scalar_symbols(body)):
+            return False
+    return all(size.is_constant for size in sizes) and buffer.numel.constant > 0
+
+
+# -- what is worth its memory ----------------------------------------------------------------------
+
+
+def _kept(graph: LoopGraph, chosen: Mapping[str, Node]) -> list[str]:
+    """Results of the chosen nodes that others read."""
+    read = set().union(*(inputs_of(node) for node in graph.nodes if not _is_in(node, chosen)))
+    return [name for name in chosen if name in read]
+
+
+def _within_budget(graph: LoopGraph, chosen: dict[str, Node], target: Target) -> dict[str, Node]:
+    """The nodes whose results that are kept fit into the budget."""
+    if not chosen:
+        return chosen
+    held = held_nbytes(graph)
+    while True:
+        # What nothing reads any more is not worth computing once.
+        kept = _kept(graph, chosen)
+        chosen = _needed(chosen, kept)
+        sizes = {name: nbytes_of(graph.buffers[name]) for name in kept}
+        large = [name for name in kept if not cost.is_small_buffer(sizes[name], target)]
+        if cost.may_be_kept(sum(sizes[name] for name in large), held, target):
+            return chosen
+        saved = {name: _saved(chosen[name], graph, target) / sizes[name] for name in large}
+        chosen = _without(chosen, min(large, key=saved.__getitem__))
+
+
+def _without(chosen: Mapping[str, Node], name: str) -> dict[str, Node]:
+    """The nodes that do not need this one's result."""
+    left: dict[str, Node] = {}
+    gone = {name}
+    for output, node in chosen.items():
+        if output in gone or not gone.isdisjoint(inputs_of(node)):
+            gone.add(output)
+        else:
+            left[output] = node
+    return left
+
+
+def _needed(chosen: Mapping[str, Node], kept: Iterable[str]) -> dict[str, Node]:
+    """The nodes that kept results are computed from."""
+    needed = set(kept)
+    for output, node in reversed(list(chosen.items())):
+        if output in needed:
+            needed.update(inputs_of(node))
+    return {output: node for output, node in chosen.items() if output in needed}
+
+
+def _saved(node: Node, graph: LoopGraph, target: Target) -> float:
+    """The time that a call does not spend in a node, as bytes of memory traffic."""
+    (output,) = outputs_of(node)
+    moved = sum(nbytes_of(graph.buffers[name]) for name in (*inputs_of(node), output))
+    work = sum(body_cost(body) for body in bodies_of(node)) + isinstance(node, Contraction)
+    points = max(1, product(node.extents).constant)
+    return cost.node_nbytes(moved, work * points, target)

@@ -1,0 +1,108 @@
+"""Attention of few queries over many keys: parts of the keys in workgroups of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ... import dtypes
+from ...ir.attention_nodes import Attention
+from ...ir.graph import Buffer, BufferOrigin, LoopGraph
+from ...ir.nodes import Node, Pointwise, Reduction
+from ...ir.scalar import Load, Scalar, apply, cast, const, index
+from ...ir.spaces import iteration_symbols
+from ...symbolic.sizes import ZERO, Expr, IntLike, as_expr, contiguous_strides, product
+from ...target import Target
+from .. import cost
+
+
+def split_attention(graph: LoopGraph, target: Target) -> LoopGraph:
+    """Replaces attention with too few workgroups by its parts, and what joins them.
+
+    Results of parts are joined as in FlashAttention's online softmax: each is multiplied by
+    exp(its highest score - the highest of all).
+    """
+    buffers = dict(graph.buffers)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        parts = _parts(node, target) if isinstance(node, Attention) else 1
+        if isinstance(node, Attention) and parts > 1:
+            nodes += _split(node, parts, buffers)
+        else:
+            nodes.append(node)
+    return graph.with_nodes(tuple(nodes), buffers)
+
+
+def _parts(node: Attention, target: Target) -> int:
+    batch, heads, queries, keys, head, value_head = node.sizes
+    known = (batch, heads, queries, head, value_head)
+    if not all(size.is_constant for size in known):
+        return 1
+    if node.kept is not None or node.logsumexp is not None:
+        return 1  # training, where one of so few queries is rare
+    if max(int(head), int(value_head)) > 4 * target.max_workgroup_invocations:
+        return 1
+    count = int(keys) if keys.is_constant else None
+    return cost.attention_parts(int(batch) * int(heads), int(queries), count, target)
+
+
+def _split(node: Attention, parts: int, buffers: dict[str, Buffer]) -> list[Node]:
+    batch, heads, queries, _, _, value_head = node.sizes
+    f32, result = dtypes.float32, buffers[node.output]
+    ranges = (batch, heads, queries, value_head)
+    made = Maker(node, buffers)
+    partial = made.buffer("parts", (as_expr(parts), batch, heads, queries, node.wide + 4))
+    (part,) = iteration_symbols("r", (parts,))
+    *row, element = iteration_symbols("i", ranges)
+
+    def load(at: IntLike) -> Scalar:
+        return Load(partial, tuple(index(i) for i in (part, *row, as_expr(at))), f32)
+
+    def whole(name: str) -> Scalar:
+        return Load(name, tuple(index(i) for i in (*row, element)), f32)
+
+    lowest = const(float("-inf"), f32)
+    highest = made.reduction("highest", ranges, parts, "maximum", load(node.wide))
+    top = whole(highest)
+    # Where every key is masked, exp(-inf - 0) = 0 instead of exp(-inf + inf) = NaN.
+    shift = apply("where", apply("eq", top, lowest), const(0, f32), top)
+    weight = apply("fast_exp", apply("sub", load(node.wide), shift))
+    total = made.reduction("total", ranges, parts, "sum", apply("mul", weight, load(node.wide + 1)))
+    summed = made.reduction("sum", ranges, parts, "sum", apply("mul", weight, load(element)))
+    empty = apply("eq", whole(total), const(0, f32))
+    quotient = apply("div", whole(summed), whole(total))
+    without_keys = const(0 if node.safe else float("nan"), f32)
+    body = apply("where", empty, without_keys, quotient)
+    joined = Pointwise(node.output, ranges, cast(body, result.dtype), node.origins)
+    return [replace(node, output=partial, parts=parts), *made.nodes, joined]
+
+
+class Maker:
+    """Makes the nodes, and their buffers, that join the results of a split attention's parts."""
+
+    def __init__(self, node: Attention, buffers: dict[str, Buffer]) -> None:
+        self.node = node
+        self.buffers = buffers
+        self.nodes: list[Node] = []
+
+    def buffer(self, suffix: str, sizes: tuple[Expr, ...]) -> str:
+        """Declares a float32 intermediate."""
+        name = f"{self.node.output}_{suffix}"
+        assert product(sizes) is not ZERO
+        self.buffers[name] = Buffer(
+            name,
+            dtypes.float32,
+            sizes,
+            contiguous_strides(sizes),
+            ZERO,
+            BufferOrigin.INTERMEDIATE,
+        )
+        return name
+
+    def reduction(
+        self, suffix: str, ranges: tuple[Expr, ...], parts: int, kind: str, body: Scalar
+    ) -> str:
+        """A reduction over the parts; the name of its result."""
+        name = self.buffer(suffix, ranges)
+        origins = self.node.origins
+        self.nodes.append(Reduction(name, ranges, (as_expr(parts),), kind, body, origins))
+        return name

@@ -1,0 +1,209 @@
+"""Statistics of a single row, computed again by every workgroup that needs them.
+
+A product with a normalised token, the sum of w[n, k] · (g[k] · x[k] · scale(sum of x²)), is
+two kernels: the statistic needs all of x before the first product. But the scale does not depend on
+k: scale · (sum of w[n, k] · g[k] · x[k]) needs both sums at the end only. Every row n then sums x²
+beside its products, from values that it loads anyway, and a dispatch of one workgroup disappears.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from ...ir.graph import Buffer, BufferOrigin, LoopGraph
+from ...ir.nodes import Node, Pointwise, Reduction, inputs_of, outputs_of
+from ...ir.scalar import Load, Op, Scalar, apply, index, loads_of, rewrite, scalar_symbols
+from ...ir.spaces import iteration_symbols, symbol_keys
+from ...symbolic.sizes import ONE, ZERO, Expr, contiguous_strides, product
+from .. import cost
+from ..mapping import point_of
+from .inline import inline_into
+
+# Nodes between a statistic and the sums that use it.
+_MOST_STEPS = 8
+
+
+def recompute_statistics(graph: LoopGraph) -> LoopGraph:
+    """The graph in which products with a normalised row compute the row's statistic themselves.
+
+    A sum of values that are scaled by a statistic of a single row is replaced by three nodes: the
+    statistic, the sum of unscaled values and its scaling. This is done where every reader of the
+    statistic is such a sum.
+    """
+    nodes = {outputs_of(node)[0]: node for node in graph.nodes}
+    order = list(nodes)
+    buffers = dict(graph.buffers)
+    readers: dict[str, list[str]] = defaultdict(list)
+    for name, reader in nodes.items():
+        for buffer in inputs_of(reader):
+            readers[buffer].append(name)
+    for name in order:
+        node = nodes.get(name)
+        if isinstance(node, Reduction) and _is_statistic(node, graph):
+            _Statistic(node, nodes, readers, buffers, graph.returned).replace_users()
+    # A replaced sum is three nodes under its name: the statistic, the sum and its scaling.
+    result: list[Node] = []
+    for name in order:
+        if name in nodes:
+            extra = [
+                nodes[key] for key in (f"{name}_statistic", f"{name}_unscaled") if key in nodes
+            ]
+            result += [*extra, nodes[name]]
+    kept = {n for node in result for n in (*outputs_of(node), *inputs_of(node))}
+    kept |= graph.returned | {i.buffer for i in graph.inputs if i.buffer is not None}
+    return graph.with_nodes(tuple(result), {k: b for k, b in buffers.items() if k in kept})
+
+
+def _is_statistic(node: Reduction, graph: LoopGraph) -> bool:
+    length = product(node.reduce_ranges)
+    return (
+        product(node.ranges) is ONE
+        and len(node.reduce_ranges) == 1
+        and length.is_constant
+        and cost.stays_in_caches(int(length))
+        and node.output not in graph.returned
+    )
+
+
+class _Statistic:
+    """One statistic, and the nodes of the graph, which change while it is moved."""
+
+    def __init__(
+        self,
+        node: Reduction,
+        nodes: dict[str, Node],
+        readers: dict[str, list[str]],
+        buffers: dict[str, Buffer],
+        returned: frozenset[str],
+    ) -> None:
+        self.node = node
+        self.nodes = nodes
+        self.readers = readers
+        self.buffers = buffers
+        self.returned = returned
+        self.found: list[tuple[Reduction, Scalar, Scalar]] = []
+        self.made: dict[tuple[Expr, ...], str] = {}
+
+    def _readers(self, name: str) -> list[str]:
+        """The nodes that read a buffer now; replaced nodes are still listed in ``readers``."""
+        found = dict.fromkeys(self.readers[name])
+        return [r for r in found if r in self.nodes and name in inputs_of(self.nodes[r])]
+
+    def replace_users(self) -> None:
+        """Gives every sum that uses the statistic its own copy, or changes none of them."""
+        inner = self._between()
+        if inner is None:
+            return
+        sums: dict[str, Reduction] = {}
+        for name in inner:
+            for reader in self._readers(name):
+                if reader not in inner:
+                    found = self._inlined(reader, inner)
+                    if found is None:
+                        return
+                    sums[reader] = found
+        split = {name: _factors(found.body, self.node.output) for name, found in sums.items()}
+        if not sums or any(pair is None for pair in split.values()):
+            return
+        self._inline_operands()
+        for name in self.nodes:  # in order, as the first one of a space makes its statistic
+            pair = split.get(name)
+            if pair is not None:
+                self.found.append((sums[name], *pair))
+        for entry in self.found:
+            self._replace(*entry)
+        for name in inner:
+            del self.nodes[name]
+
+    def _inline_operands(self) -> None:
+        """Squares and the like that only the statistic reads are computed where it is."""
+        for name in inputs_of(self.node):
+            producer = self.nodes.get(name)
+            own = self._readers(name) == [self.node.output] and name not in self.returned
+            if own and isinstance(producer, Pointwise):
+                inlined = inline_into(self.node, producer)
+                if isinstance(inlined, Reduction):
+                    self.node = inlined
+                    del self.nodes[name]
+
+    def _between(self) -> list[str] | None:
+        """The statistic and the pointwise nodes that use it; None if they are needed elsewhere."""
+        inner = [self.node.output]
+        for name in inner:
+            if len(inner) > _MOST_STEPS or name in self.returned:
+                return None
+            for reader in self._readers(name):
+                if isinstance(self.nodes[reader], Pointwise) and reader not in inner:
+                    inner.append(reader)
+        return inner
+
+    def _inlined(self, name: str, inner: list[str]) -> Reduction | None:
+        """A sum over the statistic's elements, with the nodes in between inlined."""
+        node: Node | None = self.nodes[name]
+        if not (isinstance(node, Reduction) and node.kind == "sum"):
+            return None
+        rows = product(node.ranges)
+        if node.reduce_ranges != self.node.reduce_ranges or not (
+            rows.is_constant and cost.makes_statistics_again(int(rows))
+        ):
+            return None
+        for producer in reversed(inner[1:]):
+            between = self.nodes[producer]
+            assert isinstance(between, Pointwise)
+            node = None if node is None else inline_into(node, between)
+        return node if isinstance(node, Reduction) else None
+
+    def _replace(self, node: Reduction, scale: Scalar, rest: Scalar) -> None:
+        """``scale`` · (sum of ``rest``), with the statistic for each row."""
+        ranges, name = node.ranges, node.output
+        statistic = self.made.setdefault(ranges, f"{name}_statistic")
+        unscaled = f"{name}_unscaled"
+        self._add(replace(self.node, output=statistic, ranges=ranges))
+        self._add(replace(node, output=unscaled, body=rest))
+        here = tuple(index(i) for i in point_of(symbol_keys(iteration_symbols("i", ranges))))
+
+        def own(part: Scalar) -> Scalar | None:
+            is_statistic = isinstance(part, Load) and part.buffer == self.node.output
+            return Load(statistic, here, self.node.body.dtype) if is_statistic else None
+
+        total = Load(unscaled, here, rest.dtype)
+        body = apply("mul", total, rewrite(scale, own))
+        self._add(Pointwise(name, ranges, body, node.origins))
+
+    def _add(self, node: Reduction | Pointwise) -> None:
+        """Adds a node, or puts it in the place of one, with its buffer."""
+        name = node.output
+        self.nodes[name] = node
+        if name not in self.buffers:
+            strides = contiguous_strides(node.ranges)
+            self.buffers[name] = Buffer(
+                name, node.body.dtype, node.ranges, strides, ZERO, BufferOrigin.INTERMEDIATE
+            )
+        for buffer in inputs_of(node):
+            self.readers[buffer].append(name)
+
+
+def _factors(body: Scalar, statistic: str) -> tuple[Scalar, Scalar] | None:
+    """(factor that depends on nothing but the statistic, the rest) of a product, or None."""
+    scales: list[Scalar] = []
+    others: list[Scalar] = []
+    stack = [body]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, Op) and part.name == "mul":
+            stack += reversed(part.args)
+            continue
+        loads = {load.buffer for load in loads_of(part)}
+        if statistic not in loads:
+            others.append(part)
+        elif loads == {statistic} and not scalar_symbols(part):
+            scales.append(part)
+        else:
+            return None
+    if len(scales) != 1 or not others:
+        return None
+    rest = others[0]
+    for part in others[1:]:
+        rest = apply("mul", rest, part)
+    return scales[0], rest

@@ -1,0 +1,1 @@
+"""Sizes and exact index expressions: polynomials of symbols with floor divisions and remainders."""

@@ -1,0 +1,1 @@
+"""The operators that this package adds to ``torch.ops``."""

@@ -1,0 +1,385 @@
+"""``webgpu::attention`` and its gradient: operators for capture to use and lowering to know.
+
+PyTorch's own attention decomposes into a dozen operators while a graph is traced; these do not.
+They are defined here in plain ATen operators, which hold all scores in memory. Lowering makes them
+kernels that do not.
+
+Shapes: query (batch, heads, queries, size), key (batch, key heads, keys, size), value (batch, key
+heads, keys, value size); key heads divide heads, and consecutive heads share a key head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, Tensor? bias, bool causal, float scale, "
+    "Tensor? seed=None, float dropout=0.0, Tensor? replaced=None, bool safe=True) "
+    "-> (Tensor, Tensor)"
+)
+BACKWARD_SCHEMA = (
+    "(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor logsumexp, "
+    "Tensor delta, bool causal, float scale, Tensor? seed=None, float dropout=0.0, "
+    "Tensor? replaced=None, bool safe=True) -> (Tensor, Tensor, Tensor)"
+)
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+def plain_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    replaced: Tensor | None = None,
+    safe: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """dropout(softmax(scale · query·keyᵀ + bias)) · value, and the logsumexp of the scores.
+
+    This is the definition of ``webgpu::attention``. Unlike its kernels it takes any head size and
+    floating dtype.
+
+    A bias cannot say what ``scores.masked_fill(mask, value)`` says: such scores do not depend on
+    query and key, whose products may be NaN and get no gradient. This is a bias of the value, with
+    ``replaced``.
+
+    Args:
+        bias: None, or broadcastable to (batch, heads, queries, keys); -inf removes a key.
+        causal: keep keys k ≤ q only.
+        scale: factor of the scores.
+        seed: int32 (2,) of `webgpu::uniform`, with ``dropout``: element (b, h, q, k) is kept where
+            the uniform number at this position is at least ``dropout``.
+        replaced: bool, broadcastable as the bias; True: the score is the bias alone.
+        safe: a row without any key (every score is -inf) is 0, as PyTorch's fused attention has it;
+            otherwise NaN, as softmax has it.
+
+    Returns:
+        (batch, heads, queries, value size) in query's dtype, with heads and queries in the order
+        that they have in query's memory, as PyTorch's fused attention does; and (batch, heads,
+        queries) in float32 (float64 of such), a row without any key is -inf. Not ``safe``, the
+        latter is (2, batch, heads, queries): the highest scores, and log Σ exp(score - highest),
+        whose sum would not keep the second where all keys of a row have a score like -1e9.
+    """
+    scores = _scores(query, key, bias, causal, scale, replaced)
+    weights = safe_softmax(scores) if safe else scores.softmax(-1)
+    if seed is not None:
+        weights = weights * _kept(seed, scores, dropout)
+    result = _empty_result(query, value)
+    result.copy_(torch.matmul(weights, _opmath(value).unsqueeze(2)).flatten(1, 2))
+    if safe:
+        return result, torch.logsumexp(scores, -1).flatten(1, 2)
+    highest = scores.amax(-1)
+    rest = (scores - highest.unsqueeze(-1)).exp().sum(-1).log()
+    return result, torch.stack([highest, rest]).flatten(2, 3)
+
+
+attention = torch.library.custom_op(
+    "webgpu::attention", plain_attention, mutates_args=(), schema=SCHEMA
+)
+
+
+@attention.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    replaced: Tensor | None = None,
+    safe: bool = True,
+) -> tuple[Tensor, Tensor]:
+    torch._check(query.shape[1] % key.shape[1] == 0)  # type: ignore[no-untyped-call]
+    rows = query.shape[:3] if safe else (2, *query.shape[:3])
+    statistic = query.new_empty(rows, dtype=_opmath_dtype(query))
+    return _empty_result(query, value), statistic
+
+
+def plain_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    logsumexp: Tensor,
+    delta: Tensor,
+    causal: bool,
+    scale: float,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    replaced: Tensor | None = None,
+    safe: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `plain_attention` by query, key and value: ``webgpu::attention_backward``.
+
+    With the weights P = exp(scores − logsumexp) again, and what dropout keeps of them:
+    dV = (kept·P)ᵀdO, dS = P ⊙ (kept·dO·Vᵀ − delta), dQ = scale·dS·K, dK = scale·dSᵀQ, where dQ and
+    dK take dS as 0 for what is ``replaced``.
+
+    Where every key of a row has a bias like -1e9 instead of -inf, the sum's logarithm is lost in
+    the logsumexp's rounding, and such a row's weights are 1 each, if ``safe``. PyTorch's fused
+    kernels, on CPU and CUDA, start from the same number and give the same.
+
+    Args:
+        grad: dO, (batch, heads, queries, value size).
+        logsumexp: the operator's second result.
+        delta: Σ dO ⊙ O over the value size, (batch, heads, queries), in logsumexp's dtype.
+    """
+    q, k, do = _opmath(query), _opmath(key), _opmath(grad)
+    weights, grad_scores, kept = _grad_scores(
+        grad,
+        query,
+        key,
+        value,
+        bias,
+        logsumexp,
+        delta,
+        causal,
+        scale,
+        seed,
+        dropout,
+        replaced,
+        safe,
+    )
+    if replaced is not None:
+        grad_scores = grad_scores.masked_fill(_by_score(replaced, grad_scores), 0.0)
+    used = weights if kept is None else weights * kept
+    groups = (weights.shape[1], weights.shape[2])
+    grad_query = torch.matmul(grad_scores, k.unsqueeze(2)).flatten(1, 2) * scale
+    grad_key = torch.matmul(grad_scores.transpose(-2, -1), _grouped(q, groups)).sum(2) * scale
+    grad_value = torch.matmul(used.transpose(-2, -1), _grouped(do, groups)).sum(2)
+    return (
+        grad_query.to(query.dtype).contiguous(),
+        grad_key.to(key.dtype).contiguous(),
+        grad_value.to(value.dtype).contiguous(),
+    )
+
+
+attention_backward = torch.library.custom_op(
+    "webgpu::attention_backward", plain_attention_backward, mutates_args=(), schema=BACKWARD_SCHEMA
+)
+
+
+@attention_backward.register_fake
+def _(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    logsumexp: Tensor,
+    delta: Tensor,
+    causal: bool,
+    scale: float,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    replaced: Tensor | None = None,
+    safe: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, bias, ctx.causal, ctx.scale, seed, ctx.dropout, replaced, ctx.safe = inputs
+    ctx.save_for_backward(query, key, value, bias, seed, replaced, *output)
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    """``_``: the logsumexp is there for this gradient, nothing is computed from it."""
+    query, key, value, bias, seed, replaced, output, logsumexp = ctx.saved_tensors
+    gradients = attention_gradients(
+        grad,
+        query,
+        key,
+        value,
+        bias,
+        output,
+        logsumexp,
+        ctx.causal,
+        ctx.scale,
+        ctx.needs_input_grad[:4],
+        seed,
+        ctx.dropout,
+        replaced=replaced,
+        safe=ctx.safe,
+    )
+    return *gradients, *[None] * 6
+
+
+attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def attention_gradients(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    output: Tensor,
+    logsumexp: Tensor,
+    causal: bool,
+    scale: float,
+    needs: Sequence[bool],
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    plain: bool = False,
+    replaced: Tensor | None = None,
+    safe: bool = True,
+) -> Gradients:
+    """The gradients of `attention` by query, key, value and bias.
+
+    Args:
+        output, logsumexp: the operator's results.
+        needs: which gradients to compute; None takes the place of the others.
+        plain: in ordinary operators, for what has no kernel.
+    """
+    delta = (_opmath(grad) * _opmath(output)).sum(-1)
+    options = causal, scale, seed, dropout, replaced, safe
+    inputs = grad, query, key, value, bias, logsumexp, delta, *options
+    found: tuple[Tensor | None, ...] = (None, None, None)
+    if any(needs[:3]):
+        function = plain_attention_backward if plain else _attention_backward
+        results = function(*inputs)
+        found = tuple(g if need else None for g, need in zip(results, needs[:3], strict=True))
+    grad_bias = None
+    if bias is not None and needs[3]:
+        # All of it is asked for where the bias is not broadcast, so there is nothing to save.
+        _, grad_scores, _ = _grad_scores(*inputs)
+        grad_bias = grad_scores.flatten(1, 2).sum_to_size(bias.shape).to(bias.dtype)
+    return found[0], found[1], found[2], grad_bias
+
+
+def _attention_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    results: tuple[Tensor, Tensor, Tensor] = torch.ops.webgpu.attention_backward.default(*inputs)
+    return results
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    seed: Tensor | None = None,
+    dropout: float = 0.0,
+    replaced: Tensor | None = None,
+    safe: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """A call of the operator, whose head sizes are numbers: kernels are made for them."""
+    int(query.shape[-1]), int(value.shape[-1])
+    arguments = query, key, value, bias, causal, scale, seed, dropout, replaced, safe
+    result: tuple[Tensor, Tensor] = torch.ops.webgpu.attention.default(*arguments)
+    return result
+
+
+def safe_softmax(scores: Tensor) -> Tensor:
+    """softmax of the last dimension, but 0 in a row of -inf, as in PyTorch's attention."""
+    if scores.shape[-1] == 0:
+        return scores
+    empty = (scores == float("-inf")).all(-1, keepdim=True)
+    return torch.where(empty, 0.0, scores.softmax(-1))
+
+
+def _grad_scores(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    logsumexp: Tensor,
+    delta: Tensor,
+    causal: bool,
+    scale: float,
+    seed: Tensor | None,
+    dropout: float,
+    replaced: Tensor | None,
+    safe: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The weights, the gradient of the biased scores, and what dropout multiplies weights by.
+
+    Each is (batch, key heads, group, queries, keys).
+    """
+    scores = _scores(query, key, bias, causal, scale, replaced)
+    groups = (scores.shape[1], scores.shape[2])
+    if safe:
+        shift = torch.where(logsumexp == float("-inf"), 0.0, logsumexp)
+        weights = (scores - _grouped(shift, groups).unsqueeze(-1)).exp()
+    else:
+        highest, rest = (_grouped(row, groups).unsqueeze(-1) for row in logsumexp.unbind(0))
+        weights = (scores - highest - rest).exp()
+    v = _opmath(value).unsqueeze(2)
+    grad_weights = torch.matmul(_grouped(_opmath(grad), groups), v.transpose(-2, -1))
+    kept = None if seed is None else _kept(seed, scores, dropout)
+    if kept is not None:
+        grad_weights = grad_weights * kept
+    return weights, weights * (grad_weights - _grouped(delta, groups).unsqueeze(-1)), kept
+
+
+def _scores(
+    query: Tensor,
+    key: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    replaced: Tensor | None,
+) -> Tensor:
+    """Scaled and biased scores, (batch, key heads, group, queries, keys)."""
+    q, k = _opmath(query), _opmath(key)
+    batch, heads, queries, size = q.shape
+    grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], queries, size)
+    scores = torch.matmul(grouped, k.unsqueeze(2).transpose(-2, -1)) * scale
+    if replaced is not None:
+        scores = torch.where(_by_score(replaced, scores), 0.0, scores)
+    if bias is not None:
+        scores = scores + _by_score(_opmath(bias), scores)
+    if causal:
+        row = torch.arange(queries, device=q.device).unsqueeze(1)
+        column = torch.arange(k.shape[2], device=q.device)
+        scores = torch.where(column <= row, scores, float("-inf"))
+    return scores
+
+
+def _by_score(tensor: Tensor, scores: Tensor) -> Tensor:
+    """What is broadcastable to (batch, heads, queries, keys) in the shape of scores."""
+    batch, _, _, queries, keys = scores.shape
+    full = tensor.expand(batch, scores.shape[1] * scores.shape[2], queries, keys)
+    return full.reshape(scores.shape)
+
+
+def _kept(seed: Tensor, scores: Tensor, dropout: float) -> Tensor:
+    """What dropout multiplies weights by: 0, or 1 / (1 - dropout)."""
+    if dropout >= 1.0:
+        return torch.zeros_like(scores)
+    # Groups of heads are in the order of heads, so that positions are those of the heads.
+    numbers: Tensor = torch.ops.webgpu.uniform.default(seed, list(scores.shape), scores.device)
+    return (numbers >= dropout) * (1.0 / (1.0 - dropout))
+
+
+def _empty_result(query: Tensor, value: Tensor) -> Tensor:
+    batch, heads, queries, _ = query.shape
+    if query.stride(1) < query.stride(2):
+        return query.new_empty((batch, queries, heads, value.shape[3])).transpose(1, 2)
+    return query.new_empty((batch, heads, queries, value.shape[3]))
+
+
+def _grouped(tensor: Tensor, groups: tuple[int, int]) -> Tensor:
+    """(batch, heads, …) as (batch, key heads, group, …)."""
+    return tensor.reshape(tensor.shape[0], *groups, *tensor.shape[2:])
+
+
+def _opmath_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+
+
+def _opmath(tensor: Tensor) -> Tensor:
+    return tensor.to(_opmath_dtype(tensor))

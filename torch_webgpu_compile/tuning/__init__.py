@@ -1,0 +1,1 @@
+"""Tilings by measurement, and what was measured of adapters."""

@@ -1,0 +1,242 @@
+"""Tilings by measurement: what ``mode="max-autotune"`` does, and the tables of what it found.
+
+A table maps a `MatmulProblem` of one adapter to its fastest tiling. Tables come with this package
+for adapters that somebody measured (``tables``), are kept for the process, and on disk where a
+cache folder is given. They are used in every mode; only max-autotune adds to them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+from ..cache_folder import CacheFolder
+from ..codegen.contraction import Tilings, generate_tiled, kernels_of, problem_of
+from ..codegen.matmul_tiling import (
+    MatmulProblem,
+    MatmulTiling,
+    fits,
+    matmul_candidates,
+    measurable_tilings,
+)
+from ..errors import DeviceError, DeviceLostError, OutOfMemoryError
+from ..files import write_atomically
+from ..ir.graph import AnchorGroup, ContractionGroup, PairGroup, Schedule, SiblingGroup
+from ..ir.nodes import Contraction
+from ..options import CompileOptions
+from ..plan.model import STATUS, STATUS_BUFFER, KernelCall, Plan, PlanBuffer
+from ..runtime.device import Device
+from ..runtime.executor import Executor
+from ..runtime.profiler import best_seconds
+from ..target import Target
+
+Tune = Callable[[Schedule], Tilings]
+"""Measures what a schedule needs and returns every tiling known."""
+
+_log = logging.getLogger(__name__)
+
+_ROUNDS = 3
+_ROUND_SECONDS = 0.004
+_SHIPPED = Path(__file__).parent / "tables"
+_lock = threading.Lock()
+_measured: dict[tuple[str, str | None], dict[str, MatmulTiling]] = {}
+
+
+def known_tilings(target: Target, folder: str | None) -> Tilings:
+    """The table of an adapter, as far as it is known. ``folder``: the cache folder, if any."""
+    with _lock:
+        return dict(_table(target, folder))
+
+
+def tilings_for(target: Target, options: CompileOptions) -> Tilings:
+    """The tilings that a compilation may use.
+
+    A measurement may turn out otherwise in the next run, and sums in another order: where results
+    are to be the same bits in every run, these are the tilings of this package alone.
+    """
+    if options.deterministic:
+        return _shipped(target)
+    return known_tilings(target, options.cache)
+
+
+def tuner(device: Device, folder: str | None) -> Tune:
+    """A function that measures tilings on ``device`` for the contractions of a schedule.
+
+    It skips problems whose best tiling is known, keeps what it finds in the device's table (and, if
+    given, in ``folder``), and returns all known tilings.
+    """
+
+    def tune(schedule: Schedule) -> Tilings:
+        known = known_tilings(device.target, folder)
+        work: dict[str, _Candidates] = {}
+        for group in _contractions(schedule, device.target):
+            problem = problem_of(group, schedule.graph.buffers, device.target)
+            key = problem.key
+            if key is not None and key not in known and key not in work and problem.itemsize < 8:
+                work[key] = _candidates(group, schedule, problem, device.target)
+        with suppress(DeviceError):  # of a kernel that the driver refuses; the others are compiled
+            device.compile_many([c.kernel for calls in work.values() for c in calls.values()])
+        found = {key: _fastest(key, calls, schedule, device) for key, calls in work.items()}
+        if found:
+            _add(device.target, folder, found)
+        return {**known, **found}
+
+    return tune
+
+
+def _contractions(schedule: Schedule, target: Target) -> Iterator[ContractionGroup]:
+    """What each kernel of contractions computes."""
+    for group in schedule.groups:
+        match group:
+            case SiblingGroup() | PairGroup() | AnchorGroup(anchor=Contraction()):
+                yield from kernels_of(group, schedule.graph.buffers, target)
+
+
+# ---- measuring
+
+
+_Candidates = dict[MatmulTiling, KernelCall]
+
+
+def _candidates(
+    group: ContractionGroup, schedule: Schedule, problem: MatmulProblem, target: Target
+) -> _Candidates:
+    return {
+        tiling: generate_tiled(group, schedule.graph.buffers, target, problem, tiling)
+        for tiling in matmul_candidates(problem, target)
+    }
+
+
+def _fastest(key: str, calls: _Candidates, schedule: Schedule, device: Device) -> MatmulTiling:
+    times: dict[MatmulTiling, float] = {}
+    for tiling, call in calls.items():
+        try:
+            times[tiling] = seconds_of(call, schedule, device)
+        except (OutOfMemoryError, DeviceLostError):
+            raise
+        except DeviceError:  # a driver may refuse what its limits allow
+            continue
+    if not times:
+        raise DeviceError(f"no tiling of {key} runs on {device.target.name}; report it")
+    for tiling, seconds in sorted(times.items(), key=lambda item: item[1]):
+        _log.debug("%s: %.2f µs %s", key, seconds * 1e6, tiling)
+    return min(times, key=times.__getitem__)
+
+
+def seconds_of(call: KernelCall, schedule: Schedule, device: Device) -> float:
+    """Seconds of one dispatch among many, on memory of its own.
+
+    Raises:
+        DeviceError: the device refuses the kernel.
+        OutOfMemoryError: its operands do not fit beside what is allocated.
+    """
+    executor = Executor(_single(call, schedule), device)
+    bound = executor.bind()
+    with executor.lock:
+        return best_seconds(bound.replay, device, _ROUND_SECONDS, _ROUNDS)
+
+
+def _single(call: KernelCall, schedule: Schedule) -> Plan:
+    """A plan of one dispatch."""
+    buffers = {}
+    names = {binding.buffer for binding in call.bindings}
+    if STATUS in names:  # memory of its own: what it computes with are no indices
+        names.remove(STATUS)
+        buffers[STATUS] = replace(STATUS_BUFFER, role="intermediate")
+    for name in names:
+        b = schedule.graph.buffers[name]
+        buffers[name] = PlanBuffer(
+            name, "intermediate", b.dtype, b.sizes, b.strides, b.offset, b.nbytes
+        )
+    return Plan("autotune", (call.kernel,), buffers, (call.dispatch(0),), (), ())
+
+
+# ---- tables
+
+
+def _table(target: Target, folder: str | None) -> dict[str, MatmulTiling]:
+    key = target.name, folder
+    if key not in _measured:
+        found = _shipped(target)
+        if folder is not None:
+            found = found | _stored(target, folder)
+        _measured[key] = found
+    return _measured[key]
+
+
+def _shipped(target: Target) -> dict[str, MatmulTiling]:
+    with suppress(OSError):
+        return read_table(_SHIPPED / target.file_name)
+    return {}
+
+
+def _add(target: Target, folder: str | None, found: dict[str, MatmulTiling]) -> None:
+    with _lock:
+        table = _table(target, folder)
+        table.update(found)
+        if folder is not None:
+            table.update({**_stored(target, folder), **table})  # what others found meanwhile
+            content = _text(table).encode()
+            _tables_in(folder).write(target.file_name, target.identity, content)
+
+
+def _tables_in(folder: str) -> CacheFolder:
+    return CacheFolder(Path(folder) / "tunings")
+
+
+def _stored(target: Target, folder: str) -> dict[str, MatmulTiling]:
+    """The table in a cache folder, without what this version would not measure on this adapter."""
+    content = _tables_in(folder).read(target.file_name, target.identity)
+    if content is None:
+        return {}
+    try:
+        table = _parse(content)
+    except ValueError:
+        return {}
+    return {key: tiling for key, tiling in table.items() if _is_measurable(key, tiling, target)}
+
+
+def _is_measurable(key: str, tiling: MatmulTiling, target: Target) -> bool:
+    bits = re.match(r"(\d+)-bit ", key)
+    return (
+        bits is not None
+        and replace(tiling, strips=0) in measurable_tilings()
+        and 0 <= tiling.strips < 1 << 16
+        and fits(tiling, int(bits[1][:3]) // 8, target)
+    )
+
+
+def read_table(path: Path) -> dict[str, MatmulTiling]:
+    """A table as those in ``tuning/tables``. Raises OSError, and ValueError for what is none."""
+    return _parse(path.read_bytes())
+
+
+def write_table(path: Path, table: Tilings) -> None:
+    """Writes a table as those in ``tuning/tables``. Raises OSError."""
+    write_atomically(path, _text(table).encode())
+
+
+def _text(table: Tilings) -> str:
+    lines = [f"{json.dumps(key)}: {json.dumps(asdict(table[key]))}" for key in sorted(table)]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _parse(content: bytes) -> dict[str, MatmulTiling]:
+    """Raises ValueError for what is no table."""
+    try:
+        data = json.loads(content)
+        table = {key: MatmulTiling(**values) for key, values in data.items()}
+    except (RecursionError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a table of tilings: {error!r}") from error
+    for tiling in table.values():
+        for field in fields(MatmulTiling):
+            kind = bool if field.name == "double_buffer" else int
+            if type(getattr(tiling, field.name)) is not kind:
+                raise ValueError(f"not a table of tilings: {tiling}")
+    return table

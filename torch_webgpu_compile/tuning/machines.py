@@ -1,0 +1,74 @@
+"""What was measured of adapters: kept in the cache folder, and used where that is on.
+
+``doctor --measure`` fills it. Adapters that nobody measured keep the numbers that `Machine` has.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from ..cache_folder import CacheFolder
+from ..options import CompileOptions
+from ..target import Machine, Target
+
+_MEASURED = ("bytes_per_second", "flops_per_second", "dispatch_seconds", "multiprocessors")
+_lock = threading.Lock()
+_known: dict[tuple[str, str], Machine | None] = {}
+
+
+def measured_target(target: Target, options: CompileOptions) -> Target:
+    """The target with the machine that was measured on its adapter, if one was.
+
+    As given where the cache is off, where it has another machine than the default one already, and
+    where results are to be the same bits in every run: sums are divided by what a machine says, and
+    another measurement would give another order.
+    """
+    if options.cache is None or options.deterministic or target.machine != Machine():
+        return target
+    found = measured(target, options.cache)
+    return target if found is None else replace(target, machine=found)
+
+
+def measured(target: Target, folder: str) -> Machine | None:
+    """What was measured on an adapter and stored in a cache folder; None if nothing was.
+
+    A process reads it once, so that its plans agree.
+    """
+    with _lock:
+        key = target.identity, folder
+        if key not in _known:
+            content = _machines_in(folder).read(target.file_name, target.identity)
+            _known[key] = None if content is None else _parse(content)
+        return _known[key]
+
+
+def store(target: Target, machine: Machine, folder: str) -> None:
+    """Keeps what was measured. Warns, once, about a folder that cannot be used."""
+    content = json.dumps({name: getattr(machine, name) for name in _MEASURED}).encode()
+    with _lock:
+        _machines_in(folder).write(target.file_name, target.identity, content)
+        _known[target.identity, folder] = _parse(content)
+
+
+def _machines_in(folder: str) -> CacheFolder:
+    return CacheFolder(Path(folder) / "machines")
+
+
+def _parse(content: bytes) -> Machine | None:
+    """None for what is no machine, or that of another version."""
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict) or set(data) != set(_MEASURED):
+        return None
+    default = Machine()
+    for name, value in data.items():
+        is_number = type(value) is type(getattr(default, name))
+        if not is_number or not (math.isfinite(value) and value > 0):
+            return None
+    return replace(default, **data)
