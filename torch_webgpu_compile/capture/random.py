@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ..torch_ops import custom_ops as _custom_ops  # noqa: F401  defines the operators
+
 aten = torch.ops.aten
 
 # The significant bits of each dtype: a uniform number with more of them could round up to 1.

@@ -12,6 +12,7 @@ from ..dtypes import DType
 from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
 from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, linearize
+from ..torch_ops import attention as _attention  # noqa: F401  defines the operators
 from .builder import Builder, masked
 from .random import BITS, random_bits
 from .registry import NotLowered, lowers

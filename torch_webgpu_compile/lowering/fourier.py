@@ -17,6 +17,7 @@ from .. import dtypes
 from ..ir import fourier
 from ..ir.scalar import Index, apply, cast, const
 from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, mod
+from ..torch_ops import fft as _fft  # noqa: F401  defines the operators
 from .builder import Builder, masked
 from .fourier_nodes import (
     PAIR,

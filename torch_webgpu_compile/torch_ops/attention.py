@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import custom_ops as _custom_ops  # noqa: F401  defines webgpu::uniform
+
 SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor? bias, bool causal, float scale, "
     "Tensor? seed=None, float dropout=0.0, Tensor? replaced=None, bool safe=True) "

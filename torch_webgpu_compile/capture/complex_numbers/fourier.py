@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_ops import fft as _fft  # noqa: F401  defines the operators
 from .pair import Pair, as_pair, join, separate
 from .registry import Call, rule
 
