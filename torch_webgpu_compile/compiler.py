@@ -328,19 +328,6 @@ def _last_schedule(options: CompileOptions) -> Pass:
     return next(step for step in reversed(passes(options)) if step.gives is SCHEDULES)
 
 
-def schedule(graph: LoopGraph, target: Target, options: CompileOptions) -> Program[Schedule]:
-    """The kernel groups of a lowered graph, in execution order, by the passes between."""
-    state = Compilation(_nothing(graph.name), Phase("inference"), target, options)
-    value: Any = graph
-    for step in passes(options)[1:]:
-        if step.takes is SCHEDULES and step.gives is not SCHEDULES:
-            break
-        before, value = value, step.run(value, state)
-        _verify(step, value, before)
-    assert isinstance(value, Program)
-    return value
-
-
 def compile_graph(
     captured: CapturedGraph,
     phase: Phase,
@@ -374,13 +361,14 @@ def compile_graph(
 def _run(steps: Sequence[Pass], state: Compilation, show: debug.Shower, use_cache: bool) -> None:
     key = ""
     value: Any = state.captured
+    last_schedule = _last_schedule(state.options)
     for step in steps:
         start, before = time.perf_counter(), value
         value = step.run(before, state)
         if value is not before:
             _verify(step, value, before)
             show(step.name, partial(step.gives.text, value))
-        if step is _last_schedule(state.options):
+        if step is last_schedule:
             show("schedule", partial(step.gives.text, value))
         state.results[step.name] = value
         state.seconds[step.name] = time.perf_counter() - start
