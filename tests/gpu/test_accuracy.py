@@ -13,6 +13,8 @@ from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.lowering.families import register_all
 from torch_webgpu_compile.lowering.registry import LOWERINGS
 
+pytestmark = pytest.mark.rotates(4)
+
 register()
 RECORDED = json.loads((FOLDER / "accuracy.json").read_text())
 ROWS = {row["name"]: row for row in RECORDED["functions"]}
