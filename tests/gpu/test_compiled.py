@@ -12,7 +12,7 @@ from torch import nn
 from tests.compiling import compiled
 from torch_webgpu_compile import counters
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = [pytest.mark.rotates(2), pytest.mark.usefixtures("fresh")]
 
 
 def same(got, wanted):

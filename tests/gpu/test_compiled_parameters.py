@@ -13,7 +13,7 @@ import torch_webgpu_compile
 from tests.compiling import compiled
 from torch_webgpu_compile import counters
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = [pytest.mark.rotates(3), pytest.mark.usefixtures("fresh")]
 
 
 def test_parameters_travel_once():

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.rotates(3)
+
 PROGRAM = """
 import io, logging, warnings
 import torch

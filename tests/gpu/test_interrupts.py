@@ -14,7 +14,10 @@ from tests.trust.faults import Tally
 from tests.trust.interrupts import WORK, check_places
 from torch_webgpu_compile import devices
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="interrupts through ctypes")
+pytestmark = [
+    pytest.mark.rotates(3),
+    pytest.mark.skipif(sys.platform == "win32", reason="interrupts through ctypes"),
+]
 
 
 @pytest.mark.parametrize("make", WORK, ids=lambda make: make.__name__)

@@ -38,7 +38,7 @@ from torch_webgpu_compile.runtime.sized import SizedDispatch, SizedPlan
 from torch_webgpu_compile.runtime.slicing import Grid, sliced_kernel, slices_of
 from torch_webgpu_compile.symbolic.sizes import as_expr
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 randn = torch.randn
 

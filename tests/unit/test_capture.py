@@ -12,7 +12,7 @@ from torch_webgpu_compile.capture import aot
 from torch_webgpu_compile.captured import Phase
 from torch_webgpu_compile.errors import UnsupportedOp
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 transformers = pytest.importorskip("transformers")
 

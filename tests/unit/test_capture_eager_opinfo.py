@@ -18,7 +18,7 @@ from torch_webgpu_compile.capture.eager import CapturedCall, Output, capture_cal
 from torch_webgpu_compile.errors import UnsupportedOp
 
 pytestmark = [
-    pytest.mark.rotates(8),
+    pytest.mark.rotates(16),
     pytest.mark.filterwarnings("ignore"),  # of deprecated operators
 ]
 

@@ -28,6 +28,8 @@ from torch_webgpu_compile.scheduler.rewrites.split_attention import split_attent
 from torch_webgpu_compile.scheduler.rewrites.units import drop_unit_symbols
 from torch_webgpu_compile.symbolic.sizes import as_expr
 
+pytestmark = pytest.mark.rotates(3)
+
 randn = torch.randn
 LARGE = replace(
     TARGET,

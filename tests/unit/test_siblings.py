@@ -14,6 +14,8 @@ from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.graph import AnchorGroup, PairGroup, SiblingGroup
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 
+pytestmark = pytest.mark.rotates(3)
+
 randn = torch.randn
 DESKTOP = replace(TARGET, max_storage_buffers=32)
 

@@ -20,7 +20,7 @@ from tests.prepared_models import Convolutions, Mixing, check, dispatches
 from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.options import resolve
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 BOTH = pytest.mark.parametrize("place", ["cpu", "webgpu"])
 

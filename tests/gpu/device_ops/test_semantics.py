@@ -12,7 +12,7 @@ import torch
 
 from tests.device_checks import DEVICE, compare
 
-pytestmark = pytest.mark.rotates(3)
+pytestmark = pytest.mark.rotates(4)
 
 # ---- indexing
 

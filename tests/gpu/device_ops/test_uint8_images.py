@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tests.device_checks import compare
 from torch_webgpu_compile.fallbacks import FallbackWarning
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 
 def images(*sizes, channels_last=False):
