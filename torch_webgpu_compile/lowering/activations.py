@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ..ir.scalar import Scalar, apply
+from ..ir.scalar import Scalar, apply, where
 from ..symbolic.sizes import ONE
 from .builder import Builder, operand
 from .pointwise import elementwise
@@ -23,29 +23,29 @@ def _number(value: float | Value, like: Scalar) -> Scalar:
 
 def _product(a: float | Value, b: float | Value, like: Scalar) -> Scalar:
     if isinstance(a, Value) or isinstance(b, Value):
-        return _mul(_number(a, like), _number(b, like))
+        return _number(a, like) * _number(b, like)
     return _number(a * b, like)
 
 
 def _mul(*factors: Scalar) -> Scalar:
     total = factors[0]
     for factor in factors[1:]:
-        total = apply("mul", total, factor)
+        total *= factor
     return total
 
 
 def _choose(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
-    return apply("where", condition, yes, no)
+    return where(condition, yes, no)
 
 
 def _above(x: Scalar, bound: float) -> Scalar:
-    return apply("gt", x, _number(bound, x))
+    return x > _number(bound, x)
 
 
 @lowers(aten.relu.default)
 def lower_relu(builder: Builder, self: Value) -> Value:
     """``max(self, 0)``; NaN stays NaN."""
-    return elementwise(builder, lambda x: apply("maximum", x, _number(0, x)), self)
+    return elementwise(builder, lambda x: apply("maximum", x, 0), self)
 
 
 @lowers(aten.relu6.default)
@@ -72,11 +72,11 @@ def lower_gelu(builder: Builder, self: Value, *, approximate: str = "none") -> V
 
     def body(x: Scalar) -> Scalar:
         if approximate == "tanh":
-            inner = apply("add", x, _mul(_number(0.044715, x), x, apply("square", x)))
-            curve = apply("tanh", _mul(_number(math.sqrt(2 / math.pi), x), inner))
+            inner = x + 0.044715 * x * apply("square", x)
+            curve = apply("tanh", math.sqrt(2 / math.pi) * inner)
         else:
-            curve = apply("erf", _mul(x, _number(math.sqrt(0.5), x)))
-        return _mul(_number(0.5, x), x, apply("add", _number(1, x), curve))
+            curve = apply("erf", x * math.sqrt(0.5))
+        return 0.5 * x * (1 + curve)
 
     return elementwise(builder, body, self)
 
@@ -88,22 +88,21 @@ def lower_gelu_backward(
     """``grad_output`` times the derivative of gelu (the exact or the tanh form) at ``self``."""
 
     def exact(grad: Scalar, x: Scalar) -> Scalar:
-        erf = apply("erf", _mul(x, _number(math.sqrt(0.5), x)))
-        cdf = _mul(_number(0.5, x), apply("add", _number(1, x), erf))
-        density = apply("fast_exp", _mul(_number(-0.5, x), apply("square", x)))
-        pdf = _mul(density, _number(1 / math.sqrt(2 * math.pi), x))
-        return _mul(grad, apply("add", cdf, _mul(x, pdf)))
+        erf = apply("erf", x * math.sqrt(0.5))
+        cdf = 0.5 * (1 + erf)
+        density = apply("fast_exp", -0.5 * apply("square", x))
+        pdf = density * (1 / math.sqrt(2 * math.pi))
+        return grad * (cdf + x * pdf)
 
     def tanh(grad: Scalar, x: Scalar) -> Scalar:
-        one, half = _number(1, x), _number(0.5, x)
-        beta, kappa = _number(math.sqrt(2 / math.pi), x), 0.044715
+        kappa = 0.044715
         square = apply("square", x)
-        inner = _mul(beta, apply("add", x, _mul(_number(kappa, x), x, square)))
+        inner = math.sqrt(2 / math.pi) * (x + _number(kappa, x) * x * square)
         curve = apply("tanh", inner)
-        left = _mul(half, apply("add", one, curve))
-        slope = apply("sub", one, apply("square", curve))
-        grow = _mul(beta, apply("add", one, _mul(_number(3 * kappa, x), square)))
-        return _mul(grad, apply("add", left, _mul(half, x, slope, grow)))
+        left = 0.5 * (1 + curve)
+        slope = 1 - apply("square", curve)
+        grow = math.sqrt(2 / math.pi) * (1 + _number(3 * kappa, x) * square)
+        return grad * (left + 0.5 * x * slope * grow)
 
     return elementwise(builder, tanh if approximate == "tanh" else exact, grad_output, self)
 
@@ -111,7 +110,7 @@ def lower_gelu_backward(
 @lowers(aten.silu.default)
 def lower_silu(builder: Builder, self: Value) -> Value:
     """``x · sigmoid(x)``."""
-    return elementwise(builder, lambda x: _mul(x, apply("sigmoid", x)), self)
+    return elementwise(builder, lambda x: x * apply("sigmoid", x), self)
 
 
 @lowers(aten.silu_backward.default)
@@ -119,9 +118,9 @@ def lower_silu_backward(builder: Builder, grad_output: Value, self: Value) -> Va
     """``grad_output · s · (1 + x · (1 − s))`` with s = sigmoid(x)."""
 
     def body(grad: Scalar, x: Scalar) -> Scalar:
-        one, sigmoid = _number(1, x), apply("sigmoid", x)
-        slope = apply("add", one, _mul(x, apply("sub", one, sigmoid)))
-        return _mul(grad, sigmoid, slope)
+        sigmoid = apply("sigmoid", x)
+        slope = 1 + x * (1 - sigmoid)
+        return grad * sigmoid * slope
 
     return elementwise(builder, body, grad_output, self)
 
@@ -137,9 +136,9 @@ def lower_elu(
     """``scale · x`` where x > 0, else ``scale · alpha · expm1(input_scale · x)``."""
 
     def body(x: Scalar) -> Scalar:
-        negative = apply("expm1", _mul(x, _number(input_scale, x)))
-        negative = _mul(negative, _product(alpha, scale, x))
-        return _choose(_above(x, 0), _mul(x, _number(scale, x)), negative)
+        negative = apply("expm1", x * _number(input_scale, x))
+        negative *= _product(alpha, scale, x)
+        return where(x > 0, x * _number(scale, x), negative)
 
     return elementwise(builder, body, self)
 
@@ -149,7 +148,7 @@ def lower_leaky_relu(builder: Builder, self: Value, negative_slope: float = 0.01
     """``x`` where x > 0, else ``negative_slope · x``."""
 
     def body(x: Scalar) -> Scalar:
-        return _choose(_above(x, 0), x, _mul(x, _number(negative_slope, x)))
+        return where(x > 0, x, x * _number(negative_slope, x))
 
     return elementwise(builder, body, self)
 
@@ -168,7 +167,7 @@ def lower_leaky_relu_backward(
     """
 
     def body(grad: Scalar, x: Scalar) -> Scalar:
-        return _choose(_above(x, 0), grad, _mul(grad, _number(negative_slope, x)))
+        return where(x > 0, grad, grad * _number(negative_slope, x))
 
     return elementwise(builder, body, grad_output, self)
 
@@ -180,16 +179,16 @@ def lower_softplus(
     """``log(1 + exp(beta · x)) / beta``, and x where beta · x > threshold."""
 
     def body(x: Scalar) -> Scalar:
-        grown = _mul(x, _number(beta, x))
-        soft = apply("div", apply("log1p", apply("fast_exp", grown)), _number(beta, x))
-        return _choose(_above(grown, threshold), x, soft)
+        grown = x * _number(beta, x)
+        soft = apply("log1p", apply("fast_exp", grown)) / _number(beta, x)
+        return where(grown > _number(threshold, grown), x, soft)
 
     return elementwise(builder, body, self)
 
 
 def _relu6_gate(x: Scalar) -> Scalar:
-    shifted = apply("maximum", apply("add", x, _number(3, x)), _number(0, x))
-    return apply("div", apply("minimum", shifted, _number(6, x)), _number(6, x))
+    shifted = apply("maximum", x + 3, 0)
+    return apply("minimum", shifted, 6) / 6
 
 
 @lowers(aten.hardsigmoid.default)
@@ -201,7 +200,7 @@ def lower_hardsigmoid(builder: Builder, self: Value) -> Value:
 @lowers(aten.hardswish.default)
 def lower_hardswish(builder: Builder, self: Value) -> Value:
     """``x · min(max(x + 3, 0), 6) / 6``."""
-    return elementwise(builder, lambda x: _mul(x, _relu6_gate(x)), self)
+    return elementwise(builder, lambda x: x * _relu6_gate(x), self)
 
 
 @lowers(aten.mish.default)
@@ -209,7 +208,7 @@ def lower_mish(builder: Builder, self: Value) -> Value:
     """``x · tanh(log(1 + exp(x)))``."""
 
     def body(x: Scalar) -> Scalar:
-        return _mul(x, apply("tanh", apply("log1p", apply("exp", x))))
+        return x * apply("tanh", apply("log1p", apply("exp", x)))
 
     return elementwise(builder, body, self)
 
@@ -219,7 +218,7 @@ def lower_threshold(builder: Builder, self: Value, threshold: float, value: floa
     """``value`` where x ≤ threshold, else x; NaN stays NaN."""
 
     def body(x: Scalar) -> Scalar:
-        return _choose(apply("le", x, _number(threshold, x)), _number(value, x), x)
+        return where(x <= _number(threshold, x), _number(value, x), x)
 
     return elementwise(builder, body, self)
 
@@ -231,7 +230,7 @@ def lower_threshold_backward(
     """0 where ``self`` ≤ threshold, else the gradient (also where ``self`` is NaN)."""
 
     def body(grad: Scalar, x: Scalar) -> Scalar:
-        return _choose(apply("le", x, _number(threshold, x)), _number(0, grad), grad)
+        return where(x <= _number(threshold, x), 0, grad)
 
     return elementwise(builder, body, grad_output, self)
 
@@ -241,8 +240,8 @@ def lower_shrink_backward(builder: Builder, grad_out: Value, self: Value, lambd:
     """The gradient where ``self`` lies outside of [-lambd, lambd], 0 inside."""
 
     def body(grad: Scalar, x: Scalar) -> Scalar:
-        inside = apply("le", apply("abs", x), _number(lambd, x))
-        return _choose(inside, _number(0, grad), grad)
+        inside = abs(x) <= _number(lambd, x)
+        return where(inside, 0, grad)
 
     return elementwise(builder, body, grad_out, self)
 
@@ -252,7 +251,7 @@ def lower_sigmoid_backward(builder: Builder, grad_output: Value, output: Value) 
     """``grad_output · y · (1 − y)``, where ``output`` y is the result of sigmoid."""
 
     def body(grad: Scalar, y: Scalar) -> Scalar:
-        return _mul(grad, y, apply("sub", _number(1, y), y))
+        return grad * y * (1 - y)
 
     return elementwise(builder, body, grad_output, output)
 
@@ -262,7 +261,7 @@ def lower_tanh_backward(builder: Builder, grad_output: Value, output: Value) -> 
     """``grad_output · (1 − y²)``, where ``output`` y is the result of tanh."""
 
     def body(grad: Scalar, y: Scalar) -> Scalar:
-        return _mul(grad, apply("sub", _number(1, y), apply("square", y)))
+        return grad * (1 - apply("square", y))
 
     return elementwise(builder, body, grad_output, output)
 
@@ -275,11 +274,10 @@ def lower_logit(builder: Builder, self: Value, eps: float | None = None) -> Valu
     """
 
     def body(x: Scalar) -> Scalar:
-        one = _number(1, x)
         if eps is not None:
             x = apply("maximum", x, _number(eps, x))
             x = apply("minimum", x, _number(1 - eps, x))
-        return apply("log", apply("div", x, apply("sub", one, x)))
+        return apply("log", x / (1 - x))
 
     return elementwise(builder, body, self.cast(builder.out.dtype))
 
@@ -295,6 +293,6 @@ def lower_prelu(builder: Builder, self: Value, weight: Value) -> Value:
         weight = reshape(weight, sizes)
 
     def body(x: Scalar, w: Scalar) -> Scalar:
-        return _choose(_above(x, 0), x, _mul(x, w))
+        return where(x > 0, x, x * w)
 
     return elementwise(builder, body, self, weight)

@@ -343,11 +343,14 @@ def whole_buffer(value: Value, buffers: dict[str, Buffer]) -> Buffer | None:
     return None
 
 
-def masked(condition: Scalar, body: Scalar, other: Scalar) -> Scalar:
+def masked(condition: Scalar, body: Scalar, other: Scalar | float) -> Scalar:
     """``Masked(condition, body, other)``, or one of the two where no choice is left.
 
-    None is left for a constant condition, and where both are the same constant.
+    None is left for a constant condition, and where both are the same constant. A number as
+    ``other`` is a constant of the body's dtype.
     """
+    if isinstance(other, (int, float)):
+        other = const(other, body.dtype)
     if isinstance(condition, Const):
         return body if condition.value else other
     if isinstance(body, Const) and body is other:

@@ -6,7 +6,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import Kind
-from ..ir.scalar import Scalar, apply, cast, const
+from ..ir.scalar import Scalar, apply, cast, const, where
 from .builder import Builder, operand
 from .pointwise import elementwise, rounded_operand
 from .promotion import Operand, compute_dtype, result_dtype
@@ -53,7 +53,7 @@ _register_logical("logical_xor", "bitwise_xor")
 @lowers(aten.logical_not.default)
 def lower_logical_not(builder: Builder, self: Value) -> Value:
     """Whether an element is 0, as bool."""
-    return elementwise(builder, lambda x: apply("bitwise_not", x), self, dtype=dtypes.bool_)
+    return elementwise(builder, lambda x: ~x, self, dtype=dtypes.bool_)
 
 
 def _register_float_test(name: str) -> None:
@@ -74,11 +74,11 @@ def lower_isfinite(builder: Builder, self: Value) -> Value:
     """Whether an element is neither infinite nor NaN, as bool; True of integers and bools."""
     if not self.dtype.is_float:
         return Value(dtypes.bool_, self.sizes, const(True, dtypes.bool_))
-    return elementwise(builder, lambda x: apply("bitwise_not", _not_finite(x)), self)
+    return elementwise(builder, lambda x: ~_not_finite(x), self)
 
 
 def _not_finite(x: Scalar) -> Scalar:
-    return apply("bitwise_or", apply("isnan", x), apply("isinf", x))
+    return apply("isnan", x) | apply("isinf", x)
 
 
 @lowers(aten.signbit.default)
@@ -88,8 +88,8 @@ def lower_signbit(builder: Builder, self: Value) -> Value:
         return Value(dtypes.bool_, self.sizes, const(False, dtypes.bool_))
 
     def body(x: Scalar) -> Scalar:
-        sign = apply("copysign", const(1, x.dtype), x) if x.dtype.is_float else x
-        return apply("lt", sign, const(0, x.dtype))
+        sign = apply("copysign", 1, x) if x.dtype.is_float else x
+        return sign < 0
 
     return elementwise(builder, body, self)
 
@@ -106,7 +106,7 @@ def lower_where(builder: Builder, condition: Value, self: Operand, other: Operan
         operand(rounded_operand(branch, out.dtype), out.sizes, out.dtype)
         for branch in (self, other)
     )
-    return builder.pointwise(apply("where", test, yes, no), out.sizes)
+    return builder.pointwise(where(test, yes, no), out.sizes)
 
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
@@ -132,14 +132,13 @@ def lower_nan_to_num(
         return self
     limits = torch.finfo(getattr(torch, self.dtype.name))
     compute = compute_dtype(self.dtype)
-    zero = const(0.0, compute)
     above = const(limits.max if posinf is None else posinf, compute)
     below = const(limits.min if neginf is None else neginf, compute)
 
     def body(x: Scalar) -> Scalar:
-        infinite = apply("where", apply("gt", x, zero), above, below)
-        finite = apply("where", apply("isinf", x), infinite, x)
-        return apply("where", apply("isnan", x), const(nan or 0.0, compute), finite)
+        infinite = where(x > 0.0, above, below)
+        finite = where(apply("isinf", x), infinite, x)
+        return where(apply("isnan", x), nan or 0.0, finite)
 
     return elementwise(builder, body, self)
 
@@ -149,8 +148,7 @@ def lower_heaviside(builder: Builder, self: Value, values: Value) -> Value:
     """0 below 0, 1 above, and ``values`` at 0; NaN gives 0."""
 
     def body(x: Scalar, at_zero: Scalar) -> Scalar:
-        zero = const(0, x.dtype)
-        step = cast(apply("gt", x, zero), x.dtype)
-        return apply("where", apply("eq", x, zero), at_zero, step)
+        step = cast(x > 0, x.dtype)
+        return where(apply("eq", x, 0), at_zero, step)
 
     return elementwise(builder, body, self, values)

@@ -65,7 +65,7 @@ class Geometry:
             position = o * self.stride[k] - self.padding[k] + t * self.dilation[k]
             conditions += in_range(position, value.sizes[len(lead) + k])
             index.append(position)
-        return masked(all_of(conditions), value.at(index), const(0, value.dtype))
+        return masked(all_of(conditions), value.at(index), 0)
 
     def read_transposed(
         self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
@@ -77,19 +77,19 @@ class Geometry:
             position = shifted // self.stride[k]
             if self.stride[k] is not ONE:
                 remainder = Index(shifted % self.stride[k])
-                conditions.append(apply("eq", remainder, const(0, dtypes.int64)))
+                conditions.append(apply("eq", remainder, 0))
             conditions += in_range(position, value.sizes[len(lead) + k])
             index.append(position)
-        return masked(all_of(conditions), value.at(index), const(0, value.dtype))
+        return masked(all_of(conditions), value.at(index), 0)
 
 
 def in_range(position: Expr, size: Expr) -> list[Scalar]:
     """Conditions for 0 ≤ position < size that are not always true."""
     conditions = []
     if not is_nonnegative(position):
-        conditions.append(apply("ge", Index(position), const(0, dtypes.int64)))
+        conditions.append(Index(position) >= 0)
     if not is_less(position, size):
-        conditions.append(apply("lt", Index(position), Index(size)))
+        conditions.append(Index(position) < Index(size))
     return conditions
 
 
@@ -97,7 +97,7 @@ def all_of(conditions: Sequence[Scalar]) -> Scalar:
     """The conjunction; True of none."""
     total: Scalar = const(True, dtypes.bool_)
     for k, condition in enumerate(conditions):
-        total = condition if k == 0 else apply("bitwise_and", total, condition)
+        total = condition if k == 0 else total & condition
     return total
 
 
@@ -211,7 +211,7 @@ def _reduced(
         factor = weight.at([channel, within, *taps])
         window = geometry.read(input, [image, in_channel], space, taps)
     wide = compute_dtype(dtype)
-    body = apply("mul", cast(window, wide), cast(factor, wide))
+    body = cast(window, wide) * cast(factor, wide)
     total = builder.reduce("sum", body, sizes, inner, name=name)
     return converted(builder, total, dtype)
 
@@ -306,7 +306,7 @@ def _weight_gradient(
         channel, _, *taps = positions(weight.sizes)
         image, *at = positions(inner, "r")
         window = geometry.read(fast, [image, channel // rows], at, taps)
-        body = apply("mul", cast(slow.at([image, channel, *at]), wide), cast(window, wide))
+        body = cast(slow.at([image, channel, *at]), wide) * cast(window, wide)
         total = builder.reduce("sum", body, weight.sizes, inner, name="weight")
         return converted(builder, total, weight.dtype)
     batch = (as_expr(groups),) if groups > 1 else ()

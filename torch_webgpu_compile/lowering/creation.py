@@ -10,7 +10,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, where
 from ..symbolic.sizes import Expr, IntLike, as_expr
 from .builder import Builder, operand
 from .promotion import compute_dtype
@@ -117,8 +117,8 @@ def _arange(builder: Builder, start: Number, step: Number) -> Value:
         return Value(out.dtype, out.sizes, cast(Index(expr), out.dtype))
     wide = dtypes.int64 if integral else compute_dtype(out.dtype)
     body: Scalar = cast(Index(position), wide)
-    body = apply("mul", body, operand(step, (), wide))
-    body = apply("add", body, operand(start, (), wide))
+    body *= operand(step, (), wide)
+    body += operand(start, (), wide)
     return builder.pointwise(cast(body, out.dtype), out.sizes)
 
 
@@ -157,5 +157,5 @@ def lower_triu(builder: Builder, self: Value, diagonal: IntLike = 0) -> Value:
 def _triangle(builder: Builder, value: Value, comparison: str, diagonal: IntLike) -> Value:
     row, column = positions(value.sizes)[-2:]
     keep = apply(comparison, Index(column), Index(row + diagonal))
-    body = apply("where", keep, value.body, const(0, value.dtype))
+    body = where(keep, value.body, 0)
     return builder.pointwise(body, value.sizes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import Expr, IntLike
 from .builder import Builder, masked
 from .index_checks import data_index
@@ -45,11 +45,11 @@ def _bags(builder: Builder, offsets: Value, count: Expr) -> Value:
     (at,) = positions((count,))
 
     def starts(position: Scalar) -> Scalar:
-        return apply("le", cast(offsets.at([position]), dtypes.int64), Index(at))
+        return cast(offsets.at([position]), dtypes.int64) <= Index(at)
 
     bags = offsets.sizes[0]
     found = binary_search(starts, Index(bags), bags)
-    body = apply("sub", found, const(1, dtypes.int64))
+    body = found - 1
     return builder.pointwise(body, (count,), name="bags")
 
 
@@ -58,7 +58,7 @@ def _is_kept(row: Scalar, padding_idx: IntLike) -> Scalar:
     if isinstance(padding_idx, int) and padding_idx < 0:
         return const(True, dtypes.bool_)
     assert isinstance(padding_idx, int)
-    return apply("ne", row, const(padding_idx, dtypes.int64))
+    return apply("ne", row, padding_idx)
 
 
 def _bag_sizes(
@@ -108,8 +108,8 @@ def lower_embedding_bag(
         result = _sum(builder, weight, indices, bags, out, per_sample_weights, padding_idx)
         if mode == MEAN:
             bag, column = positions(out.sizes)
-            size = apply("maximum", sizes.at([bag]), const(1, sizes.dtype))
-            mean = apply("div", result.at([bag, column]), cast(size, result.dtype))
+            size = apply("maximum", sizes.at([bag]), 1)
+            mean = result.at([bag, column]) / cast(size, result.dtype)
             result = Value(result.dtype, out.sizes, mean)
         result = builder.pointwise(cast(result.body, out.dtype), out.sizes)
     return result, offset2bag, sizes if bag_size.sizes == sizes.sizes else bag_size, max_indices
@@ -131,7 +131,7 @@ def _sum(
     row = data_index(builder, indices.at([sample]), weight.sizes[0], 0)
     body = cast(weight.at([row, column]), dtype)
     if per_sample_weights is not None:
-        body = apply("mul", body, cast(per_sample_weights.at([sample]), dtype))
+        body *= cast(per_sample_weights.at([sample]), dtype)
     body = masked(_is_kept(row, padding_idx), body, _zero(body))
     zeros = Value(dtype, out.sizes, const(0, dtype))
     return scatter(builder, zeros, sizes, [bags.at([sample]), column], body, accumulate=True)
@@ -154,16 +154,16 @@ def _maximum(
     (r,) = positions((count,), "r")
     row = data_index(builder, indices.at([r]), weight.sizes[0], 0)
     inside = apply("eq", bags.at([r]), Index(bag))
-    inside = apply("bitwise_and", inside, _is_kept(row, padding_idx))
+    inside &= _is_kept(row, padding_idx)
     lowest = const(float("-inf"), dtype)
     value = masked(inside, cast(weight.at([row, column]), dtype), lowest)
     place = builder.reduce("argmax", value, out.sizes, (count,), name="place")
     hits = builder.reduce("sum", cast(inside, dtypes.int32), out.sizes, (count,), name="hits")
-    some = apply("gt", hits.body, const(0, dtypes.int32))
+    some = hits.body > 0
     row = data_index(builder, indices.at([place.body]), weight.sizes[0], 0)
-    where = builder.pointwise(apply("where", some, row, _zero(row)), out.sizes, name="rows")
-    best = masked(some, weight.at([where.body, column]), const(0, weight.dtype))
-    return builder.pointwise(best, out.sizes), where
+    rows = builder.pointwise(where(some, row, _zero(row)), out.sizes, name="rows")
+    best = masked(some, weight.at([rows.body, column]), 0)
+    return builder.pointwise(best, out.sizes), rows
 
 
 @lowers(aten._embedding_bag_backward.default)
@@ -226,7 +226,7 @@ def lower_dense_backward(
     rows = zeros.sizes[0]
     if mode == MAX:
         bag, column = positions(grad.sizes)
-        some = apply("gt", bag_size.at([bag]), const(0, bag_size.dtype))
+        some = bag_size.at([bag]) > 0
         body = masked(some, grad.body, _zero(grad.body))
         row = data_index(builder, maximum_indices.body, rows, 0)
         return scatter(builder, zeros, grad.sizes, [row, column], body, accumulate=True)
@@ -236,10 +236,10 @@ def lower_dense_backward(
     own = cast(offset2bag.at([sample]), dtypes.int64)
     body = cast(grad.at([own, column]), compute_dtype(grad.dtype))
     if per_sample_weights is not None:
-        body = apply("mul", body, cast(per_sample_weights.at([sample]), body.dtype))
+        body *= cast(per_sample_weights.at([sample]), body.dtype)
     if mode == MEAN:
-        size = apply("maximum", bag_size.at([own]), const(1, bag_size.dtype))
-        body = apply("div", body, cast(size, body.dtype))
+        size = apply("maximum", bag_size.at([own]), 1)
+        body /= cast(size, body.dtype)
     body = masked(_is_kept(row, padding_idx), body, _zero(body))
     return scatter(builder, zeros, sizes, [row, column], cast(body, zeros.dtype), accumulate=True)
 
@@ -267,7 +267,7 @@ def lower_per_sample_weights_backward(
     (column,) = positions((weight.sizes[1],), "r")
     row = data_index(builder, indices.at([sample]), weight.sizes[0], 0)
     own = cast(bags.at([sample]), dtypes.int64)
-    body = apply("mul", cast(weight.at([row, column]), dtype), cast(grad.at([own, column]), dtype))
+    body = cast(weight.at([row, column]), dtype) * cast(grad.at([own, column]), dtype)
     body = masked(_is_kept(row, padding_idx), body, _zero(body))
     total = builder.reduce("sum", body, out.sizes, (weight.sizes[1],), name="sum")
     return builder.pointwise(cast(total.body, out.dtype), out.sizes)

@@ -12,7 +12,7 @@ import torch
 
 from .. import dtypes
 from ..ir.nodes import TriangularSolve
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ZERO, Expr, as_expr
 from .builder import Builder, masked
 from .registry import NotLowered, lowers
@@ -44,10 +44,10 @@ def _places(builder: Builder, pivots: Value, rows: Value, *, back: bool = False)
         place: Scalar = rows.body
         for k in steps[start : start + _EXCHANGES]:
             pivot = pivots.at(broadcast_index(pivots, [*index, as_expr(k)]))
-            other = apply("sub", pivot, const(1, I32))
+            other = pivot - 1
             here = const(k, I32)
-            left = apply("where", apply("eq", place, other), here, place)
-            place = apply("where", apply("eq", place, here), other, left)
+            left = where(apply("eq", place, other), here, place)
+            place = where(apply("eq", place, here), other, left)
         rows = builder.pointwise(place, rows.sizes, name="places")
     return rows
 
@@ -80,17 +80,17 @@ def lower_lu_unpack(
         permutation = builder.pointwise(body, permutation.sizes, name="P")
     if unpack_data and not lower.is_empty:
         *index, row, column = positions(lower.sizes)
-        one, zero = const(1, lower.dtype), const(0, lower.dtype)
+        zero = const(0, lower.dtype)
         on_diagonal = apply("eq", Index(row), Index(column))
-        below = apply("gt", Index(row), Index(column))
+        below = Index(row) > Index(column)
         element = LU_data.at([*index, row, column])
-        body = masked(below, element, apply("where", on_diagonal, one, zero))
+        body = masked(below, element, where(on_diagonal, 1, zero))
         lower = builder.pointwise(body, lower.sizes, name="L")
     if unpack_data and not upper.is_empty:
         *index, row, column = positions(upper.sizes)
-        inside = apply("le", Index(row), Index(column))
+        inside = Index(row) <= Index(column)
         element = LU_data.at([*index, row, column])
-        body = masked(inside, element, const(0, upper.dtype))
+        body = masked(inside, element, 0)
         upper = builder.pointwise(body, upper.sizes, name="U")
     return permutation, lower, upper
 

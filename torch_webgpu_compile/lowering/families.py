@@ -31,11 +31,7 @@ FAMILIES = (
     "products",
     "scatter_reductions",
     "special",
-    "special_pairs",
     "bessel",
-    "modified_bessel",
-    "normal",
-    "polygamma",
     "fourier",
 )
 

@@ -127,14 +127,14 @@ def _pass(builder: Builder, value: Value, dim: int, size: Expr, found: _Weights)
     sizes = (*value.sizes[:dim], size, *value.sizes[dim + 1 :])
     index = positions(sizes)
     (tap,) = positions((taps,), "r")
-    place = apply("add", first.at([index[dim]]), Index(tap))
+    place = first.at([index[dim]]) + Index(tap)
     place = apply("minimum", place, Index(value.sizes[dim] - 1))  # its weight is 0 beyond
     at: list[IndexLike] = [*index[:dim], place, *index[dim + 1 :]]
-    body = apply("mul", cast(value.at(at), I32), weights.at([index[dim], tap]))
+    body = cast(value.at(at), I32) * weights.at([index[dim], tap])
     total = builder.reduce("sum", body, sizes, (taps,), name="sum").body
     half = const(1 << found.precision - 1, I32)
-    moved = apply("shift_right", apply("add", total, half), const(found.precision, I32))
-    moved = apply("minimum", apply("maximum", moved, const(0, I32)), const(255, I32))
+    moved = total + half >> found.precision
+    moved = apply("minimum", apply("maximum", moved, 0), 255)
     return builder.pointwise(cast(moved, dtypes.uint8), sizes)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from .. import dtypes
 from ..ir import fourier
-from ..ir.scalar import Index, apply, cast, const
+from ..ir.scalar import Index, apply, cast, const, where
 from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, mod
 from ..torch_ops import fft as _fft  # noqa: F401  defines the operators
 from .builder import Builder, masked
@@ -64,8 +64,8 @@ def lower_rfft(builder: Builder, x: Value, dims: Sequence[int], scale: float) ->
     if any(size is ZERO for size in sizes):
         return Value(F32, sizes, const(0.0, F32))
     if n == 1:
-        zero = apply("eq", Index(positions(sizes)[-1]), const(0, I64))
-        body = masked(zero, cast(x.at(positions(sizes)[:-1]), F32), const(0.0, F32))
+        zero = apply("eq", Index(positions(sizes)[-1]), 0)
+        body = masked(zero, cast(x.at(positions(sizes)[:-1]), F32), 0.0)
         first = Value(F32, sizes, body)
     else:
         buffer = builder.new_buffer(F32, sizes)
@@ -101,7 +101,7 @@ def lower_irfft(
 
     number = partial(number_at, spectrum)
     if length == 1:
-        body = apply("mul", number(positions(sizes)).real, const(scale, F32))
+        body = number(positions(sizes)).real * scale
         return builder.pointwise(body, sizes)
     if length % 2 or length == 2:
         own = replace(
@@ -123,10 +123,10 @@ def _mirrored(
     behind = floordiv(2 * j, as_expr(n + 1))  # 1 from position n // 2 + 1 on
     there = number([*at[:dim], j + behind * (n - 2 * j), *at[dim + 1 :]])
     assert there.imaginary is not None
-    conjugate = apply("eq", Index(behind), const(1, I64))
-    imaginary = apply("where", conjugate, apply("neg", there.imaginary), there.imaginary)
-    alone = apply("eq", Index(mod(2 * j, as_expr(n))), const(0, I64))
-    return Complex(there.real, apply("where", alone, const(0.0, F32), imaginary))
+    conjugate = apply("eq", Index(behind), 1)
+    imaginary = where(conjugate, -there.imaginary, there.imaginary)
+    alone = apply("eq", Index(mod(2 * j, as_expr(n))), 0)
+    return Complex(there.real, where(alone, 0.0, imaginary))
 
 
 def _of_half_length(
@@ -144,22 +144,18 @@ def _of_half_length(
     n = int(sizes[dim])
     m = n // 2
     roots = Table(builder, fourier.roots(np.arange(m), n, forward=False), f"roots_{n}")
-    zero = const(0.0, F32)
 
     def both(at: Sequence[Expr]) -> Complex:
         k = at[dim]
         near, far = number(at), number([*at[:dim], m - k, *at[dim + 1 :]])
         assert near.imaginary is not None
         assert far.imaginary is not None
-        first = apply("eq", Index(k), const(0, I64))
-        a, b = near.real, apply("where", first, zero, near.imaginary)
-        c, d = far.real, apply("where", first, zero, far.imaginary)
-        odd = Complex(apply("sub", a, c), apply("add", b, d)) * roots.at(k)
+        first = apply("eq", Index(k), 0)
+        a, b = near.real, where(first, 0.0, near.imaginary)
+        c, d = far.real, where(first, 0.0, far.imaginary)
+        odd = Complex(a - c, b + d) * roots.at(k)
         assert odd.imaginary is not None
-        return Complex(
-            apply("sub", apply("add", a, c), odd.imaginary),
-            apply("add", apply("sub", b, d), odd.real),
-        )
+        return Complex(a + c - odd.imaginary, b - d + odd.real)
 
     # Pairs of elements are neighbours along the dimension.
     halves = (*sizes[:dim], as_expr(m), PAIR, *sizes[dim + 1 :])
@@ -189,9 +185,7 @@ def _transformed(
     if not left and scale == 1.0:
         return pairs.cast(F32)
     if not left:
-        return builder.pointwise(
-            apply("mul", cast(pairs.body, F32), const(scale, F32)), pairs.sizes
-        )
+        return builder.pointwise(cast(pairs.body, F32) * scale, pairs.sizes)
     lengths = [_length(pairs.sizes[dim]) for dim in left]
     while left:
         dim, n = left.pop(), lengths.pop()

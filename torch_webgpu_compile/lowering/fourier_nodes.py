@@ -17,7 +17,7 @@ from .. import dtypes
 from ..ir import fourier
 from ..ir.graph import Buffer
 from ..ir.nodes import Fourier
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, cast
 from ..symbolic.sizes import Expr, as_expr, floordiv, mod
 from .builder import Builder, masked
 from .value import Value, positions
@@ -44,11 +44,8 @@ class Complex:
         a, b, c, d = self.real, self.imaginary, other.real, other.imaginary
         assert d is not None
         if b is None:
-            return Complex(apply("mul", a, c), apply("mul", a, d))
-        return Complex(
-            apply("sub", apply("mul", a, c), apply("mul", b, d)),
-            apply("add", apply("mul", a, d), apply("mul", b, c)),
-        )
+            return Complex(a * c, a * d)
+        return Complex(a * c - b * d, a * d + b * c)
 
 
 Rows = Sequence[Expr]
@@ -201,13 +198,12 @@ def _add_bluestein(builder: Builder, output: Buffer, transform: Transform, longe
         fourier.chirp_spectrum(n, padded, transform.forward),
         f"chirp_spectrum_{n}_{padded}{sign}",
     )
-    zero = const(0.0, F32)
 
     def element(rows: Rows, j: Expr) -> Complex:
         number = transform.element(rows, j) * chirp.at(j)
         assert number.imaginary is not None
-        inside = apply("lt", Index(j), const(n, I64))
-        return Complex(masked(inside, number.real, zero), masked(inside, number.imaginary, zero))
+        inside = Index(j) < n
+        return Complex(masked(inside, number.real, 0.0), masked(inside, number.imaginary, 0.0))
 
     sizes = (*transform.ranges, as_expr(padded), PAIR)
     between = builder.new_buffer(F32, sizes, f"{builder.hint}_spectrum")

@@ -12,7 +12,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, product
 from .builder import Builder
 from .pooling import ravel, spread, unravel
@@ -46,12 +46,12 @@ def _start(
     end = Index(size_in - kernel)
     if size_out is ONE:
         return end
-    alpha = rounded(apply("div", number(size_in - kernel), number(size_out - 1)))
+    alpha = rounded(number(size_in - kernel) / number(size_out - 1))
     sample = cast(sample, wide)
-    moved = rounded(apply("mul", rounded(apply("add", number(at), sample)), alpha))
-    start = apply("sub", floor(moved), floor(rounded(apply("mul", sample, alpha))))
+    moved = rounded(rounded(number(at) + sample) * alpha)
+    start = floor(moved) - floor(rounded(sample * alpha))
     is_last = apply("eq", Index(at), Index(size_out - 1))
-    return apply("where", is_last, end, start)
+    return where(is_last, end, start)
 
 
 def _forward(
@@ -79,19 +79,15 @@ def _forward(
         start = _start(sample, index[lead + k], space[k], sizes[lead + k], kernel[k], value.dtype)
         starts.append(start)
     taps = positions(kernel, "r")
-    where: list[IndexLike] = [
-        apply("add", start, Index(tap)) for start, tap in zip(starts, taps, strict=True)
-    ]
+    places: list[IndexLike] = [start + Index(tap) for start, tap in zip(starts, taps, strict=True)]
     dtype = compute_dtype(value.dtype)
-    body = cast(value.at([*index[:lead], *where]), dtype)
+    body = cast(value.at([*index[:lead], *places]), dtype)
     values = indices = None
     if builder.is_used(0):
         values = converted(builder, builder.reduce("maximum", body, sizes, kernel))
     if builder.is_used(1):
         best = builder.reduce("argmax", body, sizes, kernel, name="tap")
-        chosen = [
-            apply("add", s, t) for s, t in zip(starts, unravel(best.body, kernel), strict=True)
-        ]
+        chosen = [s + t for s, t in zip(starts, unravel(best.body, kernel), strict=True)]
         indices = builder.pointwise(ravel(chosen, space), sizes, name="indices")
     return values, indices
 
@@ -101,8 +97,8 @@ def _backward(builder: Builder, rank: int, grad: Value, value: Value, indices: V
     lead = value.rank - rank
     sizes = (*value.sizes[:lead], product(value.sizes[lead:]))
     zeros = Value(value.dtype, sizes, const(0, value.dtype))
-    where: list[IndexLike] = [*positions(grad.sizes)[:lead], indices.body]
-    total = scatter(builder, zeros, grad.sizes, where, grad.body, accumulate=True)
+    places: list[IndexLike] = [*positions(grad.sizes)[:lead], indices.body]
+    total = scatter(builder, zeros, grad.sizes, places, grad.body, accumulate=True)
     return reshape(total, value.sizes)
 
 

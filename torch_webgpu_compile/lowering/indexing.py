@@ -12,7 +12,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import Kind
-from ..ir.scalar import Index, apply, cast, const
+from ..ir.scalar import Index, apply, cast, const, where
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike
 from .builder import Builder, as_value, masked
 from .index_checks import data_index, data_position
@@ -38,8 +38,8 @@ def gathered(
 def _of_one(builder: Builder, value: Value, index: Value) -> Value:
     """A number for each index, which can only be 0: what depends on it is whether it is."""
     position = data_index(builder, index.body, ONE, 0)
-    is_there = apply("ge", position, const(0, dtypes.int64))
-    body = masked(is_there, value.body, const(0, value.dtype))
+    is_there = position >= 0
+    body = masked(is_there, value.body, 0)
     return builder.pointwise(body, index.sizes)
 
 
@@ -296,7 +296,7 @@ def _number_among_chosen(builder: Builder, mask: Value) -> Value:
 
     flat = reshape(mask, [mask.numel]).cast(dtypes.int64)
     count = reshape(inclusive_scan(builder, "sum", flat, 0), mask.sizes)
-    before = apply("sub", count.body, const(1, dtypes.int64))
+    before = count.body - 1
     return Value(dtypes.int64, mask.sizes, before)
 
 
@@ -324,8 +324,8 @@ def _scatter_along(
     else:
         element = as_value(src, index.sizes, self.dtype).body
     body = cast(element, self.dtype)
-    where = _along(builder, target, dim, index)
-    result = scatter(builder, target, index.sizes, where, body, accumulate)
+    places = _along(builder, target, dim, index)
+    result = scatter(builder, target, index.sizes, places, body, accumulate)
     return result if sizes else view(result, (), [ZERO])
 
 
@@ -410,6 +410,6 @@ def lower_embedding_backward(
     body = grad_output.body
     padded = not isinstance(padding_idx, Expr) and padding_idx >= 0
     if padded and isinstance(padding_idx, int):
-        is_padding = apply("eq", row, const(padding_idx, dtypes.int64))
-        body = apply("where", is_padding, const(0, body.dtype), body)
+        is_padding = apply("eq", row, padding_idx)
+        body = where(is_padding, 0, body)
     return scatter(builder, zeros, grad_output.sizes, [row, column], body, accumulate=True)

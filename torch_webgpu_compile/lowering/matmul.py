@@ -13,7 +13,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.nodes import Contraction
-from ..ir.scalar import Scalar, apply, cast, const
+from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, ZERO, Expr
 from .builder import Builder, operand
 from .pointwise import elementwise, plus, scaled, times
@@ -144,9 +144,8 @@ def add_scaled(
     def sum_of(bias: Scalar, product: Scalar) -> Scalar:
         term = scaled(bias, beta)
         if isinstance(beta, Value):  # a number that only a call knows
-            zero = const(0, term.dtype)
-            is_zero = apply("eq", operand(beta, (), term.dtype), zero)
-            term = apply("where", is_zero, zero, term)
+            is_zero = apply("eq", operand(beta, (), term.dtype), 0)
+            term = where(is_zero, 0, term)
         return plus(term, scaled(product, alpha))
 
     return elementwise(builder, sum_of, bias, product, dtype=product.dtype)

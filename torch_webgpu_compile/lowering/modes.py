@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, const
+from ..ir.scalar import Index, Scalar, apply, const, where
 from .builder import Builder, masked
 from .reductions import Reducing
 from .registry import NotLowered, lowers
@@ -22,8 +22,8 @@ def _same(a: Scalar, b: Scalar) -> Scalar:
     equal = apply("eq", a, b)
     if not a.dtype.is_float:
         return equal
-    both = apply("bitwise_and", apply("isnan", a), apply("isnan", b))
-    return apply("bitwise_or", equal, both)
+    both = apply("isnan", a) & apply("isnan", b)
+    return equal | both
 
 
 @lowers(aten.mode.default)
@@ -45,22 +45,22 @@ def lower_mode(
     values, places = sort_along(builder, self, dim)
     assert places is not None
     index = list(positions(self.sizes))
-    at, zero = Index(index[dim]), const(0, dtypes.int64)
+    at = Index(index[dim])
     previous = values.at([*index[:dim], index[dim] - 1, *index[dim + 1 :]])
     same = _same(order_key(values.body), order_key(previous))
-    inside = apply("ge", Index(index[dim] - 1), zero)
-    repeated = masked(inside, same, const(False, dtypes.bool_))
-    start = builder.pointwise(apply("where", repeated, zero, at), self.sizes, name="start")
+    inside = Index(index[dim] - 1) >= 0
+    repeated = masked(inside, same, False)
+    start = builder.pointwise(where(repeated, 0, at), self.sizes, name="start")
     first = inclusive_scan(builder, "maximum", start, dim)
-    length = builder.pointwise(apply("sub", at, first.body), self.sizes, name="length")
+    length = builder.pointwise(at - first.body, self.sizes, name="length")
     split = Reducing(self, [dim])
     most = split.reduce(builder, "maximum", split.body(length), keepdim=True, name="most")
     longest = apply("eq", split.body(length), most.at(broadcast_index(most, split.index())))
     place = Index(split.index()[dim])
-    ends = apply("where", longest, place, Index(self.sizes[dim]))
+    ends = where(longest, place, Index(self.sizes[dim]))
     chosen = split.reduce(builder, "minimum", ends, keepdim=True, name="end")
-    where = [*positions(chosen.sizes)]
-    end = [*where[:dim], chosen.body, *where[dim + 1 :]]
+    rows = positions(chosen.sizes)
+    end = [*rows[:dim], chosen.body, *rows[dim + 1 :]]
     results = [
         builder.pointwise(found.at(end), chosen.sizes, name="mode") for found in (values, places)
     ]

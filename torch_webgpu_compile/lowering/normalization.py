@@ -30,7 +30,7 @@ def lower_softmax(builder: Builder, self: Value, dim: int, half_to_float: bool) 
     split, shifted = _shifted(builder, self, dim)
     grown = builder.pointwise(apply("fast_exp", shifted), self.sizes, name="exp")
     total = split.reduce(builder, "sum", split.body(grown), keepdim=True, name="sum")
-    body = apply("div", grown.body, expand(total, self.sizes).body)
+    body = grown.body / expand(total, self.sizes).body
     return builder.pointwise(cast(body, builder.out.dtype), self.sizes)
 
 
@@ -46,7 +46,7 @@ def lower_log_softmax(builder: Builder, self: Value, dim: int, half_to_float: bo
         builder, "sum", apply("fast_exp", split.body(moved)), keepdim=True, name="sum"
     )
     logarithm = builder.pointwise(apply("log", total.body), total.sizes, name="log")
-    body = apply("sub", moved.body, expand(logarithm, self.sizes).body)
+    body = moved.body - expand(logarithm, self.sizes).body
     return builder.pointwise(cast(body, builder.out.dtype), self.sizes)
 
 
@@ -57,7 +57,7 @@ def _shifted(builder: Builder, value: Value, dim: int) -> tuple[Reducing, Scalar
     largest = split.reduce(builder, "maximum", cast(split.body(), dtype), keepdim=True, name="max")
     if not split.dims:
         largest = value.cast(dtype)
-    shifted = apply("sub", cast(value.body, dtype), expand(largest, value.sizes).body)
+    shifted = cast(value.body, dtype) - expand(largest, value.sizes).body
     return split, shifted
 
 
@@ -69,9 +69,9 @@ def lower_softmax_backward(
     dtype = compute_dtype(grad_output.dtype)
     grad, y = grad_output.cast(dtype), output.cast(dtype)
     split = Reducing(grad, dims_of(grad, dim))
-    product = apply("mul", split.body(), split.body(y))
+    product = split.body() * split.body(y)
     total = split.reduce(builder, "sum", product, keepdim=True, name="sum")
-    body = apply("mul", y.body, apply("sub", grad.body, expand(total, grad.sizes).body))
+    body = y.body * (grad.body - expand(total, grad.sizes).body)
     return builder.pointwise(cast(body, builder.out.dtype), grad.sizes)
 
 
@@ -84,13 +84,13 @@ def lower_log_softmax_backward(
     grad, y = grad_output.cast(dtype), output.cast(dtype)
     split = Reducing(grad, dims_of(grad, dim))
     total = split.reduce(builder, "sum", split.body(), keepdim=True, name="sum")
-    scaled = apply("mul", apply("fast_exp", y.body), expand(total, grad.sizes).body)
-    body = apply("sub", grad.body, scaled)
+    scaled = apply("fast_exp", y.body) * expand(total, grad.sizes).body
+    body = grad.body - scaled
     return builder.pointwise(cast(body, builder.out.dtype), grad.sizes)
 
 
 def _reciprocal_std(variance_body: Scalar, eps: float) -> Scalar:
-    return apply("rsqrt", apply("add", variance_body, const(eps, variance_body.dtype)))
+    return apply("rsqrt", variance_body + eps)
 
 
 def _affine(
@@ -98,17 +98,17 @@ def _affine(
 ) -> Scalar:
     """body · weight + bias, both broadcasting to ``sizes``."""
     if weight is not None:
-        body = apply("mul", body, cast(expand(weight, sizes).body, body.dtype))
+        body *= cast(expand(weight, sizes).body, body.dtype)
     if bias is not None:
-        body = apply("add", body, cast(expand(bias, sizes).body, body.dtype))
+        body += cast(expand(bias, sizes).body, body.dtype)
     return body
 
 
 def _normalized(value: Value, mean: Value, rstd: Value) -> Scalar:
     """(x − mean) · rstd, statistics broadcasting to the value."""
     dtype = mean.dtype
-    centered = apply("sub", cast(value.body, dtype), expand(mean, value.sizes).body)
-    return apply("mul", centered, expand(rstd, value.sizes).body)
+    centered = cast(value.body, dtype) - expand(mean, value.sizes).body
+    return centered * expand(rstd, value.sizes).body
 
 
 def _statistic(builder: Builder, value: Value, result: int) -> Value:
@@ -251,10 +251,10 @@ def _batch_norm_output(
 
     scale = _reciprocal_std(channel(var), eps)
     if weight is not None:
-        scale = apply("mul", scale, channel(weight))
-    body = apply("mul", apply("sub", cast(input.body, dtype), channel(mean)), scale)
+        scale *= channel(weight)
+    body = (cast(input.body, dtype) - channel(mean)) * scale
     if bias is not None:
-        body = apply("add", body, channel(bias))
+        body += channel(bias)
     return builder.pointwise(cast(body, builder.out.dtype), input.sizes)
 
 
@@ -278,9 +278,9 @@ def _batch_norm_training(
 def _blend(builder: Builder, old: Value, new: Value, momentum: float, unbias: Scalar) -> Value:
     """(1 − momentum) · old + momentum · new · unbias."""
     dtype = compute_dtype(old.dtype)
-    kept = apply("mul", cast(old.body, dtype), const(1 - momentum, dtype))
-    fresh = apply("mul", cast(reshape(new, old.sizes).body, dtype), cast(unbias, dtype))
-    body = apply("add", kept, apply("mul", fresh, const(momentum, dtype)))
+    kept = cast(old.body, dtype) * (1 - momentum)
+    fresh = cast(reshape(new, old.sizes).body, dtype) * cast(unbias, dtype)
+    body = kept + fresh * momentum
     return builder.pointwise(cast(body, dtype), old.sizes, name="running")
 
 
@@ -304,7 +304,7 @@ def lower_batch_norm_functional(
         return out, *empty, mean, var
     out, mean, rstd, var = _batch_norm_training(builder, input, weight, bias, eps)
     count = count_scalar(input.numel // input.sizes[1], mean.dtype)
-    unbias = apply("div", count, apply("sub", count, const(1, mean.dtype)))
+    unbias = count / (count - 1)
     new_mean = _blend(builder, running_mean, mean, momentum, const(1, mean.dtype))
     new_var = _blend(builder, running_var, var, momentum, unbias)
     return (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .. import dtypes
-from ..ir.scalar import Const, Index, Scalar, apply, cast, const, walk
+from ..ir.scalar import Const, Index, Scalar, apply, cast, const, walk, where
 from ..ir.spaces import symbol_keys
 from ..symbolic.sizes import ONE, ZERO, Expr, as_symbol, delinearize, linearize, product, symbols_of
 from .builder import Builder, masked
@@ -134,11 +134,10 @@ def summed(builder: Builder, updates: Updates) -> Value:
     """
     initial = updates.initial
     _, at, named, inside = _hits(updates)
-    zero = const(0, initial.dtype)
     element = cast(updates.moved(updates.body, at), initial.dtype)
     if not isinstance(named, Const):
-        element = apply("where", named, element, zero)
-    element = masked(inside, element, zero)
+        element = where(named, element, 0)
+    element = masked(inside, element, 0)
     total = builder.reduce("sum", element, initial.sizes, updates.left_sizes, name="sum")
     return builder.pointwise(plus(initial.body, total.body), initial.sizes)
 
@@ -147,14 +146,13 @@ def _last_compared(builder: Builder, updates: Updates) -> Value:
     """Every element as the last update that names it says."""
     initial = updates.initial
     inner, _, named, inside = _hits(updates)
-    none = const(-1, dtypes.int64)
     number = Index(linearize(inner, _row_major(updates.left_sizes)))
-    body = masked(inside, apply("where", named, number, none), none)
+    body = masked(inside, where(named, number, -1), -1)
     last = builder.reduce("maximum", body, initial.sizes, updates.left_sizes, name="last").body
-    chosen = apply("maximum", last, const(0, dtypes.int64))
+    chosen = apply("maximum", last, 0)
     at = updates.place(positions(initial.sizes), _coordinates(chosen, updates.left_sizes))
     element = cast(updates.moved(updates.body, at), initial.dtype)
-    is_named = apply("ge", last, const(0, dtypes.int64))
+    is_named = last >= 0
     return builder.pointwise(masked(is_named, element, initial.body), initial.sizes)
 
 
@@ -166,8 +164,8 @@ def _coordinates(number: Scalar, sizes: Sequence[Expr]) -> list[IndexLike]:
     """The coordinates of a row-major position from data."""
     found: list[IndexLike] = []
     for k, (size, step) in enumerate(zip(sizes, _row_major(sizes), strict=True)):
-        entry = number if step is ONE else apply("floor_divide", number, Index(step))
-        found.append(entry if k == 0 else apply("remainder", entry, Index(size)))
+        entry = number if step is ONE else number // Index(step)
+        found.append(entry if k == 0 else entry % Index(size))
     return found
 
 
@@ -209,11 +207,11 @@ class _Sorted:
         inside = []
         for dim, size in zip(updates.compared, self.compared_sizes, strict=True):
             entry = cast(updates.moved(updates.index[dim], at), dtypes.int64)
-            inside.append(apply("ge", entry, const(0, dtypes.int64)))
-            inside.append(apply("lt", entry, Index(size)))
-            scaled = apply("mul", key, cast(Index(size), dtype))
-            key = apply("add", scaled, cast(entry, dtype))
-        body = apply("where", all_of(inside), key, cast(Index(none), dtype))
+            inside.append(entry >= 0)
+            inside.append(entry < Index(size))
+            scaled = key * cast(Index(size), dtype)
+            key = scaled + cast(entry, dtype)
+        body = where(all_of(inside), key, cast(Index(none), dtype))
         return self.builder.pointwise(body, sizes, name="named")
 
     def _in_row(self, value: Value, here: Sequence[Expr], position: IndexLike) -> Scalar:
@@ -234,24 +232,22 @@ class _Sorted:
         mine = cast(Index(number), self.keys.dtype)
 
         def not_after(position: Scalar) -> Scalar:
-            return apply("le", self._in_row(self.keys, here, position), mine)
+            return self._in_row(self.keys, here, position) <= mine
 
-        zero, one = const(0, dtypes.int64), const(1, dtypes.int64)
         found = binary_search(not_after, Index(self.count), self.count)
-        last = apply("sub", found, one)
-        safe = apply("maximum", last, zero)
+        last = found - 1
+        safe = apply("maximum", last, 0)
         is_mine = apply("eq", self._in_row(self.keys, here, safe), mine)
-        is_mine = apply("bitwise_and", is_mine, apply("ge", last, zero))
+        is_mine &= last >= 0
         rows: list[Scalar] = []
         for k in self.rows:
             rows += in_range(own[updates.direct[k]], updates.ranges[k])
-        none = const(-1, dtypes.int64)
-        body = masked(all_of(rows), apply("where", is_mine, last, none), none)
+        body = masked(all_of(rows), where(is_mine, last, -1), -1)
         lasts = self.builder.pointwise(body, sizes, name="last")
         at_here = positions(all_sizes)
         position = lasts.at([at_here[dim] for dim in dims])
-        named = [apply("ge", position, zero), *updates.reached(at_here)]
-        return apply("maximum", position, zero), all_of(named)
+        named = [position >= 0, *updates.reached(at_here)]
+        return (apply("maximum", position, 0), all_of(named))
 
     def result(self, accumulate: bool) -> Value:
         """The result of all updates."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from .. import dtypes
 from ..dtypes import DType, Kind
-from ..ir.scalar import Scalar, apply, cast, const
+from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import Expr
 from .builder import Builder, operand
 from .promotion import Operand, compute_dtype, float_dtype, result_dtype, rounded_to
@@ -33,6 +34,35 @@ def elementwise(
     compute = compute_dtype(dtype or result_dtype(operands))
     scalars = [operand(arg, out.sizes, compute) for arg in operands]
     return builder.pointwise(cast(body(*scalars), out.dtype), out.sizes)
+
+
+def lowers_elementwise(
+    *overloads: torch._ops.OpOverload, to_float: bool = False
+) -> Callable[[Body], Body]:
+    """Registers a function of single elements as the lowering of elementwise operators.
+
+    Its first parameters, annotated as `Scalar`, are the operator's tensors (or numbers) as
+    `elementwise` gives them; the others are the arguments that follow. Gives the function itself.
+
+    Args:
+        to_float: whether integers and bools are computed in the default float dtype.
+    """
+
+    def register(body: Body) -> Body:
+        count = list(body.__annotations__.values()).count("Scalar") - 1  # without the result's
+
+        def lower(builder: Builder, *arguments: Any, **options: Any) -> Value:
+            operands, rest = arguments[:count], arguments[count:]
+            dtype = float_dtype(result_dtype(operands)) if to_float else None
+            return elementwise(
+                builder, lambda *x: body(*x, *rest, **options), *operands, dtype=dtype
+            )
+
+        lower.__doc__ = body.__doc__
+        lowers(*overloads)(lower)
+        return body
+
+    return register
 
 
 def unwidened(builder: Builder, body: Body, *operands: Operand) -> Value:
@@ -133,13 +163,13 @@ def plus(a: Scalar, b: Scalar) -> Scalar:
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def lower_sub(builder: Builder, self: Operand, other: Operand, alpha: Operand = 1) -> Value:
     """``self − alpha · other`` in the promoted dtype; integers wrap."""
-    return elementwise(builder, lambda a, b: apply("sub", a, scaled(b, alpha)), self, other)
+    return elementwise(builder, lambda a, b: a - scaled(b, alpha), self, other)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
 def lower_rsub(builder: Builder, self: Operand, other: Operand, alpha: Operand = 1) -> Value:
     """``other − alpha · self`` in the promoted dtype; integers wrap."""
-    return elementwise(builder, lambda a, b: apply("sub", b, scaled(a, alpha)), self, other)
+    return elementwise(builder, lambda a, b: b - scaled(a, alpha), self, other)
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
@@ -157,7 +187,7 @@ def times(a: Scalar, b: Scalar) -> Scalar:
 def lower_div(builder: Builder, self: Operand, other: Operand) -> Value:
     """``self / other``; integers and bools are divided in the default float dtype."""
     dtype = float_dtype(result_dtype((self, other)))
-    return elementwise(builder, lambda a, b: apply("div", a, b), self, other, dtype=dtype)
+    return elementwise(builder, lambda a, b: a / b, self, other, dtype=dtype)
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -175,7 +205,7 @@ def lower_div_mode(
 
         def truncated(a: Scalar, b: Scalar) -> Scalar:
             # PyTorch rounds before it truncates.
-            return apply("trunc", rounded_to(apply("div", a, b), common))
+            return apply("trunc", rounded_to(a / b, common))
 
         return elementwise(builder, truncated, self, other)
     name = "floor_divide" if rounding_mode == "floor" else "trunc_divide"
@@ -187,9 +217,7 @@ def lower_floor_divide(builder: Builder, self: Operand, other: Operand) -> Value
     """``floor(self / other)`` in the promoted dtype, also of integers."""
     common = result_dtype((self, other))
     dividend = rounded_operand(self, common)  # PyTorch widens divisors only
-    return elementwise(
-        builder, lambda a, b: apply("floor_divide", a, b), dividend, other, dtype=common
-    )
+    return elementwise(builder, lambda a, b: a // b, dividend, other, dtype=common)
 
 
 def _register_unwidened(name: str, overloads: str) -> None:
@@ -231,7 +259,7 @@ def lower_copysign(builder: Builder, self: Operand, other: Operand) -> Value:
 @lowers(aten.bitwise_not.default)
 def lower_bitwise_not(builder: Builder, self: Value) -> Value:
     """All bits inverted; of bools, the logical not."""
-    return elementwise(builder, lambda x: apply("bitwise_not", x), self)
+    return elementwise(builder, lambda x: ~x, self)
 
 
 @lowers(
@@ -243,7 +271,7 @@ def lower_bitwise_not(builder: Builder, self: Value) -> Value:
 )
 def lower_shift_left(builder: Builder, self: Operand, other: Operand) -> Value:
     """``self << other`` for integers, in the promoted dtype."""
-    return elementwise(builder, lambda a, b: apply("shift_left", a, b), self, other)
+    return elementwise(builder, lambda a, b: a << b, self, other)
 
 
 @lowers(
@@ -255,7 +283,7 @@ def lower_shift_left(builder: Builder, self: Operand, other: Operand) -> Value:
 )
 def lower_shift_right(builder: Builder, self: Operand, other: Operand) -> Value:
     """``self >> other`` for integers; copies of the sign are shifted into signed ones."""
-    return elementwise(builder, lambda a, b: apply("shift_right", a, b), self, other)
+    return elementwise(builder, lambda a, b: a >> b, self, other)
 
 
 def smaller(a: Scalar, b: Scalar) -> Scalar:
@@ -295,8 +323,8 @@ def lower_fmax(builder: Builder, self: Value, other: Value) -> Value:
 def _ignoring_nan(choose: Body, a: Scalar, b: Scalar) -> Scalar:
     if not a.dtype.is_float:
         return choose(a, b)
-    chosen = apply("where", apply("isnan", b), a, choose(a, b))
-    return apply("where", apply("isnan", a), b, chosen)
+    chosen = where(apply("isnan", b), a, choose(a, b))
+    return where(apply("isnan", a), b, chosen)
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
@@ -343,12 +371,12 @@ def power(base: Scalar, exponent: int | float) -> Scalar:
     if exponent == 0:
         return const(1, base.dtype)
     if exponent == 3:
-        return apply("mul", apply("square", base), base)
+        return apply("square", base) * base
     if is_float and exponent in (0.5, -0.5, -1):
         return apply({0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[exponent], base)
     if is_float and exponent == -2:
         return apply("reciprocal", apply("square", base))
-    return apply("pow", base, const(exponent, base.dtype))
+    return apply("pow", base, exponent)
 
 
 @lowers(aten.pow.Tensor_Scalar)
@@ -374,7 +402,7 @@ def lower_pow(builder: Builder, self: Operand, exponent: Operand) -> Value:
 
 def _pow(a: Scalar, b: Scalar) -> Scalar:
     if a.dtype.kind is Kind.BOOL:  # False only for 0 to the 1
-        return apply("bitwise_or", a, apply("bitwise_not", b))
+        return a | ~b
     return apply("pow", a, b)
 
 
@@ -398,11 +426,7 @@ def lower_addcdiv(
 ) -> Value:
     """``self + value · tensor1 / tensor2``, rounded once to the result's dtype."""
     return elementwise(
-        builder,
-        lambda a, b, c: plus(a, apply("div", scaled(b, value), c)),
-        self,
-        tensor1,
-        tensor2,
+        builder, lambda a, b, c: plus(a, scaled(b, value) / c), self, tensor1, tensor2
     )
 
 
@@ -414,11 +438,11 @@ def lower_lerp(builder: Builder, self: Value, end: Value, weight: Operand) -> Va
     """
 
     def body(a: Scalar, b: Scalar, w: Scalar) -> Scalar:
-        difference = apply("sub", b, a)
-        near = apply("lt", apply("abs", w), const(0.5, w.dtype))
-        from_start = apply("add", a, apply("mul", w, difference))
-        left = apply("sub", const(1, w.dtype), w)
-        return apply("where", near, from_start, apply("sub", b, apply("mul", difference, left)))
+        difference = b - a
+        near = abs(w) < 0.5
+        from_start = a + w * difference
+        left = 1 - w
+        return where(near, from_start, b - difference * left)
 
     return elementwise(builder, body, self, end, weight)
 
@@ -431,14 +455,14 @@ def lower_hypot(builder: Builder, self: Value, other: Value) -> Value:
     """
 
     def body(a: Scalar, b: Scalar) -> Scalar:
-        a, b = apply("abs", a), apply("abs", b)
+        a, b = abs(a), abs(b)
         high, low = apply("maximum", a, b), apply("minimum", a, b)
-        ratio = apply("div", low, high)
-        grown = apply("add", const(1, a.dtype), apply("square", ratio))
-        plain = apply("mul", high, apply("sqrt", grown))
-        finite = apply("where", apply("eq", low, const(0, a.dtype)), high, plain)
-        finite = apply("where", apply("isinf", b), b, finite)  # also when a is NaN
-        return apply("where", apply("isinf", a), a, finite)
+        ratio = low / high
+        grown = 1 + apply("square", ratio)
+        plain = high * apply("sqrt", grown)
+        finite = where(apply("eq", low, 0), high, plain)
+        finite = where(apply("isinf", b), b, finite)  # also when a is NaN
+        return where(apply("isinf", a), a, finite)
 
     return elementwise(builder, body, self, other)
 
@@ -446,7 +470,7 @@ def lower_hypot(builder: Builder, self: Value, other: Value) -> Value:
 @lowers(aten.frac.default)
 def lower_frac(builder: Builder, self: Value) -> Value:
     """``x − trunc(x)``: the fraction, with the sign of x."""
-    return elementwise(builder, lambda x: apply("sub", x, apply("trunc", x)), self)
+    return elementwise(builder, lambda x: x - apply("trunc", x), self)
 
 
 def rounded_operand(arg: Operand, dtype: DType) -> Operand:

@@ -64,11 +64,11 @@ class Windows:
 
     def read(self, other: Scalar) -> Scalar:
         """An element of the window (symbols r…), ``other`` outside of the input."""
-        where = self.positions_of(positions(self.kernel, "r"))
+        places = self.positions_of(positions(self.kernel, "r"))
         conditions: list[Scalar] = []
-        for position, size in zip(where, self.space, strict=True):
+        for position, size in zip(places, self.space, strict=True):
             conditions += in_range(position, size)
-        index = [*positions(self.sizes)[: self.lead], *where]
+        index = [*positions(self.sizes)[: self.lead], *places]
         return masked(all_of(conditions), cast(self.value.at(index), other.dtype), other)
 
 
@@ -120,7 +120,7 @@ def ravel(index: Sequence[Scalar], sizes: Sequence[Expr]) -> Scalar:
     """The row-major position of an index computed from data."""
     total: Scalar = const(0, dtypes.int64)
     for entry, stride in zip(index, contiguous_strides(tuple(sizes)), strict=True):
-        total = apply("add", total, apply("mul", entry, Index(stride)))
+        total += entry * Index(stride)
     return total
 
 
@@ -129,12 +129,12 @@ def _window_indices(builder: Builder, windows: Windows, body: Scalar) -> Value:
     best = builder.reduce("argmax", body, windows.sizes, windows.kernel, name="tap")
     taps = unravel(best.body, windows.kernel)
     starts = windows.positions_of([ZERO] * len(windows.kernel))
-    where = []
+    places = []
     for start, tap, dilation in zip(starts, taps, windows.dilation, strict=True):
-        position = apply("add", Index(start), apply("mul", tap, Index(dilation)))
+        position = Index(start) + tap * Index(dilation)
         # A window of lowest values gives its first tap, maybe in the padding: PyTorch's is inside.
-        where.append(apply("maximum", position, const(0, dtypes.int64)))
-    return builder.pointwise(ravel(where, windows.space), windows.sizes, name="indices")
+        places.append(apply("maximum", position, 0))
+    return builder.pointwise(ravel(places, windows.space), windows.sizes, name="indices")
 
 
 @lowers(aten.max_pool2d_with_indices.default)
@@ -194,8 +194,8 @@ def window_divisor(windows: Windows, count_include_pad: bool, window: Sequence[E
         start = position * windows.stride[k] - windows.padding[k]
         pad = windows.padding[k] if count_include_pad else ZERO
         high = apply("minimum", Index(start + windows.kernel[k]), Index(windows.space[k] + pad))
-        low = Index(start) if count_include_pad else apply("maximum", Index(start), const(0, i64))
-        count = apply("mul", count, apply("sub", high, low))
+        low = Index(start) if count_include_pad else apply("maximum", Index(start), 0)
+        count *= high - low
     return fold(count)
 
 
@@ -252,7 +252,7 @@ class AdaptiveWindows:
         index = list(positions(self.sizes)[: self.lead])
         for k, (start, tap) in enumerate(zip(self.starts, taps, strict=True)):
             if self.lengths[k] is not self.reach[k]:
-                conditions.append(apply("lt", Index(tap), Index(self.lengths[k])))
+                conditions.append(Index(tap) < Index(self.lengths[k]))
             index.append(start + tap)
         return masked(all_of(conditions), cast(self.value.at(index), other.dtype), other)
 
@@ -267,8 +267,8 @@ def _lower_adaptive(builder: Builder, value: Value, rank: int) -> Value:
     total = builder.reduce("sum", body, sizes, windows.reach, name="sum")
     count: Scalar = const(1, dtypes.int64)
     for length in windows.lengths:
-        count = apply("mul", count, Index(length))
-    average = apply("div", total.body, cast(count, dtype))
+        count *= Index(length)
+    average = total.body / cast(count, dtype)
     return builder.pointwise(cast(average, builder.out.dtype), sizes)
 
 
@@ -303,8 +303,8 @@ def _lower_adaptive_max(
         return values, None
     best = builder.reduce("argmax", body, sizes, windows.reach, name="tap")
     taps = unravel(best.body, windows.reach)
-    where = [apply("add", Index(s), t) for s, t in zip(windows.starts, taps, strict=True)]
-    return values, builder.pointwise(ravel(where, windows.value.sizes[windows.lead :]), sizes)
+    places = [Index(s) + t for s, t in zip(windows.starts, taps, strict=True)]
+    return values, builder.pointwise(ravel(places, windows.value.sizes[windows.lead :]), sizes)
 
 
 @lowers(aten.adaptive_max_pool2d.default)

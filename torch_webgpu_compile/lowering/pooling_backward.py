@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import Expr, IntLike, ceildiv
 from .builder import Builder, masked
 from .convolution import all_of, in_range
@@ -55,7 +55,7 @@ def _gather_windows(
         index.append(window)
     dtype = compute_dtype(grad.dtype)
     body = term(index, cast(grad.at(index), dtype))
-    body = masked(all_of(conditions), body, const(0, dtype))
+    body = masked(all_of(conditions), body, 0)
     return converted(builder, builder.reduce("sum", body, value.sizes, reach))
 
 
@@ -79,7 +79,7 @@ def _max_pool_backward(
 
     def term(window: list[Expr], grad: Scalar) -> Scalar:
         chosen = apply("eq", indices.at(window), Index(flat))
-        return apply("where", chosen, grad, const(0, grad.dtype))
+        return where(chosen, grad, 0)
 
     return _gather_windows(
         builder,
@@ -130,7 +130,7 @@ def _avg_pool_backward(
             divisor = const(divisor_override, dtypes.int64)
         else:
             divisor = window_divisor(forward, count_include_pad, window[forward.lead :])
-        return apply("div", grad, cast(divisor, grad.dtype))
+        return grad / cast(divisor, grad.dtype)
 
     return _gather_windows(builder, grad_output, self, kernel, steps, pads, ones, term)
 
@@ -154,8 +154,8 @@ def _adaptive_backward(builder: Builder, grad_output: Value, value: Value, rank:
     dtype = compute_dtype(grad_output.dtype)
     count: Scalar = const(1, dtypes.int64)
     for length in forward.lengths:
-        count = apply("mul", count, Index(length))
-    share = apply("div", cast(grad_output.body, dtype), cast(count, dtype))
+        count *= Index(length)
+    share = cast(grad_output.body, dtype) / cast(count, dtype)
     shares = builder.pointwise(share, grad_output.sizes, name="share")
     windows.value = shares
     body = windows.read(const(0, dtype))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..ir.scalar import Scalar, apply, cast, const
+from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE
 from .builder import Builder
 from .indexing import broadcast_sizes
@@ -95,25 +95,24 @@ def lower_trilinear(
 
 def _norm_terms(difference: Scalar, p: float) -> tuple[str, Scalar]:
     """How a p-norm reduces differences: the kind of reduction and its body."""
-    zero = const(0, difference.dtype)
-    magnitude = apply("abs", difference)
+    magnitude = abs(difference)
     if p == 0:
-        counted = cast(apply("ne", difference, zero), difference.dtype)
-        return "sum", apply("where", apply("isnan", difference), difference, counted)
+        counted = cast(apply("ne", difference, 0), difference.dtype)
+        return ("sum", where(apply("isnan", difference), difference, counted))
     if p == 1:
         return "sum", magnitude
     if p == 2:
         return "sum", apply("square", difference)
     if p == float("inf"):
         # PyTorch compares, which NaN never wins.
-        return "maximum", apply("where", apply("isnan", difference), zero, magnitude)
-    return "sum", apply("pow", magnitude, const(p, difference.dtype))
+        return ("maximum", where(apply("isnan", difference), 0, magnitude))
+    return ("sum", apply("pow", magnitude, p))
 
 
 def _root(total: Scalar, p: float) -> Scalar:
     if p in (0, 1, float("inf")):
         return total
-    return apply("sqrt", total) if p == 2 else apply("pow", total, const(1 / p, total.dtype))
+    return apply("sqrt", total) if p == 2 else apply("pow", total, 1 / p)
 
 
 @lowers(aten._cdist_forward.default)
@@ -130,7 +129,7 @@ def lower_cdist(
     dtype = compute_dtype(x1.dtype)
     left = cast(x1.at(broadcast_index(x1, [*batch, row, r])), dtype)
     right = cast(x2.at(broadcast_index(x2, [*batch, column, r])), dtype)
-    kind, body = _norm_terms(apply("sub", left, right), p)
+    kind, body = _norm_terms(left - right, p)
     total = builder.reduce(kind, body, sizes, (depth,), name="terms")
     return builder.pointwise(cast(_root(total.body, p), x1.dtype), sizes)
 
@@ -143,5 +142,5 @@ def lower_dist(builder: Builder, self: Value, other: Value, p: float = 2) -> Val
     index = positions(index_sizes)
     left = cast(self.at(broadcast_index(self, index)), dtype)
     right = cast(other.at(broadcast_index(other, index)), dtype)
-    difference = Value(dtype, index_sizes, apply("sub", left, right))
+    difference = Value(dtype, index_sizes, left - right)
     return lower_vector_norm(builder, difference, p)

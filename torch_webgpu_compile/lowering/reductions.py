@@ -13,7 +13,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, Expr, product
 from .builder import Builder, as_value
 from .promotion import compute_dtype
@@ -160,7 +160,7 @@ def lower_mean_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value
 def mean_of(builder: Builder, split: Reducing, dtype: DType, *, keepdim: bool) -> Scalar:
     """Sum over count, as a body over the reduced sizes; the sum is a node."""
     total = split.reduce(builder, "sum", cast(split.body(), dtype), keepdim=keepdim, name="sum")
-    return apply("div", total.body, count_scalar(split.count, dtype))
+    return total.body / count_scalar(split.count, dtype)
 
 
 def count_scalar(count: Expr, dtype: DType) -> Scalar:
@@ -268,7 +268,7 @@ def squared_deviations(
     builder: Builder, split: Reducing, mean: Value, dtype: DType, *, keepdim: bool
 ) -> Value:
     """Σ (x − mean)² with a mean that broadcasts against the value."""
-    difference = apply("sub", cast(split.body(), dtype), cast(split.body(mean), dtype))
+    difference = cast(split.body(), dtype) - cast(split.body(mean), dtype)
     body = apply("square", difference)
     return split.reduce(builder, "sum", body, keepdim=keepdim, name="deviations")
 
@@ -284,10 +284,10 @@ def variance(
     if split.count.is_constant and split.count.constant <= correction:
         # Σ / 0 spelt out: kernels of one element are folded by compilers that assume no NaN.
         limits = (const(float("inf"), dtype), const(float("nan"), dtype))
-        body = apply("where", apply("gt", deviations.body, const(0, dtype)), *limits)
+        body = apply("where", deviations.body > 0, *limits)
     else:
-        count = apply("sub", count_scalar(split.count, dtype), const(correction, dtype))
-        body = apply("div", deviations.body, apply("maximum", count, const(0, dtype)))
+        count = count_scalar(split.count, dtype) - correction
+        body = deviations.body / apply("maximum", count, 0)
     return builder.pointwise(body, deviations.sizes, name="var"), mean
 
 
@@ -344,12 +344,12 @@ def lower_logsumexp(builder: Builder, self: Value, dim: Dims, keepdim: bool = Fa
     dtype = compute_dtype(builder.out.dtype)
     largest = split.reduce(builder, "maximum", cast(split.body(), dtype), keepdim=True, name="max")
     infinite = apply("isinf", largest.body)
-    finite = apply("where", infinite, const(0, dtype), largest.body)
+    finite = where(infinite, 0, largest.body)
     shift = builder.pointwise(finite, largest.sizes, name="shift")
-    grown = apply("fast_exp", apply("sub", cast(split.body(), dtype), split.body(shift)))
+    grown = apply("fast_exp", cast(split.body(), dtype) - split.body(shift))
     total = split.reduce(builder, "sum", grown, keepdim=keepdim, name="sum")
     shift = shift if keepdim else reshape(shift, split.sizes)
-    body = apply("add", shift.body, apply("log", total.body))
+    body = shift.body + apply("log", total.body)
     return builder.pointwise(cast(body, builder.out.dtype), total.sizes)
 
 
@@ -372,23 +372,19 @@ def lower_vector_norm(
     x = cast(split.body(), compute)
     if ord in (float("inf"), float("-inf")):
         kind = "maximum" if ord > 0 else "minimum"
-        result = split.reduce(builder, kind, apply("abs", x), keepdim=keepdim, name="wide")
+        result = split.reduce(builder, kind, abs(x), keepdim=keepdim, name="wide")
         return converted(builder, result)
     one = const(1, compute)
-    powers = {
-        0: cast(apply("ne", x, const(0, compute)), compute),
-        1: apply("abs", x),
-        2: apply("square", x),
-    }
+    powers = {0: cast(apply("ne", x, 0), compute), 1: abs(x), 2: apply("square", x)}
     term = powers.get(int(ord)) if ord in powers else None
     if term is None:
-        term = apply("pow", apply("abs", x), const(ord, compute))
+        term = apply("pow", abs(x), ord)
     total = split.reduce(builder, "sum", term, keepdim=keepdim, name="sum")
     body = total.body
     if ord == 2:
         body = apply("sqrt", body)
     elif ord not in (0, 1):
-        body = apply("pow", body, apply("div", one, const(ord, compute)))
+        body = apply("pow", body, one / ord)
     return builder.pointwise(cast(body, builder.out.dtype), total.sizes)
 
 

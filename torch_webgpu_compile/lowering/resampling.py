@@ -14,7 +14,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder
 from .fixed_point_resampling import resample_uint8
@@ -53,7 +53,7 @@ def _scale(size_in: Expr, size_out: Expr, factor: float | None, dtype: DType) ->
 def _ratio(numerator: Expr, denominator: Expr, dtype: DType) -> Scalar:
     if numerator.is_constant and denominator.is_constant:
         return literal(numerator.constant / denominator.constant, dtype)
-    return apply("div", cast(Index(numerator), dtype), cast(Index(denominator), dtype))
+    return cast(Index(numerator), dtype) / cast(Index(denominator), dtype)
 
 
 def _exact_factor(size_in: Expr, size_out: Expr, factor: float | None) -> int:
@@ -76,8 +76,8 @@ def nearest_taps(exact: bool) -> Taps:
             return [Tap(at // whole, None)]
         position = cast(Index(at), F32)
         if exact:
-            position = apply("add", position, const(0.5, F32))
-        position = apply("mul", position, _scale(size_in, size_out, factor, F32))
+            position += 0.5
+        position *= _scale(size_in, size_out, factor, F32)
         return [Tap(_clamped(_floor_index(position), size_in), None)]
 
     return taps
@@ -93,7 +93,7 @@ def _whole(number: Scalar) -> Scalar:
 
 
 def _clamped(index: Scalar, size: Expr) -> Scalar:
-    low = apply("maximum", index, const(0, dtypes.int64))
+    low = apply("maximum", index, 0)
     return fold(apply("minimum", low, Index(size - 1)))
 
 
@@ -112,12 +112,11 @@ def _source(
     if align:
         if size_out is ONE:
             return const(0.0, dtype)
-        return apply("mul", position, _ratio(size_in - 1, size_out - 1, dtype))
-    half = const(0.5, dtype)
+        return position * _ratio(size_in - 1, size_out - 1, dtype)
     scale = _scale(size_in, size_out, factor, dtype)
-    scaled = apply("mul", apply("add", position, half), scale)
-    centered = apply("sub", scaled, half)
-    return centered if cubic else apply("maximum", centered, const(0.0, dtype))
+    scaled = (position + 0.5) * scale
+    centered = scaled - 0.5
+    return centered if cubic else apply("maximum", centered, 0.0)
 
 
 def linear_taps(align: bool) -> Taps:
@@ -128,10 +127,10 @@ def linear_taps(align: bool) -> Taps:
     ) -> list[Tap]:
         source = _source(at, size_in, size_out, factor, dtype, align=align, cubic=False)
         low = _clamped(_floor_index(source), size_in)
-        high = _clamped(apply("add", low, const(1, dtypes.int64)), size_in)
-        right = apply("sub", source, cast(low, dtype))
-        right = apply("minimum", apply("maximum", right, const(0.0, dtype)), const(1.0, dtype))
-        return [Tap(low, apply("sub", const(1.0, dtype), right)), Tap(high, right)]
+        high = _clamped(low + 1, size_in)
+        right = source - cast(low, dtype)
+        right = apply("minimum", apply("maximum", right, 0.0), 1.0)
+        return [Tap(low, 1.0 - right), Tap(high, right)]
 
     return taps
 
@@ -144,27 +143,24 @@ def cubic_taps(align: bool) -> Taps:
     ) -> list[Tap]:
         source = _source(at, size_in, size_out, factor, dtype, align=align, cubic=True)
         floor = apply("floor", source)
-        t = apply("sub", source, floor)
+        t = source - floor
         base = _whole(floor)
-        rest = apply("sub", const(1.0, dtype), t)
+        rest = 1.0 - t
         distances = [_plus_one(t), t, rest, _plus_one(rest)]
         weights = [_far(distances[0]), _near(t), _near(rest), _far(distances[3])]
-        return [
-            Tap(_clamped(apply("add", base, const(k - 1, dtypes.int64)), size_in), weight)
-            for k, weight in enumerate(weights)
-        ]
+        return [Tap(_clamped(base + (k - 1), size_in), weight) for k, weight in enumerate(weights)]
 
     return taps
 
 
 def _plus_one(x: Scalar) -> Scalar:
-    return apply("add", x, const(1.0, x.dtype))
+    return x + 1.0
 
 
 def _polynomial(x: Scalar, *coefficients: float) -> Scalar:
     total: Scalar = const(coefficients[0], x.dtype)
     for coefficient in coefficients[1:]:
-        total = apply("add", apply("mul", total, x), const(coefficient, x.dtype))
+        total = total * x + coefficient
     return total
 
 
@@ -210,8 +206,8 @@ def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float
         term = cast(value.at([*index[:2], *(tap.index for tap in chosen)]), dtype)
         for tap in chosen:
             if tap.weight is not None:
-                term = apply("mul", term, cast(tap.weight, dtype))
-        total = term if total is None else apply("add", total, term)
+                term *= cast(tap.weight, dtype)
+        total = term if total is None else total + term
     assert total is not None
     return builder.pointwise(cast(total, value.dtype), sizes)
 
@@ -234,14 +230,14 @@ def resample_backward(
     index, chosen = symbols[: rank + 2], symbols[rank + 2 :]
     found = _all_taps(taps, index[2:], space_in, space_out, factors, dtype)
     body = cast(grad.at(index), dtype)
-    where: list[IndexLike] = list(index[:2])
+    places: list[IndexLike] = list(index[:2])
     for options, which in zip(found, chosen, strict=True):
         place, weight = _chosen(options, which)
-        where.append(place)
+        places.append(place)
         if weight is not None:
-            body = apply("mul", body, cast(weight, body.dtype))
+            body *= cast(weight, body.dtype)
     zeros = Value(out.dtype, out.sizes, const(0, out.dtype))
-    return scatter(builder, zeros, ranges, where, body, accumulate=True)
+    return scatter(builder, zeros, ranges, places, body, accumulate=True)
 
 
 def _chosen(options: list[Tap], which: Expr) -> tuple[IndexLike, Scalar | None]:
@@ -252,12 +248,12 @@ def _chosen(options: list[Tap], which: Expr) -> tuple[IndexLike, Scalar | None]:
     place, weight = first.index, first.weight
     assert weight is not None
     for number, tap in reversed(list(enumerate(options[:-1]))):
-        is_it = apply("eq", Index(which), const(number, dtypes.int64))
+        is_it = apply("eq", Index(which), number)
         assert not isinstance(place, Expr)
         assert not isinstance(tap.index, Expr)
         assert tap.weight is not None
-        place = apply("where", is_it, tap.index, place)
-        weight = apply("where", is_it, tap.weight, weight)
+        place = where(is_it, tap.index, place)
+        weight = where(is_it, tap.weight, weight)
     return place, weight
 
 

@@ -12,7 +12,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const, neutral
+from ..ir.scalar import Index, Scalar, apply, cast, const, neutral, where
 from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize, product
 from .builder import Builder, as_value, masked
 from .convolution import all_of, in_range
@@ -84,10 +84,10 @@ def _compared(
     named = data_index(builder, index.at(at), value.sizes[dim], dim)
     hits = apply("eq", named, Index(here[dim]))
     identity = neutral(kind, dtype)
-    element = apply("where", hits, cast(source.at(at), dtype), identity)
+    element = where(hits, cast(source.at(at), dtype), identity)
     body = masked(inside, element, identity)
     total = builder.reduce(kind, body, value.sizes, (count,), name="reduced").body
-    hit_count = masked(inside, cast(hits, dtypes.int32), const(0, dtypes.int32))
+    hit_count = masked(inside, cast(hits, dtypes.int32), 0)
     return total, builder.reduce("sum", hit_count, value.sizes, (count,), name="hits").body
 
 
@@ -114,24 +114,23 @@ def _of_sorted(
         return found.at([*here[:dim], position, *here[dim + 1 :]])
 
     def not_after(position: Scalar) -> Scalar:
-        return apply("le", row(keys, position), own)
+        return row(keys, position) <= own
 
     def is_before(position: Scalar) -> Scalar:
-        return apply("lt", row(keys, position), own)
+        return row(keys, position) < own
 
-    zero, one = const(0, dtypes.int64), const(1, dtypes.int64)
     conditions: list[Scalar] = []
     for k, entry in enumerate(here):
         if k != dim:
             conditions += in_range(entry, index.sizes[k])
     inside = all_of(conditions)
-    ends = masked(inside, binary_search(not_after, Index(count), count), zero)
+    ends = masked(inside, binary_search(not_after, Index(count), count), 0)
     end = builder.pointwise(ends, value.sizes, name="end")
-    starts = masked(inside, binary_search(is_before, Index(count), count), zero)
+    starts = masked(inside, binary_search(is_before, Index(count), count), 0)
     start = builder.pointwise(starts, value.sizes, name="start")
-    last = apply("maximum", apply("sub", end.body, one), zero)
+    last = apply("maximum", end.body - 1, 0)
     total = masked(inside, row(scanned, last), neutral(kind, dtype))
-    return total, cast(apply("sub", end.body, start.body), dtypes.int32)
+    return (total, cast(end.body - start.body, dtypes.int32))
 
 
 def _combined(
@@ -140,13 +139,13 @@ def _combined(
     """The reduction together with what was there before."""
     dtype = total.dtype
     old = cast(value.body, dtype)
-    touched = apply("gt", hits, const(0, dtypes.int32))
+    touched = hits > 0
     result = _COMBINE[_KINDS[reduce]](old, total) if include_self else total
     if reduce == "mean":
-        count = apply("add", hits, const(int(include_self), dtypes.int32))
-        count = cast(apply("maximum", count, const(1, dtypes.int32)), dtype)
+        count = hits + int(include_self)
+        count = cast(apply("maximum", count, 1), dtype)
         result = apply("div" if dtype.is_float else "floor_divide", result, count)
-    body = cast(apply("where", touched, result, old), value.dtype)
+    body = cast(where(touched, result, old), value.dtype)
     return builder.pointwise(body, value.sizes)
 
 
@@ -306,7 +305,7 @@ def _register_replication_backward(rank: int) -> None:
             entry = index[dim]
             assert isinstance(entry, Expr)
             position: Scalar = Index(entry - padding[2 * k])
-            position = apply("maximum", position, const(0, dtypes.int64))
+            position = apply("maximum", position, 0)
             index[dim] = apply("minimum", position, Index(self.sizes[dim] - 1))
         zeros = Value(self.dtype, self.sizes, const(0, self.dtype))
         return scatter(builder, zeros, grad_output.sizes, index, grad_output.body, accumulate=True)

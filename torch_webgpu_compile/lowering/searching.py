@@ -8,7 +8,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import Kind
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import Expr, upper_bound
 from .builder import Builder, as_value
 from .promotion import Operand, compute_dtype, promote
@@ -35,8 +35,8 @@ def before(a: Scalar, b: Scalar, descending: bool) -> Scalar:
     if not a.dtype.is_float:
         return less
     first, second = (a, b) if descending else (b, a)
-    nan = apply("bitwise_and", apply("isnan", first), apply("bitwise_not", apply("isnan", second)))
-    return apply("bitwise_or", less, nan)
+    nan = apply("isnan", first) & ~apply("isnan", second)
+    return less | nan
 
 
 def binary_search(
@@ -51,12 +51,12 @@ def binary_search(
     high = None if most is None else upper_bound(most)
     found: Scalar = const(0, dtypes.int64)
     for bit in reversed(range(31 if high is None else high.bit_length())):
-        tried = apply("add", found, const(1 << bit, dtypes.int64))
-        last = apply("sub", tried, const(1, dtypes.int64))
-        fits = apply("le", tried, count)
-        safe = apply("where", fits, last, const(0, dtypes.int64))
-        taken = apply("bitwise_and", fits, comes_first(safe))
-        found = apply("where", taken, tried, found)
+        tried = found + (1 << bit)
+        last = tried - 1
+        fits = tried <= count
+        safe = where(fits, last, 0)
+        taken = fits & comes_first(safe)
+        found = where(taken, tried, found)
     return found
 
 
@@ -86,7 +86,7 @@ def count_before(
         edge = order_key(cast(edges.at([*rows, at]), common))
         # NaN sorts last: an edge is before NaN unless it is NaN and ties count as after.
         if after:
-            return apply("bitwise_not", before(mine, edge, False))
+            return ~before(mine, edge, False)
         return before(edge, mine, False)
 
     count = edges.sizes[-1]

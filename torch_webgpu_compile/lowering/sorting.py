@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, ceildiv
 from .builder import Builder, masked
 from .convolution import all_of, in_range
@@ -57,15 +57,10 @@ def ranks(builder: Builder, value: Value, descending: bool, block: Expr) -> Valu
     place = r if block is size else at // block * block + r
     inside = all_of(in_range(place, size))
     mine, other = order_key(value.body), order_key(value.at([*rows, place]))
-    tied = apply(
-        "bitwise_not",
-        apply("bitwise_or", before(mine, other, descending), before(other, mine, descending)),
-    )
-    earlier = apply("lt", Index(place), Index(at))
-    first = apply(
-        "bitwise_or", before(other, mine, descending), apply("bitwise_and", tied, earlier)
-    )
-    body = masked(inside, cast(first, dtypes.int32), const(0, dtypes.int32))
+    tied = ~(before(mine, other, descending) | before(other, mine, descending))
+    earlier = Index(place) < Index(at)
+    first = before(other, mine, descending) | (tied & earlier)
+    body = masked(inside, cast(first, dtypes.int32), 0)
     return builder.reduce("sum", body, value.sizes, (block,), name="rank")
 
 
@@ -80,12 +75,12 @@ def sort_last(
         return value, starts
     block, merges = _blocks(size)
     rank = cast(ranks(builder, value, descending, block).body, dtypes.int64)
-    place = rank if block is size else apply("add", Index(at // block * block), rank)
+    place = rank if block is size else Index(at // block * block) + rank
     values, indices = _moved(builder, value, starts, place)
     for _ in range(merges):
         rank = cast(_merged(builder, values, descending, block).body, dtypes.int64)
         block = block * FAN
-        place = apply("add", Index(at // block * block), rank)
+        place = Index(at // block * block) + rank
         values, indices = _moved(builder, values, indices, place)
     return values, indices
 
@@ -126,18 +121,18 @@ def _merged(builder: Builder, values: Value, descending: bool, block: Expr) -> V
     own = at // block % FAN
     start = (at // (block * FAN) * FAN + r) * block
     key = order_key(values.body)
-    earlier = apply("lt", Index(r), Index(own))
+    earlier = Index(r) < Index(own)
 
     def comes_first(position: Scalar) -> Scalar:
-        place = apply("minimum", apply("add", Index(start), position), Index(size - 1))
+        place = apply("minimum", Index(start) + position, Index(size - 1))
         other = order_key(values.at([*rows, place]))
-        not_after = apply("bitwise_not", before(key, other, descending))
-        return apply("where", earlier, not_after, before(other, key, descending))
+        not_after = ~before(key, other, descending)
+        return where(earlier, not_after, before(other, key, descending))
 
     left = apply("minimum", Index(size - start), Index(block))
-    found = binary_search(comes_first, apply("maximum", left, const(0, dtypes.int64)), block)
+    found = binary_search(comes_first, apply("maximum", left, 0), block)
     mine = apply("eq", Index(r), Index(own))
-    body = apply("where", mine, Index(at % block), found)
+    body = where(mine, Index(at % block), found)
     total = cast(body, dtypes.int32)
     return builder.reduce("sum", total, values.sizes, (as_expr(FAN),), name="rank")
 
@@ -241,13 +236,13 @@ def _median(
         split = Reducing(value, [dim])
         is_nan = cast(apply("isnan", cast(split.body(), compute_dtype(value.dtype))), i64)
         count = split.reduce(builder, "sum", is_nan, keepdim=False, name="nans").body
-        numbers = apply("sub", Index(size), count)
+        numbers = Index(size) - count
         if ignore_nan:
-            last = apply("maximum", apply("sub", numbers, const(1, i64)), const(0, i64))
-            at = apply("floor_divide", last, const(2, i64))
+            last = apply("maximum", numbers - 1, 0)
+            at = last // 2
         else:
-            any_nan = apply("gt", count, const(0, i64))
-            at = apply("where", any_nan, numbers, at)
+            any_nan = count > 0
+            at = where(any_nan, numbers, at)
     sizes = tuple(s for k, s in enumerate(value.sizes) if k != dim)
     shape = tuple(ONE if k == dim else s for k, s in enumerate(value.sizes))
     results: list[Value | None] = []
@@ -255,9 +250,9 @@ def _median(
         if found is None:
             results.append(None)
             continue
-        where: list[IndexLike] = list(positions(sizes))
-        where.insert(dim, at)
-        picked = builder.pointwise(found.at(where), sizes, name="median")
+        places: list[IndexLike] = list(positions(sizes))
+        places.insert(dim, at)
+        picked = builder.pointwise(found.at(places), sizes, name="median")
         results.append(reshape(picked, shape) if keepdim else picked)
     first = results[0]
     assert first is not None
