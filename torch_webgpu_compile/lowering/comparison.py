@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from .. import dtypes
-from ..dtypes import Kind
 from ..ir.scalar import Scalar, apply, cast, const, where
 from .builder import Builder, operand
-from .pointwise import elementwise, rounded_operand
+from .pointwise import elementwise, lowers_elementwise, rounded_operand
 from .promotion import Operand, compute_dtype, result_dtype
 from .registry import lowers
 from .value import Value
@@ -23,13 +22,8 @@ def _register_comparison(name: str) -> None:
     def lower(builder: Builder, self: Value, other: Operand) -> Value:
         """A number is first rounded to the common dtype: comparisons do not widen."""
         common = result_dtype((self, other))
-        return elementwise(
-            builder,
-            lambda a, b: apply(name, a, b),
-            self,
-            rounded_operand(other, common),
-            dtype=common,
-        )
+        rounded = rounded_operand(other, common)
+        return elementwise(builder, lambda a, b: apply(name, a, b), self, rounded, dtype=common)
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -57,41 +51,30 @@ def lower_logical_not(builder: Builder, self: Value) -> Value:
 
 
 def _register_float_test(name: str) -> None:
-    @lowers(getattr(aten, name).default)
-    def lower(builder: Builder, self: Value) -> Value:
+    @lowers_elementwise(getattr(aten, name).default)
+    def body(x: Scalar) -> Scalar:
         """A test of each element, as bool; False everywhere for integers and bools."""
-        if not self.dtype.is_float:
-            return Value(dtypes.bool_, self.sizes, const(False, dtypes.bool_))
-        return elementwise(builder, lambda x: apply(name, x), self)
+        return apply(name, x) if x.dtype.is_float else const(False, dtypes.bool_)
 
 
 _register_float_test("isnan")
 _register_float_test("isinf")
 
 
-@lowers(aten.isfinite.default)
-def lower_isfinite(builder: Builder, self: Value) -> Value:
+@lowers_elementwise(aten.isfinite.default)
+def isfinite(x: Scalar) -> Scalar:
     """Whether an element is neither infinite nor NaN, as bool; True of integers and bools."""
-    if not self.dtype.is_float:
-        return Value(dtypes.bool_, self.sizes, const(True, dtypes.bool_))
-    return elementwise(builder, lambda x: ~_not_finite(x), self)
+    if not x.dtype.is_float:
+        return const(True, dtypes.bool_)
+    return ~(apply("isnan", x) | apply("isinf", x))
 
 
-def _not_finite(x: Scalar) -> Scalar:
-    return apply("isnan", x) | apply("isinf", x)
-
-
-@lowers(aten.signbit.default)
-def lower_signbit(builder: Builder, self: Value) -> Value:
+@lowers_elementwise(aten.signbit.default)
+def signbit(x: Scalar) -> Scalar:
     """Whether the sign bit is set, as bool: True of −0; False of bools."""
-    if self.dtype.kind is Kind.BOOL:
-        return Value(dtypes.bool_, self.sizes, const(False, dtypes.bool_))
-
-    def body(x: Scalar) -> Scalar:
-        sign = apply("copysign", 1, x) if x.dtype.is_float else x
-        return sign < 0
-
-    return elementwise(builder, body, self)
+    if x.dtype is dtypes.bool_:
+        return const(False, dtypes.bool_)
+    return (apply("copysign", 1, x) if x.dtype.is_float else x) < 0
 
 
 @lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
@@ -136,19 +119,13 @@ def lower_nan_to_num(
     below = const(limits.min if neginf is None else neginf, compute)
 
     def body(x: Scalar) -> Scalar:
-        infinite = where(x > 0.0, above, below)
-        finite = where(apply("isinf", x), infinite, x)
+        finite = where(apply("isinf", x), where(x > 0.0, above, below), x)
         return where(apply("isnan", x), nan or 0.0, finite)
 
     return elementwise(builder, body, self)
 
 
-@lowers(aten.heaviside.default)
-def lower_heaviside(builder: Builder, self: Value, values: Value) -> Value:
-    """0 below 0, 1 above, and ``values`` at 0; NaN gives 0."""
-
-    def body(x: Scalar, at_zero: Scalar) -> Scalar:
-        step = cast(x > 0, x.dtype)
-        return where(apply("eq", x, 0), at_zero, step)
-
-    return elementwise(builder, body, self, values)
+@lowers_elementwise(aten.heaviside.default)
+def heaviside(x: Scalar, at_zero: Scalar) -> Scalar:
+    """0 below 0, 1 above, and ``at_zero`` at 0; NaN gives 0."""
+    return where(apply("eq", x, 0), at_zero, cast(x > 0, x.dtype))

@@ -18,11 +18,10 @@ from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, is_less, is_nonnegative, product
 from .builder import Builder, masked
 from .matmul import add_scaled, is_contractible, wide_dtype
-from .normalization import channelwise
 from .promotion import compute_dtype
 from .reductions import converted, summed
 from .registry import NotLowered, lowers
-from .value import Value, positions
+from .value import Value, channelwise, positions
 
 aten = torch.ops.aten
 
@@ -241,9 +240,7 @@ def lower_convolution(
     result = convolve(builder, input, weight, geometry, transposed, out.sizes, dtype)
     if bias is None:
         return result
-    shaped = channelwise(bias, input)
-    assert shaped is not None
-    return add_scaled(builder, shaped, result, 1, 1)
+    return add_scaled(builder, channelwise(bias, input), result, 1, 1)
 
 
 @lowers(aten.convolution_backward.default)

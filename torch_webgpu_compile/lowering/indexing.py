@@ -16,7 +16,7 @@ from ..ir.scalar import Index, apply, cast, const, where
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike
 from .builder import Builder, as_value, masked
 from .index_checks import data_index, data_position
-from .pointwise import plus
+from .pointwise import plus, scaled
 from .promotion import Operand
 from .registry import NotLowered, lowers
 from .scattering import scatter
@@ -373,7 +373,6 @@ def lower_index_add(
 
     Raises NotLowered: where `scatter` does.
     """
-    from .pointwise import scaled
 
     source = Value(source.dtype, source.sizes, scaled(source.body, alpha))
     return _rows(builder, self, dim, index, source, accumulate=True)

@@ -7,6 +7,7 @@ bool, in which a contraction does not accumulate.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from ..dtypes import DType, Kind
 from ..ir.nodes import Contraction
 from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, ZERO, Expr
+from .activations import gelu, relu
 from .builder import Builder, operand
 from .pointwise import elementwise, plus, scaled, times
 from .promotion import Operand, compute_dtype
@@ -163,12 +165,9 @@ def lower_addmm_activation(
     use_gelu: bool = False,
 ) -> Value:
     """relu (or tanh-gelu) of addmm."""
-    from .activations import lower_gelu, lower_relu
-
     total = lower_addmm(builder, self, mat1, mat2, beta=beta, alpha=alpha)
-    if use_gelu:
-        return lower_gelu(builder, total, approximate="tanh")
-    return lower_relu(builder, total)
+    function = partial(gelu, approximate="tanh") if use_gelu else relu
+    return elementwise(builder, function, total)
 
 
 @lowers(aten.mv.default)

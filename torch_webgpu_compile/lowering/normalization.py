@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 
 from ..ir.scalar import Scalar, apply, cast, const
-from ..symbolic.sizes import ONE, Expr, IntLike, as_expr
+from ..symbolic.sizes import Expr, IntLike, as_expr
 from .builder import Builder, Signature
 from .promotion import compute_dtype
 from .reductions import Reducing, count_scalar, dims_of, variance
 from .registry import NotLowered, lowers
-from .value import Value, expand, reshape
+from .value import Value, channelwise, expand, reshape
 
 aten = torch.ops.aten
 
@@ -91,6 +91,14 @@ def lower_log_softmax_backward(
 
 def _reciprocal_std(variance_body: Scalar, eps: float) -> Scalar:
     return apply("rsqrt", variance_body + eps)
+
+
+def _affine_by_channel(
+    body: Scalar, input: Value, weight: Value | None, bias: Value | None
+) -> Scalar:
+    """body · weight + bias, with vectors over dimension 1 of ``input``."""
+    vectors = (None if v is None else channelwise(v, input) for v in (weight, bias))
+    return _affine(body, input.sizes, *vectors)
 
 
 def _affine(
@@ -169,16 +177,9 @@ def lower_group_norm(
     rstd = builder.pointwise(_reciprocal_std(var.body, eps), var.sizes, name="rstd")
     normalized = Value(dtype, grouped.sizes, _normalized(grouped, mean, rstd))
     body = reshape(normalized, input.sizes).body
-    body = _affine(body, input.sizes, channelwise(weight, input), channelwise(bias, input))
+    body = _affine_by_channel(body, input, weight, bias)
     out = builder.pointwise(cast(body, builder.out.dtype), input.sizes)
     return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
-
-
-def channelwise(vector: Value | None, like: Value) -> Value | None:
-    """A vector over dimension 1 of ``like``."""
-    if vector is None:
-        return None
-    return reshape(vector, [vector.sizes[0] if k == 1 else ONE for k in range(like.rank)])
 
 
 def _empty(signature: Signature | None) -> Value | None:
@@ -245,9 +246,7 @@ def _batch_norm_output(
     dtype = compute_dtype(input.dtype)
 
     def channel(vector: Value) -> Scalar:
-        shaped = channelwise(vector, input)
-        assert shaped is not None
-        return cast(expand(shaped, input.sizes).body, dtype)
+        return cast(expand(channelwise(vector, input), input.sizes).body, dtype)
 
     scale = _reciprocal_std(channel(var), eps)
     if weight is not None:
@@ -266,12 +265,7 @@ def _batch_norm_training(
     split = Reducing(input, [k for k in range(input.rank) if k != 1])
     var, mean = variance(builder, split, 0, dtype, keepdim=True)
     rstd = builder.pointwise(_reciprocal_std(var.body, eps), var.sizes, name="rstd")
-    body = _affine(
-        _normalized(input, mean, rstd),
-        input.sizes,
-        channelwise(weight, input),
-        channelwise(bias, input),
-    )
+    body = _affine_by_channel(_normalized(input, mean, rstd), input, weight, bias)
     return builder.pointwise(cast(body, builder.out.dtype), input.sizes), mean, rstd, var
 
 

@@ -167,6 +167,11 @@ def _divides(small: Expr, large: Expr) -> bool:
     return small is not ZERO and mod(large, small) is ZERO
 
 
+def channelwise(vector: Value, like: Value) -> Value:
+    """A vector with one entry for each index of dimension 1 of ``like``, to broadcast with it."""
+    return reshape(vector, [vector.sizes[0] if k == 1 else ONE for k in range(like.rank)])
+
+
 def slice_dim(value: Value, dim: int, start: IntLike, size: Expr, step: int = 1) -> Value:
     """``size`` elements of a dimension: start, start + step, …"""
     dim %= value.rank
