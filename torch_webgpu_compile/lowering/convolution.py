@@ -21,7 +21,7 @@ from .matmul import add_scaled, is_contractible, wide_dtype
 from .promotion import compute_dtype
 from .reductions import converted, summed
 from .registry import NotLowered, lowers
-from .value import Value, channelwise, positions
+from .value import Value, channelwise, has_no_elements, positions, zeros
 
 aten = torch.ops.aten
 
@@ -148,8 +148,8 @@ def convolve(
     in_channels = input.sizes[1] // geometry.groups
     out_channels = sizes[1] // geometry.groups
     inner = (in_channels, *kernel)
-    if any(size is ZERO for size in (*sizes, *inner)):
-        return Value(dtype, sizes, const(0, dtype))
+    if has_no_elements((*sizes, *inner)):
+        return zeros(sizes, dtype)
     if dtype is dtypes.bool_:
         raise NotLowered("convolution of bool")
     if not is_contractible(dtype) or (geometry.groups > 1 and in_channels is ONE):
@@ -294,8 +294,8 @@ def _weight_gradient(
     rows, channels = weight.sizes[0] // groups, weight.sizes[1]
     kernel = weight.sizes[2:]
     inner = (slow.sizes[0], *slow.sizes[2:])
-    if any(size is ZERO for size in (*weight.sizes, *inner)):
-        return Value(weight.dtype, weight.sizes, const(0, weight.dtype))
+    if has_no_elements((*weight.sizes, *inner)):
+        return zeros(weight.sizes, weight.dtype)
     if not is_contractible(weight.dtype):
         raise NotLowered(f"the gradient of a convolution of {weight.dtype.name}")
     wide = compute_dtype(weight.dtype)

@@ -16,28 +16,12 @@ from .index_checks import data_index
 from .promotion import compute_dtype
 from .registry import NotLowered, lowers
 from .scattering import scatter
-from .searching import binary_search
-from .sorting import LONGEST_ROW
-from .value import Value, positions
+from .sorting import LONGEST_ROW, binary_search
+from .value import Value, positions, zeros
 
 aten = torch.ops.aten
 
 SUM, MEAN, MAX = range(3)
-
-
-def _zeros(like: Value) -> Value:
-    return Value(like.dtype, like.sizes, const(0, like.dtype))
-
-
-def _zero(value: Scalar) -> Scalar:
-    return const(0, value.dtype)
-
-
-def _result(builder: Builder, number: int) -> Value:
-    """Result ``number``, filled with zeros."""
-    signature = builder.results[number]
-    assert signature is not None
-    return Value(signature.dtype, signature.sizes, const(0, signature.dtype))
 
 
 def _bags(builder: Builder, offsets: Value, count: Expr) -> Value:
@@ -66,7 +50,9 @@ def _bag_sizes(
 ) -> Value:
     """How many samples of each bag count."""
     kept = cast(_is_kept(cast(rows.body, dtypes.int64), padding_idx), like.dtype)
-    return scatter(builder, _zeros(like), rows.sizes, [bags.body], kept, accumulate=True)
+    return scatter(
+        builder, zeros(like.sizes, like.dtype), rows.sizes, [bags.body], kept, accumulate=True
+    )
 
 
 @lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
@@ -90,7 +76,7 @@ def lower_embedding_bag(
     Raises NotLowered: for maxima with weights or over many or a symbolic number of samples, and
     where `scatter` does.
     """
-    out, offset2bag, bag_size, max_indices = (_result(builder, k) for k in range(4))
+    out, offset2bag, bag_size, max_indices = (builder.zeros(k) for k in range(4))
     if indices.is_empty or out.is_empty:
         return out, offset2bag, bag_size, max_indices
     bags = _bags(builder, offsets, indices.sizes[0])
@@ -132,9 +118,9 @@ def _sum(
     body = cast(weight.at([row, column]), dtype)
     if per_sample_weights is not None:
         body *= cast(per_sample_weights.at([sample]), dtype)
-    body = masked(_is_kept(row, padding_idx), body, _zero(body))
-    zeros = Value(dtype, out.sizes, const(0, dtype))
-    return scatter(builder, zeros, sizes, [bags.at([sample]), column], body, accumulate=True)
+    body = masked(_is_kept(row, padding_idx), body, 0)
+    initial = zeros(out.sizes, dtype)
+    return scatter(builder, initial, sizes, [bags.at([sample]), column], body, accumulate=True)
 
 
 def _maximum(
@@ -161,7 +147,7 @@ def _maximum(
     hits = builder.reduce("sum", cast(inside, dtypes.int32), out.sizes, (count,), name="hits")
     some = hits.body > 0
     row = data_index(builder, indices.at([place.body]), weight.sizes[0], 0)
-    rows = builder.pointwise(where(some, row, _zero(row)), out.sizes, name="rows")
+    rows = builder.pointwise(where(some, row, 0), out.sizes, name="rows")
     best = masked(some, weight.at([rows.body, column]), 0)
     return builder.pointwise(best, out.sizes), rows
 
@@ -220,16 +206,16 @@ def lower_dense_backward(
     """
     if scale_grad_by_freq:
         raise NotLowered("scale_grad_by_freq")
-    zeros = _result(builder, 0)
+    initial = builder.zeros(0)
     if grad.is_empty or indices.is_empty:
-        return zeros
-    rows = zeros.sizes[0]
+        return initial
+    rows = initial.sizes[0]
     if mode == MAX:
         bag, column = positions(grad.sizes)
         some = bag_size.at([bag]) > 0
-        body = masked(some, grad.body, _zero(grad.body))
+        body = masked(some, grad.body, 0)
         row = data_index(builder, maximum_indices.body, rows, 0)
-        return scatter(builder, zeros, grad.sizes, [row, column], body, accumulate=True)
+        return scatter(builder, initial, grad.sizes, [row, column], body, accumulate=True)
     sizes = (indices.sizes[0], grad.sizes[1])
     sample, column = positions(sizes)
     row = data_index(builder, indices.at([sample]), rows, 0)
@@ -240,8 +226,10 @@ def lower_dense_backward(
     if mode == MEAN:
         size = apply("maximum", bag_size.at([own]), 1)
         body /= cast(size, body.dtype)
-    body = masked(_is_kept(row, padding_idx), body, _zero(body))
-    return scatter(builder, zeros, sizes, [row, column], cast(body, zeros.dtype), accumulate=True)
+    body = masked(_is_kept(row, padding_idx), body, 0)
+    return scatter(
+        builder, initial, sizes, [row, column], cast(body, initial.dtype), accumulate=True
+    )
 
 
 @lowers(aten._embedding_bag_per_sample_weights_backward.default)
@@ -258,7 +246,7 @@ def lower_per_sample_weights_backward(
     """For each sample: Σ of its row of the weight times the gradient of its bag."""
     out = builder.out
     if indices.is_empty or grad.is_empty:
-        return _result(builder, 0)
+        return builder.zeros(0)
     bags = offset2bag
     if bags.is_empty:
         bags = _bags(builder, offsets, indices.sizes[0])
@@ -268,6 +256,6 @@ def lower_per_sample_weights_backward(
     row = data_index(builder, indices.at([sample]), weight.sizes[0], 0)
     own = cast(bags.at([sample]), dtypes.int64)
     body = cast(weight.at([row, column]), dtype) * cast(grad.at([own, column]), dtype)
-    body = masked(_is_kept(row, padding_idx), body, _zero(body))
+    body = masked(_is_kept(row, padding_idx), body, 0)
     total = builder.reduce("sum", body, out.sizes, (weight.sizes[1],), name="sum")
     return builder.pointwise(cast(total.body, out.dtype), out.sizes)

@@ -13,10 +13,10 @@ import torch
 from .. import dtypes
 from ..ir.nodes import TriangularSolve
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
-from ..symbolic.sizes import ZERO, Expr, as_expr
+from ..symbolic.sizes import Expr, as_expr
 from .builder import Builder, masked
 from .registry import NotLowered, lowers
-from .value import Value, broadcast_index, expand, permute, positions
+from .value import Value, broadcast_index, expand, has_no_elements, permute, positions, zeros
 
 aten = torch.ops.aten
 I32 = dtypes.int32
@@ -64,12 +64,7 @@ def lower_lu_unpack(
 
     Raises NotLowered: for P of a symbolic number of pivots.
     """
-    empty = []
-    for signature in builder.results:
-        assert signature is not None
-        zero = const(0, signature.dtype)
-        empty.append(Value(signature.dtype, signature.sizes, zero))
-    permutation, lower, upper = empty
+    permutation, lower, upper = map(builder.zeros, range(3))
     if unpack_pivots and not permutation.is_empty:
         *index, row, column = positions(permutation.sizes)
         numbers = positions(permutation.sizes[:-1])[-1]
@@ -103,8 +98,8 @@ def _solved(
     The matrix is lower triangular, or ``upper``; ``unit``: with ones on its diagonal. Raises
     NotLowered: where the driver bounds loops below what n rows take.
     """
-    if any(size is ZERO for size in sizes):
-        return Value(rhs.dtype, tuple(sizes), const(0, rhs.dtype))
+    if has_no_elements(sizes):
+        return zeros(sizes, rhs.dtype)
     *batch, rows, columns = sizes
     limit = builder.target.max_loop_iterations
     if limit and rows.is_constant and int(rows) ** 2 > _ROWS_SQUARED * limit:
@@ -173,12 +168,10 @@ def lower_triangular_solve(
 
     Raises NotLowered: where the driver bounds loops below what that many rows take.
     """
-    second = builder.results[1]
-    assert second is not None
     matrix = _transposed(A) if transpose else A
     upper = upper != transpose
     solution = _solved(builder, matrix, self, builder.out.sizes, upper, unitriangular)
-    return solution, expand(A, second.sizes)
+    return solution, expand(A, builder.result(1).sizes)
 
 
 @lowers(aten._cholesky_solve_helper.default, aten.cholesky_solve.default)
@@ -228,8 +221,8 @@ def lower_lu_solve(
     that many rows take.
     """
     sizes = builder.out.sizes
-    if any(size is ZERO for size in sizes):
-        return Value(B.dtype, sizes, const(0, B.dtype))
+    if has_no_elements(sizes):
+        return zeros(sizes, B.dtype)
     if left:
         return _lu_solved(builder, LU, pivots, B, sizes, adjoint)
     turned = (*sizes[:-2], sizes[-1], sizes[-2])

@@ -21,12 +21,18 @@ from ..symbolic.sizes import ONE, Expr, as_expr
 from ..target import Target
 from .builder import Builder, Signature, as_value
 from .fallback import OnFallback, host_call
-from .families import register_all
-from .fx_nodes import bytes_of, flatten, has_tensor, identifier, needed_nodes, used_results
+from .fx_nodes import (
+    argument_updates,
+    bytes_of,
+    flatten,
+    has_tensor,
+    identifier,
+    needed_nodes,
+    used_results,
+)
 from .outputs import OutputLayouts
-from .registry import LOWERINGS, NotLowered
+from .registry import LOWERINGS, NotLowered, register_all
 from .symbols import dtype_of
-from .updates import argument_updates
 from .value import Value, positions, view
 
 aten = torch.ops.aten

@@ -12,15 +12,27 @@ import torch
 
 from .. import dtypes
 from ..dtypes import Kind
-from ..ir.scalar import Index, apply, cast, const, where
+from ..ir.scalar import Index, apply, cast, where
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike
 from .builder import Builder, as_value, masked
 from .index_checks import data_index, data_position
 from .pointwise import plus, scaled
 from .promotion import Operand
 from .registry import NotLowered, lowers
+from .scans import inclusive_scan
 from .scattering import scatter
-from .value import IndexLike, Value, broadcast_index, expand, positions, reshape, view
+from .value import (
+    IndexLike,
+    Value,
+    broadcast_index,
+    broadcast_sizes,
+    expand,
+    has_no_elements,
+    positions,
+    reshape,
+    view,
+    zeros,
+)
 
 aten = torch.ops.aten
 
@@ -59,7 +71,7 @@ def lower_embedding(
     out = builder.out
     *rows, column = positions(out.sizes)
     if weight.is_empty or indices.is_empty:
-        return Value(out.dtype, out.sizes, const(0, out.dtype))
+        return zeros(out.sizes, out.dtype)
     row = data_index(builder, indices.at(rows), weight.sizes[0], 0)
     return gathered(builder, weight, [row, column], out.sizes)
 
@@ -72,7 +84,7 @@ def lower_index_select(builder: Builder, self: Value, dim: int, index: Value) ->
     """
     out = builder.out
     if self.is_empty or index.is_empty:
-        return Value(out.dtype, out.sizes, const(0, out.dtype))
+        return zeros(out.sizes, out.dtype)
     if not self.rank:
         return _of_one(builder, self, reshape(index, ()))
     dim %= self.rank
@@ -90,7 +102,7 @@ def lower_take(builder: Builder, self: Value, index: Value) -> Value:
     A negative position counts from the end; one out of range is reported.
     """
     if index.is_empty:
-        return Value(self.dtype, index.sizes, const(0, self.dtype))
+        return zeros(index.sizes, self.dtype)
     flat = reshape(self, [self.numel])
     position = data_index(builder, index.body, self.numel, None, wrap=True)
     return gathered(builder, flat, [position], index.sizes)
@@ -106,7 +118,7 @@ def lower_gather(
     """
     out = builder.out
     if index.is_empty or self.is_empty:
-        return Value(out.dtype, out.sizes, const(0, out.dtype))
+        return zeros(out.sizes, out.dtype)
     if not self.rank:
         return _of_one(builder, self, index)
     dim %= self.rank
@@ -140,7 +152,7 @@ class Indexed:
         after = [k for k in rest if k >= first]
         rest_sizes = [value.sizes[k] for k in before]
         self.sizes = (*rest_sizes, *shared, *(value.sizes[k] for k in after))
-        self.is_empty = any(size is ZERO for size in self.sizes) or value.is_empty
+        self.is_empty = has_no_elements(self.sizes) or value.is_empty
         self.index: list[IndexLike] = []
         if self.is_empty:
             return
@@ -160,17 +172,6 @@ class Indexed:
                 )
             else:
                 self.index.append(plain[k])
-
-
-def broadcast_sizes(shapes: Sequence[Sequence[Expr]]) -> tuple[Expr, ...]:
-    """The common sizes of shapes that broadcast."""
-    rank = max((len(shape) for shape in shapes), default=0)
-    sizes = [ONE] * rank
-    for shape in shapes:
-        for k, size in enumerate(shape, rank - len(shape)):
-            if size is not ONE:
-                sizes[k] = size
-    return tuple(sizes)
 
 
 @lowers(aten.index.Tensor)
@@ -194,7 +195,7 @@ def _index(
 ) -> Value:
     found = Indexed(builder, self, indices, checked)
     if found.is_empty:
-        return Value(self.dtype, found.sizes, const(0, self.dtype))
+        return zeros(found.sizes, self.dtype)
     return gathered(builder, self, found.index, found.sizes)
 
 
@@ -292,8 +293,6 @@ def _masked_put(
 
 def _number_among_chosen(builder: Builder, mask: Value) -> Value:
     """How many elements of a mask are set before each one, in row-major order."""
-    from .scans import inclusive_scan
-
     flat = reshape(mask, [mask.numel]).cast(dtypes.int64)
     count = reshape(inclusive_scan(builder, "sum", flat, 0), mask.sizes)
     before = count.body - 1
@@ -401,9 +400,9 @@ def lower_embedding_backward(
     out = builder.out
     if scale_grad_by_freq:
         raise NotLowered("scale_grad_by_freq")
-    zeros = Value(out.dtype, out.sizes, const(0, out.dtype))
+    initial = zeros(out.sizes, out.dtype)
     if grad_output.is_empty:
-        return zeros
+        return initial
     *rows, column = positions(grad_output.sizes)
     row = data_index(builder, indices.at(rows), out.sizes[0], 0)
     body = grad_output.body
@@ -411,4 +410,4 @@ def lower_embedding_backward(
     if padded and isinstance(padding_idx, int):
         is_padding = apply("eq", row, padding_idx)
         body = where(is_padding, 0, body)
-    return scatter(builder, zeros, grad_output.sizes, [row, column], body, accumulate=True)
+    return scatter(builder, initial, grad_output.sizes, [row, column], body, accumulate=True)

@@ -12,7 +12,7 @@ from .builder import Builder, masked, operand
 from .convolution import all_of, in_range
 from .registry import lowers
 from .symbols import literal
-from .value import Value, positions, unsqueeze
+from .value import Value, positions, unsqueeze, zeros
 from .views import slice_start, wrapped
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ def lower_cat(builder: Builder, tensors: Sequence[Value], dim: int = 0) -> Value
     dim %= len(out.sizes)
     parts = [t for t in parts if t.sizes[dim] is not ZERO]
     if not parts:
-        return Value(out.dtype, out.sizes, const(0, out.dtype))
+        return zeros(out.sizes, out.dtype)
     while len(_buffers_of(parts)) >= builder.target.max_storage_buffers:
         # A kernel has a buffer to write besides.
         most = builder.target.max_storage_buffers - 1

@@ -12,9 +12,9 @@ import torch
 
 from ..ir.scalar import Scalar, apply, cast, const
 from ..symbolic.sizes import Expr, IntLike, as_expr
-from .builder import Builder, Signature
+from .builder import Builder
 from .promotion import compute_dtype
-from .reductions import Reducing, count_scalar, dims_of, variance
+from .reductions import Reducing, converted, count_scalar, dims_of, variance
 from .registry import NotLowered, lowers
 from .value import Value, channelwise, expand, reshape
 
@@ -121,12 +121,8 @@ def _normalized(value: Value, mean: Value, rstd: Value) -> Scalar:
 
 def _statistic(builder: Builder, value: Value, result: int) -> Value:
     """A mean or rstd as result number ``result`` of the operator."""
-    signature = builder.results[result]
-    assert signature is not None
-    shaped = reshape(value, signature.sizes)
-    if shaped.dtype is signature.dtype:
-        return shaped
-    return builder.pointwise(cast(shaped.body, signature.dtype), signature.sizes)
+    signature = builder.result(result)
+    return converted(builder, reshape(value, signature.sizes), signature.dtype)
 
 
 @lowers(aten.native_layer_norm.default)
@@ -182,12 +178,6 @@ def lower_group_norm(
     return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
 
 
-def _empty(signature: Signature | None) -> Value | None:
-    if signature is None:
-        return None
-    return Value(signature.dtype, signature.sizes, const(0, signature.dtype))
-
-
 @lowers(aten._native_batch_norm_legit_no_training.default)
 def lower_batch_norm_eval(
     builder: Builder,
@@ -204,7 +194,7 @@ def lower_batch_norm_eval(
     One pointwise body over [N, C, *space], so that it can be the epilogue of a convolution.
     """
     out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
-    return out, _empty(builder.results[1]), _empty(builder.results[2])
+    return out, builder.zeros(1), builder.zeros(2)
 
 
 @lowers(aten.native_batch_norm.default)
@@ -230,7 +220,7 @@ def lower_batch_norm(
     if training or running_mean is None or running_var is None:
         raise NotLowered("batch norm that changes its arguments")
     out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
-    return out, _empty(builder.results[1]), _empty(builder.results[2])
+    return out, builder.zeros(1), builder.zeros(2)
 
 
 def _batch_norm_output(
@@ -293,7 +283,7 @@ def lower_batch_norm_functional(
     """(output, saved mean, saved rstd, new running mean, new running variance)."""
     if not training:
         out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
-        empty = _empty(builder.results[1]), _empty(builder.results[2])
+        empty = builder.zeros(1), builder.zeros(2)
         mean, var = _statistic(builder, running_mean, 3), _statistic(builder, running_var, 4)
         return out, *empty, mean, var
     out, mean, rstd, var = _batch_norm_training(builder, input, weight, bias, eps)

@@ -1,25 +1,29 @@
-"""Pooling as reductions over windows. Source: ATen ``max_pool2d_with_indices``, ``avg_pool2d``, ….
+"""Pooling as reductions over windows, and its gradients.
 
+Source: ATen ``max_pool2d_with_indices``, ``avg_pool2d``, ``fractional_max_pool2d``, ….
+Gradients are gathered: each input element sums over the windows that contain it.
 Shapes: input [N, C, *space] or [C, *space].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, ceildiv, contiguous_strides
+from ..dtypes import DType
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
+from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, ceildiv, contiguous_strides, product
 from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .folding import fold
-from .promotion import compute_dtype
+from .promotion import compute_dtype, rounded_to
 from .reductions import converted, count_scalar
 from .registry import NotLowered, lowers
-from .value import Value, positions
+from .scattering import scatter
+from .value import IndexLike, Value, has_no_elements, positions, reshape, zeros
 
 aten = torch.ops.aten
 Window = tuple[Expr, ...]
@@ -261,8 +265,8 @@ def _lower_adaptive(builder: Builder, value: Value, rank: int) -> Value:
     sizes = builder.out.sizes
     dtype = compute_dtype(value.dtype)
     windows = AdaptiveWindows(value, sizes, rank)
-    if value.is_empty or any(size is ZERO for size in sizes):
-        return Value(value.dtype, sizes, const(0, value.dtype))
+    if value.is_empty or has_no_elements(sizes):
+        return zeros(sizes, value.dtype)
     body = windows.read(const(0, dtype))
     total = builder.reduce("sum", body, sizes, windows.reach, name="sum")
     count: Scalar = const(1, dtypes.int64)
@@ -324,3 +328,264 @@ def lower_adaptive_max_pool3d(
 ) -> tuple[Value | None, Value | None]:
     """`lower_adaptive_max_pool2d` for the last three dimensions."""
     return _lower_adaptive_max(builder, self, 3)
+
+
+def _gather_windows(
+    builder: Builder,
+    grad: Value,
+    value: Value,
+    kernel: Sequence[Expr],
+    stride: Sequence[Expr],
+    padding: Sequence[Expr],
+    dilation: Sequence[Expr],
+    term: Callable[[list[Expr], Scalar], Scalar],
+) -> Value:
+    """Σ over windows near each element of ``value`` of ``term(window index, gradient)``.
+
+    Windows o over position p have 0 ≤ p + padding − o·stride ≤ (kernel − 1)·dilation.
+    """
+    rank = len(kernel)
+    out = positions(value.sizes)
+    lead, space = list(out[: value.rank - rank]), out[value.rank - rank :]
+    reach = tuple(
+        ceildiv((k - 1) * d + 1, s) for k, s, d in zip(kernel, stride, dilation, strict=True)
+    )
+    taps = positions(reach, "r")
+    index: list[Expr] = list(lead)
+    conditions: list[Scalar] = []
+    for k in range(rank):
+        window = (space[k] + padding[k]) // stride[k] - taps[k]
+        conditions += in_range(window, grad.sizes[len(lead) + k])
+        distance = space[k] + padding[k] - window * stride[k]
+        conditions += in_range(distance, (kernel[k] - 1) * dilation[k] + 1)
+        index.append(window)
+    dtype = compute_dtype(grad.dtype)
+    body = term(index, cast(grad.at(index), dtype))
+    body = masked(all_of(conditions), body, 0)
+    return converted(builder, builder.reduce("sum", body, value.sizes, reach))
+
+
+def _max_pool_backward(
+    builder: Builder,
+    rank: int,
+    grad_output: Value,
+    self: Value,
+    kernel_size: Sequence[IntLike],
+    stride: Sequence[IntLike],
+    padding: Sequence[IntLike],
+    dilation: Sequence[IntLike],
+    ceil_mode: bool,
+    indices: Value,
+) -> Value:
+    kernel = spread(kernel_size, rank)
+    space = positions(self.sizes)[self.rank - rank :]
+    flat = space[0]
+    for size, position in zip(self.sizes[self.rank - rank + 1 :], space[1:], strict=True):
+        flat = flat * size + position
+
+    def term(window: list[Expr], grad: Scalar) -> Scalar:
+        chosen = apply("eq", indices.at(window), Index(flat))
+        return where(chosen, grad, 0)
+
+    return _gather_windows(
+        builder,
+        grad_output,
+        self,
+        kernel,
+        spread(stride, rank, kernel),
+        spread(padding, rank),
+        spread(dilation, rank),
+        term,
+    )
+
+
+@lowers(aten.max_pool2d_with_indices_backward.default)
+def lower_max_pool2d_backward(builder: Builder, *arguments: Any) -> Value:
+    """Each element of the input: Σ of the gradients of the windows whose maximum it was.
+
+    Arguments as in ATen's schema; ``indices`` are those of `lower_max_pool2d`.
+    """
+    return _max_pool_backward(builder, 2, *arguments)
+
+
+@lowers(aten.max_pool3d_with_indices_backward.default)
+def lower_max_pool3d_backward(builder: Builder, *arguments: Any) -> Value:
+    """`lower_max_pool2d_backward` for windows over the last three dimensions."""
+    return _max_pool_backward(builder, 3, *arguments)
+
+
+def _avg_pool_backward(
+    builder: Builder,
+    rank: int,
+    grad_output: Value,
+    self: Value,
+    kernel_size: Sequence[IntLike],
+    stride: Sequence[IntLike],
+    padding: Sequence[IntLike],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Value:
+    kernel = spread(kernel_size, rank)
+    steps, pads, ones = spread(stride, rank, kernel), spread(padding, rank), spread([1], rank)
+    forward = Windows(self, grad_output.sizes, kernel, steps, pads, ones)
+
+    def term(window: list[Expr], grad: Scalar) -> Scalar:
+        divisor: Scalar
+        if divisor_override is not None:
+            divisor = const(divisor_override, dtypes.int64)
+        else:
+            divisor = window_divisor(forward, count_include_pad, window[forward.lead :])
+        return grad / cast(divisor, grad.dtype)
+
+    return _gather_windows(builder, grad_output, self, kernel, steps, pads, ones, term)
+
+
+@lowers(aten.avg_pool2d_backward.default)
+def lower_avg_pool2d_backward(builder: Builder, *arguments: Any) -> Value:
+    """Each element of the input: Σ of gradient / divisor of the windows that contain it."""
+    return _avg_pool_backward(builder, 2, *arguments)
+
+
+@lowers(aten.avg_pool3d_backward.default)
+def lower_avg_pool3d_backward(builder: Builder, *arguments: Any) -> Value:
+    """`lower_avg_pool2d_backward` for windows over the last three dimensions."""
+    return _avg_pool_backward(builder, 3, *arguments)
+
+
+def _adaptive_backward(builder: Builder, grad_output: Value, value: Value, rank: int) -> Value:
+    """Windows over position p run from ⌊p·out/in⌋ to ⌈(p+1)·out/in⌉: the same rule, reversed."""
+    windows = AdaptiveWindows(grad_output, value.sizes, rank)
+    forward = AdaptiveWindows(value, grad_output.sizes, rank)
+    dtype = compute_dtype(grad_output.dtype)
+    count: Scalar = const(1, dtypes.int64)
+    for length in forward.lengths:
+        count *= Index(length)
+    share = cast(grad_output.body, dtype) / cast(count, dtype)
+    shares = builder.pointwise(share, grad_output.sizes, name="share")
+    windows.value = shares
+    body = windows.read(const(0, dtype))
+    return converted(builder, builder.reduce("sum", body, value.sizes, windows.reach))
+
+
+@lowers(aten._adaptive_avg_pool2d_backward.default)
+def lower_adaptive_avg_pool2d_backward(builder: Builder, grad_output: Value, self: Value) -> Value:
+    """Each element of the input: Σ of gradient / length of the windows that contain it."""
+    return _adaptive_backward(builder, grad_output, self, 2)
+
+
+@lowers(aten._adaptive_avg_pool3d_backward.default)
+def lower_adaptive_avg_pool3d_backward(builder: Builder, grad_output: Value, self: Value) -> Value:
+    """`lower_adaptive_avg_pool2d_backward` for the last three dimensions."""
+    return _adaptive_backward(builder, grad_output, self, 3)
+
+
+def _start(
+    sample: Scalar, at: Expr, size_in: Expr, size_out: Expr, kernel: Expr, dtype: DType
+) -> Scalar:
+    """⌊(at + sample) · α⌋ − ⌊sample · α⌋ with α = (in − kernel) / (out − 1); the last at the end.
+
+    Rounded to ``dtype`` after each operation, as PyTorch computes it.
+    """
+    wide = compute_dtype(dtype)
+
+    def rounded(scalar: Scalar) -> Scalar:
+        return rounded_to(scalar, dtype)
+
+    def number(expr: Expr) -> Scalar:
+        return rounded(cast(Index(expr), wide))
+
+    def floor(scalar: Scalar) -> Scalar:
+        return cast(apply("trunc", scalar), dtypes.int64)
+
+    end = Index(size_in - kernel)
+    if size_out is ONE:
+        return end
+    alpha = rounded(number(size_in - kernel) / number(size_out - 1))
+    sample = cast(sample, wide)
+    moved = rounded(rounded(number(at) + sample) * alpha)
+    start = floor(moved) - floor(rounded(sample * alpha))
+    is_last = apply("eq", Index(at), Index(size_out - 1))
+    return where(is_last, end, start)
+
+
+def _forward(
+    builder: Builder,
+    rank: int,
+    value: Value,
+    kernel_size: Sequence[IntLike],
+    random_samples: Value,
+) -> tuple[Value | None, Value | None]:
+    sizes = builder.out.sizes
+    if has_no_elements(sizes):
+        return zeros(sizes, value.dtype), zeros(sizes, dtypes.int64)
+    kernel = spread(kernel_size, rank)
+    lead = value.rank - rank
+    index = positions(sizes)
+    space = value.sizes[lead:]
+    starts = []
+    for k in range(rank):
+        # Of two dimensions the first sample is the last one's; of three each has its own.
+        which = rank - 1 - k if rank == 2 else k
+        batch = [ZERO] if lead == 1 else []
+        sample = random_samples.at([*batch, *index[:lead], ZERO + which])
+        start = _start(sample, index[lead + k], space[k], sizes[lead + k], kernel[k], value.dtype)
+        starts.append(start)
+    taps = positions(kernel, "r")
+    places: list[IndexLike] = [start + Index(tap) for start, tap in zip(starts, taps, strict=True)]
+    dtype = compute_dtype(value.dtype)
+    body = cast(value.at([*index[:lead], *places]), dtype)
+    values = indices = None
+    if builder.is_used(0):
+        values = converted(builder, builder.reduce("maximum", body, sizes, kernel))
+    if builder.is_used(1):
+        best = builder.reduce("argmax", body, sizes, kernel, name="tap")
+        chosen = [s + t for s, t in zip(starts, unravel(best.body, kernel), strict=True)]
+        indices = builder.pointwise(ravel(chosen, space), sizes, name="indices")
+    return values, indices
+
+
+def _backward(builder: Builder, rank: int, grad: Value, value: Value, indices: Value) -> Value:
+    """Every gradient element added to the element that was the largest of its window."""
+    lead = value.rank - rank
+    sizes = (*value.sizes[:lead], product(value.sizes[lead:]))
+    initial = zeros(sizes, value.dtype)
+    places: list[IndexLike] = [*positions(grad.sizes)[:lead], indices.body]
+    total = scatter(builder, initial, grad.sizes, places, grad.body, accumulate=True)
+    return reshape(total, value.sizes)
+
+
+def _register(rank: int) -> None:
+    @lowers(getattr(aten, f"fractional_max_pool{rank}d").default)
+    def forward(
+        builder: Builder,
+        self: Value,
+        kernel_size: Sequence[IntLike],
+        output_size: Sequence[IntLike],
+        random_samples: Value,
+    ) -> tuple[Value | None, Value | None]:
+        """(the largest element of each window, its row-major position in the input's space).
+
+        Windows begin where ``random_samples`` (in [0, 1), one for each image, channel and
+        dimension) put them.
+        """
+        return _forward(builder, rank, self, kernel_size, random_samples)
+
+    @lowers(getattr(aten, f"fractional_max_pool{rank}d_backward").default)
+    def backward(
+        builder: Builder,
+        grad_output: Value,
+        self: Value,
+        kernel_size: Sequence[IntLike],
+        output_size: Sequence[IntLike],
+        indices: Value,
+    ) -> Value:
+        """Each gradient added to the input's element at its index.
+
+        Raises NotLowered: where `scatter` does.
+        """
+        return _backward(builder, rank, grad_output, self, indices)
+
+
+for _rank in (2, 3):
+    _register(_rank)

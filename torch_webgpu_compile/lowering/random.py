@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, cast, const
+from ..ir.scalar import Index, Scalar, cast
 from ..symbolic.sizes import ZERO, Expr, as_expr, contiguous_strides, linearize
 from ..torch_ops import custom_ops
 from .builder import Builder
 from .registry import lowers
-from .value import Value, positions
+from .value import Value, positions, zeros
 
 U32 = dtypes.uint32
 BITS = 24
@@ -28,7 +28,7 @@ def lower_uniform(
     """
     sizes = tuple(as_expr(length) for length in size)
     if any(length is ZERO for length in sizes):
-        return Value(dtypes.float32, sizes, const(0, dtypes.float32))
+        return zeros(sizes, dtypes.float32)
     number = linearize(positions(sizes), contiguous_strides(sizes))
     high = cast(random_bits(seed, number), dtypes.float32)
     return builder.pointwise(high * 2.0 ** (-BITS), sizes)

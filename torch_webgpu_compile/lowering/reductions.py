@@ -18,7 +18,7 @@ from ..symbolic.sizes import ONE, Expr, product
 from .builder import Builder, as_value
 from .promotion import compute_dtype
 from .registry import lowers
-from .value import Value, broadcast_index, positions, reshape
+from .value import Value, broadcast_index, positions, reshape, zeros
 
 aten = torch.ops.aten
 Dims = Sequence[int] | int | None
@@ -225,7 +225,7 @@ def _position(builder: Builder, kind: str, value: Value, dim: Dims, keepdim: boo
         value = value.cast(dtypes.int32)
     split = Reducing(value, dims_of(value, dim))
     if not split.dims:
-        return Value(dtypes.int64, value.sizes, const(0, dtypes.int64))
+        return zeros(value.sizes, dtypes.int64)
     body = cast(split.body(), compute_dtype(value.dtype))
     return split.reduce(builder, kind, body, keepdim=keepdim, name="index")
 

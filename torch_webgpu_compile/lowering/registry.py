@@ -1,8 +1,9 @@
-"""The table of lowerings: one function per ATen overload."""
+"""The table of lowerings: one function per ATen overload, and the modules that fill it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -36,3 +37,17 @@ def lowers(*overloads: torch._ops.OpOverload, view: bool = False) -> Callable[[F
 
 class NotLowered(Exception):
     """Raised by a lowering for arguments that it has no kernel for: the call goes to the host."""
+
+
+FAMILIES = (
+    *("views", "creation", "pointwise", "comparison", "activations", "reductions"),
+    *("normalization", "matmul", "attention", "flash_attention", "convolution", "pooling"),
+    *("factorizations", "joining", "indexing", "embedding_bags", "scans", "sorting"),
+    *("resampling", "scatter_reductions", "special", "bessel", "fourier", "random"),
+)
+
+
+def register_all() -> None:
+    """Imports every op family; a second call does nothing."""
+    for family in FAMILIES:
+        import_module(f"{__package__}.{family}")

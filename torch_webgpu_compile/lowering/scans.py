@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const, neutral, where
+from ..ir.scalar import Index, Scalar, apply, cast, neutral, where
 from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv
 from .builder import Builder, masked
 from .convolution import all_of, in_range
@@ -23,7 +23,7 @@ from .pointwise import larger, plus, smaller, times
 from .promotion import compute_dtype
 from .reductions import converted
 from .registry import lowers
-from .value import Value, expand, positions, reshape
+from .value import Value, expand, positions, reshape, zeros
 
 aten = torch.ops.aten
 
@@ -204,7 +204,7 @@ def _register_extreme(name: str, kind: str) -> None:
         read.
         """
         if not self.rank:
-            return self, Value(dtypes.int64, (), const(0, dtypes.int64))
+            return self, zeros((), dtypes.int64)
         values = converted(builder, _lower_scan(builder, kind, self, dim))
         if not builder.is_used(1):
             return values, None

@@ -12,7 +12,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const, neutral, where
+from ..ir.scalar import Index, Scalar, apply, cast, neutral, where
 from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize, product
 from .builder import Builder, as_value, masked
 from .convolution import all_of, in_range
@@ -22,9 +22,8 @@ from .promotion import Operand, compute_dtype
 from .registry import NotLowered, lowers
 from .scans import inclusive_scan
 from .scattering import scatter
-from .searching import binary_search
-from .sorting import LONGEST_ROW, sort_along
-from .value import IndexLike, Value, positions, reshape
+from .sorting import LONGEST_ROW, binary_search, sort_along
+from .value import IndexLike, Value, positions, reshape, zeros
 from .views import require_whole_storage
 
 aten = torch.ops.aten
@@ -285,12 +284,12 @@ def lower_max_unpool(
     """
     sizes, rank = builder.out.sizes, len(output_size)
     area = product(sizes[-rank:])
-    zeros = Value(self.dtype, (*sizes[:-rank], area), const(0, self.dtype))
-    if zeros.is_empty or self.is_empty:
-        return Value(self.dtype, sizes, const(0, self.dtype))
+    initial = zeros((*sizes[:-rank], area), self.dtype)
+    if initial.is_empty or self.is_empty:
+        return zeros(sizes, self.dtype)
     at: list[IndexLike] = list(positions(self.sizes)[:-rank])
     at.append(data_index(builder, indices.body, area, None))
-    return reshape(scatter(builder, zeros, self.sizes, at, self.body, accumulate=False), sizes)
+    return reshape(scatter(builder, initial, self.sizes, at, self.body, accumulate=False), sizes)
 
 
 def _register_replication_backward(rank: int) -> None:
@@ -307,8 +306,10 @@ def _register_replication_backward(rank: int) -> None:
             position: Scalar = Index(entry - padding[2 * k])
             position = apply("maximum", position, 0)
             index[dim] = apply("minimum", position, Index(self.sizes[dim] - 1))
-        zeros = Value(self.dtype, self.sizes, const(0, self.dtype))
-        return scatter(builder, zeros, grad_output.sizes, index, grad_output.body, accumulate=True)
+        initial = zeros(self.sizes, self.dtype)
+        return scatter(
+            builder, initial, grad_output.sizes, index, grad_output.body, accumulate=True
+        )
 
 
 for _rank in (1, 2, 3):

@@ -1,4 +1,6 @@
-"""Sorting by counting. Source: ATen ``sort``, ``topk``, ``median``, ``kthvalue``.
+"""Sorting by counting, and searching in sorted rows.
+
+Source: ATen ``sort``, ``topk``, ``median``, ``mode``, ``searchsorted``, ``bucketize``, ….
 
 An element's rank is the number of elements before it in the order; a scatter puts every element at
 its rank. In short rows, and in blocks of long ones, ranks are found by comparing all pairs. Sorted
@@ -7,18 +9,21 @@ blocks are then merged, many at a time, with a binary search in each for every e
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .. import dtypes
+from ..dtypes import Kind
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
-from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, ceildiv
-from .builder import Builder, masked
+from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, ceildiv, upper_bound
+from .builder import Builder, as_value, masked
 from .convolution import all_of, in_range
-from .promotion import compute_dtype
+from .promotion import Operand, compute_dtype, promote
 from .reductions import Reducing
 from .registry import NotLowered, lowers
-from .searching import before, binary_search, order_key
-from .value import IndexLike, Value, permute, positions, reshape, slice_dim
+from .scans import inclusive_scan
+from .value import IndexLike, Value, broadcast_index, permute, positions, reshape, slice_dim, zeros
 
 aten = torch.ops.aten
 
@@ -140,7 +145,7 @@ def _merged(builder: Builder, values: Value, descending: bool, block: Expr) -> V
 def _sort(builder: Builder, value: Value, dim: int, descending: bool) -> tuple[Value, Value | None]:
     """Along ``dim``; positions only if the operator's second result is used."""
     if not value.rank:
-        return value, Value(dtypes.int64, (), const(0, dtypes.int64))
+        return value, zeros((), dtypes.int64)
     return sort_along(builder, value, dim % value.rank, descending, builder.is_used(1))
 
 
@@ -302,3 +307,182 @@ def _median_all(builder: Builder, value: Value, ignore_nan: bool) -> Value:
     flat = reshape(value, [value.numel])
     builder.used = frozenset({0})
     return _median(builder, flat, 0, False, ignore_nan)[0]
+
+
+# Rows up to here are compared in full: that many neighbouring loads are as fast as a few steps of a
+# binary search, each of which waits for the one before.
+_COMPARED = 64
+
+
+def order_key(scalar: Scalar) -> Scalar:
+    """The scalar in a dtype that the comparisons of `before` take: bools as int32, else wide."""
+    dtype = dtypes.int32 if scalar.dtype.kind is Kind.BOOL else compute_dtype(scalar.dtype)
+    return cast(scalar, dtype)
+
+
+def before(a: Scalar, b: Scalar, descending: bool) -> Scalar:
+    """Whether a comes before b, apart from ties; NaN counts as the largest."""
+    name = "gt" if descending else "lt"
+    less = apply(name, a, b)
+    if not a.dtype.is_float:
+        return less
+    first, second = (a, b) if descending else (b, a)
+    nan = apply("isnan", first) & ~apply("isnan", second)
+    return less | nan
+
+
+def binary_search(
+    comes_first: Callable[[Scalar], Scalar], count: Scalar, most: Expr | None = None
+) -> Scalar:
+    """How many of ``count`` elements satisfy ``comes_first``, which those up to some place do.
+
+    Args:
+        comes_first: of a position in [0, count), an int64.
+        count: an int64, at most ``most``.
+    """
+    high = None if most is None else upper_bound(most)
+    found: Scalar = const(0, dtypes.int64)
+    for bit in reversed(range(31 if high is None else high.bit_length())):
+        tried = found + (1 << bit)
+        last = tried - 1
+        fits = tried <= count
+        safe = where(fits, last, 0)
+        taken = fits & comes_first(safe)
+        found = where(taken, tried, found)
+    return found
+
+
+def count_before(
+    builder: Builder,
+    edges: Value,
+    value: Value,
+    after: bool,
+    sorter: Value | None = None,
+) -> Value:
+    """How many elements of the sorted rows ``edges`` come before each value.
+
+    ``after``: elements equal to the value count too. ``sorter`` holds the positions of the edges in
+    order. NaN counts as the largest. The result has the operator's dtype.
+    """
+    out = builder.out
+    if edges.is_empty or value.is_empty:
+        return zeros(value.sizes, out.dtype)
+    index = positions(value.sizes)
+    rows = index[:-1] if edges.rank > 1 else ()
+    common = promote(value.dtype, edges.dtype)
+    assert common is not None
+    mine = order_key(cast(value.body, common))
+
+    def comes_first(position: IndexLike) -> Scalar:
+        at = position if sorter is None else sorter.at([*rows, position])
+        edge = order_key(cast(edges.at([*rows, at]), common))
+        # NaN sorts last: an edge is before NaN unless it is NaN and ties count as after.
+        if after:
+            return ~before(mine, edge, False)
+        return before(edge, mine, False)
+
+    count = edges.sizes[-1]
+    if count.is_constant and count.constant <= _COMPARED:
+        (r,) = positions((count,), "r")
+        hits = cast(comes_first(r), dtypes.int32)
+        total = builder.reduce("sum", hits, value.sizes, (count,), name="count").body
+    else:
+        total = binary_search(comes_first, Index(count), count)
+    return builder.pointwise(cast(total, out.dtype), value.sizes)
+
+
+@lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def lower_searchsorted(
+    builder: Builder,
+    sorted_sequence: Value,
+    self: Operand,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
+    """How many elements of each sorted row come before a value: int64, or int32 if asked for.
+
+    The rows are the last dimension of ``sorted_sequence``, which is one row for all values if it is
+    a vector. With ``right`` (or ``side="right"``), elements equal to the value count too.
+    ``sorter`` gives the order of rows that are not sorted. NaN counts as the largest.
+    """
+    after = right or side == "right"
+    return count_before(builder, sorted_sequence, _tensor(self, sorted_sequence), after, sorter)
+
+
+@lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def lower_bucketize(
+    builder: Builder,
+    self: Operand,
+    boundaries: Value,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+) -> Value:
+    """How many ``boundaries`` (a sorted vector) are below each value; with ``right``, not above it.
+
+    NaN counts as the largest.
+    """
+    return count_before(builder, boundaries, _tensor(self, boundaries), right)
+
+
+def _tensor(value: Operand, like: Value) -> Value:
+    """A number in the dtype of the edges, or in float32 where it is not whole."""
+    if isinstance(value, Value):
+        return value
+    dtype = dtypes.float32 if isinstance(value, float) and not like.dtype.is_float else like.dtype
+    return as_value(value, (), dtype)
+
+
+def _same(a: Scalar, b: Scalar) -> Scalar:
+    """Whether two values are equal, as one NaN is to another."""
+    equal = apply("eq", a, b)
+    if not a.dtype.is_float:
+        return equal
+    both = apply("isnan", a) & apply("isnan", b)
+    return equal | both
+
+
+@lowers(aten.mode.default)
+def lower_mode(
+    builder: Builder, self: Value, dim: int = -1, keepdim: bool = False
+) -> tuple[Value, Value]:
+    """(the most frequent value along ``dim``, of several the smallest; the last position of it).
+
+    In sorted rows equal values are neighbours. An element's distance from the first one of its run
+    is largest at the end of the longest run, and its place in the row is where the value is last.
+
+    Raises NotLowered: for rows without elements.
+    """
+    if not self.rank:
+        return self, zeros((), dtypes.int64)
+    dim %= self.rank
+    if self.is_empty:
+        raise NotLowered("the mode of nothing")
+    values, places = sort_along(builder, self, dim)
+    assert places is not None
+    index = list(positions(self.sizes))
+    at = Index(index[dim])
+    previous = values.at([*index[:dim], index[dim] - 1, *index[dim + 1 :]])
+    same = _same(order_key(values.body), order_key(previous))
+    inside = Index(index[dim] - 1) >= 0
+    repeated = masked(inside, same, False)
+    start = builder.pointwise(where(repeated, 0, at), self.sizes, name="start")
+    first = inclusive_scan(builder, "maximum", start, dim)
+    length = builder.pointwise(at - first.body, self.sizes, name="length")
+    split = Reducing(self, [dim])
+    most = split.reduce(builder, "maximum", split.body(length), keepdim=True, name="most")
+    longest = apply("eq", split.body(length), most.at(broadcast_index(most, split.index())))
+    place = Index(split.index()[dim])
+    ends = where(longest, place, Index(self.sizes[dim]))
+    chosen = split.reduce(builder, "minimum", ends, keepdim=True, name="end")
+    rows = positions(chosen.sizes)
+    end = [*rows[:dim], chosen.body, *rows[dim + 1 :]]
+    results = [
+        builder.pointwise(found.at(end), chosen.sizes, name="mode") for found in (values, places)
+    ]
+    sizes = chosen.sizes if keepdim else split.sizes
+    value, place_of = (reshape(result, sizes) for result in results)
+    return value, place_of

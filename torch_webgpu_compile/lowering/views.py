@@ -22,6 +22,7 @@ from .value import (
     Value,
     element,
     expand,
+    has_no_elements,
     permute,
     positions,
     reshape,
@@ -285,7 +286,7 @@ def lower_as_strided(
     sizes = builder.out.sizes
     flat = linearize(positions(sizes), [as_expr(s) for s in stride])
     flat = flat + (0 if storage_offset is None else storage_offset)
-    if any(s is ZERO for s in sizes):
+    if has_no_elements(sizes):
         return view(self, sizes, [ZERO] * self.rank)
     return Value(self.dtype, sizes, element(self, flat))
 
