@@ -232,7 +232,9 @@ class Builder:
         made: list[Buffer | None] = []
         for k, result in enumerate(self.results):
             name = self.hint if len(self.results) == 1 else f"{self.hint}_{k}"
-            made.append(result and self.new_buffer(result.dtype, result.sizes, name))
+            made.append(
+                None if result is None else self.new_buffer(result.dtype, result.sizes, name)
+            )
         names = tuple(buffer.name for buffer in made if buffer is not None)
         if not names:
             effect = self.new_buffer(dtypes.int32, (ZERO,), origin=BufferOrigin.EFFECT)
