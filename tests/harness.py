@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_webgpu_compile.capture import decompositions
+from torch_webgpu_compile.capture.decompositions import table as decompositions
 from torch_webgpu_compile.captured import CapturedGraph
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_webgpu_compile.capture import patterns
+from torch_webgpu_compile.capture.attention import operators as patterns
 from torch_webgpu_compile.torch_ops import attention as attention_ops
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.eager_calls import check_call
-from torch_webgpu_compile.capture import counting, decompositions
+from torch_webgpu_compile.capture.decompositions import counting
+from torch_webgpu_compile.capture.decompositions import table as decompositions
 from torch_webgpu_compile.compiler import native_operators
 
 aten = torch.ops.aten

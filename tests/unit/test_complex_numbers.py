@@ -14,7 +14,7 @@ from torch_webgpu_compile.backend import native_operators
 from torch_webgpu_compile.capture.complex_numbers import functions
 from torch_webgpu_compile.capture.complex_numbers.pair import Pair
 from torch_webgpu_compile.capture.complex_numbers.registry import RULES, Call, register
-from torch_webgpu_compile.capture.eager import capture_call
+from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.errors import UnsupportedOp
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.harness import check
-from torch_webgpu_compile.capture import random
+from torch_webgpu_compile.capture.decompositions import random
 from torch_webgpu_compile.lowering import random as _  # noqa: F401
 from torch_webgpu_compile.torch_ops import custom_ops
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..capture import patterns
+from ..capture.attention import operators as patterns
 
 aten = torch.ops.aten
 

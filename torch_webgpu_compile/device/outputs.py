@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..capture import decompositions
+from ..capture.decompositions import table as decompositions
 from .aliasing import check_apart
 from .factories import contiguous_strides
 

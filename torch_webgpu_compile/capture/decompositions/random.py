@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ..torch_ops import custom_ops as _custom_ops  # noqa: F401  defines the operators
+from ...torch_ops import custom_ops as _custom_ops  # noqa: F401  defines the operators
 
 aten = torch.ops.aten
 

@@ -19,7 +19,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch.fx import Node
 from torch.utils._sympy.printers import PythonPrinter
 
-from ..errors import UnsupportedOp
+from ...errors import UnsupportedOp
 
 _Read = Callable[[Sequence[Any]], int]
 _ALIASES = (OutputType.alias_of_input, OutputType.is_input)

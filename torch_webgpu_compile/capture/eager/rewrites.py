@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from . import fused_optimizers
-from .fused_optimizers import wide
+from ..decompositions import fused_optimizers
+from ..decompositions.fused_optimizers import wide
 
 aten = torch.ops.aten
 

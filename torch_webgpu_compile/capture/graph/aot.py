@@ -20,13 +20,15 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..captured import CapturedGraph, Phase, user_source
-from ..errors import UnsupportedOp
-from ..fallbacks import OnFallback, on_fallback
-from . import decompositions, dynamo, patterns, recompute
+from ...captured import CapturedGraph, Phase, user_source
+from ...errors import UnsupportedOp
+from ...fallbacks import OnFallback, on_fallback
+from ..attention import operators as patterns
+from ..complex_numbers.separation import separate_graph
+from ..decompositions import table as decompositions
+from ..seeds import keep_seeds, take_seeds
+from . import dynamo, recompute
 from .argument_views import take_views, with_views
-from .complex_numbers.separation import separate_graph
-from .seeds import keep_seeds, take_seeds
 from .unstorable import Reason, reason_against, uncompiled
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from .call_kinds import arguments, is_tensor, kind_of, name_of_call, rank_of, same, tensor_of
 from .einsum import Letters, letters_of
-from .written_attention import Permutation
+from .written import Permutation
 
 
 @dataclass(frozen=True)

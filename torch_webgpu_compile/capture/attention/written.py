@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..torch_ops import attention as attention_ops
-from . import random
+from ...torch_ops import attention as attention_ops
+from ..decompositions import random
 
 Step = tuple[Any, ...]
 """What is done to scores, and in how many dimensions: ("multiply" | "divide", rank, factor),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec
 
-from ..captured import CapturedGraph, Phase
+from ...captured import CapturedGraph, Phase
 
 
 @dataclass(frozen=True, slots=True)

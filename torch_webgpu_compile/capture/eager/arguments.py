@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from ..errors import UnsupportedOp
+from ...errors import UnsupportedOp
 from .calls import TensorSpec
 from .rewrites import REWRITES
 

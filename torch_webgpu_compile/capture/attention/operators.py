@@ -21,8 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..torch_ops import attention as attention_ops
-from . import random, recurrent, written_calls
+from ...torch_ops import attention as attention_ops
+from ..decompositions import random
+from ..graph import recurrent
+from . import matching as written_calls
 
 MAX_HEAD_SIZE = 256
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)

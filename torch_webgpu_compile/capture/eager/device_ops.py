@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ..torch_ops import attention as attention_ops
-from ..torch_ops import custom_ops
-from . import patterns, random
+from ...torch_ops import attention as attention_ops
+from ...torch_ops import custom_ops
+from ..attention import operators as patterns
+from ..decompositions import random
 
 aten = torch.ops.aten
 

@@ -14,9 +14,9 @@ import torch
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
-from ..captured import user_source
-from ..counters import counters
-from ..dtypes import DTYPES
+from ...captured import user_source
+from ...counters import counters
+from ...dtypes import DTYPES
 
 _DTYPES = frozenset(
     getattr(torch, name)

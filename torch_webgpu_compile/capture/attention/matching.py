@@ -30,8 +30,8 @@ from .call_kinds import (
     tensor_of,
 )
 from .effects import has_effect
-from .written_attention import Permutation, Step, attend
-from .written_operands import Operand, first_product, grouped, second_product
+from .operands import Operand, first_product, grouped, second_product
+from .written import Permutation, Step, attend
 
 MAX_HEAD_SIZE = 256
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -24,9 +24,13 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import Node
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..captured import CapturedGraph, Phase
-from ..errors import UnsupportedOp
-from . import decompositions, device_ops
+from ...captured import CapturedGraph, Phase
+from ...errors import UnsupportedOp
+from ..complex_numbers.separation import separate_graph
+from ..decompositions import table as decompositions
+from ..seeds import take_seeds
+from ..tracing import Traced, clean_dispatch, trace
+from . import device_ops
 from .arguments import (
     as_written,
     neutral,
@@ -36,11 +40,8 @@ from .arguments import (
     without_placement,
 )
 from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
-from .complex_numbers.separation import separate_graph
-from .dynamic import StaticInputs, SymbolicInputs
+from .inputs import StaticInputs, SymbolicInputs
 from .rewrites import REWRITES
-from .seeds import take_seeds
-from .tracing import Traced, clean_dispatch, trace
 
 __all__ = ["Argument", "CapturedCall", "Constant", "Output", "Result", "TensorSpec", "capture_call"]
 
