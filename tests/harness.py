@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_webgpu_compile.capture.decompositions import table as decompositions
+from torch_webgpu_compile.capture.decompositions.table import OWN
 from torch_webgpu_compile.captured import CapturedGraph
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret
@@ -44,7 +44,7 @@ def _decompositions() -> Any:
     # Its decomposition gives attention weights where the backward expects the logsumexp.
     table.pop(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, None)
     table.update(get_decompositions(EXTRA_DECOMPOSITIONS))
-    table.update(decompositions.OWN)
+    table.update(OWN)
     return dict(table)  # make_fx copies it for each trace; a copy of PyTorch's own type is slow
 
 

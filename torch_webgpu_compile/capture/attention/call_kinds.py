@@ -5,8 +5,11 @@ What a call means is a row of `_KINDS`; the names of its arguments, a row of `_P
 
 from __future__ import annotations
 
+import inspect
 import operator
+import string
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -177,3 +180,85 @@ def fits(value: Any, scores: Node) -> bool:
 def is_mask(value: Any, scores: Node) -> bool:
     """Whether this is a bool tensor that broadcasts to the scores."""
     return is_tensor(value) and tensor_of(value).dtype == torch.bool and fits(value, scores)
+
+
+_WRITING_OPERATORS = (
+    *(operator.setitem, operator.delitem, operator.iadd, operator.isub, operator.imul),
+    *(operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow, operator.imatmul),
+    *(operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift),
+)
+# Modes that a graph enters and leaves: autocast, gradients, devices.
+_STATE = ("_enter_", "_exit_", "_set_", "set_")
+_RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal", "poisson", "seed")
+
+
+def has_effect(node: Node, random: bool = False) -> bool:
+    """Whether a call may change a tensor or a mode; or, if asked, draw random numbers.
+
+    What is not known counts as an effect.
+    """
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return False
+    target = node.target
+    if node.op == "call_module" or isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    name = target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+    if random and any(word in name for word in _RANDOM):
+        return True
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    # There a last "_" tells names from keywords: `operator.or_`.
+    if getattr(target, "__module__", "") == "_operator":
+        return target in _WRITING_OPERATORS
+    writes = name.endswith("_") and not name.endswith("__")
+    if writes or name == "__setitem__" or name.startswith(_STATE):
+        return True
+    return node.kwargs.get("out") is not None or _is_in_place(node)
+
+
+def _is_in_place(node: Node) -> bool:
+    """Whether a function is told to work in place: ``F.relu(x, inplace=True)``."""
+    if node.op != "call_function" or not inspect.isfunction(node.target):
+        return bool(node.kwargs.get("inplace"))
+    try:
+        arguments = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+    except TypeError:
+        return True
+    return bool(arguments.get("inplace"))
+
+
+@dataclass(frozen=True)
+class Letters:
+    """``inputs``: each tensor with a letter per dimension; ``result``: the result's letters."""
+
+    inputs: tuple[tuple[Node, str], tuple[Node, str]]
+    result: str
+
+
+def letters_of(node: Node) -> Letters | None:
+    """None for what is not a product of two tensors, each without a diagonal.
+
+    An ellipsis is letters, too.
+    """
+    equation, *operands = node.args
+    if len(operands) == 1 and isinstance(operands[0], tuple | list):
+        operands = list(operands[0])
+    if not isinstance(equation, str) or equation.count("->") != 1 or len(operands) != 2:
+        return None
+    terms, result = equation.replace(" ", "").split("->")
+    inputs: list[tuple[Node, str]] = []
+    unnamed = {""}
+    for operand, term in zip(operands, terms.split(","), strict=False):
+        tensor = operand.meta.get("example_value") if isinstance(operand, Node) else None
+        if not isinstance(operand, Node) or not isinstance(tensor, Tensor):
+            return None
+        unused = [c for c in string.ascii_letters if c not in equation]
+        dots = "".join(unused[: tensor.dim() - len(term.replace("...", ""))])
+        unnamed.add(dots if "..." in term else "")
+        inputs.append((operand, term.replace("...", dots)))
+    if len(inputs) != 2 or len(unnamed) > 2:
+        return None
+    result = result.replace("...", max(unnamed))
+    if any(len({*letters}) != len(letters) for letters in (result, *(i[1] for i in inputs))):
+        return None
+    return Letters((inputs[0], inputs[1]), result)

@@ -1,19 +1,14 @@
-"""Rewrites of Dynamo's graph before AOTAutograd traces it.
+"""PyTorch's attention operators in terms of ``webgpu::attention``, where that covers the case.
 
-Each replaces the target of a call by a Python function with the same signature. AOTAutograd traces
-through that function, so it may look at shapes and dtypes and call whatever lowers best:
-
-- attention becomes ``webgpu::attention`` where that operator covers the case, also where it is
-  written out in plain operators (`written_calls`);
-- the CPU-only fused operators of ``nn.TransformerEncoderLayer``, ``nn.MultiheadAttention`` and
-  ``nn.LSTM``
-  become compositions of ordinary operators.
+`graph.patterns` puts these functions in the place of calls in Dynamo's graph, and AOTAutograd
+traces through them, so they may look at shapes and dtypes and call whatever lowers best. The
+CPU-only fused operators of ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` become
+compositions of ordinary operators.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -23,8 +18,6 @@ from torch import Tensor
 
 from ...torch_ops import attention as attention_ops
 from ..decompositions import random
-from ..graph import recurrent
-from . import matching as written_calls
 
 MAX_HEAD_SIZE = 256
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -236,20 +229,6 @@ def transformer_encoder_layer(
     return norm_2(x + feed_forward(x))
 
 
-def lstm(*arguments: Any) -> Any:
-    """``torch.lstm`` in plain operators; packed sequences are traced without oneDNN."""
-    if len(arguments) == 9 and isinstance(arguments[1], (tuple, list)):
-        return recurrent.lstm(*arguments)
-    # `torch.backends.mkldnn.flags` also sets unrelated TF32 flags, which warns on CPUs without
-    # them.
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        return torch._VF.lstm(*arguments)
-    finally:
-        torch._C._set_mkldnn_enabled(enabled)
-
-
 def _with_globals(function: Any, **replaced: Any) -> FunctionType:
     """A copy of a Python function that finds other objects under some global names."""
     scope = {**function.__globals__, **replaced}
@@ -266,36 +245,3 @@ multi_head_attention_forward = _with_globals(
     scaled_dot_product_attention=attention,
     has_torch_function=lambda _: False,
 )
-
-REWRITES: dict[Any, Callable[..., Any]] = {
-    F.multi_head_attention_forward: multi_head_attention_forward,
-    F.scaled_dot_product_attention: attention,
-    torch._C._nn.scaled_dot_product_attention: attention,
-    torch.ops.aten.scaled_dot_product_attention.default: attention,
-    torch._native_multi_head_attention: multi_head_attention,
-    torch.ops.aten._native_multi_head_attention.default: multi_head_attention,
-    torch._transformer_encoder_layer_fwd: transformer_encoder_layer,
-    torch.ops.aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
-    torch._VF.lstm: lstm,
-    torch.lstm: lstm,
-}
-
-
-def rewrite(module: torch.fx.GraphModule) -> int:
-    """Applies `REWRITES`, and finds written-out attention, in a Dynamo graph and its nested graphs.
-
-    In place; gives the number of changes.
-    """
-    count = 0
-    for inner in module.modules():
-        if not isinstance(inner, torch.fx.GraphModule):
-            continue
-        found = written_calls.rewrite(inner.graph)
-        for node in inner.graph.nodes:
-            if node.op == "call_function" and node.target in REWRITES:
-                node.target = REWRITES[node.target]
-                found += 1
-        if found:
-            inner.recompile()
-        count += found
-    return count

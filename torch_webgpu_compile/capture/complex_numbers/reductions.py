@@ -16,21 +16,13 @@ from .registry import Call, rule
 aten = torch.ops.aten
 
 
-def _nonzero(value: Any) -> Any:
-    return ~value.is_zero() if isinstance(value, Pair) else value
-
-
 @rule(
     *(aten.any.default, aten.any.dim, aten.any.dims),
     *(aten.all.default, aten.all.dim, aten.all.dims),
+    *(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, aten.nonzero.default),
 )
-def _any_all(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Any:
-    return call.op(_nonzero(self), *args, **kwargs)
-
-
-@rule(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, aten.nonzero.default)
-def _count_nonzero(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Any:
-    return call.op(_nonzero(self), *args, **kwargs)
+def _of_nonzero(call: Call, self: Any, *args: Any, **kwargs: Any) -> Any:
+    return call.op(~self.is_zero() if isinstance(self, Pair) else self, *args, **kwargs)
 
 
 @rule(aten.linalg_vector_norm.default)

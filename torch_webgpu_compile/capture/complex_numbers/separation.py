@@ -22,11 +22,13 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map_only
 
 from ...errors import UnsupportedOp
 from ..tracing import Recorder, clean_dispatch
-from . import families as _families  # noqa: F401  registers the rules
+from . import creation, functions, linear, products, reductions
 from .pair import COMPONENTS, Pair, as_pair, join, separate
 from .registry import RULES, Call
 
 aten = torch.ops.aten
+
+FAMILIES = (creation, functions, linear, products, reductions)  # whose import fills `RULES`
 
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -69,10 +70,6 @@ def _exponential(size: Size, device: Device, dtype: torch.dtype) -> Tensor:
     return -torch.log1p(-_uniform(size, device, _wide(dtype)))
 
 
-def _is_float(dtype: torch.dtype) -> bool:
-    return dtype in _BITS
-
-
 def _dtype(dtype: torch.dtype | None) -> torch.dtype:
     return torch.get_default_dtype() if dtype is None else dtype
 
@@ -83,6 +80,27 @@ def _by_parts(self: Tensor, rule: Callable[..., Any], *arguments: float) -> Tens
     return torch.view_as_complex(rule(parts, *arguments))
 
 
+def _seeded(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """``rule`` with an argument ``generator``: a call with one is left to the host."""
+
+    @wraps(rule)
+    def call(*arguments: Any, generator: Any = None, **keywords: Any) -> Any:
+        return rule(*arguments, **keywords) if generator is None else NotImplemented
+
+    return call
+
+
+def _of_floats(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`_seeded`, for float tensors only."""
+
+    @wraps(rule)
+    def call(self: Tensor, *arguments: Any, **keywords: Any) -> Any:
+        return rule(self, *arguments, **keywords) if self.dtype in _BITS else NotImplemented
+
+    return _seeded(call)
+
+
+@_seeded
 def rand(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
     """Uniform numbers of [0, 1) in a float dtype; of a complex one, in both parts.
 
@@ -91,11 +109,12 @@ def rand(size: Size, *, dtype: torch.dtype | None = None, device: Device = None,
     """
     if _dtype(dtype).is_complex:
         return _by_parts(torch.empty(size, dtype=dtype, device=device), uniform)
-    if not _is_float(_dtype(dtype)):
+    if _dtype(dtype) not in _BITS:
         return NotImplemented
     return _uniform(size, device, _dtype(dtype))
 
 
+@_seeded
 def rand_like(
     self: Tensor, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any
 ) -> Any:
@@ -103,15 +122,17 @@ def rand_like(
     return rand(self.shape, dtype=dtype or self.dtype, device=device or self.device)
 
 
+@_seeded
 def randn(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
     """Standard normal numbers in a float dtype; complex ones have variance ½ in each part."""
     if _dtype(dtype).is_complex:
         return normal_functional(torch.empty(size, dtype=dtype, device=device))
-    if not _is_float(_dtype(dtype)):
+    if _dtype(dtype) not in _BITS:
         return NotImplemented
     return _normal(size, device, _dtype(dtype)).to(_dtype(dtype))
 
 
+@_seeded
 def randn_like(
     self: Tensor, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any
 ) -> Any:
@@ -119,62 +140,59 @@ def randn_like(
     return randn(self.shape, dtype=dtype or self.dtype, device=device or self.device)
 
 
-def uniform(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Any:
+@_seeded
+def uniform(self: Tensor, low: float = 0.0, high: float = 1.0) -> Any:
     """Uniform numbers of [low, high) like ``self``, a float or complex tensor."""
-    if generator is None and self.is_complex():
+    if self.is_complex():
         return _by_parts(self, uniform, low, high)
-    if generator is not None or not _is_float(self.dtype):
+    if self.dtype not in _BITS:
         return NotImplemented
     return _uniform(self.shape, self.device, self.dtype) * (high - low) + low
 
 
-def normal_functional(
-    self: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
-) -> Any:
+@_seeded
+def normal_functional(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Any:
     """Normal numbers like ``self``, a float or complex tensor."""
-    if generator is None and self.is_complex():  # its variance is the sum of that of its parts
+    if self.is_complex():  # its variance is the sum of that of its parts
         return _by_parts(self, normal_functional, mean, std / math.sqrt(2))
-    if generator is not None or not _is_float(self.dtype):
+    if self.dtype not in _BITS:
         return NotImplemented
     return (_normal(self.shape, self.device, self.dtype) * std + mean).to(self.dtype)
 
 
-def normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Any:
+@_seeded
+def normal(mean: Any, std: Any = 1.0) -> Any:
     """Normal numbers whose ``mean``, ``std`` or both are tensors, which broadcast."""
     dtype = mean.dtype if isinstance(mean, Tensor) else std.dtype
-    if generator is not None or not _is_float(dtype):
+    if dtype not in _BITS:
         return NotImplemented
     given = [value for value in (mean, std) if isinstance(value, Tensor)]
     shape = torch.broadcast_shapes(*(t.shape for t in given))  # type: ignore[no-untyped-call]
     return (_normal(shape, given[0].device, dtype) * std + mean).to(dtype)
 
 
-def normal_size(
-    mean: float, std: float, size: Size, *, generator: Any = None, **keywords: Any
-) -> Any:
+@_seeded
+def normal_size(mean: float, std: float, size: Size, **keywords: Any) -> Any:
     """Normal numbers of one ``mean`` and ``std`` in the given sizes."""
-    numbers = NotImplemented if generator is not None else randn(size, **keywords)
+    numbers = randn(size, **keywords)
     return numbers if numbers is NotImplemented else numbers * std + mean
 
 
-def bernoulli(self: Tensor, *, generator: Any = None) -> Any:
+@_of_floats
+def bernoulli(self: Tensor) -> Any:
     """1 with the probability that is the element of ``self``, else 0, in its float dtype."""
-    if generator is not None or not _is_float(self.dtype):
-        return NotImplemented
     return (_uniform(self.shape, self.device) < self).to(self.dtype)
 
 
-def bernoulli_p(self: Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
+@_seeded
+def bernoulli_p(self: Tensor, p: float = 0.5) -> Any:
     """1 with probability ``p``, else 0, like ``self``."""
-    if generator is not None:
-        return NotImplemented
     return (_uniform(self.shape, self.device) < p).to(self.dtype)
 
 
-def exponential(self: Tensor, lambd: float = 1.0, generator: Any = None) -> Any:
+@_of_floats
+def exponential(self: Tensor, lambd: float = 1.0) -> Any:
     """Exponentially distributed numbers of mean 1 / lambd, like the float tensor ``self``."""
-    if generator is not None or not _is_float(self.dtype):
-        return NotImplemented
     return (_exponential(self.shape, self.device, self.dtype) * (1.0 / lambd)).to(self.dtype)
 
 
@@ -191,11 +209,13 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
     return torch.where(mask, input * (1.0 / (1.0 - p)), 0.0).to(input.dtype), mask
 
 
+@_seeded
 def randint(high: int, size: Size, **keywords: Any) -> Any:
     """Whole numbers of [0, high), see `randint_low`."""
     return randint_low(0, high, size, **keywords)
 
 
+@_seeded
 def randint_low(
     low: int,
     high: int,
@@ -251,51 +271,52 @@ def _largest(dtype: torch.dtype) -> int:
     return 1 if dtype == torch.bool else torch.iinfo(dtype).max
 
 
-def random(self: Tensor, *, generator: Any = None) -> Any:
+@_seeded
+def random(self: Tensor) -> Any:
     """Whole numbers from 0 to the largest that the dtype of ``self`` counts to."""
-    return random_from(self, 0, None, generator=generator)
+    return random_from(self, 0, None)
 
 
-def random_to(self: Tensor, to: int, *, generator: Any = None) -> Any:
+@_seeded
+def random_to(self: Tensor, to: int) -> Any:
     """Whole numbers of [0, to), like ``self``."""
-    return random_from(self, 0, to, generator=generator)
+    return random_from(self, 0, to)
 
 
-def random_from(self: Tensor, from_: int, to: int | None = None, *, generator: Any = None) -> Any:
+@_seeded
+def random_from(self: Tensor, from_: int, to: int | None = None) -> Any:
     """Whole numbers of [from_, to), like ``self``; for None, up to the dtype's largest."""
     high = _largest(self.dtype) + 1 if to is None else to
-    if generator is not None or not 0 < high - from_ <= 1 << 63:
+    if not 0 < high - from_ <= 1 << 63:
         return NotImplemented
     return _integers(self.shape, self.device, from_, high, self.dtype)
 
 
-def geometric(self: Tensor, p: float, *, generator: Any = None) -> Any:
+@_seeded
+def geometric(self: Tensor, p: float) -> Any:
     """The number of trials up to the first success, of probability ``p``; at least 1."""
-    if generator is not None or not 0 < p < 1:
+    if not 0 < p < 1:
         return NotImplemented
     trials = _exponential(self.shape, self.device, self.dtype) * (-1.0 / math.log1p(-p))
     return trials.ceil().clamp(min=1).to(self.dtype)
 
 
-def cauchy(self: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> Any:
+@_of_floats
+def cauchy(self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Any:
     """Numbers of the Cauchy distribution, like the float tensor ``self``."""
-    if generator is not None or not _is_float(self.dtype):
-        return NotImplemented
     quantile = torch.tan((_uniform(self.shape, self.device, _wide(self.dtype)) - 0.5) * math.pi)
     return (quantile * sigma + median).to(self.dtype)
 
 
-def log_normal(self: Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None) -> Any:
+@_of_floats
+def log_normal(self: Tensor, mean: float = 1.0, std: float = 2.0) -> Any:
     """e to normal numbers of this ``mean`` and ``std``, like the float tensor ``self``."""
-    if generator is not None or not _is_float(self.dtype):
-        return NotImplemented
     return (_normal(self.shape, self.device, self.dtype) * std + mean).exp().to(self.dtype)
 
 
-def bernoulli_tensor(self: Tensor, p: Tensor, *, generator: Any = None) -> Any:
+@_seeded
+def bernoulli_tensor(self: Tensor, p: Tensor) -> Any:
     """1 with the probability in ``p``, which broadcasts, else 0, like ``self``."""
-    if generator is not None:
-        return NotImplemented
     return (_uniform(self.shape, self.device) < p).to(self.dtype)
 
 
@@ -321,23 +342,20 @@ def rrelu_with_noise(
     """
     if not training:
         return torch.nn.functional.leaky_relu(self, (lower + upper) / 2), noise.clone()
-    if generator is not None or not _is_float(self.dtype):
+    if generator is not None or self.dtype not in _BITS:
         return NotImplemented
     slope = _uniform(self.shape, self.device) * (upper - lower) + lower
     chosen = torch.where(self <= 0, slope, 1.0).to(self.dtype)
     return self * chosen, chosen
 
 
-def multinomial(
-    self: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
-) -> Any:
+@_of_floats
+def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Any:
     """Without replacement the largest of p / q, where q is exponentially distributed.
 
     Replacement makes no difference to one sample. That probabilities are not negative, and that
     there are as many above 0 as samples, is not checked: the host would have to wait for the GPU.
     """
-    if generator is not None or not _is_float(self.dtype):
-        return NotImplemented
     if self.dim() not in (1, 2) or num_samples < 1:
         return NotImplemented  # PyTorch says what is wrong
     weights = self.to(_wide(self.dtype))
@@ -356,9 +374,13 @@ def multinomial(
 
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.rand.default: rand,
+    aten.rand.generator: rand,
     aten.rand_like.default: rand_like,
+    aten.rand_like.generator: rand_like,
     aten.randn.default: randn,
+    aten.randn.generator: randn,
     aten.randn_like.default: randn_like,
+    aten.randn_like.generator: randn_like,
     aten.uniform.default: uniform,
     aten.normal_functional.default: normal_functional,
     aten.normal.Tensor_float: normal,
@@ -370,7 +392,9 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.exponential.default: exponential,
     aten.native_dropout.default: native_dropout,
     aten.randint.default: randint,
+    aten.randint.generator: randint,
     aten.randint.low: randint_low,
+    aten.randint.low_generator: randint_low,
     aten.randint_like.default: randint_like,
     aten.randint_like.low_dtype: randint_like_low,
     aten.random.default: random,
@@ -384,23 +408,3 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.rrelu_with_noise_functional.default: rrelu_with_noise,
     aten.multinomial.default: multinomial,
 }
-
-
-def _default_generator(rule: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any, generator: Any, **keywords: Any) -> Any:
-        return rule(*arguments, **keywords) if generator is None else NotImplemented
-
-    return call
-
-
-# Overloads with a generator argument, for callers that have their own source of seeds.
-DECOMPOSITIONS.update(
-    {
-        aten.rand.generator: _default_generator(rand),
-        aten.rand_like.generator: _default_generator(rand_like),
-        aten.randn.generator: _default_generator(randn),
-        aten.randn_like.generator: _default_generator(randn_like),
-        aten.randint.generator: _default_generator(randint),
-        aten.randint.low_generator: _default_generator(randint_low),
-    }
-)

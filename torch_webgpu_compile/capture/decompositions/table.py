@@ -16,14 +16,12 @@ from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
 from . import (
-    antialiasing,
     counting,
-    distances,
     fused_optimizers,
-    grid_sampling,
     losses,
     quantization,
     random,
+    sampling,
 )
 
 aten = torch.ops.aten
@@ -54,11 +52,9 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
 FAMILIES = (
-    antialiasing,
     counting,
-    distances,
     fused_optimizers,
-    grid_sampling,
+    sampling,
     losses,
     quantization,
 )
@@ -107,7 +103,7 @@ def _is_inplace(op: OpOverload) -> bool:
     return op._schema.name.endswith("_")
 
 
-def table(native: Collection[OpOverload]) -> dict[Any, Decomposition]:
+def decompositions(native: Collection[OpOverload]) -> dict[Any, Decomposition]:
     """The decompositions to trace with, when lowering knows the ``native`` operators.
 
     Keys are overloads and higher-order operators.

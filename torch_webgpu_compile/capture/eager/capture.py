@@ -27,9 +27,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
 from ..complex_numbers.separation import separate_graph
-from ..decompositions import table as decompositions
-from ..seeds import take_seeds
-from ..tracing import Traced, clean_dispatch, trace
+from ..decompositions.table import decompositions
+from ..tracing import Traced, clean_dispatch, take_seeds, trace
 from . import device_ops
 from .arguments import (
     as_written,
@@ -42,8 +41,6 @@ from .arguments import (
 from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
 from .inputs import StaticInputs, SymbolicInputs
 from .rewrites import REWRITES
-
-__all__ = ["Argument", "CapturedCall", "Constant", "Output", "Result", "TensorSpec", "capture_call"]
 
 _ON_HOST = "run it on the host"
 _UNTRACEABLE = (
@@ -195,7 +192,7 @@ def _check_schema(op: OpOverload) -> None:
 
 @lru_cache(maxsize=1)
 def _table(native: frozenset[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
-    return decompositions.table(native) | device_ops.DECOMPOSITIONS
+    return decompositions(native) | device_ops.DECOMPOSITIONS
 
 
 def _first_line(error: BaseException) -> str:

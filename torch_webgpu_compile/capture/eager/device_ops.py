@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from ...torch_ops import attention as attention_ops
 from ...torch_ops import custom_ops
-from ..attention import operators as patterns
+from ..attention import operators
 from ..decompositions import random
 
 aten = torch.ops.aten
@@ -66,8 +66,8 @@ def attention(
     The seed of dropout, int32 (2,), is what PyTorch calls the Philox seed.
     """
     seed = random.seed() if dropout_p > 0.0 else None
-    bias = patterns.additive(attn_bias, query.dtype)
-    has_kernel = patterns.is_supported(query, key, value, enable_gqa=True)
+    bias = operators.additive(attn_bias, query.dtype)
+    has_kernel = operators.is_supported(query, key, value, enable_gqa=True)
     attend = attention_ops.attend if has_kernel else attention_ops.plain_attention
     output, logsumexp = attend(
         query, key, value, bias, is_causal, _scale(query, scale), seed, dropout_p
@@ -111,7 +111,7 @@ def attention_backward(
         grad_input_mask,
         philox_seed if dropout_p > 0.0 else None,
         dropout_p,
-        plain=not patterns.is_supported(query, key, value, enable_gqa=True),
+        plain=not operators.is_supported(query, key, value, enable_gqa=True),
     )
 
 
@@ -218,7 +218,7 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten._thnn_fused_lstm_cell_backward_impl.default: lstm_cell_backward,
     aten._thnn_fused_gru_cell.default: gru_cell,
     aten._thnn_fused_gru_cell_backward.default: gru_cell_backward,
-    aten._native_multi_head_attention.default: patterns.multi_head_attention,
-    aten._transformer_encoder_layer_fwd.default: patterns.transformer_encoder_layer,
-    custom_ops.self_attention: patterns.self_attention,
+    aten._native_multi_head_attention.default: operators.multi_head_attention,
+    aten._transformer_encoder_layer_fwd.default: operators.transformer_encoder_layer,
+    custom_ops.self_attention: operators.self_attention,
 }

@@ -23,11 +23,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ...captured import CapturedGraph, Phase, user_source
 from ...errors import UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
-from ..attention import operators as patterns
 from ..complex_numbers.separation import separate_graph
-from ..decompositions import table as decompositions
-from ..seeds import keep_seeds, take_seeds
-from . import dynamo, recompute
+from ..decompositions.table import decompositions
+from ..tracing import take_seeds
+from . import dynamo, patterns, recompute
 from .argument_views import take_views, with_views
 from .unstorable import Reason, reason_against, uncompiled
 
@@ -65,7 +64,7 @@ def capture(
     patterns.rewrite(module)
     number = next(_numbers)
     static: frozenset[int] = frozenset()
-    table = decompositions.table(native)
+    table = decompositions(native)
     direct: BoxedFunction | None = None
     refused: Reason | None = None
 
@@ -179,7 +178,7 @@ def _is_plain(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> bool:
 
 def _partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
     """Splits a joint graph into forward and backward."""
-    keep_seeds(graph)
+    recompute.keep_seeds(graph)
     recompute.recompute_constants(graph)
     return min_cut_rematerialization_partition(graph, *arguments, **keywords)
 

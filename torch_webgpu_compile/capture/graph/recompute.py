@@ -1,4 +1,4 @@
-"""What a backward graph computes again instead of being given it."""
+"""What a backward graph computes again instead of being given it, and what it has to be given."""
 
 from __future__ import annotations
 
@@ -34,3 +34,9 @@ def _is_random(node: Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return True
     return torch.Tag.nondeterministic_seeded in target.tags or target.namespace != "aten"
+
+
+def keep_seeds(graph: torch.fx.GraphModule) -> None:
+    """Makes the partitioner save seeds, so that a backward graph computes equal numbers again."""
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.webgpu.seed.default):
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE

@@ -1,13 +1,14 @@
-"""``grid_sampler_3d`` and the gradients of both samplers. Source: ATen ``GridSampler.h``.
+"""Grid sampling in three dimensions and its gradients, and interpolation with antialiasing.
 
-Shapes: input [N, C, *space], grid [N, *places, D] with coordinates in [-1, 1], the last dimension
-of the space first; result [N, C, *places]. Inside, places are flat: P of them in a space of S.
+Source: ATen ``GridSampler.h``, ``UpSample.h``. Shapes: input [N, C, *space], grid [N, *places, D]
+with coordinates in [-1, 1], the last dimension of the space first; result [N, C, *places]. Inside,
+places are flat: P of them in a space of S.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -198,8 +199,103 @@ def grid_sampler_backward(
     )
 
 
+# -- interpolation with antialiasing -------------------------------------------------------------
+
+# Two products with matrices of weights: an output element is the mean of inputs under a filter as
+# wide as the output's pitch. The weights of a dimension are a matrix (output size, input size).
+_ANTIALIASED_CUBIC = -0.5  # Pillow's coefficient, not that of PyTorch's other bicubic kernels
+
+
+def _linear(x: Tensor) -> Tensor:
+    return (1 - x).clamp_min(0)
+
+
+def _cubic(x: Tensor) -> Tensor:
+    a = _ANTIALIASED_CUBIC
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+
+
+_FILTERS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "bilinear": (_linear, 2),
+    "bicubic": (_cubic, 4),
+}
+
+
+def _weights(
+    kind: str, size_in: int, size_out: int, align: bool, factor: float | None, like: Tensor
+) -> Tensor:
+    """The weights (size_out, size_in) of one dimension, in the dtype that PyTorch computes in."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    if align:
+        scale = (size_in - 1) / (size_out - 1) if size_out > 1 else 0.0
+    else:
+        scale = 1.0 / factor if factor is not None and factor > 0 else size_in / size_out
+    filter_of, taps = _FILTERS[kind]
+    support = taps * 0.5 * max(scale, 1.0)
+    inverse = 1.0 / scale if scale >= 1.0 else 1.0
+    centre = (torch.arange(size_out, dtype=dtype, device=like.device) + 0.5).unsqueeze(1) * scale
+    first = (centre - support + 0.5).to(torch.int32).clamp_min(0)
+    last = (centre + support + 0.5).to(torch.int32).clamp_max(size_in)
+    place = torch.arange(size_in, dtype=torch.int32, device=like.device)
+    distance = (place.to(dtype) - centre + 0.5) * inverse
+    weights = torch.where((place >= first) & (place < last), filter_of(distance.abs()), 0.0)
+    return weights / weights.sum(1, keepdim=True)
+
+
+def _both(
+    kind: str,
+    sizes_in: Sequence[int],
+    sizes_out: Sequence[int],
+    align: bool,
+    factors: Sequence[float | None],
+    like: Tensor,
+) -> tuple[Tensor, Tensor]:
+    rows, columns = (
+        _weights(kind, i, o, align, f, like)
+        for i, o, f in zip(sizes_in, sizes_out, factors, strict=True)
+    )
+    return rows, columns
+
+
+def _rules(kind: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def forward(
+        self: Tensor,
+        output_size: Sequence[int],
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> Any:
+        if not self.is_floating_point() or 0 in self.shape:
+            return NotImplemented
+        scales = scales_h, scales_w
+        rows, columns = _both(kind, self.shape[2:], output_size, align_corners, scales, self)
+        return (rows @ (self.to(rows.dtype) @ columns.mT)).to(self.dtype)
+
+    def backward(
+        grad_output: Tensor,
+        output_size: Sequence[int],
+        input_size: Sequence[int],
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> Any:
+        if 0 in grad_output.shape:
+            return NotImplemented
+        scales = scales_h, scales_w
+        rows, columns = _both(kind, input_size[2:], output_size, align_corners, scales, grad_output)
+        return (rows.mT @ (grad_output.to(rows.dtype) @ columns)).to(grad_output.dtype)
+
+    return forward, backward
+
+
 DECOMPOSITIONS: dict[Any, Any] = {
     aten.grid_sampler_3d.default: grid_sampler_3d,
     aten.grid_sampler_2d_backward.default: grid_sampler_backward,
     aten.grid_sampler_3d_backward.default: grid_sampler_backward,
 }
+for _kind in _FILTERS:
+    _forward, _backward = _rules(_kind)
+    DECOMPOSITIONS[getattr(aten, f"_upsample_{_kind}2d_aa").default] = _forward
+    DECOMPOSITIONS[getattr(aten, f"_upsample_{_kind}2d_aa_backward").default] = _backward
