@@ -232,9 +232,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators as FX nodes; see the module. It goes on top of a `FakeTensorMode`."""
 
     def __init__(
-        self,
-        decompositions: Mapping[OpOverload, Callable[..., Any]],
-        native: frozenset[OpOverload],
+        self, decompositions: Mapping[OpOverload, Callable[..., Any]], native: frozenset[OpOverload]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = Graph()

@@ -184,12 +184,7 @@ class Builder:
         return self.load(buffer)
 
     def contract(
-        self,
-        dtype: DType,
-        sizes: Sequence[Expr],
-        ranges: Contraction,
-        *,
-        name: str = "",
+        self, dtype: DType, sizes: Sequence[Expr], ranges: Contraction, *, name: str = ""
     ) -> Value:
         """Adds a `Contraction`, given without output and origins, that writes ``sizes``."""
         buffer = self.new_buffer(dtype, sizes, self._named(name))

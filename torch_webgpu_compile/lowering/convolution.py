@@ -278,12 +278,7 @@ def lower_convolution_backward(
 
 
 def _weight_gradient(
-    builder: Builder,
-    grad: Value,
-    input: Value,
-    weight: Value,
-    geometry: Geometry,
-    transposed: bool,
+    builder: Builder, grad: Value, input: Value, weight: Value, geometry: Geometry, transposed: bool
 ) -> Value:
     """Σ over images and positions of the strided side's gradient and the other side's window.
 

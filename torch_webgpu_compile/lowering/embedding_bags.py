@@ -124,12 +124,7 @@ def _sum(
 
 
 def _maximum(
-    builder: Builder,
-    weight: Value,
-    indices: Value,
-    bags: Value,
-    out: Value,
-    padding_idx: IntLike,
+    builder: Builder, weight: Value, indices: Value, bags: Value, out: Value, padding_idx: IntLike
 ) -> tuple[Value, Value]:
     """(maxima, the rows that they are from); both 0 for empty bags."""
     count = indices.sizes[0]

@@ -230,12 +230,7 @@ def lower_lu_solve(
 
 
 def _lu_solved(
-    builder: Builder,
-    packed: Value,
-    pivots: Value,
-    rhs: Value,
-    sizes: Sequence[Expr],
-    adjoint: bool,
+    builder: Builder, packed: Value, pivots: Value, rhs: Value, sizes: Sequence[Expr], adjoint: bool
 ) -> Value:
     if adjoint:
         turned = _transposed(packed)

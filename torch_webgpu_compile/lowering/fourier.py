@@ -160,9 +160,7 @@ def _of_half_length(
     order = [k for k in range(len(halves)) if k != dim + 1]
     strides = contiguous_strides(halves)
     buffer = builder.new_buffer(
-        F32,
-        [halves[k] for k in (*order, dim + 1)],
-        strides=[strides[k] for k in (*order, dim + 1)],
+        F32, [halves[k] for k in (*order, dim + 1)], strides=[strides[k] for k in (*order, dim + 1)]
     )
     logical = [halves[k] for k in order]
     own = replace(_along(dim, logical, m, False), element=_elements(dim, both), scale=scale)

@@ -13,11 +13,7 @@ from torch.fx import Node as FxNode
 
 aten = torch.ops.aten
 
-_EFFECTS = (
-    aten.copy_.default,
-    aten._assert_async.msg,
-    torch.ops.higher_order.with_effects,
-)
+_EFFECTS = (aten.copy_.default, aten._assert_async.msg, torch.ops.higher_order.with_effects)
 
 
 def needed_nodes(graph: torch.fx.Graph) -> set[FxNode]:

@@ -295,10 +295,7 @@ class _GraphLowering:
         return arguments, keywords
 
     def _lower_operator(
-        self,
-        overload: torch._ops.OpOverload,
-        arguments: Sequence[Any],
-        keywords: Mapping[str, Any],
+        self, overload: torch._ops.OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> tuple[Value | None, ...]:
         builder = self.builder
         dtype = self._unsupported_dtype(arguments, keywords)

@@ -124,10 +124,7 @@ class Ranges:
         return False
 
     def _holds_of(
-        self,
-        buffer: str,
-        of_body: Callable[[Scalar], bool],
-        of_position: Callable[[Expr], bool],
+        self, buffer: str, of_body: Callable[[Scalar], bool], of_position: Callable[[Expr], bool]
     ) -> bool:
         """Whether something holds for what a node stores.
 

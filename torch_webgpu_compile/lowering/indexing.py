@@ -263,11 +263,7 @@ def _index_put(
 
 
 def _masked_put(
-    builder: Builder,
-    value: Value,
-    indices: Sequence[Value | None],
-    new: Value,
-    accumulate: bool,
+    builder: Builder, value: Value, indices: Sequence[Value | None], new: Value, accumulate: bool
 ) -> Value:
     """New values, in order, at the elements of a mask, which covers consecutive dimensions."""
     if value.is_empty or new.is_empty:

@@ -199,13 +199,7 @@ def lower_dot(builder: Builder, self: Value, tensor: Value) -> Value:
 
 @lowers(aten.addmv.default)
 def lower_addmv(
-    builder: Builder,
-    self: Value,
-    mat: Value,
-    vec: Value,
-    *,
-    beta: Operand = 1,
-    alpha: Operand = 1,
+    builder: Builder, self: Value, mat: Value, vec: Value, *, beta: Operand = 1, alpha: Operand = 1
 ) -> Value:
     """``beta · self + alpha · (mat · vec)``; beta = 0 ignores ``self``, NaN included."""
     column = reshape(vec, [vec.sizes[0], ONE])

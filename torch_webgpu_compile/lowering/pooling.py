@@ -510,11 +510,7 @@ def _start(
 
 
 def _forward(
-    builder: Builder,
-    rank: int,
-    value: Value,
-    kernel_size: Sequence[IntLike],
-    random_samples: Value,
+    builder: Builder, rank: int, value: Value, kernel_size: Sequence[IntLike], random_samples: Value
 ) -> tuple[Value | None, Value | None]:
     sizes = builder.out.sizes
     if has_no_elements(sizes):

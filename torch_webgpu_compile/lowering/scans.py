@@ -73,12 +73,7 @@ def _reduced(
 
 
 def inclusive_scan(
-    builder: Builder,
-    kind: str,
-    value: Value,
-    dim: int,
-    rounds: int = 0,
-    keys: Value | None = None,
+    builder: Builder, kind: str, value: Value, dim: int, rounds: int = 0, keys: Value | None = None
 ) -> Value:
     """Along ``dim``, element k of the result reduces elements 0…k.
 

@@ -170,12 +170,7 @@ def lower_sort(
 
 @lowers(aten.sort.stable)
 def lower_sort_stable(
-    builder: Builder,
-    self: Value,
-    *,
-    stable: bool | None,
-    dim: int = -1,
-    descending: bool = False,
+    builder: Builder, self: Value, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[Value, Value | None]:
     """`lower_sort`, which is stable in any case."""
     return _sort(builder, self, dim, descending)
@@ -353,11 +348,7 @@ def binary_search(
 
 
 def count_before(
-    builder: Builder,
-    edges: Value,
-    value: Value,
-    after: bool,
-    sorter: Value | None = None,
+    builder: Builder, edges: Value, value: Value, after: bool, sorter: Value | None = None
 ) -> Value:
     """How many elements of the sorted rows ``edges`` come before each value.
 

@@ -15,14 +15,7 @@ import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
-from . import (
-    counting,
-    fused_optimizers,
-    losses,
-    quantization,
-    random,
-    sampling,
-)
+from . import counting, fused_optimizers, losses, quantization, random, sampling
 
 aten = torch.ops.aten
 
@@ -51,13 +44,7 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
-FAMILIES = (
-    counting,
-    fused_optimizers,
-    sampling,
-    losses,
-    quantization,
-)
+FAMILIES = (counting, fused_optimizers, sampling, losses, quantization)
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {
     op: rule for family in FAMILIES for op, rule in family.DECOMPOSITIONS.items()

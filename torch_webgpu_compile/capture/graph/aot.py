@@ -110,8 +110,7 @@ def capture(
         seed_count = take_seeds(graph)
         real = separate_graph(graph, table, frozenset(native))
         phase = Phase(
-            *(name, saved, forwarded, counted, seed_count, real.inputs, real.outputs),
-            _lazy(graph),
+            *(name, saved, forwarded, counted, seed_count, real.inputs, real.outputs), _lazy(graph)
         )
         captured = CapturedGraph(f"graph{number}_{name}", real.module, static_inputs)
         compiled = compile_graph(captured, phase)
