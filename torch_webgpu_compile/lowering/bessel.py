@@ -187,8 +187,7 @@ def _bessel_y(x: Scalar, order: int) -> Scalar:
         regular *= x
         logarithm -= apply("reciprocal", x)
     near = regular + logarithm * (2 / math.pi)
-    value = where(x <= 5, near, _far(x, order, second=True))
-    value = where(x < 0, math.nan, value)
+    value = where(x < 0, math.nan, where(x <= 5, near, _far(x, order, second=True)))
     return where(apply("eq", x, 0), -math.inf, value)
 
 
@@ -228,8 +227,7 @@ def _airy(x: Scalar) -> Scalar:
     p = square * _ratio(square, _AIRY_SINE_OVER, _AIRY_SINE_UNDER) + 1
     q = inverse * _ratio(square, _AIRY_COSINE_OVER, _AIRY_COSINE_UNDER)
     below = scale * math.sqrt(0.5) * (p * (sine + cosine) - q * (cosine - sine))
-    value = where(x < -2.09, below, _airy_series(x))
-    value = where(x >= 2.09, above, value)
+    value = where(x >= 2.09, above, where(x < -2.09, below, _airy_series(x)))
     value = where(x > 103.892, 0, value)
     return where(apply("isinf", x), math.nan, value)
 
@@ -351,8 +349,7 @@ def _modified_k(x: Scalar, order: int, scaled: bool) -> Scalar:
         near *= apply("exp", x)
     else:
         far *= apply("exp", -x)
-    total = where(x <= 2, near, far)
-    total = where(x < 0, math.nan, total)
+    total = where(x < 0, math.nan, where(x <= 2, near, far))
     return where(apply("eq", x, 0), math.inf, total)
 
 

@@ -211,8 +211,7 @@ def _reduced(
         window = geometry.read(input, [image, in_channel], space, taps)
     wide = compute_dtype(dtype)
     body = cast(window, wide) * cast(factor, wide)
-    total = builder.reduce("sum", body, sizes, inner, name=name)
-    return converted(builder, total, dtype)
+    return converted(builder, builder.reduce("sum", body, sizes, inner, name=name), dtype)
 
 
 @lowers(aten.convolution.default)

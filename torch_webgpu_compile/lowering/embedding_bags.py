@@ -32,8 +32,7 @@ def _bags(builder: Builder, offsets: Value, count: Expr) -> Value:
         return cast(offsets.at([position]), dtypes.int64) <= Index(at)
 
     bags = offsets.sizes[0]
-    found = binary_search(starts, Index(bags), bags)
-    body = found - 1
+    body = binary_search(starts, Index(bags), bags) - 1
     return builder.pointwise(body, (count,), name="bags")
 
 

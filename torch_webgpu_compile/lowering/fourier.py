@@ -57,8 +57,7 @@ def lower_rfft(builder: Builder, x: Value, dims: Sequence[int], scale: float) ->
     _check(x)
     last = dims[-1] % x.rank
     n = _length(x.sizes[last])
-    half = as_expr(n // 2 + 1)
-    sizes = (*x.sizes[:last], half, *x.sizes[last + 1 :], PAIR)
+    sizes = (*x.sizes[:last], as_expr(n // 2 + 1), *x.sizes[last + 1 :], PAIR)
     if has_no_elements(sizes):
         return zeros(sizes, F32)
     if n == 1:
@@ -99,8 +98,7 @@ def lower_irfft(
 
     number = partial(number_at, spectrum)
     if length == 1:
-        body = number(positions(sizes)).real * scale
-        return builder.pointwise(body, sizes)
+        return builder.pointwise(number(positions(sizes)).real * scale, sizes)
     if length % 2 or length == 2:
         own = replace(
             _along(last, sizes, length, False),

@@ -57,8 +57,7 @@ def data_position(given: Scalar, size: Expr) -> Scalar:
 
 
 def _wrapped(position: Scalar, size: Expr) -> Scalar:
-    moved = position + Index(size)
-    return fold(where(position < 0, moved, position))
+    return fold(where(position < 0, position + Index(size), position))
 
 
 class Ranges:

@@ -7,6 +7,7 @@ Indices are checked where the kernel runs (`index_checks`); negative ones count 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -49,10 +50,8 @@ def gathered(
 
 def _of_one(builder: Builder, value: Value, index: Value) -> Value:
     """A number for each index, which can only be 0: what depends on it is whether it is."""
-    position = data_index(builder, index.body, ONE, 0)
-    is_there = position >= 0
-    body = masked(is_there, value.body, 0)
-    return builder.pointwise(body, index.sizes)
+    is_there = data_index(builder, index.body, ONE, 0) >= 0
+    return builder.pointwise(masked(is_there, value.body, 0), index.sizes)
 
 
 @lowers(aten.embedding.default)
@@ -90,8 +89,7 @@ def lower_index_select(builder: Builder, self: Value, dim: int, index: Value) ->
     dim %= self.rank
     at: list[IndexLike] = list(positions(out.sizes))
     entry = at[dim]
-    position = index.at([entry] if index.rank else [])
-    at[dim] = data_index(builder, position, self.sizes[dim], dim)
+    at[dim] = data_index(builder, index.at([entry] if index.rank else []), self.sizes[dim], dim)
     return gathered(builder, self, at, out.sizes)
 
 
@@ -174,29 +172,23 @@ class Indexed:
                 self.index.append(plain[k])
 
 
-@lowers(aten.index.Tensor)
-def lower_index(builder: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
-    """``self[indices]`` with integer tensors, which broadcast; None keeps a dimension.
-
-    Negative indices count from the end; one out of range is reported. Raises NotLowered: for masks
-    (bool or uint8), which select a number of elements that depends on data.
-    """
-    return _index(builder, self, indices, checked=True)
-
-
-@lowers(aten._unsafe_index.Tensor)
-def lower_unsafe_index(builder: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
-    """`lower_index` for indices that are known to be in range: nothing is checked."""
-    return _index(builder, self, indices, checked=False)
-
-
-def _index(
+def lower_index(
     builder: Builder, self: Value, indices: Sequence[Value | None], *, checked: bool
 ) -> Value:
+    """``self[indices]`` with integer tensors, which broadcast; None keeps a dimension.
+
+    Negative indices count from the end; one out of range is reported, if they are ``checked``.
+    Raises NotLowered: for masks (bool or uint8), which select a number of elements that depends on
+    data.
+    """
     found = Indexed(builder, self, indices, checked)
     if found.is_empty:
         return zeros(found.sizes, self.dtype)
     return gathered(builder, self, found.index, found.sizes)
+
+
+lowers(aten.index.Tensor)(partial(lower_index, checked=True))
+lowers(aten._unsafe_index.Tensor)(partial(lower_index, checked=False))
 
 
 @lowers(aten._unsafe_masked_index.default)
@@ -215,43 +207,21 @@ def lower_masked_index(
     return builder.pointwise(masked(condition, self.at(found.index), other), found.sizes)
 
 
-@lowers(aten.index_put.default)
 def lower_index_put(
     builder: Builder,
     self: Value,
     indices: Sequence[Value | None],
     values: Value,
     accumulate: bool = False,
-) -> Value:
-    """``self`` with ``self[indices]`` set to, or (``accumulate``) increased by, the values.
-
-    A bool mask as the only index takes the values in row-major order. Raises NotLowered: for uint8
-    masks and for masks beside other indices, and where `scatter` does.
-    """
-    return _index_put(builder, self, indices, values, accumulate, checked=True)
-
-
-@lowers(aten._unsafe_index_put.default)
-def lower_unsafe_index_put(
-    builder: Builder,
-    self: Value,
-    indices: Sequence[Value | None],
-    values: Value,
-    accumulate: bool = False,
-) -> Value:
-    """`lower_index_put` for indices that are known to be in range."""
-    return _index_put(builder, self, indices, values, accumulate, checked=False)
-
-
-def _index_put(
-    builder: Builder,
-    self: Value,
-    indices: Sequence[Value | None],
-    values: Value,
-    accumulate: bool,
     *,
     checked: bool,
 ) -> Value:
+    """``self`` with ``self[indices]`` set to, or (``accumulate``) increased by, the values.
+
+    A bool mask as the only index takes the values in row-major order; an index out of range is
+    reported, if they are ``checked``. Raises NotLowered: for uint8 masks and for masks beside other
+    indices, and where `scatter` does.
+    """
     masks = [t for t in indices if t is not None]
     if len(masks) == 1 and masks[0].dtype is dtypes.bool_:
         return _masked_put(builder, self, indices, values, accumulate)
@@ -260,6 +230,10 @@ def _index_put(
         return self
     body = cast(expand(values, found.sizes).body, self.dtype)
     return scatter(builder, self, found.sizes, found.index, body, accumulate)
+
+
+lowers(aten.index_put.default)(partial(lower_index_put, checked=True))
+lowers(aten._unsafe_index_put.default)(partial(lower_index_put, checked=False))
 
 
 def _masked_put(
@@ -290,16 +264,8 @@ def _masked_put(
 def _number_among_chosen(builder: Builder, mask: Value) -> Value:
     """How many elements of a mask are set before each one, in row-major order."""
     flat = reshape(mask, [mask.numel]).cast(dtypes.int64)
-    count = reshape(inclusive_scan(builder, "sum", flat, 0), mask.sizes)
-    before = count.body - 1
+    before = reshape(inclusive_scan(builder, "sum", flat, 0), mask.sizes).body - 1
     return Value(dtypes.int64, mask.sizes, before)
-
-
-def _along(builder: Builder, value: Value, dim: int, index: Value) -> list[IndexLike]:
-    """The element that position p of ``index`` addresses: p, with dim replaced by index[p]."""
-    at: list[IndexLike] = list(positions(index.sizes))
-    at[dim] = data_index(builder, index.body, value.sizes[dim], dim)
-    return at
 
 
 def _at_least_1d(value: Value) -> Value:
@@ -319,7 +285,8 @@ def _scatter_along(
     else:
         element = as_value(src, index.sizes, self.dtype).body
     body = cast(element, self.dtype)
-    places = _along(builder, target, dim, index)
+    places: list[IndexLike] = list(positions(index.sizes))
+    places[dim] = data_index(builder, index.body, target.sizes[dim], dim)
     result = scatter(builder, target, index.sizes, places, body, accumulate)
     return result if sizes else view(result, (), [ZERO])
 

@@ -101,8 +101,7 @@ def lower_constant_pad(
     fill = operand(value, (), out.dtype) if isinstance(value, Value) else literal(value, out.dtype)
     if self.is_empty:
         return Value(out.dtype, out.sizes, fill)
-    body = masked(all_of(conditions), self.at(index), fill)
-    return builder.pointwise(body, out.sizes)
+    return builder.pointwise(masked(all_of(conditions), self.at(index), fill), out.sizes)
 
 
 @lowers(aten.slice_scatter.default)

@@ -244,8 +244,7 @@ def lower_addr(
     row, column = positions(builder.out.sizes)
     dtype = wide_dtype(builder.out.dtype)
     body = times(cast(vec1.at([row]), dtype), cast(vec2.at([column]), dtype))
-    outer = Value(dtype, builder.out.sizes, body)
-    return add_scaled(builder, self, outer, beta, alpha)
+    return add_scaled(builder, self, Value(dtype, builder.out.sizes, body), beta, alpha)
 
 
 @lowers(aten._trilinear.default)

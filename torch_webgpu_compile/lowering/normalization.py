@@ -57,8 +57,7 @@ def _shifted(builder: Builder, value: Value, dim: int) -> tuple[Reducing, Scalar
     largest = split.reduce(builder, "maximum", cast(split.body(), dtype), keepdim=True, name="max")
     if not split.dims:
         largest = value.cast(dtype)
-    shifted = cast(value.body, dtype) - expand(largest, value.sizes).body
-    return split, shifted
+    return split, cast(value.body, dtype) - expand(largest, value.sizes).body
 
 
 @lowers(aten._softmax_backward_data.default)
@@ -84,8 +83,7 @@ def lower_log_softmax_backward(
     grad, y = grad_output.cast(dtype), output.cast(dtype)
     split = Reducing(grad, dims_of(grad, dim))
     total = split.reduce(builder, "sum", split.body(), keepdim=True, name="sum")
-    scaled = apply("fast_exp", y.body) * expand(total, grad.sizes).body
-    body = grad.body - scaled
+    body = grad.body - apply("fast_exp", y.body) * expand(total, grad.sizes).body
     return builder.pointwise(cast(body, builder.out.dtype), grad.sizes)
 
 
@@ -140,8 +138,7 @@ def lower_layer_norm(
     dimensions as size 1.
     """
     dtype = compute_dtype(input.dtype)
-    first = input.rank - len(normalized_shape)
-    split = Reducing(input, range(first, input.rank))
+    split = Reducing(input, range(input.rank - len(normalized_shape), input.rank))
     var, mean = variance(builder, split, 0, dtype, keepdim=True)
     rstd = builder.pointwise(_reciprocal_std(var.body, eps), var.sizes, name="rstd")
     body = _affine(_normalized(input, mean, rstd), input.sizes, weight, bias)
@@ -172,8 +169,7 @@ def lower_group_norm(
     var, mean = variance(builder, split, 0, dtype, keepdim=True)
     rstd = builder.pointwise(_reciprocal_std(var.body, eps), var.sizes, name="rstd")
     normalized = Value(dtype, grouped.sizes, _normalized(grouped, mean, rstd))
-    body = reshape(normalized, input.sizes).body
-    body = _affine_by_channel(body, input, weight, bias)
+    body = _affine_by_channel(reshape(normalized, input.sizes).body, input, weight, bias)
     out = builder.pointwise(cast(body, builder.out.dtype), input.sizes)
     return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
 
@@ -264,8 +260,7 @@ def _blend(builder: Builder, old: Value, new: Value, momentum: float, unbias: Sc
     dtype = compute_dtype(old.dtype)
     kept = cast(old.body, dtype) * (1 - momentum)
     fresh = cast(reshape(new, old.sizes).body, dtype) * cast(unbias, dtype)
-    body = kept + fresh * momentum
-    return builder.pointwise(cast(body, dtype), old.sizes, name="running")
+    return builder.pointwise(cast(kept + fresh * momentum, dtype), old.sizes, name="running")
 
 
 @lowers(aten._native_batch_norm_legit_functional.default)

@@ -93,8 +93,7 @@ def _lower_max_pool(
     lowest = const(dtype.lowest, dtype)
     values = indices = None
     if builder.is_used(0):
-        body = windows.read(lowest)
-        wide = builder.reduce("maximum", body, windows.sizes, windows.kernel)
+        wide = builder.reduce("maximum", windows.read(lowest), windows.sizes, windows.kernel)
         values = converted(builder, wide)
     if builder.is_used(1):
         indices = _window_indices(builder, windows, windows.read(lowest))
@@ -272,8 +271,7 @@ def _lower_adaptive(builder: Builder, value: Value, rank: int) -> Value:
     count: Scalar = const(1, dtypes.int64)
     for length in windows.lengths:
         count *= Index(length)
-    average = total.body / cast(count, dtype)
-    return builder.pointwise(cast(average, builder.out.dtype), sizes)
+    return builder.pointwise(cast(total.body / cast(count, dtype), builder.out.dtype), sizes)
 
 
 @lowers(aten._adaptive_avg_pool2d.default)
@@ -384,8 +382,7 @@ def _max_pool_backward(
         flat = flat * size + position
 
     def term(window: list[Expr], grad: Scalar) -> Scalar:
-        chosen = apply("eq", indices.at(window), Index(flat))
-        return where(chosen, grad, 0)
+        return where(apply("eq", indices.at(window), Index(flat)), grad, 0)
 
     return _gather_windows(
         builder,

@@ -92,8 +92,7 @@ def rounded_to(scalar: Scalar, dtype: DType) -> Scalar:
     bits = apply("bitcast", scalar, dtype=u32)
     last = bits >> dropped
     odd = last & 1
-    half = (1 << dropped - 1) - 1 + odd
-    kept = (bits + half) & -(1 << dropped)
+    kept = (bits + ((1 << dropped - 1) - 1 + odd)) & -(1 << dropped)
     rounded = apply("bitcast", kept, dtype=scalar.dtype)
     if dtype is dtypes.float16:
         rounded = _within_float16(scalar, rounded)

@@ -40,8 +40,7 @@ def random_bits(seed: Value, number: Expr) -> Scalar:
     A hash of the number and of the seed's two integers.
     """
     first, second = (cast(seed.at([as_expr(k)]), U32) for k in (0, 1))
-    x = cast(Index(number), U32) * custom_ops.WEYL + first
-    x = _hash(_hash(x) ^ second)
+    x = _hash(_hash(cast(Index(number), U32) * custom_ops.WEYL + first) ^ second)
     return x >> 32 - BITS
 
 

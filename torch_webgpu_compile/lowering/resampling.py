@@ -117,9 +117,7 @@ def _source(
         if size_out is ONE:
             return const(0.0, dtype)
         return position * _ratio(size_in - 1, size_out - 1, dtype)
-    scale = _scale(size_in, size_out, factor, dtype)
-    scaled = (position + 0.5) * scale
-    centered = scaled - 0.5
+    centered = (position + 0.5) * _scale(size_in, size_out, factor, dtype) - 0.5
     return centered if cubic else apply("maximum", centered, 0.0)
 
 
@@ -132,8 +130,7 @@ def linear_taps(align: bool) -> Taps:
         source = _source(at, size_in, size_out, factor, dtype, align=align, cubic=False)
         low = _clamped(_floor_index(source), size_in)
         high = _clamped(low + 1, size_in)
-        right = source - cast(low, dtype)
-        right = apply("minimum", apply("maximum", right, 0.0), 1.0)
+        right = apply("minimum", apply("maximum", source - cast(low, dtype), 0.0), 1.0)
         return [Tap(low, 1.0 - right), Tap(high, right)]
 
     return taps
@@ -441,8 +438,7 @@ def _pass(builder: Builder, value: Value, dim: int, size: Expr, found: _Weights)
     at: list[IndexLike] = [*index[:dim], place, *index[dim + 1 :]]
     body = cast(value.at(at), I32) * weights.at([index[dim], tap])
     total = builder.reduce("sum", body, sizes, (taps,), name="sum").body
-    half = const(1 << found.precision - 1, I32)
-    moved = total + half >> found.precision
+    moved = (total + (1 << found.precision - 1)) >> found.precision
     moved = apply("minimum", apply("maximum", moved, 0), 255)
     return builder.pointwise(cast(moved, dtypes.uint8), sizes)
 

@@ -102,8 +102,7 @@ def inclusive_scan(
         same = apply("eq", keys.body, last_keys.at(previous))
         carried = where(same, carried, neutral(kind, value.dtype))
     carried = masked(is_first, carried, neutral(kind, value.dtype))
-    body = _COMBINE[kind](carried, within.body)
-    return builder.pointwise(body, value.sizes, name="scan")
+    return builder.pointwise(_COMBINE[kind](carried, within.body), value.sizes, name="scan")
 
 
 def _is_short(value: Value, size: Expr, rounds: int) -> bool:
@@ -172,22 +171,20 @@ def _lower_scan(builder: Builder, kind: str, value: Value, dim: int) -> Value:
     return converted(builder, inclusive_scan(builder, kind, wide, dim))
 
 
-@lowers(aten.cumsum.default)
-def lower_cumsum(builder: Builder, self: Value, dim: int, *, dtype: Any = None) -> Value:
-    """Σ of each prefix along ``dim``; 16-bit floats are summed in float32, integers wrap."""
-    return _lower_scan(builder, "sum", self, dim)
+def _register_scan(name: str, kind: str) -> None:
+    @lowers(getattr(aten, name).default)
+    def lower(builder: Builder, self: Value, dim: int, *, dtype: Any = None) -> Value:
+        """Σ, the product or log Σ exp of each prefix along ``dim``.
+
+        Computed in float32 for 16-bit floats; integers wrap. Of log Σ exp the maximum of each block
+        is taken out of its sum.
+        """
+        return _lower_scan(builder, kind, self, dim)
 
 
-@lowers(aten.cumprod.default)
-def lower_cumprod(builder: Builder, self: Value, dim: int, *, dtype: Any = None) -> Value:
-    """The product of each prefix along ``dim``; computed in float32 for 16-bit floats."""
-    return _lower_scan(builder, "prod", self, dim)
-
-
-@lowers(aten.logcumsumexp.default)
-def lower_logcumsumexp(builder: Builder, self: Value, dim: int) -> Value:
-    """log Σ exp x over each prefix, with the maximum of each block taken out of its sum."""
-    return _lower_scan(builder, "logsumexp", self, dim)
+_register_scan("cumsum", "sum")
+_register_scan("cumprod", "prod")
+_register_scan("logcumsumexp", "logsumexp")
 
 
 def _register_extreme(name: str, kind: str) -> None:
@@ -211,8 +208,7 @@ def _register_extreme(name: str, kind: str) -> None:
         if compute.is_float:
             both = apply("isnan", mine) & apply("isnan", best)
             seen |= both
-        found = where(seen, position, 0)
-        marked = builder.pointwise(found, self.sizes, name="seen")
+        marked = builder.pointwise(where(seen, position, 0), self.sizes, name="seen")
         return values, inclusive_scan(builder, "maximum", marked, dim)
 
 
@@ -238,5 +234,4 @@ def lower_masked_scatter(builder: Builder, self: Value, mask: Value, source: Val
     flat_source = reshape(source, [source.numel])
     # Where nothing is masked the position means nothing; what is loaded there is not looked at.
     taken = flat_source.at([data_index(builder, position, source.numel, None)])
-    body = masked(chosen.body, taken, expand(self, sizes).body)
-    return builder.pointwise(body, sizes)
+    return builder.pointwise(masked(chosen.body, taken, expand(self, sizes).body), sizes)

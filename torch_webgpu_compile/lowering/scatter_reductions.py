@@ -83,8 +83,7 @@ def _compared(
     named = data_index(builder, index.at(at), value.sizes[dim], dim)
     hits = apply("eq", named, Index(here[dim]))
     identity = neutral(kind, dtype)
-    element = where(hits, cast(source.at(at), dtype), identity)
-    body = masked(inside, element, identity)
+    body = masked(inside, where(hits, cast(source.at(at), dtype), identity), identity)
     total = builder.reduce(kind, body, value.sizes, (count,), name="reduced").body
     hit_count = masked(inside, cast(hits, dtypes.int32), 0)
     return total, builder.reduce("sum", hit_count, value.sizes, (count,), name="hits").body
@@ -141,11 +140,9 @@ def _combined(
     touched = hits > 0
     result = _COMBINE[_KINDS[reduce]](old, total) if include_self else total
     if reduce == "mean":
-        count = hits + int(include_self)
-        count = cast(apply("maximum", count, 1), dtype)
+        count = cast(apply("maximum", hits + int(include_self), 1), dtype)
         result = apply("div" if dtype.is_float else "floor_divide", result, count)
-    body = cast(where(touched, result, old), value.dtype)
-    return builder.pointwise(body, value.sizes)
+    return builder.pointwise(cast(where(touched, result, old), value.dtype), value.sizes)
 
 
 def _along(
@@ -247,8 +244,7 @@ def lower_as_strided_scatter(
     flat = linearize(positions(src.sizes), [as_expr(s) for s in stride])
     flat = flat + (0 if storage_offset is None else storage_offset)
     index: list[IndexLike] = list(delinearize(flat, self.sizes))
-    body = cast(src.body, self.dtype)
-    return builder.scatter(self, src.sizes, index, body, accumulate=False)
+    return builder.scatter(self, src.sizes, index, cast(src.body, self.dtype), accumulate=False)
 
 
 @lowers(aten.put.default)

@@ -262,8 +262,7 @@ class _Sorted:
             entry = cast(updates.moved(updates.index[dim], at), dtypes.int64)
             inside.append(entry >= 0)
             inside.append(entry < Index(size))
-            scaled = key * cast(Index(size), dtype)
-            key = scaled + cast(entry, dtype)
+            key = key * cast(Index(size), dtype) + cast(entry, dtype)
         body = where(all_of(inside), key, cast(Index(none), dtype))
         return self.builder.pointwise(body, sizes, name="named")
 
@@ -287,8 +286,7 @@ class _Sorted:
         def not_after(position: Scalar) -> Scalar:
             return self._in_row(self.keys, here, position) <= mine
 
-        found = binary_search(not_after, Index(self.count), self.count)
-        last = found - 1
+        last = binary_search(not_after, Index(self.count), self.count) - 1
         safe = apply("maximum", last, 0)
         is_mine = apply("eq", self._in_row(self.keys, here, safe), mine)
         is_mine &= last >= 0

@@ -137,8 +137,7 @@ def _merged(builder: Builder, values: Value, descending: bool, block: Expr) -> V
     left = apply("minimum", Index(size - start), Index(block))
     found = binary_search(comes_first, apply("maximum", left, 0), block)
     mine = apply("eq", Index(r), Index(own))
-    body = where(mine, Index(at % block), found)
-    total = cast(body, dtypes.int32)
+    total = cast(where(mine, Index(at % block), found), dtypes.int32)
     return builder.reduce("sum", total, values.sizes, (as_expr(FAN),), name="rank")
 
 
@@ -157,22 +156,19 @@ def sort_along(
     return _back(values, dim), None if indices is None else _back(indices, dim)
 
 
-@lowers(aten.sort.default)
+@lowers(aten.sort.default, aten.sort.stable)
 def lower_sort(
-    builder: Builder, self: Value, dim: int = -1, descending: bool = False
+    builder: Builder,
+    self: Value,
+    dim: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool | None = None,
 ) -> tuple[Value, Value | None]:
     """(the elements in order along ``dim``, their int64 positions); ties keep their order.
 
     NaN counts as the largest. The positions are made only if they are read.
     """
-    return _sort(builder, self, dim, descending)
-
-
-@lowers(aten.sort.stable)
-def lower_sort_stable(
-    builder: Builder, self: Value, *, stable: bool | None, dim: int = -1, descending: bool = False
-) -> tuple[Value, Value | None]:
-    """`lower_sort`, which is stable in any case."""
     return _sort(builder, self, dim, descending)
 
 
@@ -259,49 +255,31 @@ def _median(
     return first, results[1]
 
 
-@lowers(aten.median.dim)
-def lower_median(
-    builder: Builder, self: Value, dim: int, keepdim: bool = False
-) -> tuple[Value, Value | None]:
-    """(the lower median along ``dim``, its int64 position); NaN if there is one.
+def _register_median(name: str, ignore_nan: bool) -> None:
+    packet = getattr(aten, name)
 
-    Of an even number of elements it is the smaller one of the two in the middle.
-    """
-    return _median(builder, self, dim, keepdim, ignore_nan=False)
+    @lowers(packet.dim)
+    def lower(
+        builder: Builder, self: Value, dim: int, keepdim: bool = False
+    ) -> tuple[Value, Value | None]:
+        """(the lower median along ``dim``, its int64 position).
 
+        Of an even number of elements it is the smaller one of the two in the middle. NaN if there
+        is one; nanmedian is that of the elements that are not NaN, and NaN only where all are.
+        """
+        return _median(builder, self, dim, keepdim, ignore_nan)
 
-@lowers(aten.nanmedian.dim)
-def lower_nanmedian(
-    builder: Builder, self: Value, dim: int, keepdim: bool = False
-) -> tuple[Value, Value | None]:
-    """`lower_median` of the elements that are not NaN; NaN only where all are."""
-    return _median(builder, self, dim, keepdim, ignore_nan=True)
-
-
-@lowers(aten.median.default)
-def lower_median_all(builder: Builder, self: Value) -> Value:
-    """The lower median of all elements, NaN if there is one.
-
-    Raises NotLowered: for an empty tensor.
-    """
-    return _median_all(builder, self, ignore_nan=False)
+    @lowers(packet.default)
+    def lower_all(builder: Builder, self: Value) -> Value:
+        """The lower median of all elements. Raises NotLowered: for an empty tensor."""
+        if self.is_empty:
+            raise NotLowered("the median of nothing")
+        builder.used = frozenset({0})
+        return _median(builder, reshape(self, [self.numel]), 0, False, ignore_nan)[0]
 
 
-@lowers(aten.nanmedian.default)
-def lower_nanmedian_all(builder: Builder, self: Value) -> Value:
-    """The lower median of all elements that are not NaN.
-
-    Raises NotLowered: for an empty tensor.
-    """
-    return _median_all(builder, self, ignore_nan=True)
-
-
-def _median_all(builder: Builder, value: Value, ignore_nan: bool) -> Value:
-    if value.is_empty:
-        raise NotLowered("the median of nothing")
-    flat = reshape(value, [value.numel])
-    builder.used = frozenset({0})
-    return _median(builder, flat, 0, False, ignore_nan)[0]
+_register_median("median", ignore_nan=False)
+_register_median("nanmedian", ignore_nan=True)
 
 
 # Rows up to here are compared in full: that many neighbouring loads are as fast as a few steps of a
@@ -466,8 +444,7 @@ def lower_mode(
     split = Reducing(self, [dim])
     most = split.reduce(builder, "maximum", split.body(length), keepdim=True, name="most")
     longest = apply("eq", split.body(length), most.at(broadcast_index(most, split.index())))
-    place = Index(split.index()[dim])
-    ends = where(longest, place, Index(self.sizes[dim]))
+    ends = where(longest, Index(split.index()[dim]), Index(self.sizes[dim]))
     chosen = split.reduce(builder, "minimum", ends, keepdim=True, name="end")
     rows = positions(chosen.sizes)
     end = [*rows[:dim], chosen.body, *rows[dim + 1 :]]

@@ -452,5 +452,4 @@ def _lcm(a: Scalar, b: Scalar) -> Scalar:
     """
     wide = a.dtype if a.dtype.bits >= 32 else dtypes.int32
     a, b = cast(a, wide), cast(b, wide)
-    divisor = apply("maximum", apply("gcd", a, b), 1)
-    return abs(apply("trunc_divide", a, divisor) * b)
+    return abs(apply("trunc_divide", a, apply("maximum", apply("gcd", a, b), 1)) * b)

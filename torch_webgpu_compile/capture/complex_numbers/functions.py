@@ -235,8 +235,7 @@ def _hull(z: Pair) -> tuple[Tensor, Tensor, Tensor]:
     outside = torch.where(s + (x - 1) == 0, 0.0, y * y / (s + (x - 1)))
     within = x <= 1
     # a² - x²
-    rest = 0.5 * (a + x) * (below + torch.where(within, s + (1 - x), outside))
-    root = torch.sqrt(rest)
+    root = torch.sqrt(0.5 * (a + x) * (below + torch.where(within, s + (1 - x), outside)))
     flat = b <= _B_CROSSOVER
     asin = torch.where(flat, torch.asin(b.clamp(max=1)), torch.atan2(x, root))
     acos = torch.where(flat, torch.acos(b.clamp(max=1)), torch.atan2(root, x))

@@ -260,8 +260,7 @@ def _result(op: OpOverload, made: Any, wanted: Any) -> Any:
     if not isinstance(wanted, Tensor):
         return made
     if wanted.is_complex():
-        found = as_pair(made, COMPONENTS[wanted.dtype])
-        return _expanded(found, wanted.shape)
+        return _expanded(as_pair(made, COMPONENTS[wanted.dtype]), wanted.shape)
     assert isinstance(made, Tensor), f"the rule for {op} gives a complex tensor"
     made = made.to(wanted.dtype)
     return made if made.dim() == wanted.dim() else made.expand(wanted.shape)

@@ -125,8 +125,7 @@ def _slope(difference: Tensor, distance: Tensor, p: float) -> Tensor:
         return difference.sign() * (difference.abs() == distance)
     else:
         ratio = difference.abs() / distance
-        slope = difference.sign() * ratio ** (p - 1)
-        slope = torch.where(difference == 0, 0.0, slope)
+        slope = torch.where(difference == 0, 0.0, difference.sign() * ratio ** (p - 1))
     return torch.where(distance == 0, 0.0, slope)
 
 

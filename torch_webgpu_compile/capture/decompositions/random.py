@@ -364,8 +364,7 @@ def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> An
         chosen = (
             _uniform((*self.shape[:-1], num_samples), self.device, weights.dtype) * total[..., -1:]
         )
-        found = torch.searchsorted(total, chosen, right=True)
-        return found.clamp(max=self.shape[-1] - 1)
+        return torch.searchsorted(total, chosen, right=True).clamp(max=self.shape[-1] - 1)
     race = weights / _exponential(self.shape, self.device, weights.dtype).clamp_min(1e-30)
     if num_samples == 1:
         return race.argmax(-1, keepdim=True)

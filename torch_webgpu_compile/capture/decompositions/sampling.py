@@ -73,8 +73,7 @@ def _padded(
 
 def _tap(position: Tensor, size: int, weight: Tensor, slope: Tensor) -> _Tap:
     inside = (position >= 0) & (position <= size - 1)
-    index = torch.where(inside, position, 0).to(torch.int64)
-    return _Tap(index, inside, weight, slope)
+    return _Tap(torch.where(inside, position, 0).to(torch.int64), inside, weight, slope)
 
 
 def _taps(coordinate: Tensor, size: int, mode: int, padding: int, align: bool) -> list[_Tap]:

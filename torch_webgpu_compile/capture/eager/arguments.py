@@ -183,8 +183,7 @@ def _bound(
 @lru_cache(maxsize=4096)
 def _size_names(op: OpOverload) -> frozenset[str]:
     # The type of a SymInt argument is "int" everywhere but in the text of the schema.
-    names = re.findall(r"SymInt\S* (\w+)", str(op._schema).split("->")[0])
-    return frozenset(names) & _SIZES
+    return frozenset(re.findall(r"SymInt\S* (\w+)", str(op._schema).split("->")[0])) & _SIZES
 
 
 def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | None) -> bool:
