@@ -8,7 +8,7 @@ Shapes: input [N, C, *space] or [C, *space].
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -21,7 +21,7 @@ from .convolution import all_of, in_range
 from .folding import fold
 from .promotion import compute_dtype, rounded_to
 from .reductions import converted, count_scalar
-from .registry import NotLowered, lowers
+from .registry import LoweringFunction, NotLowered, lowers
 from .scattering import scatter
 from .value import IndexLike, Value, has_no_elements, positions, reshape, zeros
 
@@ -76,16 +76,22 @@ class Windows:
         return masked(all_of(conditions), cast(self.value.at(index), other.dtype), other)
 
 
-def _lower_max_pool(
+def lower_max_pool(
     builder: Builder,
-    rank: int,
     value: Value,
     kernel_size: Sequence[IntLike],
     stride: Sequence[IntLike] = (),
     padding: Sequence[IntLike] = (0,),
     dilation: Sequence[IntLike] = (1,),
     ceil_mode: bool = False,
+    *,
+    rank: int,
 ) -> tuple[Value | None, Value | None]:
+    """(the largest element of each window, its row-major position in the input's space).
+
+    Windows over the last ``rank`` dimensions; padding never wins, NaN does. ``stride`` is the
+    kernel's size if empty. Only results that are read are made.
+    """
     kernel = spread(kernel_size, rank)
     steps, pads = spread(stride, rank, kernel), spread(padding, rank)
     windows = Windows(value, builder.out.sizes, kernel, steps, pads, spread(dilation, rank))
@@ -140,30 +146,8 @@ def _window_indices(builder: Builder, windows: Windows, body: Scalar) -> Value:
     return builder.pointwise(ravel(places, windows.space), windows.sizes, name="indices")
 
 
-@lowers(aten.max_pool2d_with_indices.default)
-def lower_max_pool2d(
-    builder: Builder, self: Value, *arguments: Any
-) -> tuple[Value | None, Value | None]:
-    """(the largest element of each window, its row-major position in the input's space).
-
-    Windows over the last two dimensions; padding never wins, NaN does. ``kernel_size``, ``stride``
-    (the kernel's size if empty), ``padding``, ``dilation`` and ``ceil_mode`` follow ``self``. Only
-    results that are read are made.
-    """
-    return _lower_max_pool(builder, 2, self, *arguments)
-
-
-@lowers(aten.max_pool3d_with_indices.default)
-def lower_max_pool3d(
-    builder: Builder, self: Value, *arguments: Any
-) -> tuple[Value | None, Value | None]:
-    """`lower_max_pool2d` for windows over the last three dimensions."""
-    return _lower_max_pool(builder, 3, self, *arguments)
-
-
-def _lower_avg_pool(
+def lower_avg_pool(
     builder: Builder,
-    rank: int,
     value: Value,
     kernel_size: Sequence[IntLike],
     stride: Sequence[IntLike] = (),
@@ -171,7 +155,15 @@ def _lower_avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
+    *,
+    rank: int,
 ) -> Value:
+    """The mean of each window over the last ``rank`` dimensions.
+
+    The divisor is ``divisor_override``, or the number of elements in the window: with
+    ``count_include_pad`` those of the padding too. 16-bit floats are summed in float32; integer
+    means are truncated. Raises NotLowered: for bool.
+    """
     kernel = spread(kernel_size, rank)
     ones = spread([1], rank)
     steps, pads = spread(stride, rank, kernel), spread(padding, rank)
@@ -200,23 +192,6 @@ def window_divisor(windows: Windows, count_include_pad: bool, window: Sequence[E
         low = Index(start) if count_include_pad else apply("maximum", Index(start), 0)
         count *= high - low
     return fold(count)
-
-
-@lowers(aten.avg_pool2d.default)
-def lower_avg_pool2d(builder: Builder, self: Value, *arguments: Any) -> Value:
-    """The mean of each window over the last two dimensions.
-
-    The divisor is ``divisor_override``, or the number of elements in the window: with
-    ``count_include_pad`` those of the padding too. 16-bit floats are summed in float32; integer
-    means are truncated. Raises NotLowered: for bool.
-    """
-    return _lower_avg_pool(builder, 2, self, *arguments)
-
-
-@lowers(aten.avg_pool3d.default)
-def lower_avg_pool3d(builder: Builder, self: Value, *arguments: Any) -> Value:
-    """`lower_avg_pool2d` for windows over the last three dimensions."""
-    return _lower_avg_pool(builder, 3, self, *arguments)
 
 
 class AdaptiveWindows:
@@ -248,6 +223,13 @@ class AdaptiveWindows:
                 self.lengths.append(ceildiv((o + 1) * size_in, size_out) - start)
                 self.reach.append(ceildiv(size_in, size_out) + 1)
 
+    def count(self) -> Scalar:
+        """The number of elements of a window, int64."""
+        total: Scalar = const(1, dtypes.int64)
+        for length in self.lengths:
+            total *= Index(length)
+        return total
+
     def read(self, other: Scalar) -> Scalar:
         """An element of the window, ``other`` past its end."""
         taps = positions(self.reach, "r")
@@ -260,7 +242,13 @@ class AdaptiveWindows:
         return masked(all_of(conditions), cast(self.value.at(index), other.dtype), other)
 
 
-def _lower_adaptive(builder: Builder, value: Value, rank: int) -> Value:
+def lower_adaptive_avg_pool(
+    builder: Builder, value: Value, output_size: Sequence[IntLike], *, rank: int
+) -> Value:
+    """The means of windows that divide the last ``rank`` dimensions into ``output_size`` parts.
+
+    Window i covers ⌊i · in / out⌋ to ⌈(i + 1) · in / out⌉ of a dimension.
+    """
     sizes = builder.out.sizes
     dtype = compute_dtype(value.dtype)
     windows = AdaptiveWindows(value, sizes, rank)
@@ -268,34 +256,17 @@ def _lower_adaptive(builder: Builder, value: Value, rank: int) -> Value:
         return zeros(sizes, value.dtype)
     body = windows.read(const(0, dtype))
     total = builder.reduce("sum", body, sizes, windows.reach, name="sum")
-    count: Scalar = const(1, dtypes.int64)
-    for length in windows.lengths:
-        count *= Index(length)
-    return builder.pointwise(cast(total.body / cast(count, dtype), builder.out.dtype), sizes)
+    count = cast(windows.count(), dtype)
+    return builder.pointwise(cast(total.body / count, builder.out.dtype), sizes)
 
 
-@lowers(aten._adaptive_avg_pool2d.default)
-def lower_adaptive_avg_pool2d(
-    builder: Builder, self: Value, output_size: Sequence[IntLike]
-) -> Value:
-    """The means of windows that divide the last two dimensions into ``output_size`` parts.
-
-    Window i covers ⌊i · in / out⌋ to ⌈(i + 1) · in / out⌉ of a dimension.
-    """
-    return _lower_adaptive(builder, self, 2)
-
-
-@lowers(aten._adaptive_avg_pool3d.default)
-def lower_adaptive_avg_pool3d(
-    builder: Builder, self: Value, output_size: Sequence[IntLike]
-) -> Value:
-    """`lower_adaptive_avg_pool2d` for the last three dimensions."""
-    return _lower_adaptive(builder, self, 3)
-
-
-def _lower_adaptive_max(
-    builder: Builder, value: Value, rank: int
+def lower_adaptive_max_pool(
+    builder: Builder, value: Value, output_size: Sequence[IntLike], *, rank: int
 ) -> tuple[Value | None, Value | None]:
+    """(the largest element of each adaptive window, its row-major position in the input's space).
+
+    The windows are those of `lower_adaptive_avg_pool`.
+    """
     sizes = builder.out.sizes
     dtype = compute_dtype(value.dtype)
     windows = AdaptiveWindows(value, sizes, rank)
@@ -307,25 +278,6 @@ def _lower_adaptive_max(
     taps = unravel(best.body, windows.reach)
     places = [Index(s) + t for s, t in zip(windows.starts, taps, strict=True)]
     return values, builder.pointwise(ravel(places, windows.value.sizes[windows.lead :]), sizes)
-
-
-@lowers(aten.adaptive_max_pool2d.default)
-def lower_adaptive_max_pool2d(
-    builder: Builder, self: Value, output_size: Sequence[IntLike]
-) -> tuple[Value | None, Value | None]:
-    """(the largest element of each adaptive window, its row-major position in the input's space).
-
-    The windows are those of `lower_adaptive_avg_pool2d`.
-    """
-    return _lower_adaptive_max(builder, self, 2)
-
-
-@lowers(aten.adaptive_max_pool3d.default)
-def lower_adaptive_max_pool3d(
-    builder: Builder, self: Value, output_size: Sequence[IntLike]
-) -> tuple[Value | None, Value | None]:
-    """`lower_adaptive_max_pool2d` for the last three dimensions."""
-    return _lower_adaptive_max(builder, self, 3)
 
 
 def _gather_windows(
@@ -363,9 +315,8 @@ def _gather_windows(
     return converted(builder, builder.reduce("sum", body, value.sizes, reach))
 
 
-def _max_pool_backward(
+def lower_max_pool_backward(
     builder: Builder,
-    rank: int,
     grad_output: Value,
     self: Value,
     kernel_size: Sequence[IntLike],
@@ -374,7 +325,13 @@ def _max_pool_backward(
     dilation: Sequence[IntLike],
     ceil_mode: bool,
     indices: Value,
+    *,
+    rank: int,
 ) -> Value:
+    """Each element of the input: Σ of the gradients of the windows whose maximum it was.
+
+    ``indices`` are those of `lower_max_pool`.
+    """
     kernel = spread(kernel_size, rank)
     space = positions(self.sizes)[self.rank - rank :]
     flat = space[0]
@@ -384,36 +341,13 @@ def _max_pool_backward(
     def term(window: list[Expr], grad: Scalar) -> Scalar:
         return where(apply("eq", indices.at(window), Index(flat)), grad, 0)
 
-    return _gather_windows(
-        builder,
-        grad_output,
-        self,
-        kernel,
-        spread(stride, rank, kernel),
-        spread(padding, rank),
-        spread(dilation, rank),
-        term,
-    )
+    steps, pads = spread(stride, rank, kernel), spread(padding, rank)
+    dilations = spread(dilation, rank)
+    return _gather_windows(builder, grad_output, self, kernel, steps, pads, dilations, term)
 
 
-@lowers(aten.max_pool2d_with_indices_backward.default)
-def lower_max_pool2d_backward(builder: Builder, *arguments: Any) -> Value:
-    """Each element of the input: Σ of the gradients of the windows whose maximum it was.
-
-    Arguments as in ATen's schema; ``indices`` are those of `lower_max_pool2d`.
-    """
-    return _max_pool_backward(builder, 2, *arguments)
-
-
-@lowers(aten.max_pool3d_with_indices_backward.default)
-def lower_max_pool3d_backward(builder: Builder, *arguments: Any) -> Value:
-    """`lower_max_pool2d_backward` for windows over the last three dimensions."""
-    return _max_pool_backward(builder, 3, *arguments)
-
-
-def _avg_pool_backward(
+def lower_avg_pool_backward(
     builder: Builder,
-    rank: int,
     grad_output: Value,
     self: Value,
     kernel_size: Sequence[IntLike],
@@ -422,59 +356,37 @@ def _avg_pool_backward(
     ceil_mode: bool,
     count_include_pad: bool,
     divisor_override: int | None,
+    *,
+    rank: int,
 ) -> Value:
+    """Each element of the input: Σ of gradient / divisor of the windows that contain it."""
     kernel = spread(kernel_size, rank)
     steps, pads, ones = spread(stride, rank, kernel), spread(padding, rank), spread([1], rank)
     forward = Windows(self, grad_output.sizes, kernel, steps, pads, ones)
 
     def term(window: list[Expr], grad: Scalar) -> Scalar:
-        divisor: Scalar
         if divisor_override is not None:
-            divisor = const(divisor_override, dtypes.int64)
-        else:
-            divisor = window_divisor(forward, count_include_pad, window[forward.lead :])
+            return grad / divisor_override
+        divisor = window_divisor(forward, count_include_pad, window[forward.lead :])
         return grad / cast(divisor, grad.dtype)
 
     return _gather_windows(builder, grad_output, self, kernel, steps, pads, ones, term)
 
 
-@lowers(aten.avg_pool2d_backward.default)
-def lower_avg_pool2d_backward(builder: Builder, *arguments: Any) -> Value:
-    """Each element of the input: Σ of gradient / divisor of the windows that contain it."""
-    return _avg_pool_backward(builder, 2, *arguments)
+def lower_adaptive_avg_pool_backward(
+    builder: Builder, grad_output: Value, value: Value, *, rank: int
+) -> Value:
+    """Each element of the input: Σ of gradient / length of the windows that contain it.
 
-
-@lowers(aten.avg_pool3d_backward.default)
-def lower_avg_pool3d_backward(builder: Builder, *arguments: Any) -> Value:
-    """`lower_avg_pool2d_backward` for windows over the last three dimensions."""
-    return _avg_pool_backward(builder, 3, *arguments)
-
-
-def _adaptive_backward(builder: Builder, grad_output: Value, value: Value, rank: int) -> Value:
-    """Windows over position p run from ⌊p·out/in⌋ to ⌈(p+1)·out/in⌉: the same rule, reversed."""
+    Windows over position p run from ⌊p·out/in⌋ to ⌈(p+1)·out/in⌉: the same rule, reversed.
+    """
     windows = AdaptiveWindows(grad_output, value.sizes, rank)
     forward = AdaptiveWindows(value, grad_output.sizes, rank)
     dtype = compute_dtype(grad_output.dtype)
-    count: Scalar = const(1, dtypes.int64)
-    for length in forward.lengths:
-        count *= Index(length)
-    share = cast(grad_output.body, dtype) / cast(count, dtype)
-    shares = builder.pointwise(share, grad_output.sizes, name="share")
-    windows.value = shares
+    share = cast(grad_output.body, dtype) / cast(forward.count(), dtype)
+    windows.value = builder.pointwise(share, grad_output.sizes, name="share")
     body = windows.read(const(0, dtype))
     return converted(builder, builder.reduce("sum", body, value.sizes, windows.reach))
-
-
-@lowers(aten._adaptive_avg_pool2d_backward.default)
-def lower_adaptive_avg_pool2d_backward(builder: Builder, grad_output: Value, self: Value) -> Value:
-    """Each element of the input: Σ of gradient / length of the windows that contain it."""
-    return _adaptive_backward(builder, grad_output, self, 2)
-
-
-@lowers(aten._adaptive_avg_pool3d_backward.default)
-def lower_adaptive_avg_pool3d_backward(builder: Builder, grad_output: Value, self: Value) -> Value:
-    """`lower_adaptive_avg_pool2d_backward` for the last three dimensions."""
-    return _adaptive_backward(builder, grad_output, self, 3)
 
 
 def _start(
@@ -506,9 +418,20 @@ def _start(
     return where(is_last, end, start)
 
 
-def _forward(
-    builder: Builder, rank: int, value: Value, kernel_size: Sequence[IntLike], random_samples: Value
+def lower_fractional_max_pool(
+    builder: Builder,
+    value: Value,
+    kernel_size: Sequence[IntLike],
+    output_size: Sequence[IntLike],
+    random_samples: Value,
+    *,
+    rank: int,
 ) -> tuple[Value | None, Value | None]:
+    """(the largest element of each window, its row-major position in the input's space).
+
+    Windows begin where ``random_samples`` put them: numbers of [0, 1) for each image, channel and
+    dimension of space, [N, C, rank].
+    """
     sizes = builder.out.sizes
     if has_no_elements(sizes):
         return zeros(sizes, value.dtype), zeros(sizes, dtypes.int64)
@@ -538,47 +461,38 @@ def _forward(
     return values, indices
 
 
-def _backward(builder: Builder, rank: int, grad: Value, value: Value, indices: Value) -> Value:
-    """Every gradient element added to the element that was the largest of its window."""
+def lower_fractional_max_pool_backward(
+    builder: Builder,
+    grad: Value,
+    value: Value,
+    kernel_size: Sequence[IntLike],
+    output_size: Sequence[IntLike],
+    indices: Value,
+    *,
+    rank: int,
+) -> Value:
+    """Each gradient added to the input's element at its index.
+
+    Raises NotLowered: where `scatter` does.
+    """
     lead = value.rank - rank
-    sizes = (*value.sizes[:lead], product(value.sizes[lead:]))
-    initial = zeros(sizes, value.dtype)
+    initial = zeros((*value.sizes[:lead], product(value.sizes[lead:])), value.dtype)
     places: list[IndexLike] = [*positions(grad.sizes)[:lead], indices.body]
     total = scatter(builder, initial, grad.sizes, places, grad.body, accumulate=True)
     return reshape(total, value.sizes)
 
 
-def _register(rank: int) -> None:
-    @lowers(getattr(aten, f"fractional_max_pool{rank}d").default)
-    def forward(
-        builder: Builder,
-        self: Value,
-        kernel_size: Sequence[IntLike],
-        output_size: Sequence[IntLike],
-        random_samples: Value,
-    ) -> tuple[Value | None, Value | None]:
-        """(the largest element of each window, its row-major position in the input's space).
-
-        Windows begin where ``random_samples`` (in [0, 1), one for each image, channel and
-        dimension) put them.
-        """
-        return _forward(builder, rank, self, kernel_size, random_samples)
-
-    @lowers(getattr(aten, f"fractional_max_pool{rank}d_backward").default)
-    def backward(
-        builder: Builder,
-        grad_output: Value,
-        self: Value,
-        kernel_size: Sequence[IntLike],
-        output_size: Sequence[IntLike],
-        indices: Value,
-    ) -> Value:
-        """Each gradient added to the input's element at its index.
-
-        Raises NotLowered: where `scatter` does.
-        """
-        return _backward(builder, rank, grad_output, self, indices)
-
-
-for _rank in (2, 3):
-    _register(_rank)
+_LOWERINGS: dict[str, LoweringFunction] = {
+    "max_pool{}d_with_indices": lower_max_pool,
+    "max_pool{}d_with_indices_backward": lower_max_pool_backward,
+    "avg_pool{}d": lower_avg_pool,
+    "avg_pool{}d_backward": lower_avg_pool_backward,
+    "_adaptive_avg_pool{}d": lower_adaptive_avg_pool,
+    "_adaptive_avg_pool{}d_backward": lower_adaptive_avg_pool_backward,
+    "adaptive_max_pool{}d": lower_adaptive_max_pool,
+    "fractional_max_pool{}d": lower_fractional_max_pool,
+    "fractional_max_pool{}d_backward": lower_fractional_max_pool_backward,
+}
+for _name, _function in _LOWERINGS.items():
+    for _rank in (2, 3):
+        lowers(getattr(aten, _name.format(_rank)).default)(partial(_function, rank=_rank))
