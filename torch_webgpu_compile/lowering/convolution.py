@@ -17,7 +17,7 @@ from ..ir.nodes import Contraction
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, is_less, is_nonnegative, product
 from .builder import Builder, masked
-from .matmul import add_scaled, is_contractible, wide_dtype
+from .matmul import add_scaled, is_contractible
 from .promotion import compute_dtype
 from .reductions import converted, summed
 from .registry import NotLowered, lowers
@@ -235,11 +235,11 @@ def lower_convolution(
     """
     geometry = Geometry.of(input.rank - 2, stride, padding, dilation, groups)
     out = builder.out
-    dtype = out.dtype if bias is None else wide_dtype(out.dtype)
+    dtype = out.dtype if bias is None else compute_dtype(out.dtype)
     result = convolve(builder, input, weight, geometry, transposed, out.sizes, dtype)
     if bias is None:
         return result
-    return add_scaled(builder, channelwise(bias, input), result, 1, 1)
+    return add_scaled(builder, channelwise(bias, input), result)
 
 
 @lowers(aten.convolution_backward.default)

@@ -6,6 +6,8 @@ Shapes: weight [N, D], indices [n], offsets [B], where bags start in ``indices``
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .. import dtypes
@@ -159,23 +161,19 @@ def lower_backward(
     scale_grad_by_freq: bool,
     mode: int,
     sparse: bool,
-    per_sample_weights: Value | None,
-    padding_idx: IntLike = -1,
+    *rest: Any,
 ) -> Value:
     """[num_weights, columns]: each bag's gradient added to the rows that made the bag.
 
-    Bags that are not given are found from ``offsets``. Raises NotLowered: for ``sparse`` or
-    ``scale_grad_by_freq``, and where `scatter` does.
+    Bags that are not given are found from ``offsets``; ``rest`` is that of `lower_dense_backward`.
+    Raises NotLowered: for ``sparse`` or ``scale_grad_by_freq``, and where `scatter` does.
     """
     if sparse:
         raise NotLowered("sparse gradients")
-    bags = offset2bag
-    if bags.is_empty and not indices.is_empty:
-        bags = _bags(builder, offsets, indices.sizes[0])
-    return lower_dense_backward(
-        builder, grad, indices, bags, bag_size, maximum_indices, num_weights, scale_grad_by_freq,
-        mode, per_sample_weights, padding_idx,
-    )  # fmt: skip
+    if offset2bag.is_empty and not indices.is_empty:
+        offset2bag = _bags(builder, offsets, indices.sizes[0])
+    sizes = offset2bag, bag_size, maximum_indices, num_weights
+    return lower_dense_backward(builder, grad, indices, *sizes, scale_grad_by_freq, mode, *rest)
 
 
 @lowers(aten._embedding_bag_dense_backward.default)

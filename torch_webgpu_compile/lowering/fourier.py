@@ -30,7 +30,6 @@ from .registry import NotLowered, lowers
 from .value import Value, has_no_elements, permute, positions, reshape, zeros
 
 F32 = dtypes.float32
-I64 = dtypes.int64
 
 
 @lowers(torch.ops.webgpu.fft.default)

@@ -69,9 +69,7 @@ def product_sum(
         total = builder.reduce("any", body, out_sizes, inner)
     else:
         total = builder.reduce("sum", body, out_sizes, inner, name="wide" if wide != dtype else "")
-    if total.dtype is dtype:
-        return total
-    return builder.pointwise(cast(total.body, dtype), total.sizes)
+    return converted(builder, total, dtype)
 
 
 def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
@@ -104,54 +102,36 @@ def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
     )
     if dtype.is_float:
         return builder.contract(dtype, sizes, node)
-    total = builder.contract(wide, sizes, node)
-    return total if wide is dtype else builder.pointwise(cast(total.body, dtype), sizes)
+    return converted(builder, builder.contract(wide, sizes, node), dtype)
 
 
-@lowers(aten.mm.default, aten.bmm.default, aten._int_mm.default)
-def lower_mm(builder: Builder, self: Value, mat2: Value) -> Value:
+@lowers(aten.mm.default, aten.bmm.default, aten._int_mm.default, aten.mm.dtype, aten.bmm.dtype)
+def lower_mm(builder: Builder, self: Value, mat2: Value, *out_dtype: torch.dtype) -> Value:
     """[…, m, k] · […, k, n], in the dtype of the operands; int8 products of ``_int_mm`` are int32.
 
-    16-bit floats are summed in float32 and rounded once. Products with a single row or column, and
+    16-bit floats are summed in float32 and rounded once (to ``out_dtype``, if that is given).
+    Products with a single row or column, and
     those of int64 or bool, are a `Reduction`, others a `Contraction`.
     """
     return matmul(builder, self, mat2, builder.out.dtype)
 
 
-@lowers(aten.mm.dtype, aten.bmm.dtype)
-def lower_mm_dtype(builder: Builder, self: Value, mat2: Value, out_dtype: torch.dtype) -> Value:
-    """`lower_mm` with the result in ``out_dtype``, to which the float32 sum is rounded."""
-    return matmul(builder, self, mat2, builder.out.dtype)
-
-
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def lower_addmm(
-    builder: Builder,
-    self: Value,
-    mat1: Value,
-    mat2: Value,
-    *,
-    beta: Operand = 1,
-    alpha: Operand = 1,
+    builder: Builder, self: Value, mat1: Value, mat2: Value, **scales: Operand
 ) -> Value:
     """beta · self + alpha · (mat1 · mat2); beta = 0 ignores ``self``, NaN included."""
-    product = matmul(builder, mat1, mat2, wide_dtype(builder.out.dtype))
-    return add_scaled(builder, self, product, beta, alpha)
-
-
-def wide_dtype(dtype: DType) -> DType:
-    """The dtype of a product that more is added to.
-
-    PyTorch rounds once, after the bias; the intermediate is therefore not rounded to 16 bits. It
-    costs nothing once the addition is the contraction's epilogue.
-    """
-    return compute_dtype(dtype)
+    product = matmul(builder, mat1, mat2, compute_dtype(builder.out.dtype))
+    return add_scaled(builder, self, product, **scales)
 
 
 def add_scaled(
-    builder: Builder, bias: Value, product: Value, beta: Operand, alpha: Operand
+    builder: Builder, bias: Value, product: Value, *, beta: Operand = 1, alpha: Operand = 1
 ) -> Value:
-    """beta · bias + alpha · product; a beta of 0 ignores the bias, NaN included."""
+    """beta · bias + alpha · product; a beta of 0 ignores the bias, NaN included.
+
+    The product is in the compute dtype: PyTorch rounds once, after the bias.
+    """
     if not isinstance(beta, Value) and beta == 0:
         return elementwise(builder, lambda p: scaled(p, alpha), product)
 
@@ -172,12 +152,11 @@ def lower_addmm_activation(
     mat1: Value,
     mat2: Value,
     *,
-    beta: Operand = 1,
-    alpha: Operand = 1,
     use_gelu: bool = False,
+    **scales: Operand,
 ) -> Value:
     """relu (or tanh-gelu) of addmm."""
-    total = lower_addmm(builder, self, mat1, mat2, beta=beta, alpha=alpha)
+    total = lower_addmm(builder, self, mat1, mat2, **scales)
     function = partial(gelu, approximate="tanh") if use_gelu else relu
     return elementwise(builder, function, total)
 
@@ -198,24 +177,16 @@ def lower_dot(builder: Builder, self: Value, tensor: Value) -> Value:
 
 
 @lowers(aten.addmv.default)
-def lower_addmv(
-    builder: Builder, self: Value, mat: Value, vec: Value, *, beta: Operand = 1, alpha: Operand = 1
-) -> Value:
+def lower_addmv(builder: Builder, self: Value, mat: Value, vec: Value, **scales: Operand) -> Value:
     """``beta · self + alpha · (mat · vec)``; beta = 0 ignores ``self``, NaN included."""
     column = reshape(vec, [vec.sizes[0], ONE])
-    product = matmul(builder, mat, column, wide_dtype(builder.out.dtype))
-    return add_scaled(builder, self, reshape(product, builder.out.sizes), beta, alpha)
+    product = matmul(builder, mat, column, compute_dtype(builder.out.dtype))
+    return add_scaled(builder, self, reshape(product, builder.out.sizes), **scales)
 
 
 @lowers(aten.addbmm.default)
 def lower_addbmm(
-    builder: Builder,
-    self: Value,
-    batch1: Value,
-    batch2: Value,
-    *,
-    beta: Operand = 1,
-    alpha: Operand = 1,
+    builder: Builder, self: Value, batch1: Value, batch2: Value, **scales: Operand
 ) -> Value:
     """``beta · self + alpha · Σ batch1[b] · batch2[b]`` over the batches b, rounded once.
 
@@ -226,25 +197,17 @@ def lower_addbmm(
     columns = batch2.sizes[2]
     left = reshape(permute(batch1, [1, 0, 2]), [rows, batch * inner])
     right = reshape(batch2, [batch * inner, columns])
-    total = matmul(builder, left, right, wide_dtype(builder.out.dtype))
-    return add_scaled(builder, self, total, beta, alpha)
+    total = matmul(builder, left, right, compute_dtype(builder.out.dtype))
+    return add_scaled(builder, self, total, **scales)
 
 
 @lowers(aten.addr.default)
-def lower_addr(
-    builder: Builder,
-    self: Value,
-    vec1: Value,
-    vec2: Value,
-    *,
-    beta: Operand = 1,
-    alpha: Operand = 1,
-) -> Value:
+def lower_addr(builder: Builder, self: Value, vec1: Value, vec2: Value, **scales: Operand) -> Value:
     """beta · self + alpha · the outer product of two vectors, rounded once."""
     row, column = positions(builder.out.sizes)
-    dtype = wide_dtype(builder.out.dtype)
+    dtype = compute_dtype(builder.out.dtype)
     body = times(cast(vec1.at([row]), dtype), cast(vec2.at([column]), dtype))
-    return add_scaled(builder, self, Value(dtype, builder.out.sizes, body), beta, alpha)
+    return add_scaled(builder, self, Value(dtype, builder.out.sizes, body), **scales)
 
 
 @lowers(aten._trilinear.default)

@@ -7,6 +7,7 @@ so that it can be the epilogue of the convolution before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -87,8 +88,15 @@ def lower_log_softmax_backward(
     return builder.pointwise(cast(body, builder.out.dtype), grad.sizes)
 
 
-def _reciprocal_std(variance_body: Scalar, eps: float) -> Scalar:
-    return apply("rsqrt", variance_body + eps)
+def _normalized(
+    builder: Builder, value: Value, dims: Sequence[int], eps: float
+) -> tuple[Scalar, Value, Value, Value]:
+    """((x − mean) · rstd, mean, rstd, variance) over ``dims``, all in the compute dtype."""
+    dtype = compute_dtype(value.dtype)
+    var, mean = variance(builder, Reducing(value, dims), 0, dtype, keepdim=True)
+    rstd = builder.pointwise(apply("rsqrt", var.body + eps), var.sizes, name="rstd")
+    centered = cast(value.body, dtype) - expand(mean, value.sizes).body
+    return centered * expand(rstd, value.sizes).body, mean, rstd, var
 
 
 def _affine_by_channel(
@@ -108,13 +116,6 @@ def _affine(
     if bias is not None:
         body += cast(expand(bias, sizes).body, body.dtype)
     return body
-
-
-def _normalized(value: Value, mean: Value, rstd: Value) -> Scalar:
-    """(x − mean) · rstd, statistics broadcasting to the value."""
-    dtype = mean.dtype
-    centered = cast(value.body, dtype) - expand(mean, value.sizes).body
-    return centered * expand(rstd, value.sizes).body
 
 
 def _statistic(builder: Builder, value: Value, result: int) -> Value:
@@ -137,11 +138,9 @@ def lower_layer_norm(
     The output is ``(x − mean) / sqrt(var + eps) · weight + bias``; statistics keep the reduced
     dimensions as size 1.
     """
-    dtype = compute_dtype(input.dtype)
-    split = Reducing(input, range(input.rank - len(normalized_shape), input.rank))
-    var, mean = variance(builder, split, 0, dtype, keepdim=True)
-    rstd = builder.pointwise(_reciprocal_std(var.body, eps), var.sizes, name="rstd")
-    body = _affine(_normalized(input, mean, rstd), input.sizes, weight, bias)
+    dims = range(input.rank - len(normalized_shape), input.rank)
+    body, mean, rstd, _ = _normalized(builder, input, dims, eps)
+    body = _affine(body, input.sizes, weight, bias)
     out = builder.pointwise(cast(body, builder.out.dtype), input.sizes)
     return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
 
@@ -162,35 +161,13 @@ def lower_group_norm(
 
     The statistics have the sizes [N, group].
     """
-    dtype = compute_dtype(input.dtype)
     batch, channels, *space = input.sizes
     grouped = reshape(input, [batch, as_expr(group), channels // group, *space])
-    split = Reducing(grouped, range(2, grouped.rank))
-    var, mean = variance(builder, split, 0, dtype, keepdim=True)
-    rstd = builder.pointwise(_reciprocal_std(var.body, eps), var.sizes, name="rstd")
-    normalized = Value(dtype, grouped.sizes, _normalized(grouped, mean, rstd))
+    body, mean, rstd, _ = _normalized(builder, grouped, range(2, grouped.rank), eps)
+    normalized = Value(body.dtype, grouped.sizes, body)
     body = _affine_by_channel(reshape(normalized, input.sizes).body, input, weight, bias)
     out = builder.pointwise(cast(body, builder.out.dtype), input.sizes)
     return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
-
-
-@lowers(aten._native_batch_norm_legit_no_training.default)
-def lower_batch_norm_eval(
-    builder: Builder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    momentum: float,
-    eps: float,
-) -> tuple[Value | None, ...]:
-    """(output, empty, empty): ``(x − running_mean) / sqrt(running_var + eps) · weight + bias``.
-
-    One pointwise body over [N, C, *space], so that it can be the epilogue of a convolution.
-    """
-    out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
-    return out, builder.zeros(1), builder.zeros(2)
 
 
 @lowers(aten.native_batch_norm.default)
@@ -204,19 +181,40 @@ def lower_batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Value | None, ...]:
-    """(output, mean, 1/std) of [N, C, *space].
+) -> tuple[Value, Value, Value]:
+    """(output, mean, 1/std) of [N, C, *space], with statistics over all but the channels.
 
     Without running statistics those of the batch are used; in evaluation the running ones, and then
     the saved statistics are empty. Raises NotLowered: in training with running statistics, which it
     would have to change.
     """
     if training and running_mean is None:
-        return lower_batch_norm_no_stats(builder, input, weight, bias, training, momentum, eps)
+        out, mean, rstd, _ = _batch_norm_training(builder, input, weight, bias, eps)
+        return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
     if training or running_mean is None or running_var is None:
         raise NotLowered("batch norm that changes its arguments")
     out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
     return out, builder.zeros(1), builder.zeros(2)
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def lower_batch_norm_eval(
+    builder: Builder, input: Value, weight: Value | None, bias: Value | None, *rest: Any
+) -> tuple[Value, Value, Value]:
+    """`lower_batch_norm` in evaluation; ``rest`` is (mean, variance, momentum, eps).
+
+    One pointwise body over [N, C, *space], so that it can be the epilogue of a convolution.
+    """
+    mean, var, *numbers = rest
+    return lower_batch_norm(builder, input, weight, bias, mean, var, False, *numbers)
+
+
+@lowers(aten._native_batch_norm_legit.no_stats)
+def lower_batch_norm_no_stats(
+    builder: Builder, input: Value, weight: Value | None, bias: Value | None, *rest: Any
+) -> tuple[Value, Value, Value]:
+    """`lower_batch_norm` with statistics of the batch; ``rest`` is (training, momentum, eps)."""
+    return lower_batch_norm(builder, input, weight, bias, None, None, True, *rest[1:])
 
 
 def _batch_norm_output(
@@ -234,7 +232,7 @@ def _batch_norm_output(
     def channel(vector: Value) -> Scalar:
         return cast(expand(channelwise(vector, input), input.sizes).body, dtype)
 
-    scale = _reciprocal_std(channel(var), eps)
+    scale = apply("rsqrt", channel(var) + eps)
     if weight is not None:
         scale *= channel(weight)
     body = (cast(input.body, dtype) - channel(mean)) * scale
@@ -247,11 +245,9 @@ def _batch_norm_training(
     builder: Builder, input: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value, Value]:
     """(output, mean, rstd, variance) with statistics of the batch, in the compute dtype."""
-    dtype = compute_dtype(input.dtype)
-    split = Reducing(input, [k for k in range(input.rank) if k != 1])
-    var, mean = variance(builder, split, 0, dtype, keepdim=True)
-    rstd = builder.pointwise(_reciprocal_std(var.body, eps), var.sizes, name="rstd")
-    body = _affine_by_channel(_normalized(input, mean, rstd), input, weight, bias)
+    dims = [k for k in range(input.rank) if k != 1]
+    body, mean, rstd, var = _normalized(builder, input, dims, eps)
+    body = _affine_by_channel(body, input, weight, bias)
     return builder.pointwise(cast(body, builder.out.dtype), input.sizes), mean, rstd, var
 
 
@@ -278,33 +274,12 @@ def lower_batch_norm_functional(
     """(output, saved mean, saved rstd, new running mean, new running variance)."""
     if not training:
         out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
-        empty = builder.zeros(1), builder.zeros(2)
-        mean, var = _statistic(builder, running_mean, 3), _statistic(builder, running_var, 4)
-        return out, *empty, mean, var
+        running = _statistic(builder, running_mean, 3), _statistic(builder, running_var, 4)
+        return out, builder.zeros(1), builder.zeros(2), *running
     out, mean, rstd, var = _batch_norm_training(builder, input, weight, bias, eps)
     count = count_scalar(input.numel // input.sizes[1], mean.dtype)
     unbias = count / (count - 1)
     new_mean = _blend(builder, running_mean, mean, momentum, const(1, mean.dtype))
     new_var = _blend(builder, running_var, var, momentum, unbias)
-    return (
-        out,
-        _statistic(builder, mean, 1),
-        _statistic(builder, rstd, 2),
-        _statistic(builder, new_mean, 3),
-        _statistic(builder, new_var, 4),
-    )
-
-
-@lowers(aten._native_batch_norm_legit.no_stats)
-def lower_batch_norm_no_stats(
-    builder: Builder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, Value, Value]:
-    """(output, mean, 1/std), with statistics of the batch over all dimensions but the channels."""
-    out, mean, rstd, _ = _batch_norm_training(builder, input, weight, bias, eps)
-    return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
+    statistics = enumerate((mean, rstd, new_mean, new_var), 1)
+    return out, *(_statistic(builder, value, k) for k, value in statistics)

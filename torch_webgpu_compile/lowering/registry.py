@@ -12,15 +12,14 @@ LoweringFunction = Callable[..., Any]
 F = TypeVar("F", bound=LoweringFunction)
 
 LOWERINGS: dict[torch._ops.OpOverload, LoweringFunction] = {}
-VIEWS: set[torch._ops.OpOverload] = set()
 
 
-def lowers(*overloads: torch._ops.OpOverload, view: bool = False) -> Callable[[F], F]:
+def lowers(*overloads: torch._ops.OpOverload) -> Callable[[F], F]:
     """Registers a lowering; raises ValueError when an overload already has one.
 
     The function takes the `Builder` and the operator's arguments by the names of its schema, with
     tensors as `Value`s and sizes as ints or `Expr`s, and returns a `Value`, or a tuple with None
-    for results that it does not give. ``view`` says that it makes no node of its own.
+    for results that it does not give.
     """
 
     def register(function: F) -> F:
@@ -28,8 +27,6 @@ def lowers(*overloads: torch._ops.OpOverload, view: bool = False) -> Callable[[F
             if overload in LOWERINGS:
                 raise ValueError(f"{overload} already has a lowering: {LOWERINGS[overload]}")
             LOWERINGS[overload] = function
-            if view:
-                VIEWS.add(overload)
         return function
 
     return register

@@ -27,6 +27,7 @@ from .indexing import gathered
 from .promotion import compute_dtype
 from .registry import LoweringFunction, NotLowered, lowers
 from .scattering import scatter
+from .special import polynomial
 from .symbols import literal
 from .value import IndexLike, Value, positions, zeros
 
@@ -43,15 +44,45 @@ class Tap:
     weight: Scalar | None
 
 
-Taps = Callable[[Expr, Expr, Expr, "float | None", DType], list[Tap]]
-"""(output position, input size, output size, scale factor, dtype of positions) → taps."""
+@dataclass(frozen=True)
+class Axis:
+    """One dimension that is interpolated, at one position of the result.
+
+    Attributes:
+        at: the position.
+        size_in, size_out: of the input and of the result.
+        factor: the scale factor that was given, if any.
+        dtype: of positions in the input.
+    """
+
+    at: Expr
+    size_in: Expr
+    size_out: Expr
+    factor: float | None
+    dtype: DType
+
+    def scale(self, dtype: DType) -> Scalar:
+        """Input elements per output element."""
+        if self.factor is not None and self.factor > 0:
+            return literal(1.0 / self.factor, dtype)
+        return _ratio(self.size_in, self.size_out, dtype)
+
+    def source(self, *, align: bool, cubic: bool) -> Scalar:
+        """The input position that the output position samples."""
+        position = cast(Index(self.at), self.dtype)
+        if align:
+            if self.size_out is ONE:
+                return const(0.0, self.dtype)
+            return position * _ratio(self.size_in - 1, self.size_out - 1, self.dtype)
+        centered = (position + 0.5) * self.scale(self.dtype) - 0.5
+        return centered if cubic else apply("maximum", centered, 0.0)
+
+    def clamped(self, index: Scalar) -> Scalar:
+        """The index in the input that is nearest to one that may be outside."""
+        return fold(apply("minimum", apply("maximum", index, 0), Index(self.size_in - 1)))
 
 
-def _scale(size_in: Expr, size_out: Expr, factor: float | None, dtype: DType) -> Scalar:
-    """Input elements per output element."""
-    if factor is not None and factor > 0:
-        return literal(1.0 / factor, dtype)
-    return _ratio(size_in, size_out, dtype)
+Taps = Callable[[Axis], list[Tap]]
 
 
 def _ratio(numerator: Expr, denominator: Expr, dtype: DType) -> Scalar:
@@ -60,35 +91,29 @@ def _ratio(numerator: Expr, denominator: Expr, dtype: DType) -> Scalar:
     return cast(Index(numerator), dtype) / cast(Index(denominator), dtype)
 
 
-def _exact_factor(size_in: Expr, size_out: Expr, factor: float | None) -> int:
+def _exact_factor(axis: Axis) -> int:
     """The factor if it is a power of two, so that float arithmetic is exact; else 0."""
+    size_in, size_out = axis.size_in, axis.size_out
     if not (size_in.is_constant and size_out.is_constant) or size_in.constant == 0:
         return 0
     whole = size_out.constant // size_in.constant
     exact = whole * size_in.constant == size_out.constant and whole & (whole - 1) == 0
-    return whole if exact and factor in (None, float(whole)) else 0
+    return whole if exact and axis.factor in (None, float(whole)) else 0
 
 
 def nearest_taps(exact: bool) -> Taps:
     """⌊position · scale⌋, or with ``exact`` of the element's centre; always in float32."""
 
-    def taps(
-        at: Expr, size_in: Expr, size_out: Expr, factor: float | None, dtype: DType
-    ) -> list[Tap]:
-        whole = _exact_factor(size_in, size_out, factor)
+    def taps(axis: Axis) -> list[Tap]:
+        whole = _exact_factor(axis)
         if whole:
-            return [Tap(at // whole, None)]
-        position = cast(Index(at), F32)
+            return [Tap(axis.at // whole, None)]
+        position = cast(Index(axis.at), F32)
         if exact:
             position += 0.5
-        position *= _scale(size_in, size_out, factor, F32)
-        return [Tap(_clamped(_floor_index(position), size_in), None)]
+        return [Tap(axis.clamped(_whole(apply("floor", position * axis.scale(F32)))), None)]
 
     return taps
-
-
-def _floor_index(position: Scalar) -> Scalar:
-    return _whole(apply("floor", position))
 
 
 def _whole(number: Scalar) -> Scalar:
@@ -96,42 +121,14 @@ def _whole(number: Scalar) -> Scalar:
     return cast(cast(number, dtypes.int32), dtypes.int64)
 
 
-def _clamped(index: Scalar, size: Expr) -> Scalar:
-    low = apply("maximum", index, 0)
-    return fold(apply("minimum", low, Index(size - 1)))
-
-
-def _source(
-    at: Expr,
-    size_in: Expr,
-    size_out: Expr,
-    factor: float | None,
-    dtype: DType,
-    *,
-    align: bool,
-    cubic: bool,
-) -> Scalar:
-    """The input position that an output position samples."""
-    position = cast(Index(at), dtype)
-    if align:
-        if size_out is ONE:
-            return const(0.0, dtype)
-        return position * _ratio(size_in - 1, size_out - 1, dtype)
-    centered = (position + 0.5) * _scale(size_in, size_out, factor, dtype) - 0.5
-    return centered if cubic else apply("maximum", centered, 0.0)
-
-
 def linear_taps(align: bool) -> Taps:
     """The two neighbours, weighted by distance."""
 
-    def taps(
-        at: Expr, size_in: Expr, size_out: Expr, factor: float | None, dtype: DType
-    ) -> list[Tap]:
-        source = _source(at, size_in, size_out, factor, dtype, align=align, cubic=False)
-        low = _clamped(_floor_index(source), size_in)
-        high = _clamped(low + 1, size_in)
-        right = apply("minimum", apply("maximum", source - cast(low, dtype), 0.0), 1.0)
-        return [Tap(low, 1.0 - right), Tap(high, right)]
+    def taps(axis: Axis) -> list[Tap]:
+        source = axis.source(align=align, cubic=False)
+        low = axis.clamped(_whole(apply("floor", source)))
+        right = apply("minimum", apply("maximum", source - cast(low, axis.dtype), 0.0), 1.0)
+        return [Tap(low, 1.0 - right), Tap(axis.clamped(low + 1), right)]
 
     return taps
 
@@ -139,40 +136,25 @@ def linear_taps(align: bool) -> Taps:
 def cubic_taps(align: bool) -> Taps:
     """Four neighbours with the weights of cubic convolution; the border repeats."""
 
-    def taps(
-        at: Expr, size_in: Expr, size_out: Expr, factor: float | None, dtype: DType
-    ) -> list[Tap]:
-        source = _source(at, size_in, size_out, factor, dtype, align=align, cubic=True)
+    def taps(axis: Axis) -> list[Tap]:
+        source = axis.source(align=align, cubic=True)
         floor = apply("floor", source)
         t = source - floor
-        base = _whole(floor)
-        rest = 1.0 - t
-        distances = [_plus_one(t), t, rest, _plus_one(rest)]
-        weights = [_far(distances[0]), _near(t), _near(rest), _far(distances[3])]
-        return [Tap(_clamped(base + (k - 1), size_in), weight) for k, weight in enumerate(weights)]
+        base, rest = _whole(floor), 1.0 - t
+        weights = [_far(t + 1.0), _near(t), _near(rest), _far(rest + 1.0)]
+        return [Tap(axis.clamped(base + (k - 1)), weight) for k, weight in enumerate(weights)]
 
     return taps
 
 
-def _plus_one(x: Scalar) -> Scalar:
-    return x + 1.0
-
-
-def _polynomial(x: Scalar, *coefficients: float) -> Scalar:
-    total: Scalar = const(coefficients[0], x.dtype)
-    for coefficient in coefficients[1:]:
-        total = total * x + coefficient
-    return total
-
-
 def _near(x: Scalar) -> Scalar:
     """(a+2)x³ − (a+3)x² + 1 for |x| ≤ 1."""
-    return _polynomial(x, CUBIC + 2, -(CUBIC + 3), 0.0, 1.0)
+    return polynomial(x, (CUBIC + 2, -(CUBIC + 3), 0.0, 1.0))
 
 
 def _far(x: Scalar) -> Scalar:
     """ax³ − 5ax² + 8ax − 4a for 1 < |x| < 2."""
-    return _polynomial(x, CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC)
+    return polynomial(x, (CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC))
 
 
 def _all_taps(
@@ -183,9 +165,8 @@ def _all_taps(
     factors: Sequence[float | None],
     dtype: DType,
 ) -> list[list[Tap]]:
-    return [
-        taps(a, i, o, f, dtype) for a, i, o, f in zip(at, sizes_in, sizes_out, factors, strict=True)
-    ]
+    axes = zip(at, sizes_in, sizes_out, factors, strict=True)
+    return [taps(Axis(*axis, dtype)) for axis in axes]
 
 
 def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float | None]) -> Value:

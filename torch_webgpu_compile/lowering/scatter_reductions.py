@@ -75,11 +75,7 @@ def _compared(
     here = positions(value.sizes)
     (r,) = positions((count,), "r")
     at = [*here[:dim], r, *here[dim + 1 :]]
-    conditions: list[Scalar] = []
-    for k, entry in enumerate(at):
-        if k != dim:
-            conditions += in_range(entry, index.sizes[k])
-    inside = all_of(conditions)
+    inside = _inside(at, index, dim)
     named = data_index(builder, index.at(at), value.sizes[dim], dim)
     hits = apply("eq", named, Index(here[dim]))
     identity = neutral(kind, dtype)
@@ -87,6 +83,12 @@ def _compared(
     total = builder.reduce(kind, body, value.sizes, (count,), name="reduced").body
     hit_count = masked(inside, cast(hits, dtypes.int32), 0)
     return total, builder.reduce("sum", hit_count, value.sizes, (count,), name="hits").body
+
+
+def _inside(at: Sequence[Expr], index: Value, dim: int) -> Scalar:
+    """Whether a position is one of ``index``, apart from ``dim``."""
+    others = (in_range(at[k], index.sizes[k]) for k in range(index.rank) if k != dim)
+    return all_of([condition for conditions in others for condition in conditions])
 
 
 def _of_sorted(
@@ -111,24 +113,14 @@ def _of_sorted(
     def row(found: Value, position: Scalar) -> Scalar:
         return found.at([*here[:dim], position, *here[dim + 1 :]])
 
-    def not_after(position: Scalar) -> Scalar:
-        return row(keys, position) <= own
-
-    def is_before(position: Scalar) -> Scalar:
-        return row(keys, position) < own
-
-    conditions: list[Scalar] = []
-    for k, entry in enumerate(here):
-        if k != dim:
-            conditions += in_range(entry, index.sizes[k])
-    inside = all_of(conditions)
-    ends = masked(inside, binary_search(not_after, Index(count), count), 0)
+    inside = _inside(here, index, dim)
+    ends = masked(inside, binary_search(lambda p: row(keys, p) <= own, Index(count), count), 0)
     end = builder.pointwise(ends, value.sizes, name="end")
-    starts = masked(inside, binary_search(is_before, Index(count), count), 0)
+    starts = masked(inside, binary_search(lambda p: row(keys, p) < own, Index(count), count), 0)
     start = builder.pointwise(starts, value.sizes, name="start")
     last = apply("maximum", end.body - 1, 0)
     total = masked(inside, row(scanned, last), neutral(kind, dtype))
-    return (total, cast(end.body - start.body, dtypes.int32))
+    return total, cast(end.body - start.body, dtypes.int32)
 
 
 def _combined(

@@ -19,6 +19,7 @@ from ..symbolic.sizes import ONE, ZERO, Expr, as_symbol, delinearize, linearize,
 from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .pointwise import plus
+from .reductions import converted
 from .registry import NotLowered
 from .scans import inclusive_scan
 from .sorting import binary_search, sort_last
@@ -48,9 +49,7 @@ def scatter(
     wide = _accumulator(initial.dtype) if accumulate else initial.dtype
     updates = Updates(initial.cast(wide), tuple(ranges), tuple(index), cast(body, wide))
     total = _updated(builder, updates, accumulate)
-    if wide is initial.dtype:
-        return total
-    return builder.pointwise(cast(total.body, initial.dtype), initial.sizes)
+    return converted(builder, total, initial.dtype)
 
 
 def _accumulator(dtype: DType) -> DType:
