@@ -1,4 +1,4 @@
-"""What Dynamo is told, see `capture.dynamo`."""
+"""What Dynamo is told, see `capture.graph.dynamo`."""
 
 from __future__ import annotations
 

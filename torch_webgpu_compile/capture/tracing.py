@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import UnsupportedOp
+from .decompositions.table import is_composite
 
 aten = torch.ops.aten
 
@@ -356,18 +357,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _decompose(func: OpOverload, args: Any, kwargs: Any) -> Any:
     """A composite operator in terms of others; NotImplemented when it is not one."""
     result = func.decompose(*args, **kwargs)
-    if result is not NotImplemented or not _is_explicit(func):
+    of_lists = func._schema.name.startswith("aten::_foreach_")
+    if result is not NotImplemented or not (of_lists and is_composite(func)):
         return result
     return func._op_dk(_COMPOSITE, *args, **kwargs)
-
-
-def _is_explicit(func: OpOverload) -> bool:
-    """Whether a C++ kernel of ``func`` calls other operators for each tensor of a list."""
-    name = func._schema.name
-    if not name.startswith("aten::_foreach_"):
-        return False
-    overload = f"{name}.{func._schema.overload_name}" if func._schema.overload_name else name
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload, _COMPOSITE)
 
 
 def take_seeds(graph: GraphModule) -> int:

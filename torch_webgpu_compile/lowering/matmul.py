@@ -110,8 +110,8 @@ def lower_mm(builder: Builder, self: Value, mat2: Value, *out_dtype: torch.dtype
     """[…, m, k] · […, k, n], in the dtype of the operands; int8 products of ``_int_mm`` are int32.
 
     16-bit floats are summed in float32 and rounded once (to ``out_dtype``, if that is given).
-    Products with a single row or column, and
-    those of int64 or bool, are a `Reduction`, others a `Contraction`.
+    Products with a single row or column, and those of int64 or bool, are a `Reduction`, others a
+    `Contraction`.
     """
     return matmul(builder, self, mat2, builder.out.dtype)
 
