@@ -37,7 +37,7 @@ class NotLowered(Exception):
 
 
 FAMILIES = (
-    *("views", "creation", "pointwise", "comparison", "activations", "reductions"),
+    *("views", "creation", "pointwise", "activations", "reductions"),
     *("normalization", "matmul", "attention", "flash_attention", "convolution", "pooling"),
     *("factorizations", "joining", "indexing", "embedding_bags", "scans", "sorting"),
     *("resampling", "scatter_reductions", "special", "bessel", "fourier", "random"),

@@ -473,7 +473,7 @@ def _register_antialiased(name: str, cubic: bool) -> None:
     ) -> Value:
         """Antialiased interpolation of uint8 images [N, C, H, W]; see `resample_uint8`.
 
-        Floats never get here: ``capture/decompositions/sampling.py`` decomposes them into matrix products.
+        Floats never get here: ``capture/decompositions/sampling.py`` makes matrix products of them.
         Raises NotLowered: for any other dtype, and for symbolic sizes.
         """
         if self.dtype is not dtypes.uint8:

@@ -49,14 +49,9 @@ rule(*_ZEROS)(_of_number(0))
 rule(*_ONES)(_of_number(1))
 
 
-@rule(aten.full.default, aten.full_like.default)
-def _full(call: Call, _: Any, fill_value: Any, **__: Any) -> Any:
-    return _of_number(fill_value)(call)
-
-
-@rule(aten.new_full.default)
-def _new_full(call: Call, self: Any, size: Any, fill_value: Any, **_: Any) -> Any:
-    return _of_number(fill_value)(call)
+@rule(aten.full.default, aten.full_like.default, aten.new_full.default, aten.scalar_tensor.default)
+def _full(call: Call, *arguments: Any, **_: Any) -> Any:
+    return _of_number(arguments[-1])(call)
 
 
 @rule(aten.fill.Scalar, aten.fill.Tensor)
@@ -64,14 +59,7 @@ def _fill(call: Call, self: Any, value: Any) -> Pair:
     return _filled(call, value)
 
 
-@rule(aten.zero.default)
-def _zero(call: Call, self: Any) -> Pair:
-    return _filled(call, 0)
-
-
-@rule(aten.scalar_tensor.default)
-def _scalar_tensor(call: Call, s: Any, **_: Any) -> Any:
-    return _of_number(s)(call)
+rule(aten.zero.default)(lambda call, self: _filled(call, 0))
 
 
 @rule(aten.eye.default, aten.eye.m)
@@ -96,24 +84,12 @@ def _polar(call: Call, abs: Tensor, angle: Tensor) -> Pair:
     return Pair(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
-@rule(aten.view_as_real.default, aten.view_as_real_copy.default)
-def _view_as_real(call: Call, self: Pair) -> Tensor:
-    return join(self)
-
-
-@rule(aten.view_as_complex.default, aten.view_as_complex_copy.default)
-def _view_as_complex(call: Call, self: Tensor) -> Pair:
-    return separate(self)
-
-
-@rule(aten.real.default)
-def _real(call: Call, self: Any) -> Tensor:
-    return self.re if isinstance(self, Pair) else self
-
-
-@rule(aten.imag.default)
-def _imag(call: Call, self: Pair) -> Tensor:
-    return self.im
+rule(aten.view_as_real.default, aten.view_as_real_copy.default)(lambda call, self: join(self))
+rule(aten.view_as_complex.default, aten.view_as_complex_copy.default)(
+    lambda call, self: separate(self)
+)
+rule(aten.real.default)(lambda call, self: self.re if isinstance(self, Pair) else self)
+rule(aten.imag.default)(lambda call, self: self.im)
 
 
 @rule(aten._to_copy.default)

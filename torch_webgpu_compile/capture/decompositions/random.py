@@ -100,6 +100,23 @@ def _of_floats(rule: Callable[..., Any]) -> Callable[..., Any]:
     return _seeded(call)
 
 
+def _like(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """``rule`` in the sizes of a tensor, and unless they are given in its dtype and device."""
+
+    @wraps(rule)
+    def call(
+        self: Tensor,
+        *arguments: Any,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        **keywords: Any,
+    ) -> Any:
+        place = device or self.device
+        return rule(*arguments, self.shape, dtype=dtype or self.dtype, device=place, **keywords)
+
+    return call
+
+
 @_seeded
 def rand(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
     """Uniform numbers of [0, 1) in a float dtype; of a complex one, in both parts.
@@ -115,14 +132,6 @@ def rand(size: Size, *, dtype: torch.dtype | None = None, device: Device = None,
 
 
 @_seeded
-def rand_like(
-    self: Tensor, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any
-) -> Any:
-    """`rand` in the sizes, and unless given the dtype and device, of ``self``."""
-    return rand(self.shape, dtype=dtype or self.dtype, device=device or self.device)
-
-
-@_seeded
 def randn(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
     """Standard normal numbers in a float dtype; complex ones have variance ½ in each part."""
     if _dtype(dtype).is_complex:
@@ -130,14 +139,6 @@ def randn(size: Size, *, dtype: torch.dtype | None = None, device: Device = None
     if _dtype(dtype) not in _BITS:
         return NotImplemented
     return _normal(size, device, _dtype(dtype)).to(_dtype(dtype))
-
-
-@_seeded
-def randn_like(
-    self: Tensor, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any
-) -> Any:
-    """`randn` in the sizes, and unless given the dtype and device, of ``self``."""
-    return randn(self.shape, dtype=dtype or self.dtype, device=device or self.device)
 
 
 @_seeded
@@ -229,25 +230,6 @@ def randint_low(
     if not isinstance(low, int) or not isinstance(high, int) or not 0 < high - low <= 1 << 63:
         return NotImplemented
     return _integers(size, device, low, high, dtype or torch.int64)
-
-
-def randint_like(self: Tensor, high: int, **keywords: Any) -> Any:
-    """Whole numbers of [0, high) in the sizes of ``self``, see `randint_like_low`."""
-    return randint_like_low(self, 0, high, **keywords)
-
-
-def randint_like_low(
-    self: Tensor,
-    low: int,
-    high: int,
-    *,
-    dtype: torch.dtype | None = None,
-    device: Device = None,
-    **_: Any,
-) -> Any:
-    """`randint_low` in the sizes, and unless given the dtype and device, of ``self``."""
-    place = device or self.device
-    return randint_low(low, high, self.shape, dtype=dtype or self.dtype, device=place)
 
 
 def _integers(size: Size, device: Device, low: int, high: int, dtype: torch.dtype) -> Tensor:
@@ -374,12 +356,12 @@ def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> An
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.rand.default: rand,
     aten.rand.generator: rand,
-    aten.rand_like.default: rand_like,
-    aten.rand_like.generator: rand_like,
+    aten.rand_like.default: _like(rand),
+    aten.rand_like.generator: _like(rand),
     aten.randn.default: randn,
     aten.randn.generator: randn,
-    aten.randn_like.default: randn_like,
-    aten.randn_like.generator: randn_like,
+    aten.randn_like.default: _like(randn),
+    aten.randn_like.generator: _like(randn),
     aten.uniform.default: uniform,
     aten.normal_functional.default: normal_functional,
     aten.normal.Tensor_float: normal,
@@ -394,8 +376,8 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.randint.generator: randint,
     aten.randint.low: randint_low,
     aten.randint.low_generator: randint_low,
-    aten.randint_like.default: randint_like,
-    aten.randint_like.low_dtype: randint_like_low,
+    aten.randint_like.default: _like(randint),
+    aten.randint_like.low_dtype: _like(randint_low),
     aten.random.default: random,
     aten.random.to: random_to,
     getattr(aten.random, "from"): random_from,

@@ -73,14 +73,13 @@ def _contiguous_out(op: OpOverload) -> Callable[..., Tensor]:
     return call
 
 
-def cummax_helper(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
-    """``_cummax_helper``, which ``cummax`` calls on a device."""
-    _assign((values, indices), aten.cummax.default(self, dim))
+def _scan_helper(op: OpOverload) -> Callable[..., None]:
+    """``_cummax_helper`` or ``_cummin_helper``, which the operator without ``_helper`` calls."""
 
+    def call(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
+        _assign((values, indices), op(self, dim))
 
-def cummin_helper(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
-    """``_cummin_helper``."""
-    _assign((values, indices), aten.cummin.default(self, dim))
+    return call
 
 
 def _assign(targets: Tensors, values: Tensors) -> None:
@@ -121,8 +120,8 @@ REWRITES: dict[OpOverload, Callable[..., Any]] = {
     aten._fft_c2c.out: _contiguous_out(aten._fft_c2c.default),
     aten._fft_c2r.out: _contiguous_out(aten._fft_c2r.default),
     aten._fft_r2c.out: _contiguous_out(aten._fft_r2c.default),
-    aten._cummax_helper.default: cummax_helper,
-    aten._cummin_helper.default: cummin_helper,
+    aten._cummax_helper.default: _scan_helper(aten.cummax.default),
+    aten._cummin_helper.default: _scan_helper(aten.cummin.default),
     aten._amp_foreach_non_finite_check_and_unscale_.default: unscale,
     aten._amp_update_scale_.default: update_scale,
     **fused_optimizers.REWRITES,
