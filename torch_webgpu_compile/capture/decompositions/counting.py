@@ -70,16 +70,15 @@ def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     return _counted(places, inside, bins, torch.ones_like(self.reshape(-1)))
 
 
-def histogram_of_edges(
-    self: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False
+def _histogram(
+    self: Tensor, edges: Tensor, weight: Tensor | None, density: bool
 ) -> tuple[Tensor, Tensor]:
-    """(counts, edges) of bins given by their edges."""
-    edges, flat = bins.clone(), self.reshape(-1)
-    bin_count = edges.shape[0] - 1
-    places = (torch.searchsorted(edges, flat, right=True) - 1).clamp(0, bin_count - 1)
+    flat = self.reshape(-1)
+    bins = edges.shape[0] - 1
+    places = (torch.searchsorted(edges, flat, right=True) - 1).clamp(0, bins - 1)
     inside = (flat >= edges[0]) & (flat <= edges[-1])
     weights = torch.ones_like(flat) if weight is None else weight.reshape(-1)
-    counts = _counted(places, inside, bin_count, weights)
+    counts = _counted(places, inside, bins, weights)
     if density:
         counts = counts / counts.sum() / edges.diff()
     return counts, edges
@@ -106,7 +105,14 @@ def histogram(
     step = (high - low) / bins
     # From the nearer end, as ``linspace`` does.
     edges = torch.where(place < (bins + 1) // 2, low + step * place, high - step * (bins - place))
-    return histogram_of_edges(self, edges.to(self.dtype), weight=weight, density=density)
+    return _histogram(self, edges.to(self.dtype), weight, density)
+
+
+def histogram_of_edges(
+    self: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(counts, edges) of bins given by their edges."""
+    return _histogram(self, bins.clone(), weight, density)
 
 
 def linspace(start: Any, end: Any, steps: int, **keywords: Any) -> Any:
