@@ -7,7 +7,7 @@ is [C, O/groups, *kernel].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +17,7 @@ from ..ir.nodes import Contraction
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, is_less, is_nonnegative, product
 from .builder import Builder, masked
-from .matmul import add_scaled, is_contractible
+from .matmul import add_scaled
 from .promotion import compute_dtype
 from .reductions import converted, summed
 from .registry import NotLowered, lowers
@@ -38,22 +38,25 @@ class Geometry:
     padding: tuple[Expr, ...]
     dilation: tuple[Expr, ...]
     groups: int
+    transposed: bool
 
     @staticmethod
-    def of(
-        rank: int,
-        stride: Sequence[IntLike],
-        padding: Sequence[IntLike],
-        dilation: Sequence[IntLike],
-        groups: int,
-    ) -> Geometry:
-        """ATen's arguments, where a list of one entry is for all dimensions."""
+    def of(rank: int, *lists: Sequence[IntLike], groups: int, transposed: bool) -> Geometry:
+        """ATen's stride, padding and dilation, where a list of one entry is for all dimensions."""
 
         def full(values: Sequence[IntLike]) -> tuple[Expr, ...]:
             entries = [as_expr(v) for v in values]
             return tuple(entries * rank if len(entries) == 1 else entries)
 
-        return Geometry(full(stride), full(padding), full(dilation), int(groups))
+        stride, padding, dilation = map(full, lists)
+        return Geometry(stride, padding, dilation, int(groups), bool(transposed))
+
+    def window(
+        self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
+    ) -> Scalar:
+        """What the result at ``at`` reads for the tap ``kernel``, 0 outside of the value."""
+        read = self.read_transposed if self.transposed else self.read
+        return read(value, lead, at, kernel)
 
     def read(
         self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
@@ -137,7 +140,6 @@ def convolve(
     input: Value,
     weight: Value,
     geometry: Geometry,
-    transposed: bool,
     sizes: tuple[Expr, ...],
     dtype: DType,
     name: str = "",
@@ -152,19 +154,16 @@ def convolve(
         return zeros(sizes, dtype)
     if dtype is dtypes.bool_:
         raise NotLowered("convolution of bool")
-    if not is_contractible(dtype) or (geometry.groups > 1 and in_channels is ONE):
-        return _reduced(builder, input, weight, geometry, transposed, sizes, dtype, name)
+    if not dtype.is_float or (geometry.groups > 1 and in_channels is ONE):
+        return _reduced(builder, input, weight, geometry, sizes, dtype, name)
     axes = _axes(images, geometry.groups, space)
     (row,) = positions((out_channels,), "m")
     channel, *taps = positions(inner, "k")
     in_channel = axes.group * in_channels + channel
     out_channel = axes.group * out_channels + row
-    if transposed:
-        lhs = weight.at([in_channel, row, *taps])
-        rhs = geometry.read_transposed(input, [axes.image, in_channel], axes.space, taps)
-    else:
-        lhs = weight.at([out_channel, channel, *taps])
-        rhs = geometry.read(input, [axes.image, in_channel], axes.space, taps)
+    channels = [in_channel, row] if geometry.transposed else [out_channel, channel]
+    lhs = weight.at([*channels, *taps])
+    rhs = geometry.window(input, [axes.image, in_channel], axes.space, taps)
     wide = compute_dtype(dtype)
     node = Contraction(
         output="",
@@ -184,7 +183,6 @@ def _reduced(
     input: Value,
     weight: Value,
     geometry: Geometry,
-    transposed: bool,
     sizes: tuple[Expr, ...],
     dtype: DType,
     name: str,
@@ -203,14 +201,10 @@ def _reduced(
     within, taps = (ZERO, symbols) if in_channels is ONE else (symbols[0], symbols[1:])
     multiplier = sizes[1] // geometry.groups
     in_channel = channel // multiplier * in_channels + within
-    if transposed:
-        factor = weight.at([in_channel, channel % multiplier, *taps])
-        window = geometry.read_transposed(input, [image, in_channel], space, taps)
-    else:
-        factor = weight.at([channel, within, *taps])
-        window = geometry.read(input, [image, in_channel], space, taps)
+    pair = [in_channel, channel % multiplier] if geometry.transposed else [channel, within]
+    window = geometry.window(input, [image, in_channel], space, taps)
     wide = compute_dtype(dtype)
-    body = cast(window, wide) * cast(factor, wide)
+    body = cast(window, wide) * cast(weight.at([*pair, *taps]), wide)
     return converted(builder, builder.reduce("sum", body, sizes, inner, name=name), dtype)
 
 
@@ -233,10 +227,11 @@ def lower_convolution(
     `Contraction`; a `Reduction` for integers and for one input channel per group. 16-bit floats are
     rounded once, after the bias. Raises NotLowered: for bool.
     """
-    geometry = Geometry.of(input.rank - 2, stride, padding, dilation, groups)
+    lists = stride, padding, dilation
+    geometry = Geometry.of(input.rank - 2, *lists, groups=groups, transposed=transposed)
     out = builder.out
     dtype = out.dtype if bias is None else compute_dtype(out.dtype)
-    result = convolve(builder, input, weight, geometry, transposed, out.sizes, dtype)
+    result = convolve(builder, input, weight, geometry, out.sizes, dtype)
     if bias is None:
         return result
     return add_scaled(builder, channelwise(bias, input), result)
@@ -261,15 +256,15 @@ def lower_convolution_backward(
 
     Raises NotLowered: for bool, and for the weight's gradient of any integers.
     """
-    geometry = Geometry.of(input.rank - 2, stride, padding, dilation, groups)
+    lists = stride, padding, dilation
+    geometry = Geometry.of(input.rank - 2, *lists, groups=groups, transposed=transposed)
     dtype = input.dtype
     grad_input = grad_weight = grad_bias = None
     if output_mask[0] and builder.is_used(0):
-        grad_input = convolve(
-            builder, grad_output, weight, geometry, not transposed, input.sizes, dtype, "input"
-        )
+        turned = replace(geometry, transposed=not transposed)
+        grad_input = convolve(builder, grad_output, weight, turned, input.sizes, dtype, "input")
     if output_mask[1] and builder.is_used(1):
-        grad_weight = _weight_gradient(builder, grad_output, input, weight, geometry, transposed)
+        grad_weight = _weight_gradient(builder, grad_output, input, weight, geometry)
     if output_mask[2] and builder.is_used(2):
         dims = [k for k in range(grad_output.rank) if k != 1]
         grad_bias = summed(builder, grad_output, dims, grad_output.dtype)
@@ -277,20 +272,20 @@ def lower_convolution_backward(
 
 
 def _weight_gradient(
-    builder: Builder, grad: Value, input: Value, weight: Value, geometry: Geometry, transposed: bool
+    builder: Builder, grad: Value, input: Value, weight: Value, geometry: Geometry
 ) -> Value:
     """Σ over images and positions of the strided side's gradient and the other side's window.
 
     Rows are the channels that index the weight first, columns its other dimensions.
     """
-    slow, fast = (input, grad) if transposed else (grad, input)
+    slow, fast = (input, grad) if geometry.transposed else (grad, input)
     groups = geometry.groups
     rows, channels = weight.sizes[0] // groups, weight.sizes[1]
     kernel = weight.sizes[2:]
     inner = (slow.sizes[0], *slow.sizes[2:])
     if has_no_elements((*weight.sizes, *inner)):
         return zeros(weight.sizes, weight.dtype)
-    if not is_contractible(weight.dtype):
+    if not weight.dtype.is_float:
         raise NotLowered(f"the gradient of a convolution of {weight.dtype.name}")
     wide = compute_dtype(weight.dtype)
     if groups > 1 and channels is ONE:

@@ -38,11 +38,6 @@ from .value import (
 aten = torch.ops.aten
 
 
-def is_contractible(dtype: DType) -> bool:
-    """Whether `Contraction` accumulates as PyTorch does."""
-    return dtype.is_float
-
-
 def accumulator(dtype: DType) -> DType | None:
     """The dtype in which a `Contraction` sums up a product returned in ``dtype``, if it can.
 
