@@ -20,7 +20,7 @@ def _filled(call: Call, value: Any) -> Pair:
     sizes, dtype = call.result.shape, COMPONENTS[call.result.dtype]
     if isinstance(value, (Pair, Tensor, complex)):
         pair = as_pair(value, dtype)
-        return Pair(pair.re.expand(sizes), pair.im.expand(sizes))
+        return pair.map(lambda part: part.expand(sizes))
     return Pair(torch.full(sizes, value, dtype=dtype), torch.zeros(sizes, dtype=dtype))
 
 
@@ -96,7 +96,7 @@ rule(aten.imag.default)(lambda call, self: self.im)
 def _to_copy(call: Call, self: Any, **_: Any) -> Any:
     device = call.result.device
     if isinstance(self, Pair):
-        return _converted(call, Pair(self.re.to(device), self.im.to(device)))
+        return _converted(call, self.map(lambda part: part.to(device)))
     return _converted(call, self.to(device) if isinstance(self, Tensor) else self)
 
 
@@ -121,7 +121,7 @@ def _copy(call: Call, self: Any, src: Any, non_blocking: bool = False) -> Any:
         found: Tensor = _converted(call, src)
         return found.expand(sizes)
     pair = as_pair(src, COMPONENTS[call.result.dtype])
-    return Pair(pair.re.expand(sizes), pair.im.expand(sizes))
+    return pair.map(lambda part: part.expand(sizes))
 
 
 @rule(aten.view.dtype)

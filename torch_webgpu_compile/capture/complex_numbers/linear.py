@@ -122,7 +122,7 @@ def _same(call: Call, self: Pair, **_: Any) -> Pair:
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default)
 def _reshape(call: Call, self: Pair, size: Any) -> Pair:
     # The parts may have other strides than the complex tensor, which allow no view.
-    return Pair(self.re.reshape(size), self.im.reshape(size))
+    return self.map(lambda part: part.reshape(size))
 
 
 @rule(aten._reshape_alias.default)

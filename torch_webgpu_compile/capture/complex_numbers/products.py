@@ -43,6 +43,10 @@ def _product(a: Pair, b: Pair) -> Pair:
     return separate(made.reshape(*a.shape[:-1], b.shape[-1], 2))
 
 
+def _unsqueezed(z: Pair, dim: int) -> Pair:
+    return z.map(lambda part: part.unsqueeze(dim))
+
+
 @rule(aten.mm.default, aten.bmm.default)
 def _mm(call: Call, self: Any, mat2: Any) -> Pair:
     return _product(as_pair(self, call.dtype), as_pair(mat2, call.dtype))
@@ -51,29 +55,17 @@ def _mm(call: Call, self: Any, mat2: Any) -> Pair:
 @rule(aten.mv.default)
 def _mv(call: Call, self: Any, vec: Any) -> Pair:
     vector = _unsqueezed(as_pair(vec, call.dtype), 1)
-    return _squeezed(_product(as_pair(self, call.dtype), vector), 1)
+    return _product(as_pair(self, call.dtype), vector).map(lambda part: part.squeeze(1))
 
 
 @rule(aten.dot.default)
 def _dot(call: Call, self: Any, tensor: Any) -> Pair:
-    return _summed(as_pair(self, call.dtype) * as_pair(tensor, call.dtype))
+    return (as_pair(self, call.dtype) * as_pair(tensor, call.dtype)).map(torch.sum)
 
 
 @rule(aten.vdot.default)
 def _vdot(call: Call, self: Any, other: Any) -> Pair:
-    return _summed(as_pair(self, call.dtype).conj() * as_pair(other, call.dtype))
-
-
-def _summed(z: Pair) -> Pair:
-    return Pair(z.re.sum(), z.im.sum())
-
-
-def _unsqueezed(z: Pair, dim: int) -> Pair:
-    return Pair(z.re.unsqueeze(dim), z.im.unsqueeze(dim))
-
-
-def _squeezed(z: Pair, dim: int) -> Pair:
-    return Pair(z.re.squeeze(dim), z.im.squeeze(dim))
+    return (as_pair(self, call.dtype).conj() * as_pair(other, call.dtype)).map(torch.sum)
 
 
 def _added(call: Call, self: Any, product: Pair, beta: Any, alpha: Any) -> Pair:
@@ -96,7 +88,7 @@ def _addbmm(
     call: Call, self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1
 ) -> Pair:
     product = _mm(call, batch1, batch2)
-    return _added(call, self, Pair(product.re.sum(0), product.im.sum(0)), beta, alpha)
+    return _added(call, self, product.map(lambda part: part.sum(0)), beta, alpha)
 
 
 @rule(aten.addmv.default)
@@ -107,7 +99,13 @@ def _addmv(call: Call, self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: A
 @rule(aten.addr.default)
 def _addr(call: Call, self: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
     a, b = as_pair(vec1, call.dtype), as_pair(vec2, call.dtype)
-    return _added(call, self, _unsqueezed(a, 1) * _unsqueezed(b, 0), beta, alpha)
+    return _added(
+        call,
+        self,
+        _unsqueezed(a, 1) * _unsqueezed(b, 0),
+        beta,
+        alpha,
+    )
 
 
 @rule(aten._trilinear.default)
@@ -129,7 +127,7 @@ def _trilinear(
             factor = _unsqueezed(factor, dim)
         factors.append(factor)
     product = factors[0] * factors[1] * factors[2]
-    return Pair(product.re.sum(sumdim), product.im.sum(sumdim)) if sumdim else product
+    return product.map(lambda part: part.sum(sumdim)) if sumdim else product
 
 
 def _channels(z: Pair) -> Tensor:

@@ -269,7 +269,7 @@ def _result(op: OpOverload, made: Any, wanted: Any) -> Any:
 def _expanded(pair: Pair, sizes: torch.Size) -> Pair:
     if len(pair.shape) == len(sizes) and all(map(_is_same, pair.shape, sizes)):
         return pair
-    return Pair(pair.re.expand(sizes), pair.im.expand(sizes))
+    return pair.map(lambda part: part.expand(sizes))
 
 
 def _is_same(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:

@@ -138,20 +138,19 @@ class SymbolicInputs:
         """A symbol for a size, or a constant."""
         if value < 2 or not (self._sizes or not place.field) or not self._varies(place):
             return value
-        source = ConstantSource(str(place))
-        symbol = self._env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
-        self._symbols[str(symbol)] = place
-        made: Int = self._env.create_symintnode(symbol, hint=value, source=source)
-        return made
+        return self._symbol(value, place)
 
     def _offset(self, value: int, leaf: int) -> Int:
         """A symbol for an offset: 0 and 1 are values like any other, as nothing branches on it."""
         place = _Place(leaf, "offset")
         if not (self._sizes and self._varies(place)):
             return value
-        source = ConstantSource(str(place))
+        return self._symbol(value, place, specialize=False)
+
+    def _symbol(self, value: int, place: _Place, *, specialize: bool = True) -> Int:
+        source, kind = ConstantSource(str(place)), DimDynamic.DYNAMIC
         symbol = self._env.create_symbol(
-            value, source, dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
+            value, source, dynamic_dim=kind, do_not_specialize_zero_one=not specialize
         )
         self._symbols[str(symbol)] = place
         made: Int = self._env.create_symintnode(symbol, hint=value, source=source)
