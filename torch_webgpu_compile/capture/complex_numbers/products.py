@@ -99,13 +99,7 @@ def _addmv(call: Call, self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: A
 @rule(aten.addr.default)
 def _addr(call: Call, self: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
     a, b = as_pair(vec1, call.dtype), as_pair(vec2, call.dtype)
-    return _added(
-        call,
-        self,
-        _unsqueezed(a, 1) * _unsqueezed(b, 0),
-        beta,
-        alpha,
-    )
+    return _added(call, self, _unsqueezed(a, 1) * _unsqueezed(b, 0), beta, alpha)
 
 
 @rule(aten._trilinear.default)
