@@ -124,7 +124,7 @@ def test_float64_has_more_bits():
 
 def test_what_is_left_to_the_host():
     generator = torch.Generator()
-    assert random.uniform(torch.empty(3), 0, 1, generator) is NotImplemented
+    assert random.uniform(torch.empty(3), 0, 1, generator=generator) is NotImplemented
     assert random.rand([3], dtype=torch.int32) is NotImplemented
     assert random.randint_low(-(1 << 63), 1, [3]) is NotImplemented
     assert random.random(torch.empty(3), generator=generator) is NotImplemented
