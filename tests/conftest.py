@@ -5,11 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests import rotation
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--update-golden`` rewrites the committed texts of ``tests/golden`` and of the docs."""
-    help = "rewrite tests/golden/*.txt and the texts in docs/architecture.md"
-    parser.addoption("--update-golden", action="store_true", help=help)
+    """``--update-golden`` rewrites committed texts, ``--every-case`` leaves nothing out."""
+    golden = "rewrite tests/golden/*.txt and the texts in docs/architecture.md"
+    parser.addoption("--update-golden", action="store_true", help=golden)
+    every = "run all cases of the tests that run in turn, see tests/rotation.py"
+    parser.addoption("--every-case", action="store_true", help=every)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the tests whose turn it is not, unless they were asked for."""
+    named = config.option.keyword or config.option.markexpr or any("::" in a for a in config.args)
+    if config.option.every_case or named:
+        return
+    resting = rotation.resting(items)
+    if resting:
+        config.hook.pytest_deselected(items=list(resting))
+        items[:] = [item for item in items if item not in resting]
 
 
 @pytest.fixture
@@ -20,6 +35,12 @@ def fresh() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     counters.reset()
+
+
+@pytest.fixture(scope="session")
+def every_case(pytestconfig: pytest.Config) -> bool:
+    """Whether a test should run all of its cases, not only those whose turn it is."""
+    return bool(pytestconfig.getoption("--every-case"))
 
 
 @pytest.fixture

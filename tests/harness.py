@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 from functorch.compile import min_cut_rematerialization_partition
-from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_webgpu_compile.capture.decompositions.table import OWN
+from torch_webgpu_compile.backend import native_operators
+from torch_webgpu_compile.capture.decompositions.table import decompositions
 from torch_webgpu_compile.captured import CapturedGraph
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret
@@ -26,26 +25,7 @@ from torch_webgpu_compile.lowering.graph import lower
 from torch_webgpu_compile.target import Target
 
 _NAMES = count()
-_ATEN = torch.ops.aten
-EXTRA_DECOMPOSITIONS = [
-    _ATEN.grid_sampler_2d,
-    _ATEN.ldexp,
-    _ATEN.tril_indices,
-    _ATEN.triu_indices,
-    _ATEN._batch_norm_with_update_functional,
-    _ATEN.batch_norm_backward,
-]
 TARGET = Target()
-
-
-@cache
-def _decompositions() -> Any:
-    table = core_aten_decompositions()
-    # Its decomposition gives attention weights where the backward expects the logsumexp.
-    table.pop(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, None)
-    table.update(get_decompositions(EXTRA_DECOMPOSITIONS))
-    table.update(OWN)
-    return dict(table)  # make_fx copies it for each trace; a copy of PyTorch's own type is slow
 
 
 def capture(
@@ -53,7 +33,7 @@ def capture(
 ) -> CapturedGraph:
     """Traces ``fn`` on fake tensors; with ``dynamic``, every size of 2 or more is symbolic."""
     mode = "symbolic" if dynamic else "fake"
-    table = _decompositions() if decompose else {}
+    table = decompositions(native_operators()) if decompose else {}
 
     def flat(*inner: Any) -> Any:
         return torch.utils._pytree.tree_leaves(fn(*inner))
@@ -102,7 +82,7 @@ def _aot_options(make: Callable[[CapturedGraph], Callable[..., Any]]) -> dict[st
         "fw_compiler": compiler,
         "bw_compiler": compiler,
         "inference_compiler": compiler,
-        "decompositions": _decompositions(),
+        "decompositions": decompositions(native_operators()),
         "keep_inference_input_mutations": True,
     }
 

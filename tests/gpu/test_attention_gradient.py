@@ -18,7 +18,7 @@ from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.symbolic.sizes import evaluate
 from torch_webgpu_compile.torch_ops import custom_ops
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = [pytest.mark.rotates(5), pytest.mark.usefixtures("fresh")]
 
 
 def close(got, wanted, dtype=torch.float32):

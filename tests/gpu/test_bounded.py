@@ -19,6 +19,8 @@ from torch_webgpu_compile.callables.host_graph import CompiledGraph
 from torch_webgpu_compile.device import autoload, dispatch
 from torch_webgpu_compile.runtime import buffers
 
+pytestmark = pytest.mark.rotates(4)
+
 autoload.register()
 
 

@@ -9,6 +9,8 @@ import torch_webgpu_compile
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device.autoload import register
 
+pytestmark = pytest.mark.rotates(4)
+
 register()
 
 

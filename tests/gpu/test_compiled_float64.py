@@ -9,6 +9,8 @@ import torch
 
 from torch_webgpu_compile import devices
 
+pytestmark = pytest.mark.rotates(4)
+
 F = torch.nn.functional
 F64 = torch.float64
 SPECIAL = torch.tensor(

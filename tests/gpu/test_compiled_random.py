@@ -14,7 +14,7 @@ from torch_webgpu_compile import explain
 from torch_webgpu_compile.device.autoload import register
 
 register()
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = [pytest.mark.rotates(3), pytest.mark.usefixtures("fresh")]
 on_devices = pytest.mark.parametrize("device", ["cpu", "webgpu"])
 
 

@@ -18,7 +18,7 @@ from torch_webgpu_compile.options import DEBUG_STAGES, resolve
 from torch_webgpu_compile.target import Machine
 from torch_webgpu_compile.tuning import machines
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = [pytest.mark.rotates(4), pytest.mark.usefixtures("fresh")]
 
 
 def model():

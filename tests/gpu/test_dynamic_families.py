@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_webgpu_compile import counters
 
+pytestmark = pytest.mark.rotates(4)
+
 SIZES = (17, 6, 70, 149)
 """Odd, small, larger than a tile of a matrix product, and than two."""
 

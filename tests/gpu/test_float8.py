@@ -10,6 +10,8 @@ import torch
 from tests.float8_samples import DTYPES, assert_same, codes, floats
 from torch_webgpu_compile import counters
 
+pytestmark = pytest.mark.rotates(4)
+
 
 @pytest.fixture(autouse=True)
 def _nothing_on_the_host() -> object:

@@ -19,7 +19,7 @@ from torch_webgpu_compile.errors import IndexOutOfRangeError
 
 autoload.register()
 DEVICE = "webgpu"
-pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
+pytestmark = [pytest.mark.rotates(4), pytest.mark.filterwarnings("ignore:index_reduce")]
 
 
 def on(place: str, value: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ import torch
 
 from torch_webgpu_compile import counters
 
+pytestmark = pytest.mark.rotates(4)
+
 out_dtype = torch.ops.higher_order.out_dtype
 aten = torch.ops.aten
 # Sizes that tiles divide and do not, one row, one column, and nothing.

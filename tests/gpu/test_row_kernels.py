@@ -12,6 +12,8 @@ from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.codegen import reduction
 from torch_webgpu_compile.codegen.tiling import RowTiling
 
+pytestmark = pytest.mark.rotates(4)
+
 LONG = 33_003
 
 

@@ -19,6 +19,8 @@ from torch_webgpu_compile.runtime.buffers import bucket_nbytes
 from torch_webgpu_compile.runtime.device import Device, list_adapters, open_device
 from torch_webgpu_compile.runtime.executor import Executor
 
+pytestmark = pytest.mark.rotates(3)
+
 RNG = np.random.default_rng(0)
 
 

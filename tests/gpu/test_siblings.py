@@ -13,7 +13,7 @@ from torch_webgpu_compile.codegen.matmul_tiling import MatmulTiling, fits
 from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.tuning import autotune
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = [pytest.mark.rotates(4), pytest.mark.usefixtures("fresh")]
 
 randn = torch.randn
 

@@ -38,6 +38,8 @@ from torch_webgpu_compile.runtime.sized import SizedDispatch, SizedPlan
 from torch_webgpu_compile.runtime.slicing import Grid, sliced_kernel, slices_of
 from torch_webgpu_compile.symbolic.sizes import as_expr
 
+pytestmark = pytest.mark.rotates(4)
+
 randn = torch.randn
 
 

@@ -1,13 +1,14 @@
 """Tensors beyond the binding limit, after small ones: `small_bindings_program`, on a small device.
 
-`python -m tests.trust --only small_bindings` runs all of its cases.
+A third of the cases with every commit; `python -m tests.trust --only small_bindings` runs all.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.gpu.small_bindings_program import run_cases
+from tests.gpu.small_bindings_program import cases, run_cases
+from tests.rotation import picked
 
 # Compiling these takes most of the time of all.
 SLOW = frozenset(
@@ -16,15 +17,17 @@ SLOW = frozenset(
 
 
 @pytest.fixture(scope="module")
-def outcome() -> dict[str, dict[str, str]]:
-    return run_cases(SLOW)
+def outcome(every_case: bool) -> dict[str, dict[str, str]]:
+    names = [name for name, _ in cases()]
+    resting = [] if every_case else [name for name in names if picked(name, (True, True, False))]
+    return run_cases(SLOW.union(resting))
 
 
 def test_every_case(outcome: dict[str, dict[str, str]]) -> None:
     wrong = {name: error for name, error in outcome["wrong"].items() if error}
     assert not wrong
-    assert len(outcome["wrong"]) > 80
+    assert len(outcome["wrong"]) > 20
 
 
 def test_nothing_but_what_is_said_runs_on_the_host(outcome: dict[str, dict[str, str]]) -> None:
-    assert outcome["host"] == ["aten._linalg_eigh.default"]
+    assert set(outcome["host"]) <= {"aten._linalg_eigh.default"}

@@ -9,12 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.rotation import picked
 from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.codegen import attention, contraction
 from torch_webgpu_compile.codegen.matmul_tiling import MatmulTiling
 from torch_webgpu_compile.codegen.tiling import AttentionTiling
 from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.tuning import autotune
+
+pytestmark = pytest.mark.rotates(4)
 
 MATMULS = [
     MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=4),
@@ -60,23 +63,31 @@ def forget_plans():
     plan_cache.clear()
 
 
+# Rows, inner, columns; whether the second matrix is transposed. Unrolled kernels compile slowly.
+PRODUCTS = [
+    (sizes, transposed)
+    for sizes in ((64, 64, 64), (70, 33, 50), (3, 300, 129), (100, 7, 30))
+    for transposed in (False, True)
+]
+
+
 @pytest.mark.parametrize("tiling", MATMULS, ids=str)
-def test_matmul(tiling, monkeypatch, forget_plans):
+def test_matmul(tiling, monkeypatch, forget_plans, every_case):
     target = open_device().target
     if tiling.workgroup > target.max_workgroup_invocations:
         pytest.skip("the adapter's workgroups are smaller")
     monkeypatch.setattr(contraction, "choose_matmul_tiling", lambda *_: tiling)
-    for sizes in ((64, 64, 64), (70, 33, 50), (3, 300, 129), (100, 7, 30)):
-        rows, inner, columns = sizes
+    chosen = {picked(f"{tiling} {part}", PRODUCTS[part::2]) for part in range(2)}
+    for (rows, inner, columns), transposed in PRODUCTS if every_case else sorted(chosen):
         x, bias = torch.randn(rows, inner), torch.randn(columns)
-        for w in (torch.randn(inner, columns), torch.randn(columns, inner).t()):
-            torch._dynamo.reset()
+        w = torch.randn(columns, inner).t() if transposed else torch.randn(inner, columns)
+        torch._dynamo.reset()
 
-            def f(x, w, bias):
-                return torch.relu(x @ w + bias)
+        def f(x, w, bias):
+            return torch.relu(x @ w + bias)
 
-            got = torch.compile(f, backend="webgpu", dynamic=False)(x, w, bias)
-            torch.testing.assert_close(got, f(x, w, bias), rtol=1e-4, atol=1e-4)
+        got = torch.compile(f, backend="webgpu", dynamic=False)(x, w, bias)
+        torch.testing.assert_close(got, f(x, w, bias), rtol=1e-4, atol=1e-4)
 
 
 KINDS = ["none", "causal", "bool", "lowest", "float", "no key"]

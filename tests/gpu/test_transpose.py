@@ -12,6 +12,8 @@ from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.codegen import transpose
 from torch_webgpu_compile.codegen.tiling import TransposeTiling
 
+pytestmark = pytest.mark.rotates(4)
+
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):

@@ -7,6 +7,8 @@ import torch
 from model_checks import DTYPES, check_forward
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
+pytestmark = pytest.mark.rotates(4)
+
 CONFIG = BertConfig(
     vocab_size=1000,
     hidden_size=128,

@@ -11,6 +11,8 @@ import torch_webgpu_compile
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device import autoload
 
+pytestmark = pytest.mark.rotates(3)
+
 POSITIONS = 96
 PROMPT = 5
 LAYERS = 2

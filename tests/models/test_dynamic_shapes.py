@@ -9,6 +9,8 @@ from test_training import LanguageModel, convnet
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.rotates(4)
+
 
 def plans_since(before: int) -> int:
     """Plans compiled since, at least 1: 0 is what other backends report."""

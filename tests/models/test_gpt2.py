@@ -7,6 +7,8 @@ import torch
 from model_checks import DTYPES, check_forward
 from transformers import GPT2Config, GPT2LMHeadModel
 
+pytestmark = pytest.mark.rotates(4)
+
 
 def gpt2(**changes: int) -> GPT2LMHeadModel:
     settings = {"vocab_size": 1000, "n_positions": 128, "n_embd": 128, "n_layer": 3, "n_head": 4}

@@ -8,6 +8,8 @@ from model_checks import DTYPES, check_forward
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+pytestmark = pytest.mark.rotates(4)
+
 SIZES = {
     "vocab_size": 1000,
     "hidden_size": 128,

@@ -7,6 +7,8 @@ import torch
 from model_checks import check_forward
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.rotates(3)
+
 
 class Tagger(nn.Module):
     """A label for each token, from a bidirectional LSTM."""

@@ -7,6 +7,8 @@ import torch
 from model_checks import DTYPES, check_forward
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.rotates(3)
+
 
 class Classifier(nn.Module):
     """28×28 images to (logits, digit)."""

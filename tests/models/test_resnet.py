@@ -10,6 +10,8 @@ from model_checks import check_forward
 from resnet import resnet18, resnet50
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.rotates(4)
+
 
 def calibrated(model: nn.Module, images: Tensor) -> nn.Module:
     """In eval mode with the statistics of the images, so that activations keep their scale."""

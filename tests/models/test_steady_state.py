@@ -14,6 +14,8 @@ from test_training import TransformerBlock
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.rotates(3)
+
 CALLS = 1000
 
 

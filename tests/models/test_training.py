@@ -11,6 +11,8 @@ from model_checks import assert_as_accurate, check_training_step, compiled, no_f
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+pytestmark = pytest.mark.rotates(4)
+
 
 class TransformerBlock(nn.Module):
     """A pre-norm transformer block with causal attention."""

@@ -7,6 +7,8 @@ import torch
 from model_checks import DTYPES, check_forward
 from transformers import ViTConfig, ViTForImageClassification
 
+pytestmark = pytest.mark.rotates(3)
+
 CONFIG = ViTConfig(
     image_size=64,
     patch_size=16,

@@ -8,6 +8,8 @@ from model_checks import DTYPES, check_forward
 from transformers import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
+pytestmark = pytest.mark.rotates(4)
+
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_whisper_encoder(dtype: torch.dtype) -> None:

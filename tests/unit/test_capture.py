@@ -12,6 +12,8 @@ from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.captured import Phase
 from torch_webgpu_compile.errors import UnsupportedOp
 
+pytestmark = pytest.mark.rotates(4)
+
 transformers = pytest.importorskip("transformers")
 
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ from torch_webgpu_compile.compiler import native_operators
 
 aten = torch.ops.aten
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.rotates(3), pytest.mark.slow]
 
 
 def floats(*sizes: int) -> torch.Tensor:

@@ -16,6 +16,8 @@ from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.graph import ForeachGroup, MapGroup
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 
+pytestmark = pytest.mark.rotates(3)
+
 aten = torch.ops.aten
 WIDE = replace(TARGET, max_storage_buffers=999)
 MIDDLE = replace(TARGET, max_storage_buffers=32)

@@ -11,6 +11,8 @@ from torch import nn
 
 from tests.compilations import compile_function
 
+pytestmark = pytest.mark.rotates(3)
+
 # (batch, dtype, whether sizes are symbolic): not the whole grid, which takes minutes
 VARIANTS = [
     pytest.param(1, torch.float32, None, id="one"),

@@ -8,6 +8,8 @@ import transformers
 
 from tests.compilations import compile_function
 
+pytestmark = pytest.mark.rotates(3)
+
 TOKENS = torch.arange(32).reshape(2, 16)
 PADDED = (torch.arange(16) >= torch.tensor([[4], [0]])).long()
 LAYERS = 2

@@ -10,10 +10,13 @@ import torch
 
 from tests.gpu.device.processes import run
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="this PyTorch has no gloo",
-)
+pytestmark = [
+    pytest.mark.rotates(3),  # each process imports torch, and compiles
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+        reason="this PyTorch has no gloo",
+    ),
+]
 
 
 def test_two_processes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.gpu.device.processes import run
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+pytestmark = [pytest.mark.rotates(3), pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
 
 IN_CHILD = """
 import warnings

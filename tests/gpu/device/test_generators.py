@@ -10,6 +10,8 @@ import torch
 from tests.gpu.device.processes import run
 from torch_webgpu_compile.generators import draw_seeds
 
+pytestmark = pytest.mark.rotates(3)
+
 webgpu: Any = torch.webgpu  # type: ignore[attr-defined]
 
 

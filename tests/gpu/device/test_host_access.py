@@ -12,7 +12,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 # PyTorch's own calls give it that argument where there is CUDA.
-pytestmark = pytest.mark.filterwarnings("ignore:The argument 'device' of Tensor.is_pinned")
+pytestmark = [
+    pytest.mark.rotates(3),
+    pytest.mark.filterwarnings("ignore:The argument 'device' of Tensor.is_pinned"),
+]
 NUMPY = r"can't convert webgpu:0 device type tensor to numpy. Use Tensor.cpu\(\)"
 
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.rotates(4)
+
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 

@@ -20,6 +20,8 @@ from tests.prepared_models import Convolutions, Mixing, check, dispatches
 from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.options import resolve
 
+pytestmark = pytest.mark.rotates(4)
+
 BOTH = pytest.mark.parametrize("place", ["cpu", "webgpu"])
 
 

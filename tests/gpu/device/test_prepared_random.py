@@ -25,6 +25,8 @@ from torch_webgpu_compile.callables.device_graph import DeviceGraph
 from torch_webgpu_compile.callables.host_graph import CompiledGraph
 from torch_webgpu_compile.options import CompileOptions
 
+pytestmark = pytest.mark.rotates(4)
+
 CHANNELS = 8
 # Of 40, seven like the last five: the plan has its prepared buffers in another order than the
 # preparation.

@@ -8,6 +8,8 @@ import pytest
 
 from tests.gpu.device.processes import run
 
+pytestmark = pytest.mark.rotates(4)
+
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 
 FORK = """

@@ -7,6 +7,8 @@ import torch
 
 from tests.device_checks import DEVICE, compare
 
+pytestmark = pytest.mark.rotates(4)
+
 # ---- views
 
 

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+pytestmark = pytest.mark.rotates(4)
+
 
 def close(got, wanted, dtype=torch.float32):
     tolerance = 1e-4 if dtype is torch.float32 else 3e-2

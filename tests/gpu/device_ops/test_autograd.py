@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.device_checks import DEVICE, compare, network, numbers
 
+pytestmark = pytest.mark.rotates(3)
+
 # ---- backward
 
 

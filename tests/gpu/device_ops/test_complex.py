@@ -9,7 +9,10 @@ import torch
 
 from tests.device_checks import DEVICE, compare
 
-pytestmark = pytest.mark.filterwarnings("ignore:(ComplexHalf support|Casting complex values)")
+pytestmark = [
+    pytest.mark.rotates(3),
+    pytest.mark.filterwarnings("ignore:(ComplexHalf support|Casting complex values)"),
+]
 
 
 def numbers(device, *sizes, dtype=torch.complex64, seed=0):

@@ -7,6 +7,8 @@ import torch
 
 from tests.device_checks import compare, compare_eager_and_compiled
 
+pytestmark = pytest.mark.rotates(3)
+
 aten = torch.ops.aten
 
 

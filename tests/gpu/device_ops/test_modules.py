@@ -17,7 +17,10 @@ from tests.device_checks import DEVICE
 from tests.device_values import copied, on_device
 from torch_webgpu_compile import counters
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of deprecated arguments
+pytestmark = [
+    pytest.mark.rotates(6),
+    pytest.mark.filterwarnings("ignore"),  # of deprecated arguments
+]
 
 SAMPLES = 6
 HOSTED = {op for hosted in Coverage.load(DATA).hosted.values() for op in hosted}

@@ -14,18 +14,23 @@ from tests.coverage import DATA, KINDS, Coverage
 from tests.device_dynamic import Recompiled
 from tests.device_kinds import Skip
 from tests.device_samples import OPERATORS, checks
+from tests.rotation import picked
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.fallbacks import FallbackWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of deprecated operators
 
 # Kind, dtype, samples of each operator.
-SHARE = [
-    ("forward", torch.float32, 2),
+ALWAYS = [
+    ("forward", torch.float32, 1),
     ("backward", torch.float32, 1),
+    ("out", torch.float32, 1),
+]
+# Of these one for each operator and commit.
+IN_TURN = [
+    ("forward", torch.float32, 3),
     ("compiled", torch.float32, 1),
     ("inplace", torch.float32, 1),
-    ("out", torch.float32, 1),
     ("errors", torch.float32, 2),
     ("dynamic", torch.float32, 1),
     ("forward", torch.int64, 1),
@@ -39,10 +44,10 @@ PAGE = Coverage.load(DATA)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operator(name):
+def test_operator(name, every_case):
     """Right in every way, and on the host only where docs/operators.md says so."""
     failures, ran = [], 0
-    for kind, dtype, limit in SHARE:
+    for kind, dtype, limit in ALWAYS + (IN_TURN if every_case else [picked(name, IN_TURN)]):
         counters.reset()
         for check in checks(OPERATORS[name], kind, dtype, limit):
             try:

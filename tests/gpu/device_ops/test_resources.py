@@ -14,6 +14,8 @@ from tests.device_checks import DEVICE, compare
 from torch_webgpu_compile import counters, devices, storages
 from torch_webgpu_compile.device import dispatch
 
+pytestmark = pytest.mark.rotates(3)
+
 STEPS = int(os.environ.get("TORCH_WEBGPU_TEST_STEPS", "300"))
 
 

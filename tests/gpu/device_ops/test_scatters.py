@@ -7,7 +7,10 @@ import torch
 
 from tests.device_checks import compare_eager_and_compiled
 
-pytestmark = pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")
+pytestmark = [
+    pytest.mark.rotates(4),
+    pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter"),
+]
 
 aten = torch.ops.aten
 

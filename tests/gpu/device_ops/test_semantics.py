@@ -12,6 +12,8 @@ import torch
 
 from tests.device_checks import DEVICE, compare
 
+pytestmark = pytest.mark.rotates(3)
+
 # ---- indexing
 
 

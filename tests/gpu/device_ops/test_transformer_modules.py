@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from torch_webgpu_compile import counters
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+pytestmark = [
+    pytest.mark.rotates(4),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
+]
 
 PADDING = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]]).bool()
 GAPS = PADDING.clone()

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from tests.device_checks import compare
 from torch_webgpu_compile.fallbacks import FallbackWarning
 
+pytestmark = pytest.mark.rotates(4)
+
 
 def images(*sizes, channels_last=False):
     generator = torch.Generator().manual_seed(0)
