@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.eager_calls import describe
 from tests.eager_samples import OPERATORS, Call, calls_of, variants_of
-from torch_webgpu_compile.capture.eager import capture_call
+from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.compiler import native_operators
 from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.lowering.graph import lower

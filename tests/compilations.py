@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_webgpu_compile.capture import aot
+from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.captured import Phase
 from torch_webgpu_compile.compiler import Compilation, compile_graph, native_operators
 from torch_webgpu_compile.options import CompileOptions

@@ -12,13 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from tests.harness import compare, host_callback, lower_checked, to_array, to_tensor
 from torch_webgpu_compile.callables.size_sources import bound_offset
-from torch_webgpu_compile.capture.eager import (
-    Argument,
-    CapturedCall,
-    Constant,
-    TensorSpec,
-    capture_call,
-)
+from torch_webgpu_compile.capture.eager.calls import Argument, CapturedCall, Constant, TensorSpec
+from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.compiler import native_operators
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret

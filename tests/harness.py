@@ -14,7 +14,7 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_webgpu_compile.backend import native_operators
-from torch_webgpu_compile.capture import decompositions
+from torch_webgpu_compile.capture.decompositions.table import decompositions
 from torch_webgpu_compile.captured import CapturedGraph
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret
@@ -33,7 +33,7 @@ def capture(
 ) -> CapturedGraph:
     """Traces ``fn`` on fake tensors; with ``dynamic``, every size of 2 or more is symbolic."""
     mode = "symbolic" if dynamic else "fake"
-    table = decompositions.table(native_operators()) if decompose else {}
+    table = decompositions(native_operators()) if decompose else {}
 
     def flat(*inner: Any) -> Any:
         return torch.utils._pytree.tree_leaves(fn(*inner))
@@ -82,7 +82,7 @@ def _aot_options(make: Callable[[CapturedGraph], Callable[..., Any]]) -> dict[st
         "fw_compiler": compiler,
         "bw_compiler": compiler,
         "inference_compiler": compiler,
-        "decompositions": decompositions.table(native_operators()),
+        "decompositions": decompositions(native_operators()),
         "keep_inference_input_mutations": True,
     }
 

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from benchmarks.cases import CASES
 from tests.unit.test_models_lowered import MODELS
-from torch_webgpu_compile.capture import aot
+from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.captured import CapturedGraph, Phase
 from torch_webgpu_compile.compiler import compile_graph, native_operators
 from torch_webgpu_compile.errors import WebGPUCompileError

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from . import devices, fallbacks
 from .callables.device_graph import DeviceGraph
 from .callables.host_graph import CompiledGraph
-from .capture import aot, dynamo
+from .capture.graph import aot, dynamo
 from .captured import CapturedGraph, Phase
 from .compiler import (
     Compilation,

@@ -27,11 +27,8 @@ from .ir.nodes import HostCall, outputs_of
 from .ir.text import format_graph, format_schedule
 from .ir.verify import verify_loop_graph
 from .ir.verify_schedule import verify_prepared, verify_schedule
-from .lowering import attention as _attention  # noqa: F401  registers its lowering
-from .lowering import random as _random  # noqa: F401  registers its lowering
-from .lowering.families import register_all
 from .lowering.graph import lower
-from .lowering.registry import LOWERINGS
+from .lowering.registry import LOWERINGS, register_all
 from .options import CompileOptions
 from .plan.model import KernelCall, Plan
 from .plan.verify import verify_plan

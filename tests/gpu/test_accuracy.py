@@ -10,8 +10,7 @@ import torch
 from tests.accuracy import FOLDER, adapter_name, measure, page
 from tests.accuracy_table import BY_NAME, EXEMPT, FUNCTIONS
 from torch_webgpu_compile.device.autoload import register
-from torch_webgpu_compile.lowering.families import register_all
-from torch_webgpu_compile.lowering.registry import LOWERINGS
+from torch_webgpu_compile.lowering.registry import LOWERINGS, register_all
 
 pytestmark = pytest.mark.rotates(4)
 

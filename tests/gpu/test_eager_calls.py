@@ -14,7 +14,8 @@ from tests.eager_calls import describe, run_eagerly
 from torch_webgpu_compile.backend import compile_graph, native_operators, signature_of
 from torch_webgpu_compile.callables.host_calls import torch_dtype
 from torch_webgpu_compile.callables.size_sources import bound_offset
-from torch_webgpu_compile.capture.eager import CapturedCall, Output, capture_call
+from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output
+from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.options import resolve
 from torch_webgpu_compile.plan.model import PlanOutput
 from torch_webgpu_compile.runtime.device import Device, open_device

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_webgpu_compile.capture import patterns
+from torch_webgpu_compile.capture.attention import operators
 from torch_webgpu_compile.torch_ops import attention as attention_ops
 
 
@@ -55,7 +55,7 @@ def test_forward_and_gradients_are_eagers(case):
     mask = None if kind is None else make_mask(kind, 2, heads, queries, keys)
     arguments = (q, k, v, mask, 0.0, causal)
     wanted = F.scaled_dot_product_attention(*arguments, enable_gqa=heads != key_heads)
-    got = patterns.attention(*arguments, enable_gqa=heads != key_heads)
+    got = operators.attention(*arguments, enable_gqa=heads != key_heads)
     torch.testing.assert_close(got, wanted)
     leaves = [t for t in (q, k, v, mask) if t is not None and t.requires_grad]
     cotangent = torch.randn_like(wanted)
@@ -71,7 +71,7 @@ def test_forward_and_gradients_are_eagers(case):
 def test_half_precision(dtype):
     q, k, v = inputs((2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16), dtype)
     wanted = F.scaled_dot_product_attention(q, k, v, scale=0.3)
-    got = patterns.attention(q, k, v, scale=0.3)
+    got = operators.attention(q, k, v, scale=0.3)
     assert got.dtype == dtype
     # The reference itself rounds to half precision more than once: allow a few units in the last
     # place.
@@ -90,7 +90,7 @@ def test_a_row_without_keys_is_zero():
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[2] = False
     wanted = F.scaled_dot_product_attention(q, k, v, mask)
-    got = patterns.attention(q, k, v, mask)
+    got = operators.attention(q, k, v, mask)
     assert (got[:, :, 2] == 0).all()
     torch.testing.assert_close(got, wanted)
     for gradient in torch.autograd.grad(got.sum(), (q, k, v)):
@@ -101,7 +101,7 @@ def test_the_result_is_laid_out_as_pytorchs():
     q, k, v = inputs((2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16))
     for query in (q, torch.randn(2, 8, 4, 16).transpose(1, 2)):
         wanted = F.scaled_dot_product_attention(query, k, v)
-        assert patterns.attention(query, k, v).stride() == wanted.stride()
+        assert operators.attention(query, k, v).stride() == wanted.stride()
 
 
 @pytest.mark.parametrize("rank", [2, 3, 5])
@@ -109,7 +109,7 @@ def test_other_ranks(rank):
     shape = (2, 3, 2, 6, 8)[5 - rank :]
     q, k, v = inputs(shape, shape, shape)
     wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(patterns.attention(q, k, v, is_causal=True), wanted)
+    torch.testing.assert_close(operators.attention(q, k, v, is_causal=True), wanted)
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (3, 6, 6), (3, 1, 6)])
@@ -117,19 +117,19 @@ def test_masks_of_three_dimensional_attention(shape):
     q, k, v = inputs((3, 6, 8), (3, 6, 8), (3, 6, 8))
     mask = torch.randn(shape)
     wanted = F.scaled_dot_product_attention(q, k, v, mask)
-    torch.testing.assert_close(patterns.attention(q, k, v, mask), wanted)
+    torch.testing.assert_close(operators.attention(q, k, v, mask), wanted)
 
 
 def test_batches_that_broadcast():
     q, k, v = inputs((1, 2, 4, 8), (3, 2, 5, 8), (3, 2, 5, 8))
     wanted = F.scaled_dot_product_attention(q, k, v)
-    torch.testing.assert_close(patterns.attention(q, k, v), wanted)
+    torch.testing.assert_close(operators.attention(q, k, v), wanted)
 
 
 def test_dropout_keeps_the_expectation():
     q, k, v = inputs((1, 2, 64, 8), (1, 2, 64, 8), (1, 2, 64, 8))
     torch.manual_seed(0)
-    mean = torch.stack([patterns.attention(q, k, v, dropout_p=0.2) for _ in range(400)]).mean(0)
+    mean = torch.stack([operators.attention(q, k, v, dropout_p=0.2) for _ in range(400)]).mean(0)
     torch.testing.assert_close(mean, F.scaled_dot_product_attention(q, k, v), atol=0.08, rtol=0.1)
 
 
@@ -161,7 +161,7 @@ def test_encoder_layer_is_eagers(norm_first, mask):
     rewritten = []
 
     def backend(module, _):
-        rewritten.append(patterns.rewrite(module))
+        rewritten.append(operators.rewrite(module))
         return module.forward
 
     torch._dynamo.reset()
@@ -182,7 +182,7 @@ def test_multi_head_attention_is_eagers(need_weights):
         return module(x, x, x, need_weights=need_weights)
 
     def backend(gm, _):
-        patterns.rewrite(gm)
+        operators.rewrite(gm)
         return gm.forward
 
     torch._dynamo.reset()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_webgpu_compile.capture import aot
+from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.captured import Phase
 from torch_webgpu_compile.errors import UnsupportedOp
 
@@ -173,7 +173,7 @@ def tensors(result):
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
-    from torch_webgpu_compile.capture import dynamo
+    from torch_webgpu_compile.capture.graph import dynamo
 
     dynamo.prepare()
     torch._dynamo.reset()

@@ -9,7 +9,8 @@ import torch
 
 from tests.eager_calls import check_call, describe
 from tests.harness import TARGET
-from torch_webgpu_compile.capture.eager import Argument, CapturedCall, Output, capture_call
+from torch_webgpu_compile.capture.eager.calls import Argument, CapturedCall, Output
+from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.compiler import native_operators
 from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.lowering.graph import lower

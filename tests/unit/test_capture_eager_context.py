@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.eager_calls import describe
 from torch_webgpu_compile.backend import native_operators
-from torch_webgpu_compile.capture.eager import capture_call
+from torch_webgpu_compile.capture.eager.capture import capture_call
 
 aten = torch.ops.aten
 R = torch.randn

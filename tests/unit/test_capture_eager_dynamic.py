@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from tests.eager_calls import check_call, check_reuse, describe
 from torch_webgpu_compile.backend import native_operators
-from torch_webgpu_compile.capture.eager import CapturedCall, Output, capture_call
+from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output
+from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.errors import UnsupportedOp
 
 aten = torch.ops.aten

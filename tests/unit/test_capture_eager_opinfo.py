@@ -14,7 +14,8 @@ from tests.eager_calls import describe, run_call
 from tests.eager_samples import OPERATORS, Call, calls_of, copied, variants_of
 from tests.harness import compare
 from torch_webgpu_compile.backend import native_operators
-from torch_webgpu_compile.capture.eager import CapturedCall, Output, capture_call
+from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output
+from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.errors import UnsupportedOp
 
 pytestmark = [

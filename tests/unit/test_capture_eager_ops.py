@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.eager_calls import check_call, describe, run_call
-from torch_webgpu_compile.capture.eager import CapturedCall, capture_call
+from torch_webgpu_compile.capture.eager.calls import CapturedCall
+from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.compiler import native_operators
 from torch_webgpu_compile.torch_ops import custom_ops
 

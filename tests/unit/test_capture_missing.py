@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.eager_calls import check_call
-from torch_webgpu_compile.capture import counting, decompositions
+from torch_webgpu_compile.capture.decompositions import counting
+from torch_webgpu_compile.capture.decompositions.table import FAMILIES, decompositions
 from torch_webgpu_compile.compiler import native_operators
 
 aten = torch.ops.aten
@@ -147,9 +148,9 @@ def test_antialiasing(size: tuple[int, int], kind: str, align: bool) -> None:
     check_call(backward.default, floats(2, 3, *size), size, [2, 3, 7, 11], align)
 
 
-@pytest.mark.parametrize("family", decompositions.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_rule_is_used(family: Any) -> None:
-    table = decompositions.table(native_operators())
+    table = decompositions(native_operators())
     rules: dict[Any, Callable[..., Any]] = family.DECOMPOSITIONS
     assert all(table.get(op) is rule for op, rule in rules.items())
 

@@ -11,10 +11,9 @@ import torch
 
 from tests.eager_calls import check_call, check_reuse, describe
 from torch_webgpu_compile.backend import native_operators
-from torch_webgpu_compile.capture.complex_numbers import functions
 from torch_webgpu_compile.capture.complex_numbers.pair import Pair
 from torch_webgpu_compile.capture.complex_numbers.registry import RULES, Call, register
-from torch_webgpu_compile.capture.eager import capture_call
+from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.errors import UnsupportedOp
 
 aten = torch.ops.aten
@@ -49,12 +48,16 @@ GRID = [
     complex(re, im)
     for re, im in itertools.product([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.5, -2.5], repeat=2)
 ]
-ANNEX_G = {
-    **{name: getattr(functions, name) for name in ("exp", "log", "sqrt", "sinh", "cosh", "tanh")},
-    **{name: getattr(functions, name) for name in ("asin", "acos", "atanh")},
-    **{name: getattr(functions, f"_{name}") for name in ("sin", "cos", "tan")},
-    **{name: getattr(functions, f"_{name}") for name in ("asinh", "acosh", "atan")},
-}
+ANNEX_G = (
+    *("exp", "log", "sqrt", "sinh", "cosh", "tanh", "sin", "cos", "tan"),
+    *("asin", "acos", "atanh", "asinh", "acosh", "atan"),
+)
+
+
+def by_rule(name: str, z: Pair) -> Pair:
+    """What the rule of an elementary function gives."""
+    op = getattr(aten, name).default
+    return RULES[op](Call(op, z.dtype, (), ()), z)
 
 
 @pytest.mark.parametrize("name", ANNEX_G)
@@ -75,7 +78,7 @@ def test_special_values(name):
         given.append(z)
     assert len(given) > 30
     x = torch.tensor(given, dtype=torch.complex64)
-    found = ANNEX_G[name](Pair(x.real.clone(), x.imag.clone()))
+    found = by_rule(name, Pair(x.real.clone(), x.imag.clone()))
     expected = torch.tensor(wanted, dtype=torch.complex64)
     known = ~x.isnan()  # else C99 leaves signs open
     for got, want in ((found.re, expected.real), (found.im, expected.imag)):
@@ -90,7 +93,7 @@ def test_magnitudes(name):
     parts = [1e-30, 1e-8, 0.3, 1.0, 1.0 + 1e-6, 40.0, 1e9, 1e30]
     both = [complex(a, b) for a, b in itertools.product([*parts, *(-p for p in parts)], parts)]
     x = torch.tensor(both, dtype=torch.complex64)
-    found = ANNEX_G[name](Pair(x.real.clone(), x.imag.clone()))
+    found = by_rule(name, Pair(x.real.clone(), x.imag.clone()))
     expected = torch.tensor([getattr(cmath, name)(z) for z in x.tolist()], dtype=torch.complex128)
     got = torch.complex(found.re, found.im).to(torch.complex128)
     error = (got - expected).abs() / expected.abs()

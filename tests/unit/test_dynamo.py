@@ -1,4 +1,4 @@
-"""What Dynamo is told, see `capture.dynamo`."""
+"""What Dynamo is told, see `capture.graph.dynamo`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.callback import callback_handler
 
-from torch_webgpu_compile.capture import dynamo
+from torch_webgpu_compile.capture.graph import dynamo
 
 
 @pytest.mark.usefixtures("fresh")

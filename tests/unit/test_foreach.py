@@ -10,7 +10,7 @@ import torch
 
 from tests.compilations import OPTIONS, TARGET, compile_function
 from tests.eager_calls import describe
-from torch_webgpu_compile.capture.eager import capture_call
+from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.compiler import Compilation, compile_graph, native_operators
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.graph import ForeachGroup, MapGroup

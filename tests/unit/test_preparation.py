@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.compilations import OPTIONS, TARGET, compile_function
 from torch_webgpu_compile import dtypes
-from torch_webgpu_compile.capture import aot
+from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.captured import Phase
 from torch_webgpu_compile.compiler import Compilation, compile_graph, native_operators
 from torch_webgpu_compile.errors import VerificationError

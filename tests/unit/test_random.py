@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.harness import check
-from torch_webgpu_compile.capture import random
+from torch_webgpu_compile.capture.decompositions import random
 from torch_webgpu_compile.lowering import random as _  # noqa: F401
 from torch_webgpu_compile.torch_ops import custom_ops
 
@@ -124,7 +124,7 @@ def test_float64_has_more_bits():
 
 def test_what_is_left_to_the_host():
     generator = torch.Generator()
-    assert random.uniform(torch.empty(3), 0, 1, generator) is NotImplemented
+    assert random.uniform(torch.empty(3), 0, 1, generator=generator) is NotImplemented
     assert random.rand([3], dtype=torch.int32) is NotImplemented
     assert random.randint_low(-(1 << 63), 1, [3]) is NotImplemented
     assert random.random(torch.empty(3), generator=generator) is NotImplemented

@@ -8,8 +8,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.compilations import OPTIONS, TARGET
-from torch_webgpu_compile.capture import aot
-from torch_webgpu_compile.capture.recompute import recompute_constants
+from torch_webgpu_compile.capture.graph import aot
+from torch_webgpu_compile.capture.graph.recompute import recompute_constants
 from torch_webgpu_compile.compiler import compile_graph, native_operators
 from torch_webgpu_compile.ir.attention_nodes import AttentionGradient
 

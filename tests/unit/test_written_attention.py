@@ -12,7 +12,7 @@ from torch import nn
 from tests import written_forms
 from tests.harness import backend_of, interpreting_backend
 from tests.written_forms import ADDED, FORMS, KEPT, LOWEST, padding
-from torch_webgpu_compile.capture import patterns
+from torch_webgpu_compile.capture.graph import patterns
 
 pytestmark = pytest.mark.rotates(8)
 

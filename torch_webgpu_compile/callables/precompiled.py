@@ -18,7 +18,7 @@ from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileCon
 
 from .. import devices
 from ..backend import device_for
-from ..capture.aot import unwrapped
+from ..capture.graph.aot import unwrapped
 from ..compiler import Loops
 from ..ir.graph import LoopGraph
 from ..options import CompileOptions, resolve

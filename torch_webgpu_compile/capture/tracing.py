@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import UnsupportedOp
+from .decompositions.table import is_composite
 
 aten = torch.ops.aten
 
@@ -232,9 +233,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators as FX nodes; see the module. It goes on top of a `FakeTensorMode`."""
 
     def __init__(
-        self,
-        decompositions: Mapping[OpOverload, Callable[..., Any]],
-        native: frozenset[OpOverload],
+        self, decompositions: Mapping[OpOverload, Callable[..., Any]], native: frozenset[OpOverload]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = Graph()
@@ -358,15 +357,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _decompose(func: OpOverload, args: Any, kwargs: Any) -> Any:
     """A composite operator in terms of others; NotImplemented when it is not one."""
     result = func.decompose(*args, **kwargs)
-    if result is not NotImplemented or not _is_explicit(func):
+    of_lists = func._schema.name.startswith("aten::_foreach_")
+    if result is not NotImplemented or not (of_lists and is_composite(func)):
         return result
     return func._op_dk(_COMPOSITE, *args, **kwargs)
 
 
-def _is_explicit(func: OpOverload) -> bool:
-    """Whether a C++ kernel of ``func`` calls other operators for each tensor of a list."""
-    name = func._schema.name
-    if not name.startswith("aten::_foreach_"):
-        return False
-    overload = f"{name}.{func._schema.overload_name}" if func._schema.overload_name else name
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload, _COMPOSITE)
+def take_seeds(graph: GraphModule) -> int:
+    """Turns a graph's seeds into one more argument, int32 (number of seeds, 2); the number."""
+    nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.webgpu.seed.default)
+    if not nodes:
+        return 0
+    like = nodes[0].meta["val"]
+    arguments = graph.graph.find_nodes(op="placeholder")
+    before = arguments[-1].next if arguments else next(iter(graph.graph.nodes))
+    with graph.graph.inserting_before(before):
+        seeds = graph.graph.placeholder("seeds")
+    with like.fake_mode:
+        seeds.meta["val"] = torch.empty((len(nodes), 2), dtype=torch.int32)
+        row = torch.empty((2,), dtype=torch.int32)
+    for index, node in enumerate(nodes):
+        with graph.graph.inserting_before(node):
+            taken = graph.graph.call_function(aten.select.int, (seeds, 0, index))
+        taken.meta = {**node.meta, "val": row}
+        node.replace_all_uses_with(taken)
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return len(nodes)

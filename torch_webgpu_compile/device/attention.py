@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..capture import patterns
+from ..capture.attention import operators
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ def scaled_dot_product_attention(
     The fused operator has no second derivative. Who needs one asks for PyTorch's plain attention,
     as with every fused attention: ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
     """
-    supported = query.dim() == 4 and patterns.is_supported(query, key, value, enable_gqa)
+    supported = query.dim() == 4 and operators.is_supported(query, key, value, enable_gqa)
     wanted = torch._C._get_overrideable_sdp_enabled()
     if not (supported and wanted) or (is_causal and attn_mask is not None):
         rest = attn_mask, dropout_p, is_causal, None
@@ -38,7 +38,7 @@ def scaled_dot_product_attention(
             query, key, value, *rest, scale=scale, enable_gqa=enable_gqa
         )[0]
         return plain
-    bias = patterns.additive(attn_mask, query.dtype)
+    bias = operators.additive(attn_mask, query.dtype)
     fused: Tensor = aten._scaled_dot_product_fused_attention_overrideable.default(
         query, key, value, bias, dropout_p, is_causal, False, scale=scale
     )[0]

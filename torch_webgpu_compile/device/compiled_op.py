@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 from .. import devices
 from ..callables.device_graph import DeviceGraph
 from ..callables.signature import Signature
-from ..capture.eager import Argument, CapturedCall, Constant, Output, TensorSpec, capture_call
+from ..capture.eager.calls import Argument, CapturedCall, Constant, Output, TensorSpec
+from ..capture.eager.capture import capture_call
 from ..compiler import compile_graph, loops_of, native_operators
 from ..counters import counters
 from ..determinism import Switched, is_on, switched

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..capture import decompositions
+from ..capture.decompositions.table import OWN
 from .aliasing import check_apart
 from .factories import contiguous_strides
 
@@ -156,7 +156,7 @@ def _results(
     try:
         found = functional(*described, **named)
     except NotImplementedError:  # PyTorch does not know the results; our decomposition may
-        rule = decompositions.OWN.get(functional)
+        rule = OWN.get(functional)
         found = NotImplemented if rule is None else rule(*described, **named)
         if found is NotImplemented:
             raise

@@ -38,8 +38,39 @@ def _distinct(value: Any) -> Any:
     return (type(value), repr(value)) if isinstance(value, (bool, int, float)) else value
 
 
+def _operator(name: str) -> Callable[[Any, Scalar | float], Scalar]:
+    return lambda left, right: apply(name, left, right)
+
+
+def _reflected(name: str) -> Callable[[Any, float], Scalar]:
+    return lambda right, left: apply(name, left, right)
+
+
+def _unary(name: str) -> Callable[[Any], Scalar]:
+    return lambda operand: apply(name, operand)
+
+
+class _Arithmetic:
+    """Python's operators on scalars: ``a + 1`` is ``apply("add", a, 1)``.
+
+    ``==`` is identity; the scalar op is ``apply("eq", a, b)``.
+    """
+
+    __slots__ = ()
+
+    __add__, __radd__ = _operator("add"), _reflected("add")
+    __sub__, __rsub__ = _operator("sub"), _reflected("sub")
+    __mul__, __rmul__ = _operator("mul"), _reflected("mul")
+    __truediv__, __rtruediv__ = _operator("div"), _reflected("div")
+    __floordiv__, __mod__ = _operator("floor_divide"), _operator("remainder")
+    __and__, __or__, __xor__ = map(_operator, ("bitwise_and", "bitwise_or", "bitwise_xor"))
+    __lshift__, __rshift__ = _operator("shift_left"), _operator("shift_right")
+    __lt__, __le__, __gt__, __ge__ = map(_operator, ("lt", "le", "gt", "ge"))
+    __neg__, __abs__, __invert__ = map(_unary, ("neg", "abs", "bitwise_not"))
+
+
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Const(metaclass=_Interned):
+class Const(_Arithmetic, metaclass=_Interned):
     """A literal of the given dtype, infinities and NaN included; see `const`."""
 
     __reduce__ = reduced
@@ -49,7 +80,7 @@ class Const(metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Index(metaclass=_Interned):
+class Index(_Arithmetic, metaclass=_Interned):
     """The value of an index expression as an int64."""
 
     __reduce__ = reduced
@@ -63,7 +94,7 @@ class Index(metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Load(metaclass=_Interned):
+class Load(_Arithmetic, metaclass=_Interned):
     """An element of a buffer at a logical index, one int64 scalar per dimension.
 
     An `Index` entry is arithmetic on symbols. Any other entry is computed from data (a gather): its
@@ -78,7 +109,7 @@ class Load(metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Op(metaclass=_Interned):
+class Op(_Arithmetic, metaclass=_Interned):
     """A row of `OPS` applied to arguments."""
 
     __reduce__ = reduced
@@ -89,7 +120,7 @@ class Op(metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Masked(metaclass=_Interned):
+class Masked(_Arithmetic, metaclass=_Interned):
     """``body`` where ``condition`` holds, else ``other``; ``body`` loads nothing elsewhere."""
 
     __reduce__ = reduced
@@ -105,7 +136,7 @@ class Masked(metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Checked(metaclass=_Interned):
+class Checked(_Arithmetic, metaclass=_Interned):
     """``position`` where it lies in [0, size), else -1; the kernel reports the latter to the host.
 
     A load at -1 may load any element, and a scatter to -1 changes none. Unused positions need not
@@ -260,18 +291,20 @@ def index(expr: IntLike) -> Index:
     return Index(as_expr(expr))
 
 
-def apply(name: str, *args: Scalar, dtype: DType | None = None) -> Scalar:
-    """The scalar op ``name`` of ``args``, which is folded where that is trivial.
+def apply(name: str, *operands: Scalar | float, dtype: DType | None = None) -> Scalar:
+    """The scalar op ``name`` of ``operands``, which is folded where that is trivial.
 
     Args:
+        operands: scalars; a Python number is a constant of the dtype of the others.
         dtype: of the result, for "cast" and "bitcast" only.
 
     Raises:
-        ValueError: the number or the dtypes of the arguments do not fit the row of `OPS`.
+        ValueError: the number or the dtypes of the operands do not fit the row of `OPS`.
     """
     info = OPS[name]
-    if len(args) != info.arity:
-        raise ValueError(f"{name} takes {info.arity} arguments, got {len(args)}")
+    if len(operands) != info.arity:
+        raise ValueError(f"{name} takes {info.arity} arguments, got {len(operands)}")
+    args = _with_constants(name, operands)
     if info.result == "given":
         if dtype is None:
             raise ValueError(f"{name} needs a dtype")
@@ -288,6 +321,19 @@ def apply(name: str, *args: Scalar, dtype: DType | None = None) -> Scalar:
     if name == "where" and args[1] is args[2]:
         return args[1]
     return Op(name, args, dtypes.bool_ if info.result == "bool" else compared[0].dtype)
+
+
+def _with_constants(name: str, operands: tuple[Scalar | float, ...]) -> tuple[Scalar, ...]:
+    compared = operands[1:] if name == "where" else operands
+    dtype = next((a.dtype for a in compared if not isinstance(a, (int, float))), None)
+    if dtype is None:
+        raise ValueError(f"{name} needs a scalar besides numbers, got {operands}")
+    return tuple(const(a, dtype) if isinstance(a, (int, float)) else a for a in operands)
+
+
+def where(condition: Scalar, yes: Scalar | float, no: Scalar | float) -> Scalar:
+    """``yes`` where the bool scalar holds, else ``no``; both are evaluated. See `apply`."""
+    return apply("where", condition, yes, no)
 
 
 def _cast_const(value: Const, dtype: DType) -> Scalar:

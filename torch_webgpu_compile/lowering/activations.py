@@ -6,282 +6,161 @@ import math
 
 import torch
 
-from ..ir.scalar import Scalar, apply
-from ..symbolic.sizes import ONE
-from .builder import Builder, operand
-from .pointwise import elementwise
+from ..ir.scalar import Scalar, apply, where
+from .builder import Builder
+from .pointwise import Number, elementwise, lowers_elementwise
 from .registry import lowers
-from .value import Value, reshape
+from .value import Value, channelwise
 
 aten = torch.ops.aten
 
 
-def _number(value: float | Value, like: Scalar) -> Scalar:
-    """A number, perhaps one that is data of the graph."""
-    return operand(value, (), like.dtype)
+@lowers_elementwise(aten.relu.default)
+def relu(x: Scalar) -> Scalar:
+    """``max(x, 0)``; NaN stays NaN."""
+    return apply("maximum", x, 0)
 
 
-def _product(a: float | Value, b: float | Value, like: Scalar) -> Scalar:
-    if isinstance(a, Value) or isinstance(b, Value):
-        return _mul(_number(a, like), _number(b, like))
-    return _number(a * b, like)
+@lowers_elementwise(aten.hardtanh.default)
+def hardtanh(x: Scalar, min_val: Number = -1.0, max_val: Number = 1.0) -> Scalar:
+    """``min(max(x, min_val), max_val)``; NaN stays NaN."""
+    return apply("minimum", apply("maximum", x, min_val), max_val)
 
 
-def _mul(*factors: Scalar) -> Scalar:
-    total = factors[0]
-    for factor in factors[1:]:
-        total = apply("mul", total, factor)
-    return total
+@lowers_elementwise(aten.relu6.default)
+def relu6(x: Scalar) -> Scalar:
+    """``min(max(x, 0), 6)``; NaN stays NaN."""
+    return hardtanh(x, 0.0, 6.0)
 
 
-def _choose(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
-    return apply("where", condition, yes, no)
-
-
-def _above(x: Scalar, bound: float) -> Scalar:
-    return apply("gt", x, _number(bound, x))
-
-
-@lowers(aten.relu.default)
-def lower_relu(builder: Builder, self: Value) -> Value:
-    """``max(self, 0)``; NaN stays NaN."""
-    return elementwise(builder, lambda x: apply("maximum", x, _number(0, x)), self)
-
-
-@lowers(aten.relu6.default)
-def lower_relu6(builder: Builder, self: Value) -> Value:
-    """``min(max(self, 0), 6)``; NaN stays NaN."""
-    return lower_hardtanh(builder, self, 0.0, 6.0)
-
-
-@lowers(aten.hardtanh.default)
-def lower_hardtanh(
-    builder: Builder, self: Value, min_val: float = -1.0, max_val: float = 1.0
-) -> Value:
-    """``min(max(self, min_val), max_val)``; NaN stays NaN."""
-
-    def body(x: Scalar) -> Scalar:
-        return apply("minimum", apply("maximum", x, _number(min_val, x)), _number(max_val, x))
-
-    return elementwise(builder, body, self)
-
-
-@lowers(aten.gelu.default)
-def lower_gelu(builder: Builder, self: Value, *, approximate: str = "none") -> Value:
+@lowers_elementwise(aten.gelu.default)
+def gelu(x: Scalar, *, approximate: str = "none") -> Scalar:
     """``x · Φ(x)`` with Φ by erf, or by its tanh approximation for ``approximate="tanh"``."""
-
-    def body(x: Scalar) -> Scalar:
-        if approximate == "tanh":
-            inner = apply("add", x, _mul(_number(0.044715, x), x, apply("square", x)))
-            curve = apply("tanh", _mul(_number(math.sqrt(2 / math.pi), x), inner))
-        else:
-            curve = apply("erf", _mul(x, _number(math.sqrt(0.5), x)))
-        return _mul(_number(0.5, x), x, apply("add", _number(1, x), curve))
-
-    return elementwise(builder, body, self)
+    if approximate == "tanh":
+        inner = x + 0.044715 * x * apply("square", x)
+        curve = apply("tanh", math.sqrt(2 / math.pi) * inner)
+    else:
+        curve = apply("erf", x * math.sqrt(0.5))
+    return 0.5 * x * (1 + curve)
 
 
-@lowers(aten.gelu_backward.default)
-def lower_gelu_backward(
-    builder: Builder, grad_output: Value, self: Value, *, approximate: str = "none"
-) -> Value:
-    """``grad_output`` times the derivative of gelu (the exact or the tanh form) at ``self``."""
-
-    def exact(grad: Scalar, x: Scalar) -> Scalar:
-        erf = apply("erf", _mul(x, _number(math.sqrt(0.5), x)))
-        cdf = _mul(_number(0.5, x), apply("add", _number(1, x), erf))
-        density = apply("fast_exp", _mul(_number(-0.5, x), apply("square", x)))
-        pdf = _mul(density, _number(1 / math.sqrt(2 * math.pi), x))
-        return _mul(grad, apply("add", cdf, _mul(x, pdf)))
-
-    def tanh(grad: Scalar, x: Scalar) -> Scalar:
-        one, half = _number(1, x), _number(0.5, x)
-        beta, kappa = _number(math.sqrt(2 / math.pi), x), 0.044715
-        square = apply("square", x)
-        inner = _mul(beta, apply("add", x, _mul(_number(kappa, x), x, square)))
-        curve = apply("tanh", inner)
-        left = _mul(half, apply("add", one, curve))
-        slope = apply("sub", one, apply("square", curve))
-        grow = _mul(beta, apply("add", one, _mul(_number(3 * kappa, x), square)))
-        return _mul(grad, apply("add", left, _mul(half, x, slope, grow)))
-
-    return elementwise(builder, tanh if approximate == "tanh" else exact, grad_output, self)
+@lowers_elementwise(aten.gelu_backward.default)
+def gelu_backward(grad: Scalar, x: Scalar, *, approximate: str = "none") -> Scalar:
+    """``grad`` times the derivative of gelu (the exact or the tanh form) at x."""
+    square = apply("square", x)
+    if approximate == "tanh":
+        beta, kappa = math.sqrt(2 / math.pi), 0.044715
+        curve = apply("tanh", beta * (x + kappa * x * square))
+        slope = 1 - apply("square", curve)
+        grow = beta * (1 + 3 * kappa * square)
+        return grad * (0.5 * (1 + curve) + 0.5 * x * slope * grow)
+    cdf = 0.5 * (1 + apply("erf", x * math.sqrt(0.5)))
+    pdf = apply("fast_exp", -0.5 * square) * (1 / math.sqrt(2 * math.pi))
+    return grad * (cdf + x * pdf)
 
 
-@lowers(aten.silu.default)
-def lower_silu(builder: Builder, self: Value) -> Value:
+@lowers_elementwise(aten.silu.default)
+def silu(x: Scalar) -> Scalar:
     """``x · sigmoid(x)``."""
-    return elementwise(builder, lambda x: _mul(x, apply("sigmoid", x)), self)
+    return x * apply("sigmoid", x)
 
 
-@lowers(aten.silu_backward.default)
-def lower_silu_backward(builder: Builder, grad_output: Value, self: Value) -> Value:
-    """``grad_output · s · (1 + x · (1 − s))`` with s = sigmoid(x)."""
-
-    def body(grad: Scalar, x: Scalar) -> Scalar:
-        one, sigmoid = _number(1, x), apply("sigmoid", x)
-        slope = apply("add", one, _mul(x, apply("sub", one, sigmoid)))
-        return _mul(grad, sigmoid, slope)
-
-    return elementwise(builder, body, grad_output, self)
+@lowers_elementwise(aten.silu_backward.default)
+def silu_backward(grad: Scalar, x: Scalar) -> Scalar:
+    """``grad · s · (1 + x · (1 − s))`` with s = sigmoid(x)."""
+    sigmoid = apply("sigmoid", x)
+    return grad * sigmoid * (1 + x * (1 - sigmoid))
 
 
-@lowers(aten.elu.default)
-def lower_elu(
-    builder: Builder,
-    self: Value,
-    alpha: float = 1.0,
-    scale: float = 1.0,
-    input_scale: float = 1.0,
-) -> Value:
+@lowers_elementwise(aten.elu.default)
+def elu(x: Scalar, alpha: Number = 1.0, scale: Number = 1.0, input_scale: Number = 1.0) -> Scalar:
     """``scale · x`` where x > 0, else ``scale · alpha · expm1(input_scale · x)``."""
-
-    def body(x: Scalar) -> Scalar:
-        negative = apply("expm1", _mul(x, _number(input_scale, x)))
-        negative = _mul(negative, _product(alpha, scale, x))
-        return _choose(_above(x, 0), _mul(x, _number(scale, x)), negative)
-
-    return elementwise(builder, body, self)
+    negative = apply("expm1", x * input_scale) * (alpha * scale)
+    return where(x > 0, x * scale, negative)
 
 
-@lowers(aten.leaky_relu.default)
-def lower_leaky_relu(builder: Builder, self: Value, negative_slope: float = 0.01) -> Value:
+@lowers_elementwise(aten.leaky_relu.default)
+def leaky_relu(x: Scalar, negative_slope: Number = 0.01) -> Scalar:
     """``x`` where x > 0, else ``negative_slope · x``."""
-
-    def body(x: Scalar) -> Scalar:
-        return _choose(_above(x, 0), x, _mul(x, _number(negative_slope, x)))
-
-    return elementwise(builder, body, self)
+    return where(x > 0, x, x * negative_slope)
 
 
-@lowers(aten.leaky_relu_backward.default)
-def lower_leaky_relu_backward(
-    builder: Builder,
-    grad_output: Value,
-    self: Value,
-    negative_slope: float,
-    self_is_result: bool,
-) -> Value:
-    """The gradient where ``self`` > 0, elsewhere multiplied by ``negative_slope``.
+@lowers_elementwise(aten.leaky_relu_backward.default)
+def leaky_relu_backward(
+    grad: Scalar, x: Scalar, negative_slope: Number, self_is_result: bool
+) -> Scalar:
+    """The gradient where x > 0, elsewhere multiplied by ``negative_slope``.
 
-    ``self`` may be the input or the result (``self_is_result``): both have the same sign.
+    x may be the input or the result (``self_is_result``): both have the same sign.
     """
-
-    def body(grad: Scalar, x: Scalar) -> Scalar:
-        return _choose(_above(x, 0), grad, _mul(grad, _number(negative_slope, x)))
-
-    return elementwise(builder, body, grad_output, self)
+    return where(x > 0, grad, grad * negative_slope)
 
 
-@lowers(aten.softplus.default)
-def lower_softplus(
-    builder: Builder, self: Value, beta: float = 1.0, threshold: float = 20.0
-) -> Value:
+@lowers_elementwise(aten.softplus.default)
+def softplus(x: Scalar, beta: Number = 1.0, threshold: Number = 20.0) -> Scalar:
     """``log(1 + exp(beta · x)) / beta``, and x where beta · x > threshold."""
-
-    def body(x: Scalar) -> Scalar:
-        grown = _mul(x, _number(beta, x))
-        soft = apply("div", apply("log1p", apply("fast_exp", grown)), _number(beta, x))
-        return _choose(_above(grown, threshold), x, soft)
-
-    return elementwise(builder, body, self)
+    grown = x * beta
+    soft = apply("log1p", apply("fast_exp", grown)) / beta
+    return where(grown > threshold, x, soft)
 
 
-def _relu6_gate(x: Scalar) -> Scalar:
-    shifted = apply("maximum", apply("add", x, _number(3, x)), _number(0, x))
-    return apply("div", apply("minimum", shifted, _number(6, x)), _number(6, x))
-
-
-@lowers(aten.hardsigmoid.default)
-def lower_hardsigmoid(builder: Builder, self: Value) -> Value:
+@lowers_elementwise(aten.hardsigmoid.default)
+def hardsigmoid(x: Scalar) -> Scalar:
     """``min(max(x + 3, 0), 6) / 6``."""
-    return elementwise(builder, _relu6_gate, self)
+    return relu6(x + 3) / 6
 
 
-@lowers(aten.hardswish.default)
-def lower_hardswish(builder: Builder, self: Value) -> Value:
+@lowers_elementwise(aten.hardswish.default)
+def hardswish(x: Scalar) -> Scalar:
     """``x · min(max(x + 3, 0), 6) / 6``."""
-    return elementwise(builder, lambda x: _mul(x, _relu6_gate(x)), self)
+    return x * hardsigmoid(x)
 
 
-@lowers(aten.mish.default)
-def lower_mish(builder: Builder, self: Value) -> Value:
+@lowers_elementwise(aten.mish.default)
+def mish(x: Scalar) -> Scalar:
     """``x · tanh(log(1 + exp(x)))``."""
-
-    def body(x: Scalar) -> Scalar:
-        return _mul(x, apply("tanh", apply("log1p", apply("exp", x))))
-
-    return elementwise(builder, body, self)
+    return x * apply("tanh", apply("log1p", apply("exp", x)))
 
 
-@lowers(aten.threshold.default)
-def lower_threshold(builder: Builder, self: Value, threshold: float, value: float) -> Value:
+@lowers_elementwise(aten.threshold.default)
+def threshold(x: Scalar, threshold: Number, value: Number) -> Scalar:
     """``value`` where x ≤ threshold, else x; NaN stays NaN."""
-
-    def body(x: Scalar) -> Scalar:
-        return _choose(apply("le", x, _number(threshold, x)), _number(value, x), x)
-
-    return elementwise(builder, body, self)
+    return where(x <= threshold, value, x)
 
 
-@lowers(aten.threshold_backward.default)
-def lower_threshold_backward(
-    builder: Builder, grad_output: Value, self: Value, threshold: float
-) -> Value:
-    """0 where ``self`` ≤ threshold, else the gradient (also where ``self`` is NaN)."""
-
-    def body(grad: Scalar, x: Scalar) -> Scalar:
-        return _choose(apply("le", x, _number(threshold, x)), _number(0, grad), grad)
-
-    return elementwise(builder, body, grad_output, self)
+@lowers_elementwise(aten.threshold_backward.default)
+def threshold_backward(grad: Scalar, x: Scalar, threshold: Number) -> Scalar:
+    """0 where x ≤ threshold, else the gradient (also where x is NaN)."""
+    return where(x <= threshold, 0, grad)
 
 
-@lowers(aten.hardshrink_backward.default, aten.softshrink_backward.default)
-def lower_shrink_backward(builder: Builder, grad_out: Value, self: Value, lambd: float) -> Value:
-    """The gradient where ``self`` lies outside of [-lambd, lambd], 0 inside."""
-
-    def body(grad: Scalar, x: Scalar) -> Scalar:
-        inside = apply("le", apply("abs", x), _number(lambd, x))
-        return _choose(inside, _number(0, grad), grad)
-
-    return elementwise(builder, body, grad_out, self)
+@lowers_elementwise(aten.hardshrink_backward.default, aten.softshrink_backward.default)
+def shrink_backward(grad: Scalar, x: Scalar, lambd: Number) -> Scalar:
+    """The gradient where x lies outside of [-lambd, lambd], 0 inside."""
+    return where(abs(x) <= lambd, 0, grad)
 
 
-@lowers(aten.sigmoid_backward.default)
-def lower_sigmoid_backward(builder: Builder, grad_output: Value, output: Value) -> Value:
-    """``grad_output · y · (1 − y)``, where ``output`` y is the result of sigmoid."""
-
-    def body(grad: Scalar, y: Scalar) -> Scalar:
-        return _mul(grad, y, apply("sub", _number(1, y), y))
-
-    return elementwise(builder, body, grad_output, output)
+@lowers_elementwise(aten.sigmoid_backward.default)
+def sigmoid_backward(grad: Scalar, y: Scalar) -> Scalar:
+    """``grad · y · (1 − y)``, where y is the result of sigmoid."""
+    return grad * y * (1 - y)
 
 
-@lowers(aten.tanh_backward.default)
-def lower_tanh_backward(builder: Builder, grad_output: Value, output: Value) -> Value:
-    """``grad_output · (1 − y²)``, where ``output`` y is the result of tanh."""
-
-    def body(grad: Scalar, y: Scalar) -> Scalar:
-        return _mul(grad, apply("sub", _number(1, y), apply("square", y)))
-
-    return elementwise(builder, body, grad_output, output)
+@lowers_elementwise(aten.tanh_backward.default)
+def tanh_backward(grad: Scalar, y: Scalar) -> Scalar:
+    """``grad · (1 − y²)``, where y is the result of tanh."""
+    return grad * (1 - apply("square", y))
 
 
-@lowers(aten.logit.default)
-def lower_logit(builder: Builder, self: Value, eps: float | None = None) -> Value:
-    """``log(x / (1 − x))``, of integers too; with ``eps``, x is clamped to [eps, 1 − eps].
+@lowers_elementwise(aten.logit.default, to_float=True)
+def logit(x: Scalar, eps: Number | None = None) -> Scalar:
+    """``log(x / (1 − x))``; with ``eps``, x is clamped to [eps, 1 − eps].
 
     Without ``eps``, x outside of [0, 1] gives NaN.
     """
-
-    def body(x: Scalar) -> Scalar:
-        one = _number(1, x)
-        if eps is not None:
-            x = apply("maximum", x, _number(eps, x))
-            x = apply("minimum", x, _number(1 - eps, x))
-        return apply("log", apply("div", x, apply("sub", one, x)))
-
-    return elementwise(builder, body, self.cast(builder.out.dtype))
+    if eps is not None:
+        x = apply("minimum", apply("maximum", x, eps), 1 - eps)
+    return apply("log", x / (1 - x))
 
 
 @lowers(aten.prelu.default, aten._prelu_kernel.default)
@@ -291,10 +170,5 @@ def lower_prelu(builder: Builder, self: Value, weight: Value) -> Value:
     A weight vector has one entry for each index of dimension 1; others broadcast.
     """
     if weight.rank == 1 and self.rank > 1:
-        sizes = [weight.sizes[0] if k == 1 else ONE for k in range(self.rank)]
-        weight = reshape(weight, sizes)
-
-    def body(x: Scalar, w: Scalar) -> Scalar:
-        return _choose(_above(x, 0), x, _mul(x, w))
-
-    return elementwise(builder, body, self, weight)
+        weight = channelwise(weight, self)
+    return elementwise(builder, lambda x, w: where(x > 0, x, x * w), self, weight)

@@ -30,7 +30,7 @@ from ..target import Target
 from .folding import fold, narrow
 from .promotion import Operand
 from .symbols import SizeReader
-from .value import IndexLike, Value, broadcast_index, expand, positions
+from .value import IndexLike, Value, broadcast_index, expand, has_no_elements, positions, zeros
 
 # A body without loads is recomputed where it is used instead of stored when it is this small. A
 # mask of a causal attention is 5 nodes; storing it costs a kernel and its bytes.
@@ -92,9 +92,17 @@ class Builder:
     @property
     def out(self) -> Signature:
         """The signature of the operator's only (or first) result."""
-        first = self.results[0]
-        assert first is not None
-        return first
+        return self.result(0)
+
+    def result(self, number: int) -> Signature:
+        """The signature of result ``number`` of the operator, which is a tensor."""
+        found = self.results[number]
+        assert found is not None
+        return found
+
+    def zeros(self, number: int) -> Value:
+        """Result ``number`` of the operator, filled with zeros."""
+        return zeros(self.result(number).sizes, self.result(number).dtype)
 
     def is_used(self, result: int) -> bool:
         """Whether result number ``result`` of the current operator is read."""
@@ -127,7 +135,7 @@ class Builder:
         """The value of a whole buffer."""
         index = tuple(Index(i) for i in positions(buffer.sizes))
         body: Scalar = Load(buffer.name, index, buffer.dtype)
-        if any(size is ZERO for size in buffer.sizes):
+        if has_no_elements(buffer.sizes):
             body = const(0, buffer.dtype)
         return Value(buffer.dtype, buffer.sizes, body)
 
@@ -139,8 +147,8 @@ class Builder:
         With ``strides`` there is always a node: the value gets memory in that layout.
         """
         sizes, body = tuple(sizes), self.finished(body)
-        if any(size is ZERO for size in sizes) and strides is None:
-            return Value(body.dtype, sizes, const(0, body.dtype))
+        if has_no_elements(sizes) and strides is None:
+            return zeros(sizes, body.dtype)
         in_float64 = body.dtype is dtypes.float64 and not self.target.supports(body.dtype)
         if strides is None and (in_float64 or _is_free(body, is_number=not sizes)):
             return Value(body.dtype, sizes, body)
@@ -163,9 +171,9 @@ class Builder:
         """
         dtype = dtypes.int64 if kind in ("argmin", "argmax") else body.dtype
         sizes, reduce_sizes = tuple(sizes), tuple(reduce_sizes)
-        if any(size is ZERO for size in sizes):
-            return Value(dtype, sizes, const(0, dtype))
-        if any(size is ZERO for size in reduce_sizes):
+        if has_no_elements(sizes):
+            return zeros(sizes, dtype)
+        if has_no_elements(reduce_sizes):
             return Value(dtype, sizes, neutral(kind, dtype))
         if kind in _OF_ONE and all(size is ONE for size in reduce_sizes):
             return self.pointwise(body, sizes, name=name)
@@ -176,12 +184,7 @@ class Builder:
         return self.load(buffer)
 
     def contract(
-        self,
-        dtype: DType,
-        sizes: Sequence[Expr],
-        ranges: Contraction,
-        *,
-        name: str = "",
+        self, dtype: DType, sizes: Sequence[Expr], ranges: Contraction, *, name: str = ""
     ) -> Value:
         """Adds a `Contraction`, given without output and origins, that writes ``sizes``."""
         buffer = self.new_buffer(dtype, sizes, self._named(name))
@@ -203,7 +206,7 @@ class Builder:
 
         ``index`` and ``body`` are over the symbols i… of ``ranges``.
         """
-        if initial.is_empty or any(size is ZERO for size in ranges):
+        if initial.is_empty or has_no_elements(ranges):
             return initial
         start = self.materialize(initial, name=f"{self.hint}_initial")
         buffer = self.new_buffer(initial.dtype, initial.sizes)
@@ -221,13 +224,11 @@ class Builder:
 
         A call without such results has one empty buffer as output, so that it is not left out.
         """
-        made = []
-        for k, signature in enumerate(self.results):
+        made: list[Buffer | None] = []
+        for k, result in enumerate(self.results):
             name = self.hint if len(self.results) == 1 else f"{self.hint}_{k}"
             made.append(
-                None
-                if signature is None
-                else self.new_buffer(signature.dtype, signature.sizes, name)
+                None if result is None else self.new_buffer(result.dtype, result.sizes, name)
             )
         names = tuple(buffer.name for buffer in made if buffer is not None)
         if not names:
@@ -343,11 +344,14 @@ def whole_buffer(value: Value, buffers: dict[str, Buffer]) -> Buffer | None:
     return None
 
 
-def masked(condition: Scalar, body: Scalar, other: Scalar) -> Scalar:
+def masked(condition: Scalar, body: Scalar, other: Scalar | float) -> Scalar:
     """``Masked(condition, body, other)``, or one of the two where no choice is left.
 
-    None is left for a constant condition, and where both are the same constant.
+    None is left for a constant condition, and where both are the same constant. A number as
+    ``other`` is a constant of the body's dtype.
     """
+    if isinstance(other, (int, float)):
+        other = const(other, body.dtype)
     if isinstance(condition, Const):
         return body if condition.value else other
     if isinstance(body, Const) and body is other:

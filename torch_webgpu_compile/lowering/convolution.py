@@ -7,7 +7,7 @@ is [C, O/groups, *kernel].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,12 +17,11 @@ from ..ir.nodes import Contraction
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, is_less, is_nonnegative, product
 from .builder import Builder, masked
-from .matmul import add_scaled, is_contractible, wide_dtype
-from .normalization import channelwise
+from .matmul import add_scaled
 from .promotion import compute_dtype
 from .reductions import converted, summed
 from .registry import NotLowered, lowers
-from .value import Value, positions
+from .value import Value, channelwise, has_no_elements, positions, zeros
 
 aten = torch.ops.aten
 
@@ -39,22 +38,25 @@ class Geometry:
     padding: tuple[Expr, ...]
     dilation: tuple[Expr, ...]
     groups: int
+    transposed: bool
 
     @staticmethod
-    def of(
-        rank: int,
-        stride: Sequence[IntLike],
-        padding: Sequence[IntLike],
-        dilation: Sequence[IntLike],
-        groups: int,
-    ) -> Geometry:
-        """ATen's arguments, where a list of one entry is for all dimensions."""
+    def of(rank: int, *lists: Sequence[IntLike], groups: int, transposed: bool) -> Geometry:
+        """ATen's stride, padding and dilation, where a list of one entry is for all dimensions."""
 
         def full(values: Sequence[IntLike]) -> tuple[Expr, ...]:
             entries = [as_expr(v) for v in values]
             return tuple(entries * rank if len(entries) == 1 else entries)
 
-        return Geometry(full(stride), full(padding), full(dilation), int(groups))
+        stride, padding, dilation = map(full, lists)
+        return Geometry(stride, padding, dilation, int(groups), bool(transposed))
+
+    def window(
+        self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
+    ) -> Scalar:
+        """What the result at ``at`` reads for the tap ``kernel``, 0 outside of the value."""
+        read = self.read_transposed if self.transposed else self.read
+        return read(value, lead, at, kernel)
 
     def read(
         self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
@@ -65,7 +67,7 @@ class Geometry:
             position = o * self.stride[k] - self.padding[k] + t * self.dilation[k]
             conditions += in_range(position, value.sizes[len(lead) + k])
             index.append(position)
-        return masked(all_of(conditions), value.at(index), const(0, value.dtype))
+        return masked(all_of(conditions), value.at(index), 0)
 
     def read_transposed(
         self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
@@ -77,19 +79,19 @@ class Geometry:
             position = shifted // self.stride[k]
             if self.stride[k] is not ONE:
                 remainder = Index(shifted % self.stride[k])
-                conditions.append(apply("eq", remainder, const(0, dtypes.int64)))
+                conditions.append(apply("eq", remainder, 0))
             conditions += in_range(position, value.sizes[len(lead) + k])
             index.append(position)
-        return masked(all_of(conditions), value.at(index), const(0, value.dtype))
+        return masked(all_of(conditions), value.at(index), 0)
 
 
 def in_range(position: Expr, size: Expr) -> list[Scalar]:
     """Conditions for 0 ≤ position < size that are not always true."""
     conditions = []
     if not is_nonnegative(position):
-        conditions.append(apply("ge", Index(position), const(0, dtypes.int64)))
+        conditions.append(Index(position) >= 0)
     if not is_less(position, size):
-        conditions.append(apply("lt", Index(position), Index(size)))
+        conditions.append(Index(position) < Index(size))
     return conditions
 
 
@@ -97,7 +99,7 @@ def all_of(conditions: Sequence[Scalar]) -> Scalar:
     """The conjunction; True of none."""
     total: Scalar = const(True, dtypes.bool_)
     for k, condition in enumerate(conditions):
-        total = condition if k == 0 else apply("bitwise_and", total, condition)
+        total = condition if k == 0 else total & condition
     return total
 
 
@@ -138,7 +140,6 @@ def convolve(
     input: Value,
     weight: Value,
     geometry: Geometry,
-    transposed: bool,
     sizes: tuple[Expr, ...],
     dtype: DType,
     name: str = "",
@@ -149,23 +150,20 @@ def convolve(
     in_channels = input.sizes[1] // geometry.groups
     out_channels = sizes[1] // geometry.groups
     inner = (in_channels, *kernel)
-    if any(size is ZERO for size in (*sizes, *inner)):
-        return Value(dtype, sizes, const(0, dtype))
+    if has_no_elements((*sizes, *inner)):
+        return zeros(sizes, dtype)
     if dtype is dtypes.bool_:
         raise NotLowered("convolution of bool")
-    if not is_contractible(dtype) or (geometry.groups > 1 and in_channels is ONE):
-        return _reduced(builder, input, weight, geometry, transposed, sizes, dtype, name)
+    if not dtype.is_float or (geometry.groups > 1 and in_channels is ONE):
+        return _reduced(builder, input, weight, geometry, sizes, dtype, name)
     axes = _axes(images, geometry.groups, space)
     (row,) = positions((out_channels,), "m")
     channel, *taps = positions(inner, "k")
     in_channel = axes.group * in_channels + channel
     out_channel = axes.group * out_channels + row
-    if transposed:
-        lhs = weight.at([in_channel, row, *taps])
-        rhs = geometry.read_transposed(input, [axes.image, in_channel], axes.space, taps)
-    else:
-        lhs = weight.at([out_channel, channel, *taps])
-        rhs = geometry.read(input, [axes.image, in_channel], axes.space, taps)
+    channels = [in_channel, row] if geometry.transposed else [out_channel, channel]
+    lhs = weight.at([*channels, *taps])
+    rhs = geometry.window(input, [axes.image, in_channel], axes.space, taps)
     wide = compute_dtype(dtype)
     node = Contraction(
         output="",
@@ -185,7 +183,6 @@ def _reduced(
     input: Value,
     weight: Value,
     geometry: Geometry,
-    transposed: bool,
     sizes: tuple[Expr, ...],
     dtype: DType,
     name: str,
@@ -204,16 +201,11 @@ def _reduced(
     within, taps = (ZERO, symbols) if in_channels is ONE else (symbols[0], symbols[1:])
     multiplier = sizes[1] // geometry.groups
     in_channel = channel // multiplier * in_channels + within
-    if transposed:
-        factor = weight.at([in_channel, channel % multiplier, *taps])
-        window = geometry.read_transposed(input, [image, in_channel], space, taps)
-    else:
-        factor = weight.at([channel, within, *taps])
-        window = geometry.read(input, [image, in_channel], space, taps)
+    pair = [in_channel, channel % multiplier] if geometry.transposed else [channel, within]
+    window = geometry.window(input, [image, in_channel], space, taps)
     wide = compute_dtype(dtype)
-    body = apply("mul", cast(window, wide), cast(factor, wide))
-    total = builder.reduce("sum", body, sizes, inner, name=name)
-    return converted(builder, total, dtype)
+    body = cast(window, wide) * cast(weight.at([*pair, *taps]), wide)
+    return converted(builder, builder.reduce("sum", body, sizes, inner, name=name), dtype)
 
 
 @lowers(aten.convolution.default)
@@ -235,15 +227,14 @@ def lower_convolution(
     `Contraction`; a `Reduction` for integers and for one input channel per group. 16-bit floats are
     rounded once, after the bias. Raises NotLowered: for bool.
     """
-    geometry = Geometry.of(input.rank - 2, stride, padding, dilation, groups)
+    lists = stride, padding, dilation
+    geometry = Geometry.of(input.rank - 2, *lists, groups=groups, transposed=transposed)
     out = builder.out
-    dtype = out.dtype if bias is None else wide_dtype(out.dtype)
-    result = convolve(builder, input, weight, geometry, transposed, out.sizes, dtype)
+    dtype = out.dtype if bias is None else compute_dtype(out.dtype)
+    result = convolve(builder, input, weight, geometry, out.sizes, dtype)
     if bias is None:
         return result
-    shaped = channelwise(bias, input)
-    assert shaped is not None
-    return add_scaled(builder, shaped, result, 1, 1)
+    return add_scaled(builder, channelwise(bias, input), result)
 
 
 @lowers(aten.convolution_backward.default)
@@ -265,15 +256,15 @@ def lower_convolution_backward(
 
     Raises NotLowered: for bool, and for the weight's gradient of any integers.
     """
-    geometry = Geometry.of(input.rank - 2, stride, padding, dilation, groups)
+    lists = stride, padding, dilation
+    geometry = Geometry.of(input.rank - 2, *lists, groups=groups, transposed=transposed)
     dtype = input.dtype
     grad_input = grad_weight = grad_bias = None
     if output_mask[0] and builder.is_used(0):
-        grad_input = convolve(
-            builder, grad_output, weight, geometry, not transposed, input.sizes, dtype, "input"
-        )
+        turned = replace(geometry, transposed=not transposed)
+        grad_input = convolve(builder, grad_output, weight, turned, input.sizes, dtype, "input")
     if output_mask[1] and builder.is_used(1):
-        grad_weight = _weight_gradient(builder, grad_output, input, weight, geometry, transposed)
+        grad_weight = _weight_gradient(builder, grad_output, input, weight, geometry)
     if output_mask[2] and builder.is_used(2):
         dims = [k for k in range(grad_output.rank) if k != 1]
         grad_bias = summed(builder, grad_output, dims, grad_output.dtype)
@@ -281,32 +272,27 @@ def lower_convolution_backward(
 
 
 def _weight_gradient(
-    builder: Builder,
-    grad: Value,
-    input: Value,
-    weight: Value,
-    geometry: Geometry,
-    transposed: bool,
+    builder: Builder, grad: Value, input: Value, weight: Value, geometry: Geometry
 ) -> Value:
     """Σ over images and positions of the strided side's gradient and the other side's window.
 
     Rows are the channels that index the weight first, columns its other dimensions.
     """
-    slow, fast = (input, grad) if transposed else (grad, input)
+    slow, fast = (input, grad) if geometry.transposed else (grad, input)
     groups = geometry.groups
     rows, channels = weight.sizes[0] // groups, weight.sizes[1]
     kernel = weight.sizes[2:]
     inner = (slow.sizes[0], *slow.sizes[2:])
-    if any(size is ZERO for size in (*weight.sizes, *inner)):
-        return Value(weight.dtype, weight.sizes, const(0, weight.dtype))
-    if not is_contractible(weight.dtype):
+    if has_no_elements((*weight.sizes, *inner)):
+        return zeros(weight.sizes, weight.dtype)
+    if not weight.dtype.is_float:
         raise NotLowered(f"the gradient of a convolution of {weight.dtype.name}")
     wide = compute_dtype(weight.dtype)
     if groups > 1 and channels is ONE:
         channel, _, *taps = positions(weight.sizes)
         image, *at = positions(inner, "r")
         window = geometry.read(fast, [image, channel // rows], at, taps)
-        body = apply("mul", cast(slow.at([image, channel, *at]), wide), cast(window, wide))
+        body = cast(slow.at([image, channel, *at]), wide) * cast(window, wide)
         total = builder.reduce("sum", body, weight.sizes, inner, name="weight")
         return converted(builder, total, weight.dtype)
     batch = (as_expr(groups),) if groups > 1 else ()

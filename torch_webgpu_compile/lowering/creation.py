@@ -10,7 +10,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, where
 from ..symbolic.sizes import Expr, IntLike, as_expr
 from .builder import Builder, operand
 from .promotion import compute_dtype
@@ -87,24 +87,14 @@ def lower_ones(builder: Builder, *arguments: Any, **options: Any) -> Value:
     return filled(1, builder.out.sizes, builder.out.dtype)
 
 
-@lowers(aten.arange.start_step)
-def lower_arange(
-    builder: Builder, start: Number, end: Number, step: Number = 1, **options: Any
-) -> Value:
-    """``start + k · step`` for every position k; the fake result says how many."""
-    return _arange(builder, start, step)
+@lowers(aten.arange.start_step, aten.arange.start, aten.arange.default)
+def lower_arange(builder: Builder, *bounds: Number, **options: Any) -> Value:
+    """``start + k · step`` for every position k; the fake result says how many.
 
-
-@lowers(aten.arange.start)
-def lower_arange_start(builder: Builder, start: Number, end: Number, **options: Any) -> Value:
-    """``start + k`` for every position k."""
-    return _arange(builder, start, 1)
-
-
-@lowers(aten.arange.default)
-def lower_arange_end(builder: Builder, end: Number, **options: Any) -> Value:
-    """``k`` for every position k, from 0."""
-    return _arange(builder, 0, 1)
+    ``bounds`` is (end,), (start, end) or (start, end, step); they start at 0, with a step of 1.
+    """
+    start = bounds[0] if len(bounds) > 1 else 0
+    return _arange(builder, start, bounds[2] if len(bounds) > 2 else 1)
 
 
 def _arange(builder: Builder, start: Number, step: Number) -> Value:
@@ -117,8 +107,8 @@ def _arange(builder: Builder, start: Number, step: Number) -> Value:
         return Value(out.dtype, out.sizes, cast(Index(expr), out.dtype))
     wide = dtypes.int64 if integral else compute_dtype(out.dtype)
     body: Scalar = cast(Index(position), wide)
-    body = apply("mul", body, operand(step, (), wide))
-    body = apply("add", body, operand(start, (), wide))
+    body *= operand(step, (), wide)
+    body += operand(start, (), wide)
     return builder.pointwise(cast(body, out.dtype), out.sizes)
 
 
@@ -157,5 +147,4 @@ def lower_triu(builder: Builder, self: Value, diagonal: IntLike = 0) -> Value:
 def _triangle(builder: Builder, value: Value, comparison: str, diagonal: IntLike) -> Value:
     row, column = positions(value.sizes)[-2:]
     keep = apply(comparison, Index(column), Index(row + diagonal))
-    body = apply("where", keep, value.body, const(0, value.dtype))
-    return builder.pointwise(body, value.sizes)
+    return builder.pointwise(where(keep, value.body, 0), value.sizes)

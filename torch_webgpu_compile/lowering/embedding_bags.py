@@ -6,38 +6,24 @@ Shapes: weight [N, D], indices [n], offsets [B], where bags start in ``indices``
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import Expr, IntLike
 from .builder import Builder, masked
 from .index_checks import data_index
 from .promotion import compute_dtype
 from .registry import NotLowered, lowers
 from .scattering import scatter
-from .searching import binary_search
-from .sorting import LONGEST_ROW
-from .value import Value, positions
+from .sorting import LONGEST_ROW, binary_search
+from .value import Value, positions, zeros
 
 aten = torch.ops.aten
 
 SUM, MEAN, MAX = range(3)
-
-
-def _zeros(like: Value) -> Value:
-    return Value(like.dtype, like.sizes, const(0, like.dtype))
-
-
-def _zero(value: Scalar) -> Scalar:
-    return const(0, value.dtype)
-
-
-def _result(builder: Builder, number: int) -> Value:
-    """Result ``number``, filled with zeros."""
-    signature = builder.results[number]
-    assert signature is not None
-    return Value(signature.dtype, signature.sizes, const(0, signature.dtype))
 
 
 def _bags(builder: Builder, offsets: Value, count: Expr) -> Value:
@@ -45,11 +31,10 @@ def _bags(builder: Builder, offsets: Value, count: Expr) -> Value:
     (at,) = positions((count,))
 
     def starts(position: Scalar) -> Scalar:
-        return apply("le", cast(offsets.at([position]), dtypes.int64), Index(at))
+        return cast(offsets.at([position]), dtypes.int64) <= Index(at)
 
     bags = offsets.sizes[0]
-    found = binary_search(starts, Index(bags), bags)
-    body = apply("sub", found, const(1, dtypes.int64))
+    body = binary_search(starts, Index(bags), bags) - 1
     return builder.pointwise(body, (count,), name="bags")
 
 
@@ -58,7 +43,7 @@ def _is_kept(row: Scalar, padding_idx: IntLike) -> Scalar:
     if isinstance(padding_idx, int) and padding_idx < 0:
         return const(True, dtypes.bool_)
     assert isinstance(padding_idx, int)
-    return apply("ne", row, const(padding_idx, dtypes.int64))
+    return apply("ne", row, padding_idx)
 
 
 def _bag_sizes(
@@ -66,7 +51,9 @@ def _bag_sizes(
 ) -> Value:
     """How many samples of each bag count."""
     kept = cast(_is_kept(cast(rows.body, dtypes.int64), padding_idx), like.dtype)
-    return scatter(builder, _zeros(like), rows.sizes, [bags.body], kept, accumulate=True)
+    return scatter(
+        builder, zeros(like.sizes, like.dtype), rows.sizes, [bags.body], kept, accumulate=True
+    )
 
 
 @lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
@@ -90,7 +77,7 @@ def lower_embedding_bag(
     Raises NotLowered: for maxima with weights or over many or a symbolic number of samples, and
     where `scatter` does.
     """
-    out, offset2bag, bag_size, max_indices = (_result(builder, k) for k in range(4))
+    out, offset2bag, bag_size, max_indices = (builder.zeros(k) for k in range(4))
     if indices.is_empty or out.is_empty:
         return out, offset2bag, bag_size, max_indices
     bags = _bags(builder, offsets, indices.sizes[0])
@@ -108,8 +95,8 @@ def lower_embedding_bag(
         result = _sum(builder, weight, indices, bags, out, per_sample_weights, padding_idx)
         if mode == MEAN:
             bag, column = positions(out.sizes)
-            size = apply("maximum", sizes.at([bag]), const(1, sizes.dtype))
-            mean = apply("div", result.at([bag, column]), cast(size, result.dtype))
+            size = apply("maximum", sizes.at([bag]), 1)
+            mean = result.at([bag, column]) / cast(size, result.dtype)
             result = Value(result.dtype, out.sizes, mean)
         result = builder.pointwise(cast(result.body, out.dtype), out.sizes)
     return result, offset2bag, sizes if bag_size.sizes == sizes.sizes else bag_size, max_indices
@@ -131,19 +118,14 @@ def _sum(
     row = data_index(builder, indices.at([sample]), weight.sizes[0], 0)
     body = cast(weight.at([row, column]), dtype)
     if per_sample_weights is not None:
-        body = apply("mul", body, cast(per_sample_weights.at([sample]), dtype))
-    body = masked(_is_kept(row, padding_idx), body, _zero(body))
-    zeros = Value(dtype, out.sizes, const(0, dtype))
-    return scatter(builder, zeros, sizes, [bags.at([sample]), column], body, accumulate=True)
+        body *= cast(per_sample_weights.at([sample]), dtype)
+    body = masked(_is_kept(row, padding_idx), body, 0)
+    initial = zeros(out.sizes, dtype)
+    return scatter(builder, initial, sizes, [bags.at([sample]), column], body, accumulate=True)
 
 
 def _maximum(
-    builder: Builder,
-    weight: Value,
-    indices: Value,
-    bags: Value,
-    out: Value,
-    padding_idx: IntLike,
+    builder: Builder, weight: Value, indices: Value, bags: Value, out: Value, padding_idx: IntLike
 ) -> tuple[Value, Value]:
     """(maxima, the rows that they are from); both 0 for empty bags."""
     count = indices.sizes[0]
@@ -154,16 +136,16 @@ def _maximum(
     (r,) = positions((count,), "r")
     row = data_index(builder, indices.at([r]), weight.sizes[0], 0)
     inside = apply("eq", bags.at([r]), Index(bag))
-    inside = apply("bitwise_and", inside, _is_kept(row, padding_idx))
+    inside &= _is_kept(row, padding_idx)
     lowest = const(float("-inf"), dtype)
     value = masked(inside, cast(weight.at([row, column]), dtype), lowest)
     place = builder.reduce("argmax", value, out.sizes, (count,), name="place")
     hits = builder.reduce("sum", cast(inside, dtypes.int32), out.sizes, (count,), name="hits")
-    some = apply("gt", hits.body, const(0, dtypes.int32))
+    some = hits.body > 0
     row = data_index(builder, indices.at([place.body]), weight.sizes[0], 0)
-    where = builder.pointwise(apply("where", some, row, _zero(row)), out.sizes, name="rows")
-    best = masked(some, weight.at([where.body, column]), const(0, weight.dtype))
-    return builder.pointwise(best, out.sizes), where
+    rows = builder.pointwise(where(some, row, 0), out.sizes, name="rows")
+    best = masked(some, weight.at([rows.body, column]), 0)
+    return builder.pointwise(best, out.sizes), rows
 
 
 @lowers(aten._embedding_bag_backward.default)
@@ -179,23 +161,19 @@ def lower_backward(
     scale_grad_by_freq: bool,
     mode: int,
     sparse: bool,
-    per_sample_weights: Value | None,
-    padding_idx: IntLike = -1,
+    *rest: Any,
 ) -> Value:
     """[num_weights, columns]: each bag's gradient added to the rows that made the bag.
 
-    Bags that are not given are found from ``offsets``. Raises NotLowered: for ``sparse`` or
-    ``scale_grad_by_freq``, and where `scatter` does.
+    Bags that are not given are found from ``offsets``; ``rest`` is that of `lower_dense_backward`.
+    Raises NotLowered: for ``sparse`` or ``scale_grad_by_freq``, and where `scatter` does.
     """
     if sparse:
         raise NotLowered("sparse gradients")
-    bags = offset2bag
-    if bags.is_empty and not indices.is_empty:
-        bags = _bags(builder, offsets, indices.sizes[0])
-    return lower_dense_backward(
-        builder, grad, indices, bags, bag_size, maximum_indices, num_weights, scale_grad_by_freq,
-        mode, per_sample_weights, padding_idx,
-    )  # fmt: skip
+    if offset2bag.is_empty and not indices.is_empty:
+        offset2bag = _bags(builder, offsets, indices.sizes[0])
+    sizes = offset2bag, bag_size, maximum_indices, num_weights
+    return lower_dense_backward(builder, grad, indices, *sizes, scale_grad_by_freq, mode, *rest)
 
 
 @lowers(aten._embedding_bag_dense_backward.default)
@@ -220,28 +198,30 @@ def lower_dense_backward(
     """
     if scale_grad_by_freq:
         raise NotLowered("scale_grad_by_freq")
-    zeros = _result(builder, 0)
+    initial = builder.zeros(0)
     if grad.is_empty or indices.is_empty:
-        return zeros
-    rows = zeros.sizes[0]
+        return initial
+    rows = initial.sizes[0]
     if mode == MAX:
         bag, column = positions(grad.sizes)
-        some = apply("gt", bag_size.at([bag]), const(0, bag_size.dtype))
-        body = masked(some, grad.body, _zero(grad.body))
+        some = bag_size.at([bag]) > 0
+        body = masked(some, grad.body, 0)
         row = data_index(builder, maximum_indices.body, rows, 0)
-        return scatter(builder, zeros, grad.sizes, [row, column], body, accumulate=True)
+        return scatter(builder, initial, grad.sizes, [row, column], body, accumulate=True)
     sizes = (indices.sizes[0], grad.sizes[1])
     sample, column = positions(sizes)
     row = data_index(builder, indices.at([sample]), rows, 0)
     own = cast(offset2bag.at([sample]), dtypes.int64)
     body = cast(grad.at([own, column]), compute_dtype(grad.dtype))
     if per_sample_weights is not None:
-        body = apply("mul", body, cast(per_sample_weights.at([sample]), body.dtype))
+        body *= cast(per_sample_weights.at([sample]), body.dtype)
     if mode == MEAN:
-        size = apply("maximum", bag_size.at([own]), const(1, bag_size.dtype))
-        body = apply("div", body, cast(size, body.dtype))
-    body = masked(_is_kept(row, padding_idx), body, _zero(body))
-    return scatter(builder, zeros, sizes, [row, column], cast(body, zeros.dtype), accumulate=True)
+        size = apply("maximum", bag_size.at([own]), 1)
+        body /= cast(size, body.dtype)
+    body = masked(_is_kept(row, padding_idx), body, 0)
+    return scatter(
+        builder, initial, sizes, [row, column], cast(body, initial.dtype), accumulate=True
+    )
 
 
 @lowers(aten._embedding_bag_per_sample_weights_backward.default)
@@ -258,7 +238,7 @@ def lower_per_sample_weights_backward(
     """For each sample: Σ of its row of the weight times the gradient of its bag."""
     out = builder.out
     if indices.is_empty or grad.is_empty:
-        return _result(builder, 0)
+        return builder.zeros(0)
     bags = offset2bag
     if bags.is_empty:
         bags = _bags(builder, offsets, indices.sizes[0])
@@ -267,7 +247,7 @@ def lower_per_sample_weights_backward(
     (column,) = positions((weight.sizes[1],), "r")
     row = data_index(builder, indices.at([sample]), weight.sizes[0], 0)
     own = cast(bags.at([sample]), dtypes.int64)
-    body = apply("mul", cast(weight.at([row, column]), dtype), cast(grad.at([own, column]), dtype))
-    body = masked(_is_kept(row, padding_idx), body, _zero(body))
+    body = cast(weight.at([row, column]), dtype) * cast(grad.at([own, column]), dtype)
+    body = masked(_is_kept(row, padding_idx), body, 0)
     total = builder.reduce("sum", body, out.sizes, (weight.sizes[1],), name="sum")
     return builder.pointwise(cast(total.body, out.dtype), out.sizes)

@@ -12,11 +12,11 @@ import torch
 
 from .. import dtypes
 from ..ir.nodes import TriangularSolve
-from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..symbolic.sizes import ZERO, Expr, as_expr
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
+from ..symbolic.sizes import Expr, as_expr
 from .builder import Builder, masked
 from .registry import NotLowered, lowers
-from .value import Value, broadcast_index, expand, permute, positions
+from .value import Value, broadcast_index, expand, has_no_elements, permute, positions, zeros
 
 aten = torch.ops.aten
 I32 = dtypes.int32
@@ -44,10 +44,10 @@ def _places(builder: Builder, pivots: Value, rows: Value, *, back: bool = False)
         place: Scalar = rows.body
         for k in steps[start : start + _EXCHANGES]:
             pivot = pivots.at(broadcast_index(pivots, [*index, as_expr(k)]))
-            other = apply("sub", pivot, const(1, I32))
+            other = pivot - 1
             here = const(k, I32)
-            left = apply("where", apply("eq", place, other), here, place)
-            place = apply("where", apply("eq", place, here), other, left)
+            left = where(apply("eq", place, other), here, place)
+            place = where(apply("eq", place, here), other, left)
         rows = builder.pointwise(place, rows.sizes, name="places")
     return rows
 
@@ -64,12 +64,7 @@ def lower_lu_unpack(
 
     Raises NotLowered: for P of a symbolic number of pivots.
     """
-    empty = []
-    for signature in builder.results:
-        assert signature is not None
-        zero = const(0, signature.dtype)
-        empty.append(Value(signature.dtype, signature.sizes, zero))
-    permutation, lower, upper = empty
+    permutation, lower, upper = map(builder.zeros, range(3))
     if unpack_pivots and not permutation.is_empty:
         *index, row, column = positions(permutation.sizes)
         numbers = positions(permutation.sizes[:-1])[-1]
@@ -80,17 +75,17 @@ def lower_lu_unpack(
         permutation = builder.pointwise(body, permutation.sizes, name="P")
     if unpack_data and not lower.is_empty:
         *index, row, column = positions(lower.sizes)
-        one, zero = const(1, lower.dtype), const(0, lower.dtype)
+        zero = const(0, lower.dtype)
         on_diagonal = apply("eq", Index(row), Index(column))
-        below = apply("gt", Index(row), Index(column))
+        below = Index(row) > Index(column)
         element = LU_data.at([*index, row, column])
-        body = masked(below, element, apply("where", on_diagonal, one, zero))
+        body = masked(below, element, where(on_diagonal, 1, zero))
         lower = builder.pointwise(body, lower.sizes, name="L")
     if unpack_data and not upper.is_empty:
         *index, row, column = positions(upper.sizes)
-        inside = apply("le", Index(row), Index(column))
+        inside = Index(row) <= Index(column)
         element = LU_data.at([*index, row, column])
-        body = masked(inside, element, const(0, upper.dtype))
+        body = masked(inside, element, 0)
         upper = builder.pointwise(body, upper.sizes, name="U")
     return permutation, lower, upper
 
@@ -103,8 +98,8 @@ def _solved(
     The matrix is lower triangular, or ``upper``; ``unit``: with ones on its diagonal. Raises
     NotLowered: where the driver bounds loops below what n rows take.
     """
-    if any(size is ZERO for size in sizes):
-        return Value(rhs.dtype, tuple(sizes), const(0, rhs.dtype))
+    if has_no_elements(sizes):
+        return zeros(sizes, rhs.dtype)
     *batch, rows, columns = sizes
     limit = builder.target.max_loop_iterations
     if limit and rows.is_constant and int(rows) ** 2 > _ROWS_SQUARED * limit:
@@ -173,12 +168,10 @@ def lower_triangular_solve(
 
     Raises NotLowered: where the driver bounds loops below what that many rows take.
     """
-    second = builder.results[1]
-    assert second is not None
     matrix = _transposed(A) if transpose else A
     upper = upper != transpose
     solution = _solved(builder, matrix, self, builder.out.sizes, upper, unitriangular)
-    return solution, expand(A, second.sizes)
+    return solution, expand(A, builder.result(1).sizes)
 
 
 @lowers(aten._cholesky_solve_helper.default, aten.cholesky_solve.default)
@@ -228,8 +221,8 @@ def lower_lu_solve(
     that many rows take.
     """
     sizes = builder.out.sizes
-    if any(size is ZERO for size in sizes):
-        return Value(B.dtype, sizes, const(0, B.dtype))
+    if has_no_elements(sizes):
+        return zeros(sizes, B.dtype)
     if left:
         return _lu_solved(builder, LU, pivots, B, sizes, adjoint)
     turned = (*sizes[:-2], sizes[-1], sizes[-2])
@@ -237,12 +230,7 @@ def lower_lu_solve(
 
 
 def _lu_solved(
-    builder: Builder,
-    packed: Value,
-    pivots: Value,
-    rhs: Value,
-    sizes: Sequence[Expr],
-    adjoint: bool,
+    builder: Builder, packed: Value, pivots: Value, rhs: Value, sizes: Sequence[Expr], adjoint: bool
 ) -> Value:
     if adjoint:
         turned = _transposed(packed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,12 +22,18 @@ from ..symbolic.sizes import ONE, Expr, as_expr
 from ..target import Target
 from .builder import Builder, Signature, as_value
 from .fallback import OnFallback, host_call
-from .families import register_all
-from .fx_nodes import bytes_of, flatten, has_tensor, identifier, needed_nodes, used_results
+from .fx_nodes import (
+    argument_updates,
+    bytes_of,
+    flatten,
+    has_tensor,
+    identifier,
+    needed_nodes,
+    used_results,
+)
 from .outputs import OutputLayouts
-from .registry import LOWERINGS, NotLowered
+from .registry import LOWERINGS, NotLowered, register_all
 from .symbols import dtype_of
-from .updates import argument_updates
 from .value import Value, positions, view
 
 aten = torch.ops.aten
@@ -68,26 +75,23 @@ def lower(
         fill_empty=fill_empty,
         on_deterministic=on_deterministic,
     )
-    return _GraphLowering(captured, builder, on_fallback, unchanging).run()
+    updates = argument_updates(captured.module.graph)
+    return _GraphLowering(captured, builder, on_fallback, unchanging, updates).run()
 
 
+@dataclass
 class _GraphLowering:
-    def __init__(
-        self,
-        captured: CapturedGraph,
-        builder: Builder,
-        on_fallback: OnFallback | None,
-        unchanging: Collection[int],
-    ) -> None:
-        self.captured = captured
-        self.unchanging = unchanging
-        self.on_fallback = on_fallback
-        self.builder = builder
-        self.values: dict[FxNode, Any] = {}
-        self.inputs: list[GraphInput] = []
-        self.positions: dict[FxNode, int] = {}
-        self.mutations: dict[FxNode, Value] = {}
-        self.updates = argument_updates(captured.module.graph)
+    """The state of `lower`: what each FX node became, and the arguments and their new values."""
+
+    captured: CapturedGraph
+    builder: Builder
+    on_fallback: OnFallback | None
+    unchanging: Collection[int]
+    updates: frozenset[FxNode]
+    values: dict[FxNode, Any] = field(default_factory=dict)
+    inputs: list[GraphInput] = field(default_factory=list)
+    positions: dict[FxNode, int] = field(default_factory=dict)
+    mutations: dict[FxNode, Value] = field(default_factory=dict)
 
     def run(self) -> LoopGraph:
         graph = self.captured.module.graph
@@ -102,9 +106,6 @@ class _GraphLowering:
                 self._call(node)
             elif node.op == "output":
                 outputs = self._outputs(node)
-        return self._finish(outputs)
-
-    def _finish(self, outputs: tuple[GraphOutput, ...]) -> LoopGraph:
         return LoopGraph(
             self.captured.name,
             self.builder.buffers,
@@ -289,10 +290,7 @@ class _GraphLowering:
         return arguments, keywords
 
     def _lower_operator(
-        self,
-        overload: torch._ops.OpOverload,
-        arguments: Sequence[Any],
-        keywords: Mapping[str, Any],
+        self, overload: torch._ops.OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> tuple[Value | None, ...]:
         builder = self.builder
         dtype = self._unsupported_dtype(arguments, keywords)

@@ -11,7 +11,7 @@ from .. import dtypes
 from ..checks import IndexCheck
 from ..dtypes import Kind
 from ..ir.nodes import Node, Pointwise, Reduction, outputs_of
-from ..ir.scalar import Checked, Const, Index, Load, Op, Scalar, apply, cast, const
+from ..ir.scalar import Checked, Const, Index, Load, Op, Scalar, cast, where
 from ..symbolic.sizes import (
     INT32,
     Expr,
@@ -57,8 +57,7 @@ def data_position(given: Scalar, size: Expr) -> Scalar:
 
 
 def _wrapped(position: Scalar, size: Expr) -> Scalar:
-    moved = apply("add", position, Index(size))
-    return fold(apply("where", apply("lt", position, const(0, dtypes.int64)), moved, position))
+    return fold(where(position < 0, position + Index(size), position))
 
 
 class Ranges:
@@ -124,10 +123,7 @@ class Ranges:
         return False
 
     def _holds_of(
-        self,
-        buffer: str,
-        of_body: Callable[[Scalar], bool],
-        of_position: Callable[[Expr], bool],
+        self, buffer: str, of_body: Callable[[Scalar], bool], of_position: Callable[[Expr], bool]
     ) -> bool:
         """Whether something holds for what a node stores.
 

@@ -7,20 +7,33 @@ Indices are checked where the kernel runs (`index_checks`); negative ones count 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from .. import dtypes
 from ..dtypes import Kind
-from ..ir.scalar import Index, apply, cast, const
+from ..ir.scalar import Index, apply, cast, where
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike
 from .builder import Builder, as_value, masked
 from .index_checks import data_index, data_position
-from .pointwise import plus
+from .pointwise import plus, scaled
 from .promotion import Operand
 from .registry import NotLowered, lowers
+from .scans import inclusive_scan
 from .scattering import scatter
-from .value import IndexLike, Value, broadcast_index, expand, positions, reshape, view
+from .value import (
+    IndexLike,
+    Value,
+    broadcast_index,
+    broadcast_sizes,
+    expand,
+    has_no_elements,
+    positions,
+    reshape,
+    view,
+    zeros,
+)
 
 aten = torch.ops.aten
 
@@ -37,10 +50,8 @@ def gathered(
 
 def _of_one(builder: Builder, value: Value, index: Value) -> Value:
     """A number for each index, which can only be 0: what depends on it is whether it is."""
-    position = data_index(builder, index.body, ONE, 0)
-    is_there = apply("ge", position, const(0, dtypes.int64))
-    body = masked(is_there, value.body, const(0, value.dtype))
-    return builder.pointwise(body, index.sizes)
+    is_there = data_index(builder, index.body, ONE, 0) >= 0
+    return builder.pointwise(masked(is_there, value.body, 0), index.sizes)
 
 
 @lowers(aten.embedding.default)
@@ -59,7 +70,7 @@ def lower_embedding(
     out = builder.out
     *rows, column = positions(out.sizes)
     if weight.is_empty or indices.is_empty:
-        return Value(out.dtype, out.sizes, const(0, out.dtype))
+        return zeros(out.sizes, out.dtype)
     row = data_index(builder, indices.at(rows), weight.sizes[0], 0)
     return gathered(builder, weight, [row, column], out.sizes)
 
@@ -72,14 +83,13 @@ def lower_index_select(builder: Builder, self: Value, dim: int, index: Value) ->
     """
     out = builder.out
     if self.is_empty or index.is_empty:
-        return Value(out.dtype, out.sizes, const(0, out.dtype))
+        return zeros(out.sizes, out.dtype)
     if not self.rank:
         return _of_one(builder, self, reshape(index, ()))
     dim %= self.rank
     at: list[IndexLike] = list(positions(out.sizes))
     entry = at[dim]
-    position = index.at([entry] if index.rank else [])
-    at[dim] = data_index(builder, position, self.sizes[dim], dim)
+    at[dim] = data_index(builder, index.at([entry] if index.rank else []), self.sizes[dim], dim)
     return gathered(builder, self, at, out.sizes)
 
 
@@ -90,7 +100,7 @@ def lower_take(builder: Builder, self: Value, index: Value) -> Value:
     A negative position counts from the end; one out of range is reported.
     """
     if index.is_empty:
-        return Value(self.dtype, index.sizes, const(0, self.dtype))
+        return zeros(index.sizes, self.dtype)
     flat = reshape(self, [self.numel])
     position = data_index(builder, index.body, self.numel, None, wrap=True)
     return gathered(builder, flat, [position], index.sizes)
@@ -106,7 +116,7 @@ def lower_gather(
     """
     out = builder.out
     if index.is_empty or self.is_empty:
-        return Value(out.dtype, out.sizes, const(0, out.dtype))
+        return zeros(out.sizes, out.dtype)
     if not self.rank:
         return _of_one(builder, self, index)
     dim %= self.rank
@@ -140,7 +150,7 @@ class Indexed:
         after = [k for k in rest if k >= first]
         rest_sizes = [value.sizes[k] for k in before]
         self.sizes = (*rest_sizes, *shared, *(value.sizes[k] for k in after))
-        self.is_empty = any(size is ZERO for size in self.sizes) or value.is_empty
+        self.is_empty = has_no_elements(self.sizes) or value.is_empty
         self.index: list[IndexLike] = []
         if self.is_empty:
             return
@@ -162,40 +172,23 @@ class Indexed:
                 self.index.append(plain[k])
 
 
-def broadcast_sizes(shapes: Sequence[Sequence[Expr]]) -> tuple[Expr, ...]:
-    """The common sizes of shapes that broadcast."""
-    rank = max((len(shape) for shape in shapes), default=0)
-    sizes = [ONE] * rank
-    for shape in shapes:
-        for k, size in enumerate(shape, rank - len(shape)):
-            if size is not ONE:
-                sizes[k] = size
-    return tuple(sizes)
-
-
-@lowers(aten.index.Tensor)
-def lower_index(builder: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
-    """``self[indices]`` with integer tensors, which broadcast; None keeps a dimension.
-
-    Negative indices count from the end; one out of range is reported. Raises NotLowered: for masks
-    (bool or uint8), which select a number of elements that depends on data.
-    """
-    return _index(builder, self, indices, checked=True)
-
-
-@lowers(aten._unsafe_index.Tensor)
-def lower_unsafe_index(builder: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
-    """`lower_index` for indices that are known to be in range: nothing is checked."""
-    return _index(builder, self, indices, checked=False)
-
-
-def _index(
+def lower_index(
     builder: Builder, self: Value, indices: Sequence[Value | None], *, checked: bool
 ) -> Value:
+    """``self[indices]`` with integer tensors, which broadcast; None keeps a dimension.
+
+    Negative indices count from the end; one out of range is reported, if they are ``checked``.
+    Raises NotLowered: for masks (bool or uint8), which select a number of elements that depends on
+    data.
+    """
     found = Indexed(builder, self, indices, checked)
     if found.is_empty:
-        return Value(self.dtype, found.sizes, const(0, self.dtype))
+        return zeros(found.sizes, self.dtype)
     return gathered(builder, self, found.index, found.sizes)
+
+
+lowers(aten.index.Tensor)(partial(lower_index, checked=True))
+lowers(aten._unsafe_index.Tensor)(partial(lower_index, checked=False))
 
 
 @lowers(aten._unsafe_masked_index.default)
@@ -214,43 +207,21 @@ def lower_masked_index(
     return builder.pointwise(masked(condition, self.at(found.index), other), found.sizes)
 
 
-@lowers(aten.index_put.default)
 def lower_index_put(
     builder: Builder,
     self: Value,
     indices: Sequence[Value | None],
     values: Value,
     accumulate: bool = False,
-) -> Value:
-    """``self`` with ``self[indices]`` set to, or (``accumulate``) increased by, the values.
-
-    A bool mask as the only index takes the values in row-major order. Raises NotLowered: for uint8
-    masks and for masks beside other indices, and where `scatter` does.
-    """
-    return _index_put(builder, self, indices, values, accumulate, checked=True)
-
-
-@lowers(aten._unsafe_index_put.default)
-def lower_unsafe_index_put(
-    builder: Builder,
-    self: Value,
-    indices: Sequence[Value | None],
-    values: Value,
-    accumulate: bool = False,
-) -> Value:
-    """`lower_index_put` for indices that are known to be in range."""
-    return _index_put(builder, self, indices, values, accumulate, checked=False)
-
-
-def _index_put(
-    builder: Builder,
-    self: Value,
-    indices: Sequence[Value | None],
-    values: Value,
-    accumulate: bool,
     *,
     checked: bool,
 ) -> Value:
+    """``self`` with ``self[indices]`` set to, or (``accumulate``) increased by, the values.
+
+    A bool mask as the only index takes the values in row-major order; an index out of range is
+    reported, if they are ``checked``. Raises NotLowered: for uint8 masks and for masks beside other
+    indices, and where `scatter` does.
+    """
     masks = [t for t in indices if t is not None]
     if len(masks) == 1 and masks[0].dtype is dtypes.bool_:
         return _masked_put(builder, self, indices, values, accumulate)
@@ -261,12 +232,12 @@ def _index_put(
     return scatter(builder, self, found.sizes, found.index, body, accumulate)
 
 
+lowers(aten.index_put.default)(partial(lower_index_put, checked=True))
+lowers(aten._unsafe_index_put.default)(partial(lower_index_put, checked=False))
+
+
 def _masked_put(
-    builder: Builder,
-    value: Value,
-    indices: Sequence[Value | None],
-    new: Value,
-    accumulate: bool,
+    builder: Builder, value: Value, indices: Sequence[Value | None], new: Value, accumulate: bool
 ) -> Value:
     """New values, in order, at the elements of a mask, which covers consecutive dimensions."""
     if value.is_empty or new.is_empty:
@@ -292,19 +263,9 @@ def _masked_put(
 
 def _number_among_chosen(builder: Builder, mask: Value) -> Value:
     """How many elements of a mask are set before each one, in row-major order."""
-    from .scans import inclusive_scan
-
     flat = reshape(mask, [mask.numel]).cast(dtypes.int64)
-    count = reshape(inclusive_scan(builder, "sum", flat, 0), mask.sizes)
-    before = apply("sub", count.body, const(1, dtypes.int64))
+    before = reshape(inclusive_scan(builder, "sum", flat, 0), mask.sizes).body - 1
     return Value(dtypes.int64, mask.sizes, before)
-
-
-def _along(builder: Builder, value: Value, dim: int, index: Value) -> list[IndexLike]:
-    """The element that position p of ``index`` addresses: p, with dim replaced by index[p]."""
-    at: list[IndexLike] = list(positions(index.sizes))
-    at[dim] = data_index(builder, index.body, value.sizes[dim], dim)
-    return at
 
 
 def _at_least_1d(value: Value) -> Value:
@@ -324,8 +285,9 @@ def _scatter_along(
     else:
         element = as_value(src, index.sizes, self.dtype).body
     body = cast(element, self.dtype)
-    where = _along(builder, target, dim, index)
-    result = scatter(builder, target, index.sizes, where, body, accumulate)
+    places: list[IndexLike] = list(positions(index.sizes))
+    places[dim] = data_index(builder, index.body, target.sizes[dim], dim)
+    result = scatter(builder, target, index.sizes, places, body, accumulate)
     return result if sizes else view(result, (), [ZERO])
 
 
@@ -373,7 +335,6 @@ def lower_index_add(
 
     Raises NotLowered: where `scatter` does.
     """
-    from .pointwise import scaled
 
     source = Value(source.dtype, source.sizes, scaled(source.body, alpha))
     return _rows(builder, self, dim, index, source, accumulate=True)
@@ -402,14 +363,14 @@ def lower_embedding_backward(
     out = builder.out
     if scale_grad_by_freq:
         raise NotLowered("scale_grad_by_freq")
-    zeros = Value(out.dtype, out.sizes, const(0, out.dtype))
+    initial = zeros(out.sizes, out.dtype)
     if grad_output.is_empty:
-        return zeros
+        return initial
     *rows, column = positions(grad_output.sizes)
     row = data_index(builder, indices.at(rows), out.sizes[0], 0)
     body = grad_output.body
     padded = not isinstance(padding_idx, Expr) and padding_idx >= 0
     if padded and isinstance(padding_idx, int):
-        is_padding = apply("eq", row, const(padding_idx, dtypes.int64))
-        body = apply("where", is_padding, const(0, body.dtype), body)
-    return scatter(builder, zeros, grad_output.sizes, [row, column], body, accumulate=True)
+        is_padding = apply("eq", row, padding_idx)
+        body = where(is_padding, 0, body)
+    return scatter(builder, initial, grad_output.sizes, [row, column], body, accumulate=True)

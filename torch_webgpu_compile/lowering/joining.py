@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
 from ..symbolic.sizes import ONE, ZERO, IntLike, is_nonnegative
 from .builder import Builder, masked, operand
 from .convolution import all_of, in_range
 from .registry import lowers
 from .symbols import literal
-from .value import Value, positions, unsqueeze
+from .value import Value, positions, unsqueeze, zeros
 from .views import slice_start, wrapped
 
 aten = torch.ops.aten
@@ -30,7 +29,7 @@ def lower_cat(builder: Builder, tensors: Sequence[Value], dim: int = 0) -> Value
     dim %= len(out.sizes)
     parts = [t for t in parts if t.sizes[dim] is not ZERO]
     if not parts:
-        return Value(out.dtype, out.sizes, const(0, out.dtype))
+        return zeros(out.sizes, out.dtype)
     while len(_buffers_of(parts)) >= builder.target.max_storage_buffers:
         # A kernel has a buffer to write besides.
         most = builder.target.max_storage_buffers - 1
@@ -102,8 +101,7 @@ def lower_constant_pad(
     fill = operand(value, (), out.dtype) if isinstance(value, Value) else literal(value, out.dtype)
     if self.is_empty:
         return Value(out.dtype, out.sizes, fill)
-    body = masked(all_of(conditions), self.at(index), fill)
-    return builder.pointwise(body, out.sizes)
+    return builder.pointwise(masked(all_of(conditions), self.at(index), fill), out.sizes)
 
 
 @lowers(aten.slice_scatter.default)
@@ -122,18 +120,18 @@ def lower_slice_scatter(
         return self
     first = slice_start(start, self.sizes[dim])
     if builder.updates_argument:
-        where = list(positions(src.sizes))
-        where[dim] = first + where[dim] * int(step)
+        places = list(positions(src.sizes))
+        places[dim] = first + places[dim] * int(step)
         element = cast(src.body, self.dtype)
-        return builder.scatter(self, src.sizes, where, element, accumulate=False)
+        return builder.scatter(self, src.sizes, places, element, accumulate=False)
     index = positions(self.sizes)
     offset = index[dim] - first
     inside = offset // int(step)
     conditions = []
     if not is_nonnegative(offset):
-        conditions.append(apply("ge", Index(offset), const(0, dtypes.int64)))
+        conditions.append(Index(offset) >= 0)
     if int(step) != 1:
-        conditions.append(apply("eq", Index(offset % int(step)), const(0, dtypes.int64)))
+        conditions.append(apply("eq", Index(offset % int(step)), 0))
     conditions += [c for c in in_range(inside, src.sizes[dim]) if c not in conditions]
     at = [*index[:dim], inside, *index[dim + 1 :]]
     at = [ZERO if size is ONE else entry for size, entry in zip(src.sizes, at, strict=True)]
@@ -149,10 +147,10 @@ def lower_select_scatter(
     dim %= self.rank
     chosen = wrapped(index, self.sizes[dim])
     if builder.updates_argument and not src.is_empty:
-        where = list(positions(src.sizes))
-        where.insert(dim, chosen)
+        places = list(positions(src.sizes))
+        places.insert(dim, chosen)
         element = cast(src.body, self.dtype)
-        return builder.scatter(self, src.sizes, where, element, accumulate=False)
+        return builder.scatter(self, src.sizes, places, element, accumulate=False)
     at = positions(self.sizes)
     rest = [*at[:dim], *at[dim + 1 :]]
     condition = apply("eq", Index(at[dim]), Index(chosen))

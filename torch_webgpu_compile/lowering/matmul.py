@@ -1,32 +1,41 @@
-"""Matrix products as contractions. Source: ATen ``mm``, ``bmm``, ``addmm``, ``mv``, ``dot``, ….
+"""Sums of products: matrix products as contractions, outer products, and distances.
 
-A product with a single row or column is a reduction (matrix–vector), and so is one of int64 or
-bool, in which a contraction does not accumulate.
+Source: ATen ``mm``, ``bmm``, ``addmm``, ``mv``, ``dot``, ``addr``, ``cdist``, …. A matrix product
+with a single row or column is a reduction (matrix–vector), and so is one of int64 or bool, in
+which a contraction does not accumulate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.nodes import Contraction
-from ..ir.scalar import Scalar, apply, cast, const
+from ..ir.scalar import Scalar, apply, cast, where
 from ..symbolic.sizes import ONE, ZERO, Expr
+from .activations import gelu, relu
 from .builder import Builder, operand
 from .pointwise import elementwise, plus, scaled, times
 from .promotion import Operand, compute_dtype
+from .reductions import Reducing, converted, lower_vector_norm
 from .registry import lowers
-from .value import Value, positions, reshape
+from .value import (
+    Value,
+    broadcast_index,
+    broadcast_sizes,
+    has_no_elements,
+    permute,
+    positions,
+    reshape,
+    unsqueeze,
+    zeros,
+)
 
 aten = torch.ops.aten
-
-
-def is_contractible(dtype: DType) -> bool:
-    """Whether `Contraction` accumulates as PyTorch does."""
-    return dtype.is_float
 
 
 def accumulator(dtype: DType) -> DType | None:
@@ -55,9 +64,7 @@ def product_sum(
         total = builder.reduce("any", body, out_sizes, inner)
     else:
         total = builder.reduce("sum", body, out_sizes, inner, name="wide" if wide != dtype else "")
-    if total.dtype is dtype:
-        return total
-    return builder.pointwise(cast(total.body, dtype), total.sizes)
+    return converted(builder, total, dtype)
 
 
 def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
@@ -65,8 +72,8 @@ def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
     *batch, m, k = lhs.sizes
     n = rhs.sizes[-1]
     sizes = (*batch, m, n)
-    if any(size is ZERO for size in (*sizes, k)):
-        return Value(dtype, sizes, const(0, dtype))
+    if has_no_elements((*sizes, k)):
+        return zeros(sizes, dtype)
     wide = accumulator(dtype)
     if wide is None or m is ONE or n is ONE:
         index = positions(sizes)
@@ -90,63 +97,44 @@ def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
     )
     if dtype.is_float:
         return builder.contract(dtype, sizes, node)
-    total = builder.contract(wide, sizes, node)
-    return total if wide is dtype else builder.pointwise(cast(total.body, dtype), sizes)
+    return converted(builder, builder.contract(wide, sizes, node), dtype)
 
 
-@lowers(aten.mm.default, aten.bmm.default, aten._int_mm.default)
-def lower_mm(builder: Builder, self: Value, mat2: Value) -> Value:
+@lowers(aten.mm.default, aten.bmm.default, aten._int_mm.default, aten.mm.dtype, aten.bmm.dtype)
+def lower_mm(builder: Builder, self: Value, mat2: Value, *out_dtype: torch.dtype) -> Value:
     """[…, m, k] · […, k, n], in the dtype of the operands; int8 products of ``_int_mm`` are int32.
 
-    16-bit floats are summed in float32 and rounded once. Products with a single row or column, and
-    those of int64 or bool, are a `Reduction`, others a `Contraction`.
+    16-bit floats are summed in float32 and rounded once (to ``out_dtype``, if that is given).
+    Products with a single row or column, and those of int64 or bool, are a `Reduction`, others a
+    `Contraction`.
     """
-    return matmul(builder, self, mat2, builder.out.dtype)
-
-
-@lowers(aten.mm.dtype, aten.bmm.dtype)
-def lower_mm_dtype(builder: Builder, self: Value, mat2: Value, out_dtype: torch.dtype) -> Value:
-    """`lower_mm` with the result in ``out_dtype``, to which the float32 sum is rounded."""
     return matmul(builder, self, mat2, builder.out.dtype)
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def lower_addmm(
-    builder: Builder,
-    self: Value,
-    mat1: Value,
-    mat2: Value,
-    *,
-    beta: Operand = 1,
-    alpha: Operand = 1,
+    builder: Builder, self: Value, mat1: Value, mat2: Value, **scales: Operand
 ) -> Value:
     """beta · self + alpha · (mat1 · mat2); beta = 0 ignores ``self``, NaN included."""
-    product = matmul(builder, mat1, mat2, wide_dtype(builder.out.dtype))
-    return add_scaled(builder, self, product, beta, alpha)
-
-
-def wide_dtype(dtype: DType) -> DType:
-    """The dtype of a product that more is added to.
-
-    PyTorch rounds once, after the bias; the intermediate is therefore not rounded to 16 bits. It
-    costs nothing once the addition is the contraction's epilogue.
-    """
-    return compute_dtype(dtype)
+    product = matmul(builder, mat1, mat2, compute_dtype(builder.out.dtype))
+    return add_scaled(builder, self, product, **scales)
 
 
 def add_scaled(
-    builder: Builder, bias: Value, product: Value, beta: Operand, alpha: Operand
+    builder: Builder, bias: Value, product: Value, *, beta: Operand = 1, alpha: Operand = 1
 ) -> Value:
-    """beta · bias + alpha · product; a beta of 0 ignores the bias, NaN included."""
+    """beta · bias + alpha · product; a beta of 0 ignores the bias, NaN included.
+
+    The product is in the compute dtype: PyTorch rounds once, after the bias.
+    """
     if not isinstance(beta, Value) and beta == 0:
         return elementwise(builder, lambda p: scaled(p, alpha), product)
 
     def sum_of(bias: Scalar, product: Scalar) -> Scalar:
         term = scaled(bias, beta)
         if isinstance(beta, Value):  # a number that only a call knows
-            zero = const(0, term.dtype)
-            is_zero = apply("eq", operand(beta, (), term.dtype), zero)
-            term = apply("where", is_zero, zero, term)
+            is_zero = apply("eq", operand(beta, (), term.dtype), 0)
+            term = where(is_zero, 0, term)
         return plus(term, scaled(product, alpha))
 
     return elementwise(builder, sum_of, bias, product, dtype=product.dtype)
@@ -159,17 +147,13 @@ def lower_addmm_activation(
     mat1: Value,
     mat2: Value,
     *,
-    beta: Operand = 1,
-    alpha: Operand = 1,
     use_gelu: bool = False,
+    **scales: Operand,
 ) -> Value:
     """relu (or tanh-gelu) of addmm."""
-    from .activations import lower_gelu, lower_relu
-
-    total = lower_addmm(builder, self, mat1, mat2, beta=beta, alpha=alpha)
-    if use_gelu:
-        return lower_gelu(builder, total, approximate="tanh")
-    return lower_relu(builder, total)
+    total = lower_addmm(builder, self, mat1, mat2, **scales)
+    function = partial(gelu, approximate="tanh") if use_gelu else relu
+    return elementwise(builder, function, total)
 
 
 @lowers(aten.mv.default)
@@ -188,16 +172,119 @@ def lower_dot(builder: Builder, self: Value, tensor: Value) -> Value:
 
 
 @lowers(aten.addmv.default)
-def lower_addmv(
-    builder: Builder,
-    self: Value,
-    mat: Value,
-    vec: Value,
-    *,
-    beta: Operand = 1,
-    alpha: Operand = 1,
-) -> Value:
+def lower_addmv(builder: Builder, self: Value, mat: Value, vec: Value, **scales: Operand) -> Value:
     """``beta · self + alpha · (mat · vec)``; beta = 0 ignores ``self``, NaN included."""
     column = reshape(vec, [vec.sizes[0], ONE])
-    product = matmul(builder, mat, column, wide_dtype(builder.out.dtype))
-    return add_scaled(builder, self, reshape(product, builder.out.sizes), beta, alpha)
+    product = matmul(builder, mat, column, compute_dtype(builder.out.dtype))
+    return add_scaled(builder, self, reshape(product, builder.out.sizes), **scales)
+
+
+@lowers(aten.addbmm.default)
+def lower_addbmm(
+    builder: Builder, self: Value, batch1: Value, batch2: Value, **scales: Operand
+) -> Value:
+    """``beta · self + alpha · Σ batch1[b] · batch2[b]`` over the batches b, rounded once.
+
+    [b, m, k] and [b, k, n] become one product of [m, b · k] and [b · k, n]; beta = 0 ignores
+    ``self``.
+    """
+    batch, rows, inner = batch1.sizes
+    columns = batch2.sizes[2]
+    left = reshape(permute(batch1, [1, 0, 2]), [rows, batch * inner])
+    right = reshape(batch2, [batch * inner, columns])
+    total = matmul(builder, left, right, compute_dtype(builder.out.dtype))
+    return add_scaled(builder, self, total, **scales)
+
+
+@lowers(aten.addr.default)
+def lower_addr(builder: Builder, self: Value, vec1: Value, vec2: Value, **scales: Operand) -> Value:
+    """beta · self + alpha · the outer product of two vectors, rounded once."""
+    row, column = positions(builder.out.sizes)
+    dtype = compute_dtype(builder.out.dtype)
+    body = times(cast(vec1.at([row]), dtype), cast(vec2.at([column]), dtype))
+    return add_scaled(builder, self, Value(dtype, builder.out.sizes, body), **scales)
+
+
+@lowers(aten._trilinear.default)
+def lower_trilinear(
+    builder: Builder,
+    i1: Value,
+    i2: Value,
+    i3: Value,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Value:
+    """Σ over ``sumdim`` of the product of three tensors with dimensions inserted."""
+    values = []
+    for value, dims in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        for dim in sorted(dims):
+            value = unsqueeze(value, dim)
+        values.append(value)
+    sizes = []
+    for k in range(values[0].rank):
+        sizes.append(next((v.sizes[k] for v in values if v.sizes[k] is not ONE), ONE))
+    dtype = compute_dtype(builder.out.dtype)
+    index = positions(sizes)
+    body: Scalar | None = None
+    for value in values:
+        factor = cast(value.at(broadcast_index(value, index)), dtype)
+        body = factor if body is None else times(body, factor)
+    assert body is not None
+    split = Reducing(Value(dtype, tuple(sizes), body), sorted(sumdim))
+    return converted(builder, split.reduce(builder, "sum", split.body(), keepdim=False))
+
+
+def _norm_terms(difference: Scalar, p: float) -> tuple[str, Scalar]:
+    """How a p-norm reduces differences: the kind of reduction and its body."""
+    magnitude = abs(difference)
+    if p == 0:
+        counted = cast(apply("ne", difference, 0), difference.dtype)
+        return ("sum", where(apply("isnan", difference), difference, counted))
+    if p == 1:
+        return "sum", magnitude
+    if p == 2:
+        return "sum", apply("square", difference)
+    if p == float("inf"):
+        # PyTorch compares, which NaN never wins.
+        return ("maximum", where(apply("isnan", difference), 0, magnitude))
+    return ("sum", apply("pow", magnitude, p))
+
+
+def _root(total: Scalar, p: float) -> Scalar:
+    if p in (0, 1, float("inf")):
+        return total
+    return apply("sqrt", total) if p == 2 else apply("pow", total, 1 / p)
+
+
+@lowers(aten._cdist_forward.default)
+def lower_cdist(
+    builder: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None
+) -> Value:
+    """The p-norm distance of every row of x1 to every row of x2."""
+    sizes = builder.out.sizes
+    *batch, row, column = positions(sizes)
+    depth = x1.sizes[-1]
+    if x1.is_empty or x2.is_empty:
+        return zeros(sizes, x1.dtype)
+    (r,) = positions((depth,), "r")
+    dtype = compute_dtype(x1.dtype)
+    left = cast(x1.at(broadcast_index(x1, [*batch, row, r])), dtype)
+    right = cast(x2.at(broadcast_index(x2, [*batch, column, r])), dtype)
+    kind, body = _norm_terms(left - right, p)
+    total = builder.reduce(kind, body, sizes, (depth,), name="terms")
+    return builder.pointwise(cast(_root(total.body, p), x1.dtype), sizes)
+
+
+@lowers(aten.dist.default)
+def lower_dist(builder: Builder, self: Value, other: Value, p: float = 2) -> Value:
+    """The p-norm of self − other."""
+    dtype = compute_dtype(builder.out.dtype)
+    index_sizes = broadcast_sizes([self.sizes, other.sizes])
+    index = positions(index_sizes)
+    left = cast(self.at(broadcast_index(self, index)), dtype)
+    right = cast(other.at(broadcast_index(other, index)), dtype)
+    difference = Value(dtype, index_sizes, left - right)
+    return lower_vector_norm(builder, difference, p)

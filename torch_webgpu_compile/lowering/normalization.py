@@ -7,16 +7,17 @@ so that it can be the epilogue of the convolution before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ..ir.scalar import Scalar, apply, cast, const
-from ..symbolic.sizes import ONE, Expr, IntLike, as_expr
-from .builder import Builder, Signature
+from ..symbolic.sizes import Expr, IntLike, as_expr
+from .builder import Builder
 from .promotion import compute_dtype
-from .reductions import Reducing, count_scalar, dims_of, variance
+from .reductions import Reducing, converted, count_scalar, dims_of, variance
 from .registry import NotLowered, lowers
-from .value import Value, expand, reshape
+from .value import Value, channelwise, expand, reshape
 
 aten = torch.ops.aten
 
@@ -30,7 +31,7 @@ def lower_softmax(builder: Builder, self: Value, dim: int, half_to_float: bool) 
     split, shifted = _shifted(builder, self, dim)
     grown = builder.pointwise(apply("fast_exp", shifted), self.sizes, name="exp")
     total = split.reduce(builder, "sum", split.body(grown), keepdim=True, name="sum")
-    body = apply("div", grown.body, expand(total, self.sizes).body)
+    body = grown.body / expand(total, self.sizes).body
     return builder.pointwise(cast(body, builder.out.dtype), self.sizes)
 
 
@@ -46,7 +47,7 @@ def lower_log_softmax(builder: Builder, self: Value, dim: int, half_to_float: bo
         builder, "sum", apply("fast_exp", split.body(moved)), keepdim=True, name="sum"
     )
     logarithm = builder.pointwise(apply("log", total.body), total.sizes, name="log")
-    body = apply("sub", moved.body, expand(logarithm, self.sizes).body)
+    body = moved.body - expand(logarithm, self.sizes).body
     return builder.pointwise(cast(body, builder.out.dtype), self.sizes)
 
 
@@ -57,8 +58,7 @@ def _shifted(builder: Builder, value: Value, dim: int) -> tuple[Reducing, Scalar
     largest = split.reduce(builder, "maximum", cast(split.body(), dtype), keepdim=True, name="max")
     if not split.dims:
         largest = value.cast(dtype)
-    shifted = apply("sub", cast(value.body, dtype), expand(largest, value.sizes).body)
-    return split, shifted
+    return split, cast(value.body, dtype) - expand(largest, value.sizes).body
 
 
 @lowers(aten._softmax_backward_data.default)
@@ -69,9 +69,9 @@ def lower_softmax_backward(
     dtype = compute_dtype(grad_output.dtype)
     grad, y = grad_output.cast(dtype), output.cast(dtype)
     split = Reducing(grad, dims_of(grad, dim))
-    product = apply("mul", split.body(), split.body(y))
+    product = split.body() * split.body(y)
     total = split.reduce(builder, "sum", product, keepdim=True, name="sum")
-    body = apply("mul", y.body, apply("sub", grad.body, expand(total, grad.sizes).body))
+    body = y.body * (grad.body - expand(total, grad.sizes).body)
     return builder.pointwise(cast(body, builder.out.dtype), grad.sizes)
 
 
@@ -84,13 +84,27 @@ def lower_log_softmax_backward(
     grad, y = grad_output.cast(dtype), output.cast(dtype)
     split = Reducing(grad, dims_of(grad, dim))
     total = split.reduce(builder, "sum", split.body(), keepdim=True, name="sum")
-    scaled = apply("mul", apply("fast_exp", y.body), expand(total, grad.sizes).body)
-    body = apply("sub", grad.body, scaled)
+    body = grad.body - apply("fast_exp", y.body) * expand(total, grad.sizes).body
     return builder.pointwise(cast(body, builder.out.dtype), grad.sizes)
 
 
-def _reciprocal_std(variance_body: Scalar, eps: float) -> Scalar:
-    return apply("rsqrt", apply("add", variance_body, const(eps, variance_body.dtype)))
+def _normalized(
+    builder: Builder, value: Value, dims: Sequence[int], eps: float
+) -> tuple[Scalar, Value, Value, Value]:
+    """((x − mean) · rstd, mean, rstd, variance) over ``dims``, all in the compute dtype."""
+    dtype = compute_dtype(value.dtype)
+    var, mean = variance(builder, Reducing(value, dims), 0, dtype, keepdim=True)
+    rstd = builder.pointwise(apply("rsqrt", var.body + eps), var.sizes, name="rstd")
+    centered = cast(value.body, dtype) - expand(mean, value.sizes).body
+    return centered * expand(rstd, value.sizes).body, mean, rstd, var
+
+
+def _affine_by_channel(
+    body: Scalar, input: Value, weight: Value | None, bias: Value | None
+) -> Scalar:
+    """body · weight + bias, with vectors over dimension 1 of ``input``."""
+    vectors = (None if v is None else channelwise(v, input) for v in (weight, bias))
+    return _affine(body, input.sizes, *vectors)
 
 
 def _affine(
@@ -98,27 +112,16 @@ def _affine(
 ) -> Scalar:
     """body · weight + bias, both broadcasting to ``sizes``."""
     if weight is not None:
-        body = apply("mul", body, cast(expand(weight, sizes).body, body.dtype))
+        body *= cast(expand(weight, sizes).body, body.dtype)
     if bias is not None:
-        body = apply("add", body, cast(expand(bias, sizes).body, body.dtype))
+        body += cast(expand(bias, sizes).body, body.dtype)
     return body
-
-
-def _normalized(value: Value, mean: Value, rstd: Value) -> Scalar:
-    """(x − mean) · rstd, statistics broadcasting to the value."""
-    dtype = mean.dtype
-    centered = apply("sub", cast(value.body, dtype), expand(mean, value.sizes).body)
-    return apply("mul", centered, expand(rstd, value.sizes).body)
 
 
 def _statistic(builder: Builder, value: Value, result: int) -> Value:
     """A mean or rstd as result number ``result`` of the operator."""
-    signature = builder.results[result]
-    assert signature is not None
-    shaped = reshape(value, signature.sizes)
-    if shaped.dtype is signature.dtype:
-        return shaped
-    return builder.pointwise(cast(shaped.body, signature.dtype), signature.sizes)
+    signature = builder.result(result)
+    return converted(builder, reshape(value, signature.sizes), signature.dtype)
 
 
 @lowers(aten.native_layer_norm.default)
@@ -135,12 +138,9 @@ def lower_layer_norm(
     The output is ``(x − mean) / sqrt(var + eps) · weight + bias``; statistics keep the reduced
     dimensions as size 1.
     """
-    dtype = compute_dtype(input.dtype)
-    first = input.rank - len(normalized_shape)
-    split = Reducing(input, range(first, input.rank))
-    var, mean = variance(builder, split, 0, dtype, keepdim=True)
-    rstd = builder.pointwise(_reciprocal_std(var.body, eps), var.sizes, name="rstd")
-    body = _affine(_normalized(input, mean, rstd), input.sizes, weight, bias)
+    dims = range(input.rank - len(normalized_shape), input.rank)
+    body, mean, rstd, _ = _normalized(builder, input, dims, eps)
+    body = _affine(body, input.sizes, weight, bias)
     out = builder.pointwise(cast(body, builder.out.dtype), input.sizes)
     return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
 
@@ -161,49 +161,13 @@ def lower_group_norm(
 
     The statistics have the sizes [N, group].
     """
-    dtype = compute_dtype(input.dtype)
     batch, channels, *space = input.sizes
     grouped = reshape(input, [batch, as_expr(group), channels // group, *space])
-    split = Reducing(grouped, range(2, grouped.rank))
-    var, mean = variance(builder, split, 0, dtype, keepdim=True)
-    rstd = builder.pointwise(_reciprocal_std(var.body, eps), var.sizes, name="rstd")
-    normalized = Value(dtype, grouped.sizes, _normalized(grouped, mean, rstd))
-    body = reshape(normalized, input.sizes).body
-    body = _affine(body, input.sizes, channelwise(weight, input), channelwise(bias, input))
+    body, mean, rstd, _ = _normalized(builder, grouped, range(2, grouped.rank), eps)
+    normalized = Value(body.dtype, grouped.sizes, body)
+    body = _affine_by_channel(reshape(normalized, input.sizes).body, input, weight, bias)
     out = builder.pointwise(cast(body, builder.out.dtype), input.sizes)
     return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
-
-
-def channelwise(vector: Value | None, like: Value) -> Value | None:
-    """A vector over dimension 1 of ``like``."""
-    if vector is None:
-        return None
-    return reshape(vector, [vector.sizes[0] if k == 1 else ONE for k in range(like.rank)])
-
-
-def _empty(signature: Signature | None) -> Value | None:
-    if signature is None:
-        return None
-    return Value(signature.dtype, signature.sizes, const(0, signature.dtype))
-
-
-@lowers(aten._native_batch_norm_legit_no_training.default)
-def lower_batch_norm_eval(
-    builder: Builder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    momentum: float,
-    eps: float,
-) -> tuple[Value | None, ...]:
-    """(output, empty, empty): ``(x − running_mean) / sqrt(running_var + eps) · weight + bias``.
-
-    One pointwise body over [N, C, *space], so that it can be the epilogue of a convolution.
-    """
-    out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
-    return out, _empty(builder.results[1]), _empty(builder.results[2])
 
 
 @lowers(aten.native_batch_norm.default)
@@ -217,19 +181,40 @@ def lower_batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Value | None, ...]:
-    """(output, mean, 1/std) of [N, C, *space].
+) -> tuple[Value, Value, Value]:
+    """(output, mean, 1/std) of [N, C, *space], with statistics over all but the channels.
 
     Without running statistics those of the batch are used; in evaluation the running ones, and then
     the saved statistics are empty. Raises NotLowered: in training with running statistics, which it
     would have to change.
     """
     if training and running_mean is None:
-        return lower_batch_norm_no_stats(builder, input, weight, bias, training, momentum, eps)
+        out, mean, rstd, _ = _batch_norm_training(builder, input, weight, bias, eps)
+        return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
     if training or running_mean is None or running_var is None:
         raise NotLowered("batch norm that changes its arguments")
     out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
-    return out, _empty(builder.results[1]), _empty(builder.results[2])
+    return out, builder.zeros(1), builder.zeros(2)
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def lower_batch_norm_eval(
+    builder: Builder, input: Value, weight: Value | None, bias: Value | None, *rest: Any
+) -> tuple[Value, Value, Value]:
+    """`lower_batch_norm` in evaluation; ``rest`` is (mean, variance, momentum, eps).
+
+    One pointwise body over [N, C, *space], so that it can be the epilogue of a convolution.
+    """
+    mean, var, *numbers = rest
+    return lower_batch_norm(builder, input, weight, bias, mean, var, False, *numbers)
+
+
+@lowers(aten._native_batch_norm_legit.no_stats)
+def lower_batch_norm_no_stats(
+    builder: Builder, input: Value, weight: Value | None, bias: Value | None, *rest: Any
+) -> tuple[Value, Value, Value]:
+    """`lower_batch_norm` with statistics of the batch; ``rest`` is (training, momentum, eps)."""
+    return lower_batch_norm(builder, input, weight, bias, None, None, True, *rest[1:])
 
 
 def _batch_norm_output(
@@ -245,16 +230,14 @@ def _batch_norm_output(
     dtype = compute_dtype(input.dtype)
 
     def channel(vector: Value) -> Scalar:
-        shaped = channelwise(vector, input)
-        assert shaped is not None
-        return cast(expand(shaped, input.sizes).body, dtype)
+        return cast(expand(channelwise(vector, input), input.sizes).body, dtype)
 
-    scale = _reciprocal_std(channel(var), eps)
+    scale = apply("rsqrt", channel(var) + eps)
     if weight is not None:
-        scale = apply("mul", scale, channel(weight))
-    body = apply("mul", apply("sub", cast(input.body, dtype), channel(mean)), scale)
+        scale *= channel(weight)
+    body = (cast(input.body, dtype) - channel(mean)) * scale
     if bias is not None:
-        body = apply("add", body, channel(bias))
+        body += channel(bias)
     return builder.pointwise(cast(body, builder.out.dtype), input.sizes)
 
 
@@ -262,26 +245,18 @@ def _batch_norm_training(
     builder: Builder, input: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value, Value]:
     """(output, mean, rstd, variance) with statistics of the batch, in the compute dtype."""
-    dtype = compute_dtype(input.dtype)
-    split = Reducing(input, [k for k in range(input.rank) if k != 1])
-    var, mean = variance(builder, split, 0, dtype, keepdim=True)
-    rstd = builder.pointwise(_reciprocal_std(var.body, eps), var.sizes, name="rstd")
-    body = _affine(
-        _normalized(input, mean, rstd),
-        input.sizes,
-        channelwise(weight, input),
-        channelwise(bias, input),
-    )
+    dims = [k for k in range(input.rank) if k != 1]
+    body, mean, rstd, var = _normalized(builder, input, dims, eps)
+    body = _affine_by_channel(body, input, weight, bias)
     return builder.pointwise(cast(body, builder.out.dtype), input.sizes), mean, rstd, var
 
 
 def _blend(builder: Builder, old: Value, new: Value, momentum: float, unbias: Scalar) -> Value:
     """(1 − momentum) · old + momentum · new · unbias."""
     dtype = compute_dtype(old.dtype)
-    kept = apply("mul", cast(old.body, dtype), const(1 - momentum, dtype))
-    fresh = apply("mul", cast(reshape(new, old.sizes).body, dtype), cast(unbias, dtype))
-    body = apply("add", kept, apply("mul", fresh, const(momentum, dtype)))
-    return builder.pointwise(cast(body, dtype), old.sizes, name="running")
+    kept = cast(old.body, dtype) * (1 - momentum)
+    fresh = cast(reshape(new, old.sizes).body, dtype) * cast(unbias, dtype)
+    return builder.pointwise(cast(kept + fresh * momentum, dtype), old.sizes, name="running")
 
 
 @lowers(aten._native_batch_norm_legit_functional.default)
@@ -299,33 +274,12 @@ def lower_batch_norm_functional(
     """(output, saved mean, saved rstd, new running mean, new running variance)."""
     if not training:
         out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
-        empty = _empty(builder.results[1]), _empty(builder.results[2])
-        mean, var = _statistic(builder, running_mean, 3), _statistic(builder, running_var, 4)
-        return out, *empty, mean, var
+        running = _statistic(builder, running_mean, 3), _statistic(builder, running_var, 4)
+        return out, builder.zeros(1), builder.zeros(2), *running
     out, mean, rstd, var = _batch_norm_training(builder, input, weight, bias, eps)
     count = count_scalar(input.numel // input.sizes[1], mean.dtype)
-    unbias = apply("div", count, apply("sub", count, const(1, mean.dtype)))
+    unbias = count / (count - 1)
     new_mean = _blend(builder, running_mean, mean, momentum, const(1, mean.dtype))
     new_var = _blend(builder, running_var, var, momentum, unbias)
-    return (
-        out,
-        _statistic(builder, mean, 1),
-        _statistic(builder, rstd, 2),
-        _statistic(builder, new_mean, 3),
-        _statistic(builder, new_var, 4),
-    )
-
-
-@lowers(aten._native_batch_norm_legit.no_stats)
-def lower_batch_norm_no_stats(
-    builder: Builder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, Value, Value]:
-    """(output, mean, 1/std), with statistics of the batch over all dimensions but the channels."""
-    out, mean, rstd, _ = _batch_norm_training(builder, input, weight, bias, eps)
-    return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
+    statistics = enumerate((mean, rstd, new_mean, new_var), 1)
+    return out, *(_statistic(builder, value, k) for k, value in statistics)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput
-from ..ir.nodes import HostCall, Pointwise
+from ..ir.nodes import BufferArgument, HostCall, Pointwise
 from ..ir.scalar import Index, Load, scalar_symbols
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..symbolic.sizes import (
@@ -20,7 +20,7 @@ from ..symbolic.sizes import (
     symbols_of,
 )
 from .builder import Builder
-from .value import Value, positions, view
+from .value import Value, has_no_elements, positions, view
 
 
 @dataclass
@@ -98,7 +98,7 @@ class OutputLayouts:
             source = builder.materialize(value)
             made = builder.new_buffer(value.dtype, sizes, "output", strides=strides)
             builder.nodes.append(
-                HostCall((made.name,), "aten.clone.default", _buffer_arguments(source.name), ())
+                HostCall((made.name,), "aten.clone.default", (BufferArgument(source.name),), ())
             )
         else:
             made = builder.new_buffer(value.dtype, sizes, "output", strides=strides)
@@ -107,12 +107,6 @@ class OutputLayouts:
                 builder.nodes.append(node)
         self.owners[made.name] = storage
         return GraphOutput(made.name, value.sizes, strides, ZERO)
-
-
-def _buffer_arguments(name: str) -> tuple[object, ...]:
-    from ..ir.nodes import BufferArgument
-
-    return (BufferArgument(name),)
 
 
 def _overlap(value: Value, strides: Sequence[Expr]) -> bool:
@@ -127,7 +121,7 @@ def _overlap(value: Value, strides: Sequence[Expr]) -> bool:
 
 def _affine_offset(flat: Expr, sizes: Sequence[Expr], strides: Sequence[Expr]) -> Expr | None:
     """The constant part of ``flat`` if the rest is Σ index · stride over ``sizes``."""
-    if any(size is ZERO for size in sizes):
+    if has_no_elements(sizes):
         return ZERO
     symbols = positions(sizes)
     rest = flat - linearize(symbols, strides)

@@ -1,14 +1,18 @@
-"""Arithmetic, elementwise. Source: ATen schemas and TensorIterator's type promotion."""
+"""Elementwise arithmetic, comparisons, logic and selection.
+
+Source: ATen schemas of the same names, and TensorIterator's type promotion.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from .. import dtypes
-from ..dtypes import DType, Kind
-from ..ir.scalar import Scalar, apply, cast, const
+from ..dtypes import DType
+from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import Expr
 from .builder import Builder, operand
 from .promotion import Operand, compute_dtype, float_dtype, result_dtype, rounded_to
@@ -18,6 +22,8 @@ from .value import Value
 
 aten = torch.ops.aten
 Body = Callable[..., Scalar]
+Number = float | Scalar
+"""An argument that is a number: a Python one, or one that is data of the graph."""
 
 
 def elementwise(
@@ -33,6 +39,43 @@ def elementwise(
     compute = compute_dtype(dtype or result_dtype(operands))
     scalars = [operand(arg, out.sizes, compute) for arg in operands]
     return builder.pointwise(cast(body(*scalars), out.dtype), out.sizes)
+
+
+def lowers_elementwise(
+    *overloads: torch._ops.OpOverload, to_float: bool = False
+) -> Callable[[Body], Body]:
+    """Registers a function of single elements as the lowering of elementwise operators.
+
+    Its first parameters, annotated as `Scalar`, are the operator's tensors (or numbers) as
+    `elementwise` gives them; the others are the arguments that follow, where a number that is data
+    of the graph is a `Scalar` of the same dtype. Gives the function itself.
+
+    Args:
+        to_float: whether integers and bools are computed in the default float dtype.
+    """
+
+    def register(body: Body) -> Body:
+        count = list(body.__annotations__.values()).count("Scalar") - 1  # without the result's
+
+        def lower(builder: Builder, *arguments: Any, **options: Any) -> Value:
+            operands, rest = arguments[:count], arguments[count:]
+            dtype = float_dtype(result_dtype(operands)) if to_float else None
+
+            def applied(*scalars: Scalar) -> Scalar:
+                def given(option: Any) -> Any:
+                    is_data = isinstance(option, (Value, Expr))
+                    return operand(option, (), scalars[0].dtype) if is_data else option
+
+                named = {name: given(option) for name, option in options.items()}
+                return body(*scalars, *map(given, rest), **named)
+
+            return elementwise(builder, applied, *operands, dtype=dtype)
+
+        lower.__doc__ = body.__doc__
+        lowers(*overloads)(lower)
+        return body
+
+    return register
 
 
 def unwidened(builder: Builder, body: Body, *operands: Operand) -> Value:
@@ -64,24 +107,19 @@ _SAME_UNARY = "neg abs floor ceil trunc round sign"
 
 
 def _register_unary(name: str, to_float: bool) -> None:
-    overload = getattr(aten, name).default
-
-    @lowers(overload)
+    @lowers(getattr(aten, name).default)
     def lower(builder: Builder, self: Value) -> Value:
         """One scalar op per element.
 
         A ``to_float`` operator computes integers and bools in the default float; rounding of
         integers, and abs and sign of bools, return ``self``.
         """
-        if to_float:
-            return elementwise(
-                builder, lambda x: apply(name, x), self, dtype=float_dtype(self.dtype)
-            )
         unchanged = not self.dtype.is_float and name in ("floor", "ceil", "trunc", "round")
-        positive = name in ("abs", "sign") and self.dtype.kind is Kind.BOOL
+        positive = name in ("abs", "sign") and self.dtype is dtypes.bool_
         if unchanged or positive:
             return self
-        return elementwise(builder, lambda x: apply(name, x), self)
+        dtype = float_dtype(self.dtype) if to_float else self.dtype
+        return elementwise(builder, lambda x: apply(name, x), self, dtype=dtype)
 
 
 for _name in _FLOAT_UNARY.split():
@@ -90,10 +128,10 @@ for _name in _SAME_UNARY.split():
     _register_unary(_name, to_float=False)
 
 
-@lowers(aten.square.default)
-def lower_square(builder: Builder, self: Value) -> Value:
+@lowers_elementwise(aten.square.default)
+def square(x: Scalar) -> Scalar:
     """``x · x``; integers wrap."""
-    return elementwise(builder, lambda x: apply("square", x), self)
+    return apply("square", x)
 
 
 @lowers(aten.round.decimals)
@@ -111,53 +149,47 @@ def lower_round_decimals(builder: Builder, self: Value, *, decimals: int) -> Val
     )
 
 
-def scaled(value: Scalar, alpha: Operand) -> Scalar:
-    """alpha · value, in the value's dtype."""
-    if not isinstance(alpha, Value) and alpha == 1:
+def scaled(value: Scalar, alpha: Number | Operand) -> Scalar:
+    """alpha · value, in the value's dtype; of bools, alpha & value."""
+    if isinstance(alpha, (int, float)) and alpha == 1:
         return value
-    factor = operand(alpha, (), value.dtype)
-    return apply("bitwise_and" if value.dtype.kind is Kind.BOOL else "mul", value, factor)
+    factor = operand(alpha, (), value.dtype) if isinstance(alpha, (Value, Expr)) else alpha
+    return apply("bitwise_and" if value.dtype is dtypes.bool_ else "mul", value, factor)
 
 
-@lowers(aten.add.Tensor, aten.add.Scalar)
-def lower_add(builder: Builder, self: Operand, other: Operand, alpha: Operand = 1) -> Value:
-    """``self + alpha · other`` in the promoted dtype; of bools, ``self | (alpha & other)``."""
-    return elementwise(builder, lambda a, b: plus(a, scaled(b, alpha)), self, other)
+@lowers_elementwise(aten.add.Tensor, aten.add.Scalar)
+def add(a: Scalar, b: Scalar, alpha: Number = 1) -> Scalar:
+    """``a + alpha · b`` in the promoted dtype; of bools, ``a | (alpha & b)``."""
+    return plus(a, scaled(b, alpha))
 
 
 def plus(a: Scalar, b: Scalar) -> Scalar:
     """a + b, logical or of bools."""
-    return apply("bitwise_or" if a.dtype.kind is Kind.BOOL else "add", a, b)
+    return apply("bitwise_or" if a.dtype is dtypes.bool_ else "add", a, b)
 
 
-@lowers(aten.sub.Tensor, aten.sub.Scalar)
-def lower_sub(builder: Builder, self: Operand, other: Operand, alpha: Operand = 1) -> Value:
-    """``self − alpha · other`` in the promoted dtype; integers wrap."""
-    return elementwise(builder, lambda a, b: apply("sub", a, scaled(b, alpha)), self, other)
+@lowers_elementwise(aten.sub.Tensor, aten.sub.Scalar)
+def sub(a: Scalar, b: Scalar, alpha: Number = 1) -> Scalar:
+    """``a − alpha · b`` in the promoted dtype; integers wrap."""
+    return a - scaled(b, alpha)
 
 
-@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
-def lower_rsub(builder: Builder, self: Operand, other: Operand, alpha: Operand = 1) -> Value:
-    """``other − alpha · self`` in the promoted dtype; integers wrap."""
-    return elementwise(builder, lambda a, b: apply("sub", b, scaled(a, alpha)), self, other)
+@lowers_elementwise(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(a: Scalar, b: Scalar, alpha: Number = 1) -> Scalar:
+    """``b − alpha · a`` in the promoted dtype; integers wrap."""
+    return b - scaled(a, alpha)
 
 
-@lowers(aten.mul.Tensor, aten.mul.Scalar)
-def lower_mul(builder: Builder, self: Operand, other: Operand) -> Value:
-    """``self · other`` in the promoted dtype; integers wrap, bools are and-ed."""
-    return elementwise(builder, times, self, other)
-
-
+@lowers_elementwise(aten.mul.Tensor, aten.mul.Scalar)
 def times(a: Scalar, b: Scalar) -> Scalar:
-    """a · b, logical and of bools."""
-    return apply("bitwise_and" if a.dtype.kind is Kind.BOOL else "mul", a, b)
+    """``a · b`` in the promoted dtype; integers wrap, bools are and-ed."""
+    return apply("bitwise_and" if a.dtype is dtypes.bool_ else "mul", a, b)
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
-def lower_div(builder: Builder, self: Operand, other: Operand) -> Value:
-    """``self / other``; integers and bools are divided in the default float dtype."""
-    dtype = float_dtype(result_dtype((self, other)))
-    return elementwise(builder, lambda a, b: apply("div", a, b), self, other, dtype=dtype)
+@lowers_elementwise(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, to_float=True)
+def div(a: Scalar, b: Scalar) -> Scalar:
+    """``a / b``; integers and bools are divided in the default float dtype."""
+    return a / b
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -166,16 +198,16 @@ def lower_div_mode(
 ) -> Value:
     """``self / other``, rounded towards 0 (``"trunc"``) or towards −∞ (``"floor"``).
 
-    Rounded divisions of integers stay integers. Without a mode it is `lower_div`.
+    Rounded divisions of integers stay integers. Without a mode it is `div`.
     """
-    if rounding_mode is None:
-        return lower_div(builder, self, other)
     common = result_dtype((self, other))
+    if rounding_mode is None:
+        return elementwise(builder, div, self, other, dtype=float_dtype(common))
     if rounding_mode == "trunc" and compute_dtype(common) is not common:
 
         def truncated(a: Scalar, b: Scalar) -> Scalar:
             # PyTorch rounds before it truncates.
-            return apply("trunc", rounded_to(apply("div", a, b), common))
+            return apply("trunc", rounded_to(a / b, common))
 
         return elementwise(builder, truncated, self, other)
     name = "floor_divide" if rounding_mode == "floor" else "trunc_divide"
@@ -187,9 +219,7 @@ def lower_floor_divide(builder: Builder, self: Operand, other: Operand) -> Value
     """``floor(self / other)`` in the promoted dtype, also of integers."""
     common = result_dtype((self, other))
     dividend = rounded_operand(self, common)  # PyTorch widens divisors only
-    return elementwise(
-        builder, lambda a, b: apply("floor_divide", a, b), dividend, other, dtype=common
-    )
+    return elementwise(builder, lambda a, b: a // b, dividend, other, dtype=common)
 
 
 def _register_unwidened(name: str, overloads: str) -> None:
@@ -201,102 +231,64 @@ def _register_unwidened(name: str, overloads: str) -> None:
         return unwidened(builder, lambda a, b: apply(name, a, b), self, other)
 
 
-def _register_binary(name: str, overloads: str, to_float: bool = False) -> None:
-    packet = getattr(aten, name)
+def _register_binary(operator: str, name: str, overloads: str, to_float: bool = False) -> None:
+    packet = getattr(aten, operator)
+    found = (getattr(packet, overload) for overload in overloads.split())
 
-    @lowers(*(getattr(packet, overload) for overload in overloads.split()))
-    def lower(builder: Builder, self: Operand, other: Operand) -> Value:
+    @lowers_elementwise(*found, to_float=to_float)
+    def body(a: Scalar, b: Scalar) -> Scalar:
         """A scalar op of two operands in their promoted dtype; ``to_float``: in its float dtype."""
-        dtype = result_dtype((self, other))
-        dtype = float_dtype(dtype) if to_float else dtype
-        return elementwise(builder, lambda a, b: apply(name, a, b), self, other, dtype=dtype)
+        return apply(name, a, b)
 
 
 _register_unwidened("remainder", "Tensor Scalar Scalar_Tensor")
 _register_unwidened("fmod", "Tensor Scalar")
-_register_binary("atan2", "default", to_float=True)
-_register_binary("nextafter", "default")
-_register_binary("bitwise_and", "Tensor Scalar Scalar_Tensor")
-_register_binary("bitwise_or", "Tensor Scalar Scalar_Tensor")
-_register_binary("bitwise_xor", "Tensor Scalar Scalar_Tensor")
+_register_binary("atan2", "atan2", "default", to_float=True)
+_register_binary("copysign", "copysign", "Tensor Scalar", to_float=True)
+_register_binary("nextafter", "nextafter", "default")
+for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+    _register_binary(_name, _name, "Tensor Scalar Scalar_Tensor")
+for _side, _dunder in (("left", "__lshift__"), ("right", "__rshift__")):
+    _name = f"shift_{_side}"
+    _register_binary(f"bitwise_{_side}_shift", _name, "Tensor Tensor_Scalar Scalar_Tensor")
+    _register_binary(_dunder, _name, "Scalar Tensor")
 
 
-@lowers(aten.copysign.Tensor, aten.copysign.Scalar)
-def lower_copysign(builder: Builder, self: Operand, other: Operand) -> Value:
-    """``|self|`` with the sign of ``other``, −0 included; integers become the default float."""
-    dtype = float_dtype(result_dtype((self, other)))
-    return elementwise(builder, lambda a, b: apply("copysign", a, b), self, other, dtype=dtype)
-
-
-@lowers(aten.bitwise_not.default)
-def lower_bitwise_not(builder: Builder, self: Value) -> Value:
+@lowers_elementwise(aten.bitwise_not.default)
+def bitwise_not(x: Scalar) -> Scalar:
     """All bits inverted; of bools, the logical not."""
-    return elementwise(builder, lambda x: apply("bitwise_not", x), self)
+    return ~x
 
 
-@lowers(
-    aten.bitwise_left_shift.Tensor,
-    aten.bitwise_left_shift.Tensor_Scalar,
-    aten.bitwise_left_shift.Scalar_Tensor,
-    aten.__lshift__.Scalar,
-    aten.__lshift__.Tensor,
-)
-def lower_shift_left(builder: Builder, self: Operand, other: Operand) -> Value:
-    """``self << other`` for integers, in the promoted dtype."""
-    return elementwise(builder, lambda a, b: apply("shift_left", a, b), self, other)
-
-
-@lowers(
-    aten.bitwise_right_shift.Tensor,
-    aten.bitwise_right_shift.Tensor_Scalar,
-    aten.bitwise_right_shift.Scalar_Tensor,
-    aten.__rshift__.Scalar,
-    aten.__rshift__.Tensor,
-)
-def lower_shift_right(builder: Builder, self: Operand, other: Operand) -> Value:
-    """``self >> other`` for integers; copies of the sign are shifted into signed ones."""
-    return elementwise(builder, lambda a, b: apply("shift_right", a, b), self, other)
-
-
+@lowers_elementwise(aten.minimum.default, aten.clamp_max.default, aten.clamp_max.Tensor)
 def smaller(a: Scalar, b: Scalar) -> Scalar:
     """The minimum, NaN if either is NaN; logical and of bools."""
-    return apply("bitwise_and" if a.dtype.kind is Kind.BOOL else "minimum", a, b)
+    return apply("bitwise_and" if a.dtype is dtypes.bool_ else "minimum", a, b)
 
 
+@lowers_elementwise(aten.maximum.default, aten.clamp_min.default, aten.clamp_min.Tensor)
 def larger(a: Scalar, b: Scalar) -> Scalar:
     """The maximum, NaN if either is NaN; logical or of bools."""
-    return apply("bitwise_or" if a.dtype.kind is Kind.BOOL else "maximum", a, b)
+    return apply("bitwise_or" if a.dtype is dtypes.bool_ else "maximum", a, b)
 
 
-@lowers(aten.minimum.default)
-def lower_minimum(builder: Builder, self: Value, other: Value) -> Value:
-    """The smaller element, NaN if either is NaN; of bools, the logical and."""
-    return elementwise(builder, smaller, self, other)
-
-
-@lowers(aten.maximum.default)
-def lower_maximum(builder: Builder, self: Value, other: Value) -> Value:
-    """The larger element, NaN if either is NaN; of bools, the logical or."""
-    return elementwise(builder, larger, self, other)
-
-
-@lowers(aten.fmin.default)
-def lower_fmin(builder: Builder, self: Value, other: Value) -> Value:
+@lowers_elementwise(aten.fmin.default)
+def fmin(a: Scalar, b: Scalar) -> Scalar:
     """The smaller element; where one of the two is NaN, the other one."""
-    return elementwise(builder, lambda a, b: _ignoring_nan(smaller, a, b), self, other)
+    return _ignoring_nan(smaller, a, b)
 
 
-@lowers(aten.fmax.default)
-def lower_fmax(builder: Builder, self: Value, other: Value) -> Value:
+@lowers_elementwise(aten.fmax.default)
+def fmax(a: Scalar, b: Scalar) -> Scalar:
     """The larger element; where one of the two is NaN, the other one."""
-    return elementwise(builder, lambda a, b: _ignoring_nan(larger, a, b), self, other)
+    return _ignoring_nan(larger, a, b)
 
 
 def _ignoring_nan(choose: Body, a: Scalar, b: Scalar) -> Scalar:
     if not a.dtype.is_float:
         return choose(a, b)
-    chosen = apply("where", apply("isnan", b), a, choose(a, b))
-    return apply("where", apply("isnan", a), b, chosen)
+    chosen = where(apply("isnan", b), a, choose(a, b))
+    return where(apply("isnan", a), b, chosen)
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
@@ -318,18 +310,6 @@ def lower_clamp(
     return elementwise(builder, body, self, *bounds)
 
 
-@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
-def lower_clamp_min(builder: Builder, self: Value, min: Operand) -> Value:
-    """``max(self, min)`` with a number or a broadcasting tensor; NaN of either gives NaN."""
-    return elementwise(builder, larger, self, min)
-
-
-@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
-def lower_clamp_max(builder: Builder, self: Value, max: Operand) -> Value:
-    """``min(self, max)`` with a number or a broadcasting tensor; NaN of either gives NaN."""
-    return elementwise(builder, smaller, self, max)
-
-
 def power(base: Scalar, exponent: int | float) -> Scalar:
     """``base`` to a constant, in the dtype of ``base``.
 
@@ -343,12 +323,12 @@ def power(base: Scalar, exponent: int | float) -> Scalar:
     if exponent == 0:
         return const(1, base.dtype)
     if exponent == 3:
-        return apply("mul", apply("square", base), base)
+        return apply("square", base) * base
     if is_float and exponent in (0.5, -0.5, -1):
         return apply({0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[exponent], base)
     if is_float and exponent == -2:
         return apply("reciprocal", apply("square", base))
-    return apply("pow", base, const(exponent, base.dtype))
+    return apply("pow", base, exponent)
 
 
 @lowers(aten.pow.Tensor_Scalar)
@@ -358,7 +338,7 @@ def lower_pow_scalar(builder: Builder, self: Value, exponent: Operand) -> Value:
     A Python number is rounded to that dtype first and expanded by `power`; one that is data of the
     graph, or a bool base, takes `lower_pow`.
     """
-    if isinstance(exponent, (bool, int, float)) and self.dtype.kind is not Kind.BOOL:
+    if isinstance(exponent, (bool, int, float)) and self.dtype is not dtypes.bool_:
         dtype = result_dtype((self, exponent))
         constant = rounded_operand(exponent, dtype)
         assert isinstance(constant, (int, float))
@@ -373,80 +353,51 @@ def lower_pow(builder: Builder, self: Operand, exponent: Operand) -> Value:
 
 
 def _pow(a: Scalar, b: Scalar) -> Scalar:
-    if a.dtype.kind is Kind.BOOL:  # False only for 0 to the 1
-        return apply("bitwise_or", a, apply("bitwise_not", b))
+    if a.dtype is dtypes.bool_:  # False only for 0 to the 1
+        return a | ~b
     return apply("pow", a, b)
 
 
-@lowers(aten.addcmul.default)
-def lower_addcmul(
-    builder: Builder, self: Value, tensor1: Value, tensor2: Value, *, value: Operand = 1
-) -> Value:
-    """``self + value · tensor1 · tensor2``, rounded once to the result's dtype."""
-    return elementwise(
-        builder,
-        lambda a, b, c: plus(a, times(scaled(b, value), c)),
-        self,
-        tensor1,
-        tensor2,
-    )
+@lowers_elementwise(aten.addcmul.default)
+def addcmul(a: Scalar, b: Scalar, c: Scalar, *, value: Number = 1) -> Scalar:
+    """``a + value · b · c``, rounded once to the result's dtype."""
+    return plus(a, times(scaled(b, value), c))
 
 
-@lowers(aten.addcdiv.default)
-def lower_addcdiv(
-    builder: Builder, self: Value, tensor1: Value, tensor2: Value, *, value: Operand = 1
-) -> Value:
-    """``self + value · tensor1 / tensor2``, rounded once to the result's dtype."""
-    return elementwise(
-        builder,
-        lambda a, b, c: plus(a, apply("div", scaled(b, value), c)),
-        self,
-        tensor1,
-        tensor2,
-    )
+@lowers_elementwise(aten.addcdiv.default)
+def addcdiv(a: Scalar, b: Scalar, c: Scalar, *, value: Number = 1) -> Scalar:
+    """``a + value · b / c``, rounded once to the result's dtype."""
+    return plus(a, scaled(b, value) / c)
 
 
-@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
-def lower_lerp(builder: Builder, self: Value, end: Value, weight: Operand) -> Value:
-    """``self + weight · (end − self)``; where |weight| ≥ ½, ``end − (end − self) · (1 − weight)``.
+@lowers_elementwise(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(a: Scalar, b: Scalar, w: Scalar) -> Scalar:
+    """``a + w · (b − a)``; where |w| ≥ ½, ``b − (b − a) · (1 − w)``.
 
     As ATen's ``lerp``, it is exact at weights 0 and 1.
     """
-
-    def body(a: Scalar, b: Scalar, w: Scalar) -> Scalar:
-        difference = apply("sub", b, a)
-        near = apply("lt", apply("abs", w), const(0.5, w.dtype))
-        from_start = apply("add", a, apply("mul", w, difference))
-        left = apply("sub", const(1, w.dtype), w)
-        return apply("where", near, from_start, apply("sub", b, apply("mul", difference, left)))
-
-    return elementwise(builder, body, self, end, weight)
+    difference = b - a
+    return where(abs(w) < 0.5, a + w * difference, b - difference * (1 - w))
 
 
-@lowers(aten.hypot.default)
-def lower_hypot(builder: Builder, self: Value, other: Value) -> Value:
-    """``sqrt(self² + other²)``, without an overflow of the squares.
+@lowers_elementwise(aten.hypot.default)
+def hypot(a: Scalar, b: Scalar) -> Scalar:
+    """``sqrt(a² + b²)``, without an overflow of the squares.
 
     Infinite if either is infinite, also when the other is NaN.
     """
-
-    def body(a: Scalar, b: Scalar) -> Scalar:
-        a, b = apply("abs", a), apply("abs", b)
-        high, low = apply("maximum", a, b), apply("minimum", a, b)
-        ratio = apply("div", low, high)
-        grown = apply("add", const(1, a.dtype), apply("square", ratio))
-        plain = apply("mul", high, apply("sqrt", grown))
-        finite = apply("where", apply("eq", low, const(0, a.dtype)), high, plain)
-        finite = apply("where", apply("isinf", b), b, finite)  # also when a is NaN
-        return apply("where", apply("isinf", a), a, finite)
-
-    return elementwise(builder, body, self, other)
+    a, b = abs(a), abs(b)
+    high, low = apply("maximum", a, b), apply("minimum", a, b)
+    plain = high * apply("sqrt", 1 + apply("square", low / high))
+    finite = where(apply("eq", low, 0), high, plain)
+    finite = where(apply("isinf", b), b, finite)  # also when a is NaN
+    return where(apply("isinf", a), a, finite)
 
 
-@lowers(aten.frac.default)
-def lower_frac(builder: Builder, self: Value) -> Value:
+@lowers_elementwise(aten.frac.default)
+def frac(x: Scalar) -> Scalar:
     """``x − trunc(x)``: the fraction, with the sign of x."""
-    return elementwise(builder, lambda x: apply("sub", x, apply("trunc", x)), self)
+    return x - apply("trunc", x)
 
 
 def rounded_operand(arg: Operand, dtype: DType) -> Operand:
@@ -456,3 +407,119 @@ def rounded_operand(arg: Operand, dtype: DType) -> Operand:
         assert isinstance(arg, (int, float))
         return float(literal(arg, dtype).value)
     return arg
+
+
+def _register_comparison(name: str) -> None:
+    packet = getattr(aten, name)
+
+    @lowers(packet.Tensor, packet.Scalar)
+    def lower(builder: Builder, self: Value, other: Operand) -> Value:
+        """A number is first rounded to the common dtype: comparisons do not widen."""
+        common = result_dtype((self, other))
+        rounded = rounded_operand(other, common)
+        return elementwise(builder, lambda a, b: apply(name, a, b), self, rounded, dtype=common)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _register_comparison(_name)
+
+
+def _register_logical(name: str, scalar_op: str) -> None:
+    @lowers(getattr(aten, name).default)
+    def lower(builder: Builder, self: Value, other: Value) -> Value:
+        """A logical operator of two tensors of any dtypes, where nonzero (also NaN) is true."""
+        return elementwise(
+            builder, lambda a, b: apply(scalar_op, a, b), self, other, dtype=dtypes.bool_
+        )
+
+
+_register_logical("logical_and", "bitwise_and")
+_register_logical("logical_or", "bitwise_or")
+_register_logical("logical_xor", "bitwise_xor")
+
+
+@lowers(aten.logical_not.default)
+def lower_logical_not(builder: Builder, self: Value) -> Value:
+    """Whether an element is 0, as bool."""
+    return elementwise(builder, lambda x: ~x, self, dtype=dtypes.bool_)
+
+
+def _register_float_test(name: str) -> None:
+    @lowers_elementwise(getattr(aten, name).default)
+    def body(x: Scalar) -> Scalar:
+        """A test of each element, as bool; False everywhere for integers and bools."""
+        return apply(name, x) if x.dtype.is_float else const(False, dtypes.bool_)
+
+
+_register_float_test("isnan")
+_register_float_test("isinf")
+
+
+@lowers_elementwise(aten.isfinite.default)
+def isfinite(x: Scalar) -> Scalar:
+    """Whether an element is neither infinite nor NaN, as bool; True of integers and bools."""
+    if not x.dtype.is_float:
+        return const(True, dtypes.bool_)
+    return ~(apply("isnan", x) | apply("isinf", x))
+
+
+@lowers_elementwise(aten.signbit.default)
+def signbit(x: Scalar) -> Scalar:
+    """Whether the sign bit is set, as bool: True of −0; False of bools."""
+    if x.dtype is dtypes.bool_:
+        return const(False, dtypes.bool_)
+    return (apply("copysign", 1, x) if x.dtype.is_float else x) < 0
+
+
+@lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def lower_where(builder: Builder, condition: Value, self: Operand, other: Operand) -> Value:
+    """``self`` where the condition is nonzero, else ``other``, broadcast to the result's sizes.
+
+    Numbers are rounded to the result's dtype.
+    """
+    out = builder.out
+    test = operand(condition, out.sizes, dtypes.bool_)
+    yes, no = (
+        operand(rounded_operand(branch, out.dtype), out.sizes, out.dtype)
+        for branch in (self, other)
+    )
+    return builder.pointwise(where(test, yes, no), out.sizes)
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def lower_masked_fill(builder: Builder, self: Value, mask: Value, value: Operand) -> Value:
+    """``value`` where the mask is nonzero, else ``self``, in the dtype of ``self``."""
+    return lower_where(builder, mask, value, self)
+
+
+@lowers(aten.nan_to_num.default)
+def lower_nan_to_num(
+    builder: Builder,
+    self: Value,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Value:
+    """NaN and infinities replaced; integers are returned as they are.
+
+    NaN becomes ``nan`` (0 if None), infinities ``posinf`` and ``neginf`` (if None, the largest and
+    the lowest finite number of the dtype).
+    """
+    if not self.dtype.is_float:
+        return self
+    limits = torch.finfo(getattr(torch, self.dtype.name))
+    compute = compute_dtype(self.dtype)
+    above = const(limits.max if posinf is None else posinf, compute)
+    below = const(limits.min if neginf is None else neginf, compute)
+
+    def body(x: Scalar) -> Scalar:
+        finite = where(apply("isinf", x), where(x > 0.0, above, below), x)
+        return where(apply("isnan", x), nan or 0.0, finite)
+
+    return elementwise(builder, body, self)
+
+
+@lowers_elementwise(aten.heaviside.default)
+def heaviside(x: Scalar, at_zero: Scalar) -> Scalar:
+    """0 below 0, 1 above, and ``at_zero`` at 0; NaN gives 0."""
+    return where(apply("eq", x, 0), at_zero, cast(x > 0, x.dtype))

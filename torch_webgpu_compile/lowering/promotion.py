@@ -13,7 +13,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType, Kind
-from ..ir.scalar import Scalar, apply, const
+from ..ir.scalar import Scalar, apply, where
 from ..symbolic.sizes import Expr
 from .symbols import dtype_of, torch_dtype
 from .value import Value
@@ -90,22 +90,20 @@ def rounded_to(scalar: Scalar, dtype: DType) -> Scalar:
         return scalar
     u32 = dtypes.uint32
     bits = apply("bitcast", scalar, dtype=u32)
-    last = apply("shift_right", bits, const(dropped, u32))
-    odd = apply("bitwise_and", last, const(1, u32))
-    half = apply("add", const((1 << dropped - 1) - 1, u32), odd)
-    kept = apply("bitwise_and", apply("add", bits, half), const(-(1 << dropped), u32))
+    last = bits >> dropped
+    odd = last & 1
+    kept = (bits + ((1 << dropped - 1) - 1 + odd)) & -(1 << dropped)
     rounded = apply("bitcast", kept, dtype=scalar.dtype)
     if dtype is dtypes.float16:
         rounded = _within_float16(scalar, rounded)
-    return apply("where", apply("isnan", scalar), scalar, rounded)
+    return where(apply("isnan", scalar), scalar, rounded)
 
 
 def _within_float16(scalar: Scalar, rounded: Scalar) -> Scalar:
     """``rounded`` but for what is below float16's normal numbers, and beyond its largest."""
-    f32 = scalar.dtype
-    steps = apply("round", apply("mul", scalar, const(2.0**24, f32)))
-    small = apply("mul", steps, const(2.0**-24, f32))
-    size = apply("abs", scalar)
-    infinite = apply("copysign", const(float("inf"), f32), scalar)
-    rounded = apply("where", apply("lt", size, const(2.0**-14, f32)), small, rounded)
-    return apply("where", apply("ge", size, const(65520.0, f32)), infinite, rounded)
+    steps = apply("round", scalar * 2.0**24)
+    small = steps * 2.0 ** (-24)
+    size = abs(scalar)
+    infinite = apply("copysign", float("inf"), scalar)
+    rounded = where(size < 2.0 ** (-14), small, rounded)
+    return where(size >= 65520.0, infinite, rounded)

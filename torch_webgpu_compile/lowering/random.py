@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, cast
 from ..symbolic.sizes import ZERO, Expr, as_expr, contiguous_strides, linearize
 from ..torch_ops import custom_ops
 from .builder import Builder
 from .registry import lowers
-from .value import Value, positions
+from .value import Value, positions, zeros
 
 U32 = dtypes.uint32
 BITS = 24
@@ -28,10 +28,10 @@ def lower_uniform(
     """
     sizes = tuple(as_expr(length) for length in size)
     if any(length is ZERO for length in sizes):
-        return Value(dtypes.float32, sizes, const(0, dtypes.float32))
+        return zeros(sizes, dtypes.float32)
     number = linearize(positions(sizes), contiguous_strides(sizes))
     high = cast(random_bits(seed, number), dtypes.float32)
-    return builder.pointwise(apply("mul", high, const(2.0**-BITS, dtypes.float32)), sizes)
+    return builder.pointwise(high * 2.0 ** (-BITS), sizes)
 
 
 def random_bits(seed: Value, number: Expr) -> Scalar:
@@ -40,17 +40,16 @@ def random_bits(seed: Value, number: Expr) -> Scalar:
     A hash of the number and of the seed's two integers.
     """
     first, second = (cast(seed.at([as_expr(k)]), U32) for k in (0, 1))
-    x = apply("add", apply("mul", cast(Index(number), U32), const(custom_ops.WEYL, U32)), first)
-    x = _hash(apply("bitwise_xor", _hash(x), second))
-    return apply("shift_right", x, const(32 - BITS, U32))
+    x = _hash(_hash(cast(Index(number), U32) * custom_ops.WEYL + first) ^ second)
+    return x >> 32 - BITS
 
 
 def _hash(x: Scalar) -> Scalar:
     for shift, factor in custom_ops.ROUNDS:
-        x = apply("mul", _fold(x, shift), const(factor, U32))
+        x = _fold(x, shift) * factor
     return _fold(x, 16)
 
 
 def _fold(x: Scalar, shift: int) -> Scalar:
     """x ^ (x >> shift)."""
-    return apply("bitwise_xor", x, apply("shift_right", x, const(shift, U32)))
+    return x ^ x >> shift

@@ -13,12 +13,12 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, Expr, product
 from .builder import Builder, as_value
 from .promotion import compute_dtype
 from .registry import lowers
-from .value import Value, broadcast_index, positions, reshape
+from .value import Value, broadcast_index, positions, reshape, zeros
 
 aten = torch.ops.aten
 Dims = Sequence[int] | int | None
@@ -83,15 +83,9 @@ def _reduce(
     split = Reducing(value, dims_of(value, dim))
     body = cast(split.body(), dtype)
     if not split.dims:
-        final = _single(kind, body)
-        return builder.pointwise(cast(final, builder.out.dtype), value.sizes)
-    wide = dtype is not builder.out.dtype and kind not in ("argmin", "argmax")
-    result = split.reduce(builder, kind, body, keepdim=keepdim, name="wide" if wide else "")
-    return converted(builder, result)
-
-
-def _single(kind: str, body: Scalar) -> Scalar:
-    return const(0, dtypes.int64) if kind in ("argmin", "argmax") else body
+        return builder.pointwise(cast(body, builder.out.dtype), value.sizes)
+    name = "" if dtype is builder.out.dtype else "wide"
+    return converted(builder, split.reduce(builder, kind, body, keepdim=keepdim, name=name))
 
 
 def converted(builder: Builder, value: Value, dtype: DType | None = None) -> Value:
@@ -102,7 +96,7 @@ def converted(builder: Builder, value: Value, dtype: DType | None = None) -> Val
     return builder.pointwise(cast(value.body, dtype), value.sizes)
 
 
-@lowers(aten.sum.dim_IntList)
+@lowers(aten.sum.dim_IntList, aten.sum.default)
 def lower_sum(
     builder: Builder, self: Value, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
@@ -114,17 +108,11 @@ def lower_sum(
     return _reduce(builder, "sum", self, dim, keepdim, compute_dtype(builder.out.dtype))
 
 
-@lowers(aten.sum.default)
-def lower_sum_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value:
-    """Σ over all elements: `lower_sum` without dimensions."""
-    return lower_sum(builder, self)
-
-
-@lowers(aten.prod.dim_int)
+@lowers(aten.prod.dim_int, aten.prod.default)
 def lower_prod(
-    builder: Builder, self: Value, dim: int, keepdim: bool = False, *, dtype: Any = None
+    builder: Builder, self: Value, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
-    """The product over ``dim``, of no elements 1.
+    """The product over ``dim`` (all dimensions for None), of no elements 1.
 
     16-bit floats are multiplied in float32 and rounded once; integers wrap; bools as a result are
     and-ed.
@@ -132,15 +120,9 @@ def lower_prod(
     return _reduce(builder, "prod", self, dim, keepdim, compute_dtype(builder.out.dtype))
 
 
-@lowers(aten.prod.default)
-def lower_prod_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value:
-    """The product of all elements, of none 1."""
-    return _reduce(builder, "prod", self, None, False, compute_dtype(builder.out.dtype))
-
-
-@lowers(aten.mean.dim)
+@lowers(aten.mean.dim, aten.mean.default)
 def lower_mean(
-    builder: Builder, self: Value, dim: Dims, keepdim: bool = False, *, dtype: Any = None
+    builder: Builder, self: Value, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
     """Σ / count over ``dim`` (all dimensions for None or none given), of no elements NaN.
 
@@ -151,16 +133,10 @@ def lower_mean(
     return builder.pointwise(cast(mean, builder.out.dtype), builder.out.sizes)
 
 
-@lowers(aten.mean.default)
-def lower_mean_all(builder: Builder, self: Value, *, dtype: Any = None) -> Value:
-    """The mean of all elements: `lower_mean` without dimensions."""
-    return lower_mean(builder, self, None)
-
-
 def mean_of(builder: Builder, split: Reducing, dtype: DType, *, keepdim: bool) -> Scalar:
     """Sum over count, as a body over the reduced sizes; the sum is a node."""
     total = split.reduce(builder, "sum", cast(split.body(), dtype), keepdim=keepdim, name="sum")
-    return apply("div", total.body, count_scalar(split.count, dtype))
+    return total.body / count_scalar(split.count, dtype)
 
 
 def count_scalar(count: Expr, dtype: DType) -> Scalar:
@@ -168,13 +144,13 @@ def count_scalar(count: Expr, dtype: DType) -> Scalar:
     return const(count.constant, dtype) if count.is_constant else cast(Index(count), dtype)
 
 
-@lowers(aten.amax.default)
+@lowers(aten.amax.default, aten.max.default)
 def lower_amax(builder: Builder, self: Value, dim: Dims = (), keepdim: bool = False) -> Value:
     """The largest element over ``dim`` (all for none), NaN if there is one; of bools, any."""
     return _extreme(builder, "maximum", self, dim, keepdim)
 
 
-@lowers(aten.amin.default)
+@lowers(aten.amin.default, aten.min.default)
 def lower_amin(builder: Builder, self: Value, dim: Dims = (), keepdim: bool = False) -> Value:
     """The smallest element over ``dim`` (all for none), NaN if there is one; of bools, all."""
     return _extreme(builder, "minimum", self, dim, keepdim)
@@ -185,18 +161,6 @@ def _extreme(builder: Builder, kind: str, value: Value, dim: Dims, keepdim: bool
         kind = "any" if kind == "maximum" else "all"
     # min and max are exact in any dtype: 16-bit floats widen only for the kernel's sake
     return _reduce(builder, kind, value, dim, keepdim, compute_dtype(value.dtype))
-
-
-@lowers(aten.max.default)
-def lower_max_all(builder: Builder, self: Value) -> Value:
-    """The largest of all elements, NaN if there is one; of bools, any."""
-    return _extreme(builder, "maximum", self, None, False)
-
-
-@lowers(aten.min.default)
-def lower_min_all(builder: Builder, self: Value) -> Value:
-    """The smallest of all elements, NaN if there is one; of bools, all."""
-    return _extreme(builder, "minimum", self, None, False)
 
 
 def _register_extreme_dim(name: str, kind: str, position: str) -> None:
@@ -225,30 +189,28 @@ def _position(builder: Builder, kind: str, value: Value, dim: Dims, keepdim: boo
         value = value.cast(dtypes.int32)
     split = Reducing(value, dims_of(value, dim))
     if not split.dims:
-        return Value(dtypes.int64, value.sizes, const(0, dtypes.int64))
+        return zeros(value.sizes, dtypes.int64)
     body = cast(split.body(), compute_dtype(value.dtype))
     return split.reduce(builder, kind, body, keepdim=keepdim, name="index")
 
 
-@lowers(aten.argmax.default)
-def lower_argmax(
-    builder: Builder, self: Value, dim: int | None = None, keepdim: bool = False
-) -> Value:
-    """The int64 position of the largest element along ``dim``, or (None) in row-major order."""
-    return _position(builder, "argmax", self, dim, keepdim)
+def _register_position(name: str) -> None:
+    @lowers(getattr(aten, name).default)
+    def lower(
+        builder: Builder, self: Value, dim: int | None = None, keepdim: bool = False
+    ) -> Value:
+        """The int64 position of the extreme along ``dim``, or (None) in row-major order."""
+        return _position(builder, name, self, dim, keepdim)
 
 
-@lowers(aten.argmin.default)
-def lower_argmin(
-    builder: Builder, self: Value, dim: int | None = None, keepdim: bool = False
-) -> Value:
-    """The int64 position of the smallest element along ``dim``, or (None) in row-major order."""
-    return _position(builder, "argmin", self, dim, keepdim)
+_register_position("argmax")
+_register_position("argmin")
 
 
 def _register_test(name: str) -> None:
     packet = getattr(aten, name)
 
+    @lowers(packet.default, packet.dim, packet.dims)
     def lower(builder: Builder, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
         """Whether any (or all) elements over ``dim`` are nonzero.
 
@@ -256,8 +218,6 @@ def _register_test(name: str) -> None:
         bool.
         """
         return _reduce(builder, name, self, dim, keepdim, dtypes.bool_)
-
-    lowers(packet.default, packet.dim, packet.dims)(lower)
 
 
 _register_test("any")
@@ -268,7 +228,7 @@ def squared_deviations(
     builder: Builder, split: Reducing, mean: Value, dtype: DType, *, keepdim: bool
 ) -> Value:
     """Σ (x − mean)² with a mean that broadcasts against the value."""
-    difference = apply("sub", cast(split.body(), dtype), cast(split.body(mean), dtype))
+    difference = cast(split.body(), dtype) - cast(split.body(mean), dtype)
     body = apply("square", difference)
     return split.reduce(builder, "sum", body, keepdim=keepdim, name="deviations")
 
@@ -284,10 +244,10 @@ def variance(
     if split.count.is_constant and split.count.constant <= correction:
         # Σ / 0 spelt out: kernels of one element are folded by compilers that assume no NaN.
         limits = (const(float("inf"), dtype), const(float("nan"), dtype))
-        body = apply("where", apply("gt", deviations.body, const(0, dtype)), *limits)
+        body = apply("where", deviations.body > 0, *limits)
     else:
-        count = apply("sub", count_scalar(split.count, dtype), const(correction, dtype))
-        body = apply("div", deviations.body, apply("maximum", count, const(0, dtype)))
+        count = count_scalar(split.count, dtype) - correction
+        body = deviations.body / apply("maximum", count, 0)
     return builder.pointwise(body, deviations.sizes, name="var"), mean
 
 
@@ -344,12 +304,12 @@ def lower_logsumexp(builder: Builder, self: Value, dim: Dims, keepdim: bool = Fa
     dtype = compute_dtype(builder.out.dtype)
     largest = split.reduce(builder, "maximum", cast(split.body(), dtype), keepdim=True, name="max")
     infinite = apply("isinf", largest.body)
-    finite = apply("where", infinite, const(0, dtype), largest.body)
+    finite = where(infinite, 0, largest.body)
     shift = builder.pointwise(finite, largest.sizes, name="shift")
-    grown = apply("fast_exp", apply("sub", cast(split.body(), dtype), split.body(shift)))
+    grown = apply("fast_exp", cast(split.body(), dtype) - split.body(shift))
     total = split.reduce(builder, "sum", grown, keepdim=keepdim, name="sum")
     shift = shift if keepdim else reshape(shift, split.sizes)
-    body = apply("add", shift.body, apply("log", total.body))
+    body = shift.body + apply("log", total.body)
     return builder.pointwise(cast(body, builder.out.dtype), total.sizes)
 
 
@@ -372,23 +332,17 @@ def lower_vector_norm(
     x = cast(split.body(), compute)
     if ord in (float("inf"), float("-inf")):
         kind = "maximum" if ord > 0 else "minimum"
-        result = split.reduce(builder, kind, apply("abs", x), keepdim=keepdim, name="wide")
+        result = split.reduce(builder, kind, abs(x), keepdim=keepdim, name="wide")
         return converted(builder, result)
-    one = const(1, compute)
-    powers = {
-        0: cast(apply("ne", x, const(0, compute)), compute),
-        1: apply("abs", x),
-        2: apply("square", x),
-    }
-    term = powers.get(int(ord)) if ord in powers else None
-    if term is None:
-        term = apply("pow", apply("abs", x), const(ord, compute))
+    powers = {0: cast(apply("ne", x, 0), compute), 1: abs(x), 2: apply("square", x)}
+    term = powers[int(ord)] if ord in powers else apply("pow", abs(x), ord)
+    powers = {0: cast(apply("ne", x, 0), compute), 1: abs(x), 2: apply("square", x)}
     total = split.reduce(builder, "sum", term, keepdim=keepdim, name="sum")
     body = total.body
     if ord == 2:
         body = apply("sqrt", body)
     elif ord not in (0, 1):
-        body = apply("pow", body, apply("div", one, const(ord, compute)))
+        body = apply("pow", body, const(1, compute) / ord)
     return builder.pointwise(cast(body, builder.out.dtype), total.sizes)
 
 

@@ -1,8 +1,9 @@
-"""The table of lowerings: one function per ATen overload."""
+"""The table of lowerings: one function per ATen overload, and the modules that fill it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -11,15 +12,14 @@ LoweringFunction = Callable[..., Any]
 F = TypeVar("F", bound=LoweringFunction)
 
 LOWERINGS: dict[torch._ops.OpOverload, LoweringFunction] = {}
-VIEWS: set[torch._ops.OpOverload] = set()
 
 
-def lowers(*overloads: torch._ops.OpOverload, view: bool = False) -> Callable[[F], F]:
+def lowers(*overloads: torch._ops.OpOverload) -> Callable[[F], F]:
     """Registers a lowering; raises ValueError when an overload already has one.
 
     The function takes the `Builder` and the operator's arguments by the names of its schema, with
     tensors as `Value`s and sizes as ints or `Expr`s, and returns a `Value`, or a tuple with None
-    for results that it does not give. ``view`` says that it makes no node of its own.
+    for results that it does not give.
     """
 
     def register(function: F) -> F:
@@ -27,8 +27,6 @@ def lowers(*overloads: torch._ops.OpOverload, view: bool = False) -> Callable[[F
             if overload in LOWERINGS:
                 raise ValueError(f"{overload} already has a lowering: {LOWERINGS[overload]}")
             LOWERINGS[overload] = function
-            if view:
-                VIEWS.add(overload)
         return function
 
     return register
@@ -36,3 +34,17 @@ def lowers(*overloads: torch._ops.OpOverload, view: bool = False) -> Callable[[F
 
 class NotLowered(Exception):
     """Raised by a lowering for arguments that it has no kernel for: the call goes to the host."""
+
+
+FAMILIES = (
+    *("views", "creation", "pointwise", "activations", "reductions"),
+    *("normalization", "matmul", "attention", "flash_attention", "convolution", "pooling"),
+    *("factorizations", "joining", "indexing", "embedding_bags", "scans", "sorting"),
+    *("resampling", "scatter_reductions", "special", "bessel", "fourier", "random"),
+)
+
+
+def register_all() -> None:
+    """Imports every op family; a second call does nothing."""
+    for family in FAMILIES:
+        import_module(f"{__package__}.{family}")

@@ -9,22 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product as combinations
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder
-from .fixed_point_resampling import resample_uint8
 from .folding import fold
+from .fx_nodes import bytes_of
 from .indexing import gathered
 from .promotion import compute_dtype
 from .registry import LoweringFunction, NotLowered, lowers
 from .scattering import scatter
+from .special import polynomial
 from .symbols import literal
-from .value import IndexLike, Value, positions
+from .value import IndexLike, Value, positions, zeros
 
 aten = torch.ops.aten
 F32 = dtypes.float32
@@ -39,52 +44,76 @@ class Tap:
     weight: Scalar | None
 
 
-Taps = Callable[[Expr, Expr, Expr, "float | None", DType], list[Tap]]
-"""(output position, input size, output size, scale factor, dtype of positions) → taps."""
+@dataclass(frozen=True)
+class Axis:
+    """One dimension that is interpolated, at one position of the result.
+
+    Attributes:
+        at: the position.
+        size_in, size_out: of the input and of the result.
+        factor: the scale factor that was given, if any.
+        dtype: of positions in the input.
+    """
+
+    at: Expr
+    size_in: Expr
+    size_out: Expr
+    factor: float | None
+    dtype: DType
+
+    def scale(self, dtype: DType) -> Scalar:
+        """Input elements per output element."""
+        if self.factor is not None and self.factor > 0:
+            return literal(1.0 / self.factor, dtype)
+        return _ratio(self.size_in, self.size_out, dtype)
+
+    def source(self, *, align: bool, cubic: bool) -> Scalar:
+        """The input position that the output position samples."""
+        position = cast(Index(self.at), self.dtype)
+        if align:
+            if self.size_out is ONE:
+                return const(0.0, self.dtype)
+            return position * _ratio(self.size_in - 1, self.size_out - 1, self.dtype)
+        centered = (position + 0.5) * self.scale(self.dtype) - 0.5
+        return centered if cubic else apply("maximum", centered, 0.0)
+
+    def clamped(self, index: Scalar) -> Scalar:
+        """The index in the input that is nearest to one that may be outside."""
+        return fold(apply("minimum", apply("maximum", index, 0), Index(self.size_in - 1)))
 
 
-def _scale(size_in: Expr, size_out: Expr, factor: float | None, dtype: DType) -> Scalar:
-    """Input elements per output element."""
-    if factor is not None and factor > 0:
-        return literal(1.0 / factor, dtype)
-    return _ratio(size_in, size_out, dtype)
+Taps = Callable[[Axis], list[Tap]]
 
 
 def _ratio(numerator: Expr, denominator: Expr, dtype: DType) -> Scalar:
     if numerator.is_constant and denominator.is_constant:
         return literal(numerator.constant / denominator.constant, dtype)
-    return apply("div", cast(Index(numerator), dtype), cast(Index(denominator), dtype))
+    return cast(Index(numerator), dtype) / cast(Index(denominator), dtype)
 
 
-def _exact_factor(size_in: Expr, size_out: Expr, factor: float | None) -> int:
+def _exact_factor(axis: Axis) -> int:
     """The factor if it is a power of two, so that float arithmetic is exact; else 0."""
+    size_in, size_out = axis.size_in, axis.size_out
     if not (size_in.is_constant and size_out.is_constant) or size_in.constant == 0:
         return 0
     whole = size_out.constant // size_in.constant
     exact = whole * size_in.constant == size_out.constant and whole & (whole - 1) == 0
-    return whole if exact and factor in (None, float(whole)) else 0
+    return whole if exact and axis.factor in (None, float(whole)) else 0
 
 
 def nearest_taps(exact: bool) -> Taps:
     """⌊position · scale⌋, or with ``exact`` of the element's centre; always in float32."""
 
-    def taps(
-        at: Expr, size_in: Expr, size_out: Expr, factor: float | None, dtype: DType
-    ) -> list[Tap]:
-        whole = _exact_factor(size_in, size_out, factor)
+    def taps(axis: Axis) -> list[Tap]:
+        whole = _exact_factor(axis)
         if whole:
-            return [Tap(at // whole, None)]
-        position = cast(Index(at), F32)
+            return [Tap(axis.at // whole, None)]
+        position = cast(Index(axis.at), F32)
         if exact:
-            position = apply("add", position, const(0.5, F32))
-        position = apply("mul", position, _scale(size_in, size_out, factor, F32))
-        return [Tap(_clamped(_floor_index(position), size_in), None)]
+            position += 0.5
+        return [Tap(axis.clamped(_whole(apply("floor", position * axis.scale(F32)))), None)]
 
     return taps
-
-
-def _floor_index(position: Scalar) -> Scalar:
-    return _whole(apply("floor", position))
 
 
 def _whole(number: Scalar) -> Scalar:
@@ -92,46 +121,14 @@ def _whole(number: Scalar) -> Scalar:
     return cast(cast(number, dtypes.int32), dtypes.int64)
 
 
-def _clamped(index: Scalar, size: Expr) -> Scalar:
-    low = apply("maximum", index, const(0, dtypes.int64))
-    return fold(apply("minimum", low, Index(size - 1)))
-
-
-def _source(
-    at: Expr,
-    size_in: Expr,
-    size_out: Expr,
-    factor: float | None,
-    dtype: DType,
-    *,
-    align: bool,
-    cubic: bool,
-) -> Scalar:
-    """The input position that an output position samples."""
-    position = cast(Index(at), dtype)
-    if align:
-        if size_out is ONE:
-            return const(0.0, dtype)
-        return apply("mul", position, _ratio(size_in - 1, size_out - 1, dtype))
-    half = const(0.5, dtype)
-    scale = _scale(size_in, size_out, factor, dtype)
-    scaled = apply("mul", apply("add", position, half), scale)
-    centered = apply("sub", scaled, half)
-    return centered if cubic else apply("maximum", centered, const(0.0, dtype))
-
-
 def linear_taps(align: bool) -> Taps:
     """The two neighbours, weighted by distance."""
 
-    def taps(
-        at: Expr, size_in: Expr, size_out: Expr, factor: float | None, dtype: DType
-    ) -> list[Tap]:
-        source = _source(at, size_in, size_out, factor, dtype, align=align, cubic=False)
-        low = _clamped(_floor_index(source), size_in)
-        high = _clamped(apply("add", low, const(1, dtypes.int64)), size_in)
-        right = apply("sub", source, cast(low, dtype))
-        right = apply("minimum", apply("maximum", right, const(0.0, dtype)), const(1.0, dtype))
-        return [Tap(low, apply("sub", const(1.0, dtype), right)), Tap(high, right)]
+    def taps(axis: Axis) -> list[Tap]:
+        source = axis.source(align=align, cubic=False)
+        low = axis.clamped(_whole(apply("floor", source)))
+        right = apply("minimum", apply("maximum", source - cast(low, axis.dtype), 0.0), 1.0)
+        return [Tap(low, 1.0 - right), Tap(axis.clamped(low + 1), right)]
 
     return taps
 
@@ -139,43 +136,25 @@ def linear_taps(align: bool) -> Taps:
 def cubic_taps(align: bool) -> Taps:
     """Four neighbours with the weights of cubic convolution; the border repeats."""
 
-    def taps(
-        at: Expr, size_in: Expr, size_out: Expr, factor: float | None, dtype: DType
-    ) -> list[Tap]:
-        source = _source(at, size_in, size_out, factor, dtype, align=align, cubic=True)
+    def taps(axis: Axis) -> list[Tap]:
+        source = axis.source(align=align, cubic=True)
         floor = apply("floor", source)
-        t = apply("sub", source, floor)
-        base = _whole(floor)
-        rest = apply("sub", const(1.0, dtype), t)
-        distances = [_plus_one(t), t, rest, _plus_one(rest)]
-        weights = [_far(distances[0]), _near(t), _near(rest), _far(distances[3])]
-        return [
-            Tap(_clamped(apply("add", base, const(k - 1, dtypes.int64)), size_in), weight)
-            for k, weight in enumerate(weights)
-        ]
+        t = source - floor
+        base, rest = _whole(floor), 1.0 - t
+        weights = [_far(t + 1.0), _near(t), _near(rest), _far(rest + 1.0)]
+        return [Tap(axis.clamped(base + (k - 1)), weight) for k, weight in enumerate(weights)]
 
     return taps
 
 
-def _plus_one(x: Scalar) -> Scalar:
-    return apply("add", x, const(1.0, x.dtype))
-
-
-def _polynomial(x: Scalar, *coefficients: float) -> Scalar:
-    total: Scalar = const(coefficients[0], x.dtype)
-    for coefficient in coefficients[1:]:
-        total = apply("add", apply("mul", total, x), const(coefficient, x.dtype))
-    return total
-
-
 def _near(x: Scalar) -> Scalar:
     """(a+2)x³ − (a+3)x² + 1 for |x| ≤ 1."""
-    return _polynomial(x, CUBIC + 2, -(CUBIC + 3), 0.0, 1.0)
+    return polynomial(x, (CUBIC + 2, -(CUBIC + 3), 0.0, 1.0))
 
 
 def _far(x: Scalar) -> Scalar:
     """ax³ − 5ax² + 8ax − 4a for 1 < |x| < 2."""
-    return _polynomial(x, CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC)
+    return polynomial(x, (CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC))
 
 
 def _all_taps(
@@ -186,9 +165,8 @@ def _all_taps(
     factors: Sequence[float | None],
     dtype: DType,
 ) -> list[list[Tap]]:
-    return [
-        taps(a, i, o, f, dtype) for a, i, o, f in zip(at, sizes_in, sizes_out, factors, strict=True)
-    ]
+    axes = zip(at, sizes_in, sizes_out, factors, strict=True)
+    return [taps(Axis(*axis, dtype)) for axis in axes]
 
 
 def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float | None]) -> Value:
@@ -210,8 +188,8 @@ def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float
         term = cast(value.at([*index[:2], *(tap.index for tap in chosen)]), dtype)
         for tap in chosen:
             if tap.weight is not None:
-                term = apply("mul", term, cast(tap.weight, dtype))
-        total = term if total is None else apply("add", total, term)
+                term *= cast(tap.weight, dtype)
+        total = term if total is None else total + term
     assert total is not None
     return builder.pointwise(cast(total, value.dtype), sizes)
 
@@ -234,14 +212,14 @@ def resample_backward(
     index, chosen = symbols[: rank + 2], symbols[rank + 2 :]
     found = _all_taps(taps, index[2:], space_in, space_out, factors, dtype)
     body = cast(grad.at(index), dtype)
-    where: list[IndexLike] = list(index[:2])
+    places: list[IndexLike] = list(index[:2])
     for options, which in zip(found, chosen, strict=True):
         place, weight = _chosen(options, which)
-        where.append(place)
+        places.append(place)
         if weight is not None:
-            body = apply("mul", body, cast(weight, body.dtype))
-    zeros = Value(out.dtype, out.sizes, const(0, out.dtype))
-    return scatter(builder, zeros, ranges, where, body, accumulate=True)
+            body *= cast(weight, body.dtype)
+    initial = zeros(out.sizes, out.dtype)
+    return scatter(builder, initial, ranges, places, body, accumulate=True)
 
 
 def _chosen(options: list[Tap], which: Expr) -> tuple[IndexLike, Scalar | None]:
@@ -252,12 +230,12 @@ def _chosen(options: list[Tap], which: Expr) -> tuple[IndexLike, Scalar | None]:
     place, weight = first.index, first.weight
     assert weight is not None
     for number, tap in reversed(list(enumerate(options[:-1]))):
-        is_it = apply("eq", Index(which), const(number, dtypes.int64))
+        is_it = apply("eq", Index(which), number)
         assert not isinstance(place, Expr)
         assert not isinstance(tap.index, Expr)
         assert tap.weight is not None
-        place = apply("where", is_it, tap.index, place)
-        weight = apply("where", is_it, tap.weight, weight)
+        place = where(is_it, tap.index, place)
+        weight = where(is_it, tap.weight, weight)
     return place, weight
 
 
@@ -327,3 +305,188 @@ _register_smooth("upsample_linear1d", 1, linear_taps)
 _register_smooth("upsample_bilinear2d", 2, linear_taps)
 _register_smooth("upsample_trilinear3d", 3, linear_taps)
 _register_smooth("upsample_bicubic2d", 2, cubic_taps)
+
+
+# -- uint8 images --------------------------------------------------------------------------------
+
+# Interpolated in integers, as Pillow does it (ATen ``UpSampleKernel``), a dimension at a time, the
+# last one first: weights are 16-bit integers w with ``precision`` bits after the point, and an
+# element is clamp((half + Σ w · x) >> precision, 0, 255). Weights are computed in float64 while
+# compiling, so the sizes must be known then.
+I32 = dtypes.int32
+_MOST_BITS = 22
+_WEIGHT_BITS = 15  # below the sign
+
+
+def _triangle(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp_min(0)
+
+
+def _cubic(a: float) -> Callable[[Tensor], Tensor]:
+    def weight(x: Tensor) -> Tensor:
+        x = x.abs()
+        near = ((a + 2) * x - (a + 3)) * x * x + 1
+        far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+        return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+
+    return weight
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Element i of a result reads elements first[i], first[i] + 1, … with the weights of row i."""
+
+    first: np.ndarray[Any, Any]
+    weights: np.ndarray[Any, Any]
+    precision: int
+
+
+def _rounded(first: Tensor, weights: Tensor, largest: float) -> _Weights:
+    """Weights with as many bits as let the largest fit."""
+    precision = 0
+    while precision < _MOST_BITS and int(0.5 + largest * (1 << precision + 1)) < 1 << _WEIGHT_BITS:
+        precision += 1
+    scaled = weights * (1 << precision)
+    rounded = (scaled + torch.where(scaled < 0, -0.5, 0.5)).to(torch.int32)
+    return _Weights(bytes_of(first), bytes_of(rounded), precision)
+
+
+def _antialiased(
+    size_in: int, size_out: int, scale: float, taps: int, weight: Callable[[Tensor], Tensor]
+) -> _Weights:
+    support = taps * 0.5 * max(scale, 1.0)
+    inverse = 1.0 / scale if scale >= 1.0 else 1.0
+    centre = scale * (torch.arange(size_out, dtype=torch.float64) + 0.5)
+    first = (centre - support + 0.5).to(torch.int64).clamp_min(0)
+    last = (centre + support + 0.5).to(torch.int64).clamp_max(size_in)
+    most = int(-(-support // 1)) * 2 + 1
+    count = (last - first).clamp(0, most)
+    tap = torch.arange(most)
+    distance = (tap + first.unsqueeze(1) - centre.unsqueeze(1) + 0.5) * inverse
+    found = torch.where(tap < count.unsqueeze(1), weight(distance), 0.0)
+    total = torch.zeros(size_out, dtype=torch.float64)
+    for k in range(most):  # in order: another one gives other last bits
+        total += found[:, k]
+    found /= torch.where(total == 0, 1.0, total).unsqueeze(1)
+    return _rounded(first, found, float(found.max()))
+
+
+def _plain(
+    size_in: int,
+    size_out: int,
+    scale: float,
+    taps: int,
+    weight: Callable[[Tensor], Tensor],
+    align: bool,
+) -> _Weights:
+    """A fixed number of taps; the weights of those outside are added to the border's."""
+    at = torch.arange(size_out, dtype=torch.float64)
+    source = at * scale if align else (at + 0.5) * scale - 0.5
+    if taps == 2 and not align:
+        source = source.clamp_min(0)
+    near = source.float().floor().to(torch.int64).clamp_max(size_in - 1)
+    part = (source - near).clamp(0, 1)
+    start = near - taps // 2 + 1
+    first = start.clamp_min(0)
+    weights = torch.zeros(size_out, taps, dtype=torch.float64)
+    largest = 0.0
+    for k in range(taps):
+        place = ((start + k).clamp(0, size_in - 1) - first).unsqueeze(1)
+        weights.scatter_add_(1, place, weight(k + 1 - taps // 2 - part).unsqueeze(1))
+        # PyTorch looks at sums before they are complete.
+        largest = max(largest, float(weights.gather(1, place).max()))
+    return _rounded(first, weights, largest)
+
+
+def _pitch(size_in: int, size_out: int, align: bool, factor: float | None) -> float:
+    """Input elements per output element."""
+    if align:
+        return (size_in - 1) / (size_out - 1) if size_out > 1 else 0.0
+    return 1.0 / factor if factor is not None and factor > 0 else size_in / size_out
+
+
+def _pass(builder: Builder, value: Value, dim: int, size: Expr, found: _Weights) -> Value:
+    """One dimension resampled."""
+    taps = as_expr(found.weights.shape[1])
+    name = f"{builder.hint}_first", f"{builder.hint}_weights"
+    first = builder.constant(found.first, dtypes.int64, (size,), name[0])
+    weights = builder.constant(found.weights, I32, (size, taps), name[1])
+    sizes = (*value.sizes[:dim], size, *value.sizes[dim + 1 :])
+    index = positions(sizes)
+    (tap,) = positions((taps,), "r")
+    place = first.at([index[dim]]) + Index(tap)
+    place = apply("minimum", place, Index(value.sizes[dim] - 1))  # its weight is 0 beyond
+    at: list[IndexLike] = [*index[:dim], place, *index[dim + 1 :]]
+    body = cast(value.at(at), I32) * weights.at([index[dim], tap])
+    total = builder.reduce("sum", body, sizes, (taps,), name="sum").body
+    moved = (total + (1 << found.precision - 1)) >> found.precision
+    moved = apply("minimum", apply("maximum", moved, 0), 255)
+    return builder.pointwise(cast(moved, dtypes.uint8), sizes)
+
+
+def resample_uint8(
+    builder: Builder,
+    value: Value,
+    *,
+    cubic: bool,
+    antialias: bool,
+    align: bool,
+    factors: Sequence[float | None],
+) -> Value:
+    """Bilinear or bicubic interpolation of uint8 [N, C, H, W] to the result's sizes.
+
+    Raises:
+        NotLowered: a symbolic size.
+    """
+    sizes = builder.out.sizes
+    if value.is_empty:
+        return zeros(sizes, value.dtype)
+    taps = 4 if cubic else 2
+    # Pillow's coefficient with antialiasing, OpenCV's without.
+    weight = _cubic(-0.5 if antialias else -0.75) if cubic else _triangle
+    for dim in (3, 2):
+        before, after = value.sizes[dim], sizes[dim]
+        if before is after:
+            continue
+        if not (before.is_constant and after.is_constant):
+            raise NotLowered("uint8 images of symbolic sizes, whose weights need float64")
+        size_in, size_out = before.constant, after.constant
+        scale = _pitch(size_in, size_out, align, factors[dim - 2])
+        with unset_fake_temporarily():  # weights are real numbers, also while compiling
+            if antialias:
+                found = _antialiased(size_in, size_out, scale, taps, weight)
+            else:
+                found = _plain(size_in, size_out, scale, taps, weight, align)
+        value = _pass(builder, value, dim, after, found)
+    return value
+
+
+def _register_antialiased(name: str, cubic: bool) -> None:
+    @lowers(getattr(aten, name).default)
+    def lower(
+        builder: Builder,
+        self: Value,
+        output_size: Sequence[IntLike],
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> Value:
+        """Antialiased interpolation of uint8 images [N, C, H, W]; see `resample_uint8`.
+
+        Floats never get here: ``capture/decompositions/sampling.py`` makes matrix products of them.
+        Raises NotLowered: for any other dtype, and for symbolic sizes.
+        """
+        if self.dtype is not dtypes.uint8:
+            raise NotLowered(f"antialiased interpolation of {self.dtype.name}")
+        return resample_uint8(
+            builder,
+            self,
+            cubic=cubic,
+            antialias=True,
+            align=align_corners,
+            factors=(scales_h, scales_w),
+        )
+
+
+_register_antialiased("_upsample_bilinear2d_aa", cubic=False)
+_register_antialiased("_upsample_bicubic2d_aa", cubic=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const, neutral
+from ..ir.scalar import Index, Scalar, apply, cast, neutral, where
 from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv
 from .builder import Builder, masked
 from .convolution import all_of, in_range
@@ -23,7 +23,7 @@ from .pointwise import larger, plus, smaller, times
 from .promotion import compute_dtype
 from .reductions import converted
 from .registry import lowers
-from .value import Value, expand, positions, reshape
+from .value import Value, expand, positions, reshape, zeros
 
 aten = torch.ops.aten
 
@@ -37,11 +37,10 @@ SYMBOLIC_ROUNDS = 2
 
 def _log_add_exp(a: Scalar, b: Scalar) -> Scalar:
     """log(exp a + exp b); equal infinities stay, and NaN is unequal to all."""
-    dtype = a.dtype
-    smaller_part = apply("exp", apply("neg", apply("abs", apply("sub", a, b))))
-    total = apply("add", larger(a, b), apply("log1p", smaller_part))
-    doubled = apply("add", a, const(math.log(2), dtype))
-    return apply("where", apply("eq", a, b), doubled, total)
+    smaller_part = apply("exp", -abs(a - b))
+    total = larger(a, b) + apply("log1p", smaller_part)
+    doubled = a + math.log(2)
+    return where(apply("eq", a, b), doubled, total)
 
 
 _COMBINE = {
@@ -67,20 +66,14 @@ def _reduced(
         body = masked(inside, body, neutral(kind, body.dtype))
         return builder.reduce(kind, body, sizes, (block,), name=name)
     largest = _reduced(builder, "maximum", inside, body, sizes, block, "largest").body
-    zero = const(0, body.dtype)
-    shift = apply("where", apply("isinf", largest), zero, largest)
-    grown = apply("exp", apply("sub", body, shift))
+    shift = where(apply("isinf", largest), 0, largest)
+    grown = apply("exp", body - shift)
     total = _reduced(builder, "sum", inside, grown, sizes, block, name).body
-    return builder.pointwise(apply("add", shift, apply("log", total)), sizes, name=name)
+    return builder.pointwise(shift + apply("log", total), sizes, name=name)
 
 
 def inclusive_scan(
-    builder: Builder,
-    kind: str,
-    value: Value,
-    dim: int,
-    rounds: int = 0,
-    keys: Value | None = None,
+    builder: Builder, kind: str, value: Value, dim: int, rounds: int = 0, keys: Value | None = None
 ) -> Value:
     """Along ``dim``, element k of the result reduces elements 0…k.
 
@@ -103,14 +96,13 @@ def inclusive_scan(
     index = list(positions(value.sizes))
     block = index[dim] // BLOCK
     previous = [*index[:dim], block - 1, *index[dim + 1 :]]
-    is_first = apply("ge", Index(block - 1), const(0, dtypes.int64))
+    is_first = Index(block - 1) >= 0
     carried = before.at(previous)
     if keys is not None and last_keys is not None:
         same = apply("eq", keys.body, last_keys.at(previous))
-        carried = apply("where", same, carried, neutral(kind, value.dtype))
+        carried = where(same, carried, neutral(kind, value.dtype))
     carried = masked(is_first, carried, neutral(kind, value.dtype))
-    body = _COMBINE[kind](carried, within.body)
-    return builder.pointwise(body, value.sizes, name="scan")
+    return builder.pointwise(_COMBINE[kind](carried, within.body), value.sizes, name="scan")
 
 
 def _is_short(value: Value, size: Expr, rounds: int) -> bool:
@@ -140,11 +132,11 @@ def _prefix(
     whole = sizes[dim] is block
     start = as_expr(0) if whole else (at // block) * block
     index[dim] = start + r
-    inside = apply("le", Index(r), Index(at - start))
+    inside = Index(r) <= Index(at - start)
     body = value.at(index)
     if keys is not None:
         same = apply("eq", keys.at(index), keys.body)
-        body = apply("where", same, body, neutral(kind, value.dtype))
+        body = where(same, body, neutral(kind, value.dtype))
     return _reduced(builder, kind, inside, body, sizes, block, "prefix")
 
 
@@ -164,7 +156,7 @@ def _blocked_totals(
         own = keys.at([*ends[:dim], last, *ends[dim + 1 :]])
         last_keys = builder.pointwise(own, sizes, name="last_keys")
         same = apply("eq", keys.at(index), last_keys.body)
-        body = apply("where", same, body, neutral(kind, value.dtype))
+        body = where(same, body, neutral(kind, value.dtype))
     inside = all_of(in_range(index[dim], value.sizes[dim]))
     block = as_expr(BLOCK)
     return _reduced(builder, kind, inside, body, sizes, block, "blocks"), last_keys
@@ -179,22 +171,20 @@ def _lower_scan(builder: Builder, kind: str, value: Value, dim: int) -> Value:
     return converted(builder, inclusive_scan(builder, kind, wide, dim))
 
 
-@lowers(aten.cumsum.default)
-def lower_cumsum(builder: Builder, self: Value, dim: int, *, dtype: Any = None) -> Value:
-    """Σ of each prefix along ``dim``; 16-bit floats are summed in float32, integers wrap."""
-    return _lower_scan(builder, "sum", self, dim)
+def _register_scan(name: str, kind: str) -> None:
+    @lowers(getattr(aten, name).default)
+    def lower(builder: Builder, self: Value, dim: int, *, dtype: Any = None) -> Value:
+        """Σ, the product or log Σ exp of each prefix along ``dim``.
+
+        Computed in float32 for 16-bit floats; integers wrap. Of log Σ exp the maximum of each block
+        is taken out of its sum.
+        """
+        return _lower_scan(builder, kind, self, dim)
 
 
-@lowers(aten.cumprod.default)
-def lower_cumprod(builder: Builder, self: Value, dim: int, *, dtype: Any = None) -> Value:
-    """The product of each prefix along ``dim``; computed in float32 for 16-bit floats."""
-    return _lower_scan(builder, "prod", self, dim)
-
-
-@lowers(aten.logcumsumexp.default)
-def lower_logcumsumexp(builder: Builder, self: Value, dim: int) -> Value:
-    """log Σ exp x over each prefix, with the maximum of each block taken out of its sum."""
-    return _lower_scan(builder, "logsumexp", self, dim)
+_register_scan("cumsum", "sum")
+_register_scan("cumprod", "prod")
+_register_scan("logcumsumexp", "logsumexp")
 
 
 def _register_extreme(name: str, kind: str) -> None:
@@ -206,7 +196,7 @@ def _register_extreme(name: str, kind: str) -> None:
         read.
         """
         if not self.rank:
-            return self, Value(dtypes.int64, (), const(0, dtypes.int64))
+            return self, zeros((), dtypes.int64)
         values = converted(builder, _lower_scan(builder, kind, self, dim))
         if not builder.is_used(1):
             return values, None
@@ -216,10 +206,9 @@ def _register_extreme(name: str, kind: str) -> None:
         mine, best = cast(self.body, compute), cast(values.body, compute)
         seen = apply("eq", mine, best)
         if compute.is_float:
-            both = apply("bitwise_and", apply("isnan", mine), apply("isnan", best))
-            seen = apply("bitwise_or", seen, both)
-        found = apply("where", seen, position, const(0, dtypes.int64))
-        marked = builder.pointwise(found, self.sizes, name="seen")
+            both = apply("isnan", mine) & apply("isnan", best)
+            seen |= both
+        marked = builder.pointwise(where(seen, position, 0), self.sizes, name="seen")
         return values, inclusive_scan(builder, "maximum", marked, dim)
 
 
@@ -241,9 +230,8 @@ def lower_masked_scatter(builder: Builder, self: Value, mask: Value, source: Val
     flat = reshape(chosen, [chosen.numel]).cast(dtypes.int64)
     count = inclusive_scan(builder, "sum", flat, 0)
     rank = reshape(count, sizes) if count.rank else count
-    position = apply("sub", rank.body, const(1, dtypes.int64))
+    position = rank.body - 1
     flat_source = reshape(source, [source.numel])
     # Where nothing is masked the position means nothing; what is loaded there is not looked at.
     taken = flat_source.at([data_index(builder, position, source.numel, None)])
-    body = masked(chosen.body, taken, expand(self, sizes).body)
-    return builder.pointwise(body, sizes)
+    return builder.pointwise(masked(chosen.body, taken, expand(self, sizes).body), sizes)

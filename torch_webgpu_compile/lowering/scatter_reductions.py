@@ -12,7 +12,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, const, neutral
+from ..ir.scalar import Index, Scalar, apply, cast, neutral, where
 from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize, product
 from .builder import Builder, as_value, masked
 from .convolution import all_of, in_range
@@ -22,9 +22,8 @@ from .promotion import Operand, compute_dtype
 from .registry import NotLowered, lowers
 from .scans import inclusive_scan
 from .scattering import scatter
-from .searching import binary_search
-from .sorting import LONGEST_ROW, sort_along
-from .value import IndexLike, Value, positions, reshape
+from .sorting import LONGEST_ROW, binary_search, sort_along
+from .value import IndexLike, Value, positions, reshape, zeros
 from .views import require_whole_storage
 
 aten = torch.ops.aten
@@ -76,19 +75,20 @@ def _compared(
     here = positions(value.sizes)
     (r,) = positions((count,), "r")
     at = [*here[:dim], r, *here[dim + 1 :]]
-    conditions: list[Scalar] = []
-    for k, entry in enumerate(at):
-        if k != dim:
-            conditions += in_range(entry, index.sizes[k])
-    inside = all_of(conditions)
+    inside = _inside(at, index, dim)
     named = data_index(builder, index.at(at), value.sizes[dim], dim)
     hits = apply("eq", named, Index(here[dim]))
     identity = neutral(kind, dtype)
-    element = apply("where", hits, cast(source.at(at), dtype), identity)
-    body = masked(inside, element, identity)
+    body = masked(inside, where(hits, cast(source.at(at), dtype), identity), identity)
     total = builder.reduce(kind, body, value.sizes, (count,), name="reduced").body
-    hit_count = masked(inside, cast(hits, dtypes.int32), const(0, dtypes.int32))
+    hit_count = masked(inside, cast(hits, dtypes.int32), 0)
     return total, builder.reduce("sum", hit_count, value.sizes, (count,), name="hits").body
+
+
+def _inside(at: Sequence[Expr], index: Value, dim: int) -> Scalar:
+    """Whether a position is one of ``index``, apart from ``dim``."""
+    others = (in_range(at[k], index.sizes[k]) for k in range(index.rank) if k != dim)
+    return all_of([condition for conditions in others for condition in conditions])
 
 
 def _of_sorted(
@@ -113,25 +113,14 @@ def _of_sorted(
     def row(found: Value, position: Scalar) -> Scalar:
         return found.at([*here[:dim], position, *here[dim + 1 :]])
 
-    def not_after(position: Scalar) -> Scalar:
-        return apply("le", row(keys, position), own)
-
-    def is_before(position: Scalar) -> Scalar:
-        return apply("lt", row(keys, position), own)
-
-    zero, one = const(0, dtypes.int64), const(1, dtypes.int64)
-    conditions: list[Scalar] = []
-    for k, entry in enumerate(here):
-        if k != dim:
-            conditions += in_range(entry, index.sizes[k])
-    inside = all_of(conditions)
-    ends = masked(inside, binary_search(not_after, Index(count), count), zero)
+    inside = _inside(here, index, dim)
+    ends = masked(inside, binary_search(lambda p: row(keys, p) <= own, Index(count), count), 0)
     end = builder.pointwise(ends, value.sizes, name="end")
-    starts = masked(inside, binary_search(is_before, Index(count), count), zero)
+    starts = masked(inside, binary_search(lambda p: row(keys, p) < own, Index(count), count), 0)
     start = builder.pointwise(starts, value.sizes, name="start")
-    last = apply("maximum", apply("sub", end.body, one), zero)
+    last = apply("maximum", end.body - 1, 0)
     total = masked(inside, row(scanned, last), neutral(kind, dtype))
-    return total, cast(apply("sub", end.body, start.body), dtypes.int32)
+    return total, cast(end.body - start.body, dtypes.int32)
 
 
 def _combined(
@@ -140,14 +129,12 @@ def _combined(
     """The reduction together with what was there before."""
     dtype = total.dtype
     old = cast(value.body, dtype)
-    touched = apply("gt", hits, const(0, dtypes.int32))
+    touched = hits > 0
     result = _COMBINE[_KINDS[reduce]](old, total) if include_self else total
     if reduce == "mean":
-        count = apply("add", hits, const(int(include_self), dtypes.int32))
-        count = cast(apply("maximum", count, const(1, dtypes.int32)), dtype)
+        count = cast(apply("maximum", hits + int(include_self), 1), dtype)
         result = apply("div" if dtype.is_float else "floor_divide", result, count)
-    body = cast(apply("where", touched, result, old), value.dtype)
-    return builder.pointwise(body, value.sizes)
+    return builder.pointwise(cast(where(touched, result, old), value.dtype), value.sizes)
 
 
 def _along(
@@ -249,8 +236,7 @@ def lower_as_strided_scatter(
     flat = linearize(positions(src.sizes), [as_expr(s) for s in stride])
     flat = flat + (0 if storage_offset is None else storage_offset)
     index: list[IndexLike] = list(delinearize(flat, self.sizes))
-    body = cast(src.body, self.dtype)
-    return builder.scatter(self, src.sizes, index, body, accumulate=False)
+    return builder.scatter(self, src.sizes, index, cast(src.body, self.dtype), accumulate=False)
 
 
 @lowers(aten.put.default)
@@ -286,12 +272,12 @@ def lower_max_unpool(
     """
     sizes, rank = builder.out.sizes, len(output_size)
     area = product(sizes[-rank:])
-    zeros = Value(self.dtype, (*sizes[:-rank], area), const(0, self.dtype))
-    if zeros.is_empty or self.is_empty:
-        return Value(self.dtype, sizes, const(0, self.dtype))
+    initial = zeros((*sizes[:-rank], area), self.dtype)
+    if initial.is_empty or self.is_empty:
+        return zeros(sizes, self.dtype)
     at: list[IndexLike] = list(positions(self.sizes)[:-rank])
     at.append(data_index(builder, indices.body, area, None))
-    return reshape(scatter(builder, zeros, self.sizes, at, self.body, accumulate=False), sizes)
+    return reshape(scatter(builder, initial, self.sizes, at, self.body, accumulate=False), sizes)
 
 
 def _register_replication_backward(rank: int) -> None:
@@ -306,10 +292,12 @@ def _register_replication_backward(rank: int) -> None:
             entry = index[dim]
             assert isinstance(entry, Expr)
             position: Scalar = Index(entry - padding[2 * k])
-            position = apply("maximum", position, const(0, dtypes.int64))
+            position = apply("maximum", position, 0)
             index[dim] = apply("minimum", position, Index(self.sizes[dim] - 1))
-        zeros = Value(self.dtype, self.sizes, const(0, self.dtype))
-        return scatter(builder, zeros, grad_output.sizes, index, grad_output.body, accumulate=True)
+        initial = zeros(self.sizes, self.dtype)
+        return scatter(
+            builder, initial, grad_output.sizes, index, grad_output.body, accumulate=True
+        )
 
 
 for _rank in (1, 2, 3):

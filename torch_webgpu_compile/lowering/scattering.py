@@ -1,17 +1,29 @@
-"""`scatter`: updates of single elements, with atomics or as a reduction over the updates."""
+"""`scatter`: updates of single elements, with atomics or as a reduction over the updates.
+
+For ``torch.use_deterministic_algorithms`` (`ordered`): instead of atomics, whose order is a matter
+of timing, each element takes the updates that name it, in their own order. Few are compared with
+every element that they may change; many are sorted by the element that they name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Scalar, cast
-from ..symbolic.sizes import ONE, Expr
-from .builder import Builder
-from .ordered_updates import Updates, ordered, summed
+from ..ir.scalar import Const, Index, Scalar, apply, cast, const, walk, where
+from ..ir.spaces import symbol_keys
+from ..symbolic.sizes import ONE, ZERO, Expr, as_symbol, delinearize, linearize, product, symbols_of
+from .builder import Builder, masked
+from .convolution import all_of, in_range
+from .pointwise import plus
+from .reductions import converted
 from .registry import NotLowered
-from .value import IndexLike, Value
+from .scans import inclusive_scan
+from .sorting import binary_search, sort_last
+from .value import IndexLike, Value, has_no_elements, positions
 
 # A reduction compares every update with every element that it may change: 2^28 comparisons are
 # 10 ms on a large GPU, and about what a host needs for copies both ways of that much data.
@@ -37,9 +49,7 @@ def scatter(
     wide = _accumulator(initial.dtype) if accumulate else initial.dtype
     updates = Updates(initial.cast(wide), tuple(ranges), tuple(index), cast(body, wide))
     total = _updated(builder, updates, accumulate)
-    if wide is initial.dtype:
-        return total
-    return builder.pointwise(cast(total.body, initial.dtype), initial.sizes)
+    return converted(builder, total, initial.dtype)
 
 
 def _accumulator(dtype: DType) -> DType:
@@ -64,3 +74,279 @@ def _updated(builder: Builder, updates: Updates, accumulate: bool) -> Value:
         cause = f"{initial.dtype.name} has no atomic sum, and {updates.competing} updates are"
         raise NotLowered(f"{cause} compared with each of {initial.numel} elements")
     return summed(builder, updates)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """``initial`` with elements set, or increased by ``body``, at every point of ``ranges``.
+
+    A coordinate of an update that is, as it is, the index into a dimension of the result is direct:
+    each position of that dimension gets the updates of one coordinate only. Updates whose other
+    coordinates (``left``) differ may name the same element.
+    """
+
+    initial: Value
+    ranges: tuple[Expr, ...]
+    index: tuple[IndexLike, ...]
+    body: Scalar
+
+    @cached_property
+    def points(self) -> tuple[Expr, ...]:
+        """The coordinates of an update."""
+        return tuple(positions(self.ranges))
+
+    @cached_property
+    def direct(self) -> dict[int, int]:
+        """For each direct coordinate, by number, the dimension of the result that it addresses."""
+        found: dict[int, int] = {}
+        for dim, entry in enumerate(self.index):
+            expr = entry.expr if isinstance(entry, Index) else entry
+            k = next((k for k, p in enumerate(self.points) if p is expr and k not in found), None)
+            if k is not None and as_symbol(self.points[k]) is not None:
+                found[k] = dim
+        return found
+
+    @property
+    def left(self) -> list[int]:
+        """The numbers of the coordinates that are not direct."""
+        return [k for k in range(len(self.ranges)) if k not in self.direct]
+
+    @property
+    def compared(self) -> list[int]:
+        """The dimensions of the result that no direct coordinate addresses."""
+        addressed = self.direct.values()
+        return [dim for dim in range(self.initial.rank) if dim not in addressed]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the result is ``initial``: it has no elements, or there are no updates."""
+        return self.initial.is_empty or has_no_elements(self.ranges)
+
+    @property
+    def left_sizes(self) -> list[Expr]:
+        """The sizes of the coordinates that are left; [1] if there are none."""
+        return [self.ranges[k] for k in self.left] or [ONE]
+
+    @property
+    def competing(self) -> Expr:
+        """How many updates each element may be named by."""
+        return product(self.left_sizes)
+
+    def moved(self, entry: IndexLike, at: Sequence[IndexLike]) -> Scalar:
+        """``entry``, a scalar over the coordinates of the updates, at the update ``at``."""
+        scalar = Index(entry) if isinstance(entry, Expr) else entry
+        return Value(scalar.dtype, self.ranges, scalar).at(at)
+
+    def reached(self, here: Sequence[Expr]) -> list[Scalar]:
+        """The conditions under which the element ``here`` has updates by direct coordinates."""
+        found: list[Scalar] = []
+        for k, dim in self.direct.items():
+            found += in_range(here[dim], self.ranges[k])
+        return found
+
+    def place(self, here: Sequence[Expr], left: Sequence[IndexLike]) -> list[IndexLike]:
+        """The coordinates of the update of element ``here`` with ``left`` as its other ones."""
+        others = iter(left)
+        direct = self.direct
+        return [here[direct[k]] if k in direct else next(others) for k in range(len(self.ranges))]
+
+
+def ordered(builder: Builder, updates: Updates, accumulate: bool) -> Value:
+    """The result of the updates as if they were made in their order, the same in every run.
+
+    Sums are added in that order, in the dtype of ``initial``, which is that of the body; of several
+    updates that set an element the last one stays.
+    """
+    work = updates.competing * updates.initial.numel
+    # Sorting costs about a dozen kernels: few comparisons of all pairs take less time.
+    few = builder.target.machine.dispatch_operations
+    if not updates.compared or (work.is_constant and int(work) <= few):
+        if accumulate:
+            return summed(builder, updates)
+        return _last_compared(builder, updates)
+    return _Sorted(builder, updates).result(accumulate)
+
+
+def _hits(updates: Updates) -> tuple[list[Expr], list[IndexLike], Scalar, Scalar]:
+    """(symbols of the updates that compete, an update, whether it names the element, inside)."""
+    here = positions(updates.initial.sizes)
+    inner = list(positions(updates.left_sizes, "r"))
+    at = updates.place(here, inner)
+    named = []
+    for dim in updates.compared:
+        entry = cast(updates.moved(updates.index[dim], at), dtypes.int64)
+        named.append(apply("eq", entry, Index(here[dim])))
+    return inner, at, all_of(named), all_of(updates.reached(here))
+
+
+def summed(builder: Builder, updates: Updates) -> Value:
+    """``initial`` plus, for every element, the sum of the updates that name it.
+
+    Each element is compared with all updates that may name it.
+    """
+    initial = updates.initial
+    _, at, named, inside = _hits(updates)
+    element = cast(updates.moved(updates.body, at), initial.dtype)
+    if not isinstance(named, Const):
+        element = where(named, element, 0)
+    element = masked(inside, element, 0)
+    total = builder.reduce("sum", element, initial.sizes, updates.left_sizes, name="sum")
+    return builder.pointwise(plus(initial.body, total.body), initial.sizes)
+
+
+def _last_compared(builder: Builder, updates: Updates) -> Value:
+    """Every element as the last update that names it says."""
+    initial = updates.initial
+    inner, _, named, inside = _hits(updates)
+    number = Index(linearize(inner, _row_major(updates.left_sizes)))
+    body = masked(inside, where(named, number, -1), -1)
+    last = builder.reduce("maximum", body, initial.sizes, updates.left_sizes, name="last").body
+    chosen = apply("maximum", last, 0)
+    at = updates.place(positions(initial.sizes), _coordinates(chosen, updates.left_sizes))
+    element = cast(updates.moved(updates.body, at), initial.dtype)
+    is_named = last >= 0
+    return builder.pointwise(masked(is_named, element, initial.body), initial.sizes)
+
+
+def _row_major(sizes: Sequence[Expr]) -> list[Expr]:
+    return [product(sizes[k + 1 :]) for k in range(len(sizes))]
+
+
+def _coordinates(number: Scalar, sizes: Sequence[Expr]) -> list[IndexLike]:
+    """The coordinates of a row-major position from data."""
+    found: list[IndexLike] = []
+    for k, (size, step) in enumerate(zip(sizes, _row_major(sizes), strict=True)):
+        entry = number if step is ONE else number // Index(step)
+        found.append(entry if k == 0 else entry % Index(size))
+    return found
+
+
+class _Sorted:
+    """Updates sorted by the elements that they name, so that those of an element are neighbours.
+
+    There is a row of them for every point of the direct coordinates that the index depends on.
+    """
+
+    def __init__(self, builder: Builder, updates: Updates) -> None:
+        self.builder = builder
+        self.updates = updates
+        self.count = updates.competing
+        sizes = updates.initial.sizes
+        self.compared_sizes = [sizes[dim] for dim in updates.compared]
+        known = {symbol_keys((updates.points[k],))[0]: k for k in updates.direct}
+        read = {
+            known[symbol]
+            for dim in updates.compared
+            for symbol in _symbols(updates.index[dim])
+            if symbol in known
+        }
+        self.rows = sorted(read)
+        keys, places = sort_last(builder, self._keys(), descending=False, places=True)
+        assert places is not None
+        self.keys, self.places = keys, places
+
+    def _keys(self) -> Value:
+        """The row-major position of the named element; behind all of them for one outside."""
+        updates = self.updates
+        sizes = [*(updates.ranges[k] for k in self.rows), self.count]
+        *rows, number = positions(sizes)
+        own = dict(zip(self.rows, rows, strict=True))
+        left = dict(zip(updates.left, delinearize(number, updates.left_sizes), strict=True))
+        at: list[IndexLike] = [own.get(k, left.get(k, ZERO)) for k in range(len(updates.ranges))]
+        none = product(self.compared_sizes)
+        dtype = dtypes.int32 if _is_small(none) else dtypes.int64
+        key: Scalar = const(0, dtype)
+        inside = []
+        for dim, size in zip(updates.compared, self.compared_sizes, strict=True):
+            entry = cast(updates.moved(updates.index[dim], at), dtypes.int64)
+            inside.append(entry >= 0)
+            inside.append(entry < Index(size))
+            key = key * cast(Index(size), dtype) + cast(entry, dtype)
+        body = where(all_of(inside), key, cast(Index(none), dtype))
+        return self.builder.pointwise(body, sizes, name="named")
+
+    def _in_row(self, value: Value, here: Sequence[Expr], position: IndexLike) -> Scalar:
+        """``value``, of keys or places, at a position of the row for an element of the result."""
+        direct = self.updates.direct
+        return value.at([*(here[direct[k]] for k in self.rows), position])
+
+    def _last(self) -> tuple[Scalar, Scalar]:
+        """(the position in its row of the last update of an element, whether it has one)."""
+        updates = self.updates
+        dims = [*(updates.direct[k] for k in self.rows), *updates.compared]
+        all_sizes = updates.initial.sizes
+        sizes = [all_sizes[dim] for dim in dims]
+        own = dict(zip(dims, positions(sizes), strict=True))
+        here = [own.get(dim, ZERO) for dim in range(len(all_sizes))]
+        steps = _row_major(self.compared_sizes)
+        number = linearize([own[dim] for dim in updates.compared], steps)
+        mine = cast(Index(number), self.keys.dtype)
+
+        def not_after(position: Scalar) -> Scalar:
+            return self._in_row(self.keys, here, position) <= mine
+
+        last = binary_search(not_after, Index(self.count), self.count) - 1
+        safe = apply("maximum", last, 0)
+        is_mine = apply("eq", self._in_row(self.keys, here, safe), mine)
+        is_mine &= last >= 0
+        rows: list[Scalar] = []
+        for k in self.rows:
+            rows += in_range(own[updates.direct[k]], updates.ranges[k])
+        body = masked(all_of(rows), where(is_mine, last, -1), -1)
+        lasts = self.builder.pointwise(body, sizes, name="last")
+        at_here = positions(all_sizes)
+        position = lasts.at([at_here[dim] for dim in dims])
+        named = [position >= 0, *updates.reached(at_here)]
+        return (apply("maximum", position, 0), all_of(named))
+
+    def result(self, accumulate: bool) -> Value:
+        """The result of all updates."""
+        updates, initial = self.updates, self.updates.initial
+        here = positions(initial.sizes)
+        last, is_named = self._last()
+        if accumulate:
+            element = plus(initial.body, self._sum_up_to(here, last))
+        else:
+            left = _coordinates(self._in_row(self.places, here, last), updates.left_sizes)
+            at = updates.place(here, left)
+            element = cast(updates.moved(updates.body, at), initial.dtype)
+        return self.builder.pointwise(masked(is_named, element, initial.body), initial.sizes)
+
+    def _sum_up_to(self, here: Sequence[Expr], last: Scalar) -> Scalar:
+        """The sum of an element's updates up to a position in its row: scanned, element by element.
+
+        The updates keep their layout, with all that compete along the first of their coordinates.
+        """
+        updates = self.updates
+        order = [k for k in range(len(updates.ranges)) if k not in updates.left[1:]]
+        axis = order.index(updates.left[0])
+        sizes = [self.count if j == axis else updates.ranges[k] for j, k in enumerate(order)]
+        points = dict(zip(order, positions(sizes), strict=True))
+        row = [points[k] for k in self.rows]
+        left = _coordinates(self.places.at([*row, points[updates.left[0]]]), updates.left_sizes)
+        others = iter(left)
+        at = [
+            points[k] if k in updates.direct else next(others) for k in range(len(updates.ranges))
+        ]
+        body = cast(updates.moved(updates.body, at), updates.initial.dtype)
+        values = self.builder.pointwise(body, sizes, name="ordered")
+        keys = Value(self.keys.dtype, tuple(sizes), self.keys.at([*row, points[updates.left[0]]]))
+        scanned = inclusive_scan(self.builder, "sum", values, axis, keys=keys)
+        return scanned.at(
+            [last if j == axis else here[updates.direct[k]] for j, k in enumerate(order)]
+        )
+
+
+def _is_small(count: Expr) -> bool:
+    return count.is_constant and int(count) < 1 << 31
+
+
+def _symbols(entry: IndexLike) -> set[object]:
+    """The symbols that an index depends on."""
+    if isinstance(entry, Expr):
+        return set(symbols_of(entry))
+    found: set[object] = set()
+    for node in walk(entry):
+        if isinstance(node, Index):
+            found |= symbols_of(node.expr)
+    return found

@@ -1,4 +1,6 @@
-"""Sorting by counting. Source: ATen ``sort``, ``topk``, ``median``, ``kthvalue``.
+"""Sorting by counting, and searching in sorted rows.
+
+Source: ATen ``sort``, ``topk``, ``median``, ``mode``, ``searchsorted``, ``bucketize``, ….
 
 An element's rank is the number of elements before it in the order; a scatter puts every element at
 its rank. In short rows, and in blocks of long ones, ranks are found by comparing all pairs. Sorted
@@ -7,18 +9,21 @@ blocks are then merged, many at a time, with a binary search in each for every e
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Index, Scalar, apply, cast, const
-from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, ceildiv
-from .builder import Builder, masked
+from ..dtypes import Kind
+from ..ir.scalar import Index, Scalar, apply, cast, const, where
+from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, ceildiv, upper_bound
+from .builder import Builder, as_value, masked
 from .convolution import all_of, in_range
-from .promotion import compute_dtype
+from .promotion import Operand, compute_dtype, promote
 from .reductions import Reducing
 from .registry import NotLowered, lowers
-from .searching import before, binary_search, order_key
-from .value import IndexLike, Value, permute, positions, reshape, slice_dim
+from .scans import inclusive_scan
+from .value import IndexLike, Value, broadcast_index, permute, positions, reshape, slice_dim, zeros
 
 aten = torch.ops.aten
 
@@ -57,15 +62,10 @@ def ranks(builder: Builder, value: Value, descending: bool, block: Expr) -> Valu
     place = r if block is size else at // block * block + r
     inside = all_of(in_range(place, size))
     mine, other = order_key(value.body), order_key(value.at([*rows, place]))
-    tied = apply(
-        "bitwise_not",
-        apply("bitwise_or", before(mine, other, descending), before(other, mine, descending)),
-    )
-    earlier = apply("lt", Index(place), Index(at))
-    first = apply(
-        "bitwise_or", before(other, mine, descending), apply("bitwise_and", tied, earlier)
-    )
-    body = masked(inside, cast(first, dtypes.int32), const(0, dtypes.int32))
+    tied = ~(before(mine, other, descending) | before(other, mine, descending))
+    earlier = Index(place) < Index(at)
+    first = before(other, mine, descending) | (tied & earlier)
+    body = masked(inside, cast(first, dtypes.int32), 0)
     return builder.reduce("sum", body, value.sizes, (block,), name="rank")
 
 
@@ -80,12 +80,12 @@ def sort_last(
         return value, starts
     block, merges = _blocks(size)
     rank = cast(ranks(builder, value, descending, block).body, dtypes.int64)
-    place = rank if block is size else apply("add", Index(at // block * block), rank)
+    place = rank if block is size else Index(at // block * block) + rank
     values, indices = _moved(builder, value, starts, place)
     for _ in range(merges):
         rank = cast(_merged(builder, values, descending, block).body, dtypes.int64)
         block = block * FAN
-        place = apply("add", Index(at // block * block), rank)
+        place = Index(at // block * block) + rank
         values, indices = _moved(builder, values, indices, place)
     return values, indices
 
@@ -126,26 +126,25 @@ def _merged(builder: Builder, values: Value, descending: bool, block: Expr) -> V
     own = at // block % FAN
     start = (at // (block * FAN) * FAN + r) * block
     key = order_key(values.body)
-    earlier = apply("lt", Index(r), Index(own))
+    earlier = Index(r) < Index(own)
 
     def comes_first(position: Scalar) -> Scalar:
-        place = apply("minimum", apply("add", Index(start), position), Index(size - 1))
+        place = apply("minimum", Index(start) + position, Index(size - 1))
         other = order_key(values.at([*rows, place]))
-        not_after = apply("bitwise_not", before(key, other, descending))
-        return apply("where", earlier, not_after, before(other, key, descending))
+        not_after = ~before(key, other, descending)
+        return where(earlier, not_after, before(other, key, descending))
 
     left = apply("minimum", Index(size - start), Index(block))
-    found = binary_search(comes_first, apply("maximum", left, const(0, dtypes.int64)), block)
+    found = binary_search(comes_first, apply("maximum", left, 0), block)
     mine = apply("eq", Index(r), Index(own))
-    body = apply("where", mine, Index(at % block), found)
-    total = cast(body, dtypes.int32)
+    total = cast(where(mine, Index(at % block), found), dtypes.int32)
     return builder.reduce("sum", total, values.sizes, (as_expr(FAN),), name="rank")
 
 
 def _sort(builder: Builder, value: Value, dim: int, descending: bool) -> tuple[Value, Value | None]:
     """Along ``dim``; positions only if the operator's second result is used."""
     if not value.rank:
-        return value, Value(dtypes.int64, (), const(0, dtypes.int64))
+        return value, zeros((), dtypes.int64)
     return sort_along(builder, value, dim % value.rank, descending, builder.is_used(1))
 
 
@@ -157,27 +156,19 @@ def sort_along(
     return _back(values, dim), None if indices is None else _back(indices, dim)
 
 
-@lowers(aten.sort.default)
+@lowers(aten.sort.default, aten.sort.stable)
 def lower_sort(
-    builder: Builder, self: Value, dim: int = -1, descending: bool = False
+    builder: Builder,
+    self: Value,
+    dim: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool | None = None,
 ) -> tuple[Value, Value | None]:
     """(the elements in order along ``dim``, their int64 positions); ties keep their order.
 
     NaN counts as the largest. The positions are made only if they are read.
     """
-    return _sort(builder, self, dim, descending)
-
-
-@lowers(aten.sort.stable)
-def lower_sort_stable(
-    builder: Builder,
-    self: Value,
-    *,
-    stable: bool | None,
-    dim: int = -1,
-    descending: bool = False,
-) -> tuple[Value, Value | None]:
-    """`lower_sort`, which is stable in any case."""
     return _sort(builder, self, dim, descending)
 
 
@@ -241,13 +232,13 @@ def _median(
         split = Reducing(value, [dim])
         is_nan = cast(apply("isnan", cast(split.body(), compute_dtype(value.dtype))), i64)
         count = split.reduce(builder, "sum", is_nan, keepdim=False, name="nans").body
-        numbers = apply("sub", Index(size), count)
+        numbers = Index(size) - count
         if ignore_nan:
-            last = apply("maximum", apply("sub", numbers, const(1, i64)), const(0, i64))
-            at = apply("floor_divide", last, const(2, i64))
+            last = apply("maximum", numbers - 1, 0)
+            at = last // 2
         else:
-            any_nan = apply("gt", count, const(0, i64))
-            at = apply("where", any_nan, numbers, at)
+            any_nan = count > 0
+            at = where(any_nan, numbers, at)
     sizes = tuple(s for k, s in enumerate(value.sizes) if k != dim)
     shape = tuple(ONE if k == dim else s for k, s in enumerate(value.sizes))
     results: list[Value | None] = []
@@ -255,55 +246,211 @@ def _median(
         if found is None:
             results.append(None)
             continue
-        where: list[IndexLike] = list(positions(sizes))
-        where.insert(dim, at)
-        picked = builder.pointwise(found.at(where), sizes, name="median")
+        places: list[IndexLike] = list(positions(sizes))
+        places.insert(dim, at)
+        picked = builder.pointwise(found.at(places), sizes, name="median")
         results.append(reshape(picked, shape) if keepdim else picked)
     first = results[0]
     assert first is not None
     return first, results[1]
 
 
-@lowers(aten.median.dim)
-def lower_median(
-    builder: Builder, self: Value, dim: int, keepdim: bool = False
-) -> tuple[Value, Value | None]:
-    """(the lower median along ``dim``, its int64 position); NaN if there is one.
+def _register_median(name: str, ignore_nan: bool) -> None:
+    packet = getattr(aten, name)
 
-    Of an even number of elements it is the smaller one of the two in the middle.
+    @lowers(packet.dim)
+    def lower(
+        builder: Builder, self: Value, dim: int, keepdim: bool = False
+    ) -> tuple[Value, Value | None]:
+        """(the lower median along ``dim``, its int64 position).
+
+        Of an even number of elements it is the smaller one of the two in the middle. NaN if there
+        is one; nanmedian is that of the elements that are not NaN, and NaN only where all are.
+        """
+        return _median(builder, self, dim, keepdim, ignore_nan)
+
+    @lowers(packet.default)
+    def lower_all(builder: Builder, self: Value) -> Value:
+        """The lower median of all elements. Raises NotLowered: for an empty tensor."""
+        if self.is_empty:
+            raise NotLowered("the median of nothing")
+        builder.used = frozenset({0})
+        return _median(builder, reshape(self, [self.numel]), 0, False, ignore_nan)[0]
+
+
+_register_median("median", ignore_nan=False)
+_register_median("nanmedian", ignore_nan=True)
+
+
+# Rows up to here are compared in full: that many neighbouring loads are as fast as a few steps of a
+# binary search, each of which waits for the one before.
+_COMPARED = 64
+
+
+def order_key(scalar: Scalar) -> Scalar:
+    """The scalar in a dtype that the comparisons of `before` take: bools as int32, else wide."""
+    dtype = dtypes.int32 if scalar.dtype.kind is Kind.BOOL else compute_dtype(scalar.dtype)
+    return cast(scalar, dtype)
+
+
+def before(a: Scalar, b: Scalar, descending: bool) -> Scalar:
+    """Whether a comes before b, apart from ties; NaN counts as the largest."""
+    name = "gt" if descending else "lt"
+    less = apply(name, a, b)
+    if not a.dtype.is_float:
+        return less
+    first, second = (a, b) if descending else (b, a)
+    nan = apply("isnan", first) & ~apply("isnan", second)
+    return less | nan
+
+
+def binary_search(
+    comes_first: Callable[[Scalar], Scalar], count: Scalar, most: Expr | None = None
+) -> Scalar:
+    """How many of ``count`` elements satisfy ``comes_first``, which those up to some place do.
+
+    Args:
+        comes_first: of a position in [0, count), an int64.
+        count: an int64, at most ``most``.
     """
-    return _median(builder, self, dim, keepdim, ignore_nan=False)
+    high = None if most is None else upper_bound(most)
+    found: Scalar = const(0, dtypes.int64)
+    for bit in reversed(range(31 if high is None else high.bit_length())):
+        tried = found + (1 << bit)
+        last = tried - 1
+        fits = tried <= count
+        safe = where(fits, last, 0)
+        taken = fits & comes_first(safe)
+        found = where(taken, tried, found)
+    return found
 
 
-@lowers(aten.nanmedian.dim)
-def lower_nanmedian(
-    builder: Builder, self: Value, dim: int, keepdim: bool = False
-) -> tuple[Value, Value | None]:
-    """`lower_median` of the elements that are not NaN; NaN only where all are."""
-    return _median(builder, self, dim, keepdim, ignore_nan=True)
+def count_before(
+    builder: Builder, edges: Value, value: Value, after: bool, sorter: Value | None = None
+) -> Value:
+    """How many elements of the sorted rows ``edges`` come before each value.
 
-
-@lowers(aten.median.default)
-def lower_median_all(builder: Builder, self: Value) -> Value:
-    """The lower median of all elements, NaN if there is one.
-
-    Raises NotLowered: for an empty tensor.
+    ``after``: elements equal to the value count too. ``sorter`` holds the positions of the edges in
+    order. NaN counts as the largest. The result has the operator's dtype.
     """
-    return _median_all(builder, self, ignore_nan=False)
+    out = builder.out
+    if edges.is_empty or value.is_empty:
+        return zeros(value.sizes, out.dtype)
+    index = positions(value.sizes)
+    rows = index[:-1] if edges.rank > 1 else ()
+    common = promote(value.dtype, edges.dtype)
+    assert common is not None
+    mine = order_key(cast(value.body, common))
+
+    def comes_first(position: IndexLike) -> Scalar:
+        at = position if sorter is None else sorter.at([*rows, position])
+        edge = order_key(cast(edges.at([*rows, at]), common))
+        # NaN sorts last: an edge is before NaN unless it is NaN and ties count as after.
+        if after:
+            return ~before(mine, edge, False)
+        return before(edge, mine, False)
+
+    count = edges.sizes[-1]
+    if count.is_constant and count.constant <= _COMPARED:
+        (r,) = positions((count,), "r")
+        hits = cast(comes_first(r), dtypes.int32)
+        total = builder.reduce("sum", hits, value.sizes, (count,), name="count").body
+    else:
+        total = binary_search(comes_first, Index(count), count)
+    return builder.pointwise(cast(total, out.dtype), value.sizes)
 
 
-@lowers(aten.nanmedian.default)
-def lower_nanmedian_all(builder: Builder, self: Value) -> Value:
-    """The lower median of all elements that are not NaN.
+@lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def lower_searchsorted(
+    builder: Builder,
+    sorted_sequence: Value,
+    self: Operand,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
+    """How many elements of each sorted row come before a value: int64, or int32 if asked for.
 
-    Raises NotLowered: for an empty tensor.
+    The rows are the last dimension of ``sorted_sequence``, which is one row for all values if it is
+    a vector. With ``right`` (or ``side="right"``), elements equal to the value count too.
+    ``sorter`` gives the order of rows that are not sorted. NaN counts as the largest.
     """
-    return _median_all(builder, self, ignore_nan=True)
+    after = right or side == "right"
+    return count_before(builder, sorted_sequence, _tensor(self, sorted_sequence), after, sorter)
 
 
-def _median_all(builder: Builder, value: Value, ignore_nan: bool) -> Value:
-    if value.is_empty:
-        raise NotLowered("the median of nothing")
-    flat = reshape(value, [value.numel])
-    builder.used = frozenset({0})
-    return _median(builder, flat, 0, False, ignore_nan)[0]
+@lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def lower_bucketize(
+    builder: Builder,
+    self: Operand,
+    boundaries: Value,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+) -> Value:
+    """How many ``boundaries`` (a sorted vector) are below each value; with ``right``, not above it.
+
+    NaN counts as the largest.
+    """
+    return count_before(builder, boundaries, _tensor(self, boundaries), right)
+
+
+def _tensor(value: Operand, like: Value) -> Value:
+    """A number in the dtype of the edges, or in float32 where it is not whole."""
+    if isinstance(value, Value):
+        return value
+    dtype = dtypes.float32 if isinstance(value, float) and not like.dtype.is_float else like.dtype
+    return as_value(value, (), dtype)
+
+
+def _same(a: Scalar, b: Scalar) -> Scalar:
+    """Whether two values are equal, as one NaN is to another."""
+    equal = apply("eq", a, b)
+    if not a.dtype.is_float:
+        return equal
+    both = apply("isnan", a) & apply("isnan", b)
+    return equal | both
+
+
+@lowers(aten.mode.default)
+def lower_mode(
+    builder: Builder, self: Value, dim: int = -1, keepdim: bool = False
+) -> tuple[Value, Value]:
+    """(the most frequent value along ``dim``, of several the smallest; the last position of it).
+
+    In sorted rows equal values are neighbours. An element's distance from the first one of its run
+    is largest at the end of the longest run, and its place in the row is where the value is last.
+
+    Raises NotLowered: for rows without elements.
+    """
+    if not self.rank:
+        return self, zeros((), dtypes.int64)
+    dim %= self.rank
+    if self.is_empty:
+        raise NotLowered("the mode of nothing")
+    values, places = sort_along(builder, self, dim)
+    assert places is not None
+    index = list(positions(self.sizes))
+    at = Index(index[dim])
+    previous = values.at([*index[:dim], index[dim] - 1, *index[dim + 1 :]])
+    same = _same(order_key(values.body), order_key(previous))
+    inside = Index(index[dim] - 1) >= 0
+    repeated = masked(inside, same, False)
+    start = builder.pointwise(where(repeated, 0, at), self.sizes, name="start")
+    first = inclusive_scan(builder, "maximum", start, dim)
+    length = builder.pointwise(at - first.body, self.sizes, name="length")
+    split = Reducing(self, [dim])
+    most = split.reduce(builder, "maximum", split.body(length), keepdim=True, name="most")
+    longest = apply("eq", split.body(length), most.at(broadcast_index(most, split.index())))
+    ends = where(longest, Index(split.index()[dim]), Index(self.sizes[dim]))
+    chosen = split.reduce(builder, "minimum", ends, keepdim=True, name="end")
+    rows = positions(chosen.sizes)
+    end = [*rows[:dim], chosen.body, *rows[dim + 1 :]]
+    results = [
+        builder.pointwise(found.at(end), chosen.sizes, name="mode") for found in (values, places)
+    ]
+    sizes = chosen.sizes if keepdim else split.sizes
+    value, place_of = (reshape(result, sizes) for result in results)
+    return value, place_of

@@ -58,7 +58,7 @@ class Value:
     @property
     def is_empty(self) -> bool:
         """Whether a size is the constant 0; a symbolic size counts as at least 1."""
-        return any(size is ZERO for size in self.sizes)
+        return has_no_elements(self.sizes)
 
     def at(self, index: Sequence[IndexLike]) -> Scalar:
         """The element at ``index``, whose entries may be computed from data (a gather)."""
@@ -91,7 +91,7 @@ def positions(sizes: Sequence[Expr], prefix: str = "i") -> tuple[Expr, ...]:
 def view(value: Value, sizes: Sequence[Expr], index: Sequence[IndexLike]) -> Value:
     """The value of ``sizes`` whose element at `positions` is ``value.at(index)``."""
     if any(size is ZERO for size in sizes):
-        return Value(value.dtype, tuple(sizes), const(0, value.dtype))
+        return zeros(sizes, value.dtype)
     return Value(value.dtype, tuple(sizes), value.at(index))
 
 
@@ -117,13 +117,34 @@ def broadcast_index(value: Value, index: Sequence[IndexLike]) -> list[IndexLike]
     return [ZERO if size is ONE else index[skip + k] for k, size in enumerate(value.sizes)]
 
 
+def has_no_elements(sizes: Sequence[Expr]) -> bool:
+    """Whether a size is the constant 0; a symbolic size counts as at least 1."""
+    return any(size is ZERO for size in sizes)
+
+
+def zeros(sizes: Sequence[Expr], dtype: DType) -> Value:
+    """0 everywhere, without a node."""
+    return Value(dtype, tuple(sizes), const(0, dtype))
+
+
+def broadcast_sizes(shapes: Sequence[Sequence[Expr]]) -> tuple[Expr, ...]:
+    """The common sizes of shapes that broadcast."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    sizes = [ONE] * rank
+    for shape in shapes:
+        for k, size in enumerate(shape, rank - len(shape)):
+            if size is not ONE:
+                sizes[k] = size
+    return tuple(sizes)
+
+
 def reshape(value: Value, sizes: Sequence[Expr]) -> Value:
     """The same elements in row-major order with other sizes."""
     if tuple(sizes) == value.sizes:
         return value
     new = positions(sizes)
     index: list[IndexLike] = [ZERO] * value.rank
-    if any(size is ZERO for size in sizes):
+    if has_no_elements(sizes):
         return view(value, sizes, index)
     for old_dims, new_dims in _dimension_groups(value.sizes, sizes):
         new_sizes = [sizes[k] for k in new_dims]
@@ -165,6 +186,11 @@ def _divides(small: Expr, large: Expr) -> bool:
     if small.is_constant and large.is_constant:
         return 0 < small.constant < large.constant
     return small is not ZERO and mod(large, small) is ZERO
+
+
+def channelwise(vector: Value, like: Value) -> Value:
+    """A vector with one entry for each index of dimension 1 of ``like``, to broadcast with it."""
+    return reshape(vector, [vector.sizes[0] if k == 1 else ONE for k in range(like.rank)])
 
 
 def slice_dim(value: Value, dim: int, start: IntLike, size: Expr, step: int = 1) -> Value:

@@ -13,15 +13,17 @@ import torch
 
 from ..dtypes import Kind
 from ..errors import UnsupportedOp
-from ..ir.scalar import apply, cast
+from ..ir.scalar import apply
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, linearize
 from .builder import Builder
+from .reductions import converted
 from .registry import NotLowered, lowers
 from .value import (
     IndexLike,
     Value,
     element,
     expand,
+    has_no_elements,
     permute,
     positions,
     reshape,
@@ -43,9 +45,8 @@ aten = torch.ops.aten
     aten.alias_copy.default,
     aten.detach_copy.default,
     aten.positive.default,
-    view=True,
 )
-def lower_same(builder: Builder, self: Value, **layout: Any) -> Value:
+def lower_same(builder: Builder, self: Value, *strides: Any, **layout: Any) -> Value:
     """``self``: changes of memory (clone, contiguous) are none of a value, which has no layout."""
     return self
 
@@ -63,14 +64,13 @@ def lower_same(builder: Builder, self: Value, **layout: Any) -> Value:
     aten.unsqueeze_copy.default,
     aten.squeeze_copy.default,
     aten.flatten.using_ints,
-    view=True,
 )
 def lower_reshape(builder: Builder, self: Value, *sizes: Any) -> Value:
     """The same elements in row-major order, in the sizes of the fake result."""
     return reshape(self, builder.out.sizes)
 
 
-@lowers(aten.view.dtype, view=True)
+@lowers(aten.view.dtype)
 def lower_view_dtype(builder: Builder, self: Value, dtype: torch.dtype) -> Value:
     """The bits of each element as another dtype of the same itemsize.
 
@@ -82,19 +82,19 @@ def lower_view_dtype(builder: Builder, self: Value, dtype: torch.dtype) -> Value
     return Value(out, self.sizes, apply("bitcast", self.body, dtype=out))
 
 
-@lowers(aten.expand.default, aten.expand_copy.default, view=True)
+@lowers(aten.expand.default, aten.expand_copy.default)
 def lower_expand(builder: Builder, self: Value, size: Any, *, implicit: bool = False) -> Value:
     """Broadcast to the sizes of the fake result, aligned at the last dimension."""
     return expand(self, builder.out.sizes)
 
 
-@lowers(aten.permute.default, aten.permute_copy.default, view=True)
+@lowers(aten.permute.default, aten.permute_copy.default)
 def lower_permute(builder: Builder, self: Value, dims: Sequence[int]) -> Value:
     """Dimension k of the result is dimension ``dims[k]`` of ``self``."""
     return permute(self, dims) if self.rank else self
 
 
-@lowers(aten.transpose.int, aten.transpose_copy.int, view=True)
+@lowers(aten.transpose.int, aten.transpose_copy.int)
 def lower_transpose(builder: Builder, self: Value, dim0: int, dim1: int) -> Value:
     """Two dimensions exchanged; a tensor without dimensions is returned as it is."""
     if not self.rank:
@@ -104,7 +104,7 @@ def lower_transpose(builder: Builder, self: Value, dim0: int, dim1: int) -> Valu
     return permute(self, dims)
 
 
-@lowers(aten.t.default, view=True)
+@lowers(aten.t.default)
 def lower_t(builder: Builder, self: Value) -> Value:
     """The transpose of a matrix; a vector is returned as it is."""
     return permute(self, list(range(self.rank))[::-1])
@@ -123,7 +123,7 @@ def slice_start(start: IntLike | None, size: Expr) -> Expr:
     return first
 
 
-@lowers(aten.slice.Tensor, aten.slice_copy.Tensor, view=True)
+@lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
 def lower_slice(
     builder: Builder,
     self: Value,
@@ -141,14 +141,14 @@ def lower_slice(
     return slice_dim(self, dim, first, builder.out.sizes[dim], int(step))
 
 
-@lowers(aten.narrow_copy.default, view=True)
+@lowers(aten.narrow_copy.default)
 def lower_narrow(builder: Builder, self: Value, dim: int, start: IntLike, length: IntLike) -> Value:
     """``length`` elements of ``dim`` from ``start``, where a negative one counts from the end."""
     dim %= self.rank
     return slice_dim(self, dim, slice_start(start, self.sizes[dim]), as_expr(length))
 
 
-@lowers(aten.select.int, aten.select_copy.int, view=True)
+@lowers(aten.select.int, aten.select_copy.int)
 def lower_select(builder: Builder, self: Value, dim: int, index: IntLike) -> Value:
     """The slice at ``index`` of ``dim``, which disappears; a constant may be negative."""
     return select(self, dim, wrapped(index, self.sizes[dim % self.rank]))
@@ -161,7 +161,7 @@ def wrapped(index: IntLike, size: Expr) -> Expr:
     return position + size if negative else position
 
 
-@lowers(aten.split_with_sizes.default, aten.split_with_sizes_copy.default, view=True)
+@lowers(aten.split_with_sizes.default, aten.split_with_sizes_copy.default)
 def lower_split_with_sizes(
     builder: Builder, self: Value, split_sizes: Sequence[IntLike], dim: int = 0
 ) -> tuple[Value, ...]:
@@ -173,7 +173,7 @@ def lower_split_with_sizes(
     return tuple(parts)
 
 
-@lowers(aten.split.Tensor, aten.split_copy.Tensor, view=True)
+@lowers(aten.split.Tensor, aten.split_copy.Tensor)
 def lower_split(
     builder: Builder, self: Value, split_size: IntLike, dim: int = 0
 ) -> tuple[Value, ...]:
@@ -182,13 +182,13 @@ def lower_split(
     return lower_split_with_sizes(builder, self, sizes, dim)
 
 
-@lowers(aten.unbind.int, aten.unbind_copy.int, view=True)
+@lowers(aten.unbind.int, aten.unbind_copy.int)
 def lower_unbind(builder: Builder, self: Value, dim: int = 0) -> tuple[Value, ...]:
     """The slices along ``dim``, one result for each, without that dimension."""
     return tuple(select(self, dim, as_expr(k)) for k in range(len(builder.results)))
 
 
-@lowers(aten.flip.default, view=True)
+@lowers(aten.flip.default)
 def lower_flip(builder: Builder, self: Value, dims: Sequence[int]) -> Value:
     """The elements of each of ``dims`` in reverse order."""
     index: list[IndexLike] = list(positions(self.sizes))
@@ -200,7 +200,7 @@ def lower_flip(builder: Builder, self: Value, dims: Sequence[int]) -> Value:
     return view(self, self.sizes, index)
 
 
-@lowers(aten.roll.default, view=True)
+@lowers(aten.roll.default)
 def lower_roll(
     builder: Builder, self: Value, shifts: Sequence[IntLike], dims: Sequence[int] = ()
 ) -> Value:
@@ -219,7 +219,7 @@ def lower_roll(
     return view(self, self.sizes, index)
 
 
-@lowers(aten.diagonal.default, aten.diagonal_copy.default, view=True)
+@lowers(aten.diagonal.default, aten.diagonal_copy.default)
 def lower_diagonal(
     builder: Builder, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
@@ -237,7 +237,7 @@ def lower_diagonal(
     return view(self, sizes, index)
 
 
-@lowers(aten.repeat.default, view=True)
+@lowers(aten.repeat.default)
 def lower_repeat(builder: Builder, self: Value, repeats: Sequence[IntLike]) -> Value:
     """``self`` repeated that often along each dimension.
 
@@ -253,7 +253,7 @@ def lower_repeat(builder: Builder, self: Value, repeats: Sequence[IntLike]) -> V
     return view(self, sizes, index)
 
 
-@lowers(aten.unfold.default, aten.unfold_copy.default, view=True)
+@lowers(aten.unfold.default, aten.unfold_copy.default)
 def lower_unfold(builder: Builder, self: Value, dimension: int, size: int, step: int) -> Value:
     """Windows of ``size`` elements, ``step`` apart, of a dimension.
 
@@ -268,7 +268,7 @@ def lower_unfold(builder: Builder, self: Value, dimension: int, size: int, step:
     return view(self, builder.out.sizes, index)
 
 
-@lowers(aten.as_strided.default, aten.as_strided_copy.default, view=True)
+@lowers(aten.as_strided.default, aten.as_strided_copy.default)
 def lower_as_strided(
     builder: Builder,
     self: Value,
@@ -285,7 +285,7 @@ def lower_as_strided(
     sizes = builder.out.sizes
     flat = linearize(positions(sizes), [as_expr(s) for s in stride])
     flat = flat + (0 if storage_offset is None else storage_offset)
-    if any(s is ZERO for s in sizes):
+    if has_no_elements(sizes):
         return view(self, sizes, [ZERO] * self.rank)
     return Value(self.dtype, sizes, element(self, flat))
 
@@ -307,40 +307,23 @@ def require_whole_storage(builder: Builder) -> None:
         )
 
 
-@lowers(aten._to_copy.default)
-def lower_to_copy(builder: Builder, self: Value, **options: Any) -> Value:
+@lowers(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+def lower_to_copy(builder: Builder, self: Value, *dtype: torch.dtype, **options: Any) -> Value:
     """``self`` in the result's dtype; a change of device or layout alone does nothing here."""
-    out = builder.out
-    if out.dtype is self.dtype:
-        return self
-    return builder.pointwise(cast(self.body, out.dtype), out.sizes)
-
-
-@lowers(torch.ops.prims.convert_element_type.default)
-def lower_convert_element_type(builder: Builder, a: Value, dtype: torch.dtype) -> Value:
-    """``a`` converted to ``dtype``."""
-    return lower_to_copy(builder, a)
+    return converted(builder, self)
 
 
 @lowers(aten.copy.default)
 def lower_copy(builder: Builder, self: Value, src: Value, non_blocking: bool = False) -> Value:
     """``src`` with the sizes and dtype of ``self``."""
-    source = expand(src, self.sizes)
-    if src.dtype is self.dtype:
-        return source
-    return builder.pointwise(cast(source.body, self.dtype), self.sizes)
-
-
-def lower_copy_strided(builder: Builder, a: Value, stride: Sequence[IntLike]) -> Value:
-    """``a``: its strides are those of memory, which a value does not have."""
-    return a
+    return converted(builder, expand(src, self.sizes), self.dtype)
 
 
 if hasattr(torch.ops.prims, "copy_strided"):  # from torch 2.13 on
-    lowers(torch.ops.prims.copy_strided.default, view=True)(lower_copy_strided)
+    lowers(torch.ops.prims.copy_strided.default)(lower_same)
 
 
-@lowers(torch.ops.prims.broadcast_in_dim.default, view=True)
+@lowers(torch.ops.prims.broadcast_in_dim.default)
 def lower_broadcast_in_dim(
     builder: Builder, a: Value, shape: Sequence[IntLike], broadcast_dimensions: Sequence[int]
 ) -> Value:

@@ -20,7 +20,7 @@ def _filled(call: Call, value: Any) -> Pair:
     sizes, dtype = call.result.shape, COMPONENTS[call.result.dtype]
     if isinstance(value, (Pair, Tensor, complex)):
         pair = as_pair(value, dtype)
-        return Pair(pair.re.expand(sizes), pair.im.expand(sizes))
+        return pair.map(lambda part: part.expand(sizes))
     return Pair(torch.full(sizes, value, dtype=dtype), torch.zeros(sizes, dtype=dtype))
 
 
@@ -49,14 +49,9 @@ rule(*_ZEROS)(_of_number(0))
 rule(*_ONES)(_of_number(1))
 
 
-@rule(aten.full.default, aten.full_like.default)
-def _full(call: Call, _: Any, fill_value: Any, **__: Any) -> Any:
-    return _of_number(fill_value)(call)
-
-
-@rule(aten.new_full.default)
-def _new_full(call: Call, self: Any, size: Any, fill_value: Any, **_: Any) -> Any:
-    return _of_number(fill_value)(call)
+@rule(aten.full.default, aten.full_like.default, aten.new_full.default, aten.scalar_tensor.default)
+def _full(call: Call, *arguments: Any, **_: Any) -> Any:
+    return _of_number(arguments[-1])(call)
 
 
 @rule(aten.fill.Scalar, aten.fill.Tensor)
@@ -64,14 +59,7 @@ def _fill(call: Call, self: Any, value: Any) -> Pair:
     return _filled(call, value)
 
 
-@rule(aten.zero.default)
-def _zero(call: Call, self: Any) -> Pair:
-    return _filled(call, 0)
-
-
-@rule(aten.scalar_tensor.default)
-def _scalar_tensor(call: Call, s: Any, **_: Any) -> Any:
-    return _of_number(s)(call)
+rule(aten.zero.default)(lambda call, self: _filled(call, 0))
 
 
 @rule(aten.eye.default, aten.eye.m)
@@ -96,31 +84,19 @@ def _polar(call: Call, abs: Tensor, angle: Tensor) -> Pair:
     return Pair(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
-@rule(aten.view_as_real.default, aten.view_as_real_copy.default)
-def _view_as_real(call: Call, self: Pair) -> Tensor:
-    return join(self)
-
-
-@rule(aten.view_as_complex.default, aten.view_as_complex_copy.default)
-def _view_as_complex(call: Call, self: Tensor) -> Pair:
-    return separate(self)
-
-
-@rule(aten.real.default)
-def _real(call: Call, self: Any) -> Tensor:
-    return self.re if isinstance(self, Pair) else self
-
-
-@rule(aten.imag.default)
-def _imag(call: Call, self: Pair) -> Tensor:
-    return self.im
+rule(aten.view_as_real.default, aten.view_as_real_copy.default)(lambda call, self: join(self))
+rule(aten.view_as_complex.default, aten.view_as_complex_copy.default)(
+    lambda call, self: separate(self)
+)
+rule(aten.real.default)(lambda call, self: self.re if isinstance(self, Pair) else self)
+rule(aten.imag.default)(lambda call, self: self.im)
 
 
 @rule(aten._to_copy.default)
 def _to_copy(call: Call, self: Any, **_: Any) -> Any:
     device = call.result.device
     if isinstance(self, Pair):
-        return _converted(call, Pair(self.re.to(device), self.im.to(device)))
+        return _converted(call, self.map(lambda part: part.to(device)))
     return _converted(call, self.to(device) if isinstance(self, Tensor) else self)
 
 
@@ -145,7 +121,7 @@ def _copy(call: Call, self: Any, src: Any, non_blocking: bool = False) -> Any:
         found: Tensor = _converted(call, src)
         return found.expand(sizes)
     pair = as_pair(src, COMPONENTS[call.result.dtype])
-    return Pair(pair.re.expand(sizes), pair.im.expand(sizes))
+    return pair.map(lambda part: part.expand(sizes))
 
 
 @rule(aten.view.dtype)

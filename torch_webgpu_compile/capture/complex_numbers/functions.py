@@ -1,30 +1,111 @@
-"""Elementary functions of complex numbers, from those of real numbers.
+"""Arithmetic, comparisons and elementary functions of complex elements.
 
-Where they are finite, results are as accurate as the real functions are; special values follow C99
-Annex G for the arguments that PyTorch's tests have, infinities and NaN among them. Branch cuts are
-those of C99: the sign of a zero says on which side of a cut an argument lies.
+Real operands are promoted, as in ATen. Where they are finite, results of functions are as accurate
+as the real functions are; special values follow C99 Annex G for the arguments that PyTorch's tests
+have, infinities and NaN among them. Branch cuts are those of C99: the sign of a zero says on which
+side of a cut an argument lies.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
-from .arithmetic import elementwise, reciprocal
 from .pair import Pair, as_pair, choose, constant
-from .registry import Call, rule
+from .registry import Call, register, rule
 
 aten = torch.ops.aten
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 # Above, |z| ± 1 is |z| in float32 and float64, and squares may overflow in float32.
 _LARGE = 1e17
 # Hull, Fairgrieve, Tang: Implementing the complex arcsine and arccosine functions (1997).
 _B_CROSSOVER = 0.6417
 _A_CROSSOVER = 1.5
+
+
+def elementwise(*ops: OpOverload) -> Callable[[_Function], _Function]:
+    """Registers a function of pairs: every positional argument is made one."""
+
+    def add(function: _Function) -> _Function:
+        def apply(call: Call, *args: Any, **_: Any) -> Any:
+            return function(*(as_pair(value, call.dtype) for value in args))
+
+        for op in ops:
+            register(op, apply)
+        return function
+
+    return add
+
+
+def _scaled(value: Any, factor: Any, dtype: torch.dtype) -> Pair:
+    pair = as_pair(value, dtype)
+    return pair if factor == 1 else pair * as_pair(factor, dtype)
+
+
+@rule(aten.add.Tensor, aten.add.Scalar)
+def _add(call: Call, self: Any, other: Any, alpha: Any = 1) -> Pair:
+    return as_pair(self, call.dtype) + _scaled(other, alpha, call.dtype)
+
+
+@rule(aten.sub.Tensor, aten.sub.Scalar)
+def _sub(call: Call, self: Any, other: Any, alpha: Any = 1) -> Pair:
+    return as_pair(self, call.dtype) - _scaled(other, alpha, call.dtype)
+
+
+@rule(aten.rsub.Tensor, aten.rsub.Scalar)
+def _rsub(call: Call, self: Any, other: Any, alpha: Any = 1) -> Pair:
+    return as_pair(other, call.dtype) - _scaled(self, alpha, call.dtype)
+
+
+@elementwise(aten.reciprocal.default)
+def reciprocal(z: Pair) -> Pair:
+    """``1 / z``."""
+    return constant(1, z.dtype) / z
+
+
+@rule(aten._conj_copy.default)
+def _conj_copy(call: Call, self: Pair) -> Pair:
+    return self.conj()
+
+
+@rule(aten._neg_view.default, aten._neg_view_copy.default)
+def _neg_view(call: Call, self: Pair) -> Pair:
+    return -self
+
+
+@rule(aten.addcmul.default)
+def _addcmul(call: Call, self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Pair:
+    a, b = as_pair(tensor1, call.dtype), as_pair(tensor2, call.dtype)
+    return as_pair(self, call.dtype) + _scaled(a, value, call.dtype) * b
+
+
+@rule(aten.addcdiv.default)
+def _addcdiv(call: Call, self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Pair:
+    a, b = as_pair(tensor1, call.dtype), as_pair(tensor2, call.dtype)
+    return as_pair(self, call.dtype) + _scaled(a, value, call.dtype) / b
+
+
+@rule(aten.lerp.Tensor, aten.lerp.Scalar)
+def _lerp(call: Call, self: Any, end: Any, weight: Any) -> Pair:
+    """From the nearer end, as ATen: by the absolute value of the weight."""
+    start, stop, w = (as_pair(value, call.dtype) for value in (self, end, weight))
+    step = stop - start
+    near = start + w * step
+    far = stop - step * (constant(1, call.dtype) - w)
+    return choose(w.re * w.re + w.im * w.im < 0.25, near, far)
+
+
+@rule(aten.nan_to_num.default)
+def _nan_to_num(call: Call, self: Pair, *limits: Any, **named: Any) -> Pair:
+    return Pair(
+        torch.nan_to_num(self.re, *limits, **named), torch.nan_to_num(self.im, *limits, **named)
+    )
 
 
 def absolute(z: Pair) -> Tensor:
@@ -51,10 +132,6 @@ def _times_cos(size: Tensor, angle: Tensor) -> Tensor:
     return torch.where(unknown, size, _times(size, cos))
 
 
-elementwise(aten.abs.default)(absolute)
-elementwise(aten.angle.default)(argument)
-
-
 @elementwise(aten.sgn.default)
 def _sgn(z: Pair) -> Pair:
     size = absolute(z)
@@ -72,11 +149,6 @@ def exp(z: Pair) -> Pair:
     return Pair(re, im)
 
 
-@elementwise(aten.exp2.default)
-def _exp2(z: Pair) -> Pair:
-    return exp(z.scaled(math.log(2)))
-
-
 @elementwise(aten.expm1.default)
 def _expm1(z: Pair) -> Pair:
     half = torch.sin(z.im * 0.5)
@@ -88,16 +160,6 @@ def _expm1(z: Pair) -> Pair:
 def log(z: Pair) -> Pair:
     """The principal logarithm: log |z| + i · argument."""
     return Pair(torch.log(absolute(z)), argument(z))
-
-
-@elementwise(aten.log2.default)
-def _log2(z: Pair) -> Pair:
-    return log(z).scaled(1 / math.log(2))
-
-
-@elementwise(aten.log10.default)
-def _log10(z: Pair) -> Pair:
-    return log(z).scaled(1 / math.log(10))
 
 
 @elementwise(aten.log1p.default)
@@ -121,11 +183,6 @@ def sqrt(z: Pair) -> Pair:
     infinite = torch.isinf(y)
     re, im = torch.where(infinite, math.inf, re), torch.where(infinite, math.inf, im)
     return Pair(re, torch.copysign(im, y))
-
-
-@elementwise(aten.rsqrt.default)
-def _rsqrt(z: Pair) -> Pair:
-    return reciprocal(sqrt(z))
 
 
 @elementwise(aten.sinh.default)
@@ -160,21 +217,6 @@ def tanh(z: Pair) -> Pair:
     return Pair(re, im)
 
 
-@elementwise(aten.sin.default)
-def _sin(z: Pair) -> Pair:
-    return sinh(z.times_i()).over_i()
-
-
-@elementwise(aten.cos.default)
-def _cos(z: Pair) -> Pair:
-    return cosh(z.times_i())
-
-
-@elementwise(aten.tan.default)
-def _tan(z: Pair) -> Pair:
-    return tanh(z.times_i()).over_i()
-
-
 def _hull(z: Pair) -> tuple[Tensor, Tensor, Tensor]:
     """(asin(b), acos(b), log(a + √(a² - 1))) for |z|'s elliptic coordinates a and b, where
     asin(|z|) = asin(b) + i·log(a + √(a² - 1)); the first two without cancellation near 1.
@@ -193,8 +235,7 @@ def _hull(z: Pair) -> tuple[Tensor, Tensor, Tensor]:
     outside = torch.where(s + (x - 1) == 0, 0.0, y * y / (s + (x - 1)))
     within = x <= 1
     # a² - x²
-    rest = 0.5 * (a + x) * (below + torch.where(within, s + (1 - x), outside))
-    root = torch.sqrt(rest)
+    root = torch.sqrt(0.5 * (a + x) * (below + torch.where(within, s + (1 - x), outside)))
     flat = b <= _B_CROSSOVER
     asin = torch.where(flat, torch.asin(b.clamp(max=1)), torch.atan2(x, root))
     acos = torch.where(flat, torch.acos(b.clamp(max=1)), torch.atan2(root, x))
@@ -231,11 +272,6 @@ def acos(z: Pair) -> Pair:
     return Pair(re, -torch.copysign(im, z.im))
 
 
-@elementwise(aten.asinh.default)
-def _asinh(z: Pair) -> Pair:
-    return asin(z.times_i()).over_i()
-
-
 @elementwise(aten.acosh.default)
 def _acosh(z: Pair) -> Pair:
     found = acos(z)
@@ -266,20 +302,10 @@ def atanh(z: Pair) -> Pair:
     )
 
 
-@elementwise(aten.atan.default)
-def _atan(z: Pair) -> Pair:
-    return atanh(z.times_i()).over_i()
-
-
 @elementwise(aten.sigmoid.default)
 def sigmoid(z: Pair) -> Pair:
     """``1 / (1 + e^−z)``."""
     return reciprocal(constant(1, z.dtype) + exp(-z))
-
-
-@elementwise(aten.silu.default)
-def _silu(z: Pair) -> Pair:
-    return z * sigmoid(z)
 
 
 @rule(aten.sigmoid_backward.default)
@@ -332,6 +358,36 @@ def _pow_scalar(call: Call, self: Any, exponent: Any) -> Pair:
     return power(z, as_pair(exponent, call.dtype))
 
 
-@elementwise(aten.pow.Tensor_Tensor, aten.pow.Scalar)
-def _pow(z: Pair, w: Pair) -> Pair:
-    return power(z, w)
+# Rules that are one expression, and functions that others use, too.
+_EXPRESSIONS: dict[tuple[OpOverload, ...], Callable[..., Any]] = {
+    (aten.abs.default,): absolute,
+    (aten.angle.default,): argument,
+    (aten.mul.Tensor, aten.mul.Scalar): lambda a, b: a * b,
+    (aten.div.Tensor, aten.div.Scalar): lambda a, b: a / b,
+    (aten.true_divide.Tensor, aten.true_divide.Scalar): lambda a, b: a / b,
+    (aten.square.default,): lambda z: z * z,
+    (aten._conj.default,): lambda z: z.conj(),
+    (aten._conj_physical.default, aten.conj_physical.default): lambda z: z.conj(),
+    (aten.eq.Tensor, aten.eq.Scalar): lambda a, b: (a.re == b.re) & (a.im == b.im),
+    (aten.ne.Tensor, aten.ne.Scalar): lambda a, b: (a.re != b.re) | (a.im != b.im),
+    (aten.isnan.default,): lambda z: torch.isnan(z.re) | torch.isnan(z.im),
+    (aten.isinf.default,): lambda z: torch.isinf(z.re) | torch.isinf(z.im),
+    (aten.isfinite.default,): lambda z: torch.isfinite(z.re) & torch.isfinite(z.im),
+    (aten.logical_not.default,): lambda z: z.is_zero(),
+    (aten.logical_and.default,): lambda a, b: ~a.is_zero() & ~b.is_zero(),
+    (aten.logical_or.default,): lambda a, b: ~a.is_zero() | ~b.is_zero(),
+    (aten.logical_xor.default,): lambda a, b: a.is_zero() ^ b.is_zero(),
+    (aten.exp2.default,): lambda z: exp(z.scaled(math.log(2))),
+    (aten.log2.default,): lambda z: log(z).scaled(1 / math.log(2)),
+    (aten.log10.default,): lambda z: log(z).scaled(1 / math.log(10)),
+    (aten.rsqrt.default,): lambda z: reciprocal(sqrt(z)),
+    (aten.sin.default,): lambda z: sinh(z.times_i()).over_i(),
+    (aten.cos.default,): lambda z: cosh(z.times_i()),
+    (aten.tan.default,): lambda z: tanh(z.times_i()).over_i(),
+    (aten.asinh.default,): lambda z: asin(z.times_i()).over_i(),
+    (aten.atan.default,): lambda z: atanh(z.times_i()).over_i(),
+    (aten.silu.default,): lambda z: z * sigmoid(z),
+    (aten.pow.Tensor_Tensor, aten.pow.Scalar): power,
+}
+for _ops, _rule in _EXPRESSIONS.items():
+    elementwise(*_ops)(_rule)

@@ -122,7 +122,7 @@ def _same(call: Call, self: Pair, **_: Any) -> Pair:
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default)
 def _reshape(call: Call, self: Pair, size: Any) -> Pair:
     # The parts may have other strides than the complex tensor, which allow no view.
-    return Pair(self.re.reshape(size), self.im.reshape(size))
+    return self.map(lambda part: part.reshape(size))
 
 
 @rule(aten._reshape_alias.default)
@@ -137,10 +137,7 @@ def _flatten(call: Call, self: Pair, *_: Any, **__: Any) -> Pair:
 
 @rule(aten.as_strided.default, aten.as_strided_copy.default)
 def _as_strided(call: Call, self: Pair, size: Any, stride: Any, storage_offset: Any = None) -> Pair:
-    memory = _memory(call, self)
-    strides = (*(2 * s for s in stride), 1)
-    offset = None if storage_offset is None else 2 * storage_offset
-    return separate(memory.as_strided((*size, 2), strides, offset))
+    return separate(_memory(call, self).as_strided(*_joined(size, stride, storage_offset)))
 
 
 @rule(aten.as_strided_scatter.default)
@@ -148,10 +145,14 @@ def _as_strided_scatter(
     call: Call, self: Pair, src: Any, size: Any, stride: Any, storage_offset: Any = None
 ) -> Pair:
     memory = _memory(call, self)
-    strides = (*(2 * s for s in stride), 1)
-    offset = None if storage_offset is None else 2 * storage_offset
     value = join(as_pair(src, memory.dtype))
-    return separate(torch.as_strided_scatter(memory, value, (*size, 2), strides, offset))
+    layout = _joined(size, stride, storage_offset)
+    return separate(torch.as_strided_scatter(memory, value, *layout))
+
+
+def _joined(size: Any, stride: Any, offset: Any) -> tuple[Any, Any, Any]:
+    """The layout of the real view (…, 2) of a complex layout."""
+    return (*size, 2), (*(2 * s for s in stride), 1), None if offset is None else 2 * offset
 
 
 def _memory(call: Call, value: Pair) -> Tensor:

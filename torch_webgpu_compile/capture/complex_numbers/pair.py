@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +40,13 @@ class Pair:
         """The sizes of the complex tensor."""
         return self.re.shape
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Pair:
+        """A function of each part."""
+        return Pair(function(self.re), function(self.im))
+
     def to(self, dtype: torch.dtype) -> Pair:
         """With parts of this dtype."""
-        if dtype == self.dtype:
-            return self
-        return Pair(self.re.to(dtype), self.im.to(dtype))
+        return self if dtype == self.dtype else self.map(lambda part: part.to(dtype))
 
     def __add__(self, other: Pair) -> Pair:
         return Pair(self.re + other.re, self.im + other.im)

@@ -1,4 +1,4 @@
-"""Products of complex matrices and convolutions: each is one real product of twice the sizes.
+"""Products of complex matrices, convolutions and Fourier transforms, as real operators of pairs.
 
 A complex row (k) in memory is a real row (2k) of pairs. With W (2k, 2n) made of the matrix as
 
@@ -10,11 +10,14 @@ for each of its elements, the real product is the complex one, again as pairs.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...torch_ops import fft as _fft  # noqa: F401  defines the operators
 from .pair import Pair, as_pair, join, separate
 from .registry import Call, rule
 
@@ -40,42 +43,29 @@ def _product(a: Pair, b: Pair) -> Pair:
     return separate(made.reshape(*a.shape[:-1], b.shape[-1], 2))
 
 
-@rule(aten.mm.default)
+def _unsqueezed(z: Pair, dim: int) -> Pair:
+    return z.map(lambda part: part.unsqueeze(dim))
+
+
+@rule(aten.mm.default, aten.bmm.default)
 def _mm(call: Call, self: Any, mat2: Any) -> Pair:
-    return _product(as_pair(self, call.dtype), as_pair(mat2, call.dtype))
-
-
-@rule(aten.bmm.default)
-def _bmm(call: Call, self: Any, mat2: Any) -> Pair:
     return _product(as_pair(self, call.dtype), as_pair(mat2, call.dtype))
 
 
 @rule(aten.mv.default)
 def _mv(call: Call, self: Any, vec: Any) -> Pair:
     vector = _unsqueezed(as_pair(vec, call.dtype), 1)
-    return _squeezed(_product(as_pair(self, call.dtype), vector), 1)
+    return _product(as_pair(self, call.dtype), vector).map(lambda part: part.squeeze(1))
 
 
 @rule(aten.dot.default)
 def _dot(call: Call, self: Any, tensor: Any) -> Pair:
-    return _summed(as_pair(self, call.dtype) * as_pair(tensor, call.dtype))
+    return (as_pair(self, call.dtype) * as_pair(tensor, call.dtype)).map(torch.sum)
 
 
 @rule(aten.vdot.default)
 def _vdot(call: Call, self: Any, other: Any) -> Pair:
-    return _summed(as_pair(self, call.dtype).conj() * as_pair(other, call.dtype))
-
-
-def _summed(z: Pair) -> Pair:
-    return Pair(z.re.sum(), z.im.sum())
-
-
-def _unsqueezed(z: Pair, dim: int) -> Pair:
-    return Pair(z.re.unsqueeze(dim), z.im.unsqueeze(dim))
-
-
-def _squeezed(z: Pair, dim: int) -> Pair:
-    return Pair(z.re.squeeze(dim), z.im.squeeze(dim))
+    return (as_pair(self, call.dtype).conj() * as_pair(other, call.dtype)).map(torch.sum)
 
 
 def _added(call: Call, self: Any, product: Pair, beta: Any, alpha: Any) -> Pair:
@@ -88,24 +78,17 @@ def _added(call: Call, self: Any, product: Pair, beta: Any, alpha: Any) -> Pair:
     return found + (added if beta == 1 else added * as_pair(beta, dtype))
 
 
-@rule(aten.addmm.default)
+@rule(aten.addmm.default, aten.baddbmm.default)
 def _addmm(call: Call, self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
     return _added(call, self, _mm(call, mat1, mat2), beta, alpha)
-
-
-@rule(aten.baddbmm.default)
-def _baddbmm(
-    call: Call, self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1
-) -> Pair:
-    return _added(call, self, _bmm(call, batch1, batch2), beta, alpha)
 
 
 @rule(aten.addbmm.default)
 def _addbmm(
     call: Call, self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1
 ) -> Pair:
-    product = _bmm(call, batch1, batch2)
-    return _added(call, self, Pair(product.re.sum(0), product.im.sum(0)), beta, alpha)
+    product = _mm(call, batch1, batch2)
+    return _added(call, self, product.map(lambda part: part.sum(0)), beta, alpha)
 
 
 @rule(aten.addmv.default)
@@ -138,7 +121,7 @@ def _trilinear(
             factor = _unsqueezed(factor, dim)
         factors.append(factor)
     product = factors[0] * factors[1] * factors[2]
-    return Pair(product.re.sum(sumdim), product.im.sum(sumdim)) if sumdim else product
+    return product.map(lambda part: part.sum(sumdim)) if sumdim else product
 
 
 def _channels(z: Pair) -> Tensor:
@@ -175,3 +158,39 @@ def _convolution(
     n, channels, *rest = made.shape
     pairs = made.reshape(n, channels // 2, 2, *rest)
     return Pair(pairs.select(2, 0), pairs.select(2, 1))
+
+
+webgpu = torch.ops.webgpu
+
+_NONE, _BY_ROOT, _BY_LENGTH = 0, 1, 2  # ATen: ``fft_norm_mode``
+
+
+def _scale(normalization: int, lengths: Sequence[Any]) -> float:
+    """The factor of a transform of these lengths, which are made constants."""
+    numel = math.prod(int(length) for length in lengths)
+    if normalization == _NONE or numel == 0:
+        return 1.0
+    return 1 / math.sqrt(numel) if normalization == _BY_ROOT else 1 / numel
+
+
+@rule(aten._fft_c2c.default)
+def _c2c(call: Call, self: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Pair:
+    scale = _scale(normalization, [self.shape[d] for d in dim])
+    return separate(webgpu.fft(join(self), dim, forward, scale))
+
+
+@rule(aten._fft_r2c.default)
+def _r2c(call: Call, self: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Pair:
+    scale = _scale(normalization, [self.shape[d] for d in dim])
+    if onesided:
+        return separate(webgpu.rfft(self, dim, scale))
+    return separate(webgpu.fft(join(as_pair(self, call.dtype)), dim, True, scale))
+
+
+@rule(aten._fft_c2r.default)
+def _c2r(
+    call: Call, self: Pair, dim: Sequence[int], normalization: int, last_dim_size: Any
+) -> Tensor:
+    lengths = [*(self.shape[d] for d in dim[:-1]), last_dim_size]
+    made: Tensor = webgpu.irfft(join(self), dim, last_dim_size, _scale(normalization, lengths))
+    return made

@@ -16,21 +16,13 @@ from .registry import Call, rule
 aten = torch.ops.aten
 
 
-def _nonzero(value: Any) -> Any:
-    return ~value.is_zero() if isinstance(value, Pair) else value
-
-
 @rule(
     *(aten.any.default, aten.any.dim, aten.any.dims),
     *(aten.all.default, aten.all.dim, aten.all.dims),
+    *(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, aten.nonzero.default),
 )
-def _any_all(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Any:
-    return call.op(_nonzero(self), *args, **kwargs)
-
-
-@rule(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, aten.nonzero.default)
-def _count_nonzero(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Any:
-    return call.op(_nonzero(self), *args, **kwargs)
+def _of_nonzero(call: Call, self: Any, *args: Any, **kwargs: Any) -> Any:
+    return call.op(~self.is_zero() if isinstance(self, Pair) else self, *args, **kwargs)
 
 
 @rule(aten.linalg_vector_norm.default)
@@ -67,14 +59,14 @@ def _var_mean(call: Call, self: Pair, dim: Any = None, **kwargs: Any) -> tuple[T
     z = self.to(call.dtype)
     keep = kwargs.get("keepdim", False)
     dims = list(range(z.re.dim())) if dim is None else dim
-    means = Pair(z.re.mean(dims, keepdim=keep), z.im.mean(dims, keepdim=keep))
+    means = z.map(lambda part: part.mean(dims, keepdim=keep))
     return _var(call, self, dim, **kwargs), means
 
 
 @rule(aten.prod.default)
 def _prod(call: Call, self: Any, dtype: torch.dtype | None = None) -> Pair:
     z = as_pair(self, call.dtype)
-    return _product(Pair(z.re.reshape(-1), z.im.reshape(-1)), 0)
+    return _product(z.map(lambda part: part.reshape(-1)), 0)
 
 
 @rule(aten.prod.dim_int)
@@ -85,7 +77,7 @@ def _prod_dim(
     if z.re.dim() == 0:
         return z
     found = _product(z, dim % z.re.dim())
-    return Pair(found.re.unsqueeze(dim), found.im.unsqueeze(dim)) if keepdim else found
+    return found.map(lambda part: part.unsqueeze(dim)) if keepdim else found
 
 
 def _product(z: Pair, dim: int) -> Pair:
@@ -99,7 +91,7 @@ def _product(z: Pair, dim: int) -> Pair:
         paired = _narrow(z, dim, 0, half) * _narrow(z, dim, half, half)
         z = _cat([paired, _narrow(z, dim, 2 * half, 1)], dim) if length % 2 else paired
         length = half + length % 2
-    return Pair(z.re.select(dim, 0), z.im.select(dim, 0))
+    return z.map(lambda part: part.select(dim, 0))
 
 
 @rule(aten.cumprod.default)
@@ -123,12 +115,12 @@ def _logsumexp(call: Call, self: Pair, dim: Any, keepdim: bool = False) -> Pair:
     """As ATen, less the greatest real part; an infinite one is not subtracted."""
     z = self.to(call.dtype)
     if not z.re.dim():
-        z, dim, keepdim = Pair(z.re.unsqueeze(0), z.im.unsqueeze(0)), [0], False
+        z, dim, keepdim = z.map(lambda part: part.unsqueeze(0)), [0], False
     dims = dim if len(dim) else list(range(z.re.dim()))
     most = z.re.amax(dims, keepdim=True)
     most = torch.where(torch.isinf(most), 0.0, most)
     terms = exp(Pair(z.re - most, z.im))
-    found = log(Pair(terms.re.sum(dims, keepdim=keepdim), terms.im.sum(dims, keepdim=keepdim)))
+    found = log(terms.map(lambda part: part.sum(dims, keepdim=keepdim)))
     return Pair(found.re + (most if keepdim else most.squeeze(dims)), found.im)
 
 
@@ -144,7 +136,7 @@ def _scatter(call: Call, self: Any, dim: int, index: Tensor, src: Any, *, reduce
 
 
 def _narrow(z: Pair, dim: int, start: int, length: int) -> Pair:
-    return Pair(z.re.narrow(dim, start, length), z.im.narrow(dim, start, length))
+    return z.map(lambda part: part.narrow(dim, start, length))
 
 
 def _cat(pairs: Sequence[Pair], dim: int) -> Pair:

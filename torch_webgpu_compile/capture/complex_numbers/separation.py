@@ -22,11 +22,13 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map_only
 
 from ...errors import UnsupportedOp
 from ..tracing import Recorder, clean_dispatch
-from . import families as _families  # noqa: F401  registers the rules
+from . import creation, functions, linear, products, reductions
 from .pair import COMPONENTS, Pair, as_pair, join, separate
 from .registry import RULES, Call
 
 aten = torch.ops.aten
+
+FAMILIES = (creation, functions, linear, products, reductions)  # whose import fills `RULES`
 
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
 
@@ -258,8 +260,7 @@ def _result(op: OpOverload, made: Any, wanted: Any) -> Any:
     if not isinstance(wanted, Tensor):
         return made
     if wanted.is_complex():
-        found = as_pair(made, COMPONENTS[wanted.dtype])
-        return _expanded(found, wanted.shape)
+        return _expanded(as_pair(made, COMPONENTS[wanted.dtype]), wanted.shape)
     assert isinstance(made, Tensor), f"the rule for {op} gives a complex tensor"
     made = made.to(wanted.dtype)
     return made if made.dim() == wanted.dim() else made.expand(wanted.shape)
@@ -268,7 +269,7 @@ def _result(op: OpOverload, made: Any, wanted: Any) -> Any:
 def _expanded(pair: Pair, sizes: torch.Size) -> Pair:
     if len(pair.shape) == len(sizes) and all(map(_is_same, pair.shape, sizes)):
         return pair
-    return Pair(pair.re.expand(sizes), pair.im.expand(sizes))
+    return pair.map(lambda part: part.expand(sizes))
 
 
 def _is_same(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:

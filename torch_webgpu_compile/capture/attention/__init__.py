@@ -1,0 +1,1 @@
+"""Attention becomes ``webgpu::attention``, also where it is written out in plain operators."""

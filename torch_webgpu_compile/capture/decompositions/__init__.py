@@ -1,0 +1,1 @@
+"""Rules that replace ATen operators by others while a graph is traced."""

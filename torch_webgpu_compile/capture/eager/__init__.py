@@ -1,0 +1,1 @@
+"""One call of an ATen operator becomes a captured graph."""

@@ -1,0 +1,202 @@
+"""The arguments of a captured call: as the trace sees them, and when two calls are the same."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, reduce
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+from ...errors import UnsupportedOp
+from .calls import TensorSpec
+from .rewrites import REWRITES
+
+_CPU = torch.device("cpu")
+
+# Which ``SymInt`` arguments are sizes. Others, such as strides and paddings, choose the code.
+_SIZES = frozenset(
+    {"size", "sizes", "self_sizes", "input_size", "input_sizes", "output_size", "bias_sizes"}
+    | {"normalized_shape", "shape", "n", "m", "N", "C", "HxW", "start", "end", "length"}
+    | {"num_weights", "repeats", "split_size", "split_sizes", "index", "max_q", "max_k"}
+    | {"low", "high", "num_samples", "last_dim_size", "k"}
+)
+# Operators whose numbers choose the code or the sizes of the result.
+_STATIC_NUMBERS = frozenset(
+    {"pow", "float_power", "_foreach_pow"}
+    | {"linalg_vector_norm", "norm", "_foreach_norm", "dist", "renorm", "cdist", "_cdist_forward"}
+    | {"linspace", "logspace", "range", "histc", "special_polygamma", "_pdist_forward"}
+)
+# Operators whose integers may be symbols, but not their floats.
+_STATIC_FLOATS = frozenset({"arange"})
+_STATIC_NAMES = frozenset({"beta1", "beta2", "momentum", "dampening"})
+# Operators that round a number to the tensor's dtype, where most compute in float32 with it.
+_ROUNDING = frozenset(
+    {"eq", "ne", "lt", "le", "gt", "ge", "fill", "full", "full_like", "new_full", "masked_fill"}
+    | {"index_fill", "where", "constant_pad_nd", "threshold", "clamp", "clamp_min", "clamp_max"}
+    | {"hardtanh"}
+)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
+MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds
+
+
+def neutral(leaf: Any) -> Any:
+    """An argument as the trace sees it: on the CPU, with the default generator."""
+    if isinstance(leaf, torch.device):
+        return _CPU
+    return None if isinstance(leaf, torch.Generator) else leaf
+
+
+def without_placement(named: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of an operator without what only places its result (``pin_memory``).
+
+    Raises UnsupportedOp: for a ``layout`` other than strided.
+    """
+    if named.get("layout") not in (None, torch.strided):
+        raise UnsupportedOp(
+            "layout=", f"{named['layout']} tensors cannot be stored", "run it on the host"
+        )
+    if named.get("pin_memory"):
+        return {**named, "pin_memory": False}
+    return named
+
+
+def with_tensors(op: OpOverload, positional: Sequence[Any]) -> list[Any]:
+    """Arguments with a tensor in place of a number where the operator takes no numbers."""
+    arguments = op._schema.arguments[: len(positional)]
+    wrapped = [
+        k
+        for k, argument in enumerate(arguments)
+        if isinstance(positional[k], _NUMBERS) and _is_tensor(argument.type)
+    ]
+    name = op._schema.name.split("::")[1]
+    if not wrapped or torch._C._should_allow_numbers_as_tensors(name):
+        return list(positional)
+    tensors = [value for value in positional if isinstance(value, torch.Tensor)]
+    return [
+        _wrapped(value, tensors) if k in wrapped else value for k, value in enumerate(positional)
+    ]
+
+
+def _is_tensor(kind: Any) -> bool:
+    return str(kind) in ("Tensor", "Optional[Tensor]")
+
+
+def _wrapped(value: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A number as a tensor that leaves the dtype of the result to ``tensors``, as a number does."""
+    kind: Any = float if isinstance(value, (float, torch.SymFloat)) else int
+    kind = bool if isinstance(value, bool) else kind
+    kind = complex if isinstance(value, complex) else kind
+    real = torch.get_default_dtype()
+    dtypes = {complex: real.to_complex(), float: real, int: torch.int64, bool: torch.bool}
+    dtype = dtypes[kind]
+    if tensors and not any(tensor.dim() for tensor in tensors):
+        found = [torch.result_type(tensor, kind(1)) for tensor in tensors]
+        dtype = reduce(torch.promote_types, found)
+    return torch.scalar_tensor(value, dtype=dtype)
+
+
+def as_written(value: Any, spec: TensorSpec) -> Any:
+    """A tensor's values, made of its memory.
+
+    The memory of a lazily conjugated or negated tensor holds the conjugates or negatives.
+    """
+    if spec.conj:
+        value = torch.ops.aten._conj_physical.default(value)
+    return torch.ops.aten.neg.default(value) if spec.neg else value
+
+
+def share_memory(specs: Sequence[TensorSpec]) -> bool:
+    """Whether any two of the tensors lie in the same memory."""
+    return len({spec.memory for spec in specs}) < len(specs)
+
+
+def exact_match(leaves: Sequence[Any], mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
+    """Whether other leaves are the same, but for which of them share memory."""
+    wanted = [key_of(leaf) for leaf in leaves]
+
+    def accepts(others: Sequence[Any]) -> bool:
+        if len(others) != len(wanted) or [key_of(leaf) for leaf in others] != wanted:
+            return False
+        return not share_memory([others[k] for k in mutated])
+
+    return accepts
+
+
+def key_of(leaf: Any) -> Any:
+    """What has to be equal for two arguments to be served by the same compiled call.
+
+    Of a tensor: dtype, sizes, strides, offset and lazy conjugation or negation. Of anything else:
+    its type and value, where 0.0 and -0.0 differ.
+    """
+    if isinstance(leaf, TensorSpec):
+        return leaf.dtype, leaf.sizes, leaf.strides, leaf.offset, leaf.conj, leaf.neg
+    leaf = neutral(leaf)
+    # 1, 1.0 and True are equal in Python but not to an operator, and -0.0 is not 0.0.
+    return type(leaf), repr(leaf) if isinstance(leaf, float) else leaf
+
+
+def symbolic_leaves(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Any]
+) -> frozenset[int]:
+    """The leaves with numbers that can be symbols: where any other value gives the same code."""
+    floats = _floats_allowed(op, leaves, kwargs.get("dtype"))
+    sizes = _size_names(op)
+    found = []
+    leaf = 0
+    for name, kind, value in _bound(op, args, kwargs):
+        for item in tree_leaves(value):
+            is_number = "number" in kind or (kind.startswith(("Tensor", "Optional[Tensor")))
+            is_number = is_number and _base_name(op) not in _STATIC_NUMBERS
+            if type(item) is int and 2 <= item <= MAX_INT and (name in sizes or is_number):
+                found.append(leaf)
+            elif type(item) is float and math.isfinite(item) and floats:
+                written = op in REWRITES and "float" in kind and name not in _STATIC_NAMES
+                if is_number or written:
+                    found.append(leaf)
+            leaf += 1
+    return frozenset(found)
+
+
+def _base_name(op: OpOverload) -> str:
+    """The operator's name, the same in place."""
+    return op._schema.name.split("::")[1].rstrip("_")
+
+
+def _bound(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, str, Any]]:
+    """(name, type, value) of each argument, in the order of the leaves."""
+    by_name = {argument.name: str(argument.type) for argument in op._schema.arguments}
+    for argument, value in zip(op._schema.arguments, args, strict=False):
+        yield argument.name, str(argument.type), value
+    for name, value in kwargs.items():
+        yield name, by_name.get(name, ""), value
+
+
+@lru_cache(maxsize=4096)
+def _size_names(op: OpOverload) -> frozenset[str]:
+    # The type of a SymInt argument is "int" everywhere but in the text of the schema.
+    return frozenset(re.findall(r"SymInt\S* (\w+)", str(op._schema).split("->")[0])) & _SIZES
+
+
+def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | None) -> bool:
+    """Whether PyTorch computes with the operator's numbers in float32 at most."""
+    found = [leaf.dtype for leaf in leaves if isinstance(leaf, TensorSpec)]
+    name = _base_name(op)
+    if name in _STATIC_FLOATS:
+        return False
+    floats = (torch.float32,) if name in _ROUNDING else _FLOATS
+    if not found:
+        return (dtype or torch.get_default_dtype()) in floats
+    return (
+        dtype in (None, *floats)
+        and all(d in floats or d in _INTEGERS for d in found)
+        and any(d in floats for d in found)
+    )

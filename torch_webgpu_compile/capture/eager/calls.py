@@ -1,0 +1,91 @@
+"""What `eager.capture_call` takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec
+
+from ...captured import CapturedGraph, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor argument.
+
+    Attributes:
+        dtype, sizes, strides: as PyTorch has them; strides and sizes in elements.
+        offset: the first element, in elements from where the argument's memory is bound: what the
+            storage offset leaves beyond a multiple of the binding alignment.
+        memory: equal for arguments that may share memory.
+        conj, neg: whether the tensor is the conjugate, or the negative, of what its memory holds.
+    """
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+    memory: int = 0
+    conj: bool = False
+    neg: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A result that is output number ``position`` of the graph, mutations not counted."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A result that is the argument at a leaf: what in-place and ``out=`` overloads return."""
+
+    leaf: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A result that is not a tensor."""
+
+    value: Any
+
+
+Result = Output | Argument | Constant
+
+
+@dataclass(frozen=True)
+class CapturedCall:
+    """A call as a graph.
+
+    Leaves are those of ``torch.utils._pytree.tree_flatten((args, kwargs))``, in that order.
+
+    Attributes:
+        captured, phase: what `backend.compile_graph` takes.
+        arguments: the leaf that each of the graph's arguments is, a tensor or an integer. The graph
+            may have two more. First, if there are ``numbers``: their values, float32 (numbers,).
+            Then, with ``phase.seeds``, random seeds: int32 (seeds, 2).
+        numbers: the leaves whose values are float32 data of the graph, not part of its code.
+        numbers_are_free: whether the graph holds whatever finite values those have.
+        results: the flattened result of the call.
+        results_spec: how `torch.utils._pytree.tree_unflatten` builds the result from them.
+        mutated: the leaves that the call changes.
+        resized: those of them that have other sizes than the result, as ``out=`` arguments may: the
+            caller gives them the sizes and strides that the plan writes, before the call.
+        accepts: whether the graph also computes the call with these leaves, of the same structure
+            (lengths of lists, names of keywords), which have a `TensorSpec` for each tensor.
+    """
+
+    captured: CapturedGraph
+    phase: Phase
+    arguments: tuple[int, ...]
+    numbers: tuple[int, ...]
+    numbers_are_free: bool
+    results: tuple[Result, ...]
+    results_spec: TreeSpec
+    mutated: tuple[int, ...]
+    resized: tuple[int, ...]
+    accepts: Callable[[Sequence[Any]], bool]

@@ -1,0 +1,240 @@
+"""`capture_call`: one call of an ATen operator becomes a `CapturedGraph`, as a compiled graph does.
+
+The call is traced on fake CPU tensors made from descriptions (`TensorSpec`), so that all that holds
+for compiled CPU graphs holds here. Mutation is functional: the graph reads the arguments as they
+are before the call and ends with writes into those that the operator changes. Where a changed
+argument shares memory with one that is only read, the old contents are read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.fx import Node
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from ...captured import CapturedGraph, Phase
+from ...errors import UnsupportedOp
+from ..complex_numbers.separation import separate_graph
+from ..decompositions.table import decompositions
+from ..tracing import Traced, clean_dispatch, take_seeds, trace
+from . import device_ops
+from .arguments import (
+    as_written,
+    neutral,
+    share_memory,
+    symbolic_leaves,
+    with_tensors,
+    without_placement,
+)
+from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
+from .inputs import StaticInputs, SymbolicInputs
+from .rewrites import REWRITES
+
+_ON_HOST = "run it on the host"
+_UNTRACEABLE = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    NotImplementedError,
+)
+
+_numbers = itertools.count()
+
+
+def capture_call(
+    op: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    native: frozenset[OpOverload],
+    *,
+    dynamic: bool = False,
+    numbers: bool | None = None,
+    like: Sequence[Sequence[Any]] = (),
+) -> CapturedCall:
+    """Captures ``op(*args, **kwargs)``.
+
+    Args:
+        op: not a view.
+        args, kwargs: with a `TensorSpec` for each tensor, and a Python number for each tensor that
+            wraps one. Devices and generators are ignored: the device is the caller's, and so is
+            the source of the seeds.
+        native: the operators that lowering knows.
+        dynamic: sizes, strides, offsets and integers are symbols where the operator allows it.
+        numbers: floats are symbols where the operator allows it; by default if ``dynamic``.
+        like: leaves of earlier calls. What is equal in all of them is not made a symbol.
+
+    Raises:
+        UnsupportedOp: the operator cannot be traced, with these symbols at least, or two changed
+            arguments share memory.
+        Exception: what PyTorch raises about the arguments, such as sizes that do not fit; not with
+            symbols, where all errors are `UnsupportedOp`.
+    """
+    _check_schema(op)
+    leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
+    kinds: list[type] = [int] if dynamic else []
+    kinds += [float] if (dynamic if numbers is None else numbers) else []
+    chosen = symbolic_leaves(op, args, kwargs, leaves) if kinds else frozenset()
+    chosen = frozenset(k for k in chosen if type(leaves[k]) in kinds)
+    symbolic = dynamic or bool(chosen)
+    inputs: StaticInputs | SymbolicInputs
+    try:
+        with clean_dispatch(symbolic=symbolic):
+            if symbolic:
+                inputs = SymbolicInputs(leaves, chosen, dynamic, like)
+            else:
+                inputs = StaticInputs(leaves)
+            traced = _trace(op, leaves, spec, inputs, native)
+            return _call(op, leaves, inputs, traced, native)
+    except UnsupportedOp:
+        raise
+    except Exception as error:
+        if not symbolic and not isinstance(error, _UNTRACEABLE):
+            raise
+        cause = f"it cannot be traced ({_first_line(error)})"
+        step = "capture it without symbols" if symbolic else _ON_HOST
+        raise UnsupportedOp(str(op), cause, step) from error
+
+
+def _trace(
+    op: OpOverload,
+    leaves: Sequence[Any],
+    spec: TreeSpec,
+    inputs: StaticInputs | SymbolicInputs,
+    native: frozenset[OpOverload],
+) -> Traced:
+    filled = [neutral(leaf) for leaf in leaves]
+    function = REWRITES.get(op, op)
+
+    def call(*values: Any) -> Any:
+        for k, value in zip(inputs.leaves, values, strict=True):
+            leaf = leaves[k]
+            filled[k] = as_written(value, leaf) if isinstance(leaf, TensorSpec) else value
+        for k, value in inputs.numbers.items():
+            filled[k] = value
+        positional, named = tree_unflatten(filled, spec)
+        return function(*with_tensors(op, positional), **without_placement(named))
+
+    mutates = op._schema.is_mutable or op in REWRITES
+    return trace(call, inputs.values, inputs.mode, _table(native), native, mutates=mutates)
+
+
+def _call(
+    op: OpOverload,
+    leaves: Sequence[Any],
+    inputs: StaticInputs | SymbolicInputs,
+    traced: Traced,
+    native: frozenset[OpOverload],
+) -> CapturedCall:
+    taken = inputs.leaves
+    mutated = tuple(taken[position] for position in traced.mutated)
+    if share_memory([leaves[k] for k in mutated]):
+        raise UnsupportedOp(str(op), "it changes two arguments that share memory", _ON_HOST)
+    results, results_spec = _results(traced, taken, op._schema.is_mutable)
+    numbers = _take_numbers(traced.module.graph, inputs)
+    seeds = take_seeds(traced.module)
+    real = separate_graph(traced.module, _table(native), native)
+    phase = Phase(
+        "inference", seeds=seeds, complex_inputs=real.inputs, complex_outputs=real.outputs
+    )
+    # A complex element is two real ones.
+    offsets = {k: 2 * v if k in real.inputs else v for k, v in inputs.offsets.items()}
+    name = f"eager{next(_numbers)}_{op._schema.name.split('::')[-1]}"
+    return CapturedCall(
+        CapturedGraph(name, real.module, frozenset(), offsets, numbers),
+        phase,
+        taken,
+        tuple(inputs.numbers),
+        inputs.numbers_are_free,
+        results,
+        results_spec,
+        mutated,
+        tuple(taken[position] for position in traced.resized),
+        inputs.guard(mutated),
+    )
+
+
+def _take_numbers(
+    graph: torch.fx.Graph, inputs: StaticInputs | SymbolicInputs
+) -> dict[str, tuple[int, int]]:
+    """Adds an argument with the values of symbolic numbers; where each of them is, by symbol."""
+    if not inputs.numbers:
+        return {}
+    arguments = graph.find_nodes(op="placeholder")
+    before = arguments[-1].next if arguments else next(iter(graph.nodes))
+    with graph.inserting_before(before):
+        node = graph.placeholder("numbers")
+    with inputs.mode:
+        node.meta["val"] = torch.empty((len(inputs.numbers),))
+    position = len(arguments)
+    symbols = (str(value.node.expr) for value in inputs.numbers.values())
+    return {symbol: (position, k) for k, symbol in enumerate(symbols)}
+
+
+def _check_schema(op: OpOverload) -> None:
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns):
+        raise UnsupportedOp(str(op), "its result is a view", "make the view of the tensor itself")
+    if "as_strided" in op._schema.name:
+        raise UnsupportedOp(str(op), "it reads memory outside of its argument", _ON_HOST)
+
+
+@lru_cache(maxsize=1)
+def _table(native: frozenset[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
+    return decompositions(native) | device_ops.DECOMPOSITIONS
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _results(
+    traced: Traced, taken: Sequence[int], mutates: bool
+) -> tuple[tuple[Result, ...], TreeSpec]:
+    """Ends the graph with an output node; what the call's results are."""
+    graph = traced.module.graph
+    leaves, spec = tree_flatten(traced.results)
+    placeholders = graph.find_nodes(op="placeholder")
+    positions = {node: k for k, node in enumerate(placeholders)}
+    outputs: list[Any] = []
+    results: list[Result] = []
+    storages: set[int] = set()
+    for leaf in leaves:
+        if isinstance(leaf, Node) and mutates and leaf in positions:
+            results.append(Argument(taken[positions[leaf]]))
+        elif isinstance(leaf, torch.SymInt):
+            results.append(Output(len(outputs)))
+            outputs.append(leaf)
+        elif isinstance(leaf, Node):
+            results.append(Output(len(outputs)))
+            outputs.append(_separate(graph, leaf, storages))
+        else:
+            results.append(Constant(leaf))
+    graph.output(()).args = (tuple(outputs),)
+    return tuple(results), spec
+
+
+def _separate(graph: torch.fx.Graph, node: Node, storages: set[int]) -> Node:
+    """``node``, or a copy of it where another result already has its memory."""
+    value = node.meta["val"]
+    storage = value.untyped_storage()._cdata
+    if storage not in storages:
+        storages.add(storage)
+        return node
+    with value.fake_mode:
+        copy = torch.ops.aten.clone.default(value)
+    made = graph.call_function(torch.ops.aten.clone.default, (node,))
+    made.meta["val"] = copy
+    return made

@@ -1,0 +1,128 @@
+"""Operators that change their arguments, written with in-place operators.
+
+The trace makes them functional. An operator is here if it has no decomposition, or if its schema
+does not say what it changes. Each function takes the arguments of the ATen schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ..decompositions import fused_optimizers
+from ..decompositions.fused_optimizers import wide
+
+aten = torch.ops.aten
+
+Tensors = Sequence[Tensor]
+
+
+def native_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """Batch norm that updates the running statistics, if there are any.
+
+    The operator changes these arguments, which its schema does not say.
+    """
+    if running_mean is None or running_var is None:
+        if not training:
+            raise RuntimeError("batch norm needs running statistics in evaluation mode")
+        return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
+    if not training:
+        return aten._native_batch_norm_legit_no_training.default(
+            input, weight, bias, running_mean, running_var, momentum, eps
+        )
+    return aten._native_batch_norm_legit.default(
+        input, weight, bias, running_mean, running_var, training, momentum, eps
+    )
+
+
+def native_batch_norm_out(
+    *arguments: Any, out: Tensor, save_mean: Tensor, save_invstd: Tensor
+) -> Any:
+    """`native_batch_norm` to given tensors, which are resized where their sizes differ."""
+    results = out, save_mean, save_invstd
+    values = native_batch_norm(*arguments)
+    for target, value in zip(results, values, strict=True):
+        if target.shape != value.shape:
+            target.resize_(value.shape)
+    _assign(results, values)
+    return results
+
+
+def _contiguous_out(op: OpOverload) -> Callable[..., Tensor]:
+    """The ``out=`` overload of an operator that makes a resized ``out`` contiguous."""
+
+    def call(*arguments: Any, out: Tensor) -> Tensor:
+        value = op(*arguments)
+        if out.shape != value.shape:
+            out.resize_(value.shape)
+        return out.copy_(value)
+
+    return call
+
+
+def _scan_helper(op: OpOverload) -> Callable[..., None]:
+    """``_cummax_helper`` or ``_cummin_helper``, which the operator without ``_helper`` calls."""
+
+    def call(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
+        _assign((values, indices), op(self, dim))
+
+    return call
+
+
+def _assign(targets: Tensors, values: Tensors) -> None:
+    for target, value in zip(targets, values, strict=True):
+        target.copy_(value)
+
+
+def unscale(grads: Tensors, found_inf: Tensor, inv_scale: Tensor) -> None:
+    """``_amp_foreach_non_finite_check_and_unscale_``; ``found_inf`` becomes 1 at an inf or NaN."""
+    for grad in grads:
+        infinite = (~torch.isfinite(grad)).any().to(found_inf.dtype)
+        found_inf.copy_(torch.maximum(found_inf, infinite))
+        grad.copy_(wide(grad) * inv_scale)
+
+
+def update_scale(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    found_inf: Tensor,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+) -> Tensor:
+    """``_amp_update_scale_``: smaller after an infinity, larger after enough steps without one."""
+    overflow = found_inf != 0
+    steps = growth_tracker + 1
+    full = steps == growth_interval
+    grown = scale * growth_factor
+    grows = full & torch.isfinite(grown)
+    scale.copy_(torch.where(overflow, scale * backoff_factor, torch.where(grows, grown, scale)))
+    growth_tracker.copy_(torch.where(overflow | full, 0, steps))
+    return scale
+
+
+REWRITES: dict[OpOverload, Callable[..., Any]] = {
+    aten.native_batch_norm.default: native_batch_norm,
+    aten.native_batch_norm.out: native_batch_norm_out,
+    aten._fft_c2c.out: _contiguous_out(aten._fft_c2c.default),
+    aten._fft_c2r.out: _contiguous_out(aten._fft_c2r.default),
+    aten._fft_r2c.out: _contiguous_out(aten._fft_r2c.default),
+    aten._cummax_helper.default: _scan_helper(aten.cummax.default),
+    aten._cummin_helper.default: _scan_helper(aten.cummin.default),
+    aten._amp_foreach_non_finite_check_and_unscale_.default: unscale,
+    aten._amp_update_scale_.default: update_scale,
+    **fused_optimizers.REWRITES,
+}

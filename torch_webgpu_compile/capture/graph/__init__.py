@@ -1,0 +1,1 @@
+"""What Dynamo traced becomes captured graphs."""

@@ -1,0 +1,266 @@
+"""From Dynamo's graph to `CapturedGraph`s: AOTAutograd with our partitioner and decompositions.
+
+Dynamo calls the backend once per graph. AOTAutograd then makes one functional graph for inference,
+or a forward graph and, when the first gradient is asked for, a backward graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext
+from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ...captured import CapturedGraph, Phase, user_source
+from ...errors import UnsupportedOp
+from ...fallbacks import OnFallback, on_fallback
+from ..complex_numbers.separation import separate_graph
+from ..decompositions.table import decompositions
+from ..tracing import take_seeds
+from . import dynamo, patterns, recompute
+from .argument_views import take_views, with_views
+from .unstorable import Reason, reason_against, uncompiled
+
+BoxedFunction = Callable[[list[Any]], Sequence[Any]]
+
+_numbers = itertools.count()
+
+
+_REFUSE = on_fallback("error")
+
+GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
+
+
+def capture(
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_graph: GraphCompiler,
+    native: Collection[OpOverload],
+    on_host: OnFallback = _REFUSE,
+    on_whole: Callable[[BoxedFunction], None] = lambda compiled: None,
+) -> Callable[..., Any]:
+    """Traces a Dynamo graph and compiles each resulting graph with ``compile_graph``.
+
+    Args:
+        module: Dynamo's graph; changed in place.
+        example_inputs: fake tensors and sizes, in the order of the graph's arguments.
+        compile_graph: makes a function of a list of arguments, which it empties, from a graph.
+        native: the operators that lowering knows.
+        on_host: told why a graph is not compiled; raises where it has to be.
+        on_whole: told of a compiled graph that is all there is to Dynamo's graph.
+
+    Raises:
+        UnsupportedOp: a size in the graph depends on the values of a tensor.
+    """
+    patterns.rewrite(module)
+    number = next(_numbers)
+    static: frozenset[int] = frozenset()
+    table = decompositions(native)
+    direct: BoxedFunction | None = None
+    refused: Reason | None = None
+
+    def report(reason: Reason | None) -> Reason | None:
+        if reason is not None:
+            on_host(reason.op, reason.dtype, reason.source, reason.cause)
+        return reason
+
+    def compile_inference(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        nonlocal direct
+        reason = report(reason_against(graph))
+        if reason is not None:
+            return uncompiled(graph, reason)
+        is_plain = _is_plain(graph, example_inputs)
+        compiled = compile_phase(graph, "inference", _static_inputs(), counted=_counted())
+        if is_plain:
+            direct = compiled
+        return compiled
+
+    def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        nonlocal static
+        if refused is not None:
+            return uncompiled(graph, refused)
+        static = _static_inputs()
+        return compile_phase(graph, "forward", static, _saved_outputs(graph), _counted())
+
+    def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        if refused is not None:
+            return uncompiled(graph, refused)
+        return compile_phase(graph, "backward", _static_in_backward(graph, static))
+
+    def compile_phase(
+        graph: torch.fx.GraphModule,
+        name: str,
+        static_inputs: frozenset[int],
+        saved: frozenset[int] = frozenset(),
+        counted: frozenset[int] = frozenset(),
+    ) -> BoxedFunction:
+        _check_sizes(graph)
+        views = () if name == "backward" else take_views(graph, _metadata())
+        forwarded = _take_forwarded(graph)
+        saved -= {output for output, _ in forwarded}
+        seed_count = take_seeds(graph)
+        real = separate_graph(graph, table, frozenset(native))
+        phase = Phase(
+            *(name, saved, forwarded, counted, seed_count, real.inputs, real.outputs), _lazy(graph)
+        )
+        captured = CapturedGraph(f"graph{number}_{name}", real.module, static_inputs)
+        compiled = compile_graph(captured, phase)
+        if views:
+            compiled = with_views(compiled, views)
+        compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
+        return compiled
+
+    def partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
+        nonlocal refused
+        refused = report(reason_against(graph))
+        return _partition(graph, *arguments, **keywords)
+
+    trace = aot_autograd(
+        fw_compiler=compile_forward,
+        bw_compiler=compile_backward,
+        inference_compiler=compile_inference,
+        decompositions=table,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+    with dynamo.compiling():
+        traced: Callable[..., Any] = trace(module, example_inputs)
+    if direct is None:
+        return traced
+    on_whole(direct)
+    return unwrapped(direct)
+
+
+def unwrapped(compiled: BoxedFunction) -> Callable[..., Any]:
+    """``compiled`` called by Dynamo itself, without AOTAutograd's wrappers around it.
+
+    They cost about 8 µs a call, and have nothing to do for a plain inference graph.
+    """
+
+    run = getattr(compiled, "run", compiled)
+
+    def call(*arguments: Any) -> Sequence[Any]:
+        results: Sequence[Any] = run(list(arguments))
+        return results
+
+    return call
+
+
+def _is_plain(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> bool:
+    """Whether a graph takes Dynamo's arguments and gives its results as they are.
+
+    Not if an argument is changed, an output is an alias, or AOTAutograd changed the arguments
+    (removed duplicates, unwrapped subclasses, added tokens or seeds).
+    """
+    metadata = _metadata()
+    if metadata is None or len(graph.graph.find_nodes(op="placeholder")) != len(arguments):
+        return False
+    return (
+        not any(info.mutates_data or info.mutates_metadata for info in metadata.input_info)
+        and all(info.output_type is OutputType.non_alias for info in metadata.output_info)
+        and len(metadata.input_info) == len(arguments)
+        and not metadata.tokens
+        and not metadata.is_rng_op_functionalized
+        and metadata.grad_enabled_mutation is None
+        and not any(map(is_traceable_wrapper_subclass, arguments))
+    )
+
+
+def _partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
+    """Splits a joint graph into forward and backward."""
+    recompute.keep_seeds(graph)
+    recompute.recompute_constants(graph)
+    return min_cut_rematerialization_partition(graph, *arguments, **keywords)
+
+
+def _metadata() -> Any:
+    """What AOTAutograd knows about the graph that it is compiling."""
+    context = TracingContext.try_get()
+    return None if context is None else context.fw_metadata
+
+
+def _static_inputs() -> frozenset[int]:
+    """Positions of parameters and buffers, for graphs whose arguments are the user's."""
+    return frozenset(getattr(_metadata(), "static_input_indices", None) or ())
+
+
+def _counted() -> frozenset[int]:
+    name = "mutated_graph_handled_indices_seen_by_autograd"
+    return frozenset(getattr(_metadata(), name, None) or ())
+
+
+def _static_in_backward(graph: torch.fx.GraphModule, static: frozenset[int]) -> frozenset[int]:
+    """Positions of parameters among saved values: argument i is named ``primals_{i+1}``."""
+    found = set()
+    for position, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        match = re.fullmatch(r"primals_(\d+)", str(node.target))
+        if match is not None and int(match[1]) - 1 in static:
+            found.add(position)
+    return frozenset(found)
+
+
+def _saved_outputs(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Positions of the outputs that follow everything that the user gets to see."""
+    visible = getattr(_metadata(), "num_forward", None)
+    if visible is None:
+        return frozenset()
+    (returned,) = graph.graph.find_nodes(op="output")[0].args
+    return frozenset(
+        position
+        for position, node in enumerate(returned)
+        if position >= visible
+        and isinstance(node, torch.fx.Node)
+        and isinstance(node.meta.get("val"), torch.Tensor)
+    )
+
+
+def _take_forwarded(graph: torch.fx.GraphModule) -> tuple[tuple[int, int], ...]:
+    """Replaces arguments among a graph's outputs by None; (output, input) positions of each.
+
+    Also those that the graph changes: they are returned as the ``copy_`` into them.
+    """
+    output = graph.graph.find_nodes(op="output")[0]
+    positions = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        if node.args[0] in positions:
+            positions[node] = positions[node.args[0]]
+    (returned,) = output.args
+    found = tuple((k, positions[node]) for k, node in enumerate(returned) if node in positions)
+    if found:
+        output.args = (tuple(None if node in positions else node for node in returned),)
+        graph.recompile()
+    return found
+
+
+def _lazy(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Positions of arguments that may be lazily conjugated or negated.
+
+    Dynamo's guards keep what it saw of its arguments; gradients are known to autograd only.
+    """
+    return frozenset(
+        position
+        for position, node in enumerate(graph.graph.find_nodes(op="placeholder"))
+        if isinstance(value := node.meta.get("val"), torch.Tensor)
+        and (value.is_conj() or value.is_neg() or str(node.target).startswith("tangents"))
+    )
+
+
+def _check_sizes(graph: torch.fx.GraphModule) -> None:
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and value is not None and free_unbacked_symbols(value):
+            raise UnsupportedOp(
+                str(node.target),
+                "the size or value of its result depends on the contents of a tensor",
+                "compile without fullgraph=True, so that this operator runs outside of the graph",
+                user_source(node),
+            )

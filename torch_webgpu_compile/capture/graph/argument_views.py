@@ -1,0 +1,177 @@
+"""Outputs that are views of arguments with symbolic sizes: made of the arguments, by the caller.
+
+AOTAutograd returns a view of the caller's tensor for such an output. Where sizes are constants it
+replays the view's operators. Where they are symbols it takes sizes, strides *and the storage
+offset* from what the compiled graph returned (``gen_alias_from_base``), so a computed copy would
+select other elements. These outputs are taken out of the graph, which then need not copy them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch.fx import Node
+from torch.utils._sympy.printers import PythonPrinter
+
+from ...errors import UnsupportedOp
+
+_Read = Callable[[Sequence[Any]], int]
+_ALIASES = (OutputType.alias_of_input, OutputType.is_input)
+
+
+@dataclass(frozen=True)
+class ArgumentView:
+    """An output that shows the memory of an argument.
+
+    Attributes:
+        output, argument: positions.
+        layout: of a call's arguments, the view's sizes, strides and offset in elements from the
+            argument's first one, as one list.
+        of_parts: whether the view is of a complex argument's real and imaginary parts.
+    """
+
+    output: int
+    argument: int
+    layout: Callable[[Sequence[Any]], list[int]]
+    of_parts: bool
+
+    def of(self, arguments: Sequence[Any]) -> torch.Tensor:
+        """The view as a tensor, made of the argument that it is a view of."""
+        tensor: torch.Tensor = arguments[self.argument]
+        if self.of_parts:
+            tensor = torch.view_as_real(tensor)
+        *values, offset = self.layout(arguments)
+        rank = len(values) // 2
+        start = tensor.storage_offset() + offset
+        return torch.as_strided(tensor, values[:rank], values[rank:], start)
+
+
+def take_views(graph: torch.fx.GraphModule, metadata: Any) -> tuple[ArgumentView, ...]:
+    """Replaces views of arguments with symbolic layouts among a graph's outputs by None.
+
+    Args:
+        metadata: AOTAutograd's ``ViewAndMutationMeta`` of a forward or inference graph, or None.
+
+    Raises:
+        UnsupportedOp: a size in a layout does not follow from the arguments.
+    """
+    if metadata is None:
+        return ()
+    output = graph.graph.find_nodes(op="output")[0]
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    first = metadata.num_mutated_inp_runtime_indices
+    (returned,) = output.args
+    results = list(returned)
+    bases = _bases(placeholders)
+    views = []
+    for position, info in enumerate(metadata.output_info, first):
+        node = results[position] if position < len(results) else None
+        if info.output_type not in _ALIASES or not isinstance(node, Node) or node in placeholders:
+            continue
+        value: Any = node.meta.get("val")
+        argument = bases.get(_storage(value))
+        if argument is None or not _is_symbolic(value):
+            continue
+        base = placeholders[argument].meta["val"]
+        of_parts = value.dtype != base.dtype
+        if of_parts and value.dtype != base.dtype.to_real():
+            continue
+        if (value.is_conj(), value.is_neg()) != (base.is_conj(), base.is_neg()):
+            continue
+        layout = _layout(value, base, placeholders)
+        views.append(ArgumentView(position, argument, layout, of_parts))
+        results[position] = None
+    if views:
+        output.args = (tuple(results),)
+        graph.recompile()
+    return tuple(views)
+
+
+def with_views(
+    run: Callable[[list[Any]], Sequence[Any]], views: Sequence[ArgumentView]
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """``run``, which empties its list of arguments, with the views among its results."""
+
+    def call(arguments: list[Any]) -> Sequence[Any]:
+        made = [(view.output, view.of(arguments)) for view in views]
+        results = list(run(arguments))
+        for position, tensor in made:
+            results[position] = tensor
+        return results
+
+    return call
+
+
+def _storage(value: Any) -> int | None:
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def _bases(placeholders: Sequence[Node]) -> dict[int | None, int]:
+    found: dict[int | None, int] = {}
+    for position, node in enumerate(placeholders):
+        storage = _storage(node.meta.get("val"))
+        if storage is not None:
+            found.setdefault(storage, position)
+    return found
+
+
+def _numbers(value: torch.Tensor) -> list[Any]:
+    return [*value.shape, *value.stride(), value.storage_offset()]
+
+
+def _is_symbolic(value: torch.Tensor) -> bool:
+    return any(isinstance(number, torch.SymInt) for number in _numbers(value))
+
+
+def _expression(value: Any) -> sympy.Expr:
+    return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
+
+
+def _layout(
+    value: torch.Tensor, base: torch.Tensor, placeholders: Sequence[Node]
+) -> Callable[[Sequence[Any]], list[int]]:
+    """The layout as a function of the arguments; see `ArgumentView`."""
+    expressions = [_expression(number) for number in _numbers(value)]
+    scale = base.element_size() // value.element_size()  # 2 for parts of complex numbers
+    expressions[-1] -= scale * _expression(base.storage_offset())
+    readers = _readers(placeholders)
+    names = sorted({str(symbol) for e in expressions for symbol in e.free_symbols})
+    unknown = [name for name in names if name not in readers]
+    if unknown:
+        raise UnsupportedOp(
+            "a view of an argument",
+            f"its size {unknown[0]} does not follow from the arguments",
+            "return a copy of it (.clone()), or compile with dynamic=False",
+        )
+    printer = PythonPrinter()
+    text = ", ".join(printer.doprint(e) for e in expressions)
+    compute = eval(f"lambda {', '.join(names)}: [{text}]", {"math": math, "torch": torch})
+    chosen = [readers[name] for name in names]
+    return lambda arguments: list(map(int, compute(*[read(arguments) for read in chosen])))
+
+
+def _readers(placeholders: Sequence[Node]) -> dict[str, _Read]:
+    """How each symbol is read from a call's arguments."""
+    found: dict[str, _Read] = {}
+    for position, node in enumerate(placeholders):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            for k, number in enumerate(_numbers(value)):
+                found.setdefault(str(_expression(number)), _reader(position, k))
+        elif isinstance(value, torch.SymInt):
+            found[str(_expression(value))] = _integer_reader(position)
+    return found
+
+
+def _integer_reader(position: int) -> _Read:
+    return lambda arguments: int(arguments[position])
+
+
+def _reader(position: int, number: int) -> _Read:
+    return lambda arguments: int(_numbers(arguments[position])[number])
