@@ -143,12 +143,12 @@ class Form:
     Attributes:
         name: the type's name.
         verify: raises VerificationError where it breaks a rule; also given the pass's argument,
-            which has been verified.
+            which has been verified, and the target.
         text: for a person to read.
     """
 
     name: str
-    verify: Callable[[Any, Any], None]
+    verify: Callable[[Any, Any, Target], None]
     text: Callable[[Any], str]
 
 
@@ -213,32 +213,32 @@ def _plan(program: Program[Kernels], state: Compilation) -> Plan:
 # ---- what passes take and give
 
 
-def _verify_captured(captured: CapturedGraph, _: object) -> None:
+def _verify_captured(captured: CapturedGraph, before: object, target: Target) -> None:
     """PyTorch verifies FX graphs."""
 
 
-def _verify_graph(graph: LoopGraph, before: object) -> None:
+def _verify_graph(graph: LoopGraph, before: object, target: Target) -> None:
     verify_loop_graph(graph, before if isinstance(before, LoopGraph) else None)
 
 
-def _verify_kernels(program: Program[Kernels], _: object) -> None:
+def _verify_kernels(program: Program[Kernels], before: object, target: Target) -> None:
     """Kernels are verified by the WGSL compiler."""
 
 
-def _verify_separated(program: Program[LoopGraph], before: LoopGraph) -> None:
+def _verify_separated(program: Program[LoopGraph], before: LoopGraph, target: Target) -> None:
     for part in program.parts:
         verify_loop_graph(part, before)
     verify_prepared(program)
 
 
-def _verify_groupings(program: Program[Grouping], _: object) -> None:
+def _verify_groupings(program: Program[Grouping], before: object, target: Target) -> None:
     for part in program.parts:
         verify_grouping(part)
 
 
-def _verify_schedules(program: Program[Schedule], _: object) -> None:
+def _verify_schedules(program: Program[Schedule], before: object, target: Target) -> None:
     for part in program.parts:
-        verify_schedule(part)
+        verify_schedule(part, target)
     verify_prepared(program.map(lambda schedule: schedule.graph))
 
 
@@ -256,7 +256,7 @@ SCHEDULES = Form("Program[Schedule]", _verify_schedules, _of_parts(format_schedu
 KERNELS = Form(
     "Program[Kernels]", _verify_kernels, _of_parts(lambda part: debug.calls_text(part.calls))
 )
-PLAN = Form("Plan", lambda plan, _: verify_plan(plan), debug.plan_text)
+PLAN = Form("Plan", lambda plan, before, target: verify_plan(plan), debug.plan_text)
 
 Run = Callable[[Any, Compilation], Any]
 
@@ -366,7 +366,7 @@ def _run(steps: Sequence[Pass], state: Compilation, show: debug.Shower, use_cach
         start, before = time.perf_counter(), value
         value = step.run(before, state)
         if value is not before:
-            _verify(step, value, before)
+            _verify(step, value, before, state.target)
             show(step.name, partial(step.gives.text, value))
         if step is last_schedule:
             show("schedule", partial(step.gives.text, value))
@@ -385,9 +385,9 @@ def _run(steps: Sequence[Pass], state: Compilation, show: debug.Shower, use_cach
     counters.add(plans_compiled=1)
 
 
-def _verify(step: Pass, result: Any, before: Any) -> None:
+def _verify(step: Pass, result: Any, before: Any, target: Target) -> None:
     try:
-        step.gives.verify(result, before)
+        step.gives.verify(result, before, target)
     except VerificationError as error:
         raise VerificationError(f"after the pass {step.name}: {error}") from error
 

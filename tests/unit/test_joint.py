@@ -141,7 +141,7 @@ def test_the_verifier_finds_parts_that_need_each_other():
     parts = tuple(g for g in state.schedule.groups if isinstance(g, RowGroup | MapGroup))
     wrong = replace(state.schedule, groups=(JointGroup(parts),))
     with pytest.raises(VerificationError, match="do not need each other"):
-        verify_schedule(wrong)
+        verify_schedule(wrong, LARGE)
 
 
 def test_the_verifier_finds_a_part_that_overwrites_what_another_one_reads():
@@ -156,7 +156,7 @@ def test_the_verifier_finds_a_part_that_overwrites_what_another_one_reads():
     assert len(state.schedule.groups) == 2
     wrong = replace(state.schedule, groups=(JointGroup(state.schedule.groups),))
     with pytest.raises(VerificationError, match="no other reader"):
-        verify_schedule(wrong)
+        verify_schedule(wrong, LARGE)
 
 
 # ---- rows of caches

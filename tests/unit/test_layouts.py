@@ -204,7 +204,7 @@ def operands(state: Compilation) -> list[tuple[str, str, bool]]:
     found = []
     for group, call in zip(state.schedule.groups, state.calls, strict=True):
         if isinstance(group, AnchorGroup) and isinstance(group.anchor, Contraction):
-            problem = problem_of(group, buffers, state.target)
+            problem = problem_of(group, buffers)
             stores = "n: i32, value: vec4" in call.kernel.wgsl
             found.append((problem.lhs, problem.rhs, stores))
     return found

@@ -35,7 +35,6 @@ class Part:
     name: str
     type: str
     identity: str
-    nbytes: int
     wide: str = ""
 
 
@@ -191,7 +190,7 @@ def exp_sum(largest: str, total: str, lanes: int) -> ExpSum:
     """The accumulator of a maximum and of the sum that is named ``total``."""
     lowest = identity("maximum", dtypes.float32)
     zero, wide = ("vec4<f32>(0.0f)", "_4") if lanes > 1 else ("0.0f", "")
-    parts = (Part(largest, "f32", lowest, 4), Part(total, "f32", zero, 4, wide))
+    parts = (Part(largest, "f32", lowest), Part(total, "f32", zero, wide))
     merges = (
         f"let {largest}_top = tw_maximum({largest}, {largest}_b);",
         f"let {largest}_shift = tw_above_ninf({largest}_top);",
@@ -236,16 +235,15 @@ def identity(kind: str, dtype: DType) -> str:
 def accumulator(name: str, kind: str, dtype: DType, lanes: int) -> Accumulator:
     """The accumulator of a reduction over values of ``dtype``."""
     start = identity(kind, dtype)
-    nbytes = {"i64": 8, "f64": 8}.get(dtype.compute, 4)
     if kind in ("argmin", "argmax"):
-        best = Part(f"{name}_best", dtype.compute, start, nbytes)
-        at = Part(f"{name}_at", "i32", "2147483647i", 4)
+        best = Part(f"{name}_best", dtype.compute, start)
+        at = Part(f"{name}_at", "i32", "2147483647i")
         better = _better(kind, dtype, f"{best.name}_b", f"{at.name}_b", best.name, at.name)
         move = f"{{ {best.name} = {best.name}_b; {at.name} = {at.name}_b; }}"
         return Accumulator(kind, dtype, lanes, (best, at), (f"if ({better}) {move}",))
     if lanes > 1:
-        part = Part(name, dtype.compute, f"vec4<{dtype.compute}>({start})", nbytes, "_4")
+        part = Part(name, dtype.compute, f"vec4<{dtype.compute}>({start})", "_4")
     else:
-        part = Part(name, dtype.compute, start, nbytes)
+        part = Part(name, dtype.compute, start)
     merge = f"{name} = {combine(kind, dtype, name, f'{name}_b', 1)};"
     return Accumulator(kind, dtype, lanes, (part,), (merge,))

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import UnsupportedOp
+from ..ir.access import VECTOR, Lanes, flat_values, is_multiple_of, lane_addresses
+from ..ir.anchors import anchor_members, store_is_vector
 from ..ir.attention_nodes import Attention
 from ..ir.graph import AnchorGroup, Buffer
 from ..ir.nodes import anchor_symbols
@@ -13,12 +15,9 @@ from ..ir.scalar import Scalar
 from ..plan.model import KernelCall
 from ..symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
 from ..target import Target
-from .buffer_access import VECTOR
-from .epilogue import Store, anchor_members, render_epilogue, store_is_vector
-from .index_wgsl import is_multiple_of
-from .kernel import KernelBuilder, fold_grid, lane_addresses
-from .operands import flat_values
-from .pointwise import Lanes, group_origins
+from .epilogue import Store, render_epilogue
+from .kernel import KernelBuilder, fold_grid
+from .pointwise import group_origins
 from .tiling import AttentionTiling, attention_subgroup, choose_attention_tiling
 from .values import Scope
 
@@ -189,7 +188,7 @@ def _store(
 ) -> Store:
     """Stores of four neighbouring elements of a head where memory allows, else of one."""
     _, _, queries, _, _, size = node.sizes
-    members = anchor_members([group], builder)
+    members = anchor_members([group], builder.buffers)
     fixed = {**batch, **flat_values("m", (queries,), iteration("m", queries))}
     lanes: Lanes = []
     limit = size
@@ -197,7 +196,7 @@ def _store(
         quad = iteration("d", size // VECTOR)
         lanes = [{**fixed, **flat_values("d", (size,), quad * VECTOR + x)} for x in range(VECTOR)]
         limit = size // VECTOR
-    if not lanes or not all(store_is_vector(builder, m, lanes) for m in members if m.store):
+    if not lanes or not all(store_is_vector(builder.buffers, m, lanes) for m in members if m.store):
         lanes = [{**fixed, **flat_values("d", (size,), iteration("d", size))}]
         limit = size
     lines = render_epilogue(builder, members, {node.output: "value"}, lanes)

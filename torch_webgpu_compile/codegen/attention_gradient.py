@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import UnsupportedOp
+from ..ir.access import VECTOR, Lanes, flat_values, is_multiple_of
+from ..ir.anchors import store_is_vector
 from ..ir.attention_nodes import AttentionGradient
 from ..ir.graph import Buffer, Member
 from ..ir.scalar import Scalar, const
@@ -17,12 +19,8 @@ from .attention_gradient_tiling import (
     AttentionGradientTiling,
     choose_attention_gradient_tiling,
 )
-from .buffer_access import VECTOR
-from .epilogue import Store, store_is_vector
-from .index_wgsl import is_multiple_of
+from .epilogue import Store
 from .kernel import KernelBuilder, fold_grid
-from .operands import flat_values
-from .pointwise import Lanes
 from .values import Scope, Text
 
 
@@ -226,7 +224,7 @@ class _Maker:
         limit = size // VECTOR
         at = iteration("e", limit)
         lanes: Lanes = [{**self.fixed, last: at * VECTOR + x} for x in range(VECTOR)]
-        if not is_multiple_of(size, VECTOR) or not store_is_vector(builder, member, lanes):
+        if not is_multiple_of(size, VECTOR) or not store_is_vector(builder.buffers, member, lanes):
             limit = size
             lanes = [{**self.fixed, last: iteration("e", limit)}]
         lines = builder.store(member, Text("value", len(lanes), dtype), lanes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import UnsupportedOp
+from ..ir.access import VECTOR, flat_values
 from ..ir.attention_nodes import Attention
 from ..ir.graph import AnchorGroup, Buffer
 from ..ir.scalar import Index, Masked, Op, Scalar, cast, scalar_symbols
@@ -13,9 +14,7 @@ from ..plan.model import KernelCall
 from ..symbolic.sizes import Expr, ceildiv, iteration, product
 from ..target import Target
 from .attention import Operand, OperandMaker
-from .buffer_access import VECTOR
 from .kernel import KernelBuilder, fold_grid
-from .operands import flat_values
 from .tiling import AttentionPartsTiling, choose_attention_parts_tiling
 
 

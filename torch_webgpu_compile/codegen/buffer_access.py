@@ -5,13 +5,15 @@ Elements narrower than 32 bits are packed in words; vectors are one access where
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..dtypes import DType, Kind
+from ..ir.access import VECTOR
 from ..ir.graph import Buffer
 from ..symbolic.sizes import Expr
+from ..target import Window
 
-VECTOR = 4
 PAIR = 2
 
 
@@ -59,31 +61,27 @@ def element_type(use: Use) -> str:
     return f"vec{lanes}<{dtype.storage}>" if lanes > 1 else dtype.storage
 
 
-def access_function(
-    use: Use, verb: str, element: str, windows: int, window_nbytes: int
-) -> list[str]:
+def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]) -> list[str]:
     """One access function; ``i`` counts elements for scalar verbs and groups of four for vector
     verbs.
     """
     lines = _BODIES[verb](use, element)
-    if windows == 1:
+    if len(windows) == 1:
         return [_signature(use, verb, use.alias) + " {", *lines, "}"]
-    per_window = window_nbytes // use.buffer.dtype.itemsize
-    per_window //= _verb_lanes(verb)
     text: list[str] = []
-    for w in range(windows):
+    for w in range(len(windows)):
         name = f"{use.alias}_w{w}"
         own = [line.replace(f"{use.alias}[", f"{name}[") for line in lines]
         text += [_signature(use, verb, name) + " {", *own, "}"]
     value = ", v" if verb.startswith(("store", "add")) else ""
     back = "" if value else "return "
     text.append(_signature(use, verb, use.alias) + " {")
-    for w in range(windows - 1):
-        end = (w + 1) * per_window
-        call = f"{verb}_{use.alias}_w{w}(i - {w * per_window}{value});"
+    step = use.buffer.dtype.itemsize * _verb_lanes(verb)
+    starts = [window.offset_nbytes // step for window in windows]
+    calls = [f"{verb}_{use.alias}_w{w}(i - {start}{value});" for w, start in enumerate(starts)]
+    for call, end in zip(calls, starts[1:], strict=False):
         text.append(f"  if (i < {end}) {{ {back}{call}{' return;' if value else ''} }}")
-    last = windows - 1
-    text.append(f"  {back}{verb}_{use.alias}_w{last}(i - {last * per_window}{value});")
+    text.append(f"  {back}{calls[-1]}")
     return [*text, "}"]
 
 

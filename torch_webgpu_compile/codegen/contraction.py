@@ -2,66 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir.graph import AnchorGroup, Buffer, ContractionGroup, PairGroup, SiblingGroup
-from ..ir.nodes import Contraction
+from ..ir.access import VECTOR, is_multiple_of
+from ..ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
+from ..ir.graph import AnchorGroup, Buffer, ContractionGroup, PairGroup
 from ..ir.spaces import Origin
 from ..plan.model import KernelCall
-from ..symbolic.sizes import ZERO, Expr, Symbol, as_expr, ceildiv, iteration, product
+from ..symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product
 from ..target import Target
-from .buffer_access import VECTOR
-from .epilogue import Store, anchor_members, render_epilogue, store_is_vector
-from .index_wgsl import is_multiple_of
+from .epilogue import Store, render_epilogue
 from .kernel import KernelBuilder, fold_grid
 from .literals import zero_of
 from .matmul_tiling import MatmulProblem, MatmulTiling, choose_matmul_tiling, fits
-from .operands import flat_values, load_axes, load_operand
-from .pointwise import Lanes, group_origins
+from .operands import load_operand
+from .pointwise import group_origins
 
 Tilings = Mapping[str, MatmulTiling]
 """Measured tilings, by `MatmulProblem.key`."""
 
 
-def kernels_of(
-    group: ContractionGroup, buffers: dict[str, Buffer], target: Target
-) -> list[ContractionGroup]:
-    """What each kernel of a group computes.
-
-    Siblings share a kernel if their tiles are loaded and stored alike, else each kind has its own.
-    """
-    if not isinstance(group, SiblingGroup):
-        return [group]
-    builder = KernelBuilder(target, buffers)
-    found: dict[Hashable, list[AnchorGroup]] = {}
-    for sibling in group.groups:
-        lanes = len(_store_lanes(builder, [sibling]))
-        found.setdefault((load_axes(builder, contraction_of(sibling)), lanes), []).append(sibling)
-    return [
-        siblings[0] if len(siblings) == 1 else SiblingGroup(tuple(siblings))
-        for siblings in found.values()
-    ]
-
-
-def products_of(group: ContractionGroup) -> tuple[AnchorGroup, ...]:
-    """The contractions of a kernel, each with its epilogue."""
-    return (group,) if isinstance(group, AnchorGroup) else group.groups
-
-
-def contraction_of(group: AnchorGroup) -> Contraction:
-    """The anchor of a contraction's group."""
-    assert isinstance(group.anchor, Contraction)
-    return group.anchor
-
-
-def problem_of(
-    group: ContractionGroup, buffers: dict[str, Buffer], target: Target
-) -> MatmulProblem:
-    """The problem that a kernel's tiling is chosen for; ``group``: one of `kernels_of`."""
+def problem_of(group: ContractionGroup, buffers: dict[str, Buffer]) -> MatmulProblem:
+    """The problem that a kernel's tiling is chosen for."""
     nodes = [contraction_of(part) for part in products_of(group)]
-    builder = KernelBuilder(target, buffers)
-    (lhs, *_), right = zip(*(load_axes(builder, node) for node in nodes), strict=True)
+    (lhs, *_), right = zip(*(load_axes(node, buffers) for node in nodes), strict=True)
     # Element by element suits every layout.
     rhs = right[0] if len(set(right)) == 1 else "scalar_inner"
     paired = isinstance(group, PairGroup)
@@ -73,8 +38,8 @@ def problem_of(
 def generate_contraction(
     group: ContractionGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
 ) -> KernelCall:
-    """The kernel of one of `kernels_of`, in the measured tiling if there is one."""
-    problem = problem_of(group, buffers, target)
+    """The kernel of contractions, in the measured tiling if there is one."""
+    problem = problem_of(group, buffers)
     tiling = tilings.get(problem.key or "")
     if tiling is None or not fits(tiling, problem.itemsize, target):
         tiling = choose_matmul_tiling(problem, target)
@@ -195,37 +160,16 @@ def _origins(parts: Sequence[AnchorGroup]) -> list[Origin]:
     ]
 
 
-def _store_lanes(builder: KernelBuilder, together: Sequence[AnchorGroup]) -> Lanes:
-    """The points that an invocation stores at once: four neighbouring columns, or one."""
-    node = contraction_of(together[0])
-    columns = product(node.columns)
-
-    def environment(n: Expr) -> dict[Symbol, Expr]:
-        return {
-            **flat_values("b", node.batch, iteration("b", product(node.batch))),
-            **flat_values("m", node.rows, iteration("m", product(node.rows))),
-            **flat_values("n", node.columns, n),
-        }
-
-    if is_multiple_of(columns, VECTOR):
-        quad = iteration("n", columns // VECTOR)
-        lanes = [environment(quad * VECTOR + x) for x in range(VECTOR)]
-        members = anchor_members(together, builder)
-        if all(store_is_vector(builder, m, lanes) for m in members if m.store):
-            return lanes
-    return [environment(iteration("n", columns))]
-
-
 def _store(
     builder: KernelBuilder, together: Sequence[AnchorGroup], tile_m: int, tile_n: int
 ) -> Store:
     """What becomes of a product, or of the two of a pair, at one point."""
     node = contraction_of(together[0])
     rows, columns = product(node.rows), product(node.columns)
-    lanes = _store_lanes(builder, together)
+    lanes = store_lanes(together, builder.buffers)
     outputs = [part.anchor.output for part in together]
     results = dict(zip(outputs, ("value", "other"), strict=False))
-    lines = render_epilogue(builder, anchor_members(together, builder), results, lanes)
+    lines = render_epilogue(builder, anchor_members(together, builder.buffers), results, lanes)
     guards = []
     if not is_multiple_of(rows, tile_m):
         guards.append(f"m < {builder.index(rows)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import dtypes
+from ..ir.access import VECTOR, Lanes, are_aligned_neighbours, flat_environment, lane_addresses
 from ..ir.canonical import Canonical, canonical_form
 from ..ir.graph import Buffer, ForeachGroup, MapGroup, Member
 from ..ir.scalar import Index, Load
@@ -17,10 +18,8 @@ from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..symbolic.sizes import as_expr, ceildiv, iteration, product
 from ..target import Target
-from .buffer_access import VECTOR
-from .index_wgsl import are_aligned_neighbours
-from .kernel import KernelBuilder, flat_environment, fold_grid, lane_addresses
-from .pointwise import Lanes, group_flops, group_origins, memory_order
+from .kernel import KernelBuilder, fold_grid
+from .pointwise import group_flops, group_origins, memory_order
 from .values import Scope, Text
 
 

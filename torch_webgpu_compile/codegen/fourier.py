@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import UnsupportedOp
-from ..ir.access import step_of, typical_numel
+from ..ir.access import flat_values, is_multiple_of, step_of, typical_numel
 from ..ir.graph import Buffer
 from ..ir.nodes import Fourier
 from ..ir.scalar import Index, Load, Masked, Scalar, loads_of, walk
@@ -30,9 +30,7 @@ from ..target import Target
 from .buffer_access import PAIR
 from .butterflies import butterfly
 from .fourier_tiling import PADDING, FourierTiling, choose_fourier_tiling
-from .index_wgsl import is_multiple_of
 from .kernel import KernelBuilder, fold_grid
-from .operands import flat_values
 from .scalar_wgsl import Renderer
 from .storage import check_index_range
 from .values import Scope, Text

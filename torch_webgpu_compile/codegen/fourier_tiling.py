@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from ..ir.fourier import MOST_KEPT
-from ..symbolic.sizes import Expr
+from ..symbolic.sizes import Expr, power_of_two_at_least
 from ..target import Target
-from .tiling import power_of_two_at_least
 
 # Pairs in workgroup memory before one is left out.
 PADDING = 16

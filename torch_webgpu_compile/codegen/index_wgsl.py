@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from .. import dtypes
 from ..errors import UnsupportedOp
+from ..ir.access import VECTOR, is_multiple_of
 from ..ir.scalar import Const, Index, Op, Scalar, const, is_host_number, scalar_symbols
 from ..plan.model import Parameter
 from ..plan.numbers import HostNumber
@@ -35,7 +36,6 @@ from ..symbolic.sizes import (
     mod,
     symbols_of,
 )
-from .buffer_access import VECTOR
 from .literals import literal
 from .op_table import int64_of
 
@@ -237,19 +237,6 @@ def _render_atom(atom: Atom, name_of: NameOf) -> str:
         return f"i32(u32({numerator}) {sign} {unsigned})"
     function = "floor_div" if isinstance(atom, FloorDiv) else "floor_mod"
     return f"{function}_index({numerator}, {denominator})"
-
-
-def is_multiple_of(expr: Expr, factor: int) -> bool:
-    """Whether ``factor`` divides ``expr`` for all values of its symbols."""
-    return expr.constant % factor == 0 and all(c % factor == 0 for _, c in expr.terms)
-
-
-def are_aligned_neighbours(addresses: Sequence[Expr]) -> bool:
-    """Whether addresses are a, a + 1, … from a multiple of their number: one vector access."""
-    first = addresses[0]
-    return is_multiple_of(first, len(addresses)) and all(
-        address - first is as_expr(k) for k, address in enumerate(addresses)
-    )
 
 
 def as_index(node: Scalar) -> Expr | None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 
 from ..ir.graph import Buffer, JointGroup, JointPart, MapGroup, RowGroup, SingleGroup
 from ..ir.nodes import Scatter
+from ..ir.rows import array_keys, choose_row_strategy, joint_workgroup, shared_arrays
 from ..plan.model import KernelCall
 from ..symbolic.sizes import as_expr
 from ..target import Target
-from .kernel import Body, KernelBuilder, WorkgroupArray, fold_grid
+from .kernel import Body, KernelBuilder, declaration, fold_grid
 from .pointwise import map_body
 from .reduction import RowKernel
 from .render import render_template
@@ -31,39 +31,29 @@ class Part:
     first: int
 
 
-def workgroup_size(group: JointPart, buffers: dict[str, Buffer], target: Target) -> int:
-    """Invocations of the workgroups that compute a group in a kernel of its own."""
-    if isinstance(group, RowGroup):
-        return RowKernel(group, KernelBuilder(target, buffers)).tiling.workgroup
-    return target.workgroup_invocations
-
-
-def generate_joint(
-    group: JointGroup, buffers: dict[str, Buffer], target: Target
-) -> KernelCall | None:
+def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
     """The kernel of groups of known sizes, of which none is empty.
 
-    None if their workgroup memory, of which they have what has one type in common, does not fit.
-
-    The parts with the longest workgroups come first: those that start last are the last to end.
+    They share the workgroup memory of which they have what has one type in common. The parts with
+    the longest workgroups come first: those that start last are the last to end.
     """
     builder = KernelBuilder(target, buffers)
     rows = [part for part in group.groups if isinstance(part, RowGroup)]
-    # Without rows any size will do; with them, larger ones would repeat rows.
-    workgroup = max(workgroup_size(part, buffers, target) for part in rows or group.groups)
+    workgroup = joint_workgroup([choose_row_strategy(r, buffers, target) for r in rows], target)
     bodies = [_body(builder, part, workgroup) for part in group.groups]
     bodies.sort(key=lambda body: -int(body.flops) // int(body.workgroups))
-    arrays: dict[str, WorkgroupArray] = {}
+    shared = shared_arrays([*body.arrays.values()] for body in bodies)
     parts, first = [], 0
     for number, body in enumerate(bodies):
+        keys = array_keys([*body.arrays.values()])
+        scratch = dict(zip(body.arrays, map(_array_name, keys), strict=True))
         given = {"workgroup_size": workgroup, "number": number, "declared": []}
-        inputs = {**body.inputs, **given, "scratch": _share(body.arrays, arrays)}
+        inputs = {**body.inputs, **given, "scratch": scratch}
         parts.append(Part(render_template(body.template, inputs), first))
         first += int(body.workgroups)
-    nbytes = sum(array.nbytes for array in arrays.values())
-    if nbytes > target.max_workgroup_nbytes:
-        return None
-    declared = [array.declaration(name) for name, array in arrays.items()]
+    nbytes = sum(array.nbytes for array in shared.values())
+    assert nbytes <= target.max_workgroup_nbytes, "verify_schedule has checked it"
+    declared = [declaration(_array_name(key), array) for key, array in shared.items()]
     return builder.finish(
         "joint",
         "joint.wgsl.jinja",
@@ -77,20 +67,9 @@ def generate_joint(
     )
 
 
-def _share(wanted: dict[str, WorkgroupArray], arrays: dict[str, WorkgroupArray]) -> dict[str, str]:
-    """The array that a part uses for each that it wants: a workgroup computes only one part.
-
-    ``arrays``: those of all parts; gets what is missing.
-    """
-    counts: Counter[str] = Counter()
-    names = {}
-    for key, array in wanted.items():
-        name = f"scratch_{re.sub(r'[^a-z0-9]', '', array.type)}_{counts[array.type]}"
-        counts[array.type] += 1
-        if name not in arrays or arrays[name].length < array.length:
-            arrays[name] = array
-        names[key] = name
-    return names
+def _array_name(key: tuple[str, int]) -> str:
+    kind, number = key
+    return f"scratch_{re.sub(r'[^a-z0-9]', '', kind)}_{number}"
 
 
 def _body(builder: KernelBuilder, group: JointPart, workgroup: int) -> Body:

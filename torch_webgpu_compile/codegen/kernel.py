@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UnsupportedOp
+from ..ir.access import VECTOR, are_aligned_neighbours, lane_addresses
 from ..ir.graph import Buffer, Member
+from ..ir.rows import WorkgroupArray
 from ..ir.spaces import Origin
 from ..plan.model import Kernel, KernelCall, Parameter
 from ..plan.numbers import HostNumber
@@ -20,38 +22,16 @@ from ..symbolic.sizes import (
     as_expr,
     atom_expr,
     ceildiv,
-    delinearize,
     floordiv,
-    linearize,
-    substitute,
     upper_bound,
 )
 from ..target import Target
 from .algebra import Algebra
-from .buffer_access import VECTOR
-from .index_wgsl import are_aligned_neighbours, render_index
+from .index_wgsl import render_index
 from .render import parameter_names, render_module
 from .scalar_wgsl import Renderer
 from .storage import Bindings, check_index_range
 from .values import Names, Scope, Text
-
-
-@dataclass(frozen=True, slots=True)
-class WorkgroupArray:
-    """An array in workgroup memory: the WGSL type of its elements, and their number and size."""
-
-    type: str
-    length: int
-    itemsize: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of workgroup memory."""
-        return self.length * self.itemsize
-
-    def declaration(self, name: str) -> str:
-        """The WGSL statement that declares it."""
-        return f"var<workgroup> {name}: array<{self.type}, {self.length}>;"
 
 
 @dataclass(frozen=True)
@@ -132,7 +112,7 @@ class KernelBuilder:
         """The kernel of one body."""
         names = {name: f"scratch_{name}" for name in body.arrays}
         given = {"workgroup_size": body.workgroup_size, "number": None, "scratch": names}
-        declared = [array.declaration(names[name]) for name, array in body.arrays.items()]
+        declared = [declaration(names[name], array) for name, array in body.arrays.items()]
         return self.finish(
             body.kind,
             body.template,
@@ -217,12 +197,9 @@ class KernelBuilder:
         )
 
 
-def lane_addresses(
-    buffer: Buffer, index: Sequence[Expr], lanes: Sequence[Mapping[Symbol, Expr]]
-) -> list[Expr]:
-    """Where each lane accesses a buffer, in elements from the start of its memory."""
-    address = linearize(index, buffer.strides) + buffer.offset
-    return [substitute(address, env) for env in lanes]
+def declaration(name: str, array: WorkgroupArray) -> str:
+    """The WGSL statement that declares an array in workgroup memory."""
+    return f"var<workgroup> {name}: array<{array.type}, {array.length}>;"
 
 
 def kernel_name(kind: str, ops: Sequence[str]) -> str:
@@ -245,17 +222,3 @@ def fold_grid(workgroups: Expr, target: Target, z: Expr = ONE) -> tuple[Expr, Ex
     exact = workgroups.is_constant
     rows = ceildiv(workgroups, most) if exact else floordiv(workgroups, most) + 1
     return ceildiv(workgroups, rows), rows, z
-
-
-def flat_environment(
-    symbols: Sequence[Symbol], flat: Expr, order: Sequence[int] | None = None
-) -> dict[Symbol, Expr]:
-    """The value of iteration symbols at element number ``flat``, the last of ``order`` fastest."""
-    order = range(len(symbols)) if order is None else order
-    sizes = []
-    for k in order:
-        extent = symbols[k].extent
-        assert extent is not None
-        sizes.append(extent)
-    index = delinearize(flat, sizes)
-    return {symbols[k]: value for k, value in zip(order, index, strict=True)}

@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..ir.access import VECTOR, Lanes, flat_values, is_multiple_of
 from ..ir.nodes import Contraction
-from ..ir.scalar import Index, Scalar, loads_of
-from ..ir.spaces import iteration_symbols, symbol_keys
+from ..ir.scalar import Scalar
 from ..symbolic.sizes import (
-    ONE,
-    ZERO,
     Expr,
     Symbol,
     ceildiv,
-    delinearize,
     iteration,
-    linearize,
     product,
-    substitute,
-    symbols_of,
 )
-from .buffer_access import VECTOR
-from .index_wgsl import are_aligned_neighbours, is_multiple_of
 from .kernel import KernelBuilder
-from .pointwise import Lanes
 from .values import Scope
 
 
@@ -44,12 +35,6 @@ class Operand:
     lines: list[str]
     result: str
     guard: str
-
-
-def flat_values(prefix: str, sizes: Sequence[Expr], flat: Expr) -> dict[Symbol, Expr]:
-    """The values of ``prefix0, prefix1, …`` at flat position ``flat``."""
-    symbols = symbol_keys(iteration_symbols(prefix, sizes))
-    return dict(zip(symbols, delinearize(flat, sizes), strict=True))
 
 
 def load_operand(
@@ -102,73 +87,3 @@ def load_operand(
     if not is_multiple_of(inner_count, inner_tile):
         guards.append(f"k < {builder.index(limits[1])}")
     return Operand(axis, scope.lines, value.widen(len(lanes)), " && ".join(guards))
-
-
-def load_axes(builder: KernelBuilder, node: Contraction) -> tuple[str, str]:
-    """How the tiles of lhs and rhs are loaded: `Operand.axis` of each."""
-    return (
-        _choose_axis(builder, node, node.lhs, "m", node.rows),
-        _choose_axis(builder, node, node.rhs, "n", node.columns),
-    )
-
-
-def _choose_axis(
-    builder: KernelBuilder,
-    node: Contraction,
-    body: Scalar,
-    prefix: str,
-    outer_sizes: Sequence[Expr],
-) -> str:
-    """Which neighbours an invocation loads at once: along the inner or the outer dimension."""
-    outer_count, inner_count = product(outer_sizes), product(node.inner)
-    steps = {}
-    for axis, name, sizes, count in (
-        ("inner", "k", node.inner, inner_count),
-        ("outer", prefix, outer_sizes, outer_count),
-    ):
-        if is_multiple_of(count, VECTOR):
-            flat = iteration("flat", count // VECTOR)
-            lanes = [flat_values(name, sizes, flat * VECTOR + x) for x in range(VECTOR)]
-            if _contiguous(builder, body, lanes):
-                return axis
-        first = flat_values(name, sizes, iteration("flat", count))
-        steps[axis] = _smallest_step(builder, body, first)
-    return "scalar_inner" if steps["inner"] <= steps["outer"] else "scalar_outer"
-
-
-def _addresses(builder: KernelBuilder, body: Scalar) -> list[Expr]:
-    """Addresses of the loads with the largest buffer: the operand itself, not masks or scales."""
-    loads = [o for o in loads_of(body) if all(isinstance(i, Index) for i in o.index)]
-    rank = max((len(o.index) for o in loads), default=0)
-    found = []
-    for load in loads:
-        if len(load.index) == rank:
-            buffer = builder.buffers[load.buffer]
-            exprs = [i.expr for i in load.index if isinstance(i, Index)]
-            found.append(linearize(exprs, buffer.strides) + buffer.offset)
-    return found
-
-
-def _contiguous(builder: KernelBuilder, body: Scalar, lanes: Lanes) -> bool:
-    addresses = _addresses(builder, body)
-    return bool(addresses) and all(
-        are_aligned_neighbours([substitute(a, env) for env in lanes]) for a in addresses
-    )
-
-
-def _smallest_step(builder: KernelBuilder, body: Scalar, env: dict[Symbol, Expr]) -> int:
-    """The distance in memory between two neighbours, 2³⁰ when unknown."""
-    smallest = 1 << 30
-    flat = next((s for e in env.values() for s in _flat_symbols(e)), None)
-    if flat is None:
-        return smallest
-    for address in _addresses(builder, body):
-        at = substitute(address, env)
-        step = substitute(at, {flat: ONE}) - substitute(at, {flat: ZERO})
-        if step.is_constant and step.constant:
-            smallest = min(smallest, abs(step.constant))
-    return smallest
-
-
-def _flat_symbols(expr: Expr) -> list[Symbol]:
-    return [s for s in symbols_of(expr) if s.name == "flat"]

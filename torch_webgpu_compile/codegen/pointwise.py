@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .. import dtypes
+from ..ir.access import (
+    VECTOR,
+    Lanes,
+    are_aligned_neighbours,
+    flat_environment,
+    is_multiple_of,
+    lane_addresses,
+)
 from ..ir.graph import Buffer, MapGroup, Member
 from ..ir.scalar import Index, Load, Op, checks_of, walk
 from ..ir.spaces import Origin, iteration_symbols, symbol_keys
@@ -21,12 +29,8 @@ from ..symbolic.sizes import (
     symbols_of,
 )
 from ..target import Target
-from .buffer_access import VECTOR
-from .index_wgsl import are_aligned_neighbours, is_multiple_of
-from .kernel import Body, KernelBuilder, flat_environment, lane_addresses
+from .kernel import Body, KernelBuilder
 from .values import Scope, Text
-
-Lanes = list[dict[Symbol, Expr]]
 
 
 def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 
 from .. import dtypes
-from ..ir.access import neighbours_in_rows
+from ..ir.access import Lanes, flat_environment
 from ..ir.graph import Buffer, Member, RowGroup
-from ..ir.scalar import Index, Load, Scalar, children, loads_of
+from ..ir.rows import WorkgroupArray, choose_row_strategy, row_test
+from ..ir.scalar import Index, Load, loads_of
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..symbolic.sizes import (
@@ -21,18 +22,14 @@ from ..symbolic.sizes import (
     delinearize,
     iteration,
     product,
-    symbols_of,
 )
 from ..target import Target
 from .accumulate import Accumulator, ExpSum, Part, accumulator, exp_sum
-from .buffer_access import VECTOR
 from .casts import fitted
-from .kernel import Body, KernelBuilder, WorkgroupArray, flat_environment, fold_grid
-from .pointwise import Lanes, group_origins, memory_order
+from .kernel import Body, KernelBuilder, fold_grid
+from .pointwise import group_origins, memory_order
 from .rounding import Rounding
-from .row_members import ShiftedSum, passes_needed, shifted_sums, varying_members
 from .scalar_wgsl import Renderer
-from .tiling import choose_row_tiling
 from .values import Scope, Text
 
 
@@ -79,36 +76,12 @@ class RowKernel:
         self.rows = product(group.rows)
         self.length = product(group.elements)
         self.by_name = {m.output: m for m in group.members}
-        self.varying = varying_members(group)
         self.rounding = Rounding(group.members, buffers)
-        self.outside = lru_cache(maxsize=None)(self._belongs_to_row)
-        self.sums: dict[str, ShiftedSum] = {}
-        self.depth = passes_needed(group, self.sums)
-        self.phases_count = max(self.depth[m.output] for m in group.members if m.reduction)
-        final_pass = any(m.store and m.output in self.varying for m in group.members)
-        self.tiling = choose_row_tiling(
-            self.rows,
-            self.length,
-            neighbours_in_rows(
-                [m.body for m in group.members],
-                {k: b for k, b in buffers.items() if k not in self.by_name},
-                self.row_symbols,
-                self.element_symbols,
-            ),
-            target,
-            self.phases_count > 1 or final_pass,
-            1 if any(m.body.dtype is dtypes.float64 for m in group.members) else VECTOR,
-        )
-        if self.tiling.chunks is None:  # a row that is not kept is read again in every pass
-            self.sums = shifted_sums(group, self.varying, self.outside)
-            self.depth = passes_needed(group, self.sums)
-            self.phases_count = max(self.depth[m.output] for m in group.members if m.reduction)
-            if self.phases_count == 1 and not final_pass:
-                # More invocations than keep the row's loads in flight gain nothing (50257 elements
-                # on an H200: 0.42 ms with 512, 0.44 with 1024); of a row that is read again more
-                # fit the cache.
-                threads = min(self.tiling.threads, 2 * target.machine.workgroup_invocations)
-                self.tiling = replace(self.tiling, threads=threads)
+        self.strategy = strategy = choose_row_strategy(group, buffers, target)
+        self.varying, self.sums, self.depth = strategy.varying, strategy.sums, strategy.depth
+        self.phases_count = strategy.passes
+        self.tiling = strategy.tiling
+        self.outside = row_test(group, strategy.varying)
         if workgroup is not None:
             self.tiling = replace(self.tiling, rows=workgroup // self.tiling.threads)
         self.values: dict[str, Text] = {}
@@ -122,15 +95,6 @@ class RowKernel:
         )
         self.kept: dict[int, Scope] = {}
         self.iterations = ZERO
-
-    # -- analysis --------------------------------------------------------------------------------
-
-    def _belongs_to_row(self, node: Scalar) -> bool:
-        if isinstance(node, Index):
-            return symbols_of(node.expr).isdisjoint(self.element_symbols)
-        if isinstance(node, Load) and node.buffer in self.varying:
-            return False
-        return all(self.outside(c) for c in children(node))
 
     # -- rendering -------------------------------------------------------------------------------
 
@@ -150,7 +114,7 @@ class RowKernel:
                 "rows": t.rows,
                 "stride": 1 if t.elements_fast else t.rows,
                 "elements_fast": t.elements_fast,
-                "subgroup": self._subgroup(),
+                "subgroup": self.strategy.subgroup,
                 "row_count": self.builder.index(self.rows),
                 "checked": self._rows_checked,
                 "phases": phases,
@@ -166,22 +130,8 @@ class RowKernel:
 
     def _arrays(self, parts: Sequence[Part]) -> dict[str, WorkgroupArray]:
         """The workgroup memory through which accumulators are exchanged."""
-        subgroup = self._subgroup() or 1
-        if self.tiling.threads <= subgroup:
-            return {}
-        length = self.tiling.workgroup // subgroup
-        types = {p.name: ("u32", 4) if p.type == "bool" else (p.type, p.nbytes) for p in parts}
-        return {name: WorkgroupArray(kind, length, size) for name, (kind, size) in types.items()}
-
-    def _subgroup(self) -> int:
-        """Invocations that exchange accumulators by shuffles; 0 where that is not certain to work.
-
-        It needs one known subgroup size, and rows that are runs of invocations. 64-bit and bool
-        values are not shuffled everywhere.
-        """
-        types = {m.body.dtype.compute for m in self.group.members if m.reduction}
-        shuffled = self.tiling.elements_fast and types <= {"f32", "i32", "u32"}
-        return self.target.subgroup_size if shuffled else 0
+        arrays = self.strategy.arrays(self.tiling.workgroup)
+        return dict(zip((part.name for part in parts), arrays, strict=True)) if arrays else {}
 
     def _phase(self, d: int) -> Phase:
         """Pass d: reductions of depth d, and stores of elements known before it."""

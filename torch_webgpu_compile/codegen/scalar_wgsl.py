@@ -12,6 +12,7 @@ from functools import partial
 from .. import dtypes
 from ..dtypes import DType
 from ..errors import UnsupportedOp
+from ..ir.access import VECTOR, is_multiple_of
 from ..ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
 from ..plan.model import FIRST_CHECK
 from ..symbolic.sizes import (
@@ -25,7 +26,6 @@ from ..symbolic.sizes import (
     symbols_of,
 )
 from .algebra import Algebra, opaque, unknown
-from .buffer_access import VECTOR
 from .casts import bitcast, cast, fitted
 from .constants import COMPARISONS, Simplifier
 from .index_wgsl import (
@@ -33,7 +33,6 @@ from .index_wgsl import (
     as_index,
     host_number,
     is_clamped,
-    is_multiple_of,
     is_of_sizes,
     low_word,
     narrow_bounds,

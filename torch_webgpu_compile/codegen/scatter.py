@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import dtypes
 from ..errors import UnsupportedOp
+from ..ir.access import flat_environment
 from ..ir.graph import Buffer, MapGroup, Member
 from ..ir.nodes import Scatter
 from ..ir.scalar import Load, index
@@ -11,7 +12,7 @@ from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..symbolic.sizes import ZERO, ceildiv, iteration, linearize, product
 from ..target import Target
-from .kernel import Body, KernelBuilder, flat_environment
+from .kernel import Body, KernelBuilder
 from .pointwise import generate_map
 from .values import Scope
 

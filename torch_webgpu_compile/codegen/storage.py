@@ -18,7 +18,7 @@ from ..errors import AdapterError, OutOfMemoryError
 from ..ir.graph import Buffer
 from ..plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
 from ..symbolic.sizes import Expr, Symbol, as_expr, as_symbol, upper_bound
-from ..target import Target
+from ..target import Target, Window
 from .buffer_access import Use, access_function, element_type
 from .values import Text
 
@@ -95,8 +95,12 @@ class Bindings:
             buffer = shared
         return buffer
 
-    def windows(self, buffer: Buffer) -> int:
-        """Bindings through which the whole buffer is reached."""
+    def windows(self, buffer: Buffer) -> tuple[Window, ...]:
+        """Bindings through which the whole buffer is reached.
+
+        Raises:
+            OutOfMemoryError: no buffer of the GPU is that large.
+        """
         nbytes = buffer.nbytes
         if nbytes.is_constant and nbytes.constant > self.target.max_buffer_nbytes:
             raise OutOfMemoryError(
@@ -114,9 +118,9 @@ class Bindings:
         for use in self._uses.values():
             element = element_type(use)
             access = "read_write" if use.writes else "read"
-            count = self.windows(use.buffer)
-            for window in range(count):
-                name = use.alias if count == 1 else f"{use.alias}_w{window}"
+            windows = self.windows(use.buffer)
+            for number in range(len(windows)):
+                name = use.alias if len(windows) == 1 else f"{use.alias}_w{number}"
                 sizes = "×".join(map(repr, use.buffer.sizes)) or "scalar"
                 declared.append(
                     f"@group(0) @binding({slot}) var<storage, {access}> {name}: "
@@ -124,7 +128,7 @@ class Bindings:
                 )
                 slot += 1
             for verb in sorted(use.functions):
-                functions += access_function(use, verb, element, count, self.target.window_nbytes)
+                functions += access_function(use, verb, element, windows)
         if self.checks:
             declared.append(
                 f"@group(0) @binding({slot}) var<storage, read_write> device_status: "
@@ -136,23 +140,16 @@ class Bindings:
     @property
     def count(self) -> int:
         """Storage bindings used."""
-        return sum(self.windows(use.buffer) for use in self._uses.values()) + bool(self.checks)
+        return sum(len(self.windows(use.buffer)) for use in self._uses.values()) + bool(self.checks)
 
     def plan_bindings(self) -> tuple[tuple[Binding, ...], tuple[KernelBinding, ...]]:
         """The same bindings for the plan."""
         bindings: list[Binding] = []
         kernel: list[KernelBinding] = []
         for name, use in self._uses.items():
-            count = self.windows(use.buffer)
-            for window in range(count):
-                offset = window * self.target.window_nbytes
-                nbytes: Expr | None = None
-                if count > 1:
-                    total = int(use.buffer.nbytes)
-                    nbytes = as_expr(
-                        min(self.target.window_nbytes, (total - offset + 15) // 16 * 16)
-                    )
-                bindings.append(Binding(name, offset, nbytes))
+            for window in self.windows(use.buffer):
+                nbytes = None if window.nbytes is None else as_expr(window.nbytes)
+                bindings.append(Binding(name, window.offset_nbytes, nbytes))
                 kernel.append(KernelBinding(use.writes))
         if self.checks:
             bindings.append(Binding(STATUS))

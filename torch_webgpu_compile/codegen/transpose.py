@@ -6,14 +6,13 @@ a tile along the input's fastest dimension, and computes and writes it along the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from .. import dtypes
-from ..dtypes import DType, Kind
+from ..ir.access import workgroup_type
 from ..ir.graph import Buffer, MapGroup
-from ..ir.scalar import Index, Load, Masked, Scalar, children
-from ..ir.spaces import iteration_symbols, symbol_keys
+from ..ir.scalar import Load
+from ..ir.transposition import Transposition, extent_of
 from ..plan.model import KernelCall
 from ..symbolic.sizes import (
     ONE,
@@ -23,151 +22,13 @@ from ..symbolic.sizes import (
     ceildiv,
     delinearize,
     iteration,
-    linearize,
     product,
 )
 from ..target import Target
-from .buffer_access import VECTOR
 from .kernel import KernelBuilder, fold_grid
 from .pointwise import group_flops, group_origins
 from .scalar_wgsl import Renderer
-from .tiling import TransposeTiling, choose_transpose_tiling
 from .values import Scope, Text
-
-# Elements that one step of a symbol moves an access; symbols that do not move it have 0.
-Strides = Mapping[Symbol, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Transposition:
-    """The dimensions of a map group, split for tiles; each list is in memory order, slowest first.
-
-    Attributes:
-        batch: dimensions that a tile has one index of.
-        inner: dimensions that are fastest in the inputs ``loads``.
-        outer: dimensions that are fastest in the outputs.
-        loads: the loads that go through tiles.
-    """
-
-    batch: tuple[Symbol, ...]
-    inner: tuple[Symbol, ...]
-    outer: tuple[Symbol, ...]
-    loads: tuple[Load, ...]
-    tiling: TransposeTiling
-
-
-def find_transposition(
-    group: MapGroup, buffers: dict[str, Buffer], target: Target
-) -> Transposition | None:
-    """How the group is tiled; None where its loads follow the order of its stores."""
-    symbols = [s for s in symbol_keys(iteration_symbols("i", group.ranges)) if s.extent is not ONE]
-    written: list[tuple[Buffer, Strides]] = []
-    for member in group.members:
-        if member.store:
-            strides = _strides(buffers[member.output], member.index, symbols)
-            if strides is None:
-                return None
-            written.append((buffers[member.output], strides))
-    outer_order = sorted(symbols, key=lambda s: -written[0][1][s])
-    if not symbols or any(strides[outer_order[-1]] != 1 for _, strides in written):
-        return None
-    read = dict(_affine_loads(group, buffers, symbols))
-    last = outer_order[-1]
-    strided = [
-        load for load, strides in read.items() if strides[last] > 1 and 1 in strides.values()
-    ]
-    if not strided:
-        return None
-    main = read[max(strided, key=lambda load: int(buffers[load.buffer].numel))]
-    accesses = [*(strides for _, strides in written), *read.values()]
-    inner_order = sorted((s for s in symbols if main[s]), key=lambda s: -main[s])
-    inner = _run(inner_order, accesses, {last})
-    outer = _run(outer_order, accesses, set(inner))
-    loads = tuple(load for load in strided if read[load][inner[-1]] == 1)
-    lanes = (
-        _lanes([(buffers[load.buffer], read[load]) for load in loads], inner),
-        _lanes(written, outer),
-    )
-    if lanes[1] == 1 and any(buffer.dtype.packing > 1 for buffer, _ in written):
-        return None  # an invocation should own the words that it stores
-    tiling = choose_transpose_tiling(
-        _extent_of(inner),
-        _extent_of(outer),
-        _extent_of(symbols),
-        sum(_tile_type(load.dtype)[1] for load in loads),
-        target,
-        lanes,
-    )
-    batch = tuple(s for s in outer_order if s not in inner and s not in outer)
-    return None if tiling is None else Transposition(batch, inner, outer, loads, tiling)
-
-
-def _extent_of(symbols: Sequence[Symbol]) -> Expr:
-    return product(s.extent for s in symbols if s.extent is not None)
-
-
-def _strides(buffer: Buffer, index: Sequence[Expr], symbols: Sequence[Symbol]) -> Strides | None:
-    """How an access moves, when it is a sum of symbols times numbers; else None."""
-    found = dict.fromkeys(symbols, 0)
-    for monomial, coefficient in linearize(index, buffer.strides).terms:
-        (atom, *others) = monomial
-        if others or not isinstance(atom, Symbol) or atom not in found:
-            return None
-        found[atom] = coefficient
-    return found if buffer.numel.is_constant else None
-
-
-def _affine_loads(
-    group: MapGroup, buffers: dict[str, Buffer], symbols: Sequence[Symbol]
-) -> Iterator[tuple[Load, Strides]]:
-    """Loads of memory that every point makes, at indices that are linear in the symbols."""
-    computed = {m.output for m in group.members}
-    seen: set[Scalar] = set()
-    stack: list[Scalar] = [m.body for m in group.members]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        # What is masked may lie outside of the buffer at other points.
-        stack += (node.condition, node.other) if isinstance(node, Masked) else children(node)
-        if isinstance(node, Load) and node.buffer not in computed:
-            index = [entry.expr for entry in node.index if isinstance(entry, Index)]
-            if len(index) == len(node.index):
-                strides = _strides(buffers[node.buffer], index, symbols)
-                if strides is not None:
-                    yield node, strides
-
-
-def _run(
-    order: Sequence[Symbol], accesses: Sequence[Strides], excluded: set[Symbol]
-) -> tuple[Symbol, ...]:
-    """The fastest dimensions of ``order`` that every access walks through as if they were one."""
-    run = [order[-1]]
-    for symbol in reversed(order[:-1]):
-        extent = int(_extent_of(run[:1]))
-        joined = all(strides[symbol] == strides[run[0]] * extent for strides in accesses)
-        if symbol in excluded or not joined:
-            break
-        run.insert(0, symbol)
-    return tuple(run)
-
-
-def _lanes(accesses: Sequence[tuple[Buffer, Strides]], run: Sequence[Symbol]) -> int:
-    """Elements along ``run`` that every one of these accesses can move at once."""
-    for buffer, strides in accesses:
-        steps = [stride for symbol, stride in strides.items() if symbol not in run]
-        steps += [int(_extent_of(run)), int(buffer.offset)]
-        if buffer.dtype.itemsize > 4 or any(step % VECTOR for step in steps):
-            return 1
-    return VECTOR
-
-
-def _tile_type(dtype: DType) -> tuple[str, int]:
-    """(WGSL type, bytes) of an element in workgroup memory."""
-    if dtype.kind is Kind.BOOL:
-        return "u32", 4  # NVIDIA's driver loses booleans there
-    return dtype.compute, {"i64": 8, "f64": 8}.get(dtype.compute, 4)
 
 
 def generate_transpose(
@@ -183,9 +44,9 @@ class _TransposeKernel:
         self.found = found
         self.builder = builder
         tiling = found.tiling
-        self.inner, self.outer = _extent_of(found.inner), _extent_of(found.outer)
+        self.inner, self.outer = extent_of(found.inner), extent_of(found.outer)
         self.counts = (
-            _extent_of(found.batch),
+            extent_of(found.batch),
             ceildiv(self.inner, tiling.inner),
             ceildiv(self.outer, tiling.outer),
         )
@@ -203,7 +64,7 @@ class _TransposeKernel:
             for name, value in zip(self.tile, place, strict=True)
         ]
         size = tiling.inner * (tiling.outer + 1)
-        types = [(name, *_tile_type(load.dtype)) for load, name in self.tile_names.items()]
+        types = [(name, *workgroup_type(load.dtype)) for load, name in self.tile_names.items()]
         return builder.finish(
             "transpose",
             "transpose.wgsl.jinja",
@@ -278,7 +139,7 @@ class _TransposeKernel:
                 (found.inner, inner_tile * t.inner + i),
                 (found.outer, outer_tile * t.outer + o),
             ):
-                sizes = [_extent_of([s]) for s in symbols]
+                sizes = [extent_of([s]) for s in symbols]
                 lane.update(zip(symbols, delinearize(position, sizes), strict=True))
             lanes.append(lane)
         scope = Scope()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..dtypes import DType, Kind
 from ..symbolic.sizes import (
     ONE,
     ZERO,
     Expr,
     Symbol,
+    as_expr,
+    delinearize,
     evaluate,
     linearize,
     product,
@@ -17,6 +20,13 @@ from ..symbolic.sizes import (
 )
 from .graph import Buffer
 from .scalar import Index, Scalar, loads_of, scalar_symbols
+from .spaces import iteration_symbols, symbol_keys
+
+VECTOR = 4
+"""Elements that one access moves at most, if they are neighbours."""
+
+Lanes = list[dict[Symbol, Expr]]
+"""The points that an invocation computes at once, as values of iteration symbols."""
 
 # What a symbolic size counts as when buffers are compared.
 _TYPICAL = 64
@@ -70,3 +80,50 @@ def _steps_by_one(address: Expr, symbols: Sequence[Symbol]) -> bool:
         and substitute(address, {symbol: ONE}) - substitute(address, {symbol: ZERO}) is ONE
         for symbol in symbols
     )
+
+
+def is_multiple_of(expr: Expr, factor: int) -> bool:
+    """Whether ``factor`` divides ``expr`` for all values of its symbols."""
+    return expr.constant % factor == 0 and all(c % factor == 0 for _, c in expr.terms)
+
+
+def are_aligned_neighbours(addresses: Sequence[Expr]) -> bool:
+    """Whether addresses are a, a + 1, … from a multiple of their number: one vector access."""
+    first = addresses[0]
+    return is_multiple_of(first, len(addresses)) and all(
+        address - first is as_expr(k) for k, address in enumerate(addresses)
+    )
+
+
+def lane_addresses(
+    buffer: Buffer, index: Sequence[Expr], lanes: Sequence[Mapping[Symbol, Expr]]
+) -> list[Expr]:
+    """Where each lane accesses a buffer, in elements from the start of its memory."""
+    address = linearize(index, buffer.strides) + buffer.offset
+    return [substitute(address, env) for env in lanes]
+
+
+def flat_environment(
+    symbols: Sequence[Symbol], flat: Expr, order: Sequence[int] | None = None
+) -> dict[Symbol, Expr]:
+    """The value of iteration symbols at element number ``flat``, the last of ``order`` fastest."""
+    order = range(len(symbols)) if order is None else order
+    sizes = []
+    for k in order:
+        extent = symbols[k].extent
+        assert extent is not None
+        sizes.append(extent)
+    index = delinearize(flat, sizes)
+    return {symbols[k]: value for k, value in zip(order, index, strict=True)}
+
+
+def flat_values(prefix: str, sizes: Sequence[Expr], flat: Expr) -> dict[Symbol, Expr]:
+    """The values of ``prefix0, prefix1, …`` at flat position ``flat``."""
+    return flat_environment(symbol_keys(iteration_symbols(prefix, sizes)), flat)
+
+
+def workgroup_type(dtype: DType) -> tuple[str, int]:
+    """(WGSL type, bytes) of an element in workgroup memory."""
+    if dtype.kind is Kind.BOOL:
+        return "u32", 4  # NVIDIA's driver loses booleans there
+    return dtype.compute, {"i64": 8, "f64": 8}.get(dtype.compute, 4)

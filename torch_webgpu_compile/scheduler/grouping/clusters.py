@@ -114,6 +114,6 @@ class Clusters:
     def _windows(self, name: str) -> int:
         found = self._windows_of.get(name)
         if found is None:
-            found = self.schedule.graph.buffers[name].windows(self.target)
+            found = len(self.schedule.graph.buffers[name].windows(self.target))
             self._windows_of[name] = found
         return found

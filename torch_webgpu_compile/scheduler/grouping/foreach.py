@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ...ir.canonical import canonical_form
 from ...ir.graph import ForeachGroup, KernelGroup, MapGroup, Schedule
+from ...ir.transposition import find_transposition
 from ...target import Target
 from .. import cost
 from .clusters import Clusters
@@ -30,12 +31,16 @@ class _Open:
 
 
 def join_foreach(schedule: Schedule, target: Target) -> Schedule:
-    """Independent maps of equal canonical form become one group, as far as bindings allow."""
+    """Independent maps of equal canonical form become one group, as far as bindings allow.
+
+    Those that go through tiles stay alone.
+    """
+    buffers = schedule.graph.buffers
     classes: dict[Hashable, list[int]] = {}
     for k, group in enumerate(schedule.groups):
         if isinstance(group, MapGroup):
-            form = canonical_form(group, schedule.graph.buffers)
-            if form is not None:
+            form = canonical_form(group, buffers)
+            if form is not None and find_transposition(group, buffers, target) is None:
                 classes.setdefault(form.key, []).append(k)
     candidates = [numbers for numbers in classes.values() if len(numbers) > 1]
     if not candidates:

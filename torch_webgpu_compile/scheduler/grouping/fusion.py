@@ -184,12 +184,9 @@ class Fuser:
             return False
         reads = (group.reads | set(inputs_of(node))) - set(group.computed)
         written = self._stored(group, extra=outputs_of(node)[0]) | apart
-        limit = self.target.max_storage_buffers
-        limit -= at in self.reporting or reports(node)  # the device's status is bound too
-        return (
-            len(group.members) < MAX_MEMBERS
-            and sum(self.graph.buffers[n].windows(self.target) for n in reads | written) <= limit
-        )
+        checks = at in self.reporting or reports(node)
+        bindings = self.graph.binding_count(reads | written, checks, self.target)
+        return len(group.members) < MAX_MEMBERS and bindings <= self.target.max_storage_buffers
 
     def _stored(self, group: Group, extra: str) -> set[str]:
         """The buffers that the group would write if it computed ``extra`` too.

@@ -6,13 +6,14 @@ dispatch costs. Side by side they have enough, and share the operand's way throu
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import or_
 
 from ...ir.access import typical_numel
-from ...ir.graph import AnchorGroup, KernelGroup, Schedule, SiblingGroup
+from ...ir.anchors import access_pattern
+from ...ir.graph import AnchorGroup, Buffer, KernelGroup, Schedule, SiblingGroup
 from ...ir.nodes import Contraction
 from ...symbolic.sizes import product
 from ...target import Target
@@ -27,7 +28,8 @@ def join_siblings(schedule: Schedule, target: Target) -> Schedule:
     """Joins small independent contractions with an operand in common to `SiblingGroup`s.
 
     Each keeps its own epilogue and its own result buffer, so that layouts and fusion are the same
-    as for products in kernels of their own.
+    as for products in kernels of their own. Those of one group are loaded and stored alike; others
+    follow in kernels of their own.
     """
     clusters = Clusters(schedule, target)
     for key in (_same_lhs, _same_rhs):
@@ -39,7 +41,9 @@ def join_siblings(schedule: Schedule, target: Target) -> Schedule:
                     found.setdefault((key(node), _in_common(node)), []).append(k)
         for candidates in found.values():
             _join_all(clusters, candidates)
-    groups = (_as_group([schedule.groups[m] for m in found]) for found in clusters.in_order())
+    groups: list[KernelGroup] = []
+    for members in clusters.in_order():
+        groups += _as_groups([schedule.groups[m] for m in members], schedule.graph.buffers)
     return replace(schedule, groups=tuple(groups))
 
 
@@ -81,7 +85,16 @@ def _may_join(clusters: Clusters, k: int, cluster: int) -> bool:
     )
 
 
-def _as_group(groups: Sequence[KernelGroup]) -> KernelGroup:
+def _as_groups(
+    groups: Sequence[KernelGroup], buffers: Mapping[str, Buffer]
+) -> Sequence[KernelGroup]:
     if len(groups) == 1:
-        return groups[0]
-    return SiblingGroup(tuple(group for group in groups if isinstance(group, AnchorGroup)))
+        return groups
+    alike: dict[Hashable, list[AnchorGroup]] = {}
+    for group in groups:
+        assert isinstance(group, AnchorGroup)
+        alike.setdefault(access_pattern(group, buffers), []).append(group)
+    return [
+        SiblingGroup(tuple(siblings)) if len(siblings) > 1 else siblings[0]
+        for siblings in alike.values()
+    ]

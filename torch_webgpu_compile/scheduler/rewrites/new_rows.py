@@ -112,7 +112,7 @@ def _reading(node: Node, row: _Row, graph: LoopGraph, target: Target) -> Node | 
     changed = map_bodies(node, lambda body: rewrite(body, change))
     read = inputs_of(changed)
     bound = (*read, *outputs_of(changed))
-    bindings = sum(graph.buffers[n].windows(target) for n in bound) + reports(changed)
+    bindings = graph.binding_count(bound, reports(changed), target)
     return None if name in read or bindings > target.max_storage_buffers else changed
 
 
