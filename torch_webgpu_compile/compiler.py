@@ -36,15 +36,12 @@ from .options import CompileOptions
 from .plan.model import KernelCall, Plan
 from .plan.verify import verify_plan
 from .planner import build_plan
-from .scheduler.grouping.connected_maps import join_connected_maps
-from .scheduler.grouping.foreach import join_foreach
 from .scheduler.grouping.fusion import Grouping, fuse, open_groups
 from .scheduler.grouping.in_place import share_memory
 from .scheduler.grouping.joint import join_small_kernels
+from .scheduler.grouping.maps import join_connected_maps, join_foreach, join_small_maps
 from .scheduler.grouping.order import order_groups, verify_grouping
-from .scheduler.grouping.pairs import join_pairs
-from .scheduler.grouping.siblings import join_siblings
-from .scheduler.grouping.small_maps import join_small_maps
+from .scheduler.grouping.products import join_pairs, join_siblings
 from .scheduler.rewrites.causal import find_causal
 from .scheduler.rewrites.equal_nodes import share_equal_nodes
 from .scheduler.rewrites.inline import inline_producers

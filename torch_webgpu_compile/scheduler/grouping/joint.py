@@ -8,7 +8,6 @@ joins the parts of attention.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
 
 from ... import dtypes
@@ -63,8 +62,7 @@ def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
         else:
             before.join(k, into)
             clusters.join(k, into)
-    groups = (_as_group([schedule.groups[m] for m in found]) for found in clusters.in_order())
-    return replace(schedule, groups=tuple(groups))
+    return clusters.regrouped(_as_joint)
 
 
 class _Memory:
@@ -192,16 +190,10 @@ def _nbytes_read(load: Load, buffer: Buffer) -> int:
 def _fits(clusters: Clusters, memory: _Memory, k: int, cluster: int) -> bool:
     """Whether a cluster may take group ``k``: by its parts, storage bindings, workgroup memory."""
     members = [*clusters.members[cluster], k]
-    bound = frozenset().union(*(clusters.memory(clusters.buffers[m]) for m in members))
-    return (
-        len(members) <= _MOST
-        and clusters.windows(bound) <= clusters.target.max_storage_buffers
-        and memory.fits(members)
-    )
+    together = clusters.are_bound_together(k, cluster)
+    return len(members) <= _MOST and together and memory.fits(members)
 
 
-def _as_group(groups: list[KernelGroup]) -> KernelGroup:
-    if len(groups) == 1:
-        return groups[0]
+def _as_joint(groups: list[KernelGroup]) -> list[KernelGroup]:
     parts = (group for group in groups if isinstance(group, MapGroup | RowGroup | SingleGroup))
-    return JointGroup(tuple(parts))
+    return [JointGroup(tuple(parts))]
