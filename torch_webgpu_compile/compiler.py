@@ -43,7 +43,7 @@ from .scheduler.grouping.maps import join_connected_maps, join_foreach, join_sma
 from .scheduler.grouping.order import order_groups, verify_grouping
 from .scheduler.grouping.products import join_pairs, join_siblings
 from .scheduler.rewrites.causal import find_causal
-from .scheduler.rewrites.equal_nodes import share_equal_nodes
+from .scheduler.rewrites.equal_nodes import drop_unit_symbols, share_equal_nodes
 from .scheduler.rewrites.inline import inline_producers
 from .scheduler.rewrites.layouts import choose_layouts
 from .scheduler.rewrites.new_rows import read_new_rows
@@ -51,7 +51,6 @@ from .scheduler.rewrites.preparation import separate
 from .scheduler.rewrites.split import split_contractions, split_reductions
 from .scheduler.rewrites.split_attention import split_attention
 from .scheduler.rewrites.statistics import recompute_statistics
-from .scheduler.rewrites.units import drop_unit_symbols
 from .target import Target
 from .tuning import machines
 from .tuning.autotune import Tune, tilings_for

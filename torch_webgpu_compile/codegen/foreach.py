@@ -14,7 +14,7 @@ from ..ir.access import VECTOR, Lanes, are_aligned_neighbours, flat_environment,
 from ..ir.canonical import Canonical, canonical_form
 from ..ir.graph import Buffer, ForeachGroup, MapGroup, Member
 from ..ir.scalar import Index, Load
-from ..ir.spaces import iteration_symbols, symbol_keys
+from ..ir.spaces import numbered
 from ..plan.model import KernelCall
 from ..symbolic.sizes import as_expr, ceildiv, iteration, product
 from ..target import Target
@@ -129,7 +129,7 @@ def _width(group: ForeachGroup, buffers: dict[str, Buffer]) -> int:
 
 
 def _part(group: MapGroup, form: Canonical, buffers: dict[str, Buffer], width: int) -> _Part:
-    symbols = symbol_keys(iteration_symbols("i", group.ranges))
+    symbols = numbered("i", group.ranges)
     order = memory_order(group.members, symbols, buffers)
     numel = int(product(group.ranges))
     q = iteration("q", ceildiv(numel, width))

@@ -11,7 +11,7 @@ from ..ir.access import flat_values, is_multiple_of, step_of, typical_numel
 from ..ir.graph import Buffer
 from ..ir.nodes import Fourier
 from ..ir.scalar import Index, Load, Masked, Scalar, loads_of, walk
-from ..ir.spaces import iteration_symbols, symbol_keys
+from ..ir.spaces import numbered
 from ..plan.model import KernelCall
 from ..symbolic.sizes import (
     ONE,
@@ -105,11 +105,11 @@ def generate_fourier(node: Fourier, buffers: dict[str, Buffer], target: Target) 
 
 def _rows_fast(node: Fourier, buffers: dict[str, Buffer]) -> tuple[bool, bool]:
     """Whether loads, and stores, of neighbouring rows are closer than those of a row."""
-    rows = [s for s in symbol_keys(iteration_symbols("i", node.ranges)) if s.extent is not ONE]
+    rows = [s for s in numbered("i", node.ranges) if s.extent is not ONE]
     if not rows:
         return False, False
     n = as_expr(node.length)
-    j, k = (symbol_keys(iteration_symbols(prefix, (n,)))[0] for prefix in "jk")
+    j, k = (numbered(prefix, (n,))[0] for prefix in "jk")
     found = []
     for load in loads_of(node.real):
         if all(isinstance(entry, Index) for entry in load.index):

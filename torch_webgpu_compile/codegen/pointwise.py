@@ -12,10 +12,11 @@ from ..ir.access import (
     flat_environment,
     is_multiple_of,
     lane_addresses,
+    load_index,
 )
 from ..ir.graph import Buffer, MapGroup, Member
-from ..ir.scalar import Index, Load, Op, checks_of, walk
-from ..ir.spaces import Origin, iteration_symbols, symbol_keys
+from ..ir.scalar import Load, Op, checks_of, walk
+from ..ir.spaces import Origin, numbered
 from ..plan.model import KernelCall
 from ..symbolic.sizes import (
     Expr,
@@ -42,7 +43,7 @@ def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) ->
 def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> Body:
     """What computes a map group that is not empty."""
     buffers = builder.buffers
-    symbols = symbol_keys(iteration_symbols("i", group.ranges))
+    symbols = numbered("i", group.ranges)
     numel = product(group.ranges)
     order = memory_order(group.members, symbols, buffers)
     mode, width = _choose_mode(group, buffers, symbols, order, numel)
@@ -222,8 +223,8 @@ def _stays_in_padding(
         for node in walk(member.body):
             if not isinstance(node, Load) or node.buffer in computed:
                 continue
-            exprs = [i.expr for i in node.index if isinstance(i, Index)]
-            if len(exprs) < len(node.index):
+            exprs = load_index(node)
+            if exprs is None:
                 return False
             buffer = buffers[node.buffer]
             if buffer.dtype.itemsize > 4:

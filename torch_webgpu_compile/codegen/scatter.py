@@ -8,7 +8,7 @@ from ..ir.access import flat_environment
 from ..ir.graph import Buffer, MapGroup, Member
 from ..ir.nodes import Scatter
 from ..ir.scalar import Load, index
-from ..ir.spaces import iteration_symbols, symbol_keys
+from ..ir.spaces import iteration_symbols, numbered
 from ..plan.model import KernelCall
 from ..symbolic.sizes import ZERO, ceildiv, iteration, linearize, product
 from ..target import Target
@@ -58,7 +58,7 @@ def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> Kernel
 def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Body:
     """The updates, of which there is one at least; the output holds what they start from."""
     count = product(node.ranges)
-    symbols = symbol_keys(iteration_symbols("i", node.ranges))
+    symbols = numbered("i", node.ranges)
     environment = flat_environment(symbols, iteration("q", count))
     scope = Scope()
     renderer = builder.renderer([environment], scope)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..ir.graph import Buffer
 from ..ir.nodes import TriangularSolve
 from ..ir.scalar import Scalar
-from ..ir.spaces import iteration_symbols, symbol_keys
+from ..ir.spaces import numbered
 from ..plan.model import KernelCall
 from ..symbolic.sizes import Expr, Symbol, ceildiv, delinearize, iteration, linearize, product
 from ..target import Target
@@ -36,13 +36,10 @@ def generate_triangular_solve(
         for name, size in (("batch", product(node.batch)), ("row", rows), ("step", rows))
     )
     column = iteration("column", columns)
-    outer = symbol_keys(iteration_symbols("b", node.batch))
+    outer = numbered("b", node.batch)
     lead = delinearize(batch, node.batch)
     at_batch: dict[Symbol, Expr] = dict(zip(outer, lead, strict=True))
-    (m,), (k,), (n,) = (
-        symbol_keys(iteration_symbols(p, (s,)))
-        for p, s in (("m", rows), ("k", rows), ("n", columns))
-    )
+    (m,), (k,), (n,) = (numbered(p, (s,)) for p, s in (("m", rows), ("k", rows), ("n", columns)))
 
     def code(body: Scalar, **at: Expr) -> dict[str, object]:
         """Statements, and the value after them."""

@@ -19,8 +19,8 @@ from ..symbolic.sizes import (
     symbols_of,
 )
 from .graph import Buffer
-from .scalar import Index, Scalar, loads_of, scalar_symbols
-from .spaces import iteration_symbols, symbol_keys
+from .scalar import Index, Load, Scalar, loads_of, scalar_symbols
+from .spaces import numbered
 
 VECTOR = 4
 """Elements that one access moves at most, if they are neighbours."""
@@ -30,6 +30,18 @@ Lanes = list[dict[Symbol, Expr]]
 
 # What a symbolic size counts as when buffers are compared.
 _TYPICAL = 64
+
+
+def load_index(load: Load) -> tuple[Expr, ...] | None:
+    """The index expressions of a load, or None when it gathers."""
+    exprs = tuple(i.expr for i in load.index if isinstance(i, Index))
+    return exprs if len(exprs) == len(load.index) else None
+
+
+def address_of(load: Load, strides: Sequence[Expr]) -> Expr:
+    """Where a load reads, in elements; entries that are computed from data count as 0."""
+    exprs = [i.expr if isinstance(i, Index) else ZERO for i in load.index]
+    return linearize(exprs, strides)
 
 
 def neighbours_in_rows(
@@ -51,8 +63,7 @@ def neighbours_in_rows(
             if load.buffer not in buffers:
                 continue
             buffer = buffers[load.buffer]
-            exprs = [i.expr if isinstance(i, Index) else ZERO for i in load.index]
-            address = linearize(exprs, buffer.strides)
+            address = address_of(load, buffer.strides)
             extents = [s.extent for s in scalar_symbols(load) if s.extent is not None]
             weight = min(typical_numel(buffer.numel), typical_numel(product(extents)))
             along, across = _steps_by_one(address, elements), _steps_by_one(address, rows)
@@ -119,7 +130,7 @@ def flat_environment(
 
 def flat_values(prefix: str, sizes: Sequence[Expr], flat: Expr) -> dict[Symbol, Expr]:
     """The values of ``prefix0, prefix1, …`` at flat position ``flat``."""
-    return flat_environment(symbol_keys(iteration_symbols(prefix, sizes)), flat)
+    return flat_environment(numbered(prefix, sizes), flat)
 
 
 def workgroup_type(dtype: DType) -> tuple[str, int]:

@@ -13,7 +13,6 @@ from ..symbolic.sizes import (
     Expr,
     Symbol,
     iteration,
-    linearize,
     product,
     substitute,
     symbols_of,
@@ -21,10 +20,12 @@ from ..symbolic.sizes import (
 from .access import (
     VECTOR,
     Lanes,
+    address_of,
     are_aligned_neighbours,
     flat_values,
     is_multiple_of,
     lane_addresses,
+    load_index,
 )
 from .graph import (
     AnchorGroup,
@@ -149,15 +150,10 @@ def _choose_axis(
 
 def _addresses(buffers: Mapping[str, Buffer], body: Scalar) -> list[Expr]:
     """Addresses of the loads with the largest buffer: the operand itself, not masks or scales."""
-    loads = [o for o in loads_of(body) if all(isinstance(i, Index) for i in o.index)]
-    rank = max((len(o.index) for o in loads), default=0)
-    found = []
-    for load in loads:
-        if len(load.index) == rank:
-            buffer = buffers[load.buffer]
-            exprs = [i.expr for i in load.index if isinstance(i, Index)]
-            found.append(linearize(exprs, buffer.strides) + buffer.offset)
-    return found
+    loads = [load for load in loads_of(body) if load_index(load) is not None]
+    rank = max((len(load.index) for load in loads), default=0)
+    largest = [(load, buffers[load.buffer]) for load in loads if len(load.index) == rank]
+    return [address_of(load, buffer.strides) + buffer.offset for load, buffer in largest]
 
 
 def _contiguous(buffers: Mapping[str, Buffer], body: Scalar, lanes: Lanes) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import or_
 from typing import Any, Generic, TypeVar
 
 from ..dtypes import DType
-from ..symbolic.sizes import ZERO, Expr, product
+from ..symbolic.sizes import ZERO, Expr, contiguous_strides, product
 from ..target import Target, Window
 from .nodes import AnchorNode, HostCall, Node, Scatter, SingleNode, inputs_of, outputs_of, reports
 from .scalar import Scalar, checks_of, loads_of
@@ -80,6 +80,14 @@ class Buffer:
         return target.windows(nbytes.constant if nbytes.is_constant else 0)
 
 
+def intermediate(
+    name: str, dtype: DType, sizes: tuple[Expr, ...], strides: tuple[Expr, ...] | None = None
+) -> Buffer:
+    """A buffer that a node of a graph writes, contiguous unless ``strides`` are given."""
+    strides = contiguous_strides(sizes) if strides is None else strides
+    return Buffer(name, dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
+
+
 @dataclass(frozen=True, slots=True)
 class GraphOutput:
     """What a graph returns, or writes back into an input, at one position.
@@ -131,6 +139,20 @@ class LoopGraph:
         if nodes == self.nodes and buffers == self.buffers:
             return self
         return replace(self, nodes=nodes, buffers=buffers)
+
+    def expanded(
+        self, parts_of: Callable[[Node, dict[str, Buffer]], Sequence[Node] | None]
+    ) -> LoopGraph:
+        """The graph in which other nodes stand for some; this one where none is replaced.
+
+        ``parts_of(node, buffers)`` gives those, and adds their buffers, or None.
+        """
+        buffers = dict(self.buffers)
+        nodes: list[Node] = []
+        for node in self.nodes:
+            parts = parts_of(node, buffers)
+            nodes += [node] if parts is None else parts
+        return self.with_nodes(tuple(nodes), buffers)
 
     def live(self) -> LoopGraph:
         """The graph without nodes on which no output depends; host calls with effects stay."""

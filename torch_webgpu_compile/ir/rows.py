@@ -16,7 +16,7 @@ from ..target import Machine, Target
 from .access import VECTOR, is_multiple_of, neighbours_in_rows, workgroup_type
 from .graph import Buffer, Member, RowGroup
 from .scalar import Index, Load, Op, Scalar, children, loads_of, rewrite
-from .spaces import iteration_symbols, symbol_keys
+from .spaces import numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def choose_row_strategy(
         neighbours_in_rows(
             [m.body for m in members],
             {name: buffer for name, buffer in buffers.items() if name not in computed},
-            symbol_keys(iteration_symbols("i", group.rows)),
-            symbol_keys(iteration_symbols("r", group.elements)),
+            numbered("i", group.rows),
+            numbered("r", group.elements),
         ),
         target,
         passes > 1 or final_pass,
@@ -173,7 +173,7 @@ def _exchanged(
 
 def row_test(group: RowGroup, varying: frozenset[str]) -> Callable[[Scalar], bool]:
     """Tells which scalars have one value per row; ``varying``: see `RowStrategy`."""
-    elements = symbol_keys(iteration_symbols("r", group.elements))
+    elements = numbered("r", group.elements)
 
     @cache
     def belongs_to_row(node: Scalar) -> bool:
@@ -235,7 +235,7 @@ def joint_nbytes(strategies: Sequence[RowStrategy], target: Target) -> int:
 
 def _varying_members(group: RowGroup) -> frozenset[str]:
     """Members with one value per element rather than per row."""
-    elements = set(symbol_keys(iteration_symbols("r", group.elements)))
+    elements = set(numbered("r", group.elements))
     return frozenset(
         m.output
         for m in group.members

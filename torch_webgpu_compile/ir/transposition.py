@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from ..symbolic.sizes import ONE, Expr, Symbol, linearize, product
 from ..target import Target
-from .access import VECTOR, workgroup_type
+from .access import VECTOR, load_index, workgroup_type
 from .graph import Buffer, MapGroup
-from .scalar import Index, Load, Masked, Scalar, children
-from .spaces import iteration_symbols, symbol_keys
+from .scalar import Load, Masked, Scalar, children
+from .spaces import numbered
 
 # Elements that one step of a symbol moves an access; symbols that do not move it have 0.
 Strides = Mapping[Symbol, int]
@@ -95,7 +95,7 @@ def find_transposition(
     group: MapGroup, buffers: dict[str, Buffer], target: Target
 ) -> Transposition | None:
     """How the group is tiled; None where its loads follow the order of its stores."""
-    symbols = [s for s in symbol_keys(iteration_symbols("i", group.ranges)) if s.extent is not ONE]
+    symbols = [s for s in numbered("i", group.ranges) if s.extent is not ONE]
     written: list[tuple[Buffer, Strides]] = []
     for member in group.members:
         if member.store:
@@ -168,8 +168,8 @@ def _affine_loads(
         # What is masked may lie outside of the buffer at other points.
         stack += (node.condition, node.other) if isinstance(node, Masked) else children(node)
         if isinstance(node, Load) and node.buffer not in computed:
-            index = [entry.expr for entry in node.index if isinstance(entry, Index)]
-            if len(index) == len(node.index):
+            index = load_index(node)
+            if index is not None:
                 strides = _strides(buffers[node.buffer], index, symbols)
                 if strides is not None:
                     yield node, strides

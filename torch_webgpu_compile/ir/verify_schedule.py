@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from ..errors import VerificationError
 from ..symbolic.sizes import linearize
 from ..target import Target
+from .access import load_index
 from .anchors import access_pattern
 from .canonical import canonical_form
 from .graph import (
@@ -31,7 +32,7 @@ from .graph import (
 )
 from .nodes import Contraction, Scatter, bodies_of
 from .rows import choose_row_strategy, joint_nbytes
-from .scalar import Index, loads_of
+from .scalar import loads_of
 from .transposition import find_transposition
 from .verify import is_empty, require, verify_output
 
@@ -183,9 +184,8 @@ def _verify_map_in_place(
         place = linearize(member.index, own.strides) + own.offset
         loads = [o for m in group.members for o in loads_of(m.body) if o.buffer == old.name]
         for load in loads:
-            index = [entry.expr for entry in load.index if isinstance(entry, Index)]
-            here = len(index) == len(load.index)
-            here = here and linearize(index, old.strides) + old.offset is place
+            index = load_index(load)
+            here = index is not None and linearize(index, old.strides) + old.offset is place
             require(here, title, f"{old.name} read where it is written")
         others = [k for k in readers.get(old.name, ()) if k >= number]
         require(len(others) <= bool(loads), title, f"no other reader of {old.name} then")
