@@ -15,12 +15,12 @@ from ..plan.model import KernelCall
 from ..symbolic.sizes import ZERO, Expr, Symbol, atom_expr, ceildiv, iteration, product
 from ..target import Target
 from .attention import Operand
-from .attention_gradient_tiling import (
+from .epilogue import Store
+from .kernel import KernelBuilder, fold_grid
+from .tiling import (
     AttentionGradientTiling,
     choose_attention_gradient_tiling,
 )
-from .epilogue import Store
-from .kernel import KernelBuilder, fold_grid
 from .values import Scope, Text
 
 
