@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...ir.access import neighbours_in_rows
+from ...ir.access import flat_values, neighbours_in_rows
 from ...ir.graph import Buffer, LoopGraph, intermediate
 from ...ir.nodes import Contraction, Node, Pointwise, Reduction, inputs_of
 from ...ir.scalar import Load, Masked, Scalar, apply, const, index, neutral, substitute_symbols
@@ -20,7 +20,6 @@ from ...symbolic.sizes import (
     Symbol,
     as_expr,
     ceildiv,
-    delinearize,
     iteration,
     product,
     substitute,
@@ -103,13 +102,7 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
     (r,) = iteration_symbols("r", (chunk,))
     position = new[0] * chunk + r
     within = iteration("position", length)
-    inner = dict(
-        zip(
-            numbered("r", node.reduce_ranges),
-            delinearize(within, node.reduce_ranges),
-            strict=True,
-        )
-    )
+    inner = flat_values("r", node.reduce_ranges, within)
     moved = substitute_symbols(node.body, {**dict(zip(old, new[1:], strict=True)), **inner})
     body = substitute_symbols(moved, {symbol_keys((within,))[0]: position})
     if length % chunk is not ZERO:
@@ -257,7 +250,7 @@ def _in_parts(node: Contraction, inner: int, most: int, buffers: dict[str, Buffe
     moved: dict[Symbol, Expr] = dict(zip(numbered("b", node.batch), b[1:], strict=True))
     position = b[0] * chunk + k
     within = iteration("position", inner)
-    placed = dict(zip(numbered("k", node.inner), delinearize(within, node.inner), strict=True))
+    placed = flat_values("k", node.inner, within)
 
     def part_of(body: Scalar) -> Scalar:
         own = substitute_symbols(body, {**moved, **placed})
