@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from torch_webgpu_compile import plan_cache
-from torch_webgpu_compile.codegen import attention_gradient
-from torch_webgpu_compile.codegen.tiling import _GRADIENT_TILINGS
+from torch_webgpu_compile.codegen.kernels import attention_gradient
+from torch_webgpu_compile.codegen.tilings.attention import _GRADIENT_TILINGS
 from torch_webgpu_compile.device.autoload import register
 
 from .limits import synchronize, use_full_f32

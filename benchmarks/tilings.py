@@ -21,8 +21,8 @@ import torch
 
 from torch_webgpu_compile import backend, plan_cache
 from torch_webgpu_compile.backend import device_for
-from torch_webgpu_compile.codegen.contraction import generate_tiled, problem_of
-from torch_webgpu_compile.codegen.matmul_tiling import (
+from torch_webgpu_compile.codegen.kernels.contraction import generate_tiled, problem_of
+from torch_webgpu_compile.codegen.tilings.matmul import (
     MatmulProblem,
     MatmulTiling,
     choose_matmul_tiling,

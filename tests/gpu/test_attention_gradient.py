@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.compiling import native
 from torch_webgpu_compile import counters, explain, plan_cache
-from torch_webgpu_compile.codegen import attention_gradient
-from torch_webgpu_compile.codegen.tiling import (
+from torch_webgpu_compile.codegen.kernels import attention_gradient
+from torch_webgpu_compile.codegen.tilings.attention import (
     _GRADIENT_TILINGS,
     AttentionGradientTiling,
 )

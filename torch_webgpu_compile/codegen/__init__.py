@@ -25,18 +25,18 @@ from ..ir.renaming import form_of
 from ..ir.transposition import find_transposition
 from ..plan.model import KernelCall
 from ..target import Target
-from .attention import generate_attention
-from .attention_gradient import generate_attention_gradient
-from .attention_parts import generate_attention_parts
-from .contraction import Tilings, generate_contraction
-from .foreach import generate_foreach
-from .fourier import generate_fourier
-from .joint import generate_joint
-from .pointwise import generate_map
-from .reduction import generate_rows
-from .scatter import generate_scatter
-from .transpose import generate_transpose
-from .triangular import generate_triangular_solve
+from .kernels.attention import generate_attention
+from .kernels.attention_gradient import generate_attention_gradient
+from .kernels.attention_parts import generate_attention_parts
+from .kernels.contraction import Tilings, generate_contraction
+from .kernels.foreach import generate_foreach
+from .kernels.fourier import generate_fourier
+from .kernels.joint import generate_joint
+from .kernels.pointwise import generate_map
+from .kernels.reduction import generate_rows
+from .kernels.scatter import generate_scatter
+from .kernels.transpose import generate_transpose
+from .kernels.triangular import generate_triangular_solve
 
 __all__ = ["generate"]
 

@@ -17,8 +17,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from ..cache_folder import CacheFolder
-from ..codegen.contraction import Tilings, generate_tiled, problem_of
-from ..codegen.matmul_tiling import (
+from ..codegen.kernels.contraction import Tilings, generate_tiled, problem_of
+from ..codegen.tilings.matmul import (
     MatmulProblem,
     MatmulTiling,
     fits,
