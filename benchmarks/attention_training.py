@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from torch_webgpu_compile import plan_cache
-from torch_webgpu_compile.codegen import attention_gradient
-from torch_webgpu_compile.codegen.attention_gradient_tiling import _TILINGS
+from torch_webgpu_compile.codegen.kernels import attention_gradient
+from torch_webgpu_compile.codegen.tilings.attention import _GRADIENT_TILINGS
 from torch_webgpu_compile.device.autoload import register
 
 from .limits import synchronize, use_full_f32
@@ -52,7 +52,7 @@ def measure(shape: tuple[int, int, int, int], dropout: float) -> None:
     inputs = grad, q, k, v, None, logsumexp, delta
     backward = torch.ops.webgpu.attention_backward
     chosen = attention_gradient.choose_attention_gradient_tiling
-    for tiling in (None, *_TILINGS[:5]):
+    for tiling in (None, *_GRADIENT_TILINGS[:5]):
         if tiling is not None:
             attention_gradient.choose_attention_gradient_tiling = lambda *_, t=tiling: t
         label = "chosen" if tiling is None else str(tiling).removeprefix("AttentionGradientTiling")

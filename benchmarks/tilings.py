@@ -21,14 +21,15 @@ import torch
 
 from torch_webgpu_compile import backend, plan_cache
 from torch_webgpu_compile.backend import device_for
-from torch_webgpu_compile.codegen.contraction import generate_tiled, problem_of
-from torch_webgpu_compile.codegen.matmul_tiling import (
+from torch_webgpu_compile.codegen.kernels.contraction import generate_tiled, problem_of
+from torch_webgpu_compile.codegen.tilings.matmul import (
     MatmulProblem,
     MatmulTiling,
     choose_matmul_tiling,
     matmul_candidates,
 )
 from torch_webgpu_compile.errors import DeviceError
+from torch_webgpu_compile.ir.anchors import contraction_groups
 from torch_webgpu_compile.ir.graph import ContractionGroup, Schedule
 from torch_webgpu_compile.options import resolve
 from torch_webgpu_compile.plan.model import Dispatch, KernelCall, Plan
@@ -85,8 +86,8 @@ class Model:
     def products(self) -> Iterator[tuple[MatmulProblem, ContractionGroup]]:
         """Each problem of known sizes once."""
         done = set()
-        for group in autotune._contractions(self.schedule, self.target):
-            problem = problem_of(group, self.schedule.graph.buffers, self.target)
+        for group in contraction_groups(self.schedule):
+            problem = problem_of(group, self.schedule.graph.buffers)
             if problem.key is not None and problem.key not in done:
                 done.add(problem.key)
                 yield problem, group

@@ -33,17 +33,14 @@ from .options import CompileOptions
 from .plan.model import KernelCall, Plan
 from .plan.verify import verify_plan
 from .planner import build_plan
-from .scheduler.grouping.connected_maps import join_connected_maps
-from .scheduler.grouping.foreach import join_foreach
 from .scheduler.grouping.fusion import Grouping, fuse, open_groups
 from .scheduler.grouping.in_place import share_memory
 from .scheduler.grouping.joint import join_small_kernels
+from .scheduler.grouping.maps import join_connected_maps, join_foreach, join_small_maps
 from .scheduler.grouping.order import order_groups, verify_grouping
-from .scheduler.grouping.pairs import join_pairs
-from .scheduler.grouping.siblings import join_siblings
-from .scheduler.grouping.small_maps import join_small_maps
+from .scheduler.grouping.products import join_pairs, join_siblings
 from .scheduler.rewrites.causal import find_causal
-from .scheduler.rewrites.equal_nodes import share_equal_nodes
+from .scheduler.rewrites.equal_nodes import drop_unit_symbols, share_equal_nodes
 from .scheduler.rewrites.inline import inline_producers
 from .scheduler.rewrites.layouts import choose_layouts
 from .scheduler.rewrites.new_rows import read_new_rows
@@ -51,7 +48,6 @@ from .scheduler.rewrites.preparation import separate
 from .scheduler.rewrites.split import split_contractions, split_reductions
 from .scheduler.rewrites.split_attention import split_attention
 from .scheduler.rewrites.statistics import recompute_statistics
-from .scheduler.rewrites.units import drop_unit_symbols
 from .target import Target
 from .tuning import machines
 from .tuning.autotune import Tune, tilings_for
@@ -140,12 +136,12 @@ class Form:
     Attributes:
         name: the type's name.
         verify: raises VerificationError where it breaks a rule; also given the pass's argument,
-            which has been verified.
+            which has been verified, and the target.
         text: for a person to read.
     """
 
     name: str
-    verify: Callable[[Any, Any], None]
+    verify: Callable[[Any, Any, Target], None]
     text: Callable[[Any], str]
 
 
@@ -210,32 +206,32 @@ def _plan(program: Program[Kernels], state: Compilation) -> Plan:
 # ---- what passes take and give
 
 
-def _verify_captured(captured: CapturedGraph, _: object) -> None:
+def _verify_captured(captured: CapturedGraph, before: object, target: Target) -> None:
     """PyTorch verifies FX graphs."""
 
 
-def _verify_graph(graph: LoopGraph, before: object) -> None:
+def _verify_graph(graph: LoopGraph, before: object, target: Target) -> None:
     verify_loop_graph(graph, before if isinstance(before, LoopGraph) else None)
 
 
-def _verify_kernels(program: Program[Kernels], _: object) -> None:
+def _verify_kernels(program: Program[Kernels], before: object, target: Target) -> None:
     """Kernels are verified by the WGSL compiler."""
 
 
-def _verify_separated(program: Program[LoopGraph], before: LoopGraph) -> None:
+def _verify_separated(program: Program[LoopGraph], before: LoopGraph, target: Target) -> None:
     for part in program.parts:
         verify_loop_graph(part, before)
     verify_prepared(program)
 
 
-def _verify_groupings(program: Program[Grouping], _: object) -> None:
+def _verify_groupings(program: Program[Grouping], before: object, target: Target) -> None:
     for part in program.parts:
         verify_grouping(part)
 
 
-def _verify_schedules(program: Program[Schedule], _: object) -> None:
+def _verify_schedules(program: Program[Schedule], before: object, target: Target) -> None:
     for part in program.parts:
-        verify_schedule(part)
+        verify_schedule(part, target)
     verify_prepared(program.map(lambda schedule: schedule.graph))
 
 
@@ -253,7 +249,7 @@ SCHEDULES = Form("Program[Schedule]", _verify_schedules, _of_parts(format_schedu
 KERNELS = Form(
     "Program[Kernels]", _verify_kernels, _of_parts(lambda part: debug.calls_text(part.calls))
 )
-PLAN = Form("Plan", lambda plan, _: verify_plan(plan), debug.plan_text)
+PLAN = Form("Plan", lambda plan, before, target: verify_plan(plan), debug.plan_text)
 
 Run = Callable[[Any, Compilation], Any]
 
@@ -363,7 +359,7 @@ def _run(steps: Sequence[Pass], state: Compilation, show: debug.Shower, use_cach
         start, before = time.perf_counter(), value
         value = step.run(before, state)
         if value is not before:
-            _verify(step, value, before)
+            _verify(step, value, before, state.target)
             show(step.name, partial(step.gives.text, value))
         if step is last_schedule:
             show("schedule", partial(step.gives.text, value))
@@ -382,9 +378,9 @@ def _run(steps: Sequence[Pass], state: Compilation, show: debug.Shower, use_cach
     counters.add(plans_compiled=1)
 
 
-def _verify(step: Pass, result: Any, before: Any) -> None:
+def _verify(step: Pass, result: Any, before: Any, target: Target) -> None:
     try:
-        step.gives.verify(result, before)
+        step.gives.verify(result, before, target)
     except VerificationError as error:
         raise VerificationError(f"after the pass {step.name}: {error}") from error
 

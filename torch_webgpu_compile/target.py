@@ -16,6 +16,23 @@ The largest values that WebGPU allows for ``minStorageBufferOffsetAlignment`` an
 an adapter that allows smaller ones gains nothing.
 """
 
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of a buffer that one binding reaches; ``nbytes`` None means to the end."""
+
+    offset_nbytes: int = 0
+    nbytes: int | None = None
+
+
+_WHOLE = (Window(),)
+
+
+def binding_start(offset_nbytes: int) -> int:
+    """Where a binding starts that reaches what begins at this offset, in bytes."""
+    return offset_nbytes // BINDING_ALIGNMENT * BINDING_ALIGNMENT
+
+
 _MEASURED_MULTIPROCESSORS = 132  # of the H200 on which decisions were measured
 
 
@@ -116,7 +133,18 @@ class Target:
     @property
     def window_nbytes(self) -> int:
         """The part of a larger buffer that one binding reaches: it may start where another ends."""
-        return self.max_binding_nbytes // BINDING_ALIGNMENT * BINDING_ALIGNMENT
+        return binding_start(self.max_binding_nbytes)
+
+    def windows(self, nbytes: int) -> tuple[Window, ...]:
+        """The bindings through which a kernel reaches all of a buffer of so many bytes.
+
+        Together they end with a multiple of 16 bytes, to which buffers are padded.
+        """
+        step = self.window_nbytes
+        if nbytes <= step:
+            return _WHOLE
+        end = -(-nbytes // 16) * 16
+        return tuple(Window(start, min(step, end - start)) for start in range(0, nbytes, step))
 
     @property
     def identity(self) -> str:

@@ -9,9 +9,9 @@ from torch import nn
 
 from tests.compiling import native
 from torch_webgpu_compile import counters, explain, plan_cache
-from torch_webgpu_compile.codegen import attention_gradient
-from torch_webgpu_compile.codegen.attention_gradient_tiling import (
-    _TILINGS,
+from torch_webgpu_compile.codegen.kernels import attention_gradient
+from torch_webgpu_compile.codegen.tilings.attention import (
+    _GRADIENT_TILINGS,
     AttentionGradientTiling,
 )
 from torch_webgpu_compile.runtime.device import open_device
@@ -202,7 +202,7 @@ def test_dynamic_lengths():
     assert counters.plans_compiled == 0
 
 
-TILINGS = [*_TILINGS, AttentionGradientTiling(16, 32, 4, 64)]
+TILINGS = [*_GRADIENT_TILINGS, AttentionGradientTiling(16, 32, 4, 64)]
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from torch_webgpu_compile import plan_cache
-from torch_webgpu_compile.codegen import reduction
-from torch_webgpu_compile.codegen.tiling import RowTiling
+from torch_webgpu_compile.ir import rows
+from torch_webgpu_compile.ir.rows import RowTiling
 
 pytestmark = pytest.mark.rotates(4)
 
@@ -91,7 +91,7 @@ def test_one_pass_of_half_precision(name, dtype):
 def test_loops_of_any_tiling(tiling, length, monkeypatch):
     if length % tiling.lanes:
         length *= tiling.lanes
-    monkeypatch.setattr(reduction, "choose_row_tiling", lambda *_: tiling)
+    monkeypatch.setattr(rows, "choose_row_tiling", lambda *_: tiling)
 
     def function(x):
         return torch.softmax(x, -1), torch.logsumexp(x * 2, -1), x.sum(-1)

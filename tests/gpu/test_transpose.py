@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from torch_webgpu_compile import plan_cache
-from torch_webgpu_compile.codegen import transpose
-from torch_webgpu_compile.codegen.tiling import TransposeTiling
+from torch_webgpu_compile.ir import transposition
+from torch_webgpu_compile.ir.transposition import TransposeTiling
 
 pytestmark = pytest.mark.rotates(4)
 
@@ -20,14 +20,14 @@ def _fresh(monkeypatch):
     monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
     torch._dynamo.reset()
     torch.manual_seed(0)
-    original = transpose.choose_transpose_tiling
+    original = transposition.choose_transpose_tiling
 
     def choose(inner, outer, numel, nbytes, target, lanes):
         return original(inner, outer, numel, nbytes, replace(target, software=False), lanes)
 
     # Software adapters, which have no tiles of their own, test them all the same. Plans are
     # remembered by what they compute, not by a patched choice.
-    monkeypatch.setattr(transpose, "choose_transpose_tiling", choose)
+    monkeypatch.setattr(transposition, "choose_transpose_tiling", choose)
     plan_cache.clear()
     yield
     plan_cache.clear()
@@ -132,7 +132,7 @@ def test_memory_formats(sizes):
     ids=str,
 )
 def test_tilings(tiling, monkeypatch):
-    monkeypatch.setattr(transpose, "choose_transpose_tiling", lambda *_: tiling)
+    monkeypatch.setattr(transposition, "choose_transpose_tiling", lambda *_: tiling)
     for sizes in ((132, 68), (3, 36, 100), (64, 128)):
         plan_cache.clear()
         torch._dynamo.reset()

@@ -6,7 +6,7 @@ import pytest
 
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.codegen.algebra import Algebra
-from torch_webgpu_compile.codegen.values import Text
+from torch_webgpu_compile.codegen.wgsl.values import Text
 
 
 class Kernel:

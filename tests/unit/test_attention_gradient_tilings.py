@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.compilations import compile_function
-from torch_webgpu_compile.codegen.attention_gradient_tiling import (
-    _TILINGS,
+from torch_webgpu_compile.codegen.tilings.attention import (
+    _GRADIENT_TILINGS,
     choose_attention_gradient_tiling,
 )
 from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
@@ -28,8 +28,8 @@ def choose(rows, batch, size, target):
 
 def test_large_adapters_take_large_tiles():
     many = as_expr(4096)
-    assert choose(as_expr(1024), many, 64, LARGE) == _TILINGS[0]
-    assert choose(symbol("s0", 2), symbol("s1", 2), 64, LARGE) == _TILINGS[0]
+    assert choose(as_expr(1024), many, 64, LARGE) == _GRADIENT_TILINGS[0]
+    assert choose(symbol("s0", 2), symbol("s1", 2), 64, LARGE) == _GRADIENT_TILINGS[0]
     assert choose(as_expr(1024), many, 128, LARGE).owned == 32
     assert choose(as_expr(1024), many, 64, SMALL).owned == 16
 
@@ -53,7 +53,7 @@ def test_every_head_size_fits(size, target):
     assert tiling.workgroup_nbytes(width, width) <= target.max_workgroup_nbytes
 
 
-@pytest.mark.parametrize("tiling", _TILINGS, ids=str)
+@pytest.mark.parametrize("tiling", _GRADIENT_TILINGS, ids=str)
 def test_tilings_are_whole(tiling):
     """Every invocation has a place in both divisions of the work."""
     assert tiling.scoring <= tiling.workgroup

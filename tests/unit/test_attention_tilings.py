@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_webgpu_compile.codegen.tiling import choose_attention_tiling
+from torch_webgpu_compile.codegen.tilings.attention import choose_attention_tiling
 from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
 from torch_webgpu_compile.target import Target
 

@@ -10,8 +10,8 @@ import torch
 
 from tests.compilations import TARGET, compile_function
 from torch_webgpu_compile import dtypes
-from torch_webgpu_compile.codegen.kernel import fold_grid
-from torch_webgpu_compile.codegen.op_table import op_row
+from torch_webgpu_compile.codegen.kernels.builder import fold_grid
+from torch_webgpu_compile.codegen.wgsl.op_table import op_row
 from torch_webgpu_compile.dtypes import DType, Kind
 from torch_webgpu_compile.ir import numeric
 from torch_webgpu_compile.ir.scalar import OPS, POLYNOMIALS

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tests.compilations import compile_function
 from tests.harness import check
 from torch_webgpu_compile import determinism, plan_cache
-from torch_webgpu_compile.codegen.matmul_tiling import MatmulTiling
+from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.nodes import Scatter
 from torch_webgpu_compile.options import CompileOptions

@@ -12,8 +12,8 @@ import torch
 from tests.compilations import compile_function
 from tests.harness import TARGET, capture, check, lower_checked
 from torch_webgpu_compile import dtypes
-from torch_webgpu_compile.codegen.op_table import op_row, suffix
-from torch_webgpu_compile.codegen.render import _WORD, _library
+from torch_webgpu_compile.codegen.wgsl.op_table import op_row, suffix
+from torch_webgpu_compile.codegen.wgsl.render import _WORD, _library
 from torch_webgpu_compile.ir.nodes import Contraction, HostCall, Scatter
 from torch_webgpu_compile.ir.scalar import OPS
 

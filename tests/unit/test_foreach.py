@@ -262,4 +262,4 @@ def test_wrong_schedules_are_refused():
     assert isinstance(other, MapGroup)
     wrong = replace(schedule, groups=(ForeachGroup((*equal.groups, other)),))
     with pytest.raises(VerificationError, match="compute the same"):
-        verify_schedule(wrong)
+        verify_schedule(wrong, TARGET)

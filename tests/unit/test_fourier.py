@@ -11,7 +11,7 @@ import torch
 
 from tests.compilations import compile_function
 from tests.harness import capture, check, lower_checked, run_graph
-from torch_webgpu_compile.codegen.fourier_tiling import choose_fourier_tiling
+from torch_webgpu_compile.codegen.tilings.fourier import choose_fourier_tiling
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir import fourier
 from torch_webgpu_compile.ir.nodes import Fourier

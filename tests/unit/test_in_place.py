@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.compilations import compile_function
+from tests.compilations import TARGET, compile_function
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.plan.model import Dispatch
@@ -109,6 +109,6 @@ def test_the_verifier_finds_a_late_reader():
         return before
 
     schedule = compile_function(function, CACHE, AT, NEW).schedule
-    verify_schedule(schedule)
+    verify_schedule(schedule, TARGET)
     with pytest.raises(VerificationError, match="no other reader of in0 then"):
-        verify_schedule(replace(schedule, groups=schedule.groups[::-1]))
+        verify_schedule(replace(schedule, groups=schedule.groups[::-1]), TARGET)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.compilations import TARGET
 from tests.harness import capture, lower_checked
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.errors import VerificationError
@@ -102,8 +103,8 @@ def test_schedules() -> None:
     at = (iteration("i0", 3),)
     inner = Member(first.output, first.body, at, store=False)
     outer = Member(second.output, second.body, at, store=True)
-    verify_schedule(Schedule(two, (MapGroup(first.ranges, (inner, outer)),)))
+    verify_schedule(Schedule(two, (MapGroup(first.ranges, (inner, outer)),)), TARGET)
     with pytest.raises(VerificationError, match="group 0 needs exp stored"):
-        verify_schedule(Schedule(two, (MapGroup(first.ranges, (outer,)),)))
+        verify_schedule(Schedule(two, (MapGroup(first.ranges, (outer,)),)), TARGET)
     with pytest.raises(VerificationError, match="output 0"):
-        verify_schedule(Schedule(two, (MapGroup(first.ranges, (inner,)),)))
+        verify_schedule(Schedule(two, (MapGroup(first.ranges, (inner,)),)), TARGET)

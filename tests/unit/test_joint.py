@@ -17,15 +17,15 @@ from torch_webgpu_compile.ir.graph import JointGroup, MapGroup, RowGroup, Single
 from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.ir.nodes import Scatter, inputs_of
 from torch_webgpu_compile.ir.scalar import index
-from torch_webgpu_compile.ir.spaces import iteration_symbols, symbol_keys
+from torch_webgpu_compile.ir.spaces import numbered
 from torch_webgpu_compile.ir.text import format_schedule
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.scheduler.mapping import point_of
+from torch_webgpu_compile.scheduler.rewrites.equal_nodes import drop_unit_symbols
 from torch_webgpu_compile.scheduler.rewrites.new_rows import read_new_rows
 from torch_webgpu_compile.scheduler.rewrites.split_attention import split_attention
-from torch_webgpu_compile.scheduler.rewrites.units import drop_unit_symbols
 from torch_webgpu_compile.symbolic.sizes import as_expr
 
 pytestmark = pytest.mark.rotates(3)
@@ -143,7 +143,7 @@ def test_the_verifier_finds_parts_that_need_each_other():
     parts = tuple(g for g in state.schedule.groups if isinstance(g, RowGroup | MapGroup))
     wrong = replace(state.schedule, groups=(JointGroup(parts),))
     with pytest.raises(VerificationError, match="do not need each other"):
-        verify_schedule(wrong)
+        verify_schedule(wrong, LARGE)
 
 
 def test_the_verifier_finds_a_part_that_overwrites_what_another_one_reads():
@@ -158,7 +158,7 @@ def test_the_verifier_finds_a_part_that_overwrites_what_another_one_reads():
     assert len(state.schedule.groups) == 2
     wrong = replace(state.schedule, groups=(JointGroup(state.schedule.groups),))
     with pytest.raises(VerificationError, match="no other reader"):
-        verify_schedule(wrong)
+        verify_schedule(wrong, LARGE)
 
 
 # ---- rows of caches
@@ -208,7 +208,7 @@ def test_attention_waits_for_parts_of_a_row(sizes):
     state = compile_function(cached, *(a.clone() for a in ARGUMENTS), target=LARGE)
     graph = drop_unit_symbols(split_attention(state.graph, LARGE))
     ranges = tuple(map(as_expr, sizes))
-    symbols = [index(s) for s in point_of(symbol_keys(iteration_symbols("i", ranges)))]
+    symbols = [index(s) for s in point_of(numbered("i", ranges))]
     nodes = [
         replace(node, ranges=ranges, index=(*symbols[:2], node.index[2], symbols[3]))
         if isinstance(node, Scatter)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tests.compilations import TARGET, compile_function
 from tests.harness import backend_of, capture, compare, lower_checked, run_graph
 from torch_webgpu_compile.captured import CapturedGraph
-from torch_webgpu_compile.codegen.contraction import problem_of
+from torch_webgpu_compile.codegen.kernels.contraction import problem_of
 from torch_webgpu_compile.compiler import Compilation
 from torch_webgpu_compile.ir.graph import (
     AnchorGroup,
@@ -28,8 +28,8 @@ from torch_webgpu_compile.ir.graph import (
 from torch_webgpu_compile.ir.nodes import Contraction
 from torch_webgpu_compile.ir.scalar import loads_of
 from torch_webgpu_compile.ir.verify import verify_loop_graph
+from torch_webgpu_compile.scheduler.rewrites.equal_nodes import drop_unit_symbols
 from torch_webgpu_compile.scheduler.rewrites.layouts import channels_last, choose_layouts
-from torch_webgpu_compile.scheduler.rewrites.units import drop_unit_symbols
 from torch_webgpu_compile.symbolic.sizes import ONE
 
 
@@ -204,7 +204,7 @@ def operands(state: Compilation) -> list[tuple[str, str, bool]]:
     found = []
     for group, call in zip(state.schedule.groups, state.calls, strict=True):
         if isinstance(group, AnchorGroup) and isinstance(group.anchor, Contraction):
-            problem = problem_of(group, buffers, state.target)
+            problem = problem_of(group, buffers)
             stores = "n: i32, value: vec4" in call.kernel.wgsl
             found.append((problem.lhs, problem.rhs, stores))
     return found

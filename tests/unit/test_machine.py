@@ -12,7 +12,8 @@ import torch
 from tests.compilations import OPTIONS, TARGET, compile_function
 from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.cache_folder import CacheFolder
-from torch_webgpu_compile.codegen.tiling import choose_attention_tiling, choose_row_tiling
+from torch_webgpu_compile.codegen.tilings.attention import choose_attention_tiling
+from torch_webgpu_compile.ir.rows import choose_row_tiling
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.scheduler import cost
 from torch_webgpu_compile.symbolic.sizes import as_expr

@@ -19,7 +19,7 @@ from tests.compilations import TARGET, compile_function
 from tests.plan_mutations import altered, damaged, without_program
 from torch_webgpu_compile import cache_folder, files, plan_cache
 from torch_webgpu_compile.cache_folder import CacheFolder, CacheWarning
-from torch_webgpu_compile.codegen.matmul_tiling import MatmulTiling
+from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.plan import serialize

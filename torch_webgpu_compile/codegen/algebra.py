@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .op_table import suffix
-from .values import Text
+from .wgsl.op_table import suffix
+from .wgsl.values import Text
 
 # A product of powers, by what is raised: a name, or the terms of a sum. The empty one is 1.
 Product = frozenset[tuple[Any, float]]

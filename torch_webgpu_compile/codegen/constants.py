@@ -14,7 +14,7 @@ import numpy as np
 from .. import dtypes
 from ..ir.numeric import convert, numpy_dtype, scalar_op
 from ..ir.scalar import Const, Index, Load, Masked, Op, Scalar, apply, const, loads_of
-from .index_wgsl import as_index, decide, host_number
+from .wgsl.indices import as_index, decide, host_number
 
 # Drivers take an inverse away, and with it the NaN of negative numbers.
 _INVERSES = {"exp": "log", "fast_exp": "log", "exp2": "log2", "square": "sqrt"}

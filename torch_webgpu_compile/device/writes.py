@@ -31,7 +31,7 @@ from ..plan.model import Dispatch, Plan
 from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
 from ..storages import buffer_of, data_ptr, offset_at, span
-from ..target import BINDING_ALIGNMENT
+from ..target import BINDING_ALIGNMENT, binding_start
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds
@@ -70,7 +70,7 @@ def write(target: Tensor, value: Tensor) -> bool:
     runs, value = _runs(target, value)
     itemsize = target.element_size()
     start = offset_at(data_ptr(target))
-    binding = start // BINDING_ALIGNMENT * BINDING_ALIGNMENT
+    binding = binding_start(start)
     key = target.get_device(), itemsize, runs.sizes, runs.strides, (start - binding) // itemsize
     prepared = _launchers.get(key)
     if prepared is None:

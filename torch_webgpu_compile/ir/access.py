@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..dtypes import DType, Kind
 from ..symbolic.sizes import (
     ONE,
     ZERO,
     Expr,
     Symbol,
+    as_expr,
+    delinearize,
     evaluate,
     linearize,
     product,
@@ -16,10 +19,29 @@ from ..symbolic.sizes import (
     symbols_of,
 )
 from .graph import Buffer
-from .scalar import Index, Scalar, loads_of, scalar_symbols
+from .scalar import Index, Load, Scalar, loads_of, scalar_symbols
+from .spaces import numbered
+
+VECTOR = 4
+"""Elements that one access moves at most, if they are neighbours."""
+
+Lanes = list[dict[Symbol, Expr]]
+"""The points that an invocation computes at once, as values of iteration symbols."""
 
 # What a symbolic size counts as when buffers are compared.
 _TYPICAL = 64
+
+
+def load_index(load: Load) -> tuple[Expr, ...] | None:
+    """The index expressions of a load, or None when it gathers."""
+    exprs = tuple(i.expr for i in load.index if isinstance(i, Index))
+    return exprs if len(exprs) == len(load.index) else None
+
+
+def address_of(load: Load, strides: Sequence[Expr]) -> Expr:
+    """Where a load reads, in elements; entries that are computed from data count as 0."""
+    exprs = [i.expr if isinstance(i, Index) else ZERO for i in load.index]
+    return linearize(exprs, strides)
 
 
 def neighbours_in_rows(
@@ -41,8 +63,7 @@ def neighbours_in_rows(
             if load.buffer not in buffers:
                 continue
             buffer = buffers[load.buffer]
-            exprs = [i.expr if isinstance(i, Index) else ZERO for i in load.index]
-            address = linearize(exprs, buffer.strides)
+            address = address_of(load, buffer.strides)
             extents = [s.extent for s in scalar_symbols(load) if s.extent is not None]
             weight = min(typical_numel(buffer.numel), typical_numel(product(extents)))
             along, across = _steps_by_one(address, elements), _steps_by_one(address, rows)
@@ -70,3 +91,50 @@ def _steps_by_one(address: Expr, symbols: Sequence[Symbol]) -> bool:
         and substitute(address, {symbol: ONE}) - substitute(address, {symbol: ZERO}) is ONE
         for symbol in symbols
     )
+
+
+def is_multiple_of(expr: Expr, factor: int) -> bool:
+    """Whether ``factor`` divides ``expr`` for all values of its symbols."""
+    return expr.constant % factor == 0 and all(c % factor == 0 for _, c in expr.terms)
+
+
+def are_aligned_neighbours(addresses: Sequence[Expr]) -> bool:
+    """Whether addresses are a, a + 1, … from a multiple of their number: one vector access."""
+    first = addresses[0]
+    return is_multiple_of(first, len(addresses)) and all(
+        address - first is as_expr(k) for k, address in enumerate(addresses)
+    )
+
+
+def lane_addresses(
+    buffer: Buffer, index: Sequence[Expr], lanes: Sequence[Mapping[Symbol, Expr]]
+) -> list[Expr]:
+    """Where each lane accesses a buffer, in elements from the start of its memory."""
+    address = linearize(index, buffer.strides) + buffer.offset
+    return [substitute(address, env) for env in lanes]
+
+
+def flat_environment(
+    symbols: Sequence[Symbol], flat: Expr, order: Sequence[int] | None = None
+) -> dict[Symbol, Expr]:
+    """The value of iteration symbols at element number ``flat``, the last of ``order`` fastest."""
+    order = range(len(symbols)) if order is None else order
+    sizes = []
+    for k in order:
+        extent = symbols[k].extent
+        assert extent is not None
+        sizes.append(extent)
+    index = delinearize(flat, sizes)
+    return {symbols[k]: value for k, value in zip(order, index, strict=True)}
+
+
+def flat_values(prefix: str, sizes: Sequence[Expr], flat: Expr) -> dict[Symbol, Expr]:
+    """The values of ``prefix0, prefix1, …`` at flat position ``flat``."""
+    return flat_environment(numbered(prefix, sizes), flat)
+
+
+def workgroup_type(dtype: DType) -> tuple[str, int]:
+    """(WGSL type, bytes) of an element in workgroup memory."""
+    if dtype.kind is Kind.BOOL:
+        return "u32", 4  # NVIDIA's driver loses booleans there
+    return dtype.compute, {"i64": 8, "f64": 8}.get(dtype.compute, 4)

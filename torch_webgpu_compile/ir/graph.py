@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import or_
 from typing import Any, Generic, TypeVar
 
 from ..dtypes import DType
-from ..symbolic.sizes import Expr, product
-from ..target import Target
-from .nodes import AnchorNode, HostCall, Node, SingleNode, inputs_of, outputs_of, reports
+from ..symbolic.sizes import ZERO, Expr, contiguous_strides, product
+from ..target import Target, Window
+from .nodes import AnchorNode, HostCall, Node, Scatter, SingleNode, inputs_of, outputs_of, reports
 from .scalar import Scalar, checks_of, loads_of
 from .spaces import Origin
 
@@ -74,10 +74,18 @@ class Buffer:
         """Bytes from the start of the memory to the end of the last element, see `span`."""
         return self.span * self.dtype.itemsize
 
-    def windows(self, target: Target) -> int:
-        """Bindings through which a kernel reaches all of it; 1 where its size is not known."""
+    def windows(self, target: Target) -> tuple[Window, ...]:
+        """Bindings through which a kernel reaches all of it; one where its size is not known."""
         nbytes = self.nbytes
-        return max(1, -(-nbytes.constant // target.window_nbytes)) if nbytes.is_constant else 1
+        return target.windows(nbytes.constant if nbytes.is_constant else 0)
+
+
+def intermediate(
+    name: str, dtype: DType, sizes: tuple[Expr, ...], strides: tuple[Expr, ...] | None = None
+) -> Buffer:
+    """A buffer that a node of a graph writes, contiguous unless ``strides`` are given."""
+    strides = contiguous_strides(sizes) if strides is None else strides
+    return Buffer(name, dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,20 @@ class LoopGraph:
             return self
         return replace(self, nodes=nodes, buffers=buffers)
 
+    def expanded(
+        self, parts_of: Callable[[Node, dict[str, Buffer]], Sequence[Node] | None]
+    ) -> LoopGraph:
+        """The graph in which other nodes stand for some; this one where none is replaced.
+
+        ``parts_of(node, buffers)`` gives those, and adds their buffers, or None.
+        """
+        buffers = dict(self.buffers)
+        nodes: list[Node] = []
+        for node in self.nodes:
+            parts = parts_of(node, buffers)
+            nodes += [node] if parts is None else parts
+        return self.with_nodes(tuple(nodes), buffers)
+
     def live(self) -> LoopGraph:
         """The graph without nodes on which no output depends; host calls with effects stay."""
         effects = {n for n, b in self.buffers.items() if b.origin is BufferOrigin.EFFECT}
@@ -155,6 +177,15 @@ class LoopGraph:
         while (shared := self.buffers[name].shares) is not None:
             name = shared
         return name
+
+    def binding_count(self, names: Iterable[str], reports: bool, target: Target) -> int:
+        """Storage bindings of a kernel that reads and stores these buffers.
+
+        Buffers that share memory count once. ``reports``: whether the kernel checks indices, and so
+        needs the device's status beside them.
+        """
+        memory = {self.memory_of(name) for name in names}
+        return sum(len(self.buffers[name].windows(target)) for name in memory) + reports
 
     @cached_property
     def prepared(self) -> frozenset[str]:
@@ -334,6 +365,30 @@ def buffers_of(group: KernelGroup) -> GroupBuffers:
             return _buffers_of_members(members)
 
 
+def dispatch_count(group: KernelGroup, buffers: Mapping[str, Buffer]) -> int:
+    """The kernels that code generation makes of a group: one, but none of what has no elements.
+
+    None of a host call, which is a step of its own. A `Scatter` has two where its initial contents
+    are copied first, and only the copy where it has no updates.
+    """
+    match group:
+        case SingleGroup(HostCall()):
+            return 0
+        case SingleGroup(Scatter() as node):
+            output = buffers[node.output]
+            if output.numel is ZERO:
+                return 0
+            return (output.shares is None) + (product(node.ranges) is not ZERO)
+        case MapGroup(ranges=points) | RowGroup(rows=points):
+            return int(product(points) is not ZERO)
+        case AnchorGroup(anchor=node):
+            return int(buffers[node.output].numel is not ZERO)
+        case SingleGroup(node):
+            return int(buffers[outputs_of(node)[0]].numel is not ZERO)
+        case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups) | JointGroup(groups):
+            return int(any(dispatch_count(part, buffers) for part in groups))
+
+
 def _buffers_of_members(members: tuple[Member, ...]) -> GroupBuffers:
     return GroupBuffers(
         frozenset(load.buffer for member in members for load in loads_of(member.body)),
@@ -345,7 +400,10 @@ def _buffers_of_members(members: tuple[Member, ...]) -> GroupBuffers:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Kernel groups in execution order over the buffers of ``graph``."""
+    """Kernel groups in execution order over the buffers of ``graph``.
+
+    Each is dispatched as it stands, by as many kernels as `dispatch_count` says.
+    """
 
     graph: LoopGraph
     groups: tuple[KernelGroup, ...]

@@ -77,7 +77,7 @@ def rename_group(group: _Group, names: Mapping[str, str]) -> _Group:
 
     def members(found: tuple[Member, ...]) -> tuple[Member, ...]:
         return tuple(
-            replace(member, output=names[member.output], body=_rename_loads(member.body, names))
+            replace(member, output=names[member.output], body=rename_loads(member.body, names))
             for member in found
         )
 
@@ -96,7 +96,7 @@ def rename_group(group: _Group, names: Mapping[str, str]) -> _Group:
 
 def rename_node(node: _Node, names: Mapping[str, str]) -> _Node:
     """The node with buffers renamed."""
-    made = map_bodies(node, lambda body: _rename_loads(body, names))
+    made = map_bodies(node, lambda body: rename_loads(body, names))
     changed = {field: _rename_outputs(getattr(node, field), names) for field in node.OUTPUTS}
     changed |= {field: _rename_input(getattr(node, field), names) for field in node.INPUTS}
     return replace(made, **changed)
@@ -122,9 +122,11 @@ def _rename_arguments(value: Any, names: Mapping[str, str]) -> Any:
     return value
 
 
-def _rename_loads(body: Scalar, names: Mapping[str, str]) -> Scalar:
+def rename_loads(body: Scalar, names: Mapping[str, str]) -> Scalar:
+    """A body that loads other buffers; those that have no new name stay."""
+
     def change(scalar: Scalar) -> Scalar | None:
-        if isinstance(scalar, Load):
+        if isinstance(scalar, Load) and scalar.buffer in names:
             return Load(names[scalar.buffer], scalar.index, scalar.dtype)
         return None
 

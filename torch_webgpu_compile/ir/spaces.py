@@ -34,6 +34,11 @@ def symbol_keys(symbols: Sequence[Expr]) -> tuple[Symbol, ...]:
     return tuple(keys)
 
 
+def numbered(prefix: str, sizes: Sequence[IntLike]) -> tuple[Symbol, ...]:
+    """The `Symbol`s of `iteration_symbols`."""
+    return symbol_keys(iteration_symbols(prefix, sizes))
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a node comes from: an ATen overload and the user's line of code ("" when unknown)."""
@@ -121,6 +126,4 @@ def dtype_rule(body: Scalar, buffer: Buffer) -> Rule:
 
 def symbols_in(space: Space) -> tuple[Symbol, ...]:
     """The iteration symbols of a space."""
-    return tuple(
-        key for prefix, sizes in space for key in symbol_keys(iteration_symbols(prefix, sizes))
-    )
+    return tuple(key for prefix, sizes in space for key in numbered(prefix, sizes))

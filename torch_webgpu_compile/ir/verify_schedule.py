@@ -9,44 +9,53 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import VerificationError
 from ..symbolic.sizes import linearize
+from ..target import Target
+from .access import load_index
+from .anchors import access_pattern
 from .canonical import canonical_form
 from .graph import (
+    AnchorGroup,
     BufferOrigin,
     ForeachGroup,
+    GroupBuffers,
     JointGroup,
     KernelGroup,
     LoopGraph,
     MapGroup,
     PairGroup,
     Program,
+    RowGroup,
     Schedule,
     SiblingGroup,
     SingleGroup,
     buffers_of,
 )
 from .nodes import Contraction, Scatter, bodies_of
-from .scalar import Index, loads_of
+from .rows import choose_row_strategy, joint_nbytes
+from .scalar import loads_of
+from .transposition import find_transposition
 from .verify import is_empty, require, verify_output
 
 
-def verify_schedule(schedule: Schedule) -> None:
-    """Raises VerificationError unless a schedule can be run.
+def verify_schedule(schedule: Schedule, target: Target) -> None:
+    """Raises VerificationError unless a schedule can be run on a GPU, each group by its kernel.
 
     Every buffer that a group reads must be an input, a constant, prepared, or stored by an earlier
-    group, and is stored once; parts of one dispatch must not need each other; shared memory must
-    not be read after it was overwritten; outputs must be written.
+    group, and is stored once; parts of one dispatch must not need each other, and fit in it;
+    shared memory must not be read after it was overwritten; outputs must be written.
     """
     graph = schedule.graph
     written = set(graph.given)
     for number, group in enumerate(schedule.groups):
         title = f"group {number}"
         if isinstance(group, SiblingGroup | PairGroup):
-            _side_by_side(title, group)
+            _side_by_side(title, group, graph)
         if isinstance(group, ForeachGroup):
-            _equal_maps(title, group, graph)
+            _equal_maps(title, group, graph, target)
         if isinstance(group, ForeachGroup | JointGroup):
             _independent(title, group)
         found = buffers_of(group)
+        _within_limits(title, group, found, graph, target)
         for name in sorted(found.reads):
             known = name in written or is_empty(graph.buffers[name])
             require(known, title, f"{name} stored by an earlier group")
@@ -57,6 +66,36 @@ def verify_schedule(schedule: Schedule) -> None:
     for position, output in enumerate(graph.outputs):
         verify_output(position, output, graph, written)
     _verify_in_place(schedule)
+
+
+def _within_limits(
+    title: str, group: KernelGroup, found: GroupBuffers, graph: LoopGraph, target: Target
+) -> None:
+    """A kernel of several nodes needs no more bindings and workgroup memory than there are.
+
+    For a single node nothing was decided: code generation raises UnsupportedOp, and names it.
+    """
+    if not _is_one_node(group):
+        count = graph.binding_count(found.reads | found.stored, found.reports, target)
+        limit = target.max_storage_buffers
+        require(count <= limit, title, f"at most {limit} bindings, not {count}")
+    if isinstance(group, JointGroup):
+        rows = [part for part in group.groups if isinstance(part, RowGroup)]
+        strategies = [choose_row_strategy(part, graph.buffers, target) for part in rows]
+        nbytes, limit = joint_nbytes(strategies, target), target.max_workgroup_nbytes
+        require(nbytes <= limit, title, f"{limit} bytes of workgroup memory at most, not {nbytes}")
+
+
+def _is_one_node(group: KernelGroup) -> bool:
+    match group:
+        case SingleGroup():
+            return True
+        case MapGroup(members=members) | RowGroup(members=members):
+            return len(members) == 1
+        case AnchorGroup(epilogue=members):
+            return not members
+        case _:
+            return False
 
 
 def verify_prepared(program: Program[LoopGraph]) -> None:
@@ -145,9 +184,8 @@ def _verify_map_in_place(
         place = linearize(member.index, own.strides) + own.offset
         loads = [o for m in group.members for o in loads_of(m.body) if o.buffer == old.name]
         for load in loads:
-            index = [entry.expr for entry in load.index if isinstance(entry, Index)]
-            here = len(index) == len(load.index)
-            here = here and linearize(index, old.strides) + old.offset is place
+            index = load_index(load)
+            here = index is not None and linearize(index, old.strides) + old.offset is place
             require(here, title, f"{old.name} read where it is written")
         others = [k for k in readers.get(old.name, ()) if k >= number]
         require(len(others) <= bool(loads), title, f"no other reader of {old.name} then")
@@ -165,7 +203,7 @@ def _is_assigned(name: str, graph: LoopGraph) -> bool:
     )
 
 
-def _side_by_side(title: str, group: SiblingGroup | PairGroup) -> None:
+def _side_by_side(title: str, group: SiblingGroup | PairGroup, graph: LoopGraph) -> None:
     first = group.groups[0].anchor
     for k, sibling in enumerate(group.groups):
         anchor = sibling.anchor
@@ -180,17 +218,22 @@ def _side_by_side(title: str, group: SiblingGroup | PairGroup) -> None:
             require(anchor.lhs is first.lhs, title, "one lhs")
             equal = anchor.rows == first.rows and anchor.columns == first.columns
             require(equal, title, "equal sizes")
+        else:
+            own, wanted = (access_pattern(g, graph.buffers) for g in (sibling, group.groups[0]))
+            require(own == wanted, title, "operands and results that are accessed alike")
         for j, other in enumerate(group.groups):
             if j > k or (j < k and isinstance(group, SiblingGroup)):
                 read = buffers_of(sibling).loaded & buffers_of(other).computed
                 require(not read, title, f"products that do not need each other's {sorted(read)}")
 
 
-def _equal_maps(title: str, group: ForeachGroup, graph: LoopGraph) -> None:
+def _equal_maps(title: str, group: ForeachGroup, graph: LoopGraph, target: Target) -> None:
     forms = [canonical_form(part, graph.buffers) for part in group.groups]
     require(None not in forms, title, "maps that have a canonical form")
     same = len({form.key for form in forms if form is not None}) == 1
     require(same, title, "maps that compute the same")
+    tiled = any(find_transposition(part, graph.buffers, target) for part in group.groups)
+    require(not tiled, title, "maps that do not go through tiles")
 
 
 def _independent(title: str, group: ForeachGroup | JointGroup) -> None:

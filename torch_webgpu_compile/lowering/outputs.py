@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput
 from ..ir.nodes import BufferArgument, HostCall, Pointwise
 from ..ir.scalar import Index, Load, scalar_symbols
-from ..ir.spaces import iteration_symbols, symbol_keys
+from ..ir.spaces import numbered
 from ..symbolic.sizes import (
     ONE,
     ZERO,
@@ -125,7 +125,7 @@ def _affine_offset(flat: Expr, sizes: Sequence[Expr], strides: Sequence[Expr]) -
         return ZERO
     symbols = positions(sizes)
     rest = flat - linearize(symbols, strides)
-    keys: set[Symbol] = set(symbol_keys(iteration_symbols("i", sizes)))
+    keys: set[Symbol] = set(numbered("i", sizes))
     if symbols_of(rest).isdisjoint(keys):
         return rest
     # A dimension of size 1 has no symbol in the index, whatever its stride.

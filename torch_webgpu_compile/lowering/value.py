@@ -13,7 +13,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.gathering import substitute_scalars
 from ..ir.scalar import Index, Scalar, cast, const
-from ..ir.spaces import iteration_symbols, symbol_keys
+from ..ir.spaces import iteration_symbols, numbered
 from ..symbolic.sizes import (
     ONE,
     ZERO,
@@ -63,7 +63,7 @@ class Value:
     def at(self, index: Sequence[IndexLike]) -> Scalar:
         """The element at ``index``, whose entries may be computed from data (a gather)."""
         assert len(index) == self.rank, (index, self.sizes)
-        keys = symbol_keys(iteration_symbols("i", self.sizes))
+        keys = numbered("i", self.sizes)
         exprs: dict[Symbol, Expr] = {}
         data: dict[Symbol, Scalar] = {}
         for key, entry in zip(keys, index, strict=True):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir.scalar import Index, Load, Scalar, loads_of, substitute_symbols
+from ..ir.access import load_index
+from ..ir.scalar import Scalar, loads_of, substitute_symbols
 from ..symbolic.sizes import (
     ONE,
     ZERO,
@@ -39,12 +40,6 @@ def extent_of(symbol: Symbol) -> Expr:
 def point_of(symbols: Sequence[Symbol]) -> tuple[Expr, ...]:
     """The index expressions that are just these symbols; 0 for a symbol of extent 1."""
     return tuple(ZERO if s.extent is ONE else atom_expr(s) for s in symbols)
-
-
-def load_index(load: Load) -> tuple[Expr, ...] | None:
-    """The index expressions of a load, or None when it gathers."""
-    exprs = tuple(i.expr for i in load.index if isinstance(i, Index))
-    return exprs if len(exprs) == len(load.index) else None
 
 
 @dataclass

@@ -58,6 +58,7 @@ __all__ = [
     "maximum",
     "minimum",
     "mod",
+    "power_of_two_at_least",
     "product",
     "substitute",
     "symbol",
@@ -222,3 +223,8 @@ def delinearize(flat: Expr, sizes: Sequence[Expr]) -> tuple[Expr, ...]:
         quotient = floordiv(flat, stride) if stride is not ZERO else ZERO
         index.append(ZERO if size is ONE else quotient if k == 0 else mod(quotient, size))
     return tuple(index)
+
+
+def power_of_two_at_least(n: int) -> int:
+    """The smallest power of two ≥ n."""
+    return 1 << max(0, (n - 1).bit_length())

@@ -11,14 +11,14 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from ..cache_folder import CacheFolder
-from ..codegen.contraction import Tilings, generate_tiled, kernels_of, problem_of
-from ..codegen.matmul_tiling import (
+from ..codegen.kernels.contraction import Tilings, generate_tiled, problem_of
+from ..codegen.tilings.matmul import (
     MatmulProblem,
     MatmulTiling,
     fits,
@@ -27,8 +27,8 @@ from ..codegen.matmul_tiling import (
 )
 from ..errors import DeviceError, DeviceLostError, OutOfMemoryError
 from ..files import write_atomically
-from ..ir.graph import AnchorGroup, ContractionGroup, PairGroup, Schedule, SiblingGroup
-from ..ir.nodes import Contraction
+from ..ir.anchors import contraction_groups
+from ..ir.graph import ContractionGroup, Schedule
 from ..options import CompileOptions
 from ..plan.model import STATUS, STATUS_BUFFER, KernelCall, Plan, PlanBuffer
 from ..runtime.device import Device
@@ -75,8 +75,8 @@ def tuner(device: Device, folder: str | None) -> Tune:
     def tune(schedule: Schedule) -> Tilings:
         known = known_tilings(device.target, folder)
         work: dict[str, _Candidates] = {}
-        for group in _contractions(schedule, device.target):
-            problem = problem_of(group, schedule.graph.buffers, device.target)
+        for group in contraction_groups(schedule):
+            problem = problem_of(group, schedule.graph.buffers)
             key = problem.key
             if key is not None and key not in known and key not in work and problem.itemsize < 8:
                 work[key] = _candidates(group, schedule, problem, device.target)
@@ -88,14 +88,6 @@ def tuner(device: Device, folder: str | None) -> Tune:
         return {**known, **found}
 
     return tune
-
-
-def _contractions(schedule: Schedule, target: Target) -> Iterator[ContractionGroup]:
-    """What each kernel of contractions computes."""
-    for group in schedule.groups:
-        match group:
-            case SiblingGroup() | PairGroup() | AnchorGroup(anchor=Contraction()):
-                yield from kernels_of(group, schedule.graph.buffers, target)
 
 
 # ---- measuring

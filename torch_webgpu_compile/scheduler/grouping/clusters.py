@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ...ir.access import typical_numel
-from ...ir.graph import GroupBuffers, Schedule, buffers_of
+from ...ir.graph import GroupBuffers, KernelGroup, Schedule, buffers_of
 from ...plan.model import STATUS
 from ...target import Target
 from .order import topological_order
@@ -28,7 +29,9 @@ class Clusters:
         self.members = {k: [k] for k in self.of}
         self.buffers = [buffers_of(group) for group in schedule.groups]
         self.writer = {name: k for k, found in enumerate(self.buffers) for name in found.stored}
+        self._limit = target.max_storage_buffers
         self._windows_of: dict[str, int] = {STATUS: 1}
+        self._memory = {k: self._bound(found) for k, found in enumerate(self.buffers)}
         self._needs = {
             k: {self.writer[name] for name in found.reads if name in self.writer}
             for k, found in enumerate(self.buffers)
@@ -47,6 +50,7 @@ class Clusters:
             self.of[member] = cluster
         self.members[cluster] += self.members.pop(k)
         self._needs[cluster] |= self._needs.pop(k)
+        self._memory[cluster] |= self._memory.pop(k)
 
     def needs(self, cluster: int) -> set[int]:
         """The other clusters that a cluster needs directly.
@@ -95,25 +99,50 @@ class Clusters:
             stack += fresh
         return False
 
-    def bindings(self, found: GroupBuffers) -> int:
-        """Storage bindings of a kernel that reads and stores these buffers."""
-        return self.windows(self.memory(found))
+    def are_bound_together(self, k: int, cluster: int) -> bool:
+        """Whether there are bindings for one kernel of two clusters."""
+        return self._windows(self._memory[k] | self._memory[cluster]) <= self._limit
 
-    def memory(self, found: GroupBuffers) -> frozenset[str]:
-        """The buffers whose memory a kernel binds if it reads and stores ``found``.
+    def gather(self, numbers: Iterable[int], may_take: Callable[[int, int], bool]) -> None:
+        """Joins groups that are not in a cluster with others to as few clusters as possible.
 
-        Buffers that share memory count once; `STATUS` is among them if the kernel checks indices.
+        Each takes the first cluster of those before it that there are bindings for, that neither
+        needs it nor is needed by it, and for which ``may_take(group, cluster)`` holds.
         """
+        opened: list[int] = []
+        for k in numbers:
+            free = (c for c in opened if may_take(k, c) and self.are_bound_together(k, c))
+            into = next((c for c in free if self.independent(k, c)), None)
+            if into is None:
+                opened.append(k)
+            else:
+                self.join(k, into)
+                if self._windows(self._memory[into]) >= self._limit:
+                    opened.remove(into)
+
+    def regrouped(
+        self, as_groups: Callable[[list[KernelGroup]], Sequence[KernelGroup]]
+    ) -> Schedule:
+        """The schedule with what ``as_groups`` makes of the groups of each cluster of several."""
+        groups: list[KernelGroup] = []
+        for members in self.in_order():
+            found = [self.schedule.groups[m] for m in members]
+            groups += as_groups(found) if len(found) > 1 else found
+        return replace(self.schedule, groups=tuple(groups))
+
+    def fits(self, found: GroupBuffers) -> bool:
+        """Whether there are bindings for a kernel that reads and stores these buffers."""
+        return self._windows(self._bound(found)) <= self._limit
+
+    def _bound(self, found: GroupBuffers) -> frozenset[str]:
+        """The buffers whose memory a kernel binds; `STATUS` among them if it checks indices."""
         memory = frozenset(map(self.schedule.graph.memory_of, found.reads | found.stored))
         return memory | {STATUS} if found.reports else memory
 
-    def windows(self, names: Iterable[str]) -> int:
+    def _windows(self, names: Iterable[str]) -> int:
         """Storage bindings through which a kernel reaches these buffers."""
-        return sum(map(self._windows, names))
-
-    def _windows(self, name: str) -> int:
-        found = self._windows_of.get(name)
-        if found is None:
-            found = self.schedule.graph.buffers[name].windows(self.target)
-            self._windows_of[name] = found
-        return found
+        known = self._windows_of
+        for name in names:
+            if name not in known:
+                known[name] = len(self.schedule.graph.buffers[name].windows(self.target))
+        return sum(known[name] for name in names)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ...ir.access import load_index
 from ...ir.attention_nodes import Attention
 from ...ir.graph import AnchorGroup, KernelGroup, LoopGraph, MapGroup, Member, RowGroup, SingleGroup
 from ...ir.nodes import (
@@ -26,7 +27,7 @@ from ...ir.nodes import (
     reports,
 )
 from ...ir.scalar import loads_of, substitute_symbols
-from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.spaces import numbered, symbol_keys
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, product, substitute
 from ...target import Target
 from ..looped import is_looped
@@ -34,7 +35,6 @@ from ..mapping import (
     extent_of,
     flat_mapping,
     invert_partially,
-    load_index,
     map_into,
     point_of,
     reads_agree,
@@ -184,12 +184,9 @@ class Fuser:
             return False
         reads = (group.reads | set(inputs_of(node))) - set(group.computed)
         written = self._stored(group, extra=outputs_of(node)[0]) | apart
-        limit = self.target.max_storage_buffers
-        limit -= at in self.reporting or reports(node)  # the device's status is bound too
-        return (
-            len(group.members) < MAX_MEMBERS
-            and sum(self.graph.buffers[n].windows(self.target) for n in reads | written) <= limit
-        )
+        checks = at in self.reporting or reports(node)
+        bindings = self.graph.binding_count(reads | written, checks, self.target)
+        return len(group.members) < MAX_MEMBERS and bindings <= self.target.max_storage_buffers
 
     def _stored(self, group: Group, extra: str) -> set[str]:
         """The buffers that the group would write if it computed ``extra`` too.
@@ -223,7 +220,7 @@ class Fuser:
         at = len(self.groups)
         match node:
             case Pointwise():
-                keys = symbol_keys(iteration_symbols("i", node.ranges))
+                keys = numbered("i", node.ranges)
                 symbols = point_of(keys)
                 group = Group("map", keys)
                 group.add(
@@ -231,8 +228,8 @@ class Fuser:
                     inputs_of(node),
                 )
             case Reduction():
-                rows = symbol_keys(iteration_symbols("i", node.ranges))
-                elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+                rows = numbered("i", node.ranges)
+                elements = numbered("r", node.reduce_ranges)
                 group = Group("row", rows, elements)
                 member = Member(
                     node.output, node.body, point_of(rows), True, node.kind, node.origins
@@ -252,7 +249,7 @@ class Fuser:
     # -- joining ---------------------------------------------------------------------------------
 
     def _join_pointwise(self, node: Pointwise) -> bool:
-        symbols = symbol_keys(iteration_symbols("i", node.ranges))
+        symbols = numbered("i", node.ranges)
         for at in self._producers(node):
             group = self.groups[at]
             if group.kind == "single" or not self._may_join(node, at):
@@ -290,8 +287,8 @@ class Fuser:
         return False
 
     def _row_member(self, group: Group, node: Reduction) -> Member | None:
-        rows = symbol_keys(iteration_symbols("i", node.ranges))
-        elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+        rows = numbered("i", node.ranges)
+        elements = numbered("r", node.reduce_ranges)
         outer = flat_mapping(rows, group.rows)
         inner = flat_mapping(elements, group.elements)
         if outer is None or inner is None:
@@ -333,8 +330,8 @@ def _read_once(group: Group) -> dict[str, tuple[Expr, ...]]:
 
 def _as_rows(group: Group, node: Reduction) -> Group | None:
     """A map group as a row group over the rows that ``node`` reduces, or None."""
-    rows = symbol_keys(iteration_symbols("i", node.ranges))
-    elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+    rows = numbered("i", node.ranges)
+    elements = numbered("r", node.reduce_ranges)
     load = next((o for o in loads_of(node.body) if o.buffer in group.computed), None)
     index = None if load is None else load_index(load)
     if load is None or index is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...ir.access import load_index
 from ...ir.graph import Buffer, BufferOrigin, LoopGraph, Member
 from ...ir.nodes import Scatter, bodies_of, inputs_of
 from ...ir.scalar import loads_of
 from ...symbolic.sizes import ZERO, Expr, linearize
-from ..mapping import load_index
 from .fusion import Group, Grouping, depends
 
 _VECTOR = 4  # elements that kernels store at once

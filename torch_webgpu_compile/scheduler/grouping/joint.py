@@ -7,7 +7,7 @@ joins the parts of attention.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import lru_cache
 
 from ... import dtypes
@@ -23,7 +23,9 @@ from ...ir.graph import (
     buffers_of,
 )
 from ...ir.nodes import Scatter, bodies_of
+from ...ir.rows import RowStrategy, choose_row_strategy, joint_nbytes
 from ...ir.scalar import Index, Load, Op, Scalar, loads_of, scalar_symbols, walk
+from ...ir.transposition import find_transposition
 from ...symbolic.sizes import INT32, Expr, Symbol, is_within, product
 from ...target import Target
 from .. import cost
@@ -45,6 +47,7 @@ def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
     part and bindings to spare.
     """
     clusters = Clusters(schedule, target)
+    memory = _Memory(schedule, target)
     before = _Before(clusters)
     opened: list[int] = []
     for k, group in enumerate(schedule.groups):
@@ -53,14 +56,37 @@ def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
         if not (_is_small(group, schedule, target) and cost.may_be_passed(passed, target)):
             continue
         free = (place for place in reversed(opened) if not before.needs(k, place))
-        into = next((place for place in free if _fits(clusters, k, place)), None)
+        into = next((place for place in free if _fits(clusters, memory, k, place)), None)
         if into is None:
             opened = [*opened[1 - _NEAR :], k]
         else:
             before.join(k, into)
             clusters.join(k, into)
-    groups = (_as_group([schedule.groups[m] for m in found]) for found in clusters.in_order())
-    return replace(schedule, groups=tuple(groups))
+    return clusters.regrouped(_as_joint)
+
+
+class _Memory:
+    """The workgroup memory of row groups, by number, that are computed side by side."""
+
+    def __init__(self, schedule: Schedule, target: Target) -> None:
+        self._schedule = schedule
+        self._target = target
+        self._strategies: dict[int, RowStrategy] = {}
+
+    def fits(self, groups: Iterable[int]) -> bool:
+        """Whether groups fit in one kernel, of which only row groups have workgroup memory."""
+        rows = [k for k in groups if isinstance(self._schedule.groups[k], RowGroup)]
+        nbytes = joint_nbytes([self._strategy(k) for k in rows], self._target)
+        return nbytes <= self._target.max_workgroup_nbytes
+
+    def _strategy(self, k: int) -> RowStrategy:
+        found = self._strategies.get(k)
+        if found is None:
+            group = self._schedule.groups[k]
+            assert isinstance(group, RowGroup)
+            found = choose_row_strategy(group, self._schedule.graph.buffers, self._target)
+            self._strategies[k] = found
+        return found
 
 
 class _Before:
@@ -106,6 +132,8 @@ def _is_small(group: KernelGroup, schedule: Schedule, target: Target) -> bool:
     buffers = schedule.graph.buffers
     match group:
         case MapGroup(points, members):
+            if find_transposition(group, buffers, target) is not None:
+                return False  # tiles are used where they gain more than a dispatch costs
             bodies = [member.body for member in members]
         case RowGroup(rows, elements, members):
             points, bodies = (*rows, *elements), [member.body for member in members]
@@ -159,15 +187,13 @@ def _nbytes_read(load: Load, buffer: Buffer) -> int:
     return min(places, typical_numel(buffer.numel)) * buffer.dtype.itemsize
 
 
-def _fits(clusters: Clusters, k: int, cluster: int) -> bool:
-    """Whether a cluster may take group ``k``: by its number of parts and of storage bindings."""
-    members = clusters.members[cluster]
-    bound = frozenset().union(*(clusters.memory(clusters.buffers[m]) for m in (*members, k)))
-    return len(members) < _MOST and clusters.windows(bound) <= clusters.target.max_storage_buffers
+def _fits(clusters: Clusters, memory: _Memory, k: int, cluster: int) -> bool:
+    """Whether a cluster may take group ``k``: by its parts, storage bindings, workgroup memory."""
+    members = [*clusters.members[cluster], k]
+    together = clusters.are_bound_together(k, cluster)
+    return len(members) <= _MOST and together and memory.fits(members)
 
 
-def _as_group(groups: list[KernelGroup]) -> KernelGroup:
-    if len(groups) == 1:
-        return groups[0]
+def _as_joint(groups: list[KernelGroup]) -> list[KernelGroup]:
     parts = (group for group in groups if isinstance(group, MapGroup | RowGroup | SingleGroup))
-    return JointGroup(tuple(parts))
+    return [JointGroup(tuple(parts))]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ...dtypes import Kind
 from ...ir.attention_nodes import Attention, AttentionGradient
-from ...ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph
+from ...ir.graph import BufferOrigin, GraphOutput, LoopGraph, intermediate
 from ...ir.interpret import interpret
 from ...ir.nodes import Node, Pointwise, Reduction
 from ...ir.scalar import (
@@ -35,7 +35,7 @@ from ...ir.scalar import (
     substitute_symbols,
 )
 from ...ir.spaces import iteration_symbols, symbol_keys
-from ...symbolic.sizes import ONE, ZERO, Expr, contiguous_strides, product
+from ...symbolic.sizes import ONE, ZERO, Expr, product
 from .inline import body_at
 
 _Producers = Mapping[str, Pointwise]
@@ -218,14 +218,13 @@ def _evaluated(body: Scalar, sizes: tuple[Expr, ...], graph: LoopGraph) -> npt.N
     rows = dict(zip(symbol_keys((query, key)), iteration_symbols("i", sizes), strict=True))
     name = "(mask)"  # no node of a graph has such a name
     mask = Pointwise(name, sizes, substitute_symbols(body, rows))
-    strides = contiguous_strides(sizes)
-    buffer = Buffer(name, body.dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
+    buffer = intermediate(name, body.dtype, sizes)
     alone = replace(
         graph,
         nodes=(*graph.nodes, mask),
         buffers={**graph.buffers, name: buffer},
         inputs=(),
-        outputs=(GraphOutput(name, sizes, strides, ZERO),),
+        outputs=(GraphOutput(name, sizes, buffer.strides, ZERO),),
     ).live()
     if any(b.origin is BufferOrigin.INPUT for b in alone.buffers.values()):
         return None

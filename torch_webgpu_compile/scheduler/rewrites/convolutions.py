@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...ir.access import step_of, typical_numel
+from ...ir.access import address_of, load_index, step_of, typical_numel
 from ...ir.graph import Buffer, BufferOrigin
 from ...ir.nodes import Contraction, Pointwise
-from ...ir.scalar import Index, Load, Scalar, loads_of, rewrite, scalar_symbols, substitute_symbols
-from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.renaming import rename_loads
+from ...ir.scalar import Index, Load, Scalar, loads_of, scalar_symbols, substitute_symbols
+from ...ir.spaces import numbered
 from ...symbolic.sizes import (
     ONE,
     ZERO,
@@ -30,7 +31,7 @@ from ...symbolic.sizes import (
 )
 from ...target import Target
 from .. import cost
-from ..mapping import extent_of, load_index, point_of
+from ..mapping import extent_of, point_of
 
 VECTOR = 4
 
@@ -58,7 +59,7 @@ def recognise(node: Contraction) -> Convolution | None:
     rank = len(node.index)
     if rank < 3 or len(node.rows) != 1 or node.lhs.dtype.itemsize > VECTOR:
         return None
-    (m,) = symbol_keys(iteration_symbols("m", node.rows))
+    (m,) = numbered("m", node.rows)
     row = None if m.extent is ONE else m
     places = [node.index[0], *node.index[2:]]
     if any(place is not ZERO and as_symbol(place) is None for place in places):
@@ -67,10 +68,10 @@ def recognise(node: Contraction) -> Convolution | None:
     where = frozenset().union(*(symbols_of(place) for place in places))
     if not images or len(weights) != 1 or row in where or where & scalar_symbols(node.lhs):
         return None
-    columns = symbol_keys(iteration_symbols("n", node.columns))
+    columns = numbered("n", node.columns)
     if any(s not in where for s in columns if s.extent is not ONE):
         return None
-    inner = symbol_keys(iteration_symbols("k", node.inner))
+    inner = numbered("k", node.inner)
     channels = {s for o in images for s in symbols_of(_entry(o, 1)) & set(inner)}
     elsewhere = {s for o in images for k in range(rank) if k != 1 for s in symbols_of(_entry(o, k))}
     if len(channels) > 1 or channels & elsewhere:
@@ -88,12 +89,6 @@ def _entry(load: Load, dim: int) -> Expr:
     entry = load.index[dim]
     assert isinstance(entry, Index)
     return entry.expr
-
-
-def address_of(load: Load, strides: Sequence[Expr]) -> Expr:
-    """Where a load reads, in elements; entries that are computed from data count as 0."""
-    exprs = [i.expr if isinstance(i, Index) else ZERO for i in load.index]
-    return linearize(exprs, strides)
 
 
 def _is_divisible(symbol: Symbol) -> bool:
@@ -115,7 +110,7 @@ def reads_channels(convolution: Convolution, strides: Mapping[str, Sequence[Expr
 def reads_positions(convolution: Convolution, strides: Mapping[str, Sequence[Expr]]) -> bool:
     """Whether four neighbouring columns of a convolution by a 1×1 kernel are one access."""
     node = convolution.node
-    columns = symbol_keys(iteration_symbols("n", node.columns))
+    columns = numbered("n", node.columns)
     channels = ONE if convolution.channel is None else extent_of(convolution.channel)
     return product(node.inner) is channels and all(
         _in_vectors(address_of(o, strides[o.buffer]), columns) for o in convolution.images
@@ -124,7 +119,7 @@ def reads_positions(convolution: Convolution, strides: Mapping[str, Sequence[Exp
 
 def stores_positions(node: Contraction, strides: Sequence[Expr]) -> bool:
     """Whether four neighbouring columns of the result are one access."""
-    columns = symbol_keys(iteration_symbols("n", node.columns))
+    columns = numbered("n", node.columns)
     return _in_vectors(linearize(node.index, strides), columns)
 
 
@@ -150,15 +145,15 @@ def positions_of(node: Contraction) -> Expr:
 
 def turned(node: Contraction) -> Contraction:
     """The same contraction with lhs and rhs exchanged: positions as rows, channels as columns."""
-    batch = symbol_keys(iteration_symbols("b", node.batch))
-    columns = symbol_keys(iteration_symbols("n", node.columns))
-    (row,) = symbol_keys(iteration_symbols("m", node.rows))
+    batch = numbered("b", node.batch)
+    columns = numbered("n", node.columns)
+    (row,) = numbered("m", node.rows)
     places = [as_symbol(place) for place in (node.index[0], *node.index[2:])]
     rows = [s for s in places if s is not None]
     kept = [s for s in batch if s not in rows and s.extent is not ONE]
     new: dict[Symbol, Expr] = dict.fromkeys((*batch, *columns, row), ZERO)
     for prefix, symbols in (("b", kept), ("m", rows), ("n", [row])):
-        fresh = symbol_keys(iteration_symbols(prefix, [extent_of(s) for s in symbols]))
+        fresh = numbered(prefix, [extent_of(s) for s in symbols])
         new.update(zip(symbols, point_of(fresh), strict=True))
     return replace(
         node,
@@ -173,10 +168,10 @@ def turned(node: Contraction) -> Contraction:
 
 def channel_last(node: Contraction, channel: Symbol) -> Contraction:
     """The same contraction with the channel as the fastest of the inner dimensions."""
-    inner = symbol_keys(iteration_symbols("k", node.inner))
+    inner = numbered("k", node.inner)
     order = [*(s for s in inner if s is not channel), channel]
     sizes = tuple(extent_of(s) for s in order)
-    new = dict(zip(order, point_of(symbol_keys(iteration_symbols("k", sizes))), strict=True))
+    new = dict(zip(order, point_of(numbered("k", sizes)), strict=True))
     return replace(
         node,
         inner=sizes,
@@ -239,7 +234,7 @@ class WeightCopies:
         self.buffers[name] = replace(
             source, name=name, strides=strides, offset=ZERO, origin=BufferOrigin.INTERMEDIATE
         )
-        symbols = symbol_keys(iteration_symbols("i", source.sizes))
+        symbols = numbered("i", source.sizes)
         body = Load(weight, tuple(Index(i) for i in point_of(symbols)), source.dtype)
         return name, Pointwise(name, source.sizes, body)
 
@@ -259,7 +254,7 @@ def written_for(
     node = convolution.node
     strides = {name: buffer.strides for name, buffer in buffers.items()}
     weight = buffers[convolution.weight.buffer]
-    inner = symbol_keys(iteration_symbols("k", node.inner))
+    inner = numbered("k", node.inner)
     reorders = reads_channels(convolution, strides)
     after = list(inner)
     if reorders:
@@ -270,7 +265,7 @@ def written_for(
         layout = _vector_layout(convolution, weight)
         if pays and layout is not None:
             name, copied = copies.copy(weight.name, layout)
-            node = replace(node, lhs=_renamed(node.lhs, weight.name, name))
+            node = replace(node, lhs=rename_loads(node.lhs, {weight.name: name}))
             if copied is not None:
                 copied = replace(copied, origins=node.origins)
         elif not pays and _reads_weight_vectors(convolution, inner, weight.strides):
@@ -279,12 +274,3 @@ def written_for(
         assert convolution.channel is not None
         node = channel_last(node, convolution.channel)
     return (turned(node) if turn else node), copied
-
-
-def _renamed(body: Scalar, old: str, new: str) -> Scalar:
-    def change(node: Scalar) -> Scalar | None:
-        if isinstance(node, Load) and node.buffer == old:
-            return Load(new, node.index, node.dtype)
-        return None
-
-    return rewrite(body, change)

@@ -1,4 +1,4 @@
-"""Nodes that compute the same are computed once: the mask that every layer's attention converts."""
+"""What is equal looks equal, and is computed once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,40 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from ...ir.graph import Buffer, LoopGraph
-from ...ir.nodes import Contraction, Node, Pointwise, Reduction, map_bodies, taken_whole
-from ...ir.scalar import Load, Scalar, rewrite
+from ...ir.nodes import (
+    Contraction,
+    Node,
+    Pointwise,
+    Reduction,
+    map_bodies,
+    map_computed,
+    taken_whole,
+)
+from ...ir.renaming import rename_loads
+from ...ir.scalar import Scalar, substitute_symbols
+from ...ir.spaces import Space, symbols_in
+from ...symbolic.sizes import ONE, ZERO, Expr, substitute
+
+
+def drop_unit_symbols(graph: LoopGraph) -> LoopGraph:
+    """The graph with 0 for every iteration symbol of extent 1, which has one point."""
+    nodes = tuple(map_computed(node, _without_units) for node in graph.nodes)
+    return graph.with_nodes(nodes, graph.buffers)
+
+
+def _without_units(value: Scalar | Expr, space: Space) -> Scalar | Expr:
+    units = {symbol: ZERO for symbol in symbols_in(space) if symbol.extent is ONE}
+    if not units:
+        return value
+    if isinstance(value, Expr):
+        return substitute(value, units)
+    return substitute_symbols(value, units)
 
 
 def share_equal_nodes(graph: LoopGraph) -> LoopGraph:
     """The graph without pointwise nodes, reductions and contractions that repeat earlier ones.
 
+    That is, for one, the mask that every layer's attention converts.
     What an output shows stays, and what a node takes as a whole.
     """
     kept_names = graph.returned.union(*map(taken_whole, graph.nodes))
@@ -20,7 +47,9 @@ def share_equal_nodes(graph: LoopGraph) -> LoopGraph:
     instead: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        renamed = _renamed(node, instead) if instead else node
+        renamed = node
+        if instead:
+            renamed = map_bodies(node, lambda body: rename_loads(body, instead))
         key = _key(renamed, graph.buffers)
         if key is not None and isinstance(renamed, Pointwise | Reduction | Contraction):
             known = first.setdefault(key, renamed.output)
@@ -42,14 +71,3 @@ def _key(node: Node, buffers: dict[str, Buffer]) -> Hashable:
             return own, replace(buffers[output], name="")
         case _:
             return None
-
-
-def _renamed(node: Node, instead: dict[str, str]) -> Node:
-    """A node that reads other buffers in place of some."""
-
-    def change(scalar: Scalar) -> Scalar | None:
-        if isinstance(scalar, Load) and scalar.buffer in instead:
-            return Load(instead[scalar.buffer], scalar.index, scalar.dtype)
-        return None
-
-    return map_bodies(node, lambda body: rewrite(body, change))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ... import dtypes
-from ...ir.access import typical_numel
+from ...ir.access import load_index, typical_numel
 from ...ir.attention_nodes import Attention, AttentionGradient
 from ...ir.graph import BufferOrigin, LoopGraph
 from ...ir.nodes import (
@@ -25,12 +25,12 @@ from ...ir.nodes import (
     reports,
 )
 from ...ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, rewrite, walk
-from ...ir.spaces import iteration_symbols, named_bodies, symbol_keys
+from ...ir.spaces import named_bodies, numbered
 from ...symbolic.sizes import Expr, Symbol, as_symbol, product, substitute, symbols_of
 from ...target import Target
 from .. import cost
 from ..looped import is_looped
-from ..mapping import load_index, point_of
+from ..mapping import point_of
 
 _MAX_BODY = 400  # nodes: drivers compile longer code in more than linear time
 
@@ -76,8 +76,7 @@ def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:
 
 def _fits(node: Node, graph: LoopGraph, target: Target) -> bool:
     bound = (*inputs_of(node), outputs_of(node)[0])
-    bindings = sum(graph.buffers[name].windows(target) for name in bound) + reports(node)
-    return bindings <= target.max_storage_buffers and all(
+    return graph.binding_count(bound, reports(node), target) <= target.max_storage_buffers and all(
         sum(1 for _ in walk(body)) <= _MAX_BODY for body in bodies_of(node)
     )
 
@@ -165,7 +164,7 @@ def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
         for producer in graph.nodes
         if isinstance(producer, (Contraction, Attention, Reduction))
     }
-    here = point_of(symbol_keys(iteration_symbols("i", node.ranges)))
+    here = point_of(numbered("i", node.ranges))
     found = [load for load in loads_of(node.body) if load.buffer in sums]
     return bool(found) and all(load_index(load) == here for load in found)
 
@@ -220,7 +219,7 @@ def body_at(producer: Pointwise, index: Sequence[Scalar]) -> Scalar | None:
     None if such an entry would stand inside of index arithmetic: only a symbol by itself can be
     replaced by a value from data.
     """
-    symbols = symbol_keys(iteration_symbols("i", producer.ranges))
+    symbols = numbered("i", producer.ranges)
     affine: dict[Symbol, Expr] = {}
     gathered: dict[Symbol, Scalar] = {}
     for symbol, entry in zip(symbols, index, strict=True):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ...ir.access import step_of, typical_numel
+from ...ir.access import address_of, load_index, step_of, typical_numel
 from ...ir.graph import Buffer, BufferOrigin, LoopGraph
 from ...ir.nodes import (
     Contraction,
@@ -28,7 +28,7 @@ from ...ir.nodes import (
     taken_whole,
 )
 from ...ir.scalar import Scalar, loads_of, scalar_symbols, substitute_symbols
-from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.spaces import numbered
 from ...symbolic.sizes import (
     ONE,
     ZERO,
@@ -41,12 +41,11 @@ from ...symbolic.sizes import (
 )
 from ...target import Target
 from .. import cost
-from ..mapping import load_index, point_of
+from ..mapping import point_of
 from .convolutions import (
     VECTOR,
     Convolution,
     WeightCopies,
-    address_of,
     reads_channels,
     reads_positions,
     recognise,
@@ -172,7 +171,7 @@ def _links(node: Node, free: set[str]) -> Iterator[tuple[str, str]]:
     """Pairs of buffers that a node goes through with the same channel."""
     if not isinstance(node, (Pointwise, Reduction)) or node.output not in free:
         return
-    symbols = symbol_keys(iteration_symbols("i", node.ranges))
+    symbols = numbered("i", node.ranges)
     for load in loads_of(node.body):
         index = load_index(load)
         if load.buffer in free and index is not None and len(index) == len(symbols):
@@ -195,7 +194,7 @@ def _cost(
     """Extra memory traffic, in bytes, that the buffers' layouts cause in a node."""
     match node:
         case Pointwise() | Reduction():
-            points = point_of(symbol_keys(iteration_symbols("i", node.ranges)))
+            points = point_of(numbered("i", node.ranges))
             output = linearize(points, strides[node.output])
             accesses = [
                 (output, _nbytes(node.output, buffers)),
@@ -245,9 +244,7 @@ def _reads(
 
 
 def _symbols(ranges: Sequence[tuple[str, Sequence[Expr]]]) -> list[Symbol]:
-    return _moving(
-        s for prefix, sizes in ranges for s in symbol_keys(iteration_symbols(prefix, sizes))
-    )
+    return _moving(s for prefix, sizes in ranges for s in numbered(prefix, sizes))
 
 
 def _moving(symbols: Iterable[Symbol]) -> list[Symbol]:
@@ -276,7 +273,7 @@ def _in_memory_order(node: Reduction, buffers: Mapping[str, Buffer], last: set[s
     """
     if node.kind in ("argmin", "argmax"):
         return node
-    elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+    elements = numbered("r", node.reduce_ranges)
     loads = [o for o in loads_of(node.body) if o.buffer in last]
     if not loads or len(elements) < 2:
         return node
@@ -287,5 +284,5 @@ def _in_memory_order(node: Reduction, buffers: Mapping[str, Buffer], last: set[s
         return node
     order = [*(s for s in elements if s is not fastest), fastest]
     sizes = tuple(s.extent for s in order if s.extent is not None)
-    new = dict(zip(order, point_of(symbol_keys(iteration_symbols("r", sizes))), strict=True))
+    new = dict(zip(order, point_of(numbered("r", sizes)), strict=True))
     return replace(node, reduce_ranges=sizes, body=substitute_symbols(node.body, new))

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from ... import dtypes
 from ...ir.gathering import substitute_scalars
-from ...ir.graph import Buffer, BufferOrigin
+from ...ir.graph import Buffer, intermediate
 from ...ir.nodes import Node, Pointwise, Reduction
 from ...ir.scalar import Load, Scalar, apply, const, index
-from ...ir.spaces import iteration_symbols, symbol_keys
-from ...symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, product
+from ...ir.spaces import numbered
+from ...symbolic.sizes import ONE, Expr, as_expr, product
 from ..mapping import point_of
 
 POSITIONS = frozenset({"argmin", "argmax"})
@@ -30,8 +30,8 @@ def split_position(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> l
     def element(row: Sequence[Expr], position: Scalar) -> Scalar:
         """The body; behind the last element that one again, which is not the first of equals."""
         place = _coordinates(apply("minimum", position, last), node.reduce_ranges)
-        rows = symbol_keys(iteration_symbols("i", node.ranges))
-        elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+        rows = numbered("i", node.ranges)
+        elements = numbered("r", node.reduce_ranges)
         return substitute_scalars(
             node.body,
             dict(zip(rows, row, strict=True)),
@@ -63,12 +63,11 @@ def split_position(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> l
 
 
 def _points(prefix: str, sizes: Sequence[Expr]) -> tuple[Expr, ...]:
-    return point_of(symbol_keys(iteration_symbols(prefix, sizes)))
+    return point_of(numbered(prefix, sizes))
 
 
 def _new(name: str, sizes: tuple[Expr, ...], buffers: dict[str, Buffer]) -> str:
-    strides = contiguous_strides(sizes)
-    buffers[name] = Buffer(name, dtypes.int64, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
+    buffers[name] = intermediate(name, dtypes.int64, sizes)
     return name
 
 

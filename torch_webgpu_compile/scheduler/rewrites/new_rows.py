@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...ir.access import load_index
 from ...ir.attention_nodes import Attention
 from ...ir.graph import BufferOrigin, LoopGraph
 from ...ir.nodes import Node, Scatter, inputs_of, map_bodies, outputs_of, reports
@@ -25,10 +26,9 @@ from ...ir.scalar import (
     scalar_symbols,
     substitute_symbols,
 )
-from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.spaces import numbered
 from ...symbolic.sizes import ONE, Expr, Symbol, as_symbol
 from ...target import Target
-from ..mapping import load_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _row_of(node: Node, graph: LoopGraph) -> _Row | None:
         return None
     if any(load.buffer == node.initial for load in loads_of(node.body)):
         return None
-    left = {s for s in symbol_keys(iteration_symbols("i", node.ranges)) if s.extent is not ONE}
+    left = {s for s in numbered("i", node.ranges) if s.extent is not ONE}
     found: list[tuple[int, Scalar]] = []
     symbols: list[Symbol | None] = []
     for dimension, entry in enumerate(node.index):
@@ -112,7 +112,7 @@ def _reading(node: Node, row: _Row, graph: LoopGraph, target: Target) -> Node | 
     changed = map_bodies(node, lambda body: rewrite(body, change))
     read = inputs_of(changed)
     bound = (*read, *outputs_of(changed))
-    bindings = sum(graph.buffers[n].windows(target) for n in bound) + reports(changed)
+    bindings = graph.binding_count(bound, reports(changed), target)
     return None if name in read or bindings > target.max_storage_buffers else changed
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ...ir.access import typical_numel
 from ...ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Program
 from ...ir.nodes import Contraction, HostCall, Node, bodies_of, inputs_of, outputs_of
 from ...ir.scalar import scalar_symbols
@@ -23,7 +24,6 @@ from ...symbolic.sizes import product
 from ...target import Target
 from .. import cost
 from .inline import body_cost
-from .memory import held_nbytes, nbytes_of
 
 
 def separate(graph: LoopGraph, target: Target) -> Program[LoopGraph]:
@@ -121,12 +121,12 @@ def _within_budget(graph: LoopGraph, chosen: dict[str, Node], target: Target) ->
     """The nodes whose results that are kept fit into the budget."""
     if not chosen:
         return chosen
-    held = held_nbytes(graph)
+    held = _held_nbytes(graph)
     while True:
         # What nothing reads any more is not worth computing once.
         kept = _kept(graph, chosen)
         chosen = _needed(chosen, kept)
-        sizes = {name: nbytes_of(graph.buffers[name]) for name in kept}
+        sizes = {name: _nbytes_of(graph.buffers[name]) for name in kept}
         large = [name for name in kept if not cost.is_small_buffer(sizes[name], target)]
         if cost.may_be_kept(sum(sizes[name] for name in large), held, target):
             return chosen
@@ -158,7 +158,41 @@ def _needed(chosen: Mapping[str, Node], kept: Iterable[str]) -> dict[str, Node]:
 def _saved(node: Node, graph: LoopGraph, target: Target) -> float:
     """The time that a call does not spend in a node, as bytes of memory traffic."""
     (output,) = outputs_of(node)
-    moved = sum(nbytes_of(graph.buffers[name]) for name in (*inputs_of(node), output))
+    moved = sum(_nbytes_of(graph.buffers[name]) for name in (*inputs_of(node), output))
     work = sum(body_cost(body) for body in bodies_of(node)) + isinstance(node, Contraction)
     points = max(1, product(node.extents).constant)
     return cost.node_nbytes(moved, work * points, target)
+
+
+# -- how much memory a graph needs ----------------------------------------------------------------
+
+
+def _nbytes_of(buffer: Buffer) -> int:
+    """Bytes of a buffer, of which symbolic sizes count as small ones."""
+    return typical_numel(buffer.nbytes)
+
+
+def _alive_nbytes(graph: LoopGraph) -> list[int]:
+    """Bytes of what nodes compute that are alive at each node."""
+    last: dict[str, int] = {}
+    for at, node in enumerate(graph.nodes):
+        last.update(dict.fromkeys((*inputs_of(node), *outputs_of(node)), at))
+    last.update(dict.fromkeys(graph.returned, len(graph.nodes)))
+    ending = [0] * (len(graph.nodes) + 1)
+    found: list[int] = []
+    alive = 0
+    for at, node in enumerate(graph.nodes):
+        for name in outputs_of(node):
+            nbytes = _nbytes_of(graph.buffers[name])
+            alive += nbytes
+            ending[last[name]] += nbytes
+        found.append(alive)
+        alive -= ending[at]
+    return found
+
+
+def _held_nbytes(graph: LoopGraph) -> int:
+    """What a call needs at once: its arguments, and the most that other buffers ever take."""
+    given = [spec.buffer for spec in graph.inputs if spec.buffer is not None]
+    arguments = sum(_nbytes_of(graph.buffers[name]) for name in (*given, *graph.constants))
+    return arguments + max(_alive_nbytes(graph), default=0)

@@ -9,19 +9,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...ir.access import neighbours_in_rows
-from ...ir.graph import Buffer, BufferOrigin, LoopGraph
+from ...ir.access import flat_values, neighbours_in_rows
+from ...ir.graph import Buffer, LoopGraph, intermediate
 from ...ir.nodes import Contraction, Node, Pointwise, Reduction, inputs_of
 from ...ir.scalar import Load, Masked, Scalar, apply, const, index, neutral, substitute_symbols
-from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.spaces import iteration_symbols, numbered, symbol_keys
 from ...symbolic.sizes import (
     ZERO,
     Expr,
     Symbol,
     as_expr,
     ceildiv,
-    contiguous_strides,
-    delinearize,
     iteration,
     product,
     substitute,
@@ -46,16 +44,15 @@ def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
 
     So are reductions that take more iterations than the driver allows a loop.
     """
-    buffers = dict(graph.buffers)
-    nodes: list[Node] = []
-    for node in graph.nodes:
+
+    def parts_of(node: Node, buffers: dict[str, Buffer]) -> Sequence[Node] | None:
         parts = _parts(node, graph, target) if isinstance(node, Reduction) else 1
-        if isinstance(node, Reduction) and parts > 1:
-            split = split_position if node.kind in POSITIONS else _split
-            nodes += split(node, parts, buffers)
-        else:
-            nodes.append(node)
-    return graph.with_nodes(tuple(nodes), buffers)
+        if not isinstance(node, Reduction) or parts == 1:
+            return None
+        split = split_position if node.kind in POSITIONS else _split
+        return split(node, parts, buffers)
+
+    return graph.expanded(parts_of)
 
 
 def _parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
@@ -87,8 +84,8 @@ def _useful_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
 
 def _columns(node: Reduction, graph: LoopGraph) -> bool:
     """Whether neighbouring rows, not neighbouring elements of a row, are neighbours in memory."""
-    rows = symbol_keys(iteration_symbols("i", node.ranges))
-    elements = symbol_keys(iteration_symbols("r", node.reduce_ranges))
+    rows = numbered("i", node.ranges)
+    elements = numbered("r", node.reduce_ranges)
     return not neighbours_in_rows([node.body], graph.buffers, rows, elements)
 
 
@@ -99,21 +96,13 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
     name = f"{node.output}_parts"
     result = buffers[node.output]
     sizes = (as_expr(parts), *node.ranges)
-    buffers[name] = Buffer(
-        name, node.body.dtype, sizes, contiguous_strides(sizes), ZERO, BufferOrigin.INTERMEDIATE
-    )
+    buffers[name] = intermediate(name, node.body.dtype, sizes)
     new = iteration_symbols("i", sizes)
-    old = symbol_keys(iteration_symbols("i", node.ranges))
+    old = numbered("i", node.ranges)
     (r,) = iteration_symbols("r", (chunk,))
     position = new[0] * chunk + r
     within = iteration("position", length)
-    inner = dict(
-        zip(
-            symbol_keys(iteration_symbols("r", node.reduce_ranges)),
-            delinearize(within, node.reduce_ranges),
-            strict=True,
-        )
-    )
+    inner = flat_values("r", node.reduce_ranges, within)
     moved = substitute_symbols(node.body, {**dict(zip(old, new[1:], strict=True)), **inner})
     body = substitute_symbols(moved, {symbol_keys((within,))[0]: position})
     if length % chunk is not ZERO:
@@ -137,24 +126,21 @@ def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
     graph = split_long_contractions(graph, target)
     if target.software:  # few cores are full soon
         return graph
-    buffers = dict(graph.buffers)
-    nodes: list[Node] = []
     # Products of one operand share a dispatch (see `siblings`) and fill a GPU together.
     tiles = Counter[tuple[str, Scalar]]()
     for node in graph.nodes:
         if isinstance(node, Contraction):
             tiles.update(dict.fromkeys(_shared(node), _tiles(node, target)))
     reduced = _reduced(graph)
-    for node in graph.nodes:
-        found = None
-        if isinstance(node, Contraction):
-            together = max(tiles[key] for key in _shared(node))
-            found = _inner_parts(node, together, node.output in reduced, target)
-        if isinstance(node, Contraction) and found is not None:
-            nodes += _split_contraction(node, *found, buffers)
-        else:
-            nodes.append(node)
-    return graph.with_nodes(tuple(nodes), buffers)
+
+    def parts_of(node: Node, buffers: dict[str, Buffer]) -> Sequence[Node] | None:
+        if not isinstance(node, Contraction):
+            return None
+        together = max(tiles[key] for key in _shared(node))
+        found = _inner_parts(node, together, node.output in reduced, target)
+        return None if found is None else _split_contraction(node, *found, buffers)
+
+    return graph.expanded(parts_of)
 
 
 def _reduced(graph: LoopGraph) -> set[str]:
@@ -203,15 +189,14 @@ def _split_contraction(
     name = f"{node.output}_parts"
     result = buffers[node.output]
     sizes = (as_expr(parts), *result.sizes)
-    strides = (result.span, *result.strides)  # each part in the result's own order
-    buffers[name] = Buffer(name, result.dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
+    buffers[name] = _parts_buffer(name, result, sizes)
     batch = (as_expr(parts), *node.batch)
     inner = list(node.inner)
     inner[dim] = inner[dim] // parts
     b, k = iteration_symbols("b", batch), iteration_symbols("k", inner)
-    moved: dict[Symbol, Expr] = dict(zip(_keys("b", node.batch), b[1:], strict=True))
-    moved.update(zip(_keys("k", node.inner), k, strict=True))
-    moved[_keys("k", node.inner)[dim]] = b[0] * inner[dim] + k[dim]
+    moved: dict[Symbol, Expr] = dict(zip(numbered("b", node.batch), b[1:], strict=True))
+    moved.update(zip(numbered("k", node.inner), k, strict=True))
+    moved[numbered("k", node.inner)[dim]] = b[0] * inner[dim] + k[dim]
     first = replace(
         node,
         output=name,
@@ -221,13 +206,18 @@ def _split_contraction(
         rhs=substitute_symbols(node.rhs, moved),
         index=(b[0], *(substitute(i, moved) for i in node.index)),
     )
-    at = point_of(_keys("i", result.sizes))
+    at = point_of(numbered("i", result.sizes))
     total: Scalar | None = None
     for part in range(parts):
         value = Load(name, (index(as_expr(part)), *(index(i) for i in at)), result.dtype)
         total = value if total is None else apply("add", total, value)
     assert total is not None
     return [first, Pointwise(node.output, result.sizes, total, node.origins)]
+
+
+def _parts_buffer(name: str, result: Buffer, sizes: tuple[Expr, ...]) -> Buffer:
+    """Of parts of a result, each in the result's own order."""
+    return intermediate(name, result.dtype, sizes, (result.span, *result.strides))
 
 
 def split_long_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -238,15 +228,14 @@ def split_long_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
     if not target.max_loop_iterations:
         return graph
     most = target.max_loop_iterations * _INNER_STEP // _VECTOR * _VECTOR
-    buffers = dict(graph.buffers)
-    nodes: list[Node] = []
-    for node in graph.nodes:
+
+    def parts_of(node: Node, buffers: dict[str, Buffer]) -> Sequence[Node] | None:
         inner = product(node.inner) if isinstance(node, Contraction) else ZERO
         if isinstance(node, Contraction) and inner.is_constant and int(inner) > most:
-            nodes += _in_parts(node, int(inner), most, buffers)
-        else:
-            nodes.append(node)
-    return graph.with_nodes(tuple(nodes), buffers)
+            return _in_parts(node, int(inner), most, buffers)
+        return None
+
+    return graph.expanded(parts_of)
 
 
 def _in_parts(node: Contraction, inner: int, most: int, buffers: dict[str, Buffer]) -> list[Node]:
@@ -255,14 +244,13 @@ def _in_parts(node: Contraction, inner: int, most: int, buffers: dict[str, Buffe
     chunk = -(-inner // (parts * _VECTOR)) * _VECTOR
     name, result = f"{node.output}_parts", buffers[node.output]
     sizes = (as_expr(parts), *result.sizes)
-    strides = (result.span, *result.strides)
-    buffers[name] = Buffer(name, result.dtype, sizes, strides, ZERO, BufferOrigin.INTERMEDIATE)
+    buffers[name] = _parts_buffer(name, result, sizes)
     batch = (as_expr(parts), *node.batch)
     b, (k,) = iteration_symbols("b", batch), iteration_symbols("k", (as_expr(chunk),))
-    moved: dict[Symbol, Expr] = dict(zip(_keys("b", node.batch), b[1:], strict=True))
+    moved: dict[Symbol, Expr] = dict(zip(numbered("b", node.batch), b[1:], strict=True))
     position = b[0] * chunk + k
     within = iteration("position", inner)
-    placed = dict(zip(_keys("k", node.inner), delinearize(within, node.inner), strict=True))
+    placed = flat_values("k", node.inner, within)
 
     def part_of(body: Scalar) -> Scalar:
         own = substitute_symbols(body, {**moved, **placed})
@@ -282,11 +270,7 @@ def _in_parts(node: Contraction, inner: int, most: int, buffers: dict[str, Buffe
         index=(b[0], *(substitute(i, moved) for i in node.index)),
     )
     (part,) = iteration_symbols("r", (as_expr(parts),))
-    at = point_of(_keys("i", result.sizes))
+    at = point_of(numbered("i", result.sizes))
     load = Load(name, (index(part), *(index(i) for i in at)), result.dtype)
     total = Reduction(node.output, result.sizes, (as_expr(parts),), "sum", load, node.origins)
     return [first, total]
-
-
-def _keys(prefix: str, sizes: Sequence[Expr]) -> tuple[Symbol, ...]:
-    return symbol_keys(iteration_symbols(prefix, sizes))

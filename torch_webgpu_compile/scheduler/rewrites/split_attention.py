@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ... import dtypes
 from ...ir.attention_nodes import Attention
-from ...ir.graph import Buffer, BufferOrigin, LoopGraph
+from ...ir.graph import Buffer, LoopGraph, intermediate
 from ...ir.nodes import Node, Pointwise, Reduction
 from ...ir.scalar import Load, Scalar, apply, cast, const, index
 from ...ir.spaces import iteration_symbols
-from ...symbolic.sizes import ZERO, Expr, IntLike, as_expr, contiguous_strides, product
+from ...symbolic.sizes import ZERO, Expr, IntLike, as_expr, product
 from ...target import Target
 from .. import cost
 
@@ -21,15 +22,12 @@ def split_attention(graph: LoopGraph, target: Target) -> LoopGraph:
     Results of parts are joined as in FlashAttention's online softmax: each is multiplied by
     exp(its highest score - the highest of all).
     """
-    buffers = dict(graph.buffers)
-    nodes: list[Node] = []
-    for node in graph.nodes:
+
+    def parts_of(node: Node, buffers: dict[str, Buffer]) -> Sequence[Node] | None:
         parts = _parts(node, target) if isinstance(node, Attention) else 1
-        if isinstance(node, Attention) and parts > 1:
-            nodes += _split(node, parts, buffers)
-        else:
-            nodes.append(node)
-    return graph.with_nodes(tuple(nodes), buffers)
+        return _split(node, parts, buffers) if isinstance(node, Attention) and parts > 1 else None
+
+    return graph.expanded(parts_of)
 
 
 def _parts(node: Attention, target: Target) -> int:
@@ -88,14 +86,7 @@ class Maker:
         """Declares a float32 intermediate."""
         name = f"{self.node.output}_{suffix}"
         assert product(sizes) is not ZERO
-        self.buffers[name] = Buffer(
-            name,
-            dtypes.float32,
-            sizes,
-            contiguous_strides(sizes),
-            ZERO,
-            BufferOrigin.INTERMEDIATE,
-        )
+        self.buffers[name] = intermediate(name, dtypes.float32, sizes)
         return name
 
     def reduction(

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from ...ir.graph import Buffer, BufferOrigin, LoopGraph
+from ...ir.graph import Buffer, LoopGraph, intermediate
 from ...ir.nodes import Node, Pointwise, Reduction, inputs_of, outputs_of
 from ...ir.scalar import Load, Op, Scalar, apply, index, loads_of, rewrite, scalar_symbols
-from ...ir.spaces import iteration_symbols, symbol_keys
-from ...symbolic.sizes import ONE, ZERO, Expr, contiguous_strides, product
+from ...ir.spaces import numbered
+from ...symbolic.sizes import ONE, Expr, product
 from .. import cost
 from ..mapping import point_of
 from .inline import inline_into
@@ -161,7 +161,7 @@ class _Statistic:
         unscaled = f"{name}_unscaled"
         self._add(replace(self.node, output=statistic, ranges=ranges))
         self._add(replace(node, output=unscaled, body=rest))
-        here = tuple(index(i) for i in point_of(symbol_keys(iteration_symbols("i", ranges))))
+        here = tuple(index(i) for i in point_of(numbered("i", ranges)))
 
         def own(part: Scalar) -> Scalar | None:
             is_statistic = isinstance(part, Load) and part.buffer == self.node.output
@@ -176,10 +176,7 @@ class _Statistic:
         name = node.output
         self.nodes[name] = node
         if name not in self.buffers:
-            strides = contiguous_strides(node.ranges)
-            self.buffers[name] = Buffer(
-                name, node.body.dtype, node.ranges, strides, ZERO, BufferOrigin.INTERMEDIATE
-            )
+            self.buffers[name] = intermediate(name, node.body.dtype, node.ranges)
         for buffer in inputs_of(node):
             self.readers[buffer].append(name)
 

@@ -1,0 +1,204 @@
+"""Attention: scores, softmax and weighted values in one kernel that never stores the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...errors import UnsupportedOp
+from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of, lane_addresses
+from ...ir.anchors import anchor_members, store_is_vector
+from ...ir.attention_nodes import Attention
+from ...ir.graph import AnchorGroup, Buffer
+from ...ir.nodes import anchor_symbols
+from ...ir.scalar import Scalar
+from ...plan.model import KernelCall
+from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
+from ...target import Target
+from ..tilings.attention import AttentionTiling, attention_subgroup, choose_attention_tiling
+from ..wgsl.values import Scope
+from .builder import KernelBuilder, fold_grid
+from .epilogue import Store, render_epilogue
+from .pointwise import group_origins
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A load function of the kernel: four neighbours of the last coordinate at once, or one.
+
+    Attributes:
+        type: of an element, in WGSL: f32 or bool.
+    """
+
+    lanes: int
+    lines: list[str]
+    result: str
+    guard: str
+    type: str
+
+
+def generate_attention(
+    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+) -> KernelCall:
+    """The kernel of an attention node and its epilogue.
+
+    Raises:
+        UnsupportedOp: the head sizes are symbolic or too large for workgroup memory.
+    """
+    node = group.anchor
+    assert isinstance(node, Attention)
+    batch, heads, queries, keys, head, value_head = node.sizes
+    if not (head.is_constant and value_head.is_constant):
+        raise UnsupportedOp("attention", "the head size is symbolic", "mark it static")
+    wide, value_wide = (4 * int(ceildiv(s, 4)) for s in (head, value_head))
+    tiling = choose_attention_tiling(batch * heads, queries, wide, value_wide, target)
+    if tiling is None:
+        raise UnsupportedOp(
+            "attention",
+            f"a head size of {int(head)} does not fit {target.max_workgroup_nbytes} bytes of "
+            "workgroup memory",
+            "use smaller heads",
+        )
+    builder = KernelBuilder(target, buffers)
+    b = flat_values("b", (batch, heads), iteration("b", batch * heads))
+    make = OperandMaker(builder, b, tiling)
+    query = make(node.query, ("m", queries), ("k", head))
+    key = make(node.key, ("n", keys), ("k", head))
+    value = make(node.value, ("n", keys), ("d", value_head))
+    bias = None if node.bias is None else make(node.bias, ("m", queries), ("n", keys))
+    subgroup = attention_subgroup(tiling, target)
+    tiles = ceildiv(queries, tiling.queries)
+    total = batch * heads * tiles
+    steps = ceildiv(keys, tiling.keys * tiling.slices)
+    in_step = wide // 4 + tiling.keys // 4 + tiling.workgroup // max(1, subgroup) + 5
+    return builder.finish(
+        "attention",
+        "attention.wgsl.jinja",
+        {
+            "tiling": tiling,
+            "head": wide,
+            "value_head": value_wide,
+            "query": query,
+            "key": key,
+            "value": value,
+            "bias": bias,
+            "replaced": None
+            if node.replaced is None
+            else make(node.replaced, ("m", queries), ("n", keys)),
+            "safe": node.safe,
+            "kept": None if node.kept is None else make(node.kept, ("m", queries), ("n", keys)),
+            "statistic": _store_statistic(builder, node, b),
+            "causal": node.causal,
+            "scale": f"{node.scale!r}f",
+            "keys": builder.index(keys),
+            "whole_keys": is_multiple_of(keys, tiling.keys * tiling.slices),
+            "queries": "" if is_multiple_of(queries, tiling.queries) else builder.index(queries),
+            "subgroup": subgroup,
+            "total": builder.index(total),
+            "tiles": builder.index(tiles),
+            "store": _store(builder, group, node, b),
+        },
+        workgroup_size=tiling.workgroup,
+        grid=fold_grid(total, target),
+        origins=[*node.origins, *group_origins(group.epilogue)],
+        flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
+        workgroup_nbytes=tiling.workgroup_nbytes(wide, value_wide, subgroup),
+        iterations=(steps + 1) * in_step + wide,
+    )
+
+
+@dataclass
+class OperandMaker:
+    """Renders load functions.
+
+    Attributes:
+        batch: the values of b0 and b1 at flat position ``b``.
+        tiling: what the kernel loads at a time, if that is known: what divides it needs no guard.
+    """
+
+    builder: KernelBuilder
+    batch: dict[Symbol, Expr]
+    tiling: AttentionTiling | None = None
+
+    def __call__(
+        self,
+        body: Scalar,
+        outer: tuple[str, Expr],
+        inner: tuple[str, Expr],
+        vector: bool = True,
+    ) -> Operand:
+        """``outer`` and ``inner``: prefix of the symbol (and name of the parameter), and its
+        extent. ``vector``: four elements at once where they divide the extent.
+        """
+        name, count = outer
+        prefix, size = inner
+        fixed = {**self.batch, **flat_values(name, (count,), iteration(name, count))}
+        vector = vector and is_multiple_of(size, VECTOR)
+        limit = size // VECTOR if vector else size
+        at = iteration(prefix, limit)
+        positions = [at * VECTOR + x for x in range(VECTOR)] if vector else [at]
+        lanes: Lanes = [{**fixed, **flat_values(prefix, (size,), p)} for p in positions]
+        scope = Scope()
+        result = self.builder.renderer(lanes, scope, branches=True).render(body)
+        guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
+        code, guard = result.widen(len(lanes)), " && ".join(guards)
+        return Operand(len(lanes), scope.lines, code, guard, body.dtype.compute)
+
+    def _exceeded(
+        self, outer: tuple[str, Expr], inner: tuple[str, Expr], limit: Expr
+    ) -> Iterator[tuple[str, Expr]]:
+        """The coordinates that may pass their end, with that end: all of an unknown tiling."""
+        tiling = self.tiling
+        name, count = outer
+        prefix, size = inner
+        if tiling is None:
+            yield name, count
+            yield prefix, limit
+            return
+        steps = {"m": tiling.queries, "n": tiling.keys * tiling.slices, "k": VECTOR, "d": VECTOR}
+        vectors = tiling.keys * int(ceildiv(size, VECTOR)) if name == "n" else 0
+        if not is_multiple_of(count, steps[name]) or vectors % tiling.slice_workgroup:
+            yield name, count
+        if not is_multiple_of(size, steps[prefix]):
+            yield prefix, limit
+
+
+def _store_statistic(builder: KernelBuilder, node: Attention, batch: dict[Symbol, Expr]) -> str:
+    """A statement that stores ``logsumexp`` of row m of head b; "" where nobody asks for it.
+
+    Attention that is not safe stores ``highest`` and ``rest``.
+    """
+    if node.logsumexp is None:
+        return ""
+    buffer = builder.buffers[node.logsumexp]
+    queries = node.sizes[2]
+    rows = flat_values("m", (queries,), iteration("m", queries))
+    row = anchor_symbols(node)[:3]
+    store = builder.bindings.function(node.logsumexp, "store")
+    parts = {"logsumexp": row} if node.safe else {"highest": (ZERO, *row), "rest": (ONE, *row)}
+    stores = []
+    for name, index in parts.items():
+        (at,) = lane_addresses(buffer, index, [{**batch, **rows}])
+        stores.append(f"{store}({builder.index(at)}, {name});")
+    return f"if (m < {builder.index(queries)}) {{ {' '.join(stores)} }}"
+
+
+def _store(
+    builder: KernelBuilder, group: AnchorGroup, node: Attention, batch: dict[Symbol, Expr]
+) -> Store:
+    """Stores of four neighbouring elements of a head where memory allows, else of one."""
+    _, _, queries, _, _, size = node.sizes
+    members = anchor_members([group], builder.buffers)
+    fixed = {**batch, **flat_values("m", (queries,), iteration("m", queries))}
+    lanes: Lanes = []
+    limit = size
+    if is_multiple_of(size, VECTOR):
+        quad = iteration("d", size // VECTOR)
+        lanes = [{**fixed, **flat_values("d", (size,), quad * VECTOR + x)} for x in range(VECTOR)]
+        limit = size // VECTOR
+    if not lanes or not all(store_is_vector(builder.buffers, m, lanes) for m in members if m.store):
+        lanes = [{**fixed, **flat_values("d", (size,), iteration("d", size))}]
+        limit = size
+    lines = render_epilogue(builder, members, {node.output: "value"}, lanes)
+    guard = f"m < {builder.index(queries)} && d < {builder.index(limit)}"
+    return Store(len(lanes), lines, guard)

@@ -1,0 +1,120 @@
+"""Attention of few queries over a part of the keys per workgroup; the results are joined later."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...errors import UnsupportedOp
+from ...ir.access import VECTOR, flat_values
+from ...ir.attention_nodes import Attention
+from ...ir.graph import AnchorGroup, Buffer
+from ...ir.scalar import Index, Masked, Op, Scalar, cast, scalar_symbols
+from ...ir.spaces import iteration_symbols
+from ...plan.model import KernelCall
+from ...symbolic.sizes import Expr, ceildiv, iteration, product
+from ...target import Target
+from ..tilings.attention import AttentionPartsTiling, choose_attention_parts_tiling
+from .attention import Operand, OperandMaker
+from .builder import KernelBuilder, fold_grid
+
+
+class NewRow(NamedTuple):
+    """A row that is loaded from elsewhere; see `scheduler.rewrites.new_rows`.
+
+    Attributes:
+        condition: of row n, one lane; holds for one row at most.
+        row: what to load instead.
+    """
+
+    condition: Operand
+    row: Operand
+
+
+def generate_attention_parts(
+    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+) -> KernelCall:
+    """The kernel of an attention node with several parts.
+
+    Raises:
+        UnsupportedOp: the head sizes do not fit a workgroup.
+    """
+    node = group.anchor
+    assert isinstance(node, Attention)
+    assert not group.epilogue
+    batch, heads, queries, keys, head, value_head = node.sizes
+    lanes, value_lanes = (int(ceildiv(size, VECTOR)) for size in (head, value_head))
+    tiling = choose_attention_parts_tiling(lanes, value_lanes, target)
+    if tiling is None:
+        cause = f"a head size of {max(int(head), int(value_head))} does not fit a workgroup"
+        raise UnsupportedOp("attention", cause, "use smaller heads")
+    builder = KernelBuilder(target, buffers)
+    b = flat_values("b", (batch, heads), iteration("b", batch * heads))
+    make = OperandMaker(builder, b)
+    total = batch * heads * node.parts
+    row = (iteration("part", node.parts) * batch * heads + iteration("b", batch * heads)) * queries
+    row = (row + iteration("m", queries)) * (node.wide // VECTOR + 1)
+    key, new_key = _operands(make, node.key, ("n", keys), ("k", head))
+    value, new_value = _operands(make, node.value, ("n", keys), ("d", value_head))
+    return builder.finish(
+        "attention",
+        "attention_parts.wgsl.jinja",
+        {
+            "tiling": tiling,
+            "queries": int(queries),
+            "query": make(node.query, ("m", queries), ("k", head)),
+            "key": key,
+            "value": value,
+            "new_rows": {"key": new_key, "value": new_value},
+            "bias": None
+            if node.bias is None
+            else make(node.bias, ("m", queries), ("n", keys), vector=False),
+            "replaced": None
+            if node.replaced is None
+            else make(node.replaced, ("m", queries), ("n", keys), vector=False),
+            "causal": node.causal,
+            "scale": f"{node.scale!r}f",
+            "keys": builder.index(keys),
+            "per_part": builder.index(ceildiv(keys, node.parts)),
+            "total": builder.index(total),
+            "parts": node.parts,
+            "row": builder.index(row),
+            "store": builder.bindings.function(node.output, "store4"),
+        },
+        workgroup_size=tiling.workgroup,
+        grid=fold_grid(total, target),
+        origins=node.origins,
+        flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
+        workgroup_nbytes=tiling.workgroup_nbytes,
+        iterations=_iterations(tiling, node, keys),
+    )
+
+
+def _iterations(tiling: AttentionPartsTiling, node: Attention, keys: Expr) -> Expr:
+    """Of an invocation: scores, and their maximum, for each query in each step."""
+    scores = -(-tiling.keys // tiling.workgroup) * (tiling.lanes + 2) + 1
+    in_step = int(node.sizes[2]) * (scores + tiling.keys + 1) + 1
+    after = int(node.sizes[2]) * 2 * tiling.rows
+    return (ceildiv(ceildiv(keys, node.parts), tiling.keys) + 1) * in_step + after
+
+
+def _operands(
+    make: OperandMaker, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]
+) -> tuple[Operand, NewRow | None]:
+    """An operand, and apart from it the choice of a new row: its branch would hold up the loads
+    after it, of which an invocation has many in flight."""
+    if isinstance(body, Op) and body.name == "cast" and isinstance(body.args[0], Masked):
+        choice, dtype = body.args[0], body.dtype
+        body = Masked(choice.condition, cast(choice.body, dtype), cast(choice.other, dtype))
+    (row,) = iteration_symbols(outer[0], (outer[1],))
+    if not isinstance(body, Masked) or not _is_of_one(body.condition, row):
+        return make(body, outer, inner), None
+    condition = make(body.condition, outer, inner, vector=False)
+    return make(body.other, outer, inner), NewRow(condition, make(body.body, outer, inner))
+
+
+def _is_of_one(condition: Scalar, row: Expr) -> bool:
+    """Whether a condition is that a row's number equals something that depends on no index."""
+    match condition:
+        case Op("eq", (Index(expr), other)) | Op("eq", (other, Index(expr))):
+            return expr is row and not scalar_symbols(other)
+    return False

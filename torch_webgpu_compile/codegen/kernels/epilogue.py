@@ -1,0 +1,32 @@
+"""What happens to the result of a contraction or of attention before it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ir.access import Lanes
+from ...ir.graph import Member
+from ..wgsl.values import Text
+from .builder import KernelBuilder
+from .pointwise import render_members
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What happens to an element, or four neighbouring columns, of a result."""
+
+    lanes: int
+    lines: list[str]
+    guard: str
+
+
+def render_epilogue(
+    builder: KernelBuilder, members: Sequence[Member], results: Mapping[str, str], lanes: Lanes
+) -> list[str]:
+    """Statements that turn the anchors' ``results`` (names in WGSL) into all stored members."""
+    known = {
+        output: Text(name, len(lanes), builder.buffers[output].dtype)
+        for output, name in results.items()
+    }
+    return render_members(builder, members, lanes, known)

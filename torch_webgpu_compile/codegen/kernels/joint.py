@@ -1,0 +1,83 @@
+"""Small kernels side by side as one: a function for each, and a run of workgroups."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ...ir.graph import Buffer, JointGroup, JointPart, MapGroup, RowGroup, SingleGroup
+from ...ir.nodes import Scatter
+from ...ir.rows import array_keys, choose_row_strategy, joint_workgroup, shared_arrays
+from ...plan.model import KernelCall
+from ...symbolic.sizes import as_expr
+from ...target import Target
+from ..wgsl.render import render_template
+from .builder import Body, KernelBuilder, declaration, fold_grid
+from .pointwise import map_body
+from .reduction import RowKernel
+from .scatter import update_body
+
+
+@dataclass(frozen=True)
+class Part:
+    """A kernel of several, as the template prints it.
+
+    Attributes:
+        text: the function.
+        first: its first workgroup.
+    """
+
+    text: str
+    first: int
+
+
+def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
+    """The kernel of groups of known sizes, of which none is empty.
+
+    They share the workgroup memory of which they have what has one type in common. The parts with
+    the longest workgroups come first: those that start last are the last to end.
+    """
+    builder = KernelBuilder(target, buffers)
+    rows = [part for part in group.groups if isinstance(part, RowGroup)]
+    workgroup = joint_workgroup([choose_row_strategy(r, buffers, target) for r in rows], target)
+    bodies = [_body(builder, part, workgroup) for part in group.groups]
+    bodies.sort(key=lambda body: -int(body.flops) // int(body.workgroups))
+    shared = shared_arrays([*body.arrays.values()] for body in bodies)
+    parts, first = [], 0
+    for number, body in enumerate(bodies):
+        keys = array_keys([*body.arrays.values()])
+        scratch = dict(zip(body.arrays, map(_array_name, keys), strict=True))
+        given = {"workgroup_size": workgroup, "number": number, "declared": []}
+        inputs = {**body.inputs, **given, "scratch": scratch}
+        parts.append(Part(render_template(body.template, inputs), first))
+        first += int(body.workgroups)
+    nbytes = sum(array.nbytes for array in shared.values())
+    assert nbytes <= target.max_workgroup_nbytes, "verify_schedule has checked it"
+    declared = [declaration(_array_name(key), array) for key, array in shared.items()]
+    return builder.finish(
+        "joint",
+        "joint.wgsl.jinja",
+        {"workgroup_size": workgroup, "declared": declared, "parts": parts},
+        workgroup_size=workgroup,
+        grid=fold_grid(as_expr(first), target),
+        origins=[origin for body in bodies for origin in body.origins],
+        flops=as_expr(sum(int(body.flops) for body in bodies)),
+        workgroup_nbytes=nbytes,
+        iterations=as_expr(max(int(body.iterations) for body in bodies)),
+    )
+
+
+def _array_name(key: tuple[str, int]) -> str:
+    kind, number = key
+    return f"scratch_{re.sub(r'[^a-z0-9]', '', kind)}_{number}"
+
+
+def _body(builder: KernelBuilder, group: JointPart, workgroup: int) -> Body:
+    match group:
+        case MapGroup():
+            return map_body(builder, group, workgroup)
+        case RowGroup():
+            return RowKernel(group, builder, workgroup).body()
+        case SingleGroup(node):
+            assert isinstance(node, Scatter)
+            return update_body(builder, node, workgroup)

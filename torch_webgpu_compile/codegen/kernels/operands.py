@@ -1,0 +1,89 @@
+"""How contractions load tiles of their operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
+from ...ir.nodes import Contraction
+from ...ir.scalar import Scalar
+from ...symbolic.sizes import (
+    Expr,
+    Symbol,
+    ceildiv,
+    iteration,
+    product,
+)
+from ..wgsl.values import Scope
+from .builder import KernelBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """How a tile of an operand is loaded; inputs of ``templates/matmul.wgsl.jinja``.
+
+    Attributes:
+        axis: along which dimension an invocation loads four neighbours: "inner", "outer" or
+            neither.
+        lines: WGSL statements that make ``result``.
+        result: the WGSL expression of one element, or of the four.
+        guard: the condition under which the element exists, "" if that is always.
+    """
+
+    axis: str
+    lines: list[str]
+    result: str
+    guard: str
+
+
+def load_operand(
+    builder: KernelBuilder,
+    node: Contraction,
+    body: Scalar,
+    axis: str,
+    outer: tuple[str, Sequence[Expr]],
+    tile: int,
+    inner_tile: int,
+) -> Operand:
+    """How a kernel loads an operand of a contraction: statements, and the condition to be inside.
+
+    Args:
+        body: an element of the operand, over the contraction's symbols.
+        axis: see `Operand.axis`.
+        outer: the prefix (m or n) and the sizes of the operand's outer symbols.
+        tile, inner_tile: elements of a tile along the outer and the inner dimension.
+    """
+    prefix, outer_sizes = outer
+    outer_count, inner_count = product(outer_sizes), product(node.inner)
+    batch = flat_values("b", node.batch, iteration("b", product(node.batch)))
+
+    def environment(o: Expr, i: Expr) -> dict[Symbol, Expr]:
+        return {
+            **batch,
+            **flat_values(prefix, outer_sizes, o),
+            **flat_values("k", node.inner, i),
+        }
+
+    lanes: Lanes
+    if axis == "inner":
+        o = iteration(prefix, outer_count)
+        i = iteration("k", ceildiv(inner_count, VECTOR))
+        lanes = [environment(o, i * VECTOR + x) for x in range(VECTOR)]
+        limits = (outer_count, inner_count // VECTOR)
+    elif axis == "outer":
+        o = iteration(prefix, ceildiv(outer_count, VECTOR))
+        i = iteration("k", inner_count)
+        lanes = [environment(o * VECTOR + x, i) for x in range(VECTOR)]
+        limits = (outer_count // VECTOR, inner_count)
+    else:
+        lanes = [environment(iteration(prefix, outer_count), iteration("k", inner_count))]
+        limits = (outer_count, inner_count)
+    scope = Scope()
+    value = builder.renderer(lanes, scope).render(body)
+    guards = []
+    if not is_multiple_of(outer_count, tile):
+        guards.append(f"{prefix} < {builder.index(limits[0])}")
+    if not is_multiple_of(inner_count, inner_tile):
+        guards.append(f"k < {builder.index(limits[1])}")
+    return Operand(axis, scope.lines, value.widen(len(lanes)), " && ".join(guards))

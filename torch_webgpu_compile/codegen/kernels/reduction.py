@@ -1,0 +1,352 @@
+"""Row groups: reductions and everything computed from the same rows, in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from ... import dtypes
+from ...ir.access import Lanes, flat_environment
+from ...ir.graph import Buffer, Member, RowGroup
+from ...ir.rows import WorkgroupArray, choose_row_strategy, row_test
+from ...ir.scalar import Index, Load, loads_of
+from ...ir.spaces import iteration_symbols, symbol_keys
+from ...plan.model import KernelCall
+from ...symbolic.sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    as_expr,
+    ceildiv,
+    delinearize,
+    iteration,
+    product,
+)
+from ...target import Target
+from ..wgsl.casts import fitted
+from ..wgsl.scalars import Renderer
+from ..wgsl.values import Scope, Text
+from .accumulate import Accumulator, ExpSum, Part, accumulator, exp_sum
+from .builder import Body, KernelBuilder, fold_grid
+from .pointwise import group_origins, memory_order
+from .rounding import Rounding
+
+
+@dataclass
+class Phase:
+    """One pass over the row; see ``templates/reduction.wgsl.jinja``."""
+
+    lines: list[str] = field(default_factory=list)
+    accumulators: list[Accumulator | ExpSum] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    close: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of the row that an invocation takes together: once, or in each of ``trips``."""
+
+    trips: Expr | None
+    chunks: tuple[tuple[Expr, str | None, Renderer], ...]
+
+
+def generate_rows(group: RowGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
+    """The kernel of a row group."""
+    builder = KernelBuilder(target, buffers)
+    return builder.finish_body(RowKernel(group, builder).body())
+
+
+class RowKernel:
+    """The kernel of a row group while it is made.
+
+    Args:
+        workgroup: invocations, at least as many as share a row; else what suits the rows.
+    """
+
+    def __init__(
+        self, group: RowGroup, builder: KernelBuilder, workgroup: int | None = None
+    ) -> None:
+        self.group = group
+        self.builder = builder
+        self.target = target = builder.target
+        buffers = builder.buffers
+        self.row_symbols = symbol_keys(iteration_symbols("i", group.rows))
+        self.element_symbols = symbol_keys(iteration_symbols("r", group.elements))
+        self.rows = product(group.rows)
+        self.length = product(group.elements)
+        self.by_name = {m.output: m for m in group.members}
+        self.rounding = Rounding(group.members, buffers)
+        self.strategy = strategy = choose_row_strategy(group, buffers, target)
+        self.varying, self.sums, self.depth = strategy.varying, strategy.sums, strategy.depth
+        self.phases_count = strategy.passes
+        self.tiling = strategy.tiling
+        self.outside = row_test(group, strategy.varying)
+        if workgroup is not None:
+            self.tiling = replace(self.tiling, rows=workgroup // self.tiling.threads)
+        self.values: dict[str, Text] = {}
+        self.row_scope = Scope()
+        order = memory_order(group.members, self.row_symbols, buffers)
+        row_env = flat_environment(self.row_symbols, iteration("row", self.rows), order)
+        row_env.update({s: ZERO for s in self.element_symbols if s.extent is ONE})
+        self.row_env = row_env
+        self.row_renderer = self.builder.renderer(
+            [row_env], self.row_scope, member=lambda load: self.values.get(load.buffer)
+        )
+        self.kept: dict[int, Scope] = {}
+        self.iterations = ZERO
+
+    # -- rendering -------------------------------------------------------------------------------
+
+    def body(self) -> Body:
+        """What computes the group."""
+        t = self.tiling
+        phases: list[Phase] = []
+        for d in range(1, self.phases_count + 1):
+            phases.append(self._phase(d))
+        final = self._final()
+        exchanges = len(phases) * t.threads.bit_length()
+        return Body(
+            "reduction",
+            "reduction.wgsl.jinja",
+            {
+                "threads": t.threads,
+                "rows": t.rows,
+                "stride": 1 if t.elements_fast else t.rows,
+                "elements_fast": t.elements_fast,
+                "subgroup": self.strategy.subgroup,
+                "row_count": self.builder.index(self.rows),
+                "checked": self._rows_checked,
+                "phases": phases,
+                "final": final,
+            },
+            t.workgroup,
+            ceildiv(self.rows, t.rows),
+            group_origins(self.group.members),
+            self.rows * self.length * len(self.group.members),
+            self._arrays([part for p in phases for a in p.accumulators for part in a.parts]),
+            self.iterations + exchanges,
+        )
+
+    def _arrays(self, parts: Sequence[Part]) -> dict[str, WorkgroupArray]:
+        """The workgroup memory through which accumulators are exchanged."""
+        arrays = self.strategy.arrays(self.tiling.workgroup)
+        return dict(zip((part.name for part in parts), arrays, strict=True)) if arrays else {}
+
+    def _phase(self, d: int) -> Phase:
+        """Pass d: reductions of depth d, and stores of elements known before it."""
+        phase = Phase()
+        self._row_members(d - 1)
+        reductions = [
+            m
+            for m in self.group.members
+            if m.reduction and m.output not in self.sums and self.depth[m.output] == d
+        ]
+        stores = self._element_stores(d - 1)
+        phase.accumulators = [self._accumulator(m) for m in reductions]
+        for shares in self._shares():
+            phase.body += self._share_lines(shares, reductions, phase.accumulators, stores)
+        for acc in phase.accumulators:
+            phase.close += acc.close()
+        phase.lines, self.row_scope.lines = self.row_scope.lines, []
+        for m, acc in zip(reductions, phase.accumulators, strict=True):
+            dtype = self.builder.buffers[m.output].dtype
+            if isinstance(acc, ExpSum):
+                self.values[m.output] = Text(acc.parts[0].name, 1, dtype)
+            else:
+                value = Text(acc.result(dtype), 1, dtype, acc.narrow(dtype))
+                self.values[m.output] = self._as_read(m, fitted(value, self.row_renderer.let))
+        return phase
+
+    def _as_read(self, member: Member, value: Text) -> Text:
+        """A sum as others read it: drivers make 3 x of x + x + x, and 0 of 3 x / 3 - x."""
+        bodies = (m.body for m in self.group.members)
+        is_read = any(load.buffer == member.output for b in bodies for load in loads_of(b))
+        is_float = value.dtype.compute == "f32" and member.reduction in ("sum", "prod")
+        if self.tiling.threads > 1 or not is_float or not is_read:
+            return value
+        return self.row_renderer.let(f"tw_opaque({value.code})", 1, value.dtype)
+
+    def _accumulator(self, member: Member) -> Accumulator | ExpSum:
+        """Of one reduction, or of a maximum together with its sum."""
+        name = f"a{self.by_order(member)}"
+        for output, own in self.sums.items():
+            if own.largest == member.output:
+                total = f"a{self.by_order(self.by_name[output])}"
+                return exp_sum(name, total, self.tiling.lanes)
+        return accumulator(name, member.reduction or "", member.body.dtype, self.tiling.lanes)
+
+    def _share_lines(
+        self,
+        shares: Shares,
+        reductions: Sequence[Member] = (),
+        accumulators: Sequence[Accumulator | ExpSum] = (),
+        stores: Sequence[Member] = (),
+    ) -> list[str]:
+        """Statements that take in, and store, what an invocation covers of a row.
+
+        Stores come last: a driver that cannot tell buffers apart moves no load across a store.
+        """
+        lines: list[str] = []
+        last: list[str] = []
+        together: list[list[tuple[Text, str | None]]] = [[] for _ in accumulators]
+        for chunk, predicate, renderer in shares.chunks:
+            own = renderer.scope.lines
+            for m, acc, values in zip(reductions, accumulators, together, strict=True):
+                value = renderer.render(m.body)
+                if isinstance(acc, ExpSum):
+                    values.append((value, predicate))
+                else:
+                    own += acc.update(value, predicate, self._position(chunk))
+            for m in stores:
+                last += self._store_element(m, renderer, predicate)
+            lines += own
+            renderer.scope.lines = []
+        for acc, values in zip(accumulators, together, strict=True):
+            if isinstance(acc, ExpSum):
+                lines += acc.update(values)
+        lines += last
+        if shares.trips is None or not lines:
+            return lines
+        self.iterations = self.iterations + shares.trips + 1
+        head = f"for (var c = 0; c < {self.builder.index(shares.trips)}; c++) {{"
+        return [head, *(f"  {line}" for line in lines), "}"]
+
+    def by_order(self, member: Member) -> int:
+        """A member's position in the group."""
+        return list(self.by_name).index(member.output)
+
+    def _final(self) -> list[str]:
+        """After the last pass: values per row, then elements that needed the last pass."""
+        last = self.phases_count
+        self._row_members(last)
+        stores = self._element_stores(last)
+        body: list[str] = []
+        for shares in self._shares() if stores else ():
+            body += self._share_lines(shares, stores=stores)
+        lines = self.row_scope.lines + self._row_stores()
+        self.row_scope.lines = []
+        return [*lines, *body]
+
+    def _row_members(self, depth: int) -> None:
+        """Values per row that are known after ``depth`` passes."""
+        for m in self.group.members:
+            if m.output in self.varying or self.depth[m.output] != depth:
+                continue
+            own = self.sums.get(m.output)
+            if own is not None:
+                acc = self._accumulator(self.by_name[own.largest])
+                assert isinstance(acc, ExpSum)
+                code = acc.total(self.row_renderer.render(own.shift).code)
+                self.values[m.output] = self.row_renderer.let(code, 1, m.body.dtype)
+            elif m.reduction is None:
+                value = self.row_renderer.render(m.body)
+                self.values[m.output] = self.rounding(m.output, value, self.row_renderer.let)
+
+    def _element_stores(self, depth: int) -> list[Member]:
+        """Members to be stored whose elements are known after ``depth`` passes."""
+        stored = [m for m in self.group.members if m.store and m.output in self.varying]
+        return [m for m in stored if self.depth[m.output] == depth]
+
+    def _row_stores(self) -> list[str]:
+        stored = [m for m in self.group.members if m.store and m.output not in self.varying]
+        if not stored:
+            return []
+        lines: list[str] = []
+        for m in stored:
+            lines += self.builder.store(m, self.values[m.output], [self.row_env])
+        return ["if (row_ok && g == 0) {", *(f"  {line}" for line in lines), "}"]
+
+    def _store_element(self, m: Member, renderer: Renderer, predicate: str | None) -> list[str]:
+        value = renderer.render(Load(m.output, tuple(Index(i) for i in m.index), m.body.dtype))
+        lines = self.builder.store(m, value, renderer.lanes)
+        guard = [*(["row_ok"] if self._rows_checked else []), *([predicate] if predicate else [])]
+        if not guard:
+            return lines
+        return [f"if ({' && '.join(guard)}) {{", *(f"  {line}" for line in lines), "}"]
+
+    @property
+    def _rows_checked(self) -> bool:
+        workgroups = ceildiv(self.rows, self.tiling.rows)
+        exact = fold_grid(workgroups, self.target)[1] is ONE
+        return not (exact and workgroups * self.tiling.rows is self.rows)
+
+    # -- chunks ----------------------------------------------------------------------------------
+
+    def _shares(self) -> list[Shares]:
+        """What an invocation covers of the row: a loop and its rest, or the shares that it keeps.
+
+        A loop over a row of known length has no tests: what is left over follows it.
+        """
+        t = self.tiling
+        step = t.threads * t.lanes
+        if t.chunks is not None:
+            kept = []
+            for k in range(t.chunks):
+                scope = self.kept.setdefault(k, Scope(parent=self.row_scope))
+                kept.append(self._chunk(as_expr(k), scope, self._inside(k)))
+            return [Shares(None, tuple(kept))]
+        if not self.length.is_constant:
+            trips = ceildiv(self.length, step * t.unroll)
+            whole = (self.length % (step * t.unroll)) is ZERO
+            return [self._loop(trips, whole)]
+        whole_trips = int(self.length) // (step * t.unroll)
+        rest = range(whole_trips * t.unroll, -(-int(self.length) // step))
+        found = [self._loop(as_expr(whole_trips), True)] if whole_trips else []
+        left = [
+            self._chunk(as_expr(k), Scope(parent=self.row_scope), self._inside(k)) for k in rest
+        ]
+        return [*found, Shares(None, tuple(left))] if left else found
+
+    def _loop(self, trips: Expr, inside: bool) -> Shares:
+        first = iteration("c", trips) * self.tiling.unroll
+        chunks = [
+            self._chunk(first + u, Scope(parent=self.row_scope), inside)
+            for u in range(self.tiling.unroll)
+        ]
+        return Shares(trips, tuple(chunks))
+
+    def _inside(self, chunk: int) -> bool:
+        """Whether no invocation's part of a share passes the end of the row."""
+        step = self.tiling.threads * self.tiling.lanes
+        if self.length.is_constant:
+            return (chunk + 1) * step <= int(self.length)
+        return (self.length % step) is ZERO
+
+    def _position(self, chunk: Expr, lane: int = 0) -> str:
+        return self.builder.index(self._element(chunk, lane))
+
+    def _element(self, chunk: Expr, lane: int) -> Expr:
+        t = self.tiling
+        g = iteration("g", t.threads) if t.threads > 1 else ZERO
+        return (chunk * t.threads + g) * t.lanes + lane
+
+    def _chunk(self, chunk: Expr, scope: Scope, inside: bool) -> tuple[Expr, str | None, Renderer]:
+        t = self.tiling
+        lanes: Lanes = []
+        for lane in range(t.lanes):
+            index = delinearize(self._element(chunk, lane), self.group.elements)
+            lanes.append({**self.row_env, **dict(zip(self.element_symbols, index, strict=True))})
+        predicate = None
+        if not inside:
+            test = f"{self._position(chunk)} < {self.builder.index(self.length)}"
+            named = partial(self.builder.renderer(lanes, scope).let, test, 1, dtypes.bool_)
+            predicate = scope.once(("predicate", chunk), named).code
+        renderer: Renderer
+
+        def member(load: Load) -> Text | None:
+            found = self.values.get(load.buffer)
+            if found is None and load.buffer in self.by_name:
+                value = renderer.render(self.by_name[load.buffer].body)
+                return self.rounding(load.buffer, value, renderer.let)
+            return found
+
+        renderer = self.builder.renderer(
+            lanes,
+            scope,
+            member=member,
+            predicate=predicate,
+            outer=self.row_renderer,
+            belongs_outside=self.outside,
+        )
+        return chunk, predicate, renderer

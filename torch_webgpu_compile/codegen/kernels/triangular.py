@@ -1,0 +1,84 @@
+"""Triangular systems: one workgroup for a tile of right-hand sides of a matrix."""
+
+from __future__ import annotations
+
+from ...ir.graph import Buffer
+from ...ir.nodes import TriangularSolve
+from ...ir.scalar import Scalar
+from ...ir.spaces import numbered
+from ...plan.model import KernelCall
+from ...symbolic.sizes import Expr, Symbol, ceildiv, delinearize, iteration, linearize, product
+from ...target import Target
+from ..wgsl.storage import check_index_range
+from ..wgsl.values import Scope
+from .builder import KernelBuilder, fold_grid
+
+_WIDEST = 16  # right-hand sides of a workgroup: invocations of a row that read 64 bytes together
+
+
+def generate_triangular_solve(
+    node: TriangularSolve, buffers: dict[str, Buffer], target: Target
+) -> KernelCall:
+    """The kernel of one node, whose right-hand sides are updated in the output's memory."""
+    rows, columns = node.sizes
+    output = buffers[node.output]
+    check_index_range(output)
+    width = _WIDEST
+    if columns.is_constant:
+        while width >= 2 * columns.constant:
+            width //= 2
+    workgroup = target.workgroup_invocations
+    builder = KernelBuilder(target, buffers)
+    tiles = ceildiv(columns, width)
+    total = product(node.batch) * tiles
+    batch, row, step = (
+        iteration(name, size)
+        for name, size in (("batch", product(node.batch)), ("row", rows), ("step", rows))
+    )
+    column = iteration("column", columns)
+    outer = numbered("b", node.batch)
+    lead = delinearize(batch, node.batch)
+    at_batch: dict[Symbol, Expr] = dict(zip(outer, lead, strict=True))
+    (m,), (k,), (n,) = (numbered(p, (s,)) for p, s in (("m", rows), ("k", rows), ("n", columns)))
+
+    def code(body: Scalar, **at: Expr) -> dict[str, object]:
+        """Statements, and the value after them."""
+        scope = Scope()
+        symbols = {"m": m, "k": k, "n": n}
+        place = at_batch | {symbols[name]: expr for name, expr in at.items()}
+        value = builder.renderer([place], scope).render(body).code
+        return {"lines": scope.lines, "value": value}
+
+    def address(line: Expr) -> str:
+        return builder.index(linearize([*lead, line, column], output.strides) + output.offset)
+
+    return builder.finish(
+        "triangular_solve",
+        "triangular_solve.wgsl.jinja",
+        {
+            "workgroup_size": workgroup,
+            "width": width,
+            "rows": builder.index(rows),
+            "columns": builder.index(columns),
+            "tiles": builder.index(tiles),
+            "total": builder.index(total),
+            "load": builder.bindings.function(node.output, "load"),
+            "store": builder.bindings.function(node.output, "store"),
+            "at_row": address(row),
+            "at_step": address(step),
+            "type": output.dtype.compute,
+            "rhs": code(node.rhs, m=row, n=column),
+            "factor": code(node.matrix, m=row, k=step),
+            "diagonal": None if node.unit else code(node.matrix, m=step, k=step),
+        },
+        workgroup_size=workgroup,
+        grid=fold_grid(total, target),
+        origins=node.origins,
+        flops=product((*node.batch, rows, rows, columns)),
+        iterations=loop_iterations(rows, workgroup // width),
+    )
+
+
+def loop_iterations(rows: Expr, lanes: int) -> Expr:
+    """Loop iterations of one invocation, of ``lanes`` that share the rows below each step."""
+    return ceildiv(rows, lanes) + (rows + 1) * 3 + ceildiv(rows * rows, 2 * lanes)

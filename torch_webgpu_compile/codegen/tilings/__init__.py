@@ -1,0 +1,1 @@
+"""How the work of a kernel is divided among invocations, as data."""

@@ -1,0 +1,305 @@
+"""How contractions are tiled: the problem, the tilings to choose from, and the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from ...symbolic.sizes import Expr
+from ...target import Target
+
+_UNKNOWN = 512  # sizes that a call decides count as large
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulProblem:
+    """What the best tiling of a contraction, or of several in one dispatch, depends on.
+
+    Attributes:
+        batch, inner: sizes; None for those that a call decides.
+        shapes: rows and columns of each product, likewise.
+        paired: whether there are two products of the one shape, both computed by each invocation.
+        itemsize: bytes of an element while it is multiplied.
+        lhs, rhs: how the operands lie in memory: the axis along which their tiles are loaded, see
+            `contraction.Operand`.
+    """
+
+    batch: int | None
+    shapes: tuple[tuple[int | None, int | None], ...]
+    inner: int | None
+    itemsize: int
+    lhs: str
+    rhs: str
+    paired: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        sizes: tuple[Expr, Expr],
+        shapes: Sequence[tuple[Expr, Expr]],
+        itemsize: int,
+        axes: tuple[str, str],
+        paired: bool,
+    ) -> MatmulProblem:
+        """``sizes``: batch and inner; ``axes``: of lhs and rhs."""
+        batch, inner = map(_known, sizes)
+        known = tuple((_known(rows), _known(columns)) for rows, columns in shapes)
+        return cls(batch, known, inner, itemsize, *axes, paired)
+
+    @property
+    def rows(self) -> int:
+        """The most rows of a product; a number for those that a call decides."""
+        return max(rows or _UNKNOWN for rows, _ in self.shapes)
+
+    @property
+    def columns(self) -> int:
+        """The most columns of a product; a number for those that a call decides."""
+        return max(columns or _UNKNOWN for _, columns in self.shapes)
+
+    @property
+    def key(self) -> str | None:
+        """Names the problem in tables of measured tilings; None if a size is not known."""
+        if None in (self.batch, self.inner) or any(None in shape for shape in self.shapes):
+            return None
+        times = "2*" if self.paired else ""
+        shapes = "+".join(f"{rows}x{times}{columns}" for rows, columns in self.shapes)
+        sizes = f"{self.batch}x{shapes}x{self.inner}"
+        return f"{self.itemsize * 8}-bit {sizes} {self.lhs} {self.rhs}"
+
+    def workgroups(self, tiling: MatmulTiling) -> int:
+        """Tiles of the results."""
+        width = self.columns_of(tiling)
+        return (self.batch or _UNKNOWN) * sum(
+            -(-(rows or _UNKNOWN) // tiling.rows) * -(-(columns or _UNKNOWN) // width)
+            for rows, columns in self.shapes
+        )
+
+    def columns_of(self, tiling: MatmulTiling) -> int:
+        """Columns of a product that a workgroup computes: of a pair, half of the tile's each."""
+        return tiling.columns // 2 if self.paired else tiling.columns
+
+    def adapt(self, tiling: MatmulTiling) -> MatmulTiling:
+        """The tiling, wide enough for an invocation to have four columns of each of a pair."""
+        if not self.paired or tiling.thread_columns >= 8:
+            return tiling
+        return replace(tiling, columns=2 * tiling.columns, thread_columns=2 * tiling.thread_columns)
+
+
+def _known(size: Expr) -> int | None:
+    return int(size) if size.is_constant else None
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTiling:
+    """A tile of a contraction's result per workgroup, a register tile per invocation.
+
+    Attributes:
+        rows, columns, inner: the workgroup's tile, elements.
+        thread_rows, thread_columns: the invocation's tile, elements (multiples of 4).
+        slices: groups of invocations that compute the same tile from parts of the inner dimension
+            (a power of two): parallelism for small results.
+        double_buffer: load the next tile into registers and the other half of workgroup memory
+            while computing on this one.
+        unroll: steps of ``inner`` per loop iteration in the multiply loop; neither naga nor drivers
+            unroll. swizzle: row tiles that consecutive workgroups share before moving to the next
+            column tile.
+        strips: columns of tiles, the last ones of each product, that are computed in `small` tiles
+            instead, so that the last workgroups are short where their number fits a GPU badly.
+            Sizes have to be known.
+    """
+
+    rows: int
+    columns: int
+    inner: int
+    thread_rows: int
+    thread_columns: int
+    double_buffer: bool
+    unroll: int
+    slices: int = 1
+    swizzle: int = 8
+    strips: int = 0
+
+    @property
+    def workgroup(self) -> int:
+        """Invocations of a workgroup: those of all slices."""
+        tile = (self.rows // self.thread_rows) * (self.columns // self.thread_columns)
+        return tile * self.slices
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether `small` tiles fit into the tiles, with as many slices as kernels can have."""
+        whole = self.rows % 32 == self.columns % 32 == 0
+        return whole and self.workgroup in (32, 64, 128, 256, 512)
+
+    @property
+    def small(self) -> MatmulTiling:
+        """Tiles for the rest of a product, with the same workgroup."""
+        return replace(
+            self,
+            rows=32,
+            columns=32,
+            thread_rows=8,
+            thread_columns=4,
+            slices=self.workgroup // 32,
+            strips=0,
+        )
+
+    @property
+    def depth(self) -> int:
+        """A step along the inner dimension, of all slices; the longer one where there are two."""
+        own = self.inner * self.slices
+        return max(own, self.small.depth) if self.strips else own
+
+    def workgroup_nbytes(self, itemsize: int) -> int:
+        """Workgroup memory of both operands' tiles, which the sums of slices share."""
+        buffers = 2 if self.double_buffer else 1
+        tiles = self.slices * buffers * self.inner * (self.rows + self.columns)
+        own = itemsize * max(tiles, self.slices // 2 * self.rows * self.columns)
+        return max(own, self.small.workgroup_nbytes(itemsize)) if self.strips else own
+
+
+# By falling size, with the workgroups of an H200 that make each worth while: two per multiprocessor
+# and more. There, for the 34 products of GPT-2, BERT, ViT and ResNet-50, this choice takes 1.04
+# times as long as the best of `_MEASURED` (geometric mean; the second tiling for all 1.06).
+_BY_SIZE = (
+    (MatmulTiling(128, 64, 8, 8, 8, True, 8), 350),
+    (MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=2), 130),
+    (MatmulTiling(32, 32, 8, 8, 4, True, 8, slices=4), 0),
+)
+_SMALLEST = MatmulTiling(32, 32, 8, 4, 4, True, 8)
+_FEW_ROWS = (
+    MatmulTiling(16, 32, 16, 4, 4, True, 8, slices=8),
+    MatmulTiling(16, 32, 8, 4, 4, True, 8, slices=4),
+    MatmulTiling(16, 64, 16, 4, 4, True, 8),
+)
+
+# A CPU gains nothing from slices, and its driver compiles long kernels at their first dispatch (2 s
+# more for GPT-2).
+_SOFTWARE = MatmulTiling(32, 32, 16, 4, 4, True, 8)
+_SOFTWARE_FEW_ROWS = MatmulTiling(16, 64, 16, 4, 4, True, 8)
+
+# What is measured under ``mode="max-autotune"``: rows, columns, inner, register tile, slices.
+_MEASURED = (
+    *(tiling for tiling, _ in _BY_SIZE),
+    MatmulTiling(64, 128, 8, 8, 8, True, 8),
+    MatmulTiling(64, 32, 8, 8, 4, True, 8, slices=2),
+    MatmulTiling(32, 32, 16, 4, 4, True, 8),
+    MatmulTiling(64, 64, 16, 4, 4, True, 8),
+    MatmulTiling(128, 128, 8, 8, 8, True, 8),
+    MatmulTiling(128, 128, 16, 8, 8, False, 8),
+    MatmulTiling(128, 64, 8, 8, 8, True, 8, slices=2),
+    MatmulTiling(64, 64, 8, 8, 8, True, 8),
+    MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=4),
+    MatmulTiling(64, 64, 16, 8, 8, False, 8, slices=4),
+    MatmulTiling(64, 64, 8, 8, 4, True, 8, slices=2),
+    MatmulTiling(64, 32, 8, 8, 4, True, 8, slices=4),
+    MatmulTiling(32, 64, 8, 4, 8, True, 8, slices=4),
+    MatmulTiling(32, 32, 8, 4, 4, True, 8, slices=4),
+    MatmulTiling(32, 32, 8, 8, 8, True, 8, slices=8),
+    # Between powers of two: for results with a few tiles more than a GPU runs at once.
+    MatmulTiling(64, 96, 8, 8, 8, True, 8, slices=4),
+    MatmulTiling(48, 64, 8, 8, 8, True, 8, slices=2),
+    MatmulTiling(48, 64, 8, 8, 8, True, 8, slices=4),
+    MatmulTiling(96, 64, 8, 12, 8, True, 8, slices=2),
+    MatmulTiling(64, 96, 8, 8, 12, True, 8, slices=2),
+    MatmulTiling(64, 96, 8, 8, 4, True, 8, slices=2),
+)
+# Those that large products are computed in, of which a few tiles may be divided.
+_DIVIDED = frozenset(
+    {
+        MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=2),
+        MatmulTiling(64, 128, 8, 8, 8, True, 8),
+        MatmulTiling(128, 64, 8, 8, 8, True, 8),
+    }
+)
+_MEASURED_FEW_ROWS = (
+    *_FEW_ROWS,
+    MatmulTiling(16, 64, 8, 4, 4, True, 8, slices=4),
+    MatmulTiling(16, 128, 8, 4, 8, True, 8, slices=4),
+    MatmulTiling(8, 64, 16, 4, 4, True, 8, slices=8),
+    MatmulTiling(4, 64, 16, 4, 4, True, 8, slices=16),
+)
+
+
+def fits(tiling: MatmulTiling, itemsize: int, target: Target) -> bool:
+    """Whether the adapter's limits allow it."""
+    return (
+        tiling.workgroup <= target.max_workgroup_invocations
+        and tiling.workgroup_nbytes(itemsize) <= target.max_workgroup_nbytes
+    )
+
+
+def matmul_candidates(problem: MatmulProblem, target: Target) -> Iterator[MatmulTiling]:
+    """The tilings worth measuring for a problem."""
+    found: Sequence[MatmulTiling] = _MEASURED
+    if problem.rows <= 16:
+        found = _MEASURED_FEW_ROWS
+    elif problem.columns <= 16:
+        found = [_transposed(tiling) for tiling in _MEASURED_FEW_ROWS]
+    for tiling in dict.fromkeys(map(problem.adapt, found)):
+        if fits(tiling, problem.itemsize, target):
+            yield tiling
+            if tiling in _DIVIDED and not problem.paired:
+                yield from _with_strips(tiling, problem, target)
+
+
+@cache
+def measurable_tilings() -> frozenset[MatmulTiling]:
+    """Every tiling that `matmul_candidates` may give for some problem, without its strips."""
+    found = {*_MEASURED, *_MEASURED_FEW_ROWS, *map(_transposed, _MEASURED_FEW_ROWS)}
+    pair = MatmulProblem(1, ((1, 1),), 1, 4, "", "", paired=True)
+    return frozenset(found | set(map(pair.adapt, found)))
+
+
+def _with_strips(
+    tiling: MatmulTiling, problem: MatmulProblem, target: Target
+) -> Iterator[MatmulTiling]:
+    """With a few of the last columns of tiles in small ones, up to half of them."""
+    columns = -(-problem.columns // tiling.columns)
+    for strips in sorted({round(columns * part / 12) for part in (1, 1.5, 2, 3, 4, 6)} - {0}):
+        divided = replace(tiling, strips=strips)
+        if fits(divided, problem.itemsize, target):
+            yield divided
+
+
+def _transposed(tiling: MatmulTiling) -> MatmulTiling:
+    return replace(
+        tiling,
+        rows=tiling.columns,
+        columns=tiling.rows,
+        thread_rows=tiling.thread_columns,
+        thread_columns=tiling.thread_rows,
+    )
+
+
+def choose_matmul_tiling(problem: MatmulProblem, target: Target) -> MatmulTiling:
+    """The tiling for a problem that nobody measured."""
+    found = _in_software(problem) if target.software else _in_order(problem, target)
+    for tiling in map(problem.adapt, found):
+        if problem.itemsize == 8:  # twice the workgroup memory: one buffer instead of two
+            tiling = replace(tiling, double_buffer=False)
+        if fits(tiling, problem.itemsize, target):
+            return tiling
+    return problem.adapt(replace(_SMALLEST, double_buffer=False))
+
+
+def _in_software(problem: MatmulProblem) -> Iterator[MatmulTiling]:
+    if problem.rows <= 16:
+        yield _SOFTWARE_FEW_ROWS
+    elif problem.columns <= 16:
+        yield _transposed(_SOFTWARE_FEW_ROWS)
+    yield _SOFTWARE
+
+
+def _in_order(problem: MatmulProblem, target: Target) -> Iterator[MatmulTiling]:
+    """Best first, whether they fit the adapter or not."""
+    if problem.rows <= 16:
+        yield from _FEW_ROWS
+    elif problem.columns <= 16:
+        yield from (_transposed(tiling) for tiling in _FEW_ROWS)
+    else:
+        for tiling, least in _BY_SIZE:
+            if problem.workgroups(problem.adapt(tiling)) >= target.machine.scaled(least):
+                yield tiling
+    yield _SMALLEST

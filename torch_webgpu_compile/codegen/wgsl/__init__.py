@@ -1,0 +1,1 @@
+"""Expressions, values and buffer accesses as WGSL text."""

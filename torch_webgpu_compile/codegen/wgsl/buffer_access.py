@@ -1,0 +1,275 @@
+"""The WGSL functions through which kernels read and write one buffer.
+
+Elements narrower than 32 bits are packed in words; vectors are one access where a binding allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...dtypes import DType, Kind
+from ...ir.access import VECTOR
+from ...ir.graph import Buffer
+from ...symbolic.sizes import Expr
+from ...target import Window
+
+PAIR = 2
+
+
+@dataclass
+class Use:
+    """What a kernel does with one buffer."""
+
+    buffer: Buffer
+    alias: str
+    functions: set[str] = field(default_factory=set)
+    touched: Expr | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether the kernel loads from the buffer; an atomic addition loads too."""
+        return any(f.startswith(("load", "add")) for f in self.functions)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the kernel stores to the buffer; an atomic addition stores too."""
+        return any(f.startswith(("store", "add")) for f in self.functions)
+
+
+def _storage_lanes(use: Use) -> int:
+    """Elements that one element of the binding's array holds, of a dtype that is not packed."""
+    verbs, dtype = use.functions, use.buffer.dtype
+    if "store" in verbs or dtype.packing > 1 or dtype.itemsize > 4:
+        return 1  # WGSL may write a whole vector where one component is stored (a race)
+    pairs = {"load2", "store2"} & verbs
+    if {"load4", "store4"} & verbs and "store2" not in verbs:
+        return VECTOR
+    return PAIR if pairs and not {"load4", "store4"} & verbs else 1
+
+
+def element_type(use: Use) -> str:
+    """The WGSL type of an element of the binding's array.
+
+    Atomic words for additions and for stores into packed words; a vector where all accesses are by
+    vectors.
+    """
+    dtype = use.buffer.dtype
+    if "add" in use.functions or (dtype.packing > 1 and "store" in use.functions):
+        return "atomic<u32>"
+    lanes = _storage_lanes(use)
+    return f"vec{lanes}<{dtype.storage}>" if lanes > 1 else dtype.storage
+
+
+def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]) -> list[str]:
+    """One access function; ``i`` counts elements for scalar verbs and groups of four for vector
+    verbs.
+    """
+    lines = _BODIES[verb](use, element)
+    if len(windows) == 1:
+        return [_signature(use, verb, use.alias) + " {", *lines, "}"]
+    text: list[str] = []
+    for w in range(len(windows)):
+        name = f"{use.alias}_w{w}"
+        own = [line.replace(f"{use.alias}[", f"{name}[") for line in lines]
+        text += [_signature(use, verb, name) + " {", *own, "}"]
+    value = ", v" if verb.startswith(("store", "add")) else ""
+    back = "" if value else "return "
+    text.append(_signature(use, verb, use.alias) + " {")
+    step = use.buffer.dtype.itemsize * _verb_lanes(verb)
+    starts = [window.offset_nbytes // step for window in windows]
+    calls = [f"{verb}_{use.alias}_w{w}(i - {start}{value});" for w, start in enumerate(starts)]
+    for call, end in zip(calls, starts[1:], strict=False):
+        text.append(f"  if (i < {end}) {{ {back}{call}{' return;' if value else ''} }}")
+    text.append(f"  {back}{calls[-1]}")
+    return [*text, "}"]
+
+
+def _verb_lanes(verb: str) -> int:
+    return int(verb[-1]) if verb[-1].isdigit() else 1
+
+
+def _signature(use: Use, verb: str, name: str) -> str:
+    compute = use.buffer.dtype.compute
+    lanes = _verb_lanes(verb)
+    value = f"vec{lanes}<{compute}>" if lanes > 1 else compute
+    if verb.startswith("load"):
+        return f"fn {verb}_{name}(i: i32) -> {value}"
+    return f"fn {verb}_{name}(i: i32, v: {value})"
+
+
+def _load(use: Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if dtype.packing == 1:
+        at = f"{x}[i]"
+        if element.startswith("vec"):
+            at = f"{x}[i >> 2u][i & 3]" if element.startswith("vec4") else f"{x}[i >> 1u][i & 1]"
+        return [f"  return {_widen(dtype, at, '')};"]
+    shift = {2: 1, 4: 2}[dtype.packing]
+    word = f"{x}[i >> {shift}u]"
+    if element.startswith("atomic"):
+        word = f"atomicLoad(&{word})"
+    bit = f"u32(i & {dtype.packing - 1}) * {dtype.bits}u"
+    return [f"  return {value_of(dtype, f'({word} >> ({bit}))')};"]
+
+
+def _load2(use: Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if element.startswith("vec2"):
+        return [f"  return {_widen(dtype, f'{x}[i]', 'vec2')};"]
+    if element.startswith("vec4"):
+        half = f"select({x}[i >> 1u].xy, {x}[i >> 1u].zw, (i & 1) == 1)"
+        return [f"  return {_widen(dtype, half, 'vec2')};"]
+    lanes = [_widen(dtype, f"{x}[2 * i + {k}]", "") for k in range(PAIR)]
+    return [f"  return vec2<{dtype.compute}>({', '.join(lanes)});"]
+
+
+def _store2(use: Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if element.startswith("vec2"):
+        return [f"  {x}[i] = {_narrow(dtype, 'v', 'vec2')};"]
+    return [f"  {x}[2 * i + {k}] = {_narrow(dtype, f'v.{c}', '')};" for k, c in enumerate("xy")]
+
+
+def _load4(use: Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if dtype.packing == 1 and element.startswith("vec4"):
+        return [f"  return {_widen(dtype, f'{x}[i]', 'vec4')};"]
+    if dtype.packing == 1:
+        lanes = [_widen(dtype, f"{x}[4 * i + {k}]", "") for k in range(VECTOR)]
+        return [f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
+
+    def word(at: str) -> str:
+        return f"atomicLoad(&{x}[{at}])" if element.startswith("atomic") else f"{x}[{at}]"
+
+    if dtype.packing == 4:
+        lanes = [value_of(dtype, f"(w >> {8 * k}u)") for k in range(4)]
+        head = f"  let w = {word('i')};"
+    else:
+        halves = ("w0", "(w0 >> 16u)", "w1", "(w1 >> 16u)")
+        lanes = [value_of(dtype, half) for half in halves]
+        head = f"  let w0 = {word('2 * i')};\n  let w1 = {word('2 * i + 1')};"
+    return [head, f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
+
+
+def _store(use: Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if dtype.packing == 1:
+        return [f"  {x}[i] = {_narrow(dtype, 'v', '')};"]
+    # Neighbours in the word belong to other invocations: clear own bits, then set them.
+    shift = {2: 1, 4: 2}[dtype.packing]
+    mask = (1 << dtype.bits) - 1
+    return [
+        f"  let bit = u32(i & {dtype.packing - 1}) * {dtype.bits}u;",
+        f"  atomicAnd(&{x}[i >> {shift}u], ~({mask}u << bit));",
+        f"  atomicOr(&{x}[i >> {shift}u], {bits_of(dtype, 'v')} << bit);",
+    ]
+
+
+def _store4(use: Use, element: str) -> list[str]:
+    dtype, x = use.buffer.dtype, use.alias
+    if dtype.packing == 1 and element.startswith("vec4"):
+        return [f"  {x}[i] = {_narrow(dtype, 'v', 'vec4')};"]
+    if dtype.packing == 1:
+        return [
+            f"  {x}[4 * i + {k}] = {_narrow(dtype, f'v.{c}', '')};" for k, c in enumerate("xyzw")
+        ]
+    lane = [bits_of(dtype, f"v.{c}") for c in "xyzw"]
+
+    def put(at: str, word: str) -> str:
+        return (
+            f"  atomicStore(&{at}, {word});"
+            if element.startswith("atomic")
+            else f"  {at} = {word};"
+        )
+
+    if dtype.packing == 4:
+        word = f"{lane[0]} | ({lane[1]} << 8u) | ({lane[2]} << 16u) | ({lane[3]} << 24u)"
+        return [put(f"{x}[i]", word)]
+    return [
+        put(f"{x}[2 * i]", f"{lane[0]} | ({lane[1]} << 16u)"),
+        put(f"{x}[2 * i + 1]", f"{lane[2]} | ({lane[3]} << 16u)"),
+    ]
+
+
+def _add(use: Use, element: str) -> list[str]:
+    """Atomic accumulation: integers natively, f32 by compare-exchange (in any order).
+
+    An i64 is two words: the sum of the low ones wraps exactly as often as an addition sees it wrap.
+    """
+    dtype, x = use.buffer.dtype, use.alias
+    if dtype.compute == "i64":
+        return [
+            "  let bits = bitcast<u64>(v);",
+            "  let low = u32(bits & 0xfffffffflu);",
+            f"  let carry = select(0u, 1u, atomicAdd(&{x}[2 * i], low) > 0xffffffffu - low);",
+            f"  atomicAdd(&{x}[2 * i + 1], u32(bits >> 32u) + carry);",
+        ]
+    if dtype.kind is not Kind.FLOAT:
+        return [f"  atomicAdd(&{x}[i], bitcast<u32>(v));"]
+    return [
+        f"  var old = atomicLoad(&{x}[i]);",
+        "  loop {",
+        "    let sum = bitcast<u32>(bitcast<f32>(old) + v);",
+        f"    let result = atomicCompareExchangeWeak(&{x}[i], old, sum);",
+        "    if (result.exchanged) { break; }",
+        "    old = result.old_value;",
+        "  }",
+    ]
+
+
+_BODIES = {
+    "load": _load,
+    "load2": _load2,
+    "load4": _load4,
+    "store": _store,
+    "store2": _store2,
+    "store4": _store4,
+    "add": _add,
+}
+
+
+def _widen(dtype: DType, text: str, vector: str) -> str:
+    if dtype.storage == dtype.compute:
+        return text
+    return f"{f'{vector}<{dtype.compute}>' if vector else dtype.compute}({text})"
+
+
+def _narrow(dtype: DType, text: str, vector: str) -> str:
+    if dtype.storage == dtype.compute:
+        return text
+    return f"{f'{vector}<{dtype.storage}>' if vector else dtype.storage}({text})"
+
+
+def value_of(dtype: DType, word: str) -> str:
+    """The lowest ``dtype.bits`` (less than 32) of a u32 expression as the compute type."""
+    match dtype.short:
+        case "bool":
+            return f"(({word} & 0xffu) != 0u)"
+        case "u8":
+            return f"({word} & 0xffu)"
+        case "bf16":
+            return f"bitcast<f32>({word} << 16u)"
+        case "f16":
+            return f"unpack2x16float({word}).x"
+        case _ if dtype.is_float8:
+            return f"tw_{dtype.name.removeprefix('float8_')}_value({word})"
+        case _:
+            return f"extractBits(bitcast<i32>({word}), 0u, {dtype.bits}u)"
+
+
+def bits_of(dtype: DType, value: str) -> str:
+    """A value of the compute type as its bits, in the low end of a u32."""
+    match dtype.short:
+        case "bool":
+            return f"select(0u, 1u, {value})"
+        case "u8":
+            return f"({value} & 0xffu)"
+        case "bf16":
+            return f"bf16_bits({value})"
+        case "f16":
+            return f"(pack2x16float(vec2<f32>(tw_f16_rounded({value}), 0.0f)) & 0xffffu)"
+        case _ if dtype.is_float8:
+            return f"tw_{dtype.name.removeprefix('float8_')}_bits({value})"
+        case _:
+            return f"(bitcast<u32>({value}) & {(1 << dtype.bits) - 1}u)"

@@ -1,0 +1,57 @@
+"""Constants as WGSL literals."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from ...dtypes import DType, Kind
+from ...ir.scalar import Const
+
+
+def zero_of(dtype: DType) -> str:
+    """The literal 0 of a dtype's compute type."""
+    return {"f32": "0.0f", "i32": "0i", "u32": "0u", "i64": "0li", "f64": "0.0lf", "bool": "false"}[
+        dtype.compute
+    ]
+
+
+def one_of(dtype: DType) -> str:
+    """The literal 1 of a dtype's compute type."""
+    return {"f32": "1.0f", "i32": "1i", "u32": "1u", "i64": "1li", "f64": "1.0lf", "bool": "true"}[
+        dtype.compute
+    ]
+
+
+def literal(node: Const) -> str:
+    """A constant in WGSL.
+
+    Infinities and NaN are not literals there: they come from private variables.
+    """
+    value, dtype = node.value, node.dtype
+    if dtype.kind is Kind.BOOL:
+        return "true" if value else "false"
+    if dtype.is_float:
+        return _float_literal(float(value), dtype)
+    suffix = {"i32": "i", "u32": "u", "i64": "li"}[dtype.compute]
+    if value == -(1 << 31) and suffix == "i":
+        return "(-2147483647i - 1i)"
+    if value == -(1 << 63):
+        return "(-9223372036854775807li - 1li)"
+    return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"
+
+
+def _float_literal(value: float, dtype: DType) -> str:
+    if dtype.compute == "f64":
+        return f"({value!r}lf)" if math.isfinite(value) else f"f64({_not_finite(value)})"
+    if math.isfinite(value) and abs(value) <= 3.4028235677973366e38:
+        single = struct.unpack("f", struct.pack("f", value))[0]
+        return f"({single!r}f)" if single < 0 or str(single)[0] == "-" else f"{single!r}f"
+    return _not_finite(value)
+
+
+def _not_finite(value: float) -> str:
+    """NaN, or the infinity with the sign of ``value``, as f32."""
+    if math.isnan(value):
+        return "bitcast<f32>(tw_nan_bits)"
+    return f"bitcast<f32>({'tw_inf_bits' if value > 0 else 'tw_ninf_bits'})"

@@ -1,0 +1,200 @@
+"""How each scalar op is written in WGSL: one row per op, per kind of arithmetic.
+
+A row is a format string over the argument texts ``{0}``, ``{1}``, ``{2}``; ``{T}`` is the WGSL type
+of the result, ``{s}`` that of one lane of the arguments and ``{v}`` the suffix of a helper for them
+(`suffix`). Helpers named ``tw_…`` are defined in ``templates/math*.wgsl.jinja`` and included when
+used.
+"""
+
+from __future__ import annotations
+
+from ...dtypes import DType, Kind
+from ...ir.scalar import POLYNOMIALS
+
+_FLOAT = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "floor_divide": "tw_floor_divide{v}({0}, {1})",
+    "trunc_divide": "tw_trunc_divide{v}({0}, {1})",
+    "remainder": "tw_remainder{v}({0}, {1})",
+    "fmod": "tw_fmod{v}({0}, {1})",
+    "minimum": "tw_minimum{v}({0}, {1})",
+    "maximum": "tw_maximum{v}({0}, {1})",
+    "pow": "tw_pow{v}({0}, {1})",
+    "atan2": "tw_atan2{v}({0}, {1})",
+    "copysign": "tw_copysign{v}({0}, {1})",
+    "nextafter": "tw_nextafter{v}({0}, {1})",
+    "neg": "(-{0})",
+    "abs": "abs({0})",
+    "sign": "tw_opaque{v}(tw_sign{v}({0}))",  # drivers multiply by choosing
+    "square": "({0} * {0})",
+    "reciprocal": "({T}(1.0) / {0})",
+    # Drivers take a root for positive (√-0 is -0, its reciprocal -∞), and that of x · x for |x|.
+    "sqrt": "tw_opaque{v}(sqrt({0}))",
+    "rsqrt": "tw_opaque{v}({T}(1.0) / sqrt({0}))",
+    "exp": "tw_exp{v}({0})",
+    "fast_exp": "exp({0})",
+    "exp2": "tw_exp2{v}({0})",
+    "expm1": "tw_expm1{v}({0})",
+    "log": "tw_log{v}({0})",
+    "log2": "tw_log2{v}({0})",
+    "log10": "tw_log10{v}({0})",
+    "log1p": "tw_log1p{v}({0})",
+    "sin": "tw_sin{v}({0})",
+    "cos": "tw_cos{v}({0})",
+    "tan": "tw_tan{v}({0})",
+    "asin": "tw_asin{v}({0})",
+    "acos": "tw_acos{v}({0})",
+    "atan": "tw_atan{v}({0})",
+    "sinh": "tw_sinh{v}({0})",
+    "cosh": "tw_cosh{v}({0})",
+    "tanh": "tw_tanh{v}({0})",
+    "asinh": "tw_asinh{v}({0})",
+    "acosh": "tw_acosh{v}({0})",
+    "atanh": "tw_atanh{v}({0})",
+    "erf": "tw_erf{v}({0})",
+    "erfc": "tw_erfc{v}({0})",
+    # Mesa knows that a quotient of numbers is not 0.
+    "sigmoid": "tw_opaque{v}({T}(1.0) / ({T}(1.0) + exp(-{0})))",
+    "floor": "floor({0})",
+    "ceil": "ceil({0})",
+    "trunc": "trunc({0})",
+    "round": "round({0})",  # WGSL rounds half to even, as PyTorch does
+    "eq": "({0} == {1})",
+    "ne": "tw_ne{v}({0}, {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "isnan": "tw_isnan{v}({0})",
+    "isinf": "tw_isinf{v}({0})",
+    "where": "select({2}, {1}, {0})",
+    "opaque": "tw_opaque{v}({0})",  # only here, as the next two: see `constants`
+    **{name: f"tw_{name}{{v}}({{0}}, {{1}})" for name in (*POLYNOMIALS.split(), "zeta")},
+}
+_SINGLE = {
+    **_FLOAT,
+    "exact_div": "tw_divide{v}({0}, {1})",
+    "wide_div": "tw_quotient{v}({0}, {1})",
+    "igamma": "tw_igamma{v}({0}, {1})",
+    "igammac": "tw_igammac{v}({0}, {1})",
+}
+
+# WGSL's own functions of f64 are those of GLSL.std.450, which has these for 16 and 32 bits only.
+_OWN_DOUBLE = "sigmoid trunc round"
+_DOUBLE = {
+    **_FLOAT,
+    **{name: f"tw_{name}{{v}}({{0}})" for name in _OWN_DOUBLE.split()},
+    "fast_exp": "tw_exp{v}({0})",
+    "trunc_divide": "tw_trunc{v}({0} / {1})",
+}
+
+_INTEGER = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "trunc_divide": "({0} / {1})",
+    "fmod": "({0} % {1})",
+    "minimum": "min({0}, {1})",
+    "maximum": "max({0}, {1})",
+    "bitwise_and": "({0} & {1})",
+    "bitwise_or": "({0} | {1})",
+    "bitwise_xor": "({0} ^ {1})",
+    "bitwise_not": "(~{0})",
+    "abs": "abs({0})",
+    "sign": "sign({0})",
+    "square": "({0} * {0})",
+    "floor": "{0}",
+    "ceil": "{0}",
+    "trunc": "{0}",
+    "round": "{0}",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "where": "select({2}, {1}, {0})",
+}
+
+_SIGNED = {
+    **_INTEGER,
+    "neg": "(-{0})",
+    "trunc_divide": "tw_trunc_divide_{s}{v}({0}, {1})",
+    "floor_divide": "tw_floor_divide_{s}{v}({0}, {1})",
+    "fmod": "tw_fmod_{s}{v}({0}, {1})",
+    "remainder": "tw_remainder_{s}{v}({0}, {1})",
+    "pow": "tw_pow_{s}{v}({0}, {1})",
+    "gcd": "tw_gcd_{s}{v}({0}, {1})",
+}
+
+_UNSIGNED = {
+    **_INTEGER,
+    "neg": "({T}(0u) - {0})",
+    "abs": "{0}",
+    "sign": "min({0}, {T}(1u))",
+    "floor_divide": "({0} / {1})",
+    "remainder": "({0} % {1})",
+    "pow": "tw_pow_{s}{v}({0}, {1})",
+    "gcd": "tw_gcd_{s}{v}({0}, {1})",
+}
+
+_SHIFTS = {
+    "shift_left": "tw_shift_left_{s}{v}({0}, {1})",
+    "shift_right": "tw_shift_right_{s}{v}({0}, {1})",
+}
+
+_BOOL = {
+    "bitwise_and": "tw_and{v}({0}, {1})",
+    "bitwise_or": "tw_or{v}({0}, {1})",
+    "bitwise_xor": "({0} != {1})",
+    "bitwise_not": "(!{0})",
+    "minimum": "tw_and{v}({0}, {1})",
+    "maximum": "tw_or{v}({0}, {1})",
+    "add": "tw_or{v}({0}, {1})",
+    "mul": "tw_and{v}({0}, {1})",
+    "sub": "({0} != {1})",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "lt": "tw_and{v}(!{0}, {1})",
+    "gt": "tw_and{v}({0}, !{1})",
+    "le": "tw_or{v}(!{0}, {1})",
+    "ge": "tw_or{v}({0}, !{1})",
+    "where": "select({2}, {1}, {0})",
+}
+
+_TABLES = {
+    Kind.FLOAT: _SINGLE,
+    Kind.SIGNED: {**_SIGNED, **_SHIFTS},
+    Kind.UNSIGNED: {**_UNSIGNED, **_SHIFTS},
+    Kind.BOOL: _BOOL,
+}
+
+# Narrow integers compute in 32 bits; these ops can leave their range and are wrapped back.
+WRAPPING = frozenset(
+    {"add", "sub", "mul", "neg", "square", "shift_left", "pow", "bitwise_not", "abs", "gcd"}
+)
+
+
+def op_row(name: str, dtype: DType) -> str | None:
+    """The format string for an op on arguments of ``dtype``, or None when there is none."""
+    table = _DOUBLE if dtype.compute == "f64" else _TABLES[dtype.kind]
+    return table.get(name)
+
+
+def int64_of(code: str, lanes: int = 1) -> str:
+    """A 32-bit integer as an i64 of which drivers do not know that 32 bits would hold it.
+
+    What they make of that is wrong for some numbers that it meets: to NVIDIA's, 2³¹ times it is
+    −2³¹ times it, and its remainder by more than 2³² is itself.
+    """
+    return f"tw_opaque_i64(i64({code}))" if lanes == 1 else f"tw_opaque_i64x4(vec4<i64>({code}))"
+
+
+def suffix(dtype: DType, lanes: int) -> str:
+    """What the name of a helper on ``lanes`` values of ``dtype`` ends with."""
+    if dtype.compute == "f64":
+        return "_f64" if lanes == 1 else "_f64x4"
+    return "" if lanes == 1 else "4"

@@ -1,0 +1,435 @@
+"""Scalar expressions as WGSL statements, one or four lanes wide.
+
+`Renderer` walks a `Scalar` DAG, appends ``let`` statements to the open scope and returns `Text`s. A
+value that is equal in all four lanes is computed once as a scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ... import dtypes
+from ...dtypes import DType
+from ...errors import UnsupportedOp
+from ...ir.access import VECTOR, is_multiple_of
+from ...ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
+from ...plan.model import FIRST_CHECK
+from ...symbolic.sizes import (
+    ZERO,
+    Expr,
+    Symbol,
+    as_expr,
+    is_nonnegative,
+    linearize,
+    substitute,
+    symbols_of,
+)
+from ..algebra import Algebra, opaque, unknown
+from ..constants import COMPARISONS, Simplifier
+from .casts import bitcast, cast, fitted
+from .indices import (
+    NameOf,
+    as_index,
+    host_number,
+    is_clamped,
+    is_of_sizes,
+    low_word,
+    narrow_bounds,
+    render_comparisons,
+    render_index,
+    render_wide,
+    wraps,
+)
+from .literals import literal
+from .op_table import WRAPPING, int64_of, op_row, suffix
+from .storage import Bindings
+from .values import Gather, Names, Scope, Text
+
+
+class Renderer:
+    """Renders scalars at one point (or four neighbouring points) of an iteration space.
+
+    Args:
+        bindings: records buffer accesses.
+        names: gives unique names within the kernel. algebra: what the kernel's values are.
+        name_of: the WGSL names of kernel-level index symbols and of sizes.
+        lanes: for each lane, the value of every iteration symbol as an expression of kernel-level
+            symbols. member: gives the value of a buffer computed in this kernel, or None to load it
+            from memory. predicate: a scalar bool expression guarding every load (tail of a row), or
+            None. outer: a renderer of an enclosing scope (a row around its elements), or None.
+            belongs_outside: whether a node has one value in the whole enclosing scope. branches:
+            whether a choice between memories is a branch, for one that seldom goes the first way.
+    """
+
+    def __init__(
+        self,
+        bindings: Bindings,
+        names: Names,
+        algebra: Algebra,
+        name_of: NameOf,
+        lanes: Sequence[Mapping[Symbol, Expr]],
+        scope: Scope,
+        member: Callable[[Load], Text | None] = lambda load: None,
+        predicate: str | None = None,
+        outer: Renderer | None = None,
+        belongs_outside: Callable[[Scalar], bool] = lambda node: False,
+        branches: bool = False,
+    ) -> None:
+        self.bindings = bindings
+        self.names = names
+        self.algebra = algebra
+        self.name_of = name_of
+        self.lanes = lanes
+        self.scope = scope
+        self.member = member
+        self.outer = outer
+        self.belongs_outside = belongs_outside
+        self.branches = branches
+        self.predicates: tuple[Text | str, ...] = () if predicate is None else (predicate,)
+        self.masked = 0
+        self.simplified = Simplifier(self._constant_of)
+
+    def render(self, root: Scalar) -> Text:
+        """The value of ``root``; statements go to the open scope."""
+        if self.outer is not None and not self.masked and self.belongs_outside(root):
+            return self.outer.render(root)
+        return self.scope.once((root, self.predicates), lambda: self._compute(root))
+
+    def _member(self, load: Load) -> Text | None:
+        """`member`, whose statements are there once."""
+        return self.scope.once(("member", load, self.predicates), lambda: self.member(load))
+
+    def let(self, code: str, lanes: int, dtype: DType) -> Text:
+        """Names an expression in the open scope."""
+        name = self.names.fresh("t")
+        self.scope.lines.append(f"let {name} = {code};")
+        self.algebra.define(name, code)
+        return Text(name, lanes, dtype)
+
+    def _compute(self, node: Scalar) -> Text:
+        match node:
+            case Const():
+                return Text(literal(node), 1, node.dtype, constant=node)
+            case Index(expr):
+                return self._index(expr, node.dtype)
+            case Load():
+                known = self._member(node)
+                return known if known is not None else self._load(node)
+            case Op() | Masked():
+                simple = self.simplified(node)
+                if isinstance(simple, Op):
+                    return self._op(simple)
+                return self._masked(node) if simple is node else self.render(simple)
+            case Checked():
+                return cast(self._checked(node), node.dtype, self.let)
+
+    def _constant_of(self, load: Load) -> Const | None:
+        known = self._member(load)
+        return None if known is None else known.constant
+
+    def index_of(self, entry: Scalar) -> Expr | None:
+        """An entry of an index as an expression; None when it is computed from data."""
+        return as_index(self.simplified(entry))
+
+    def per_lane(self, expr: Expr) -> list[Expr]:
+        """An index expression in kernel-level symbols, for each lane."""
+        return [substitute(expr, env) for env in self.lanes]
+
+    def _index(self, expr: Expr, dtype: DType) -> Text:
+        """An index expression as a value: an int64, or an i32 (modulo 2³²) if that is asked for."""
+        values = self.per_lane(expr)
+        if dtype is dtypes.int64 and not self._is_narrow(expr):
+            self._require_int64(expr)
+            codes = [
+                render_wide(expr, partial(substitute, values=env), self.name_of)
+                for env in self.lanes
+            ]
+        else:
+            indices = [render_index(v, self.name_of) for v in values]
+            codes = list(map(int64_of if dtype is dtypes.int64 else "i32({})".format, indices))
+        if all(v is values[0] for v in values):
+            return self.let(codes[0], 1, dtype)
+        return self.let(f"vec4<{dtype.compute}>({', '.join(codes)})", VECTOR, dtype)
+
+    def _is_narrow(self, expr: Expr) -> bool:
+        """Whether a value is computed in 32 bits; the runtime checks what that relies on."""
+        bounds = narrow_bounds(expr)
+        if bounds is None or not self.bindings.are_sizes(symbols_of(expr)):
+            return False
+        self.bindings.narrow.update(dict.fromkeys(bounds))
+        return True
+
+    def _require_int64(self, expr: Expr) -> None:
+        if not self.bindings.target.supports(dtypes.int64):
+            raise UnsupportedOp(
+                f"integer {expr}",
+                "it may not fit in 32 bits, and this GPU has no 64-bit integers (shader-int64)",
+                "compute it outside of the compiled function, or compile with dynamic=False",
+            )
+
+    # -- loads ---------------------------------------------------------------------------------
+
+    def _load(self, node: Load) -> Text:
+        buffer = self.bindings.buffers[node.buffer]
+        entries = [self.index_of(i) for i in node.index]
+        affine = [as_expr(0) if entry is None else entry for entry in entries]
+        address = linearize(affine, buffer.strides) + buffer.offset
+        gathers = [
+            Gather(self.position(i), stride, size, self._inside(i, size))
+            for i, entry, stride, size in zip(
+                node.index, entries, buffer.strides, buffer.sizes, strict=True
+            )
+            if entry is None
+        ]
+        addresses = self.per_lane(address)
+        masks = [m for m in self.predicates if isinstance(m, Text)]
+        uniform = all(m.lanes == 1 for m in masks) and all(g.value.lanes == 1 for g in gathers)
+        if uniform and all(a is addresses[0] for a in addresses):
+            return self._scalar_load(node, addresses[0], gathers, 0)
+        step = [a - addresses[0] for a in addresses]
+        contiguous = [s.is_constant and s.constant == k for k, s in enumerate(step)]
+        if (
+            uniform
+            and all(contiguous)
+            and is_multiple_of(addresses[0], VECTOR)
+            and all(is_multiple_of(g.stride, VECTOR) for g in gathers)
+            and self.bindings.can_vectorize(node.dtype)
+        ):
+            function = self.bindings.function(node.buffer, "load4")
+            at = self._address(as_expr(0) + addresses[0] // VECTOR, gathers, 0, VECTOR)
+            return self.let(f"{function}({at})", VECTOR, node.dtype)
+        parts = [self._scalar_load(node, a, gathers, k).code for k, a in enumerate(addresses)]
+        code = f"vec4<{node.dtype.compute}>({', '.join(parts)})"
+        return self.let(code, VECTOR, node.dtype)
+
+    def _scalar_load(self, node: Load, address: Expr, gathers: list[Gather], lane: int) -> Text:
+        function = self.bindings.function(node.buffer, "load")
+        at = self._address(address, gathers, lane, 1)
+        return self.let(f"{function}({at})", 1, node.dtype)
+
+    def _address(self, affine: Expr, gathers: list[Gather], lane: int, unit: int) -> str:
+        start = render_index(affine, self.name_of)
+        code = start
+        if gathers and len(affine.terms) > 1:  # what a search adds each of its positions to
+            key = ("index", affine)
+            code = self.scope.once(key, lambda: self.let(start, 1, dtypes.int32)).code
+        for gather in gathers:
+            step = render_index(gather.stride // unit, self.name_of)
+            last = render_index(gather.size - 1, self.name_of)
+            at = gather.value.lane(lane)
+            at = at if gather.value.dtype is dtypes.int32 else f"i32({at})"
+            code += f" + {gather.inside.format(at, last)} * ({step})"
+        if self.predicates:
+            condition = " && ".join(
+                p if isinstance(p, str) else p.lane(lane) for p in self.predicates
+            )
+            code = f"select(0, {code}, {condition})"
+        return code
+
+    def _masked(self, node: Masked) -> Text:
+        condition = self.render(node.condition)
+        if self.branches and condition.lanes == 1 and not self.masked and loads_of(node.other):
+            return self._branch(condition, node)
+        outer = self.predicates
+        self.predicates = (*outer, condition)
+        self.masked += 1
+        body = self.render(node.body)
+        self.masked -= 1
+        self.predicates = outer
+        other = unknown(self.render(node.other))
+        lanes = max(condition.lanes, body.lanes, other.lanes)
+        mask = condition.code if condition.lanes in (1, lanes) else condition.widen(lanes)
+        return self.let(
+            f"select({other.widen(lanes)}, {body.widen(lanes)}, {mask})", lanes, node.dtype
+        )
+
+    def _branch(self, condition: Text, node: Masked) -> Text:
+        other = unknown(self.render(node.other))
+        around = self.scope
+        self.scope = Scope(parent=around)
+        self.masked += 1
+        body = self.render(node.body)
+        self.masked -= 1
+        inner, self.scope = self.scope.lines, around
+        lanes = max(body.lanes, other.lanes)
+        name = self.names.fresh("t")
+        around.lines += [
+            f"var {name} = {other.widen(lanes)};",
+            f"if ({condition.code}) {{",
+            *(f"  {line}" for line in inner),
+            f"  {name} = {body.widen(lanes)};",
+            "}",
+        ]
+        return Text(name, lanes, node.dtype)
+
+    # -- indices from data ---------------------------------------------------------------------
+
+    def position(self, entry: Scalar) -> Text:
+        """An entry of an index that is computed from data, an i32 where it is known to be one."""
+        return self._checked(entry) if isinstance(entry, Checked) else self.render(entry)
+
+    def is_below(self, entry: Scalar, size: Expr) -> bool:
+        """Whether a check keeps an entry of an index below a size."""
+        checked = self.index_of(entry.size) if isinstance(entry, Checked) else None
+        return checked is not None and is_nonnegative(size - checked)
+
+    def _inside(self, entry: Scalar, size: Expr) -> str:
+        """`Gather.inside`: nothing checks bounds, and no index may read foreign memory."""
+        if is_clamped(self.simplified(entry), size):
+            return "{0}"
+        return "max({0}, 0)" if self.is_below(entry, size) else "clamp({0}, 0, {1})"
+
+    def _checked(self, node: Checked) -> Text:
+        """The position as an i32, -1 where it is out of range, which is reported."""
+        if self.outer is not None and not self.masked and self.belongs_outside(node):
+            return self.outer._checked(node)
+        key = (node, self.predicates, dtypes.int32)
+        return self.scope.once(key, lambda: self._check(node))
+
+    def _check(self, node: Checked) -> Text:
+        given = self.render(node.given)
+        wanted = self.simplified(node.position)
+        position = self._narrow(wanted) or self.render(wanted)
+        size = self.index_of(node.size)
+        assert size is not None
+        limit = render_index(size, self.name_of)
+        first = self.name_of(FIRST_CHECK)
+        is_narrow = position.dtype is dtypes.int32
+        names = []
+        masks = [m for m in self.predicates if isinstance(m, Text)]
+        for lane in range(max(text.lanes for text in (position, given, *masks))):
+            at = position.lane(lane)
+            name = self.names.fresh("t")
+            index = Text(given.lane(lane), 1, given.dtype)
+            report = self.bindings.report(node.check, first, index, limit)
+            # Negative positions are large ones without a sign.
+            wide = f"bitcast<u64>({at}) >= u64({limit})"
+            tests = [p if isinstance(p, str) else p.lane(lane) for p in self.predicates]
+            tests.append(f"u32({at}) >= u32({limit})" if is_narrow else wide)
+            self.scope.lines += [
+                f"var {name} = {at if is_narrow else f'i32({at})'};",
+                f"if ({' && '.join(tests)}) {{ {name} = -1; {report} }}",
+            ]
+            names.append(name)
+        if len(names) == 1:
+            return Text(names[0], 1, dtypes.int32)
+        return self.let(f"vec4<i32>({', '.join(names)})", VECTOR, dtypes.int32)
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def _op(self, node: Op) -> Text:
+        if node.name in COMPARISONS:
+            exprs = [as_index(a) for a in node.args]
+            if exprs[0] is not None and exprs[1] is not None:
+                if self._is_narrow(exprs[0]) and self._is_narrow(exprs[1]):
+                    return self._compare(node, exprs[0], exprs[1])
+                sides = [self._index(e, dtypes.int64) for e in exprs if e is not None]
+                return self._apply_row(node, dtypes.int64, sides)
+            left, right = (self._narrow(a) for a in node.args)
+            if left is not None and right is not None:
+                return self._apply_row(node, dtypes.int32, [left, right])
+        is_position = isinstance(node.args[0], Index) and self._is_narrow(node.args[0].expr)
+        number = None if is_position else host_number(node)
+        if number is not None:
+            return self.let(f"bitcast<f32>({self.name_of(number)})", 1, node.dtype)
+        if node.name == "cast" and isinstance(node.args[0], Index) and node.dtype.compute != "i64":
+            expr = node.args[0].expr
+            if node.dtype.is_integer and is_of_sizes(expr) and not is_position:
+                low = Text(low_word(expr, self.name_of), 1, dtypes.int32)
+                return cast(low, node.dtype, self.let)
+            modular = (
+                node.dtype.is_integer and wraps(expr) and self.bindings.are_sizes(symbols_of(expr))
+            )
+            width = dtypes.int32 if modular or is_position else dtypes.int64
+            position = cast(self._index(expr, width), node.dtype, self.let)
+            is_known = node.dtype.is_float and ZERO in self.per_lane(expr)
+            return opaque(position) if is_known else position
+        bounded = self._narrow(node) if node.name in _BOUNDED else None
+        if bounded is not None:
+            return cast(bounded, node.dtype, self.let)
+        args = [self.render(a) for a in node.args]
+        if node.name == "where":
+            args = [args[0], *map(unknown, args[1:])]
+        if node.name == "cast":
+            return cast(args[0], node.dtype, self.let)
+        if node.name == "bitcast":
+            return bitcast(args[0], node.dtype, self.let)
+        return self._apply_row(node, node.args[-1].dtype, args)
+
+    def _apply_row(self, node: Op, operand: DType, args: Sequence[Text]) -> Text:
+        lanes = max(a.lanes for a in args)
+        row = op_row(node.name, operand)
+        if row is None:
+            raise UnsupportedOp(
+                node.name,
+                f"no WGSL for this scalar operation on {operand.name}",
+                "please report the model that needs it",
+            )
+        is_float = operand.compute == "f32"
+        if is_float:
+            args = self.algebra.guard(node.name, args)
+        result = node.dtype.compute if lanes == 1 else f"vec4<{node.dtype.compute}>"
+        code = row.format(
+            *(a.widen(lanes) for a in args),
+            T=result,
+            v=suffix(operand, lanes),
+            s=operand.compute,
+        )
+        value = self.let(code, lanes, node.dtype)
+        if is_float:
+            self.algebra.note(node.name, args, value)
+        return fitted(value, self.let) if node.name in WRAPPING else value
+
+    def _narrow(self, node: Scalar) -> Text | None:
+        """An int64 that is known to fit 32 bits, as an i32; None when it is not known to.
+
+        Besides being cheaper, this avoids comparing a widened i32 with a constant, which Mesa
+        22.3's lavapipe compiles to false.
+        """
+        if self.outer is not None and not self.masked and self.belongs_outside(node):
+            return self.outer._narrow(node)
+        key = ("narrow", node, self.predicates)
+        return self.scope.once(key, lambda: self._compute_narrow(node))
+
+    def _compute_narrow(self, node: Scalar) -> Text | None:
+        if isinstance(node, Checked):
+            return self._checked(node)
+        expr = as_index(node)
+        if expr is not None:
+            return self._index(expr, dtypes.int32) if self._is_narrow(expr) else None
+        if isinstance(node, Op) and node.name == "cast" and node.dtype is dtypes.int64:
+            (inner,) = node.args
+            if (
+                inner.dtype.is_integer
+                and inner.dtype.bits <= 32
+                and inner.dtype is not dtypes.uint32
+            ):
+                return cast(self.render(inner), dtypes.int32, self.let)
+        known = self._member(node) if isinstance(node, Load) else None
+        if known is not None and known.narrow:
+            return Text(known.narrow, known.lanes, dtypes.int32)
+        if isinstance(node, Op) and node.name in _BOUNDED and node.dtype is dtypes.int64:
+            # A driver may see through these: i | i is the widened i again.
+            given = node.args[1:] if node.name == "where" else node.args
+            narrowed = [self._narrow(a) for a in given]
+            if all(a is not None for a in narrowed):
+                condition = [self.render(node.args[0])] if node.name == "where" else []
+                operands = [*condition, *(a for a in narrowed if a is not None)]
+                result = Op(node.name, node.args, dtypes.int32)
+                return self._apply_row(result, dtypes.int32, operands)
+        return None
+
+    def _compare(self, node: Op, left: Expr, right: Expr) -> Text:
+        """A comparison of index expressions: 32 bits suffice, often without lanes."""
+        lefts, rights = self.per_lane(left), self.per_lane(right)
+        codes = render_comparisons(node.name, lefts, rights, self.name_of)
+        if len(codes) == 1:
+            return self.let(codes[0], 1, node.dtype)
+        return self.let(f"vec4<bool>({', '.join(codes)})", VECTOR, node.dtype)
+
+
+# Results are among, or no wider than, the operands.
+_BOUNDED = frozenset(
+    {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "minimum", "maximum", "where"}
+)

@@ -1,0 +1,193 @@
+"""How elements are loaded from and stored to bindings: packing, vectors, windows.
+
+A kernel names each buffer access by a function call (``load_x``, ``store_x``, for pairs ``load2_x``
+and ``store2_x``, for vectors ``load4_x`` and ``store4_x``); `Bindings` remembers which were used
+and declares bindings and functions that fit all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ... import dtypes
+from ...checks import IndexCheck
+from ...dtypes import DType
+from ...errors import AdapterError, OutOfMemoryError
+from ...ir.graph import Buffer
+from ...plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
+from ...symbolic.sizes import Expr, Symbol, as_expr, as_symbol, upper_bound
+from ...target import Target, Window
+from .buffer_access import Use, access_function, element_type
+from .values import Text
+
+
+@dataclass
+class Bindings:
+    """The storage bindings of one kernel, in order of first use.
+
+    ``narrow`` are integers made from sizes that its arithmetic takes for 32-bit ones.
+    """
+
+    target: Target
+    buffers: dict[str, Buffer]
+    checks: dict[IndexCheck, int] = field(default_factory=dict)
+    narrow: dict[Expr, None] = field(default_factory=dict)
+    _uses: dict[str, Use] = field(default_factory=dict)
+
+    def report(self, check: IndexCheck, first: str, index: Text, size: str) -> str:
+        """A statement that reports an index out of range.
+
+        Args:
+            first: the number of the kernel's first check.
+            index: an i32 or i64.
+            size: an i32.
+        """
+        number = self.checks.setdefault(check, len(self.checks))
+        given = index.code
+        if index.dtype.compute != self._reported:
+            given = f"{self._reported}({given})"
+        return f"tw_report({first} + {number}, {given}, {size});"
+
+    def are_sizes(self, symbols: Iterable[Symbol]) -> bool:
+        """Whether symbols are sizes of tensors, and so below 2³¹: not other numbers of a caller."""
+        return all(s.extent is not None or s in self._sizes for s in symbols)
+
+    @cached_property
+    def _sizes(self) -> frozenset[Symbol]:
+        given = {size for buffer in self.buffers.values() for size in buffer.sizes}
+        return frozenset(symbol for size in given if (symbol := as_symbol(size)) is not None)
+
+    @property
+    def _reported(self) -> str:
+        """The type in which indices are reported."""
+        return "i64" if self.target.supports(dtypes.int64) else "i32"
+
+    def function(self, buffer: str, verb: str) -> str:
+        """The WGSL name of an access to a buffer.
+
+        ``verb``: ``load``, ``store``, with a 4 for vectors and a 2 for pairs, or ``add``.
+        """
+        memory = self._memory(buffer)
+        use = self._uses.get(memory)
+        if use is None:
+            use = Use(self.buffers[memory], f"x{len(self._uses)}")
+            self._uses[memory] = use
+        use.functions.add(verb)
+        return f"{verb}_{use.alias}"
+
+    def touch(self, buffer: str, numel: Expr) -> None:
+        """Says how many elements of a buffer that it uses a kernel moves, where not all."""
+        self._uses[self._memory(buffer)].touched = numel
+
+    def can_vectorize(self, dtype: DType) -> bool:
+        """Whether four elements of a dtype are one access (a vec4, or whole words when packed)."""
+        return dtype.itemsize <= 4
+
+    def can_pair(self, dtype: DType) -> bool:
+        """Whether two elements of a dtype are one access."""
+        return dtype.packing == 1 and dtype.itemsize <= 4
+
+    def _memory(self, buffer: str) -> str:
+        """The buffer whose binding all that share its memory have."""
+        while (shared := self.buffers[buffer].shares) is not None:
+            buffer = shared
+        return buffer
+
+    def windows(self, buffer: Buffer) -> tuple[Window, ...]:
+        """Bindings through which the whole buffer is reached.
+
+        Raises:
+            OutOfMemoryError: no buffer of the GPU is that large.
+        """
+        nbytes = buffer.nbytes
+        if nbytes.is_constant and nbytes.constant > self.target.max_buffer_nbytes:
+            raise OutOfMemoryError(
+                f"buffer {buffer.name} needs {nbytes.constant:,} bytes, the largest buffer that "
+                f"{self.target.name} allows has {self.target.max_buffer_nbytes:,}; use smaller "
+                "batches or a narrower dtype"
+            )
+        return buffer.windows(self.target)
+
+    def declarations(self) -> tuple[list[str], list[str]]:
+        """WGSL lines: binding declarations, then access functions."""
+        declared: list[str] = []
+        functions: list[str] = []
+        slot = 0
+        for use in self._uses.values():
+            element = element_type(use)
+            access = "read_write" if use.writes else "read"
+            windows = self.windows(use.buffer)
+            for number in range(len(windows)):
+                name = use.alias if len(windows) == 1 else f"{use.alias}_w{number}"
+                sizes = "×".join(map(repr, use.buffer.sizes)) or "scalar"
+                declared.append(
+                    f"@group(0) @binding({slot}) var<storage, {access}> {name}: "
+                    f"array<{element}>;  // {use.buffer.dtype} {sizes}"
+                )
+                slot += 1
+            for verb in sorted(use.functions):
+                functions += access_function(use, verb, element, windows)
+        if self.checks:
+            declared.append(
+                f"@group(0) @binding({slot}) var<storage, read_write> device_status: "
+                f"array<atomic<u32>, {STATUS_NBYTES // 4}>;"
+            )
+            functions += _report_function(self._reported)
+        return declared, functions
+
+    @property
+    def count(self) -> int:
+        """Storage bindings used."""
+        return sum(len(self.windows(use.buffer)) for use in self._uses.values()) + bool(self.checks)
+
+    def plan_bindings(self) -> tuple[tuple[Binding, ...], tuple[KernelBinding, ...]]:
+        """The same bindings for the plan."""
+        bindings: list[Binding] = []
+        kernel: list[KernelBinding] = []
+        for name, use in self._uses.items():
+            for window in self.windows(use.buffer):
+                nbytes = None if window.nbytes is None else as_expr(window.nbytes)
+                bindings.append(Binding(name, window.offset_nbytes, nbytes))
+                kernel.append(KernelBinding(use.writes))
+        if self.checks:
+            bindings.append(Binding(STATUS))
+            kernel.append(KernelBinding(writable=True))
+        return tuple(bindings), tuple(kernel)
+
+    def traffic(self) -> tuple[Expr, Expr]:
+        """(bytes read, bytes written) when every bound element that is touched moves once."""
+        read = written = as_expr(0)
+        for use in self._uses.values():
+            numel = use.buffer.numel if use.touched is None else use.touched
+            nbytes = numel * use.buffer.dtype.itemsize
+            if use.writes:
+                written = written + nbytes
+            if use.reads or not use.writes:
+                read = read + nbytes
+        return read, written
+
+
+def _report_function(type: str) -> list[str]:
+    """Sets the device's status (`plan.model.Kernel`) unless it is set."""
+    high = "u32(bitcast<u64>(index) >> 32u)" if type == "i64" else "u32(index >> 31u)"
+    low = "u32(bitcast<u64>(index) & 0xfffffffflu)" if type == "i64" else "u32(index)"
+    values = ("u32(check)", low, high, "u32(size)")
+    return [
+        f"fn tw_report(check: i32, index: {type}, size: i32) {{",
+        # The load spares the others an atomic each where many are wrong.
+        "  if (atomicLoad(&device_status[0]) != 0u) { return; }",
+        "  if (atomicAdd(&device_status[0], 1u) != 0u) { return; }",
+        *(f"  atomicStore(&device_status[{k}], {v});" for k, v in enumerate(values, 1)),
+        "}",
+    ]
+
+
+def check_index_range(buffer: Buffer) -> None:
+    """Raises AdapterError when a buffer has more elements than 32-bit index arithmetic reaches."""
+    high = upper_bound(buffer.span)
+    if high is not None and high >= 1 << 31:
+        raise AdapterError(
+            f"buffer {buffer.name} spans {high} elements; kernels address less than 2**31: split it"
+        )

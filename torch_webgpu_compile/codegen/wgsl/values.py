@@ -1,0 +1,93 @@
+"""What rendering works with: expressions, scopes of statements, unique names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ...dtypes import DType
+from ...ir.scalar import Const
+from ...symbolic.sizes import Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A WGSL expression: a name or literal, ``lanes`` wide (1 or 4).
+
+    ``narrow`` is an i32 expression of the same value, when there is one; ``constant`` the value,
+    when it is known.
+    """
+
+    code: str
+    lanes: int
+    dtype: DType
+    narrow: str = ""
+    constant: Const | None = None
+
+    def lane(self, k: int) -> str:
+        """One lane as a scalar expression."""
+        return f"{self.code}.{'xyzw'[k]}" if self.lanes > 1 else self.code
+
+    def widen(self, lanes: int) -> str:
+        """The value as an expression of ``lanes`` lanes."""
+        if lanes == self.lanes:
+            return self.code
+        return f"vec4<{self.dtype.compute}>({self.code})"
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A coordinate computed from data: its value, and the stride and size of its dimension.
+
+    ``inside``: what makes an index of the value {0} that is in range, whose largest is {1}.
+    """
+
+    value: Text
+    stride: Expr
+    size: Expr
+    inside: str
+
+
+Found = TypeVar("Found", Text, Text | None)
+
+
+@dataclass
+class Scope:
+    """An open list of statements and what is already computed in it (or in a parent)."""
+
+    parent: Scope | None = None
+    lines: list[str] = field(default_factory=list)
+    known: dict[object, Text] = field(default_factory=dict)
+
+    def find(self, key: object) -> Text | None:
+        """What is known under ``key`` in this scope or in one around it, or None."""
+        scope: Scope | None = self
+        while scope is not None:
+            found = scope.known.get(key)
+            if found is not None:
+                return found
+            scope = scope.parent
+        return None
+
+    def once(self, key: object, make: Callable[[], Found]) -> Found:
+        """What is known under a key; else what ``make`` gives, which is known from now on."""
+        found = self.find(key)
+        if found is not None:
+            return found
+        made = make()
+        if made is not None:
+            self.known[key] = made
+        return made
+
+
+@dataclass
+class Names:
+    """Unique names within a kernel."""
+
+    count: int = 0
+
+    def fresh(self, prefix: str) -> str:
+        """``prefix`` and a number that no other name of the kernel has."""
+        self.count += 1
+        return f"{prefix}{self.count - 1}"

@@ -1,0 +1,352 @@
+"""How a row group's kernel goes about it: a strategy by shape, and the workgroup memory it takes.
+
+The scheduler asks it which row groups fit in one kernel together; code generation prints it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from .. import dtypes
+from ..symbolic.sizes import Expr, power_of_two_at_least, product, symbols_of
+from ..target import Machine, Target
+from .access import VECTOR, is_multiple_of, neighbours_in_rows, workgroup_type
+from .graph import Buffer, Member, RowGroup
+from .scalar import Index, Load, Op, Scalar, children, loads_of, rewrite
+from .spaces import numbered
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiling:
+    """How a workgroup covers rows of a reduction.
+
+    Attributes:
+        threads: invocations that share a row (a power of two).
+        rows: rows per workgroup.
+        elements_fast: neighbouring invocations take neighbouring elements of a row (else
+            neighbouring rows: for reductions over columns).
+        lanes: neighbouring elements that an invocation loads at once (1 or 4).
+        chunks: times that an invocation's share covers the row when it is kept in registers; None
+            for a loop that reads memory again in every phase.
+        unroll: shares per iteration of that loop, so that their loads are in flight together.
+    """
+
+    threads: int
+    rows: int
+    elements_fast: bool
+    lanes: int
+    chunks: int | None
+    unroll: int = 4
+
+    @property
+    def workgroup(self) -> int:
+        """Invocations of a workgroup."""
+        return self.threads * self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftedSum:
+    """A member that is Σ exp(v − shift), where ``largest`` names the member that is max v.
+
+    ``shift`` has one value per row and is known once the maximum is.
+    """
+
+    largest: str
+    shift: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class WorkgroupArray:
+    """An array in workgroup memory: the WGSL type of its elements, and their number and size."""
+
+    type: str
+    length: int
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of workgroup memory."""
+        return self.length * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class RowStrategy:
+    """How a kernel computes a row group.
+
+    Attributes:
+        varying: members with one value per element rather than per row.
+        sums: members that are computed in the pass of a maximum.
+        depth: passes over the row that must be complete before each member's value is known.
+        passes: over the row.
+        subgroup: invocations that exchange accumulators by shuffles; 0 where that is not certain to
+            work. It needs one known subgroup size, and rows that are runs of invocations. 64-bit
+            and bool values are not shuffled everywhere.
+        exchanged: (WGSL type, bytes) of each variable that invocations exchange, by passes.
+    """
+
+    tiling: RowTiling
+    varying: frozenset[str]
+    sums: Mapping[str, ShiftedSum]
+    depth: Mapping[str, int]
+    passes: int
+    subgroup: int
+    exchanged: tuple[tuple[str, int], ...]
+
+    def arrays(self, workgroup: int) -> tuple[WorkgroupArray, ...]:
+        """The memory of a workgroup of so many invocations: one array for each of `exchanged`."""
+        threads, subgroup = self.tiling.threads, self.subgroup or 1
+        if threads <= subgroup:
+            return ()
+        length = workgroup // threads * threads // subgroup
+        return tuple(WorkgroupArray(kind, length, size) for kind, size in self.exchanged)
+
+
+def choose_row_strategy(
+    group: RowGroup, buffers: Mapping[str, Buffer], target: Target
+) -> RowStrategy:
+    """The strategy for a row group; ``buffers`` are the graph's, by name."""
+    members = group.members
+    computed = {m.output for m in members}
+    varying = _varying_members(group)
+    depth = _passes_needed(group, {})
+    passes = _passes(members, depth)
+    final_pass = any(m.store and m.output in varying for m in members)
+    tiling = choose_row_tiling(
+        product(group.rows),
+        product(group.elements),
+        neighbours_in_rows(
+            [m.body for m in members],
+            {name: buffer for name, buffer in buffers.items() if name not in computed},
+            numbered("i", group.rows),
+            numbered("r", group.elements),
+        ),
+        target,
+        passes > 1 or final_pass,
+        1 if any(m.body.dtype is dtypes.float64 for m in members) else VECTOR,
+    )
+    sums: dict[str, ShiftedSum] = {}
+    if tiling.chunks is None:  # a row that is not kept is read again in every pass
+        sums = _shifted_sums(group, varying, row_test(group, varying))
+        depth = _passes_needed(group, sums)
+        passes = _passes(members, depth)
+        if passes == 1 and not final_pass:
+            # More invocations than keep the row's loads in flight gain nothing (50257 elements on
+            # an H200: 0.42 ms with 512, 0.44 with 1024); of a row that is read again more fit the
+            # cache.
+            threads = min(tiling.threads, 2 * target.machine.workgroup_invocations)
+            tiling = replace(tiling, threads=threads)
+    types = {m.body.dtype.compute for m in members if m.reduction}
+    shuffled = tiling.elements_fast and types <= {"f32", "i32", "u32"}
+    return RowStrategy(
+        tiling,
+        varying,
+        sums,
+        depth,
+        passes,
+        target.subgroup_size if shuffled else 0,
+        tuple(_exchanged(members, depth, sums)),
+    )
+
+
+def _passes(members: Sequence[Member], depth: Mapping[str, int]) -> int:
+    return max(depth[m.output] for m in members if m.reduction)
+
+
+def _exchanged(
+    members: Sequence[Member], depth: Mapping[str, int], sums: Mapping[str, ShiftedSum]
+) -> list[tuple[str, int]]:
+    largest = {own.largest for own in sums.values()}
+    reductions = [m for m in members if m.reduction and m.output not in sums]
+    found = []
+    for m in sorted(reductions, key=lambda m: depth[m.output]):
+        own = workgroup_type(m.body.dtype)
+        found.append(own)
+        if m.output in largest:
+            found.append(own)  # the sum
+        elif m.reduction in ("argmin", "argmax"):
+            found.append(workgroup_type(dtypes.int32))
+    return found
+
+
+def row_test(group: RowGroup, varying: frozenset[str]) -> Callable[[Scalar], bool]:
+    """Tells which scalars have one value per row; ``varying``: see `RowStrategy`."""
+    elements = numbered("r", group.elements)
+
+    @cache
+    def belongs_to_row(node: Scalar) -> bool:
+        if isinstance(node, Index):
+            return symbols_of(node.expr).isdisjoint(elements)
+        if isinstance(node, Load) and node.buffer in varying:
+            return False
+        return all(belongs_to_row(child) for child in children(node))
+
+    return belongs_to_row
+
+
+# -- side by side ----------------------------------------------------------------------------------
+
+
+def joint_workgroup(strategies: Sequence[RowStrategy], target: Target) -> int:
+    """Invocations of the workgroups in which row groups are computed side by side.
+
+    Without rows any size will do; with them, larger ones would repeat rows.
+    """
+    own = [strategy.tiling.workgroup for strategy in strategies]
+    return max(own, default=target.workgroup_invocations)
+
+
+def shared_arrays(
+    wanted: Iterable[Sequence[WorkgroupArray]],
+) -> dict[tuple[str, int], WorkgroupArray]:
+    """The arrays that serve any of several parts: a workgroup computes only one of them.
+
+    By their type and their number among those of a type.
+    """
+    found: dict[tuple[str, int], WorkgroupArray] = {}
+    for arrays in wanted:
+        for key, array in zip(array_keys(arrays), arrays, strict=True):
+            if key not in found or found[key].length < array.length:
+                found[key] = array
+    return found
+
+
+def array_keys(arrays: Sequence[WorkgroupArray]) -> list[tuple[str, int]]:
+    """The key of each of a part's arrays in `shared_arrays`."""
+    counts: Counter[str] = Counter()
+    keys = []
+    for array in arrays:
+        keys.append((array.type, counts[array.type]))
+        counts[array.type] += 1
+    return keys
+
+
+def joint_nbytes(strategies: Sequence[RowStrategy], target: Target) -> int:
+    """Workgroup memory of row groups that are computed side by side."""
+    workgroup = joint_workgroup(strategies, target)
+    arrays = shared_arrays(strategy.arrays(workgroup) for strategy in strategies)
+    return sum(array.nbytes for array in arrays.values())
+
+
+# -- members ---------------------------------------------------------------------------------------
+
+
+def _varying_members(group: RowGroup) -> frozenset[str]:
+    """Members with one value per element rather than per row."""
+    elements = set(numbered("r", group.elements))
+    return frozenset(
+        m.output
+        for m in group.members
+        if m.reduction is None and any(symbols_of(i) & elements for i in m.index)
+    )
+
+
+def _passes_needed(group: RowGroup, sums: Mapping[str, ShiftedSum]) -> dict[str, int]:
+    """Passes over the row that must be complete before a member's value is known.
+
+    ``sums`` are accumulated in the pass of their maximum, and complete when their shift is known.
+    """
+    depth: dict[str, int] = {}
+    for m in group.members:
+        own = sums.get(m.output)
+        loads = loads_of(m.body if own is None else own.shift)
+        needed = max((depth[o.buffer] for o in loads if o.buffer in depth), default=0)
+        if own is not None:
+            depth[m.output] = max(needed, depth[own.largest])
+        else:
+            depth[m.output] = needed + (1 if m.reduction else 0)
+    return depth
+
+
+def _shifted_sums(
+    group: RowGroup, varying: frozenset[str], belongs_to_row: Callable[[Scalar], bool]
+) -> dict[str, ShiftedSum]:
+    """Sums that can be computed in the pass of a maximum, at most one for each maximum.
+
+    That is the denominator of softmax, log-softmax and logsumexp, however they are written.
+    """
+    depth = _passes_needed(group, {})
+    bodies: dict[str, Scalar] = {}
+
+    def expand(node: Scalar) -> Scalar | None:
+        return bodies.get(node.buffer) if isinstance(node, Load) else None
+
+    found: dict[str, ShiftedSum] = {}
+    maxima: dict[Scalar, str] = {}
+    for m in group.members:
+        body = rewrite(m.body, expand)
+        if m.output in varying:
+            bodies[m.output] = body
+        elif m.reduction == "maximum" and body.dtype.compute == "f32":
+            maxima[body] = m.output
+        elif m.reduction == "sum":
+            if not isinstance(body, Op) or body.name not in ("exp", "fast_exp"):
+                continue
+            difference = body.args[0]
+            if not isinstance(difference, Op) or difference.name != "sub":
+                continue
+            value, shift = difference.args
+            largest = maxima.get(value)
+            if largest is None or not belongs_to_row(shift):
+                continue
+            if depth[m.output] > depth[largest]:
+                found[m.output] = ShiftedSum(largest, shift)
+                del maxima[value]
+    return found
+
+
+# -- tilings ---------------------------------------------------------------------------------------
+
+
+def choose_row_tiling(
+    rows: Expr,
+    length: Expr,
+    elements_fast: bool,
+    target: Target,
+    several_phases: bool,
+    vector: int = VECTOR,
+) -> RowTiling:
+    """The tiling for ``rows`` rows of ``length`` elements, of which ``vector`` may be one load.
+
+    A single reduction reads its row once, so long rows loop; with several phases the row is kept in
+    registers when it fits.
+    """
+    machine, limit = target.machine, target.workgroup_invocations
+    if not elements_fast:
+        return _column_tiling(rows, length, limit, machine)
+    # Half of its registers may hold an invocation's share of a row where 4 workgroups are resident.
+    registers = machine.registers // (4 * machine.workgroup_invocations) // 2
+    lanes = vector if is_multiple_of(length, vector) else 1
+    if not length.is_constant:
+        return RowTiling(min(128, limit), 1, True, lanes, None)
+    vectors = -(-int(length) // lanes)
+    threads = min(limit, power_of_two_at_least(-(-vectors // 4)))
+    subgroup = target.subgroup_size
+    many = rows.is_constant and int(rows) >= 4 * 8 * machine.multiprocessors
+    if several_phases and many and subgroup and vectors * lanes <= subgroup * registers:
+        threads = min(threads, subgroup)  # reductions without barriers and workgroup memory
+    if vectors > 16 * limit and target.max_workgroup_invocations >= 1024:
+        threads = 1024
+    share = max(1, limit // threads)
+    if rows.is_constant:
+        share = min(share, power_of_two_at_least(int(rows)))
+    chunks: int | None = -(-vectors // threads)
+    assert chunks is not None
+    if chunks * lanes > registers or (not several_phases and chunks > 8):
+        chunks = None
+    # As many bytes in flight with scalar loads as half of the vectors would be.
+    return RowTiling(threads, share, True, lanes, chunks, 4 if lanes > 1 else 8)
+
+
+def _column_tiling(rows: Expr, length: Expr, limit: int, machine: Machine) -> RowTiling:
+    count = int(rows) if rows.is_constant else 1 << 16
+    n = int(length) if length.is_constant else 256
+    threads, in_flight = 1, machine.scaled(1 << 17)
+    while threads < 16 and threads * 8 <= n and count * threads < in_flight:
+        threads *= 2
+    share = max(1, min(limit // threads, power_of_two_at_least(count)))
+    chunks = -(-n // threads)
+    keep = length.is_constant and chunks <= 16
+    return RowTiling(threads, share, False, 1, chunks if keep else None)

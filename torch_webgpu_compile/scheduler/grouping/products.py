@@ -1,0 +1,152 @@
+"""Products of one operand in one dispatch.
+
+Each alone has too few tiles to fill a large GPU, or, with a few rows, little more work than a
+dispatch costs. Side by side they have enough, and share the operand's way through the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+from ...ir.access import typical_numel
+from ...ir.anchors import access_pattern
+from ...ir.graph import (
+    AnchorGroup,
+    Buffer,
+    KernelGroup,
+    PairGroup,
+    Schedule,
+    SiblingGroup,
+    buffers_of,
+)
+from ...ir.nodes import Contraction, anchor_index
+from ...ir.scalar import loads_of
+from ...symbolic.sizes import Expr, product
+from ...target import Target
+from .. import cost
+from ..mapping import reads_agree
+from .clusters import Clusters
+
+# -- pairs -----------------------------------------------------------------------------------------
+
+
+def join_pairs(schedule: Schedule, target: Target) -> Schedule:
+    """Joins two contractions of equal sizes and lhs if the epilogue of one reads the other.
+
+    As in silu(x·gate) * (x·up). Both become a `PairGroup`, in which every invocation computes the
+    same element of both: the first result is neither written nor read back.
+    """
+    clusters = Clusters(schedule, target)
+    readers: dict[str, set[int]] = {}
+    for k, found in enumerate(clusters.buffers):
+        for name in found.reads:
+            readers.setdefault(name, set()).add(k)
+    pairs: dict[int, PairGroup] = {}
+    for k, group in enumerate(schedule.groups):
+        for first in sorted({clusters.writer.get(n, k) for n in clusters.buffers[k].reads} - {k}):
+            if len(clusters.members.get(first, ())) != 1 or not _match(
+                schedule.groups[first], group, clusters
+            ):
+                continue
+            needed = schedule.graph.returned | {n for n in readers if readers[n] - {k}}
+            pair = _pair(schedule.groups[first], group, needed)
+            if clusters.fits(buffers_of(pair)) and not clusters.needs_by_detour(k, first):
+                clusters.join(k, first)
+                pairs[first] = pair
+                break
+    order = (members[0] for members in clusters.in_order())
+    return replace(schedule, groups=tuple(pairs.get(k, schedule.groups[k]) for k in order))
+
+
+def _match(first: KernelGroup, second: KernelGroup, clusters: Clusters) -> bool:
+    """Whether the second's epilogue, and nothing else of it, reads the first's at its own point."""
+    if not (isinstance(first, AnchorGroup) and isinstance(second, AnchorGroup)):
+        return False
+    one, two = first.anchor, second.anchor
+    if not (isinstance(one, Contraction) and isinstance(two, Contraction)):
+        return False
+    same = one.lhs is two.lhs and _sizes(one) == _sizes(two)
+    computed = _computed(first)
+    return (
+        same
+        and not any(load.buffer in computed for load in loads_of(two.rhs))
+        and all(reads_agree(member.body, computed) for member in second.epilogue)
+    )
+
+
+def _sizes(node: Contraction) -> Sequence[Sequence[Expr]]:
+    return node.batch, node.rows, node.columns, node.inner
+
+
+def _computed(group: AnchorGroup) -> Mapping[str, Sequence[Expr]]:
+    """The index of each buffer that a group computes, in its anchor's symbols."""
+    found = {group.anchor.output: anchor_index(group.anchor)}
+    return found | {member.output: member.index for member in group.epilogue}
+
+
+def _pair(first: KernelGroup, second: KernelGroup, needed: frozenset[str]) -> PairGroup:
+    """``needed``: buffers that something besides the second group needs."""
+    assert isinstance(first, AnchorGroup)
+    assert isinstance(second, AnchorGroup)
+    kept = replace(
+        first,
+        epilogue=tuple(replace(m, store=m.store and m.output in needed) for m in first.epilogue),
+        store_anchor=first.store_anchor and first.anchor.output in needed,
+    )
+    return PairGroup((kept, second))
+
+
+# -- siblings --------------------------------------------------------------------------------------
+
+# Each sibling is code in the kernel.
+_MOST = 8
+
+
+def join_siblings(schedule: Schedule, target: Target) -> Schedule:
+    """Joins small independent contractions with an operand in common to `SiblingGroup`s.
+
+    These are attention's query, key and value, and gradients of weights.
+    Each keeps its own epilogue and its own result buffer, so that layouts and fusion are the same
+    as for products in kernels of their own. Those of one group are loaded and stored alike; others
+    follow in kernels of their own.
+    """
+    clusters = Clusters(schedule, target)
+    for key in (_same_lhs, _same_rhs):
+        found: dict[Hashable, list[int]] = {}
+        for k, group in enumerate(schedule.groups):
+            if isinstance(group, AnchorGroup) and isinstance(group.anchor, Contraction):
+                node = group.anchor
+                if _is_small(node, target) and len(clusters.members[clusters.of[k]]) == 1:
+                    found.setdefault((key(node), _in_common(node)), []).append(k)
+        for candidates in found.values():
+            clusters.gather(candidates, lambda k, into: len(clusters.members[into]) < _MOST)
+    return clusters.regrouped(lambda groups: _as_siblings(groups, schedule.graph.buffers))
+
+
+def _same_lhs(node: Contraction) -> Hashable:
+    return node.lhs, node.rows
+
+
+def _same_rhs(node: Contraction) -> Hashable:
+    return node.rhs, node.columns
+
+
+def _in_common(node: Contraction) -> Hashable:
+    return node.batch, node.inner, node.lhs.dtype
+
+
+def _is_small(node: Contraction, target: Target) -> bool:
+    elements = typical_numel(product((*node.batch, *node.rows, *node.columns)))
+    return not cost.fills_with_a_product(elements, target)
+
+
+def _as_siblings(groups: list[KernelGroup], buffers: Mapping[str, Buffer]) -> Sequence[KernelGroup]:
+    alike: dict[Hashable, list[AnchorGroup]] = {}
+    for group in groups:
+        assert isinstance(group, AnchorGroup)
+        alike.setdefault(access_pattern(group, buffers), []).append(group)
+    return [
+        SiblingGroup(tuple(siblings)) if len(siblings) > 1 else siblings[0]
+        for siblings in alike.values()
+    ]
