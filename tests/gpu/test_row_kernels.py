@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.codegen import reduction
 from torch_webgpu_compile.codegen.tiling import RowTiling
+from torch_webgpu_compile.plan import cache as plan_cache
 
 LONG = 33_003
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.codegen import attention, contraction
 from torch_webgpu_compile.codegen.matmul_tiling import MatmulTiling
 from torch_webgpu_compile.codegen.tiling import AttentionTiling
+from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.tuning import autotune
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.codegen import transpose
 from torch_webgpu_compile.codegen.tiling import TransposeTiling
+from torch_webgpu_compile.plan import cache as plan_cache
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from torch_webgpu_compile import devices, plan_cache
-from torch_webgpu_compile.device import autoload, dispatch
+from torch_webgpu_compile.device import autoload, devices
+from torch_webgpu_compile.device.eager import dispatch
+from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.symbolic import atoms
 
 from .faults import Tally, fault

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.compilations import OPTIONS, TARGET, compile_function
-from torch_webgpu_compile import plan_cache
-from torch_webgpu_compile.cache_folder import CacheFolder
 from torch_webgpu_compile.codegen.tiling import choose_attention_tiling, choose_row_tiling
+from torch_webgpu_compile.compiler import cache_key
 from torch_webgpu_compile.options import CompileOptions
+from torch_webgpu_compile.plan.cache_folder import CacheFolder
 from torch_webgpu_compile.scheduler import cost
 from torch_webgpu_compile.symbolic.sizes import as_expr
 from torch_webgpu_compile.target import Machine, Target
@@ -85,7 +85,7 @@ def test_wide_workgroups_of_a_machine() -> None:
 def test_the_cache_key_covers_every_number(name: str) -> None:
     graph = compile_function(torch.sin, torch.randn(4)).graph
     other = replace(TARGET, machine=replace(Machine(), **{name: 7}))
-    keys = {plan_cache.key_of(graph, target, OPTIONS) for target in (TARGET, other)}
+    keys = {cache_key(graph, target, OPTIONS) for target in (TARGET, other)}
     assert len(keys) == 2
 
 

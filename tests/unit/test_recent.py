@@ -12,10 +12,10 @@ import torch
 
 from tests.compilations import compile_function
 from tests.unit.test_signature import S, buffer, output, plan
-from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.callables.signature import Signature
+from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.plan.model import PlanInput
-from torch_webgpu_compile.recent import Recent, most_sizes
+from torch_webgpu_compile.plan.recent import Recent, most_sizes
 from torch_webgpu_compile.symbolic import atoms, expressions
 from torch_webgpu_compile.symbolic.atoms import Symbol
 from torch_webgpu_compile.symbolic.interning import InternTable

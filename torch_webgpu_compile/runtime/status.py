@@ -14,8 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from ..checks import IndexCheck
-from ..errors import IndexOutOfRangeError
+from ..errors import IndexCheck, IndexOutOfRangeError
 from ..plan.model import STATUS_NBYTES
 from .buffers import GpuBuffer
 from .interface import Copy, Handle

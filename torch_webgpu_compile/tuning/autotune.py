@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from ..cache_folder import CacheFolder
 from ..codegen.contraction import Tilings, generate_tiled, kernels_of, problem_of
 from ..codegen.matmul_tiling import (
     MatmulProblem,
@@ -26,10 +25,10 @@ from ..codegen.matmul_tiling import (
     measurable_tilings,
 )
 from ..errors import DeviceError, DeviceLostError, OutOfMemoryError
-from ..files import write_atomically
 from ..ir.graph import AnchorGroup, ContractionGroup, PairGroup, Schedule, SiblingGroup
 from ..ir.nodes import Contraction
 from ..options import CompileOptions
+from ..plan.cache_folder import CacheFolder, write_atomically
 from ..plan.model import STATUS, STATUS_BUFFER, KernelCall, Plan, PlanBuffer
 from ..runtime.device import Device
 from ..runtime.executor import Executor

@@ -11,8 +11,8 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from ..cache_folder import CacheFolder
 from ..options import CompileOptions
+from ..plan.cache_folder import CacheFolder
 from ..target import Machine, Target
 
 _MEASURED = ("bytes_per_second", "flops_per_second", "dispatch_seconds", "multiprocessors")

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torch_webgpu_compile.device import autocast as kernels
-from torch_webgpu_compile.device import autocast_rules as rules
+from torch_webgpu_compile.device.api import autocast as kernels
+from torch_webgpu_compile.device.api import autocast_rules as rules
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 CONTEXT = "the context's dtype"

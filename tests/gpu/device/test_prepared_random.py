@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.compiling import compiled
-from torch_webgpu_compile import counters, plan_cache
+from torch_webgpu_compile import counters
 from torch_webgpu_compile.callables import precompiled
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
 from torch_webgpu_compile.callables.host_graph import CompiledGraph
 from torch_webgpu_compile.options import CompileOptions
+from torch_webgpu_compile.plan import cache as plan_cache
 
 CHANNELS = 8
 # Of 40, seven like the last five: the plan has its prepared buffers in another order than the
