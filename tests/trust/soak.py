@@ -157,7 +157,7 @@ def dropped_models(tally: Tally) -> None:
     autoload.register()
     chance = random.Random(0)
     # Full after a few models: the last 256 pipelines take 200 MB on a software adapter.
-    devices.get_device(0)._pipelines._most_recent = 8
+    devices.get_device(0)._pipelines._recent.most = 8
     plan_cache._memory.most = 8
 
     def work(number: int) -> bool:

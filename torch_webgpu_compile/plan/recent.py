@@ -42,7 +42,8 @@ class Recent(OrderedDict[K, V]):
         return self.get(key)  # None if another thread has just dropped it
 
     def keep(self, key: K, value: V) -> V:
-        """Adds a value; those that were used longest ago go."""
+        """Adds a value, or says that it is used; those that were used longest ago go."""
+        self.pop(key, None)
         self[key] = value
         while len(self) > self.most:
             with suppress(KeyError):

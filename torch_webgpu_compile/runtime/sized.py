@@ -29,9 +29,8 @@ from ..target import BINDING_ALIGNMENT
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device
 from .interface import BindGroupMaker, Handle
-from .pacing import MAX_SECONDS
+from .pacing import MAX_SECONDS, Grid, Slice, sliced_kernel, slices_of
 from .pipelines import Pipeline
-from .slicing import Grid, Slice, sliced_kernel, slices_of
 
 _WINDOW_NBYTES = 16  # kernels may read up to the next multiple of 16 bytes
 
@@ -70,7 +69,7 @@ class SizedDispatch:
         conflicts: pairs of positions of plan buffers that may not be the same memory: WebGPU
             forbids one buffer as read-only and read-write storage of one dispatch.
         seconds: how long it may take; see `pacing`.
-        share: the part of the step's workgroups that it has; see `slicing`.
+        share: the part of the step's workgroups that it has; see `pacing`.
     """
 
     index: int
