@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -132,7 +132,7 @@ def test_what_was_measured_is_used_where_the_cache_is_on(tmp_path: Path) -> None
 def test_stored_numbers_that_are_none_are_not_used(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
-    stored = {name: getattr(SMALL.machine, name) for name in machines._MEASURED}
+    stored = asdict(SMALL.machine)
     folder = CacheFolder(tmp_path / "machines")
     for content, wanted in ((stored, SMALL.machine), (stored | change, None)):
         machines._known.clear()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,13 +71,13 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
         compiled = compiled.get(_numbers(leaves), _UNKNOWN)
     if compiled is _UNKNOWN:
         with torch._C._DisableAutocast():  # tracing calls operators: they are this one's parts
-            return _first_time(op, arguments, keywords, leaves, signature)
+            return _first_time(_Call(op, arguments, keywords, leaves, signature))
     if compiled is None:
         return run_on_host(op, arguments, keywords)
     try:
         return compiled.run(leaves)
     except (UnsupportedOp, AdapterError) as error:
-        return _not_at_these_sizes(op, arguments, keywords, leaves, signature, error)
+        return _not_at_these_sizes(_Call(op, arguments, keywords, leaves, signature), error)
 
 
 def _numbers(leaves: Sequence[Any]) -> tuple[str, ...]:
@@ -129,51 +130,61 @@ def _reduces_nothing(op: OpOverload, arguments: Sequence[Any], keywords: dict[st
     return not (dims and inside and all(sizes[dim] for dim in dims))
 
 
-def _first_time(
-    op: OpOverload,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    leaves: list[Any],
-    signature: tuple[Any, ...],
-) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that is not compiled yet: an operator, its arguments, and what `_describe` made."""
+
+    op: OpOverload
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    leaves: list[Any]
+    signature: tuple[Any, ...]
+
+    def on_host(self) -> Any:
+        """Its results, computed on the host."""
+        return run_on_host(self.op, self.arguments, self.keywords)
+
+
+def _first_time(call: _Call) -> Any:
+    op, arguments, keywords, leaves = call.op, call.arguments, call.keywords, call.leaves
     cause = aliasing.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
     placement = Placement.of(op, leaves, tree_structure((arguments, keywords)))
     if _reduces_nothing(op, arguments, keywords):
-        return run_on_host(op, arguments, keywords)  # an error, or NaN
+        return call.on_host()  # an error, or NaN
     try:
         refused = outputs.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
         if refused:
-            return _refused(op, arguments, keywords, leaves, refused)
+            return _refused(call, refused)
         compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
     except Exception as error:
         if isinstance(error, DeviceError) and not isinstance(error, ShaderError):
             raise
-        cause = f"{type(error).__name__}: {error}; please report this"
-        return _refused(op, arguments, keywords, leaves, cause)
+        return _refused(call, f"{type(error).__name__}: {error}; please report this")
     if compiled is not None and compiled.resize(leaves):
         return run(op, *arguments, **keywords)
-    _remember(signature, leaves, compiled)
+    _remember(call, compiled)
     if compiled is None:
         report(op, cause, leaves)
-        return run_on_host(op, arguments, keywords)
+        return call.on_host()
     try:
         return compiled.run(leaves)
     except (UnsupportedOp, AdapterError) as error:
-        return _not_at_these_sizes(op, arguments, keywords, leaves, signature, error)
+        return _not_at_these_sizes(call, error)
 
 
-def _not_at_these_sizes(
-    op: OpOverload,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    leaves: list[Any],
-    signature: tuple[Any, ...],
-    error: UnsupportedOp | AdapterError,
-) -> Any:
+def _not_at_these_sizes(call: _Call, error: UnsupportedOp | AdapterError) -> Any:
     """A call that has kernels, but none for tensors as large as these."""
-    _remember(signature, leaves, None)
-    report(op, error.cause if isinstance(error, UnsupportedOp) else str(error), leaves)
-    return run_on_host(op, arguments, keywords)
+    _remember(call, None)
+    cause = error.cause if isinstance(error, UnsupportedOp) else str(error)
+    report(call.op, cause, call.leaves)
+    return call.on_host()
+
+
+def _refused(call: _Call, cause: str) -> Any:
+    """A call that cannot be compiled: PyTorch's CPU kernels say what is wrong with it, if it is."""
+    results = call.on_host()
+    report(call.op, cause, call.leaves)
+    return results
 
 
 def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[CompiledOp | None, str]:
@@ -195,7 +206,7 @@ def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[Compile
     return compiled, ""
 
 
-def _remember(signature: tuple[Any, ...], leaves: list[Any], compiled: CompiledOp | None) -> None:
+def _remember(call: _Call, compiled: CompiledOp | None) -> None:
     global _remembered
     if _remembered >= _MAX_SIGNATURES:
         # All of them: to know which were used last would slow down every call.
@@ -205,27 +216,14 @@ def _remember(signature: tuple[Any, ...], leaves: list[Any], compiled: CompiledO
                 found.forget_sizes()
         _remembered = 0
     _remembered += 1
-    numbers = _numbers(leaves)
-    if not numbers or (compiled is not None and compiled.takes_any_number(leaves)):
-        _by_signature[signature] = compiled
+    numbers = _numbers(call.leaves)
+    if not numbers or (compiled is not None and compiled.takes_any_number(call.leaves)):
+        _by_signature[call.signature] = compiled
         return
-    by_number = _by_signature.get(signature)
+    by_number = _by_signature.get(call.signature)
     if type(by_number) is not dict or len(by_number) >= _MAX_NUMBERS:
-        by_number = _by_signature[signature] = {}
+        by_number = _by_signature[call.signature] = {}
     by_number[numbers] = compiled
-
-
-def _refused(
-    op: OpOverload,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    leaves: list[Any],
-    cause: str,
-) -> Any:
-    """A call that cannot be compiled: PyTorch's CPU kernels say what is wrong with it, if it is."""
-    results = run_on_host(op, arguments, keywords)
-    report(op, cause, leaves)
-    return results
 
 
 def forget() -> None:

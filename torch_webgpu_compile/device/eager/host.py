@@ -15,9 +15,10 @@ from ...counters import counters
 from ...errors import too_large
 from ...options import resolve
 from .. import devices
-from ..tensors.aliasing import may_overlap_itself
+from ..tensors.aliasing import by_schema, may_overlap_itself
 from ..tensors.copying import from_host, is_here, to_host, write_on_host
 from ..tensors.storages import data_ptr, is_dense, new_tensor, storage_address
+from .outputs import to_meta
 
 _CPU = torch.device("cpu")
 
@@ -59,7 +60,7 @@ def _refuse_large_results(
     if _most_elements(leaves) <= limit / _MOST_ITEMSIZE:
         return
     try:
-        given, named = pytree.tree_map(_without_contents, (arguments, keywords))
+        given, named = pytree.tree_map(to_meta, (arguments, keywords))
         results = op(*given, **named)
     except Exception:
         return  # it depends on contents, or the host says what is wrong
@@ -82,12 +83,6 @@ def _most_elements(leaves: Sequence[Any]) -> float:
         elif isinstance(leaf, (int, float)) and leaf != 0:
             most *= max(abs(float(leaf)), 1 / abs(float(leaf)))
     return most
-
-
-def _without_contents(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 class _Moved:
@@ -137,13 +132,8 @@ class _Moved:
 
     def write_back(self, op: Any, arguments: Any, keywords: dict[str, Any]) -> None:
         """Copies every CPU argument that the operator has changed to its tensor on the device."""
-        for position, schema in enumerate(op._schema.arguments):
-            if schema.alias_info is None or not schema.alias_info.is_write:
-                continue
-            given = keywords.get(schema.name)
-            if not schema.kwarg_only and position < len(arguments):
-                given = arguments[position]
-            for tensor in pytree.tree_leaves(given):
+        for given, is_written in by_schema(op, arguments, keywords):
+            for tensor in pytree.tree_leaves(given) if is_written else ():
                 copy = self._copies.get(id(tensor)) if isinstance(tensor, Tensor) else None
                 if copy is not None:
                     self._write(copy, tensor)

@@ -89,7 +89,7 @@ def from_result(
 
 def _check_dtypes(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     """Has PyTorch check the dtypes of ``out=``: some operators cast their results, some do not."""
-    described, named = tree_map(_to_meta, (arguments, keywords))
+    described, named = tree_map(to_meta, (arguments, keywords))
     with warnings.catch_warnings(), suppress(NotImplementedError):
         warnings.simplefilter("ignore")  # about sizes, which are another matter
         op(*described, **named)
@@ -152,7 +152,7 @@ def _results(
 ) -> list[Tensor]:
     outs = {argument.name for argument in op._schema.arguments if argument.is_out}
     rest = {name: value for name, value in keywords.items() if name not in outs}
-    described, named = tree_map(_to_meta, (arguments, rest))
+    described, named = tree_map(to_meta, (arguments, rest))
     try:
         found = functional(*described, **named)
     except NotImplementedError:  # PyTorch does not know the results; our decomposition may
@@ -167,7 +167,8 @@ def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _to_meta(value: Any) -> Any:
+def to_meta(value: Any) -> Any:
+    """A tensor or a device of a call without its contents; whatever else as it is."""
     if isinstance(value, Tensor):
         sizes, strides = value.shape, value.stride()
         return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")

@@ -8,14 +8,14 @@ host, on arguments that share memory there too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from .storages import data_ptr, is_dense, span, storage_address
+from .storages import data_ptr, is_dense, may_overlap, span, storage_address
 
 # Writing the same value twice, or a warning only (ATen: TensorIterator's check is off).
 _MAY_REPEAT = frozenset({"aten::fill_", "aten::zero_"})
@@ -115,17 +115,21 @@ def _split(
     written: list[Tensor] = []
     read: list[Tensor] = []
     lists = False
-    for position, schema in enumerate(op._schema.arguments):
-        if position < len(arguments) and not schema.kwarg_only:
-            value = arguments[position]
-        else:
-            value = keywords.get(schema.name)
-        is_written = schema.alias_info is not None and schema.alias_info.is_write
+    for value, is_written in by_schema(op, arguments, keywords):
         lists |= is_written and isinstance(value, (list, tuple))
-        tensors = _on_device(value)
-        (written if is_written else read).extend(tensors)
+        (written if is_written else read).extend(_on_device(value))
     # Operators on lists work on one entry after the other.
     return written, [] if lists else [(a, b) for a in written for b in read]
+
+
+def by_schema(
+    op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]
+) -> Iterator[tuple[Any, bool]]:
+    """The value of each argument, None where none is given, and whether the operator writes it."""
+    for position, schema in enumerate(op._schema.arguments):
+        given = position < len(arguments) and not schema.kwarg_only
+        value = arguments[position] if given else keywords.get(schema.name)
+        yield value, schema.alias_info is not None and schema.alias_info.is_write
 
 
 def _on_device(value: Any) -> Iterable[Tensor]:
@@ -142,15 +146,7 @@ def _repeats(tensor: Tensor) -> bool:
 
 def may_overlap_itself(tensor: Tensor) -> bool:
     """Whether two elements may be in one place: not for slices of anything that has none."""
-    if tensor.is_contiguous():
-        return False
-    reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += stride * (size - 1)
-    return False
+    return not tensor.is_contiguous() and may_overlap(tensor.shape, tensor.stride())
 
 
 def _nbytes(tensor: Tensor) -> int:
