@@ -20,7 +20,7 @@ from torch import nn
 from torch_webgpu_compile.device import autoload, devices
 from torch_webgpu_compile.device.eager import dispatch
 from torch_webgpu_compile.plan import cache as plan_cache
-from torch_webgpu_compile.symbolic import atoms
+from torch_webgpu_compile.symbolic import expressions
 
 from .faults import Tally, fault
 
@@ -55,7 +55,7 @@ def _alive() -> dict[str, int]:
         "plans": len(plan_cache._memory),
         "holders of memory": len(device._reclaimable),
         "operators": sum(map(len, dispatch._by_kind.values())),
-        "expressions": len(atoms._references),
+        "expressions": len(expressions._references),
     }
 
 

@@ -198,7 +198,7 @@ def reset_device(device: _Device = None) -> None:
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """The dtypes of ``torch.autocast("webgpu")``."""
-    from . import autocast
+    from . import autocast  # which most programs do not need
 
     autocast.register()  # autocast asks before its first use
     return [torch.float16, torch.bfloat16]
@@ -211,7 +211,7 @@ def _is_in_bad_fork() -> bool:
 def _lazy_init() -> None:
     """PyTorch calls it when a device is first named."""
     devices.check_fork()
-    from ..eager import kernels
+    from ..eager import kernels  # the compiler, which takes a second
 
     kernels.register()
 

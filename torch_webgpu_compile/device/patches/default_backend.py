@@ -30,7 +30,7 @@ def install() -> None:
     def call(self: Any, model_: Any, inputs_: Any) -> Any:
         if not _is_here(model_, inputs_):
             return original(self, model_, inputs_)
-        from ...backend import webgpu
+        from ...backend import webgpu  # the compiler, which takes a second
 
         # Inductor's other options say how it makes its kernels, or CUDA graphs.
         return webgpu(model_, inputs_, mode="max-autotune" if _tunes(self.config) else None)

@@ -50,7 +50,7 @@ def _guarded(original: Callable[..., Any], method: Callable[..., Any]) -> Callab
 
 def _make(device: torch.device, content: Any = 0) -> Any:
     """A storage of ``content`` bytes, or with a sequence of bytes as its contents."""
-    from ..tensors.storages import new_storage
+    from ..tensors.storages import new_storage  # not at the top: `import torch` imports this
 
     index = devices.index_of(device)
     if isinstance(content, int):
