@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.codegen.kernels import attention_gradient
 from torch_webgpu_compile.codegen.tilings.attention import _GRADIENT_TILINGS
 from torch_webgpu_compile.device.autoload import register
+from torch_webgpu_compile.plan import cache as plan_cache
 
 from .limits import synchronize, use_full_f32
 from .timing import seconds_per_call

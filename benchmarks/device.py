@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_webgpu_compile import counters, devices
-from torch_webgpu_compile.device import autoload
+from torch_webgpu_compile import counters
+from torch_webgpu_compile.device import autoload, devices
 
 from .cases import CASES
 from .timing import seconds_per_call

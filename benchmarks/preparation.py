@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.options import resolve
+from torch_webgpu_compile.runtime.device import device_for
 from torch_webgpu_compile.target import Machine
 
 from . import cases

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import torch
 
-from torch_webgpu_compile import backend, plan_cache
-from torch_webgpu_compile.backend import device_for
+from torch_webgpu_compile import backend
 from torch_webgpu_compile.codegen.kernels.contraction import generate_tiled, problem_of
 from torch_webgpu_compile.codegen.tilings.matmul import (
     MatmulProblem,
@@ -32,7 +31,9 @@ from torch_webgpu_compile.errors import DeviceError
 from torch_webgpu_compile.ir.anchors import contraction_groups
 from torch_webgpu_compile.ir.graph import ContractionGroup, Schedule
 from torch_webgpu_compile.options import resolve
+from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.plan.model import Dispatch, KernelCall, Plan
+from torch_webgpu_compile.runtime.device import device_for
 from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.tuning import autotune
 

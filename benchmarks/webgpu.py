@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import torch_webgpu_compile  # registers the backend where the package is not installed
-from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.options import resolve
 from torch_webgpu_compile.plan.model import Dispatch
-from torch_webgpu_compile.runtime.device import Device
+from torch_webgpu_compile.runtime.device import Device, device_for
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.profiler import time_steps
 from torch_webgpu_compile.symbolic.sizes import evaluate

@@ -163,8 +163,8 @@ def _release() -> None:
 
 
 def _device() -> Device:
-    from torch_webgpu_compile.backend import device_for
     from torch_webgpu_compile.options import resolve
+    from torch_webgpu_compile.runtime.device import device_for
 
     return device_for(resolve())
 

@@ -123,8 +123,8 @@ def print_work(
     """What the compiled model did, and the time of a call."""
     # Only for these figures: torch.compile has found the backend without an import.
     import torch_webgpu_compile
-    from torch_webgpu_compile.backend import device_for
     from torch_webgpu_compile.options import resolve
+    from torch_webgpu_compile.runtime.device import device_for
 
     counters = torch_webgpu_compile.counters
     device = device_for(resolve())

@@ -290,7 +290,7 @@ def _run(options: argparse.Namespace) -> int:
     """Runs everything and writes the JSON file; 1 if something failed."""
     import torch
 
-    from torch_webgpu_compile import devices
+    from torch_webgpu_compile.device import devices
     from torch_webgpu_compile.device.autoload import register
 
     register()

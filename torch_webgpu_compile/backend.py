@@ -10,7 +10,8 @@ import torch
 from torch import is_tensor
 from torch.utils._pytree import tree_leaves
 
-from . import devices, fallbacks
+from . import fallbacks
+from .callables import precompiled
 from .callables.device_graph import DeviceGraph
 from .callables.host_graph import CompiledGraph
 from .capture.graph import aot, dynamo
@@ -24,11 +25,12 @@ from .compiler import (
     signature_of,
 )
 from .counters import counters
-from .determinism import switched
+from .device import devices
+from .device.determinism import switched
 from .errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .inspection import progress
 from .options import CompileOptions, resolve
-from .runtime.device import Device, open_device, opened_devices, reopened
+from .runtime.device import Device, device_for, opened_devices, reopened
 from .tuning.autotune import tuner
 
 
@@ -49,13 +51,6 @@ def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
             "webgpu device: move the model and its inputs with .cpu() or .to('webgpu')"
         )
     return next(iter(places), None)
-
-
-def device_for(options: CompileOptions) -> Device:
-    """The GPU that the options choose. Raises AdapterError when there is none."""
-    first = options.adapter.split(",")[0].strip()  # one for each webgpu device, see `devices`
-    adapter = int(first) if first.isdecimal() else first or None
-    return open_device(options.provider or "wgpu", adapter, options.checked)
 
 
 def _host_graph(state: Compilation, device: Device) -> CompiledGraph:
@@ -111,8 +106,6 @@ def compile_module(
     def keep(compiled: aot.BoxedFunction) -> None:
         name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept
         if name is not None:
-            from .callables import precompiled
-
             precompiled.keep(name, compiled, options)
 
     with showing("a graph"):

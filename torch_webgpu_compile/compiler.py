@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 
-from . import fallbacks, plan_cache
+from . import fallbacks
 from .callables.signature import Signature
 from .captured import CapturedGraph, Phase
 from .codegen import generate
@@ -30,9 +31,12 @@ from .ir.verify_schedule import verify_prepared, verify_schedule
 from .lowering.graph import lower
 from .lowering.registry import LOWERINGS, register_all
 from .options import CompileOptions
+from .plan import cache as plan_cache
+from .plan.cache_folder import digest_of
 from .plan.model import KernelCall, Plan
 from .plan.verify import verify_plan
 from .planner import build_plan
+from .planner.match import verify_match
 from .scheduler.grouping.fusion import Grouping, fuse, open_groups
 from .scheduler.grouping.in_place import share_memory
 from .scheduler.grouping.joint import join_small_kernels
@@ -368,7 +372,7 @@ def _run(steps: Sequence[Pass], state: Compilation, show: debug.Shower, use_cach
         if step.name == "ir":
             _refuse_large_results(value, state.target)
             if use_cache and not show.needs_every_stage:
-                key = plan_cache.key_of(value, state.target, state.options)
+                key = cache_key(value, state.target, state.options)
                 if _take_cached(state, key):
                     break
     else:
@@ -435,12 +439,30 @@ def loops_of(state: Compilation) -> Loops | None:
     return Loops(graph, state.target, state.options) if has_symbols(graph) else None
 
 
+def cache_key(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
+    """The key of a graph's plan in the cache: a digest of all that the plan follows from.
+
+    That is the graph with its constants, the GPU, the options that change code, and the version of
+    this package's sources.
+    """
+    tilings = sorted(tilings_for(target, options).items())
+    text = format_graph(replace(graph, name="graph"))
+    parts = [plan_cache.sources_digest(), target.text, str(options.fusion), repr(tilings), text]
+    constants = (
+        part
+        for name, data in sorted(graph.constants.items())
+        for part in (name.encode(), memoryview(data).tobytes())
+    )
+    return digest_of(chain((part.encode() for part in parts), constants))
+
+
 def _take_cached(state: Compilation, key: str) -> bool:
     """Takes the plan from the cache if it is there: the passes in between are not needed then."""
-    found = plan_cache.load(key, state.graph, state.options.cache)
+    graph = state.graph
+    found = plan_cache.load(key, state.options.cache, lambda plan: verify_match(plan, graph))
     if found is None:
         return False
-    state.results["plan"] = found
+    state.results["plan"] = found.renamed(graph.name)
     counters.add(plan_cache_hits=1)
     return True
 

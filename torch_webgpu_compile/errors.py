@@ -17,6 +17,8 @@ A message names what failed, why, and the next step.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class WebGPUCompileError(RuntimeError):
     """Base of all errors of this package."""
@@ -104,6 +106,25 @@ class IndexOutOfRangeError(DeviceError, IndexError):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class IndexCheck:
+    """A check, which a kernel makes while it runs, of an index that comes from data.
+
+    Attributes:
+        op: the ATen overload, e.g. ``aten.gather.default``.
+        source: the user's line of code, "" when unknown.
+        dim: the dimension that the index is for; None for one into all elements.
+    """
+
+    op: str
+    source: str = ""
+    dim: int | None = None
+
+    def error(self, index: int, size: int) -> IndexOutOfRangeError:
+        """The exception for an index, as the user gave it, and the elements that there are."""
+        return IndexOutOfRangeError(self.op, index, size, self.dim, self.source)
+
+
 class DeviceLostError(DeviceError):
     """The GPU device was lost, with all that was on it.
 
@@ -126,3 +147,13 @@ def too_large(op: str, nbytes: int, largest_nbytes: int) -> OutOfMemoryError:
         f"{op}: a result of {nbytes:,} bytes is larger than this GPU allows ({largest_nbytes:,} "
         "bytes in a buffer); split the tensor"
     )
+
+
+def human_bytes(nbytes: int) -> str:
+    """A size for people, e.g. ``1.5 MiB``."""
+    value, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

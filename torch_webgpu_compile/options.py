@@ -20,7 +20,7 @@ environment                      ``options={...}``     meaning
                                                        stderr: auto (default) on a terminal, 1
                                                        always, 0 never
 ``TORCH_WEBGPU_TRAINERS``        –                     0: accelerate, Trainer and Lightning do not
-                                                       take the device; see `device.trainers`
+                                                       take the device; see `device.patches`
 –                                ``"fusion"``          False: one kernel per node (debugging)
 ===============================  ====================  ==========================================
 
@@ -182,7 +182,7 @@ _OPTIONS: dict[str, Parser] = {
     "fusion": _flag,
 }
 
-# Flags that `device.autoload` and `device.trainers` read.
+# Flags that `device.autoload` and `device.patches.accelerator` read.
 _OF_THE_DEVICE = ("TORCH_WEBGPU_DEVICE", "TORCH_WEBGPU_TRAINERS")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .dtypes import DType, float64
 
@@ -150,6 +150,11 @@ class Target:
     def identity(self) -> str:
         """What is measured on this adapter is stored under this key."""
         return hashlib.sha256(f"{self.name} {self.backend}".encode()).hexdigest()
+
+    @property
+    def text(self) -> str:
+        """The target as text, features sorted: equal for targets for which plans are equal."""
+        return f"{replace(self, features=frozenset())!r} {','.join(sorted(self.features))}"
 
     @property
     def file_name(self) -> str:

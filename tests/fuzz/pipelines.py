@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from tests import harness
-from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.callables.host_graph import CompiledGraph
 from torch_webgpu_compile.captured import CapturedGraph, Phase
 from torch_webgpu_compile.compiler import compile_graph, signature_of
 from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.options import CompileOptions
-from torch_webgpu_compile.runtime.device import Device
+from torch_webgpu_compile.runtime.device import Device, device_for
 
 from .programs import Program
 

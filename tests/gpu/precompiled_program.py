@@ -13,6 +13,7 @@ from torch import nn
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.callables import precompiled
 from torch_webgpu_compile.device import autoload
+from torch_webgpu_compile.target import Target
 
 
 class Model(nn.Module):
@@ -41,7 +42,7 @@ def main() -> None:
     if "other-version" in sys.argv:
         precompiled.sources_digest = lambda: "another"
     if "other-gpu" in sys.argv:
-        precompiled.target_text = lambda target: "another"
+        Target.text = property(lambda target: "another")
     autoload.register()
     torch.manual_seed(0)
     model, x = Model().eval(), torch.randn(5, 6)

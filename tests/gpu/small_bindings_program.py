@@ -24,12 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from torch_webgpu_compile import counters, devices, errors
+from torch_webgpu_compile import counters, errors
 from torch_webgpu_compile.callables import precompiled
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
 from torch_webgpu_compile.callables.host_graph import CompiledGraph
-from torch_webgpu_compile.device import dispatch
+from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.device.autoload import register
+from torch_webgpu_compile.device.eager import dispatch
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.runtime import adapters
 from torch_webgpu_compile.runtime import device as runtime_device

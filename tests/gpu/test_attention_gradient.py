@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.compiling import native
-from torch_webgpu_compile import counters, explain, plan_cache
+from torch_webgpu_compile import counters, explain
 from torch_webgpu_compile.codegen.kernels import attention_gradient
 from torch_webgpu_compile.codegen.tilings.attention import (
     _GRADIENT_TILINGS,
     AttentionGradientTiling,
 )
+from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.symbolic.sizes import evaluate
 from torch_webgpu_compile.torch_ops import custom_ops

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from tests.compiling import native
-from torch_webgpu_compile import devices
 from torch_webgpu_compile.callables import signature
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
 from torch_webgpu_compile.callables.host_graph import CompiledGraph
-from torch_webgpu_compile.device import autoload, dispatch
+from torch_webgpu_compile.device import autoload, devices
+from torch_webgpu_compile.device.eager import dispatch
 from torch_webgpu_compile.runtime import buffers
 
 pytestmark = pytest.mark.rotates(4)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from torch_webgpu_compile import devices
+from torch_webgpu_compile.device import devices
 
 pytestmark = pytest.mark.rotates(4)
 

@@ -10,9 +10,10 @@ from torch import nn
 
 import torch_webgpu_compile
 from tests.compiling import compiled
-from torch_webgpu_compile import counters, plan_cache
+from torch_webgpu_compile import counters
 from torch_webgpu_compile.errors import OptionError, UnsupportedOp
 from torch_webgpu_compile.options import DEBUG_STAGES
+from torch_webgpu_compile.plan import cache as plan_cache
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -132,7 +133,7 @@ def test_a_fallback_warns_once_and_is_counted():
 
 def test_a_fallback_of_an_eager_call_warns_once_at_its_line():
     from torch_webgpu_compile import fallbacks
-    from torch_webgpu_compile.device import dispatch
+    from torch_webgpu_compile.device.eager import dispatch
 
     fallbacks.reset_warnings()
     dispatch.forget()
@@ -160,7 +161,7 @@ def test_a_misspelt_environment_value_is_one_clear_error(monkeypatch):
 
 def test_other_programs_are_only_warned_of_a_misspelt_environment_value(monkeypatch):
     """PyTorch asks for accelerators in the middle of anything."""
-    from torch_webgpu_compile import devices
+    from torch_webgpu_compile.device import devices
 
     monkeypatch.setenv("TORCH_WEBGPU_FALLBACK", "wran")
     monkeypatch.setattr(devices, "_ordinals", None)

@@ -287,8 +287,8 @@ def test_windows_of_one_buffer_take_little_memory():
         def forward(self, x):
             return x + self.window.sum(0)
 
-    from torch_webgpu_compile.backend import device_for
     from torch_webgpu_compile.options import from_environment
+    from torch_webgpu_compile.runtime.device import device_for
 
     model, device = Window(), device_for(from_environment())
     f = compiled(model)
@@ -360,8 +360,8 @@ def test_two_graphs_share_the_copies_of_parameters():
 
 
 def test_memory_of_dead_parameters_is_freed():
-    from torch_webgpu_compile.backend import device_for
     from torch_webgpu_compile.options import from_environment
+    from torch_webgpu_compile.runtime.device import device_for
 
     device = device_for(from_environment())
     gc.collect()
@@ -378,8 +378,8 @@ def test_memory_of_dead_parameters_is_freed():
 
 
 def test_copies_of_dropped_models_are_given_back_when_memory_is_needed():
-    from torch_webgpu_compile.backend import device_for
     from torch_webgpu_compile.options import from_environment
+    from torch_webgpu_compile.runtime.device import device_for
 
     device = device_for(from_environment())
     device.empty_cache()

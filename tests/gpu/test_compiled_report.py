@@ -13,8 +13,8 @@ from torch import nn
 import torch_webgpu_compile
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.__main__ import main
-from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.options import DEBUG_STAGES, resolve
+from torch_webgpu_compile.runtime.device import device_for
 from torch_webgpu_compile.target import Machine
 from torch_webgpu_compile.tuning import machines
 

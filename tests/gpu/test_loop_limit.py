@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.compiling import native
-from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.dtypes import uint32
 from torch_webgpu_compile.options import resolve
@@ -22,6 +21,7 @@ from torch_webgpu_compile.plan.model import (
     PlanInput,
     PlanOutput,
 )
+from torch_webgpu_compile.runtime.device import device_for
 from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.symbolic.sizes import ONE, ZERO, as_expr
 

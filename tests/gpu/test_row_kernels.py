@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.ir import rows
 from torch_webgpu_compile.ir.rows import RowTiling
+from torch_webgpu_compile.plan import cache as plan_cache
 
 pytestmark = pytest.mark.rotates(4)
 

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torch_webgpu_compile import explain, plan_cache
+from torch_webgpu_compile import explain
 from torch_webgpu_compile.codegen.kernels import contraction
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling, fits
+from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.tuning import autotune
 

@@ -32,10 +32,9 @@ from torch_webgpu_compile.plan.model import Kernel, KernelBinding
 from torch_webgpu_compile.runtime import executor
 from torch_webgpu_compile.runtime.device import Device, open_device
 from torch_webgpu_compile.runtime.executor import Executor
-from torch_webgpu_compile.runtime.pacing import Pace
+from torch_webgpu_compile.runtime.pacing import Grid, Pace, sliced_kernel, slices_of
 from torch_webgpu_compile.runtime.profiler import time_steps
 from torch_webgpu_compile.runtime.sized import SizedDispatch, SizedPlan
-from torch_webgpu_compile.runtime.slicing import Grid, sliced_kernel, slices_of
 from torch_webgpu_compile.symbolic.sizes import as_expr
 
 pytestmark = pytest.mark.rotates(8)

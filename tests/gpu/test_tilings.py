@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from tests.rotation import picked
-from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.codegen.kernels import attention, contraction
 from torch_webgpu_compile.codegen.tilings.attention import AttentionTiling
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
+from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.tuning import autotune
 

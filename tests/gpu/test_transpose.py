@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.ir import transposition
 from torch_webgpu_compile.ir.transposition import TransposeTiling
+from torch_webgpu_compile.plan import cache as plan_cache
 
 pytestmark = pytest.mark.rotates(4)
 

@@ -17,13 +17,16 @@ from unittest import mock
 import torch
 
 from tests.plan_mutations import altered, damaged, without_program, without_reports
-from torch_webgpu_compile import backend, files, plan_cache
-from torch_webgpu_compile.cache_folder import CacheFolder
+from torch_webgpu_compile import backend
 from torch_webgpu_compile.callables.host_graph import CompiledGraph
 from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.compiler import Compilation, compile_graph, signature_of
-from torch_webgpu_compile.plan import serialize
+from torch_webgpu_compile.plan import cache as plan_cache
+from torch_webgpu_compile.plan import cache_folder, serialize
+from torch_webgpu_compile.plan.cache_folder import CacheFolder
 from torch_webgpu_compile.plan.model import Plan
+from torch_webgpu_compile.planner.match import verify_match
+from torch_webgpu_compile.runtime.device import device_for
 
 from .faults import Tally, fault
 
@@ -76,7 +79,7 @@ class _Entry:
 
     def read(self) -> Plan | None:
         plan_cache.clear()
-        return plan_cache.load(_KEY, self.state.graph, self.folder)
+        return plan_cache.load(_KEY, self.folder, lambda plan: verify_match(plan, self.state.graph))
 
     def write(self, data: Any) -> None:
         CacheFolder(self.folder).write(self.path.name, _KEY, json.dumps(data).encode())
@@ -129,7 +132,7 @@ def _same_results(entry: _Entry, plan: Plan) -> bool:
 def _results(state: Compilation, plan: Plan) -> list[torch.Tensor]:
     signature = signature_of(state)
     own = Signature(plan, signature.static_inputs)
-    graph = CompiledGraph(plan, backend.device_for(state.options), own)
+    graph = CompiledGraph(plan, device_for(state.options), own)
     generator = torch.Generator().manual_seed(1)
     values: list[Any] = []
     for entry in plan.inputs:
@@ -165,7 +168,7 @@ def unusable_folders(tally: Tally) -> None:
 
     base = Path(tempfile.mkdtemp())
     for what, fails in (("full", full), ("read-only", denied)):
-        with mock.patch.object(files.tempfile, "mkstemp", fails):
+        with mock.patch.object(cache_folder.tempfile, "mkstemp", fails):
             run(base / what, what)
     (base / "file").write_text("")
     run(base / "file", "a file")

@@ -17,9 +17,10 @@ import pytest
 import torch
 from torch import nn
 
-from torch_webgpu_compile import devices, plan_cache
-from torch_webgpu_compile.device import autoload, dispatch
-from torch_webgpu_compile.symbolic import atoms
+from torch_webgpu_compile.device import autoload, devices
+from torch_webgpu_compile.device.eager import dispatch
+from torch_webgpu_compile.plan import cache as plan_cache
+from torch_webgpu_compile.symbolic import expressions
 
 from .faults import Tally, fault
 
@@ -54,7 +55,7 @@ def _alive() -> dict[str, int]:
         "plans": len(plan_cache._memory),
         "holders of memory": len(device._reclaimable),
         "operators": sum(map(len, dispatch._by_kind.values())),
-        "expressions": len(atoms._references),
+        "expressions": len(expressions._references),
     }
 
 
@@ -156,7 +157,7 @@ def dropped_models(tally: Tally) -> None:
     autoload.register()
     chance = random.Random(0)
     # Full after a few models: the last 256 pipelines take 200 MB on a software adapter.
-    devices.get_device(0)._pipelines._most_recent = 8
+    devices.get_device(0)._pipelines._recent.most = 8
     plan_cache._memory.most = 8
 
     def work(number: int) -> bool:

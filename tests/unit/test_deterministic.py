@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from torch.nn import functional as F
 
 from tests.compilations import compile_function
 from tests.harness import check
-from torch_webgpu_compile import determinism, plan_cache
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
+from torch_webgpu_compile.compiler import cache_key
+from torch_webgpu_compile.device.eager.compiled_op import SwitchedGraph
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.nodes import Scatter
 from torch_webgpu_compile.options import CompileOptions
@@ -164,7 +166,7 @@ def test_plans_of_both_kinds_have_keys_of_their_own() -> None:
         )
         for on in (False, True)
     ]
-    keys = {plan_cache.key_of(s.graph, s.target, s.options) for s in states}
+    keys = {cache_key(s.graph, s.target, s.options) for s in states}
     assert len(keys) == 2
     assert all(state.depends_on_determinism for state in states)
     assert not compile_function(torch.relu, sample()).depends_on_determinism
@@ -173,15 +175,18 @@ def test_plans_of_both_kinds_have_keys_of_their_own() -> None:
 def test_what_is_switched_is_made_once_for_each_position() -> None:
     made: list[bool] = []
 
-    def make(on: bool) -> str:
-        made.append(on)
-        return f"for {on}"
+    def graph(on: bool) -> SimpleNamespace:
+        return SimpleNamespace(plan=None, index=0, run_seeded=lambda values: [f"for {on}"])
 
-    current = determinism.Switched(make, False, "for False")
+    def make(on: bool) -> SimpleNamespace:
+        made.append(on)
+        return graph(on)
+
+    switched = SwitchedGraph(make, False, graph(False))
     try:
         for on in (False, True, True, False, True):
             torch.use_deterministic_algorithms(on)
-            assert current() == f"for {on}"
+            assert switched.run_seeded([]) == [f"for {on}"]
     finally:
         torch.use_deterministic_algorithms(False)
     assert made == [True]

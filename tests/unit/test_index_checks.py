@@ -13,8 +13,7 @@ from tests.compilations import TARGET, compile_function
 from tests.harness import capture, lower_checked, run_graph
 from tests.index_calls import CALLS, Call, numbers
 from torch_webgpu_compile import dtypes
-from torch_webgpu_compile.checks import IndexCheck
-from torch_webgpu_compile.errors import IndexOutOfRangeError
+from torch_webgpu_compile.errors import IndexCheck, IndexOutOfRangeError
 from torch_webgpu_compile.ir.nodes import bodies_of
 from torch_webgpu_compile.ir.scalar import checks_of
 from torch_webgpu_compile.ir.text import format_graph

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.compilations import OPTIONS, TARGET, compile_function
-from torch_webgpu_compile import plan_cache
-from torch_webgpu_compile.cache_folder import CacheFolder
 from torch_webgpu_compile.codegen.tilings.attention import choose_attention_tiling
+from torch_webgpu_compile.compiler import cache_key
 from torch_webgpu_compile.ir.rows import choose_row_tiling
 from torch_webgpu_compile.options import CompileOptions
+from torch_webgpu_compile.plan.cache_folder import CacheFolder
 from torch_webgpu_compile.scheduler import cost
 from torch_webgpu_compile.symbolic.sizes import as_expr
 from torch_webgpu_compile.target import Machine, Target
@@ -86,7 +86,7 @@ def test_wide_workgroups_of_a_machine() -> None:
 def test_the_cache_key_covers_every_number(name: str) -> None:
     graph = compile_function(torch.sin, torch.randn(4)).graph
     other = replace(TARGET, machine=replace(Machine(), **{name: 7}))
-    keys = {plan_cache.key_of(graph, target, OPTIONS) for target in (TARGET, other)}
+    keys = {cache_key(graph, target, OPTIONS) for target in (TARGET, other)}
     assert len(keys) == 2
 
 
@@ -133,7 +133,7 @@ def test_what_was_measured_is_used_where_the_cache_is_on(tmp_path: Path) -> None
 def test_stored_numbers_that_are_none_are_not_used(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
-    stored = {name: getattr(SMALL.machine, name) for name in machines._MEASURED}
+    stored = asdict(SMALL.machine)
     folder = CacheFolder(tmp_path / "machines")
     for content, wanted in ((stored, SMALL.machine), (stored | change, None)):
         machines._known.clear()

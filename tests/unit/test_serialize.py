@@ -6,7 +6,7 @@ import math
 import pytest
 
 from torch_webgpu_compile import dtypes
-from torch_webgpu_compile.checks import IndexCheck
+from torch_webgpu_compile.errors import IndexCheck
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import (
     STATUS_BUFFER,

@@ -17,15 +17,15 @@ import torch
 
 from tests.compilations import TARGET, compile_function
 from tests.plan_mutations import altered, damaged, without_program
-from torch_webgpu_compile import cache_folder, files, plan_cache
-from torch_webgpu_compile.cache_folder import CacheFolder, CacheWarning
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.options import CompileOptions
-from torch_webgpu_compile.plan import serialize
+from torch_webgpu_compile.plan import cache as plan_cache
+from torch_webgpu_compile.plan import cache_folder, serialize
+from torch_webgpu_compile.plan.cache_folder import CacheFolder, CacheWarning
 from torch_webgpu_compile.plan.model import Dispatch, HostStep
 from torch_webgpu_compile.plan.verify import verify_plan
-from torch_webgpu_compile.plan_match import verify_match
+from torch_webgpu_compile.planner.match import verify_match
 from torch_webgpu_compile.symbolic.sizes import as_symbol
 from torch_webgpu_compile.tuning import autotune
 
@@ -71,7 +71,7 @@ def host_state():
 
 def read(folder, state, key=KEY):
     plan_cache.clear()
-    return plan_cache.load(key, state.graph, str(folder))
+    return plan_cache.load(key, str(folder), lambda plan: verify_match(plan, state.graph))
 
 
 def store(folder, state, key=KEY):
@@ -317,7 +317,11 @@ def full(*_, **__):
 
 @pytest.mark.parametrize("call", ["mkstemp", "replace", "mkdir"])
 def test_a_full_disk_is_a_warning_once(call, tmp_path, state, monkeypatch):
-    module = {"mkstemp": files.tempfile, "replace": files.os, "mkdir": files.Path}[call]
+    module = {
+        "mkstemp": cache_folder.tempfile,
+        "replace": cache_folder.os,
+        "mkdir": cache_folder.Path,
+    }[call]
     folder = tmp_path / "new"
     with monkeypatch.context() as patch:
         patch.setattr(module, call, full)

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import devices, storages
-from ..copying import write_part
 from ..counters import counters
+from ..device import devices
+from ..device.generators import draw_seeds
+from ..device.tensors import storages
 from ..errors import SharedMemoryError
-from ..generators import draw_seeds
 from ..plan.model import HostStep, Plan
 from ..runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
 from ..runtime.device import Device, GpuBuffer
@@ -31,6 +31,7 @@ from ..runtime.sized import Place
 from ..symbolic.sizes import evaluate
 from ..target import BINDING_ALIGNMENT
 from .host_calls import HostCalls
+from .part_writes import write_part
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
 from .specialized import PlanAt, Specialized
 from .static_buffers import same_layout, with_layout

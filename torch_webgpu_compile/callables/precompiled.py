@@ -7,7 +7,6 @@ Only inference graphs that need nothing of AOTAutograd are kept; PyTorch compile
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,18 +15,18 @@ from typing import Any, get_type_hints
 
 from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
 
-from .. import devices
-from ..backend import device_for
 from ..capture.graph.aot import unwrapped
 from ..compiler import Loops
+from ..device import devices
 from ..ir.graph import LoopGraph
 from ..options import CompileOptions, resolve
 from ..plan import serialize
+from ..plan.cache import sources_digest
+from ..plan.cache_folder import digest_of
 from ..plan.codec import Codec, codec_of
 from ..plan.model import HostStep
 from ..plan.verify import verify_plan
-from ..plan_cache import sources_digest, target_text
-from ..runtime.device import Device
+from ..runtime.device import Device, device_for
 from ..target import Target
 from ..tuning.machines import measured_target
 from .device_graph import DeviceGraph
@@ -65,7 +64,7 @@ class Artifact(BackendCacheArtifact[Callable[..., Any]]):
             content = state["content"]
             if content["package"] != sources_digest():
                 raise RuntimeError("it was compiled by another version of torch_webgpu_compile")
-            if content["target"] != target_text(_target(content, _device(content))):
+            if content["target"] != _target(content, _device(content)).text:
                 raise RuntimeError("it was compiled for another GPU, or another driver version")
             self._signature = _signature_of(content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -99,7 +98,7 @@ def _plan_at(content: dict[str, Any], device: Device) -> PlanAt | None:
 def _signature_of(content: dict[str, Any]) -> Signature:
     """The plan and its signature. Raises TypeError, ValueError or RuntimeError for others."""
     text: str = content["plan"]
-    if content["digest"] != _digest(text, content["loops"]):
+    if content["digest"] != digest_of((text.encode(), content["loops"])):
         raise ValueError("the plan has another checksum")
     plan = serialize.loads(text)
     verify_plan(plan)
@@ -117,10 +116,6 @@ def _codecs() -> dict[str, Codec]:
     """Of the fields of a signature that are stored."""
     hints = get_type_hints(Signature)
     return {name: codec_of(hints[name]) for name in _FIELDS}
-
-
-def _digest(plan: str, loops: bytes) -> str:
-    return hashlib.sha256(plan.encode() + b"\0" + loops).hexdigest()
 
 
 def keep(name: str, compiled: Any, options: CompileOptions) -> None:
@@ -141,11 +136,11 @@ def keep(name: str, compiled: Any, options: CompileOptions) -> None:
         graph = pickle.dumps(loops.graph)
     content = {
         "package": sources_digest(),
-        "target": target_text(measured_target(compiled.device.target, options)),
+        "target": measured_target(compiled.device.target, options).text,
         "device": compiled.index if isinstance(compiled, DeviceGraph) else None,
         "checked": options.checked,
         "plan": text,
-        "digest": _digest(text, graph),
+        "digest": digest_of((text.encode(), graph)),
         "loops": graph,
         "options": {field: getattr(options, field) for field in _OPTIONS},
         "signature": {

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..plan.model import Binding, Dispatch, HostStep, Plan, PlanBuffer, PlanOutput, bound_nbytes
-from ..recent import Recent, most_sizes
+from ..plan.recent import Recent, most_sizes
 from ..symbolic.sizes import INT32, Expr, evaluate
 from ..target import Target
 from .host_calls import torch_dtype

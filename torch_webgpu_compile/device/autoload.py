@@ -8,9 +8,11 @@ may touch it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
-_libraries: list[Any] = []
+_registered = False
+_run: Callable[..., Any] | None = None
 
 
 def load() -> None:
@@ -50,10 +52,12 @@ def register() -> None:
 
     Where another package has taken PyTorch's place for a device, it only warns.
     """
-    if _libraries:
+    global _registered
+    if _registered:
         return
     try:
         _register()
+        _registered = True
     except Exception as error:
         import warnings
 
@@ -72,22 +76,25 @@ def _register() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"PyTorch's place for a device is taken by {name!r}")
-    from . import (
+    from .api import module
+    from .patches import (
+        accelerate,
         accelerator,
         data_parallel,
         default_backend,
         guard,
         lightning,
-        module,
         moving,
         pinning,
         process_groups,
-        safetensors_files,
+        safetensors,
+        sending,
+        several_devices,
         storage_methods,
-        trainers,
+        transformers,
+        uninitialized_parameters,
     )
-    from .libraries import new_library
-    from .untraced import untraced
+    from .registration import new_library, untraced
 
     backend_registration._setup_privateuseone_for_python_backend(
         "webgpu", backend_module=module, device_guard=guard.DeviceGuard()
@@ -95,33 +102,21 @@ def _register() -> None:
     backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_packed_sequence=False, for_storage=True
     )
-    library: Any = new_library("_")
-    library.fallback(untraced(lambda op, *a, **k: run(op, *a, **k)), "PrivateUse1")
-    host: Any = new_library("aten")
-    for operator, kernel in pinning.KERNELS.items():
-        host.impl(operator, untraced(kernel), "CPU")
-    _libraries.extend((library, host))
-    guard.install()
-    accelerator.install()
-    storage_methods.install()
-    moving.install()
-    process_groups.install()
-    data_parallel.install()
-    default_backend.install()
-    safetensors_files.install()
-    trainers.install()
-    lightning.install()
-    parameter: Any = torch.nn.parameter
-    tensor: Any = torch.Tensor
-    parameter.UninitializedTensorMixin._allowed_methods.append(tensor.webgpu)
+    new_library("_").fallback(untraced(run), "PrivateUse1")
+    for patch in (
+        *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
+        *(data_parallel, default_backend, several_devices, uninitialized_parameters),
+        *(safetensors, accelerate, transformers, lightning),
+    ):
+        patch.install()
 
 
 def run(op: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Runs an operator call after registering the device's kernels.
+    """Runs an operator that has no kernel of its own; registers those that have one before."""
+    global _run
+    if _run is None:
+        from .eager import kernels  # the compiler, which takes a second
 
-    It is the fallback for every operator at first; the registration replaces it, so it runs once.
-    """
-    from . import kernels
-
-    kernels.register()  # also puts the real fallback in the place of this function
-    return op(*arguments, **keywords)
+        _run = kernels.register()
+        return op(*arguments, **keywords)  # it may have one now
+    return _run(op, *arguments, **keywords)

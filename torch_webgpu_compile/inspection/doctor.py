@@ -6,9 +6,8 @@ import platform
 import sys
 from importlib import metadata
 
-from ..errors import WebGPUCompileError
+from ..errors import WebGPUCompileError, human_bytes
 from ..options import from_environment
-from .report import human_bytes
 
 LIMITS = (
     ("max-buffer-size", "largest buffer", True),
@@ -80,7 +79,8 @@ def _self_test() -> int:
     """Compiles a small model, forward and backward, and compares it with eager PyTorch."""
     import torch
 
-    from ..backend import device_for, webgpu
+    from ..backend import webgpu
+    from ..runtime.device import device_for
 
     print("\nSelf-test: a small model, forward and backward … ", end="", flush=True)
     torch.manual_seed(0)
@@ -107,7 +107,7 @@ def _self_test() -> int:
 
 def _measure() -> int:
     """Prints what the adapter in use reaches beside what decisions are made with; stores it."""
-    from ..backend import device_for
+    from ..runtime.device import device_for
     from ..runtime.limits import measure_machine
     from ..tuning import machines
 

@@ -12,10 +12,9 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from ..backend import device_for
 from ..options import resolve
 from ..runtime import limits
-from ..runtime.device import Device, opened_devices
+from ..runtime.device import Device, device_for, opened_devices
 from ..runtime.interface import Span
 from ..runtime.queue import Recording
 from ..symbolic.sizes import evaluate

@@ -14,6 +14,7 @@ from ..callables.device_graph import DeviceGraph
 from ..callables.host_graph import CompiledGraph
 from ..compiler import Compilation
 from ..counters import counters
+from ..errors import human_bytes
 from ..options import resolve
 from ..plan.model import STATUS, Dispatch, HostStep, Plan
 from ..symbolic.sizes import Expr, evaluate
@@ -208,16 +209,6 @@ def short_source(source: str) -> str:
     """``file:line: code`` with the file's name only."""
     path, separator, rest = source.partition(":")
     return f"{Path(path).name}{separator}{rest}"
-
-
-def human_bytes(nbytes: int) -> str:
-    """A size for people, e.g. ``1.5 MiB``."""
-    value, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def human_count(count: int) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from html import escape
 
+from ..errors import human_bytes
 from .report import (
     GraphReport,
     HostReport,
     KernelReport,
     Report,
     dispatches_of,
-    human_bytes,
     human_count,
     numbered_steps,
     short_source,

@@ -15,8 +15,8 @@ from typing import Any, Union
 import numpy as np
 
 from .. import dtypes
-from ..checks import IndexCheck
 from ..dtypes import DType, Kind
+from ..errors import IndexCheck
 from ..symbolic.interning import InternTable, reduced
 from ..symbolic.sizes import Expr, IntLike, Symbol, as_expr, substitute, symbols_of
 from . import float8

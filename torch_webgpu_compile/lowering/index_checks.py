@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .. import dtypes
-from ..checks import IndexCheck
 from ..dtypes import Kind
+from ..errors import IndexCheck
 from ..ir.nodes import Node, Pointwise, Reduction, outputs_of
 from ..ir.scalar import Checked, Const, Index, Load, Op, Scalar, cast, where
 from ..symbolic.sizes import (

@@ -1,1 +1,1 @@
-"""The execution plan: plain, versioned data that every executor replays."""
+"""The execution plan: plain, versioned data that every executor replays; and its cache."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .. import dtypes
-from ..checks import IndexCheck
 from ..dtypes import DType
+from ..errors import IndexCheck
 from ..symbolic.sizes import ONE, ZERO, Expr, Symbol, as_expr, evaluate
 from .numbers import HostNumber
 

@@ -8,13 +8,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
 from ..errors import AdapterError, OptionError
 from ..target import Target
-from .type_strings import parse_only_needed
+from .native_library import library, subgroup_sizes
 
 PROVIDERS = {"wgpu": "wgpu", "wgpudawn": "wgpudawn"}
 
@@ -172,14 +172,14 @@ def _adapters(provider: str) -> list[tuple[AdapterInfo, Any]]:
         if provider not in _found:
             module = provider_module(provider)
             if provider == "wgpu":
-                parse_only_needed(import_module("wgpu.backends.wgpu_native._ffi").ffi)
+                library()  # it makes the listing quicker
             with _quiet_display():
                 objects = module.gpu.enumerate_adapters_sync()
             described = sorted(
                 ((_describe(provider, adapter), adapter) for adapter in objects),
                 key=lambda pair: _rank(pair[0]),
             )
-            listed = [(_with_index(info, i), a) for i, (info, a) in enumerate(described)]
+            listed = [(replace(info, index=i), a) for i, (info, a) in enumerate(described)]
             if not listed:
                 return []  # look again next time: a driver may be installed meanwhile
             _found[provider] = listed
@@ -188,20 +188,6 @@ def _adapters(provider: str) -> list[tuple[AdapterInfo, Any]]:
 
 def _rank(info: AdapterInfo) -> tuple[int, int]:
     return _BACKEND_ORDER.get(info.backend, 1), _TYPE_ORDER.get(info.type, 2)
-
-
-def _with_index(info: AdapterInfo, index: int) -> AdapterInfo:
-    return AdapterInfo(
-        index,
-        info.name,
-        info.vendor,
-        info.backend,
-        info.type,
-        info.driver,
-        info.features,
-        info.limits,
-        info.subgroup_sizes,
-    )
 
 
 def _describe(provider: str, adapter: Any) -> AdapterInfo:
@@ -227,8 +213,6 @@ def _describe(provider: str, adapter: Any) -> AdapterInfo:
 
 def _subgroup_sizes(provider: str, adapter: Any) -> tuple[int, int]:
     if provider == "wgpu":  # wgpu-py 0.32 reads a misspelt field and always gives (4, 128)
-        from .native import subgroup_sizes
-
         smallest, largest = subgroup_sizes(adapter)
     else:
         smallest = int(adapter.info.get("subgroup_min_size", 0))

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from ..errors import DeviceError, DeviceLostError, OutOfMemoryError
+from ..errors import DeviceError, DeviceLostError, OutOfMemoryError, human_bytes
 from .interface import COPY_DST, COPY_SRC, STORAGE, UNIFORM, Backend, Handle
 from .queue import CommandQueue
 
@@ -33,16 +33,6 @@ _versions = itertools.count(1)
 def round_up(nbytes: int, multiple: int) -> int:
     """The next multiple of ``multiple``."""
     return -(-nbytes // multiple) * multiple
-
-
-def readable(nbytes: int) -> str:
-    """A number of bytes for people."""
-    value = float(nbytes)
-    for unit in ("bytes", "KiB", "MiB"):
-        if value < 1024:
-            return f"{nbytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"
 
 
 @lru_cache(4096)  # the same sizes come again and again, and this is half of an allocation's time
@@ -360,16 +350,17 @@ class BufferPool:
         except OutOfMemoryError as error:
             stats = self.stats()
             raise OutOfMemoryError(
-                f"the GPU is out of memory: {readable(nbytes)} were asked for while "
-                f"{readable(stats['allocated'])} are in use and {readable(stats['reserved'])} "
-                f"reserved ({self._describe()}); free tensors, use a smaller batch, or run under "
-                f"torch.no_grad(). The GPU says: {error.__cause__ or error}"
+                f"the GPU is out of memory: {human_bytes(nbytes)} were asked for while "
+                f"{human_bytes(stats['allocated'])} are in use and "
+                f"{human_bytes(stats['reserved'])} reserved ({self._describe()}); free tensors, "
+                "use a smaller batch, or run under torch.no_grad(). The GPU says: "
+                f"{error.__cause__ or error}"
             ) from error
 
     def _new(self, nbytes: int, usage: int) -> Handle:
         limit = self.limit_nbytes
         if limit is not None and self._reserved + nbytes > limit:
-            raise OutOfMemoryError(f"more than the limit of {readable(limit)}")
+            raise OutOfMemoryError(f"more than the limit of {human_bytes(limit)}")
         return self._backend.create_buffer(nbytes, usage)
 
     def largest(self, count: int) -> list[int]:

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..errors import AdapterError, DeviceError, DeviceLostError
+from ..errors import AdapterError, DeviceError, DeviceLostError, human_bytes
+from ..options import CompileOptions
 from ..plan.model import Kernel
 from ..target import Target
 from .adapters import AdapterInfo, find_adapter, list_adapters
@@ -23,7 +24,6 @@ from .buffers import (
     AnyBuffer,
     BufferPool,
     GpuBuffer,
-    readable,
 )
 from .failures import lost_error
 from .interface import Backend, Copy
@@ -114,8 +114,8 @@ class Device:
         return {kind: nbytes for kind, nbytes in found.most_common() if nbytes}
 
     def _describe_memory(self) -> str:
-        held = [f"{kind} {readable(nbytes)}" for kind, nbytes in self.memory_holders().items()]
-        largest = ", ".join(map(readable, self._pool.largest(3)))
+        held = [f"{kind} {human_bytes(nbytes)}" for kind, nbytes in self.memory_holders().items()]
+        largest = ", ".join(map(human_bytes, self._pool.largest(3)))
         return ", ".join(held or ["nothing"]) + (f"; the largest: {largest}" if largest else "")
 
     def add_holder(self, holder: Holder) -> None:
@@ -385,6 +385,13 @@ def open_device(
             stacklevel=2,
         )
     return device
+
+
+def device_for(options: CompileOptions) -> Device:
+    """The GPU that the options choose. Raises AdapterError when there is none."""
+    first = options.adapter.split(",")[0].strip()  # one for each webgpu device
+    adapter = int(first) if first.isdecimal() else first or None
+    return open_device(options.provider or "wgpu", adapter, options.checked)
 
 
 def reopened(device: Device) -> Device:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -22,11 +21,11 @@ import numpy as np
 
 from ..errors import DeviceError
 from ..plan.model import STATUS, HostStep, Plan
+from ..plan.recent import Recent
 from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device
 from .interface import Handle
-from .launcher import Launcher
-from .preparation import Preparation
+from .launcher import Launcher, Preparation
 from .program import Program, Segment, build_segments
 from .sized import HostCommand, SizedPlan, SlicedKernel, size_plan
 
@@ -88,8 +87,8 @@ class Executor:
         self._constants: dict[str, GpuBuffer] = {}
         self._owned: dict[str | int, GpuBuffer] = {}
         self._sliced: dict[int, SlicedKernel | None] = {}
-        self._sized_plans: OrderedDict[tuple[Any, ...], SizedPlan] = OrderedDict()
-        self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self._sized_plans = Recent[tuple[Any, ...], SizedPlan](max_programs)
+        self._programs = Recent[tuple[Any, ...], Program](max_programs)
         self._launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
         self._groups: weakref.WeakValueDictionary[tuple[Serial, ...], Handle] = (
             weakref.WeakValueDictionary()
@@ -134,15 +133,14 @@ class Executor:
         serials = tuple([buffer.serial for buffer in externals.values()])
         key = (*sizes.items(), *externals, serials)
         with self.lock:
-            program = self._programs.get(key)
-            if program is not None:
-                self._programs.move_to_end(key)
-            else:
-                program = self._build(sizes, externals)
-                self._programs[key] = program
-                if len(self._programs) > self.max_programs:
-                    self._programs.popitem(last=False)
+            program = self._programs.find(key)
+            if program is None:
+                program = self._programs.keep(key, self._build(sizes, externals))
         return BoundPlan(self, program, externals)
+
+    def run(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> None:
+        """Binds and replays the plan. Raises as `bind` and `BoundPlan.replay` do."""
+        self.bind(sizes, externals).replay()
 
     def prepared(self, memory: Mapping[str, AnyBuffer]) -> dict[str, GpuBuffer]:
         """The plan's prepared buffers, by name, for inputs of which ``memory`` has the static ones.
@@ -178,7 +176,7 @@ class Executor:
 
     def _sized(self, sizes: Mapping[str, int]) -> SizedPlan:
         key = tuple(sizes.items())
-        sized = self._sized_plans.get(key)
+        sized = self._sized_plans.find(key)
         if sized is None:
             sized = size_plan(
                 self.plan,
@@ -188,11 +186,7 @@ class Executor:
                 self._parameters,
                 self._sliced,
             )
-            self._sized_plans[key] = sized
-            if len(self._sized_plans) > self.max_programs:
-                self._sized_plans.popitem(last=False)
-        else:
-            self._sized_plans.move_to_end(key)
+            self._sized_plans.keep(key, sized)
         return sized
 
     def _build(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> Program:

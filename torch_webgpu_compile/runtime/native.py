@@ -16,26 +16,23 @@ list: in Python code the interrupt would be swallowed.
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import import_module
-from types import FrameType
 from typing import Any
 
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
-from .failures import cause_of, device_error, is_loss, lost_error
+from .failures import cause_of, device_error, is_loss, lost_error, shader_error
 from .host_copy import copy_memory
 from .interface import (
     COPY_DST,
+    COPY_SRC,
     MAP_READ,
     MAP_WRITE,
+    QUERY_RESOLVE,
     BindGroupMaker,
     Command,
     DispatchItem,
@@ -43,107 +40,24 @@ from .interface import (
     Handle,
     Span,
 )
-from .native_pipelines import NativePipelines
-from .timestamps import time_run
+from .native_library import library, process, refuse
 
-_MODULE = "wgpu.backends.wgpu_native"
 _GUARD = "torch_webgpu_compile"
+_MAX_QUERIES = 4096  # WebGPU spec, the largest query set
 _THROTTLE = 64  # submissions after which the host waits for those before them: bounds queued work
-
-_EXIT_SECONDS = 2.0  # how long the process waits for other threads to leave this package
-_QUIET_SECONDS = 0.02  # several switch intervals of the interpreter, for threads on their way here
-
-_used = False  # a device has been opened
-_forked = False  # the library is not called: the driver's threads do not exist in a child process
-_exiting = False  # only the main thread may go on
-_restricted = False  # one of the two
-
-
-@atexit.register
-def _mark_exit() -> None:
-    """Ends threads that still use a GPU, by SystemExit when they next call it.
-
-    Else the interpreter would end them in the middle of C++ and Rust code, which ends the process:
-    "terminate called without an active exception". A thread that waits for the interpreter in
-    PyTorch's C++, before its kernel is called, has no frame of this package: hence the pause.
-    """
-    global _exiting, _restricted
-    _exiting = _restricted = True
-    if not _used or len(sys._current_frames()) == 1:
-        return
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-    quiet_since = start = time.monotonic()
-    while (now := time.monotonic()) < min(start + _EXIT_SECONDS, quiet_since + _QUIET_SECONDS):
-        if _is_in_use(package):
-            quiet_since = now
-        time.sleep(0.001)
-
-
-def _is_in_use(package: str) -> bool:
-    """Whether another thread is executing code of this package, or a backward pass.
-
-    What that calls, it calls in threads of PyTorch's own.
-    """
-    own = threading.get_ident()
-    for identity, top in sys._current_frames().items():
-        frame: FrameType | None = top
-        while frame is not None and identity != own:
-            code = frame.f_code
-            if code.co_filename.startswith(package) or code.co_name == "_engine_run_backward":
-                return True
-            frame = frame.f_back
-    return False
-
-
-def _mark_fork() -> None:
-    global _forked, _restricted
-    if _used:
-        _forked = _restricted = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mark_fork)
-
-
-def _refuse() -> None:
-    """Raises where a GPU cannot be used."""
-    if _forked:
-        raise DeviceError(
-            "the GPU cannot be used in a forked child process; start child processes with the "
-            "'spawn' method"
-        )
-    if _exiting and threading.current_thread() is not threading.main_thread():
-        raise SystemExit
-
-
-def _ffi() -> tuple[Any, Any, Any]:
-    """(ffi, lib, wgpu-py's error handler)."""
-    ffi_module = import_module(f"{_MODULE}._ffi")
-    return ffi_module.ffi, ffi_module.lib, import_module(f"{_MODULE}._api").error_handler
-
-
-def subgroup_sizes(adapter: Any) -> tuple[int, int]:
-    """Smallest and largest subgroup size of a wgpu-py adapter."""
-    ffi, lib, _ = _ffi()
-    info = ffi.new("WGPUAdapterInfo *")
-    lib.wgpuAdapterGetInfo(adapter._internal, info)
-    sizes = int(info.subgroupMinSize), int(info.subgroupMaxSize)
-    lib.wgpuAdapterInfoFreeMembers(info[0])
-    return sizes
 
 
 class NativeBackend:
     """`interface.Backend` on wgpu-native's handles."""
 
     def __init__(self, device: Any) -> None:
-        global _used
-        _used = True
-        self.ffi, self.lib, self.errors = _ffi()
+        process.used = True
+        self.ffi, self.lib, self.errors = library()
         self._owner = device  # keeps the handles below alive
         self.device: Any = device._internal
         self.queue: Any = device.queue._internal
         self._lock = threading.Lock()
-        self._pipelines = NativePipelines(self)
+        self._pipelines = _Pipelines(self)
         self._small_guard = self.guard(
             lambda kind, text: device_error(kind, text, "a small upload")
         )
@@ -173,7 +87,7 @@ class NativeBackend:
 
     def find_loss(self) -> bool:
         """Whether the device is lost; asks wgpu-native, by an upload of 0 bytes that reports it."""
-        if not self.lost_cause and not _forked:
+        if not self.lost_cause and not process.forked:
             failure = None
             self.errors.capture(_GUARD)
             try:  # an upload of nothing: the cheapest call that reports it
@@ -232,7 +146,7 @@ class NativeBackend:
 
     def _release_dropped(self) -> None:
         """Releases what nobody has any more."""
-        if _forked:
+        if process.forked:
             return
         lib = self.lib
         for dropped, release in (
@@ -473,7 +387,55 @@ class NativeBackend:
 
     def submit_timed(self, run: DispatchRun, name: str) -> list[Span] | None:
         """Runs dispatches one by one and waits; None, and nothing run, without timestamps."""
-        return time_run(self, run, name) if self._timestamps else None
+        if not self._timestamps:
+            return None
+        spans: list[Span] = []
+        current: Handle | None = None
+        for first in range(0, len(run.items), _MAX_QUERIES // 2):
+            items = []
+            for pipeline, *rest in run.items[first : first + _MAX_QUERIES // 2]:
+                current = pipeline if pipeline is not None else current
+                items.append((current, *rest))
+            spans += self._time(items, name)
+        return spans
+
+    def _time(self, items: Sequence[DispatchItem], name: str) -> list[Span]:
+        """Runs dispatches, each in a pass of its own, and waits. Raises DeviceError."""
+        ffi, lib = self.ffi, self.lib
+        count = 2 * len(items)
+        desc = ffi.new("WGPUQuerySetDescriptor *")
+        desc.type = lib.WGPUQueryType_Timestamp
+        desc.count = count
+        with self.guard(lambda kind, text: device_error(kind, text, "timestamp queries")):
+            query_set = lib.wgpuDeviceCreateQuerySet(self.device, desc)
+        values = self.create_buffer(8 * count, QUERY_RESOLVE | COPY_SRC)
+        staging = self.create_buffer(8 * count, MAP_READ | COPY_DST)
+
+        def encode(encoder: Handle) -> None:
+            writes = ffi.new("WGPUPassTimestampWrites *")
+            writes.querySet = query_set
+            pass_desc = ffi.new("WGPUComputePassDescriptor *")
+            pass_desc.timestampWrites = writes
+            for i, item in enumerate(items):
+                writes.beginningOfPassWriteIndex = 2 * i
+                writes.endOfPassWriteIndex = 2 * i + 1
+                self.encode_pass(encoder, [item], pass_desc)
+            lib.wgpuCommandEncoderResolveQuerySet(encoder, query_set, 0, count, values, 0)
+            lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, values, 0, staging, 0, 8 * count)
+
+        try:
+            submission = self.submit_encoded(encode, name)
+            address = self.map(staging, 8 * count, submission)
+            ticks = ffi.unpack(ffi.cast("uint64_t *", address), count)
+            self.unmap(staging)
+        finally:
+            lib.wgpuQuerySetRelease(query_set)
+            self.release_buffer(values)
+            self.release_buffer(staging)
+        period = lib.wgpuQueueGetTimestampPeriod(self.queue) * 1e-9
+        return [
+            (ticks[i] * period, max(ticks[i], ticks[i + 1]) * period) for i in range(0, count, 2)
+        ]
 
 
 class Guard:
@@ -488,8 +450,8 @@ class Guard:
         self._make_error = make_error
 
     def __enter__(self) -> None:
-        if _restricted:
-            _refuse()
+        if process.restricted:
+            refuse()
         self._backend.errors.capture(_GUARD)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -516,3 +478,100 @@ class _Mapping:
         self.info = ffi.new("WGPUBufferMapCallbackInfo *")
         self.info.mode = lib.WGPUCallbackMode_AllowProcessEvents
         self.info.callback = ffi.cast("WGPUBufferMapCallback", self._callback)
+
+
+class _Pipelines:
+    """Creates the pipelines of one device. Safe to call from several threads."""
+
+    def __init__(self, backend: NativeBackend) -> None:
+        self._backend = backend
+        self._layouts: dict[tuple[tuple[bool, ...], bool], tuple[Handle, Handle]] = {}
+        self._lock = threading.Lock()
+
+    def create(self, kernel: Kernel, checked: bool) -> tuple[Handle, Handle]:
+        """(pipeline, bind group layout). Raises ShaderError."""
+        ffi, lib = self._backend.ffi, self._backend.lib
+        writable = tuple(binding.writable for binding in kernel.bindings)
+        group_layout, pipeline_layout = self._layout(writable, kernel.parameter_count > 0)
+        label, keep_label = self._string(kernel.name)
+        entry_point, keep_entry = self._string("main")
+        desc = ffi.new("WGPUComputePipelineDescriptor *")
+        desc.label = label
+        desc.layout = pipeline_layout
+        desc.compute.entryPoint = entry_point
+        module = pipeline = None
+        try:
+            with self._backend.guard(lambda kind, text: shader_error(kind, text, kernel)):
+                module = self._create_module(kernel, label, checked)
+            desc.compute.module = module
+            with self._backend.guard(lambda kind, text: shader_error(kind, text, kernel)):
+                pipeline = lib.wgpuDeviceCreateComputePipeline(self._backend.device, desc)
+        except DeviceError:
+            if pipeline:
+                lib.wgpuComputePipelineRelease(pipeline)
+            raise
+        finally:
+            if module:
+                lib.wgpuShaderModuleRelease(module)
+            del keep_label, keep_entry
+        return self._backend.own_pipeline(pipeline), group_layout
+
+    def _create_module(self, kernel: Kernel, label: Any, checked: bool) -> Handle:
+        ffi, lib = self._backend.ffi, self._backend.lib
+        code, keep_code = self._string(kernel.wgsl)
+        source = ffi.new("WGPUShaderSourceWGSL *")
+        source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
+        source.code = code
+        desc = ffi.new("WGPUShaderModuleDescriptor *")
+        desc.nextInChain = ffi.cast("WGPUChainedStruct *", source)
+        desc.label = label
+        if checked:
+            module = lib.wgpuDeviceCreateShaderModule(self._backend.device, desc)
+        else:
+            module = lib.wgpuDeviceCreateShaderModuleTrusted(self._backend.device, desc, 0)
+        del keep_code
+        return module
+
+    def _layout(self, writable: tuple[bool, ...], uniform: bool) -> tuple[Handle, Handle]:
+        """(bind group layout, pipeline layout), shared by all kernels with the same bindings."""
+        with self._lock:
+            found = self._layouts.get((writable, uniform))
+            if found is None:
+                found = self._layouts[writable, uniform] = self._create_layout(writable, uniform)
+            return found
+
+    def _create_layout(self, writable: tuple[bool, ...], uniform: bool) -> tuple[Handle, Handle]:
+        ffi, lib = self._backend.ffi, self._backend.lib
+        types = [
+            lib.WGPUBufferBindingType_Storage if w else lib.WGPUBufferBindingType_ReadOnlyStorage
+            for w in writable
+        ]
+        if uniform:
+            types.append(lib.WGPUBufferBindingType_Uniform)
+        entries = ffi.new("WGPUBindGroupLayoutEntry []", max(len(types), 1))
+        for i, binding_type in enumerate(types):
+            entries[i].binding = i
+            entries[i].visibility = lib.WGPUShaderStage_Compute
+            entries[i].buffer.type = binding_type
+        desc = ffi.new("WGPUBindGroupLayoutDescriptor *")
+        desc.entryCount = len(types)
+        desc.entries = entries
+        subject = f"a kernel with {len(types)} buffer bindings"
+        with self._backend.guard(lambda kind, text: device_error(kind, text, subject)):
+            group = lib.wgpuDeviceCreateBindGroupLayout(self._backend.device, desc)
+        groups = ffi.new("WGPUBindGroupLayout []", [group])
+        pipeline_desc = ffi.new("WGPUPipelineLayoutDescriptor *")
+        pipeline_desc.bindGroupLayoutCount = 1
+        pipeline_desc.bindGroupLayouts = groups
+        with self._backend.guard(lambda kind, text: device_error(kind, text, subject)):
+            layout = lib.wgpuDeviceCreatePipelineLayout(self._backend.device, pipeline_desc)
+        return group, layout
+
+    def _string(self, text: str) -> tuple[Any, Any]:
+        """(WGPUStringView, its memory, to be kept until the call returns)."""
+        data = text.encode()
+        memory = self._backend.ffi.new("char []", data)
+        view = self._backend.ffi.new("WGPUStringView *")
+        view.data = memory
+        view.length = len(data)
+        return view[0], memory

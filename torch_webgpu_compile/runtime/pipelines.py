@@ -6,12 +6,12 @@ import os
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..plan.model import Kernel
+from ..plan.recent import Recent
 from .interface import Backend, Handle
 
 
@@ -47,8 +47,7 @@ class PipelineCache:
         self._threads = threads if threads is not None else min(8, os.cpu_count() or 1)
         self._lock = threading.Lock()
         self._pipelines: weakref.WeakValueDictionary[Key, Pipeline] = weakref.WeakValueDictionary()
-        self._recent: OrderedDict[Key, Pipeline] = OrderedDict()
-        self._most_recent = recent
+        self._recent = Recent[Key, Pipeline](recent)
         self._turns: dict[Key, threading.Lock] = {}
         self._asked = 0  # by `compile_many`s under way, and done of them
         self._done = 0
@@ -61,7 +60,7 @@ class PipelineCache:
         with self._lock:
             pipeline = self._pipelines.get(key)
             if pipeline is not None:
-                self._keep(key, pipeline)
+                self._recent.keep(key, pipeline)
                 return pipeline
             turn = self._turns.setdefault(key, threading.Lock())
         # Whoever comes later waits, and finds it; or tries too, if the first one failed: a later
@@ -77,7 +76,7 @@ class PipelineCache:
                     self.compile_seconds += time.perf_counter() - start
         with self._lock:
             self._turns.pop(key, None)
-            self._keep(key, pipeline)
+            self._recent.keep(key, pipeline)
         return pipeline
 
     def compile_many(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
@@ -114,12 +113,6 @@ class PipelineCache:
         """Kernels done and kernels to do of the `compile_many`s that are under way."""
         with self._lock:
             return self._done, self._asked
-
-    def _keep(self, key: Key, pipeline: Pipeline) -> None:
-        self._recent[key] = pipeline
-        self._recent.move_to_end(key)
-        if len(self._recent) > self._most_recent:
-            self._recent.popitem(last=False)
 
 
 def _key(kernel: Kernel) -> Key:

@@ -11,15 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..errors import DeviceError, DeviceLostError
+from ..plan.model import Dispatch, Kernel
 from .failures import lost_error
 from .interface import Backend, Command, DispatchRun, Span
 from .pacing import MAX_SECONDS
-
-if TYPE_CHECKING:
-    from .sized import SizedDispatch
 
 MIN_BATCH = 16
 """Dispatches of the first batch after a download or a wait: an idle GPU should start soon."""
@@ -28,6 +26,26 @@ MAX_BATCH = 64
 """The size to which batches grow. On an H200, 1,000 tiny operators and a download take 17 ms when
 each is submitted alone, 3.2 ms in batches of 16, 2.5 ms of 64, and 4.8 ms in one batch, as the GPU
 then waits until the host has encoded them all."""
+
+
+class RecordedDispatch(Protocol):
+    """What the queue and profiles need to know of a dispatch: see `sized.SizedDispatch`."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """Of the plan."""
+
+    @property
+    def step(self) -> Dispatch:
+        """Of the plan."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it may take."""
+
+    @property
+    def share(self) -> float:
+        """The part of the step's workgroups that it has."""
 
 
 class Recording:
@@ -50,7 +68,7 @@ class Recording:
         self,
         commands: Sequence[Command],
         name: str,
-        steps: Sequence[SizedDispatch] = (),
+        steps: Sequence[RecordedDispatch] = (),
         sizes: Mapping[str, int] | None = None,
     ) -> None:
         self.commands = commands

@@ -29,9 +29,8 @@ from ..target import BINDING_ALIGNMENT
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device
 from .interface import BindGroupMaker, Handle
-from .pacing import MAX_SECONDS
+from .pacing import MAX_SECONDS, Grid, Slice, sliced_kernel, slices_of
 from .pipelines import Pipeline
-from .slicing import Grid, Slice, sliced_kernel, slices_of
 
 _WINDOW_NBYTES = 16  # kernels may read up to the next multiple of 16 bytes
 
@@ -70,7 +69,7 @@ class SizedDispatch:
         conflicts: pairs of positions of plan buffers that may not be the same memory: WebGPU
             forbids one buffer as read-only and read-write storage of one dispatch.
         seconds: how long it may take; see `pacing`.
-        share: the part of the step's workgroups that it has; see `slicing`.
+        share: the part of the step's workgroups that it has; see `pacing`.
     """
 
     index: int
@@ -156,37 +155,34 @@ def size_plan(
     return _Sizer(plan, device, sizes, pipelines, parameters, sliced).size()
 
 
+@dataclass
 class _Sizer:
-    def __init__(
-        self,
-        plan: Plan,
-        device: Device,
-        sizes: dict[str, int],
-        pipelines: Sequence[Pipeline],
-        parameters: MutableMapping[bytes, GpuBuffer],
-        sliced: MutableMapping[int, SlicedKernel | None],
-    ) -> None:
-        self._plan = plan
-        self._device = device
-        self._sizes = sizes
-        self._pipelines = pipelines
-        self._shared_parameters = parameters
-        self._sliced = sliced
+    """`size_plan`, whose arguments these are."""
+
+    plan: Plan
+    device: Device
+    sizes: dict[str, int]
+    pipelines: Sequence[Pipeline]
+    shared_parameters: MutableMapping[bytes, GpuBuffer]
+    sliced: MutableMapping[int, SlicedKernel | None]
+
+    def __post_init__(self) -> None:
+        buffers = self.plan.buffers
         last = ("constant", "status")
-        others = [n for n in plan.buffers if plan.buffers[n].role not in ("prepared", *last)]
-        own = [n for role in last for n in plan.buffers if plan.buffers[n].role == role]
-        names = [*others, *plan.prepared, *own]
+        others = [name for name in buffers if buffers[name].role not in ("prepared", *last)]
+        own = [name for role in last for name in buffers if buffers[name].role == role]
+        names = [*others, *self.plan.prepared, *own]
         self._positions = {name: position for position, name in enumerate(names)}
-        self._nbytes = {name: _buffer_nbytes(plan.buffers[name], sizes) for name in names}
+        self._nbytes = {name: _buffer_nbytes(buffers[name], self.sizes) for name in names}
 
     def size(self) -> SizedPlan:
-        dispatches = [step for step in self._plan.steps if isinstance(step, Dispatch)]
+        dispatches = [step for step in self.plan.steps if isinstance(step, Dispatch)]
         seconds = [self._seconds(step) for step in dispatches]
         cuts = self._cut(dispatches, seconds) if max(seconds, default=0.0) > MAX_SECONDS else {}
         uniform, offsets, of_slices = self._upload_parameters(dispatches, cuts)
         steps: list[SizedStep] = []
         index = -1
-        for step in self._plan.steps:
+        for step in self.plan.steps:
             match step:
                 case Dispatch():
                     index += 1
@@ -206,7 +202,7 @@ class _Sizer:
                 case _:
                     assert_never(step)
         return SizedPlan(
-            self._sizes,
+            self.sizes,
             tuple(self._nbytes),
             tuple(self._nbytes.values()),
             tuple(steps),
@@ -215,7 +211,7 @@ class _Sizer:
 
     def _places(self) -> tuple[Place, ...]:
         names: dict[str | int, list[str]] = {}
-        for name, buffer in self._plan.buffers.items():
+        for name, buffer in self.plan.buffers.items():
             if buffer.role in ("intermediate", "output"):
                 is_own = buffer.role == "output" or buffer.slot is None
                 names.setdefault(name if is_own else buffer.slot or 0, []).append(name)
@@ -254,19 +250,19 @@ class _Sizer:
         if not packed:
             return None, offsets, of_slices
         whole = bytes(packed)
-        uniform = self._shared_parameters.get(whole)
+        uniform = self.shared_parameters.get(whole)
         if uniform is None:
-            uniform = self._device.upload_new(whole, UNIFORM_USAGE)
-            self._shared_parameters[whole] = uniform
+            uniform = self.device.upload_new(whole, UNIFORM_USAGE)
+            self.shared_parameters[whole] = uniform
         return uniform, offsets, of_slices
 
     def _parameter_bytes(self, step: Dispatch) -> bytes:
-        sizes = self._sizes
+        sizes = self.sizes
         if step.checks:
-            number = self._device.status.first_number(step.checks)
+            number = self.device.status.first_number(step.checks)
             sizes = {**sizes, FIRST_CHECK.name: number}
         values = [_parameter_value(parameter, sizes) for parameter in step.parameters]
-        kernel = self._plan.kernels[step.kernel]
+        kernel = self.plan.kernels[step.kernel]
         if len(values) != kernel.parameter_count:
             raise DeviceError(
                 f"kernel {kernel.name} has {kernel.parameter_count} parameters, its step gives "
@@ -287,18 +283,18 @@ class _Sizer:
     def _dispatch(
         self, step: Dispatch, index: int, uniform: GpuBuffer | None, offset: int, seconds: float
     ) -> SizedDispatch | None:
-        kernel = self._plan.kernels[step.kernel]
+        kernel = self.plan.kernels[step.kernel]
         x, y, z = self._grid(step)
         if 0 in (x, y, z):
             return None
-        limit = self._device.target.max_grid
+        limit = self.device.target.max_grid
         if min(x, y, z) < 0 or max(x, y, z) > limit:
             raise DeviceError(
                 f"kernel {kernel.name}: a grid of {(x, y, z)} workgroups exceeds {limit} in a "
                 "dimension; this is a bug of the planner (the grid must be folded)"
             )
         self._check_loops(step, kernel)
-        pipeline = self._pipelines[step.kernel]
+        pipeline = self.pipelines[step.kernel]
         return SizedDispatch(
             index,
             next(_serials),
@@ -314,7 +310,7 @@ class _Sizer:
         )
 
     def _grid(self, step: Dispatch) -> Grid:
-        x, y, z = (evaluate(dimension, self._sizes) for dimension in step.grid)
+        x, y, z = (evaluate(dimension, self.sizes) for dimension in step.grid)
         return x, y, z
 
     def _group_maker(
@@ -324,14 +320,14 @@ class _Sizer:
         ranges = [self._range(binding, kernel.name) for binding in step.bindings]
         if kernel.parameter_count:
             ranges.append((offset, -(-kernel.parameter_count // 4) * 16))
-        return self._device.backend.bind_group_maker(pipeline.layout, ranges, kernel.name)
+        return self.device.backend.bind_group_maker(pipeline.layout, ranges, kernel.name)
 
     def _seconds(self, step: Dispatch) -> float:
         nbytes, flops = (
-            sum(_parameter_value(expression, self._sizes) for expression in expressions)
+            sum(_parameter_value(expression, self.sizes) for expression in expressions)
             for expressions in ((step.bytes_read, step.bytes_written), (step.flops,))
         )
-        return self._device.pace.seconds(nbytes, flops)
+        return self.device.pace.seconds(nbytes, flops)
 
     # ---- long dispatches
 
@@ -341,7 +337,7 @@ class _Sizer:
         """The slices of the dispatches that would take too long; compiles their kernels."""
         found: dict[int, list[Slice]] = {}
         missing: dict[int, Kernel] = {}
-        limit = self._device.target.max_grid
+        limit = self.device.target.max_grid
         for index, step in enumerate(dispatches):
             grid = self._grid(step)
             if seconds[index] <= MAX_SECONDS or min(grid) <= 0 or max(grid) > limit:
@@ -351,16 +347,16 @@ class _Sizer:
             if len(parts) == 1:
                 continue
             found[index] = parts
-            if step.kernel not in self._sliced:
-                kernel = sliced_kernel(self._plan.kernels[step.kernel])
+            if step.kernel not in self.sliced:
+                kernel = sliced_kernel(self.plan.kernels[step.kernel])
                 if kernel is None:
-                    self._sliced[step.kernel] = None
+                    self.sliced[step.kernel] = None
                 else:
                     missing[step.kernel] = kernel
-        pipelines = self._device.compile_many(list(missing.values()))
+        pipelines = self.device.compile_many(list(missing.values()))
         for (number, kernel), pipeline in zip(missing.items(), pipelines, strict=True):
-            self._sliced[number] = SlicedKernel(kernel, pipeline)
-        return {k: parts for k, parts in found.items() if self._sliced[dispatches[k].kernel]}
+            self.sliced[number] = SlicedKernel(kernel, pipeline)
+        return {k: parts for k, parts in found.items() if self.sliced[dispatches[k].kernel]}
 
     def _divide(
         self,
@@ -371,7 +367,7 @@ class _Sizer:
     ) -> list[SizedDispatch]:
         """One dispatch for each slice; ``offsets``: of their parameters, bytes."""
         step = whole.step
-        sliced = self._sliced[step.kernel]
+        sliced = self.sliced[step.kernel]
         assert sliced is not None
         return [
             replace(
@@ -388,12 +384,12 @@ class _Sizer:
         ]
 
     def _check_loops(self, step: Dispatch, kernel: Kernel) -> None:
-        iterations = evaluate(step.iterations, self._sizes)
-        limit = self._device.target.max_loop_iterations
+        iterations = evaluate(step.iterations, self.sizes)
+        limit = self.device.target.max_loop_iterations
         if limit and iterations > limit:
             raise DeviceError(
                 f"kernel {kernel.name} would loop {iterations:,} times in an invocation at these "
-                f"sizes, and {self._device.target.name} ends loops after {limit:,} without an "
+                f"sizes, and {self.device.target.name} ends loops after {limit:,} without an "
                 "error; compile for these sizes (dynamic=False), or split the tensor"
             )
 
@@ -403,8 +399,8 @@ class _Sizer:
         left = self._nbytes[binding.buffer] - offset
         if left <= 0:  # a window past the end of a buffer that is small this time: never touched
             return 0, MIN_NBYTES
-        nbytes = bound_nbytes(binding, self._plan.buffers[binding.buffer], self._sizes)
-        limit = self._device.target.max_binding_nbytes
+        nbytes = bound_nbytes(binding, self.plan.buffers[binding.buffer], self.sizes)
+        limit = self.device.target.max_binding_nbytes
         if nbytes > limit:
             raise DeviceError(
                 f"kernel {kernel}: buffer {binding.buffer} is bound with {nbytes:,} bytes, this "
@@ -413,7 +409,7 @@ class _Sizer:
         return offset, min(max(MIN_NBYTES, round_up(nbytes, _WINDOW_NBYTES)), left, limit)
 
     def _conflicts(self, step: Dispatch) -> tuple[tuple[int, int], ...]:
-        kernel = self._plan.kernels[step.kernel]
+        kernel = self.plan.kernels[step.kernel]
         if len(kernel.bindings) != len(step.bindings):
             raise DeviceError(
                 f"kernel {kernel.name} has {len(kernel.bindings)} bindings, its step gives "
@@ -426,15 +422,15 @@ class _Sizer:
         return tuple((a, b) for a in read for b in written)
 
     def _copy(self, step: CopyBuffer) -> SizedCopy | None:
-        nbytes = self._plan.buffers[step.source].nbytes_for(self._sizes)
+        nbytes = self.plan.buffers[step.source].nbytes_for(self.sizes)
         if not nbytes:
             return None
         source, destination = self._positions[step.source], self._positions[step.destination]
         return SizedCopy(source, destination, round_up(nbytes, 4))
 
     def _host_command(self, step: HostStep) -> HostCommand:
-        buffers = self._plan.buffers
-        arguments = tuple((name, buffers[name].nbytes_for(self._sizes)) for name in step.reads)
+        buffers = self.plan.buffers
+        arguments = tuple((name, buffers[name].nbytes_for(self.sizes)) for name in step.reads)
         return HostCommand(step, arguments, step.outputs)
 
 

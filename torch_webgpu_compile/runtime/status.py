@@ -13,9 +13,9 @@ import struct
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from ..checks import IndexCheck
-from ..errors import IndexOutOfRangeError
+from ..errors import IndexCheck, IndexOutOfRangeError
 from ..plan.model import STATUS_NBYTES
 from .buffers import GpuBuffer
 from .interface import Copy, Handle
@@ -23,6 +23,7 @@ from .interface import Copy, Handle
 _LAYOUT = struct.Struct("<IIqI")  # reports, number of the check, index, size
 
 
+@dataclass(slots=True, eq=False)
 class Reports:
     """What the operators of one thread report.
 
@@ -33,13 +34,10 @@ class Reports:
         error: what was read, until it is raised.
     """
 
-    __slots__ = ("buffer", "error", "is_pending", "thread")
-
-    def __init__(self, buffer: GpuBuffer, thread: threading.Thread) -> None:
-        self.buffer = buffer
-        self.thread = thread
-        self.is_pending = False
-        self.error: IndexOutOfRangeError | None = None
+    buffer: GpuBuffer
+    thread: threading.Thread
+    is_pending: bool = False
+    error: IndexOutOfRangeError | None = None
 
 
 class _Own(threading.local):

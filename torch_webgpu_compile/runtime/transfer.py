@@ -11,6 +11,7 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -345,36 +346,24 @@ class _Piece:
         self.position = position
 
 
+@dataclass(frozen=True, slots=True)
 class _Round:
-    """One filled staging buffer; ``reports`` are at its end."""
+    """A filled staging buffer of ``nbytes``, ``total`` of them in use; reports are at its end."""
 
-    __slots__ = ("nbytes", "pieces", "reports", "staging", "submission", "total")
-
-    def __init__(
-        self,
-        staging: Handle,
-        nbytes: int,
-        total: int,
-        pieces: list[_Piece],
-        submission: int,
-        reports: list[Reports],
-    ) -> None:
-        self.staging = staging
-        self.nbytes = nbytes
-        self.total = total
-        self.pieces = pieces
-        self.submission = submission
-        self.reports = reports
+    staging: Handle
+    nbytes: int
+    total: int
+    pieces: list[_Piece]
+    submission: int
+    reports: list[Reports]
 
 
+@dataclass(slots=True)
 class _UploadStaging:
     """A mappable buffer of _CHUNK bytes and the submission that last read it."""
 
-    __slots__ = ("handle", "submission")
-
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
-        self.submission: int | None = None
+    handle: Handle
+    submission: int | None = None
 
 
 def _rounds(

@@ -13,10 +13,9 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..cache_folder import CacheFolder
 from ..codegen.kernels.contraction import Tilings, generate_tiled, problem_of
 from ..codegen.tilings.matmul import (
     MatmulProblem,
@@ -26,10 +25,11 @@ from ..codegen.tilings.matmul import (
     measurable_tilings,
 )
 from ..errors import DeviceError, DeviceLostError, OutOfMemoryError
-from ..files import write_atomically
 from ..ir.anchors import contraction_groups
 from ..ir.graph import ContractionGroup, Schedule
 from ..options import CompileOptions
+from ..plan.cache_folder import CacheFolder, write_atomically
+from ..plan.codec import read_json
 from ..plan.model import STATUS, STATUS_BUFFER, KernelCall, Plan, PlanBuffer
 from ..runtime.device import Device
 from ..runtime.executor import Executor
@@ -221,14 +221,5 @@ def _text(table: Tilings) -> str:
 
 def _parse(content: bytes) -> dict[str, MatmulTiling]:
     """Raises ValueError for what is no table."""
-    try:
-        data = json.loads(content)
-        table = {key: MatmulTiling(**values) for key, values in data.items()}
-    except (RecursionError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a table of tilings: {error!r}") from error
-    for tiling in table.values():
-        for field in fields(MatmulTiling):
-            kind = bool if field.name == "double_buffer" else int
-            if type(getattr(tiling, field.name)) is not kind:
-                raise ValueError(f"not a table of tilings: {tiling}")
+    table: dict[str, MatmulTiling] = read_json(dict[str, MatmulTiling], content)
     return table

@@ -11,8 +11,9 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from ..cache_folder import CacheFolder
 from ..options import CompileOptions
+from ..plan.cache_folder import CacheFolder
+from ..plan.codec import codec_of, read_json
 from ..target import Machine, Target
 
 _MEASURED = ("bytes_per_second", "flops_per_second", "dispatch_seconds", "multiprocessors")
@@ -48,7 +49,7 @@ def measured(target: Target, folder: str) -> Machine | None:
 
 def store(target: Target, machine: Machine, folder: str) -> None:
     """Keeps what was measured. Warns, once, about a folder that cannot be used."""
-    content = json.dumps({name: getattr(machine, name) for name in _MEASURED}).encode()
+    content = json.dumps(codec_of(Machine).encode(machine)).encode()
     with _lock:
         _machines_in(folder).write(target.file_name, target.identity, content)
         _known[target.identity, folder] = _parse(content)
@@ -61,14 +62,9 @@ def _machines_in(folder: str) -> CacheFolder:
 def _parse(content: bytes) -> Machine | None:
     """None for what is no machine, or that of another version."""
     try:
-        data = json.loads(content)
-    except (ValueError, RecursionError):
+        machine: Machine = read_json(Machine, content)
+    except ValueError:
         return None
-    if not isinstance(data, dict) or set(data) != set(_MEASURED):
-        return None
-    default = Machine()
-    for name, value in data.items():
-        is_number = type(value) is type(getattr(default, name))
-        if not is_number or not (math.isfinite(value) and value > 0):
-            return None
-    return replace(default, **data)
+    found = {name: getattr(machine, name) for name in _MEASURED}
+    is_possible = all(math.isfinite(value) and value > 0 for value in found.values())
+    return replace(Machine(), **found) if is_possible else None

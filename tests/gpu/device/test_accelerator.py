@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_webgpu_compile.device import accelerator
+from torch_webgpu_compile.device.patches import accelerator
 
 if torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available():
     pytest.skip("another device is the accelerator here", allow_module_level=True)

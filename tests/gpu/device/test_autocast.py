@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torch_webgpu_compile.device import autocast as kernels
-from torch_webgpu_compile.device import autocast_rules as rules
+from torch_webgpu_compile.device.api import autocast as kernels
+from torch_webgpu_compile.device.api import autocast_rules as rules
 
 pytestmark = pytest.mark.rotates(8)
 

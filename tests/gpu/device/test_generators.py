@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.gpu.device.processes import run
-from torch_webgpu_compile.generators import draw_seeds
+from torch_webgpu_compile.device.generators import draw_seeds
 
 pytestmark = pytest.mark.rotates(3)
 

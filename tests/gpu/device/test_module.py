@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_webgpu_compile import devices
+from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.errors import AdapterError
 
 webgpu: Any = torch.webgpu  # type: ignore[attr-defined]

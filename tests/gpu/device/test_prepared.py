@@ -17,8 +17,8 @@ from torch.testing import assert_close
 import torch_webgpu_compile
 from tests.compiling import compiled
 from tests.prepared_models import Convolutions, Mixing, check, dispatches
-from torch_webgpu_compile.backend import device_for
 from torch_webgpu_compile.options import resolve
+from torch_webgpu_compile.runtime.device import device_for
 
 pytestmark = pytest.mark.rotates(8)
 

@@ -12,10 +12,11 @@ from torch import Tensor
 import torch_webgpu_compile
 from tests.compiling import compiled
 from tests.prepared_models import Convolutions, Mixing, check, dispatches
-from torch_webgpu_compile import counters, explain, plan_cache
+from torch_webgpu_compile import counters, explain
 from torch_webgpu_compile.backend import compile_module
 from torch_webgpu_compile.errors import DeviceError
 from torch_webgpu_compile.options import resolve
+from torch_webgpu_compile.plan import cache as plan_cache
 
 BOTH = pytest.mark.parametrize("place", ["cpu", "webgpu"])
 

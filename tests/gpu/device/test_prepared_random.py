@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.compiling import compiled
-from torch_webgpu_compile import counters, plan_cache
+from torch_webgpu_compile import counters
 from torch_webgpu_compile.callables import precompiled
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
 from torch_webgpu_compile.callables.host_graph import CompiledGraph
 from torch_webgpu_compile.options import CompileOptions
+from torch_webgpu_compile.plan import cache as plan_cache
 
 pytestmark = pytest.mark.rotates(6)
 

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from tests.device_checks import DEVICE, compare
-from torch_webgpu_compile import counters, devices, storages
-from torch_webgpu_compile.device import dispatch
+from torch_webgpu_compile import counters
+from torch_webgpu_compile.device import devices
+from torch_webgpu_compile.device.eager import dispatch
+from torch_webgpu_compile.device.tensors import storages
 
 pytestmark = pytest.mark.rotates(3)
 

@@ -1,0 +1,313 @@
+"""Writes into a part of a storage that touch nothing but that part: by copies, or by a kernel.
+
+The kernel is the second half of ``as_strided_scatter``, which copies a buffer and then updates the
+copy: here the update is made in the buffer itself. Sizes, strides and the offset are parameters, so
+that a few kernels do for all. Elements are moved as integers of their size; those of less than 4
+bytes share words with others, which the kernel leaves as they are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from ..captured import CapturedGraph, Phase
+from ..compiler import compile_graph
+from ..counters import counters
+from ..device import devices
+from ..device.tensors.copying import is_here, to_host, write_on_host
+from ..device.tensors.storages import buffer_of, data_ptr, offset_at, span
+from ..errors import UnsupportedOp
+from ..options import resolve
+from ..plan.model import Dispatch, Plan
+from ..runtime.executor import Executor
+from ..runtime.launcher import Launcher
+from ..target import BINDING_ALIGNMENT, binding_start
+
+_UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds
+_MAX_LAUNCHERS = 1 << 12
+_MAX_RUNS = 64  # a part with more runs of contiguous words than this is written by the kernel
+
+_lock = threading.Lock()
+_launchers: dict[tuple[Any, ...], _Prepared | None] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A kernel at its sizes, and the position of the value among its two buffers."""
+
+    launch: Launcher
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """A part of memory, by its dimensions of more than one element, none of which can be merged.
+
+    The last one is innermost in the value, which is contiguous; ``strides`` are the target's.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def write_part(target: Tensor, value: Tensor) -> None:
+    """Writes ``value`` (same shape, dtype and device) into ``target``, a part of its storage."""
+    if not is_here(target):
+        target.copy_(to_host(value))
+        return
+    if not _copy_runs(value, target) and not write(target, value):
+        write_on_host(target, to_host(value))
+
+
+def _copy_runs(value: Tensor, target: Tensor) -> bool:
+    """Writes a part that consists of a few runs of contiguous words with copies of bytes."""
+    sizes, strides, itemsize = target.shape, target.stride(), target.element_size()
+    length, dim = 1, len(sizes)
+    while dim and (sizes[dim - 1] == 1 or strides[dim - 1] == length):
+        length *= sizes[dim - 1]
+        dim -= 1
+    runs = 1
+    for size in sizes[:dim]:
+        runs *= size
+    words = length * itemsize % 4 == 0 and offset_at(data_ptr(target)) % 4 == 0
+    words = words and all(s * itemsize % 4 == 0 for s in strides[:dim])
+    if not words or runs > _MAX_RUNS:
+        return False
+    value = value.contiguous()
+    device = devices.get_device(target.get_device())
+    read, written = buffer_of(value), buffer_of(target)
+    start, end = offset_at(data_ptr(value)), offset_at(data_ptr(target))
+    if start % 4:
+        return False
+    nbytes = length * itemsize
+    for run in range(runs):
+        position, rest = 0, run
+        for size, stride in zip(reversed(sizes[:dim]), reversed(strides[:dim]), strict=True):
+            rest, i = divmod(rest, size)
+            position += i * stride
+        device.copy(read, start + run * nbytes, written, end + position * itemsize, nbytes)
+    return True
+
+
+def write(target: Tensor, value: Tensor) -> bool:
+    """Writes ``value`` (same shape and dtype, other memory) into ``target``; whether it could."""
+    if target.element_size() == 16:  # complex128
+        return write(torch.view_as_real(target), torch.view_as_real(value))
+    limit = devices.get_device(target.get_device()).target.max_binding_nbytes
+    if span(target.shape, target.stride()) * target.element_size() > limit - BINDING_ALIGNMENT:
+        return _write_halves(target, value)
+    runs, value = _runs(target, value)
+    itemsize = target.element_size()
+    start = offset_at(data_ptr(target))
+    binding = binding_start(start)
+    key = target.get_device(), itemsize, runs.sizes, runs.strides, (start - binding) // itemsize
+    prepared = _launchers.get(key)
+    if prepared is None:
+        if key in _launchers:
+            return False
+        prepared = _prepare(key, *key)
+        if prepared is None:
+            return False
+    memory = buffer_of(target)
+    bound = memory.slice(binding) if binding else memory
+    buffers = [bound, buffer_of(value)]
+    prepared.launch(buffers if prepared.value else buffers[::-1])
+    memory.version = 0
+    counters.add_call(prepared.launch.dispatch_count, 0, 0)
+    return True
+
+
+def forget() -> None:
+    """Drops all compiled kernels, which are compiled again when they are needed."""
+    with _lock:
+        _launchers.clear()
+        _kernel.cache_clear()
+
+
+def _write_halves(target: Tensor, value: Tensor) -> bool:
+    """A write into more memory than can be bound at once."""
+    reach = [
+        stride * (size - 1) for size, stride in zip(target.shape, target.stride(), strict=True)
+    ]
+    dim = reach.index(max(reach))
+    half = target.shape[dim] // 2
+    return all(
+        write(target.narrow(dim, start, length), value.narrow(dim, start, length))
+        for start, length in ((0, half), (half, target.shape[dim] - half))
+    )
+
+
+def _runs(target: Tensor, value: Tensor) -> tuple[_Runs, Tensor]:
+    """The dimensions to loop over, and the value with as many elements in that order."""
+    dims = [
+        (value.stride(k), k)
+        for k, size in enumerate(target.shape)
+        if size > 1 and target.stride(k) > 0
+    ]
+    order = [k for _, k in sorted(dims, reverse=True)]
+    if len(order) < value.dim():  # dimensions of size 1, and repetitions of one element
+        for k in sorted(set(range(value.dim())) - set(order), reverse=True):
+            value = value.select(k, 0)
+        kept = sorted(order)
+        value = value.permute([kept.index(k) for k in order])
+    else:
+        value = value.permute(order)
+    if not value.is_contiguous() or offset_at(data_ptr(value)):
+        value = value.clone(memory_format=torch.contiguous_format)
+    sizes: list[int] = []
+    strides: list[int] = []
+    for k in order:
+        size, stride = target.shape[k], target.stride(k)
+        if sizes and strides[-1] == size * stride:
+            sizes[-1] *= size
+            strides[-1] = stride
+        else:
+            sizes.append(size)
+            strides.append(stride)
+    return _Runs(tuple(sizes), tuple(strides)), value
+
+
+def _prepare(
+    key: tuple[Any, ...],
+    index: int,
+    itemsize: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+) -> _Prepared | None:
+    with _lock:
+        if key not in _launchers:
+            if len(_launchers) >= _MAX_LAUNCHERS:
+                _launchers.clear()
+            try:
+                _launchers[key] = _at(index, itemsize, sizes, strides, offset)
+            except UnsupportedOp:
+                _launchers[key] = None
+        return _launchers[key]
+
+
+def _at(
+    index: int,
+    itemsize: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+) -> _Prepared | None:
+    length = offset + span(sizes, strides)
+    if itemsize not in _UNITS or length > _MAX_INT:
+        return None
+    kernel = _kernel(index, itemsize, len(sizes), bool(strides) and strides[-1] == 1)
+    values = dict(zip(kernel.symbols, (length, offset, *sizes, *strides), strict=False))
+    launcher = kernel.executor.launcher(values)
+    return _Prepared(launcher, launcher.names.index(kernel.value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A compiled write.
+
+    Attributes:
+        symbols: the names of the length, the offset, the sizes and the strides.
+        value: the plan buffer of the value.
+    """
+
+    executor: Executor
+    symbols: tuple[str, ...]
+    value: str
+
+
+@cache
+def _kernel(index: int, itemsize: int, rank: int, unit_stride: bool) -> _Kernel:
+    device = devices.get_device(index)
+    captured, symbols = _captured(_UNITS[itemsize], rank, unit_stride)
+    options = resolve(options={"fallback": "error"})
+    plan = compile_graph(captured, Phase("inference"), device.target, options).plan
+    written, value = _without_copy(plan)
+    before = device.kernels_compiled
+    executor = Executor(written, device, max_programs=_MAX_LAUNCHERS)
+    counters.add(kernels_compiled=device.kernels_compiled - before)
+    return _Kernel(executor, symbols, value)
+
+
+class _Symbols:
+    """Symbolic integers without any assumption but that they are at least 2."""
+
+    def __init__(self) -> None:
+        self.environment = ShapeEnv(duck_shape=False)
+        self.names: list[str] = []
+
+    def make(self, name: str) -> torch.SymInt:
+        hint = 1000 + len(self.names)  # any number that is not special
+        source = ConstantSource(name)
+        symbol = self.environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+        self.names.append(str(symbol))
+        made = self.environment.create_symintnode(symbol, hint=hint, source=source)
+        assert isinstance(made, torch.SymInt)
+        return made
+
+
+def _captured(
+    dtype: torch.dtype, rank: int, unit_stride: bool
+) -> tuple[CapturedGraph, tuple[str, ...]]:
+    """``as_strided_scatter`` of all memory up to the last element, and its symbols."""
+    symbols = _Symbols()
+    length, offset = symbols.make("length"), symbols.make("offset")
+    sizes = [symbols.make(f"size{k}") for k in range(rank)]
+    strides: list[Any] = [symbols.make(f"stride{k}") for k in range(rank)]
+    if unit_stride:
+        strides[-1] = 1
+    mode, cpu = FakeTensorMode(shape_env=symbols.environment), torch.device("cpu")
+
+    def fake(shape: Sequence[Any]) -> FakeTensor:
+        return FakeTensor(mode, torch.empty(shape, dtype=dtype, device="meta"), cpu)
+
+    graph = Graph()
+    memory, value = graph.placeholder("memory"), graph.placeholder("value")
+    memory.meta["val"], value.meta["val"] = fake([length]), fake(sizes)
+
+    def scalar(symbol: Any) -> Any:
+        if isinstance(symbol, int):
+            return symbol
+        node = graph.placeholder(f"scalar_{symbol}")
+        node.meta["val"] = symbol
+        return node
+
+    layout = [scalar(size) for size in sizes], [scalar(stride) for stride in strides]
+    scatter = torch.ops.aten.as_strided_scatter.default
+    result = graph.call_function(scatter, (memory, value, *layout, scalar(offset)))
+    result.meta["val"] = fake([length])
+    graph.output((result,))
+    return CapturedGraph("write", GraphModule({}, graph), frozenset()), tuple(symbols.names)
+
+
+def _without_copy(plan: Plan) -> tuple[Plan, str]:
+    """The plan without its first step, the copy of its first input; the name of the other input."""
+    memory, value = plan.inputs[0].buffer, plan.inputs[1].buffer
+    assert memory is not None
+    assert value is not None
+    copy, *rest = plan.steps
+    dispatches = [step for step in plan.steps if isinstance(step, Dispatch)]
+    uses = [any(binding.buffer == memory for binding in step.bindings) for step in dispatches]
+    assert uses == [True] + [False] * len(rest), "a scatter starts with a copy"
+    assert isinstance(copy, Dispatch)
+    assert copy.kernel == 0
+    buffers = {name: buffer for name, buffer in plan.buffers.items() if name != memory}
+    steps = tuple(replace(step, kernel=step.kernel - 1) for step in dispatches[1:])
+    return (
+        replace(
+            plan, kernels=plan.kernels[1:], buffers=buffers, steps=steps, inputs=plan.inputs[1:]
+        ),
+        value,
+    )

@@ -1,0 +1,1 @@
+"""What ``torch.webgpu`` shows, and ``torch.autocast`` on the device."""

@@ -1,0 +1,244 @@
+"""``torch.webgpu``: what users of ``torch.cuda`` reach for.
+
+Importing it is a part of ``import torch``: it opens nothing and imports no WebGPU implementation.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType, TracebackType
+from typing import Any
+
+import torch
+
+from .. import devices
+from ..generators import (
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from ..registration import untraced
+from .memory import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    memory_summary,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+)
+from .properties import (
+    DeviceProperties,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+    is_bf16_supported,
+)
+from .streams import (
+    Event,
+    Stream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    set_stream,
+    stream,
+    synchronize,
+)
+
+__all__ = [
+    "DeviceProperties",
+    "Event",
+    "Stream",
+    "StreamContext",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "memory_summary",
+    "reset_accumulated_memory_stats",
+    "reset_device",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+
+_Device = torch.device | str | int | None
+
+
+def is_available() -> bool:
+    """Whether there is a GPU that WebGPU can use. Never raises for the lack of one."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """How many GPUs there are. Software adapters count only where there is no other."""
+    return devices.device_count()
+
+
+def is_initialized() -> bool:
+    """Whether a device has been opened in this process."""
+    return bool(devices.opened())
+
+
+def init() -> None:
+    """Opens the current device, which otherwise happens when it is first used.
+
+    Raises:
+        AdapterError: there is no adapter; the message says what to install.
+        RuntimeError: the process was forked after the parent looked for GPUs.
+    """
+    _lazy_init()
+    devices.get_device(devices.current_index())
+
+
+def current_device() -> int:
+    """The index of the calling thread's current device."""
+    return devices.current_index()
+
+
+def set_device(device: _Device) -> None:
+    """Makes a device current for the calling thread; a negative index does nothing.
+
+    Raises:
+        AdapterError: there is no such device.
+        ValueError: it is not a ``webgpu`` device.
+    """
+    devices.set_current(devices.resolve_index(device))
+
+
+class device:
+    """A context in which a device is current.
+
+    Args:
+        device: an index, a name or a ``torch.device``; None or a negative index does nothing.
+    """
+
+    def __init__(self, device: _Device) -> None:
+        self.idx = -1 if device is None else devices.resolve_index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = devices.set_current(self.idx)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        devices.set_current(self.prev_idx)
+
+
+class device_of(device):
+    """A context in which the device of a tensor or storage is current; of others, nothing is."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.get_device() if obj.device.type == devices.NAME else None)
+
+
+def reset_device(device: _Device = None) -> None:
+    """Makes a lost device (the current one by default) usable again, for new tensors.
+
+    The memory of its tensors is freed: whatever reads or writes them raises DeviceLostError. What
+    was compiled for the device stays and works on new tensors. Does nothing to a device that works,
+    so that it may be called after any error.
+
+    Raises:
+        ValueError: it is not a ``webgpu`` device.
+    """
+    # Not at the top: `import torch` imports this file.
+    from ...callables import part_writes, static_buffers
+    from ..tensors import storages
+
+    index = devices.resolve_index(device)
+    lost = devices.take_lost(index)
+    if lost is None:
+        return
+    storages.lose(lost, index)
+    part_writes.forget()
+    static_buffers.drop(lost)
+    lost.abandon()
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes of ``torch.autocast("webgpu")``."""
+    from . import autocast  # which most programs do not need
+
+    autocast.register()  # autocast asks before its first use
+    return [torch.float16, torch.bfloat16]
+
+
+def _is_in_bad_fork() -> bool:
+    return devices.is_in_bad_fork()
+
+
+def _lazy_init() -> None:
+    """PyTorch calls it when a device is first named."""
+    devices.check_fork()
+    from ..eager import kernels  # the compiler, which takes a second
+
+    kernels.register()
+
+
+def _keep_dynamo_out() -> None:
+    """Dynamo calls some of these while it traces: to keep the state of random numbers, for one."""
+    for name in __all__:
+        if isinstance(found := globals()[name], FunctionType):
+            untraced(found)
+
+
+_keep_dynamo_out()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "_initialized":  # torch.utils.checkpoint asks before it saves generators' states
+        return is_initialized()
+    raise AttributeError(f"module 'torch.webgpu' has no attribute {name!r}")
+
+
+class _utils:
+    """Where ``torch.load`` looks for a function."""
+
+    @staticmethod
+    def _get_device_index(device: _Device, optional: bool = False, allow_cpu: bool = False) -> int:
+        return devices.resolve_index(device)
+
+
+_exchange_device = devices.set_current
+_maybe_exchange_device = devices.set_current

@@ -1,0 +1,35 @@
+"""PyTorch's switches for repeatable results, and what was compiled for either position of them.
+
+``torch.use_deterministic_algorithms(True)`` asks for the same bits in every run. Dynamo's guards
+know the switch, so that a function is traced again after a change, and AOTAutograd raises where it
+was set between a forward graph and its backward. Single operators have no guards: where it makes a
+difference they are an `eager.compiled_op.SwitchedGraph`. Nothing here raises because of it, so that
+``warn_only`` has nothing to warn of: operators have repeatable kernels, or run on the host, where
+PyTorch's checks apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ..options import CompileOptions
+
+is_on: Callable[[], bool] = torch._C._get_deterministic_algorithms
+
+
+def fills_empty() -> bool:
+    """Whether memory that the user leaves unwritten is to hold NaN and largest integers."""
+    return is_on() and _fills_when_on()
+
+
+def _fills_when_on() -> bool:
+    return bool(torch.utils.deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
+
+
+def switched(options: CompileOptions, deterministic: bool | None = None) -> CompileOptions:
+    """``options`` with PyTorch's switches as they are, or as if the first were in a position."""
+    on = is_on() if deterministic is None else deterministic
+    return replace(options, deterministic=on, fill_empty=on and _fills_when_on())

@@ -1,0 +1,332 @@
+"""`CompiledOp`: one operator, compiled for a signature or for a family of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from ...callables.device_graph import DeviceGraph
+from ...callables.signature import Signature
+from ...capture.eager import Argument, CapturedCall, Constant, Output, TensorSpec, capture_call
+from ...compiler import compile_graph, loops_of, native_operators
+from ...counters import counters
+from ...errors import UnsupportedOp
+from ...inspection import progress
+from ...options import CompileOptions, resolve
+from ...runtime.device import Device
+from ...symbolic.sizes import evaluate
+from ...target import BINDING_ALIGNMENT
+from .. import devices
+from ..capture.eager.calls import Argument, CapturedCall, Constant, Output, TensorSpec
+from ..capture.eager.capture import capture_call
+from ..determinism import is_on, switched
+from ..generators import draw_seeds
+from ..tensors.storages import data_ptr
+from . import outputs
+
+aten = torch.ops.aten
+
+# Operators whose tensor arguments may be on the host, as with other devices.
+_TAKES_HOST_TENSORS = frozenset(
+    {
+        "aten::copy_",
+        "aten::copy",
+        "aten::index",
+        "aten::index_put",
+        "aten::index_put_",
+        "aten::_index_put_impl_",
+        "aten::_unsafe_index",
+        "aten::_unsafe_index_put",
+        "aten::_foreach_copy_",
+    }
+)
+# Operators on all parameters. Their numbers change at every step; their sizes do not, and only maps
+# of known sizes share a kernel.
+_OF_MANY = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a call's arguments are, and what they look like to the compiler.
+
+    Attributes:
+        index: the device.
+        specs: the leaves with a `TensorSpec` in place of each tensor.
+        spec: how the leaves are nested in (arguments, keywords).
+        kind: equal for calls that one graph with symbolic sizes may serve.
+        cause_for_host: why the call cannot be compiled, or "".
+    """
+
+    index: int
+    specs: tuple[Any, ...]
+    spec: pytree.TreeSpec
+    kind: tuple[Any, ...]
+    cause_for_host: str
+
+    @staticmethod
+    def of(op: OpOverload, leaves: Sequence[Any], spec: pytree.TreeSpec) -> Placement:
+        """The placement of a call.
+
+        Raises:
+            RuntimeError: the tensors are on different devices.
+        """
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        places = {tensor.device for tensor in tensors if _has_place(op, tensor)}
+        asked = {x for x in leaves if isinstance(x, torch.device) and x.type == devices.NAME}
+        if len(places) > 1:
+            first, second, *_ = sorted(map(str, places), reverse=True)
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{first} and {second}! (when running {op})"
+            )
+        place = next(iter(places or asked), None)
+        specs = specs_of(leaves)
+        index = devices.index_of(place)
+        kind = (op, index, spec, *map(_kind, specs))
+        return Placement(index, specs, spec, kind, _cause_for_host(tensors))
+
+
+def _has_place(op: OpOverload, tensor: Tensor) -> bool:
+    """Whether a tensor decides where the operator runs: not one that is read as a number."""
+    if tensor.device.type != "cpu":
+        return True
+    return tensor.dim() > 0 and op._schema.name not in _TAKES_HOST_TENSORS
+
+
+def _cause_for_host(tensors: Sequence[Tensor]) -> str:
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        return "sparse tensors have no kernels"
+    return ""
+
+
+def specs_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """What the compiler needs to know of the leaves of a call."""
+    return tuple(
+        _spec(leaf, k) if isinstance(leaf, Tensor) else leaf for k, leaf in enumerate(leaves)
+    )
+
+
+def _spec(tensor: Tensor, position: int) -> TensorSpec:
+    offset = 0
+    if tensor.device.type == devices.NAME:
+        residue, rest = divmod(data_ptr(tensor) % BINDING_ALIGNMENT, tensor.element_size())
+        offset = 0 if rest else residue
+    # `aliasing` has seen to arguments that share memory.
+    return TensorSpec(
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        offset,
+        position,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def _kind(leaf: Any) -> Any:
+    if isinstance(leaf, TensorSpec):
+        return leaf.dtype, len(leaf.sizes)
+    if isinstance(leaf, (int, float)):
+        return type(leaf)
+    return None if isinstance(leaf, torch.Generator) else leaf
+
+
+class CompiledOp:
+    """A call as a graph on the device.
+
+    Args:
+        call: the captured call.
+        graph: what it was compiled to.
+        specs: the leaves that it was compiled for.
+    """
+
+    def __init__(
+        self, call: CapturedCall, graph: DeviceGraph | SwitchedGraph, specs: tuple[Any, ...]
+    ) -> None:
+        self._specs = specs
+        self._call = call
+        self._graph = graph
+        self._arguments = call.arguments
+        self._numbers = call.numbers
+        self._seeds = call.phase.seeds
+        self._single = call.results[0] if call.results_spec.is_leaf() else None
+
+    def resize(self, leaves: list[Any]) -> bool:
+        """Gives ``out=`` arguments the sizes and strides of the results; whether any had others."""
+        for leaf in self._call.resized:
+            position = self._arguments.index(leaf)
+            output = next(o for o in self._graph.plan.outputs if o.mutates == position)
+            sizes, strides = ([evaluate(e, {}) for e in x] for x in (output.sizes, output.strides))
+            if position in self._call.phase.complex_inputs:  # the plan has its real view
+                sizes, strides = sizes[:-1], [stride // 2 for stride in strides[:-1]]
+            outputs.resize(leaves[leaf], sizes, strides)
+        return bool(self._call.resized)
+
+    @property
+    def specs(self) -> tuple[Any, ...]:
+        """The leaves of the call that it was compiled for, described."""
+        return self._specs
+
+    def forget_sizes(self) -> None:
+        """Drops what was made for the sizes of earlier calls; later ones make it again."""
+        self._graph.forget_sizes()
+
+    def takes_any_number(self, leaves: Sequence[Any]) -> bool:
+        """Whether the floats among the leaves may have any finite values."""
+        found = {k for k, leaf in enumerate(leaves) if type(leaf) is float}
+        return self._call.numbers_are_free and found <= set(self._numbers)
+
+    def accepts(self, specs: Sequence[Any]) -> bool:
+        """Whether the graph computes the call with these leaves too."""
+        return self._call.accepts(specs)
+
+    def run(self, leaves: list[Any]) -> Any:
+        """The call's results."""
+        values = [leaves[k] for k in self._arguments]
+        if self._numbers:
+            numbers = [leaves[k] for k in self._numbers]
+            values.append(np.array(numbers, np.float32).tobytes())
+        if self._seeds:
+            generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
+            values.append(draw_seeds(self._graph.index, self._seeds, generator))
+        made = self._graph.run_seeded(values)
+        single = self._single
+        if single is None:
+            results = [_result(result, made, leaves) for result in self._call.results]
+            return pytree.tree_unflatten(results, self._call.results_spec)
+        return _result(single, made, leaves)
+
+
+def _result(result: Output | Argument | Constant, outputs: list[Any], leaves: list[Any]) -> Any:
+    match result:
+        case Output(position):
+            return outputs[position]
+        case Argument(leaf):
+            return leaves[leaf]
+        case Constant(value):
+            return value
+
+
+def compile_op(
+    op: OpOverload, placement: Placement, like: Sequence[Sequence[Any]] = ()
+) -> CompiledOp:
+    """Compiles a call.
+
+    Args:
+        like: the leaves of earlier calls: sizes and numbers that differ from one of them are made
+            symbols, where the operator allows it.
+
+    Raises:
+        UnsupportedOp: the operator cannot be traced, or a part of it has no kernel.
+        Exception: what PyTorch raises about the arguments.
+    """
+    described, named = pytree.tree_unflatten(placement.specs, placement.spec)
+    native = native_operators()
+    if op._schema.name.startswith(_OF_MANY):
+        with suppress(UnsupportedOp):
+            return _compile(capture_call(op, described, named, native, numbers=True), placement)
+    elif like:
+        # Whatever symbols make impossible: the call as it is decides.
+        with suppress(Exception):
+            call = capture_call(op, described, named, native, dynamic=True, like=like)
+            if not call.resized:  # else the sizes have to be known here
+                return _compile(call, placement)
+    return _compile(capture_call(op, described, named, native), placement)
+
+
+class SwitchedGraph:
+    """A graph for ``torch.use_deterministic_algorithms`` on, and one for off, compiled when needed.
+
+    Args:
+        make: compiles it for a position of the switch.
+        deterministic: the position that ``made`` was compiled for.
+        made: what has been compiled already.
+    """
+
+    def __init__(
+        self, make: Callable[[bool], DeviceGraph], deterministic: bool, made: DeviceGraph
+    ) -> None:
+        self._make = make
+        self._made = {deterministic: made}
+        self._lock = threading.Lock()
+        self.plan = made.plan
+        self.index = made.index
+
+    def run_seeded(self, values: list[Any]) -> list[Any]:
+        """`DeviceGraph.run_seeded` for the present position of the switch."""
+        on = is_on()
+        if on not in self._made:
+            with self._lock:
+                if on not in self._made:
+                    self._made[on] = self._make(on)
+        return self._made[on].run_seeded(values)
+
+    def forget_sizes(self) -> None:
+        """`DeviceGraph.forget_sizes`."""
+        for graph in tuple(self._made.values()):
+            graph.forget_sizes()
+
+
+def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
+    graph, depends = _graph(call, placement, switched(_options()))
+    if not depends:
+        return CompiledOp(call, graph, placement.specs)
+
+    def again(on: bool) -> DeviceGraph:
+        return _graph(call, placement, switched(_options(), on))[0]
+
+    return CompiledOp(call, SwitchedGraph(again, is_on(), graph), placement.specs)
+
+
+def _graph(
+    call: CapturedCall, placement: Placement, options: CompileOptions
+) -> tuple[DeviceGraph, bool]:
+    """What a call is compiled to, and whether PyTorch's switch for determinism matters to it."""
+    device = devices.get_device(placement.index)
+    with progress.shown(call.captured.name, lambda: device.compile_progress, options.progress):
+        return _graph_on(device, call, placement, options)
+
+
+def _graph_on(
+    device: Device, call: CapturedCall, placement: Placement, options: CompileOptions
+) -> tuple[DeviceGraph, bool]:
+    state = compile_graph(call.captured, call.phase, device.target, options)
+    lists = _of_lists(call, placement)
+    changed = (output.mutates for output in state.plan.outputs if output.mutates is not None)
+    signature = Signature(
+        state.plan,
+        forwarded=call.phase.forwarded,
+        complex_inputs=call.phase.complex_inputs,
+        complex_outputs=call.phase.complex_outputs,
+        # PyTorch counts the versions of what an operator changes, but not those in a list.
+        counted=frozenset(changed) - lists,
+    )
+    before = device.kernels_compiled
+    graph = DeviceGraph(state.plan, device, placement.index, signature, loops_of(state))
+    counters.add(kernels_compiled=device.kernels_compiled - before)
+    return graph, state.depends_on_determinism
+
+
+def _of_lists(call: CapturedCall, placement: Placement) -> frozenset[int]:
+    """Positions of the graph's arguments that are entries of a list of tensors."""
+    numbered = pytree.tree_unflatten(range(len(placement.specs)), placement.spec)
+    values = (*numbered[0], *numbered[1].values())
+    lists = [value for value in values if isinstance(value, (list, tuple))]
+    leaves = set(pytree.tree_leaves(lists))
+    return frozenset(k for k, leaf in enumerate(call.arguments) if leaf in leaves)
+
+
+@cache
+def _options() -> CompileOptions:
+    """A part without a kernel is an error here: the whole operator then runs on the host."""
+    return resolve(options={"fallback": "error"})

@@ -1,0 +1,98 @@
+"""Operators that are checked or chosen here and then computed by other operators of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ...capture.attention import operators
+from .dispatch import run
+
+aten = torch.ops.aten
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, for all keys of the device.
+
+    PyTorch takes the fused operator of a device only where C++ tells it to, and else breaks
+    attention up into products and a softmax of all scores. So the choice is made here.
+
+    The fused operator has no second derivative. Who needs one asks for PyTorch's plain attention,
+    as with every fused attention: ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
+    """
+    supported = query.dim() == 4 and operators.is_supported(query, key, value, enable_gqa)
+    wanted = torch._C._get_overrideable_sdp_enabled()
+    if not (supported and wanted) or (is_causal and attn_mask is not None):
+        rest = attn_mask, dropout_p, is_causal, None
+        plain: Tensor = aten._scaled_dot_product_attention_math.default(
+            query, key, value, *rest, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return plain
+    bias = operators.additive(attn_mask, query.dtype)
+    fused: Tensor = aten._scaled_dot_product_fused_attention_overrideable.default(
+        query, key, value, bias, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return fused
+
+
+def uniform_(
+    tensor: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None
+) -> Any:
+    """``aten::uniform_``, with the check that kernels cannot make: numbers are data to them."""
+    if low > high:
+        raise RuntimeError(
+            f"uniform_ expects to return a [from, to) range, but found from={low:g} > to={high:g}"
+        )
+    return run(aten.uniform_.default, tensor, low, high, generator=generator)
+
+
+def no_quantized_tensors(*_: Any, **__: Any) -> NoReturn:
+    """``aten::quantize_per_tensor`` and its kin: their tensors need an allocator in C++."""
+    raise NotImplementedError(
+        "webgpu tensors cannot have quantized dtypes, which PyTorch is about to remove: import "
+        "torch.ao.quantization.fx._decomposed and use torch.ops.quantized_decomposed, which "
+        "quantizes to integers"
+    )
+
+
+def foreach_kernels() -> dict[str, Callable[..., Any]]:
+    """``_foreach`` operators with a number per tensor, by name.
+
+    Optimizers give such lists although all numbers are equal, as long as all parameters have made
+    the same steps. The overload with one number then does the same with one kernel per shape of a
+    tensor, where the list would be as many kernels as tensors.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        short = name.removeprefix("aten::")
+        if not short.startswith("_foreach_") or not short.endswith(".ScalarList"):
+            continue
+        packet = getattr(torch.ops.aten, short.split(".")[0])
+        if "Scalar" in packet.overloads():
+            found[short] = partial(_number_per_tensor, packet.ScalarList, packet.Scalar)
+    return found
+
+
+def _number_per_tensor(
+    op: torch._ops.OpOverload, with_one: torch._ops.OpOverload, *arguments: Any
+) -> Any:
+    *tensors, numbers = arguments
+    if not numbers or len(numbers) != len(tensors[0]):
+        return run(op, *arguments)
+    first = numbers[0]
+    same = all(type(number) is type(first) and number == first for number in numbers)
+    return run(with_one, *tensors, first) if same else run(op, *arguments)

@@ -1,0 +1,97 @@
+"""Kernels that copy: ``copy_``, and reading a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..tensors.aliasing import check_copy
+from ..tensors.copying import copy_between_devices, copy_bytes, is_here, to_host
+from ..tensors.storages import CPU_KEYS, new_tensor
+from .dispatch import run
+
+_copy = torch.ops.aten.copy_.default
+_to_copy = torch.ops.aten._to_copy.default
+
+# Dtypes without kernels, and those of which kernels do not keep the bits of each NaN.
+_MOVED_AS = {
+    torch.float64: torch.int64,
+    torch.complex64: torch.int64,
+    torch.complex32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.uint16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
+    torch.float8_e8m0fnu: torch.uint8,
+}
+
+
+def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """``aten::copy_``: converts and broadcasts; within a device without passing the host."""
+    if is_here(target) and target.is_conj():
+        copy_(target.conj(), source.conj())
+    elif is_here(target) and target.is_neg():
+        copy_(torch._neg_view(target), torch._neg_view(source))
+    elif is_here(target) and is_here(source) and target.get_device() == source.get_device():
+        check_copy(source, target)
+        if not copy_bytes(source, target):
+            run(_copy, *_movable(target, source))
+    else:
+        copy_between_devices(source, target)
+    return target
+
+
+def _movable(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers of the same size, where a copy only moves elements."""
+    dtype = _MOVED_AS.get(target.dtype)
+    if source.dtype is not target.dtype or source.is_conj() or source.is_neg():
+        return target, source  # the target is neither
+    if target.dtype is torch.complex128:
+        return _movable(torch.view_as_real(target), torch.view_as_real(source))
+    if dtype is None:
+        return target, source
+    return _bits(target, dtype), _bits(source, dtype)
+
+
+def _bits(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    index, storage = tensor.get_device(), tensor.untyped_storage()
+    return new_tensor(
+        storage, dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()), index
+    )
+
+
+def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """``aten::_copy_from``: what ``copy_`` to another kind of device calls."""
+    return copy_(target, source)
+
+
+def to_copy(
+    tensor: Tensor,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    """``aten::_to_copy``; always blocking, as PyTorch would otherwise ask for pinned memory."""
+    result: Tensor = _to_copy.redispatch(
+        CPU_KEYS,
+        tensor,
+        dtype=dtype,
+        layout=layout,
+        device=device,
+        pin_memory=False,
+        non_blocking=False,
+        memory_format=memory_format,
+    )
+    return result
+
+
+def local_scalar_dense(tensor: Tensor) -> Any:
+    """``aten::_local_scalar_dense``: waits for the value of a tensor of one element."""
+    return to_host(tensor).item()

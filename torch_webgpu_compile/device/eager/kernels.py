@@ -1,0 +1,143 @@
+"""Gives PyTorch the kernels of the device, once, at its first use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...compiler import native_operators
+from ..patches import distributed, printing
+from ..registration import new_library, untraced
+from ..tensors import factories
+from . import composed, copies, data_dependent, host, outputs, transformer_encoder
+from .dispatch import run
+
+_lock = threading.Lock()
+_registered = False
+
+# Their composite kernels are made of views, factories and copies, which is all there is to do.
+_COMPOSITE = frozenset(
+    {
+        "clone",
+        "lift",
+        "lift_fresh",
+        "_lazy_clone",
+        "empty_like",
+        "new_empty",
+        "new_empty_strided",
+        "resize_as_",
+        "as_strided_copy",
+        "as_strided_scatter",
+        "as_strided_",
+        "_unsafe_view",
+    }
+)
+# Their composite kernels refuse devices that they do not know.
+_REFUSING = (
+    "conj_physical_",
+    "mode.values",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_fused_attention_overrideable_backward",
+)
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "empty.memory_format": factories.empty,
+    "empty_strided": factories.empty_strided,
+    "set_": factories.set_,
+    "resize_": factories.resize_,
+    "copy_": copies.copy_,
+    "_copy_from": copies.copy_from,
+    "_to_copy": copies.to_copy,
+    "_local_scalar_dense": copies.local_scalar_dense,
+    "equal": data_dependent.equal,
+    "uniform_": composed.uniform_,
+    "quantize_per_tensor": composed.no_quantized_tensors,
+    "quantize_per_tensor.tensor_qparams": composed.no_quantized_tensors,
+    "quantize_per_tensor.tensors": composed.no_quantized_tensors,
+    "quantize_per_tensor_dynamic": composed.no_quantized_tensors,
+    "quantize_per_channel": composed.no_quantized_tensors,
+    "nonzero": data_dependent.nonzero,
+    "nonzero.out": outputs.from_result(data_dependent.nonzero, keep_strides=True, apart=True),
+    "_fft_c2c.out": outputs.from_result(torch.ops.aten._fft_c2c.default),
+    "_fft_c2r.out": outputs.from_result(torch.ops.aten._fft_c2r.default),
+    "_fft_r2c.out": outputs.from_result(torch.ops.aten._fft_r2c.default),
+    "_logcumsumexp.out": outputs.from_result(torch.ops.aten.logcumsumexp.default),
+    "masked_select": data_dependent.masked_select,
+    "masked_select.out": outputs.from_result(data_dependent.masked_select, apart=True),
+    "bincount": data_dependent.bincount,
+    "repeat_interleave.Tensor": data_dependent.repeat_interleave,
+    "_unique": data_dependent.unique_without_counts,
+    "_unique2": data_dependent.unique,
+    "unique_consecutive": data_dependent.unique_consecutive,
+    "unique_dim": data_dependent.unique_dim,
+    "unique_dim_consecutive": data_dependent.unique_dim_consecutive,
+    "index.Tensor": data_dependent.index,
+    "_index_put_impl_": data_dependent.index_put_impl_,
+    **transformer_encoder.KERNELS,
+}
+
+
+def register() -> Callable[..., Any]:
+    """Registers every kernel; does nothing the second time.
+
+    Returns:
+        What runs the other operators.
+    """
+    global _registered
+    with _lock:
+        if _registered:
+            return run
+        library = new_library("aten")
+        kernels = {**_KERNELS, **factories.view_kernels(), **composed.foreach_kernels()}
+        for name, kernel in kernels.items():
+            library.impl(name, untraced(kernel), "PrivateUse1")
+        for name in (*_taken_from_composites(kernels), *_REFUSING):
+            library.impl(name, partial(run, _overload(name)), "PrivateUse1")
+        for key in ("AutogradPrivateUse1", "PrivateUse1"):
+            function = composed.scaled_dot_product_attention
+            library.impl("scaled_dot_product_attention", untraced(function), key)
+        for key in ("Conjugate", "Negative"):
+            library.impl("_copy_from", torch.library.fallthrough_kernel, key)
+        transformer_encoder.register_nested(library)
+        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
+            new_library("_").fallback(untraced(host.refuse_sparse), key)
+        printing.install()
+        distributed.install()
+        _registered = True
+        return untraced(run)
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    packet, _, overload = name.partition(".")
+    found = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    assert isinstance(found, torch._ops.OpOverload)
+    return found
+
+
+def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
+    """Operators that PyTorch would break up into several, and that one kernel can run whole."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    native = {
+        str(overload).removeprefix("aten.").removesuffix(".default")
+        for overload in native_operators()
+    }
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, short = name.partition("::")
+        if namespace != "aten" or short in kernels or short.split(".")[0] in _COMPOSITE:
+            continue
+        structured = has_kernel(name, "CompositeExplicitAutogradNonFunctional")
+        composite = has_kernel(name, "CompositeExplicitAutograd")
+        wanted = structured or (composite and (short in native or short.startswith("_foreach_")))
+        if wanted and not _returns_view(_overload(short)):
+            found.append(short)
+    return found
+
+
+def _returns_view(op: torch._ops.OpOverload) -> bool:
+    """Whether results share memory with arguments that the operator does not change."""
+    aliases = [result.alias_info for result in op._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)

@@ -1,0 +1,48 @@
+"""``torch.compile(f)`` without a backend, of device tensors: PyTorch's default is Inductor.
+
+Patched: ``torch._TorchCompileInductorWrapper.__call__``: graphs with device tensors go to the
+``webgpu`` backend, all others to Inductor as ever.
+
+Why: Inductor has no code generator for the device and ends in a KeyError. Much code that uses a
+model compiles it without naming a backend (`transformers` does so in ``generate``).
+
+Until: PyTorch lets a device choose the default backend of its graphs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import devices
+
+
+def install() -> None:
+    """Has ``torch.compile`` without a backend compile graphs on the device with this package."""
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    original = wrapper.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, model_: Any, inputs_: Any) -> Any:
+        if not _is_here(model_, inputs_):
+            return original(self, model_, inputs_)
+        from ...backend import webgpu  # the compiler, which takes a second
+
+        # Inductor's other options say how it makes its kernels, or CUDA graphs.
+        return webgpu(model_, inputs_, mode="max-autotune" if _tunes(self.config) else None)
+
+    wrapper.__call__ = call
+
+
+def _is_here(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    values = [*inputs, *(node.meta.get("example_value") for node in module.graph.nodes)]
+    leaves = torch.utils._pytree.tree_leaves(values)
+    return any(isinstance(leaf, Tensor) and leaf.device.type == devices.NAME for leaf in leaves)
+
+
+def _tunes(config: dict[str, Any] | None) -> bool:
+    return bool(config and config.get("max_autotune"))

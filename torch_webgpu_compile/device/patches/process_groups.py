@@ -1,0 +1,46 @@
+"""Which backends of ``torch.distributed`` serve the device: those that serve the host.
+
+Patched: ``Backend.backend_capability`` and ``Backend.default_device_backend_map``, which get the
+device, and ``BackendConfig.__init__``.
+
+Why: PyTorch asks these, when a process group is made, whether its backend serves ``webgpu``, and
+which one to take where the user names none. The kernels in `distributed` run all collectives on the
+host. Without the last change, a group made without a name would serve the accelerator alone, and no
+longer the CPU tensors for which it was made.
+
+Until: as `distributed`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from .. import devices
+
+_HOST = "cpu"
+_DEFAULT = "gloo"
+
+
+def install() -> None:
+    """Adds the device to PyTorch's tables; does nothing where there is no ``c10d``."""
+    if not torch.distributed.is_available():
+        return
+    c10d: Any = torch.distributed.distributed_c10d
+    for served in c10d.Backend.backend_capability.values():
+        if _HOST in served and devices.NAME not in served:
+            served.append(devices.NAME)
+    c10d.Backend.default_device_backend_map.setdefault(devices.NAME, _DEFAULT)
+    original = c10d.BackendConfig.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, backend: Any) -> None:
+        original(self, backend)
+        served = self.device_backend_map
+        if list(served) == [devices.NAME] and served[devices.NAME] == _DEFAULT:
+            # The accelerator's alone: collectives of CPU tensors worked before it had a name.
+            self.device_backend_map = {_HOST: served[devices.NAME]} | served
+
+    c10d.BackendConfig.__init__ = init

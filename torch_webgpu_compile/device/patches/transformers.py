@@ -1,0 +1,94 @@
+"""`transformers`: its ``Trainer``, ``device_map="auto"`` and pipelines take the device.
+
+Patched: when they are imported, ``TrainingArguments._setup_devices`` and
+``is_torch_bf16_gpu_available`` in ``transformers.training_args``, ``_get_device_map`` in
+``transformers.integrations.accelerate``, and ``Pipeline.__init__``. Tried with transformers 5.23;
+where a version has no such function, nothing is changed. ``TORCH_WEBGPU_TRAINERS=0`` leaves all as
+it is, which `is_wanted` asks at each choice.
+
+Why: each has a list of device types and ends it with the CPU, also where `accelerate` has chosen
+the device.
+
+Until: they ask `torch.accelerator`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from .. import devices
+from ..import_hooks import after_import
+from .accelerator import is_wanted
+
+
+def install() -> None:
+    """Has ``transformers`` choose the device, once it is imported."""
+    after_import("transformers.training_args", _choose_in_training)
+    after_import("transformers.integrations.accelerate", _place_models)
+    after_import("transformers.pipelines.base", _choose_in_pipelines)
+
+
+def _choose_in_training(module: Any) -> None:
+    has_bfloat16 = getattr(module, "is_torch_bf16_gpu_available", None)
+    if has_bfloat16 is not None:
+        module.is_torch_bf16_gpu_available = lambda: has_bfloat16() or is_wanted()
+    arguments: Any = getattr(module, "TrainingArguments", None)
+    original = getattr(arguments, "__dict__", {}).get("_setup_devices")
+    if not isinstance(original, functools.cached_property):
+        return
+    choose = original.func
+
+    @functools.wraps(choose)
+    def _setup_devices(self: Any) -> torch.device:
+        chosen: torch.device = choose(self)
+        state = getattr(self, "distributed_state", None)  # has asked `accelerate`
+        if chosen.type == "cpu" and state is not None and state.device.type == devices.NAME:
+            return torch.device("cpu") if self.use_cpu else state.device
+        return chosen
+
+    replacement = functools.cached_property(_setup_devices)
+    replacement.__set_name__(arguments, "_setup_devices")
+    arguments._setup_devices = replacement
+
+
+def _place_models(module: Any) -> None:
+    """``from_pretrained(device_map="auto")``: what would be on the CPU as a whole is here.
+
+    WebGPU does not tell how much memory there is to divide a model by. One that does not fit ends
+    in an `OutOfMemoryError`; ``max_memory`` asks for another division, and gets PyTorch's.
+    """
+    choose = getattr(module, "_get_device_map", None)
+    if choose is None:
+        return
+
+    @functools.wraps(choose)
+    def _get_device_map(
+        model: Any, device_map: Any, max_memory: Any = None, *rest: Any, **keywords: Any
+    ) -> Any:
+        chosen = choose(model, device_map, max_memory, *rest, **keywords)
+        is_free = isinstance(device_map, str) and max_memory is None
+        if is_free and set(map(str, chosen.values())) == {"cpu"} and is_wanted():
+            return {"": devices.NAME}
+        return chosen
+
+    module._get_device_map = _get_device_map
+
+
+def _choose_in_pipelines(module: Any) -> None:
+    """``pipeline(...)`` without a device takes the first accelerator of its list."""
+    pipeline: Any = getattr(module, "Pipeline", None)
+    if pipeline is None:
+        return
+    construct = pipeline.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, model: Any, *rest: Any, device: Any = None, **keywords: Any) -> None:
+        is_placed = getattr(model, "hf_device_map", None) is not None
+        if device is None and not is_placed and is_wanted():
+            device = torch.device(devices.NAME)
+        construct(self, model, *rest, device=device, **keywords)
+
+    pipeline.__init__ = __init__

@@ -1,0 +1,159 @@
+"""Memory that the arguments of one call share.
+
+Compiled operators read their arguments as they were before the call. Where an operator changes one
+of them, shared memory can give it another meaning: PyTorch refuses most such calls, and defines the
+rest by the order in which it works. Here the former are refused alike, and the latter run on the
+host, on arguments that share memory there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+from .storages import data_ptr, is_dense, may_overlap, span, storage_address
+
+# Writing the same value twice, or a warning only (ATen: TensorIterator's check is off).
+_MAY_REPEAT = frozenset({"aten::fill_", "aten::zero_"})
+_REPEATS_WITH_WARNING = frozenset(
+    {"aten::masked_fill_", "aten::index_put_", "aten::_index_put_impl_"}
+)
+
+_INTERNAL = (
+    "unsupported operation: more than one element of the written-to tensor refers to a single "
+    "memory location. Please clone() the tensor before performing the operation."
+)
+_PARTIAL = (
+    "unsupported operation: some elements of the input tensor and the written-to tensor refer to "
+    "a single memory location. Please clone() the tensor before performing the operation."
+)
+
+
+def sharing(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """Which tensors are in one storage, and where; () if none share any.
+
+    Equal for calls with equal signatures only if their tensors overlap alike.
+    """
+    first: dict[int, tuple[int, int]] = {}
+    found: list[tuple[int, int]] = []
+    shared = False
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.get_device() >= 0:  # a CPU tensor's address is real
+            address = data_ptr(leaf)
+            storage = storage_address(address)
+            known = first.setdefault(storage, (len(found), address))
+            shared |= storage != 0 and known[0] != len(found)
+            found.append((known[0], address - known[1]))
+    return tuple(found) if shared else ()
+
+
+def cause_for_host(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]) -> str:
+    """Why a call that changes its arguments is not compiled; "" if it can be.
+
+    Raises:
+        RuntimeError: PyTorch does not define the call.
+    """
+    written, pairs = _split(op, arguments, keywords)
+    name = op._schema.name
+    repeats = False
+    for tensor in written:
+        if _repeats(tensor):
+            if name not in _MAY_REPEAT and name not in _REPEATS_WITH_WARNING:
+                raise RuntimeError(_INTERNAL)
+            repeats |= name not in _MAY_REPEAT
+        elif may_overlap_itself(tensor):
+            repeats = True
+        if tensor.is_conj() or tensor.is_neg():
+            return "a changed argument is lazily conjugated or negated"
+    for tensor, other in pairs:
+        check_overlap(tensor, other)
+    if repeats:
+        return "a changed argument overlaps itself"
+    for position, tensor in enumerate(written):
+        if any(_ranges_meet(tensor, other) for other in written[:position]):
+            return "it changes two arguments that share memory"
+    return ""
+
+
+def check_copy(source: Tensor, target: Tensor) -> None:
+    """Raises RuntimeError where ``copy_`` does: an expanded target, or a shifted part of it."""
+    if _repeats(target):
+        raise RuntimeError(_INTERNAL)
+    check_overlap(target, source)
+
+
+def check_apart(written: Tensor, read: Tensor) -> None:
+    """Raises RuntimeError if two tensors share memory, as ATen's ``assert_no_overlap`` does."""
+    if read.get_device() >= 0 and _ranges_meet(written, read):
+        raise RuntimeError(_PARTIAL)
+
+
+def check_overlap(written: Tensor, read: Tensor) -> None:
+    """Raises RuntimeError if two tensors share some elements but are not the same ones.
+
+    As ATen's ``get_overlap_status``, it does not look into tensors with gaps.
+    """
+    if written is read or read.get_device() < 0:
+        return
+    if storage_address(data_ptr(written)) != storage_address(data_ptr(read)):
+        return
+    if not is_dense(written) or not is_dense(read) or not _ranges_meet(written, read):
+        return
+    same = data_ptr(written) == data_ptr(read) and _nbytes(written) == _nbytes(read)
+    if not same or written.stride() != read.stride():
+        raise RuntimeError(_PARTIAL)
+
+
+def _split(
+    op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]
+) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """The tensors that change, and the pairs of one with another that must not overlap in part."""
+    written: list[Tensor] = []
+    read: list[Tensor] = []
+    lists = False
+    for value, is_written in by_schema(op, arguments, keywords):
+        lists |= is_written and isinstance(value, (list, tuple))
+        (written if is_written else read).extend(_on_device(value))
+    # Operators on lists work on one entry after the other.
+    return written, [] if lists else [(a, b) for a in written for b in read]
+
+
+def by_schema(
+    op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]
+) -> Iterator[tuple[Any, bool]]:
+    """The value of each argument, None where none is given, and whether the operator writes it."""
+    for position, schema in enumerate(op._schema.arguments):
+        given = position < len(arguments) and not schema.kwarg_only
+        value = arguments[position] if given else keywords.get(schema.name)
+        yield value, schema.alias_info is not None and schema.alias_info.is_write
+
+
+def _on_device(value: Any) -> Iterable[Tensor]:
+    tensors = [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+    return [x for x in tensors if x.numel() and x.get_device() >= 0]
+
+
+def _repeats(tensor: Tensor) -> bool:
+    """Whether a dimension repeats its elements: ATen's ``has_internal_overlap``."""
+    if not tensor.numel():
+        return False
+    return any(s == 0 and n > 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def may_overlap_itself(tensor: Tensor) -> bool:
+    """Whether two elements may be in one place: not for slices of anything that has none."""
+    return not tensor.is_contiguous() and may_overlap(tensor.shape, tensor.stride())
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return span(tensor.shape, tensor.stride()) * tensor.element_size()
+
+
+def _ranges_meet(a: Tensor, b: Tensor) -> bool:
+    """Whether the ranges of two tensors from their first to their last byte have one in common."""
+    start, other = data_ptr(a), data_ptr(b)
+    return start < other + _nbytes(b) and other < start + _nbytes(a)

@@ -1,0 +1,137 @@
+"""Copies: between the host and the device, between devices, and between layouts and dtypes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...counters import counters
+from .. import devices
+from . import storages
+from .storages import data_ptr, fills_storage, is_dense, offset_at, span
+
+
+def is_here(tensor: Tensor) -> bool:
+    """Whether a tensor is on a ``webgpu`` device."""
+    return tensor.device.type == devices.NAME
+
+
+def to_host(tensor: Tensor, through_kernels: bool = True) -> Tensor:
+    """A CPU tensor with the values and, where they are dense, the strides of a webgpu tensor.
+
+    ``through_kernels``: let the GPU gather values that lie far apart, rather than download what
+    lies between them.
+    """
+    sizes, strides, dtype = tensor.shape, tensor.stride(), tensor.dtype
+    count = tensor.numel()
+    if count == 0:
+        return torch.empty_strided(sizes, strides, dtype=dtype)
+    length = span(sizes, strides)
+    if through_kernels and length > 2 * count:
+        return to_host(tensor.clone(memory_format=torch.contiguous_format))
+    address, itemsize = data_ptr(tensor), tensor.element_size()
+    buffer = storages.buffer_of(tensor)
+    flat = torch.empty(length, dtype=dtype)
+    device = devices.get_device(tensor.get_device())
+    nbytes = length * itemsize
+    device.download_many([(buffer, offset_at(address), nbytes, flat.data_ptr())])
+    counters.add(bytes_downloaded=nbytes)
+    result = flat.as_strided(sizes, strides)
+    if tensor.is_conj():
+        result = result.conj()
+    return torch._neg_view(result) if tensor.is_neg() else result
+
+
+def from_host(source: Tensor, target: Tensor) -> None:
+    """Writes the values of a CPU tensor, converted and broadcast, into a webgpu tensor."""
+    if target.numel() == 0:
+        return
+    strides = target.stride()
+    value = source.detach().to(target.dtype).expand(target.shape)
+    if not is_dense(target) or target.is_conj() or target.is_neg():
+        temporary = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+        from_host(value, temporary)
+        target.copy_(temporary)
+        return
+    if value.stride() != strides or value.is_conj() or value.is_neg():
+        value = torch.empty_strided(target.shape, strides, dtype=target.dtype).copy_(value)
+    nbytes = value.numel() * value.element_size()
+    device = devices.get_device(target.get_device())
+    offset = offset_at(data_ptr(target))
+    device.upload(storages.buffer_of(target), (value.data_ptr(), nbytes), offset)
+    counters.add(bytes_uploaded=nbytes)
+
+
+def copy_between_devices(source: Tensor, target: Tensor) -> None:
+    """Copies, converts and broadcasts; at most one of the two is not on a ``webgpu`` device."""
+    if not is_here(target):
+        if target.device.type != "cpu" or not _download(source, target):
+            target.copy_(to_host(source))
+    elif not is_here(source):
+        from_host(source.cpu(), target)
+    else:
+        from_host(to_host(source), target)
+
+
+def _download(source: Tensor, target: Tensor) -> bool:
+    """Fills a CPU tensor directly if it has the layout of ``source``; whether it has."""
+    if not _same(source, target) or not storages.is_dense(target):
+        return False
+    nbytes = target.numel() * target.element_size()
+    if nbytes:
+        start = offset_at(data_ptr(source))
+        device = devices.get_device(source.get_device())
+        device.download_many([(storages.buffer_of(source), start, nbytes, target.data_ptr())])
+        counters.add(bytes_downloaded=nbytes)
+    return True
+
+
+def copy_bytes(source: Tensor, target: Tensor) -> bool:
+    """Copies ``source`` to ``target`` within a device if a copy of bytes does; whether it did.
+
+    It does for equal dtypes and layouts. Otherwise nothing is done, and a kernel has to convert.
+    """
+    if not _same(source, target):
+        return False
+    if target.numel() == 0 or data_ptr(source) == data_ptr(target):
+        return True
+    if not is_dense(target):
+        return False
+    return _copy_bytes(source, target, target.numel() * target.element_size())
+
+
+def _same(source: Tensor, target: Tensor) -> bool:
+    """Whether both have the same dtype and layout, so that a copy of bytes is a copy of values."""
+    return (
+        source.dtype is target.dtype
+        and source.shape == target.shape
+        and source.stride() == target.stride()
+        and source.is_conj() == target.is_conj()
+        and source.is_neg() == target.is_neg()
+    )
+
+
+def _copy_bytes(source: Tensor, target: Tensor, nbytes: int) -> bool:
+    """Copies bytes from buffer to buffer, if WebGPU can: whole words, between two buffers."""
+    start, end = offset_at(data_ptr(source)), offset_at(data_ptr(target))
+    read, written = storages.buffer_of(source), storages.buffer_of(target)
+    if nbytes % 4 and fills_storage(target):
+        nbytes += -nbytes % 4  # the storage's memory is a multiple of 16 bytes
+    if nbytes % 4 or start % 4 or end % 4 or read.serial == written.serial:
+        return False
+    devices.get_device(target.get_device()).copy(read, start, written, end, nbytes)
+    return True
+
+
+def write_on_host(target: Tensor, value: Tensor) -> None:
+    """Writes CPU values into a part of a storage without any kernel, by way of the host."""
+    storage = target.untyped_storage()
+    nbytes, index = storage.nbytes(), target.get_device()
+    data = torch.empty(nbytes, dtype=torch.uint8)
+    device = devices.get_device(index)
+    buffer = storages.buffer_of(target)
+    device.download_many([(buffer, 0, nbytes, data.data_ptr())])
+    itemsize = target.element_size()
+    usable = data[: nbytes // itemsize * itemsize].view(target.dtype)
+    usable.as_strided(target.shape, target.stride(), target.storage_offset()).copy_(value)
+    device.upload(buffer, (data.data_ptr(), nbytes))

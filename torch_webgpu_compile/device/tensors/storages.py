@@ -1,0 +1,194 @@
+"""Memory of ``webgpu`` tensors: PyTorch storages whose addresses stand for GPU buffers.
+
+A tensor on the device is a plain ``torch.Tensor`` with a storage. The storage's address is made up:
+its high bits number a slot in a table of GPU buffers, its low bits are an offset in bytes, so that
+views need nothing of their own. The buffer of a slot may be replaced by another one (`replace`): an
+in-place operation on all of a storage computes into new memory and swaps it in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import DeviceError
+from ...runtime.buffers import LostBuffer
+from ...runtime.device import Device, GpuBuffer
+from .. import devices
+from .dlpack import empty_tensor
+
+# The largest buffer that any provider allows is 2^40 bytes. 2^22 tensors fit below the sign bit.
+_SLOT_BITS = 41
+_OFFSET_MASK = (1 << _SLOT_BITS) - 1
+
+CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_construct_storage = torch._C._construct_storage_from_data_pointer
+_create_empty = torch._C._acc.create_empty_tensor
+_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+_alias = torch.ops.aten.alias.default._handle.redispatch_boxed
+data_ptr = torch._C.TensorBase.data_ptr
+
+_SLOTS = 1 << 22
+_slots = itertools.cycle(range(1, _SLOTS))
+
+
+class _Reference(weakref.ref[torch.UntypedStorage]):
+    """A storage that is in use, and its memory.
+
+    When the storage dies, C code takes this out of the table: Ctrl-C in a callback of Python code
+    would be swallowed, and the memory be lost.
+    """
+
+    __slots__ = ("buffer",)
+    buffer: GpuBuffer
+
+
+_references: dict[int, _Reference] = {}
+
+
+def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> torch.UntypedStorage:
+    """A storage of nbytes on ``webgpu:index``.
+
+    Args:
+        buffer: its memory; allocated when None.
+
+    Raises:
+        OutOfMemoryError: there is not enough GPU memory.
+    """
+    if buffer is None:
+        buffer = devices.get_device(index).allocate(nbytes)
+    slot = next(_slots)
+    while slot in _references:
+        slot = next(_slots)
+    storage: Any = _construct_storage(slot << _SLOT_BITS, devices.torch_device(index), nbytes)
+    reference = _Reference(storage, partial(_references.pop, slot))
+    reference.buffer = buffer
+    _references[slot] = reference
+    return storage  # type: ignore[no-any-return]
+
+
+def new_tensor(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: int = 0,
+    index: int = 0,
+) -> Tensor:
+    """A tensor on ``webgpu:index`` over a storage there; ``offset`` in elements."""
+    tensor = _create_empty((0,), dtype) if index == 0 else _empty_elsewhere(dtype, index)
+    result: Tensor = _set(CPU_KEYS, tensor, storage, offset, sizes, strides)
+    return result
+
+
+_templates: dict[tuple[torch.dtype, int], Tensor] = {}
+
+
+def _empty_elsewhere(dtype: torch.dtype, index: int) -> Tensor:
+    """An empty tensor on a device other than the first, which PyTorch makes only from DLPack."""
+    template = _templates.get((dtype, index))
+    if template is None:
+        template = _templates[dtype, index] = empty_tensor(dtype, index)
+    tensor: Tensor = _alias(CPU_KEYS, template)
+    return tensor
+
+
+def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last one in memory."""
+    if 0 in sizes:
+        return 0
+    return 1 + sum([(n - 1) * s for n, s in zip(sizes, strides, strict=True)])
+
+
+def buffer_of(tensor: Tensor) -> GpuBuffer:
+    """The memory of a tensor's whole storage.
+
+    Raises:
+        DeviceError: the storage is empty, or has been freed although a tensor still refers to it.
+    """
+    reference = _references.get(data_ptr(tensor) >> _SLOT_BITS)
+    if reference is None:
+        reference = _references.get(tensor.untyped_storage().data_ptr() >> _SLOT_BITS)
+    if reference is None:
+        raise DeviceError(
+            f"a webgpu tensor of shape {tuple(tensor.shape)} has no GPU memory: its storage was "
+            "freed while something outside of PyTorch kept its address; keep the tensor alive"
+        )
+    return reference.buffer
+
+
+def buffer_at(address: int) -> GpuBuffer | None:
+    """The memory of the storage that an address points into; None for an empty tensor's."""
+    reference = _references.get(address >> _SLOT_BITS)
+    return None if reference is None else reference.buffer
+
+
+def offset_at(address: int) -> int:
+    """Bytes from the start of the storage to an address."""
+    return address & _OFFSET_MASK
+
+
+def replace(tensor: Tensor, buffer: GpuBuffer) -> None:
+    """Gives the storage of ``tensor`` other memory, which holds at least as many bytes.
+
+    Raises:
+        DeviceLostError: the tensor was lost with its device, so that its other uses raise, too.
+    """
+    slot = tensor.untyped_storage().data_ptr() >> _SLOT_BITS
+    reference = _references.get(slot)
+    if reference is not None:
+        if type(lost := reference.buffer) is LostBuffer:
+            raise lost.error()
+        reference.buffer = buffer
+
+
+def lose(device: Device, index: int) -> None:
+    """Makes every use of the tensors on a lost device raise DeviceLostError; frees their memory."""
+    error = device.lost_error(f"a tensor was on {devices.NAME}:{index}")
+    lost = LostBuffer(str(error), error.cause)
+    for reference in list(_references.values()):
+        if device.owns(reference.buffer):
+            reference.buffer = lost
+
+
+def storage_address(address: int) -> int:
+    """Where the storage starts that an address points into; 0 for an empty tensor's."""
+    return address & ~_OFFSET_MASK
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor's elements lie in memory without gaps, each once."""
+    if tensor.is_contiguous():
+        return True
+    step = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
+
+
+def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether several elements may be at one place; False only if none are, as NumPy's bounds."""
+    length = 1
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1:
+            if stride < length:
+                return True
+            length += stride * (size - 1)
+    return False
+
+
+def fills_storage(tensor: Tensor) -> bool:
+    """Whether a tensor's elements are all of its storage, each once."""
+    if tensor.storage_offset() != 0:
+        return False
+    nbytes = tensor.numel() * tensor.element_size()
+    return nbytes == tensor.untyped_storage().nbytes() and is_dense(tensor)

@@ -1,0 +1,103 @@
+"""Whether a stored plan is one of the graph that asks for it, as far as both say the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import VerificationError
+from ..ir.graph import Buffer, LoopGraph, is_effect
+from ..ir.nodes import BufferArgument, HostCall
+from ..plan.model import HostBuffer, HostStep, Plan, PlanBuffer, PlanInput
+
+
+def verify_match(plan: Plan, graph: LoopGraph) -> None:
+    """Raises VerificationError when inputs, results, constants or host operators are not the same.
+
+    A plan may only call the host's operators that its graph has, with the same arguments: nothing
+    that a file names is run because it is named there.
+    """
+
+    def require(condition: bool, what: str) -> None:
+        if not condition:
+            raise VerificationError(f"plan {plan.name}: {what} are not those of the graph")
+
+    inputs = tuple(PlanInput(entry.buffer, entry.size) for entry in graph.inputs)
+    require(plan.inputs == inputs, "inputs")
+    for entry in graph.inputs:
+        if entry.buffer is not None:
+            own, asked = plan.buffers[entry.buffer], graph.buffers[entry.buffer]
+            require(_layout(own) == _layout(asked), f"the dtype and sizes of {entry.buffer}")
+    require(len(plan.outputs) == len(graph.outputs), "results")
+    for made, wanted in zip(plan.outputs, graph.outputs, strict=True):
+        require(
+            (made.size, repr(made.constant), made.mutates, made.buffer is None)
+            == (wanted.size, repr(wanted.constant), wanted.mutates, wanted.buffer is None),
+            "results",
+        )
+        if made.buffer is not None and wanted.buffer is not None:
+            own, asked = plan.buffers[made.buffer], graph.buffers[wanted.buffer]
+            require(own.dtype is asked.dtype, "dtypes of results")
+            same = made.buffer != wanted.buffer or _layout(own) == _layout(asked)
+            require(same, f"the dtype and sizes of {made.buffer}")
+            require(made.sizes == wanted.sizes, "sizes of results")
+            # What is written in place is where the argument is, and as that is laid out.
+            in_place = own.role == "input" and wanted.mutates is not None
+            view, layout = (made.strides, made.offset), (own.strides, own.offset)
+            require(
+                view == layout
+                if in_place and made.buffer != wanted.buffer
+                else (made.buffer, *view) == (wanted.buffer, wanted.strides, wanted.offset),
+                "places of results",
+            )
+    for part in (plan, plan.preparation):
+        require(part is None or _host_calls(part) <= _host_calls_of(graph), "operators of the host")
+
+
+def _layout(buffer: PlanBuffer | Buffer) -> tuple[Any, ...]:
+    return buffer.dtype, buffer.sizes, buffer.strides, buffer.offset
+
+
+def _host_calls(plan: Plan) -> Counter[Any]:
+    return Counter(
+        _call(step.target, step.outputs, step.arguments, step.keywords, plan.buffers)
+        for step in plan.steps
+        if isinstance(step, HostStep)
+    )
+
+
+def _host_calls_of(graph: LoopGraph) -> Counter[Any]:
+    return Counter(
+        _call(
+            node.target,
+            () if is_effect(node, graph) else node.outputs,
+            node.arguments,
+            node.keywords,
+            graph.buffers,
+        )
+        for node in graph.nodes
+        if isinstance(node, HostCall)
+    )
+
+
+def _call(
+    target: str,
+    outputs: tuple[str, ...],
+    arguments: Any,
+    keywords: Any,
+    buffers: Mapping[str, PlanBuffer] | Mapping[str, Buffer],
+) -> Any:
+    """A call with what its tensors are in place of their names."""
+
+    def tensor(name: str) -> Any:
+        return ("tensor", *_layout(buffers[name])) if name else None
+
+    def described(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(described, value))
+        if isinstance(value, HostBuffer | BufferArgument):
+            return tensor(value.buffer)
+        return type(value), repr(value) if isinstance(value, float) else value
+
+    return target, tuple(map(tensor, outputs)), described(arguments), described(keywords)

@@ -1,0 +1,137 @@
+"""wgpu-native's library: its cffi objects, and what it does not survive, a fork and the exit."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+import threading
+import time
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+from ..errors import DeviceError
+
+_MODULE = "wgpu.backends.wgpu_native"
+_EXIT_SECONDS = 2.0  # how long the process waits for other threads to leave this package
+_QUIET_SECONDS = 0.02  # several switch intervals of the interpreter, for threads on their way here
+
+
+class _Process:
+    """Where the calling process is in its life.
+
+    Attributes:
+        used: a device has been opened.
+        forked: the library is not called: the driver's threads do not exist in a child process.
+        exiting: only the main thread may go on.
+        restricted: one of the two.
+    """
+
+    used = forked = exiting = restricted = False
+
+
+process = _Process()
+
+
+@atexit.register
+def _mark_exit() -> None:
+    """Ends threads that still use a GPU, by SystemExit when they next call it.
+
+    Else the interpreter would end them in the middle of C++ and Rust code, which ends the process:
+    "terminate called without an active exception". A thread that waits for the interpreter in
+    PyTorch's C++, before its kernel is called, has no frame of this package: hence the pause.
+    """
+    process.exiting = process.restricted = True
+    if not process.used or len(sys._current_frames()) == 1:
+        return
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    quiet_since = start = time.monotonic()
+    while (now := time.monotonic()) < min(start + _EXIT_SECONDS, quiet_since + _QUIET_SECONDS):
+        if _is_in_use(package):
+            quiet_since = now
+        time.sleep(0.001)
+
+
+def _is_in_use(package: str) -> bool:
+    """Whether another thread is executing code of this package, or a backward pass.
+
+    What that calls, it calls in threads of PyTorch's own.
+    """
+    own = threading.get_ident()
+    for identity, top in sys._current_frames().items():
+        frame: FrameType | None = top
+        while frame is not None and identity != own:
+            code = frame.f_code
+            if code.co_filename.startswith(package) or code.co_name == "_engine_run_backward":
+                return True
+            frame = frame.f_back
+    return False
+
+
+def _mark_fork() -> None:
+    if process.used:
+        process.forked = process.restricted = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mark_fork)
+
+
+def refuse() -> None:
+    """Raises where a GPU cannot be used."""
+    if process.forked:
+        raise DeviceError(
+            "the GPU cannot be used in a forked child process; start child processes with the "
+            "'spawn' method"
+        )
+    if process.exiting and threading.current_thread() is not threading.main_thread():
+        raise SystemExit
+
+
+def library() -> tuple[Any, Any, Any]:
+    """(ffi, lib, wgpu-py's error handler)."""
+    ffi_module = import_module(f"{_MODULE}._ffi")
+    parse_only_needed(ffi_module.ffi)
+    return ffi_module.ffi, ffi_module.lib, import_module(f"{_MODULE}._api").error_handler
+
+
+def subgroup_sizes(adapter: Any) -> tuple[int, int]:
+    """Smallest and largest subgroup size of a wgpu-py adapter."""
+    ffi, lib, _ = library()
+    info = ffi.new("WGPUAdapterInfo *")
+    lib.wgpuAdapterGetInfo(adapter._internal, info)
+    sizes = int(info.subgroupMinSize), int(info.subgroupMaxSize)
+    lib.wgpuAdapterInfoFreeMembers(info[0])
+    return sizes
+
+
+def parse_only_needed(ffi: Any) -> None:
+    """Makes the parser of an `FFI` see only the type names that a string mentions.
+
+    For ``ffi.new("WGPUBufferDescriptor *")`` cffi parses, beside that string, a declaration of
+    every type name of the library's header: 13 ms of a server's time for each of the forty strings
+    that a device's opening needs, half a second of every program's first call.
+    """
+    parser: Any = getattr(ffi, "_parser", None)
+    if not hasattr(parser, "_parse") or not hasattr(parser, "_declarations"):
+        return  # a cffi with other insides: as slow as before
+    if "_parse" in vars(parser):
+        return  # done before
+    parse = parser._parse
+
+    def parse_with_mentioned(source: str) -> Any:
+        everything = parser._declarations
+        words = set(re.findall(r"\w+", source))
+        parser._declarations = {
+            name: declared
+            for name, declared in everything.items()
+            if name.removeprefix("typedef ") in words
+        }
+        try:
+            return parse(source)
+        finally:
+            parser._declarations = everything
+
+    parser._parse = parse_with_mentioned
