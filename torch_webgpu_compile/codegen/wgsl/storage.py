@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ... import dtypes
-from ...checks import IndexCheck
 from ...dtypes import DType
-from ...errors import AdapterError, OutOfMemoryError
+from ...errors import AdapterError, IndexCheck, OutOfMemoryError
 from ...ir.graph import Buffer
 from ...plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
 from ...symbolic.sizes import Expr, Symbol, as_expr, as_symbol, upper_bound
 from ...target import Target, Window
-from ..errors import IndexCheck
 from .buffer_access import Use, access_function, element_type
 from .values import Text
 

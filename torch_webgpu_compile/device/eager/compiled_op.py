@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature
-from ...capture.eager import Argument, CapturedCall, Constant, Output, TensorSpec, capture_call
+from ...capture.eager.calls import Argument, CapturedCall, Constant, Output, TensorSpec
+from ...capture.eager.capture import capture_call
 from ...compiler import compile_graph, loops_of, native_operators
 from ...counters import counters
 from ...errors import UnsupportedOp
@@ -27,8 +28,6 @@ from ...runtime.device import Device
 from ...symbolic.sizes import evaluate
 from ...target import BINDING_ALIGNMENT
 from .. import devices
-from ..capture.eager.calls import Argument, CapturedCall, Constant, Output, TensorSpec
-from ..capture.eager.capture import capture_call
 from ..determinism import is_on, switched
 from ..generators import draw_seeds
 from ..tensors.storages import data_ptr

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..capture.decompositions.table import OWN
+from ...capture.decompositions.table import OWN
 from ..tensors.aliasing import check_apart
 from ..tensors.factories import contiguous_strides
 
