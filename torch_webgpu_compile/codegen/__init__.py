@@ -96,8 +96,9 @@ def _generate_kernel(
         case RowGroup():
             return generate_rows(group, buffers, target)
         case AnchorGroup(anchor=Attention() as node):
-            generate = generate_attention_parts if node.parts > 1 else generate_attention
-            return generate(group, buffers, target)
+            if node.parts > 1:
+                return generate_attention_parts(group, buffers, target)
+            return generate_attention(group, buffers, target)
         case AnchorGroup() | SiblingGroup() | PairGroup():
             return generate_contraction(group, buffers, target, tilings)
         case SingleGroup(node=AttentionGradient() as node):

@@ -42,9 +42,9 @@ _DIVISIONS = frozenset({"trunc_divide", "floor_divide", "fmod", "remainder"})
 def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
     """Joins independent small kernel groups to a `JointGroup`, which is one dispatch.
 
-    Groups are small if they are maps, rows or scatters of known size that move at most 32 MiB. Each
-    takes the nearest of the last 8 clusters before it that it does not depend on and that has a
-    part and bindings to spare.
+    Groups are small if they are maps, rows or scatters of known size that move at most 32 MiB; maps
+    that go through tiles stay alone. Each takes the nearest of the last 8 clusters before it that
+    it does not depend on and that has a part, bindings and workgroup memory to spare.
     """
     clusters = Clusters(schedule, target)
     memory = _Memory(schedule, target)

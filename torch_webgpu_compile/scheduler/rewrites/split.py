@@ -126,7 +126,7 @@ def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
     graph = split_long_contractions(graph, target)
     if target.software:  # few cores are full soon
         return graph
-    # Products of one operand share a dispatch (see `siblings`) and fill a GPU together.
+    # Products of one operand share a dispatch (see `join_siblings`) and fill a GPU together.
     tiles = Counter[tuple[str, Scalar]]()
     for node in graph.nodes:
         if isinstance(node, Contraction):
