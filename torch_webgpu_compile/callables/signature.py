@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..plan.model import Binding, Dispatch, HostStep, Plan, PlanBuffer, PlanOutput, bound_nbytes
+from ..plan.model import Binding, Dispatch, Plan, PlanBuffer, PlanOutput, bound_nbytes
 from ..recent import Recent, most_sizes
 from ..symbolic.sizes import INT32, Expr, evaluate
 from ..target import Target
@@ -431,12 +431,4 @@ def _buffers_read(plan: Plan) -> set[str]:
     used = {output.buffer for output in plan.outputs if output.buffer is not None}
     if plan.preparation is not None:
         used.update(i.buffer for i in plan.preparation.inputs if i.buffer is not None)
-    for step in plan.steps:
-        match step:
-            case Dispatch():
-                used.update(binding.buffer for binding in step.bindings)
-            case HostStep():
-                used.update(step.reads)
-            case _:
-                used.update((step.source, step.destination))
-    return used
+    return used.union(*(step.buffers for step in plan.steps))

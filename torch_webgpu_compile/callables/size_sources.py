@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedOp
-from ..plan.model import FIRST_CHECK, Dispatch, HostStep, Plan
-from ..plan.numbers import HostNumber, number_symbols
-from ..symbolic.sizes import Expr, Symbol, atom_expr, symbols_of
+from ..plan.model import FIRST_CHECK, Plan
+from ..symbolic.sizes import Expr, Symbol, symbols_of
 from ..target import BINDING_ALIGNMENT
 
 
@@ -122,23 +121,9 @@ def _symbols(plan: Plan) -> dict[str, Symbol]:
         exprs += (*output.sizes, *output.strides)
         exprs += [e for e in (output.offset, output.size) if e is not None]
     for step in plan.steps:
-        if isinstance(step, Dispatch):
-            exprs += (*step.grid, *step.narrow)
-            for parameter in step.parameters:
-                if isinstance(parameter, HostNumber):
-                    exprs += map(atom_expr, number_symbols(parameter))
-                else:
-                    exprs.append(parameter)
-        elif isinstance(step, HostStep):
-            exprs += _exprs((step.arguments, step.keywords))
+        exprs += step.sizes
     found: dict[str, Symbol] = {}
     for expr in exprs:
         found.update((symbol.name, symbol) for symbol in symbols_of(expr))
     found.pop(FIRST_CHECK.name, None)  # runtimes number checks themselves
     return found
-
-
-def _exprs(value: Any) -> list[Expr]:
-    if isinstance(value, tuple):
-        return [expr for item in value for expr in _exprs(item)]
-    return [value] if isinstance(value, Expr) else []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .. import dtypes
 from ..dtypes import Kind
+from ..symbolic.nested import HostBuffer, buffers_in
 from ..symbolic.sizes import Expr, as_expr, symbols_of
 from .attention_nodes import Attention, AttentionGradient
 from .scalar import Scalar, checks_of, loads_of
@@ -283,8 +284,8 @@ class Scatter(Computation):
 class HostCall(Computation):
     """An ATen overload run on the host.
 
-    ``arguments`` and ``keywords`` are nested tuples of constants, `BufferArgument`s and `Expr`s
-    (sizes). ``target`` is the overload's name, e.g. ``aten.sort.stable``.
+    ``arguments`` and the values of ``keywords`` are as `symbolic.nested` says. ``target`` is the
+    overload's name, e.g. ``aten.sort.stable``.
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
@@ -302,13 +303,6 @@ class HostCall(Computation):
 
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
         yield self.target.count(".") == 2, "a target namespace.name.overload"
-
-
-@dataclass(frozen=True, slots=True)
-class BufferArgument:
-    """A tensor argument of a `HostCall`."""
-
-    buffer: str
 
 
 AnchorNode = Contraction | Attention
@@ -380,16 +374,8 @@ def inputs_of(node: Computation) -> tuple[str, ...]:
 def taken_whole(node: Computation) -> tuple[str, ...]:
     """Names of the buffers that a node reads other than by loads in its bodies."""
     values = [getattr(node, field) for field in node.INPUTS]
-    named = [BufferArgument(value) if isinstance(value, str) else value for value in values]
-    return tuple(_arguments(tuple(named)))
-
-
-def _arguments(value: Any) -> Iterator[str]:
-    if isinstance(value, BufferArgument):
-        yield value.buffer
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _arguments(item)
+    named = tuple(HostBuffer(value) if isinstance(value, str) else value for value in values)
+    return buffers_in(named)
 
 
 def anchor_symbols(node: AnchorNode) -> tuple[Expr, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ..symbolic.nested import rename_buffers
 from .graph import (
     AnchorGroup,
     Buffer,
@@ -19,7 +20,7 @@ from .graph import (
     SiblingGroup,
     SingleGroup,
 )
-from .nodes import BufferArgument, HostCall, inputs_of, map_bodies, outputs_of
+from .nodes import HostCall, inputs_of, map_bodies, outputs_of
 from .scalar import Load, Scalar, loads_of, rewrite
 from .spaces import Computation
 
@@ -111,15 +112,7 @@ def _rename_outputs(value: Any, names: Mapping[str, str]) -> Any:
 
 def _rename_input(value: Any, names: Mapping[str, str]) -> Any:
     """A field of `Computation.INPUTS`; strings among arguments are constants."""
-    return names[value] if isinstance(value, str) else _rename_arguments(value, names)
-
-
-def _rename_arguments(value: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(value, BufferArgument):
-        return BufferArgument(names[value.buffer])
-    if isinstance(value, tuple):
-        return tuple(_rename_arguments(item, names) for item in value)
-    return value
+    return names[value] if isinstance(value, str) else rename_buffers(value, names)
 
 
 def _rename_loads(body: Scalar, names: Mapping[str, str]) -> Scalar:

@@ -59,7 +59,7 @@ class Computation(ABC):
 
     INPUTS: ClassVar[tuple[str, ...]] = ()
     """Fields that name buffers that it reads as a whole, beside what its bodies load: a name, None,
-    or nested tuples with `BufferArgument`s.
+    or nested tuples with `HostBuffer`s.
     """
 
     OPERANDS: ClassVar[tuple[str, ...]] = ()

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import Expr, Symbol, contiguous_strides, symbols_of
 from .graph import (
     AnchorGroup,
@@ -36,7 +37,7 @@ from .graph import (
     SiblingGroup,
     SingleGroup,
 )
-from .nodes import BufferArgument, Scatter, bodies_of, outputs_of
+from .nodes import Scatter, bodies_of, outputs_of
 from .scalar import (
     SCALARS,
     Checked,
@@ -175,7 +176,7 @@ def _operand(value: Any, text: ScalarText) -> str:
     match value:
         case _ if isinstance(value, SCALARS):
             return text.text(value)
-        case BufferArgument(buffer):
+        case HostBuffer(buffer):
             return f"argument({buffer})"
         case Expr():
             return f"index({value!r})"

@@ -9,7 +9,7 @@ from typing import Any
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.graph import Buffer, BufferOrigin
-from ..ir.nodes import BufferArgument, Contraction, HostCall, Node, Pointwise, Reduction, Scatter
+from ..ir.nodes import Contraction, HostCall, Node, Pointwise, Reduction, Scatter
 from ..ir.scalar import (
     Const,
     Index,
@@ -25,6 +25,7 @@ from ..ir.scalar import (
     walk,
 )
 from ..ir.spaces import Origin
+from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import ONE, ZERO, Expr, contiguous_strides
 from ..target import Target
 from .folding import fold, narrow
@@ -256,7 +257,7 @@ class Builder:
         them to float32.
         """
         made = self.new_buffer(dtypes.float32, (), f"{self.hint}_f32")
-        arguments = (BufferArgument(self.materialize(value).name),)
+        arguments = (HostBuffer(self.materialize(value).name),)
         keywords = (("dtype", "torch.float32"),)
         self.nodes.append(
             HostCall((made.name,), "aten._to_copy.default", arguments, keywords, (self.origin,))
@@ -300,7 +301,7 @@ class Builder:
             number = self.finished(cast(value.body, dtypes.float32))
             target = "aten._to_copy.default"
             single = self.materialize(Value(dtypes.float32, (), number))
-            arguments = (BufferArgument(single.name),)
+            arguments = (HostBuffer(single.name),)
         keywords = (("dtype", f"torch.{value.dtype.name}"),)
         return HostCall((buffer.name,), target, arguments, keywords, (self.origin,))
 

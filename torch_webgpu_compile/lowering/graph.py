@@ -14,13 +14,14 @@ from .. import dtypes
 from ..captured import CapturedGraph, user_source
 from ..dtypes import DType
 from ..errors import UnsupportedOp, VerificationError
+from ..fallbacks import OnFallback
 from ..ir.graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
 from ..ir.scalar import Index, Load, const, loads_of
 from ..ir.spaces import Origin
 from ..symbolic.sizes import ONE, Expr, as_expr
 from ..target import Target
 from .builder import Builder, Signature, as_value
-from .fallback import OnFallback, host_call
+from .fallback import host_call
 from .families import register_all
 from .fx_nodes import bytes_of, flatten, has_tensor, identifier, needed_nodes, used_results
 from .outputs import OutputLayouts

@@ -9,6 +9,7 @@ from ..ir.graph import Buffer, BufferOrigin, GraphOutput
 from ..ir.nodes import HostCall, Pointwise
 from ..ir.scalar import Index, Load, scalar_symbols
 from ..ir.spaces import iteration_symbols, symbol_keys
+from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import (
     ONE,
     ZERO,
@@ -98,7 +99,7 @@ class OutputLayouts:
             source = builder.materialize(value)
             made = builder.new_buffer(value.dtype, sizes, "output", strides=strides)
             builder.nodes.append(
-                HostCall((made.name,), "aten.clone.default", _buffer_arguments(source.name), ())
+                HostCall((made.name,), "aten.clone.default", (HostBuffer(source.name),), ())
             )
         else:
             made = builder.new_buffer(value.dtype, sizes, "output", strides=strides)
@@ -107,12 +108,6 @@ class OutputLayouts:
                 builder.nodes.append(node)
         self.owners[made.name] = storage
         return GraphOutput(made.name, value.sizes, strides, ZERO)
-
-
-def _buffer_arguments(name: str) -> tuple[object, ...]:
-    from ..ir.nodes import BufferArgument
-
-    return (BufferArgument(name),)
 
 
 def _overlap(value: Value, strides: Sequence[Expr]) -> bool:

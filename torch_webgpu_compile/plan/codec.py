@@ -24,8 +24,8 @@ from reprlib import repr as brief
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from ..dtypes import BY_NAME, DType
+from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import INT64, Expr
-from .model import HostBuffer, HostConstant
 from .size_json import Json, decode_expr, encode_expr
 
 _PLAIN = {type(None): type(None), bool: bool, int: int, str: str, tuple: list}
@@ -72,9 +72,7 @@ def codec_of(hint: Any) -> Codec:
 
 @cache
 def _argument() -> Codec:
-    return codec_of(
-        None | bool | int | float | str | Expr | HostBuffer | HostConstant | tuple[Any, ...]
-    )
+    return codec_of(None | bool | int | float | str | Expr | HostBuffer | tuple[Any, ...])
 
 
 def _refuse(expected: str, value: Any) -> NoReturn:

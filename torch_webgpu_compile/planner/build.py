@@ -7,12 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Schedule, is_effect
-from ..ir.nodes import BufferArgument, HostCall
+from ..ir.nodes import HostCall
 from ..plan.model import (
     STATUS,
     STATUS_BUFFER,
-    Dispatch,
-    HostBuffer,
     HostStep,
     Kernel,
     KernelCall,
@@ -23,6 +21,7 @@ from ..plan.model import (
     Role,
     Step,
 )
+from ..symbolic.nested import rename_buffers
 from .liveness import Interval, assign_slots
 
 
@@ -99,36 +98,10 @@ def _host_step(call: HostCall, graph: LoopGraph, names: Mapping[str, str]) -> Ho
     return HostStep(
         call.target,
         () if is_effect(call, graph) else call.outputs,
-        tuple(_host_argument(a, names) for a in call.arguments),
-        tuple((k, _host_argument(v, names)) for k, v in call.keywords),
+        rename_buffers(call.arguments, names),
+        rename_buffers(call.keywords, names),
         source,
     )
-
-
-def _host_argument(value: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(value, BufferArgument):
-        return HostBuffer(names[value.buffer])
-    if isinstance(value, tuple):
-        return tuple(_host_argument(v, names) for v in value)
-    return value
-
-
-def _step_buffers(step: Step) -> set[str]:
-    match step:
-        case Dispatch():
-            return {b.buffer for b in step.bindings}
-        case HostStep():
-            return {*step.outputs, *_arguments_buffers((step.arguments, step.keywords))}
-        case _:
-            return {step.source, step.destination}
-
-
-def _arguments_buffers(value: Any) -> set[str]:
-    if isinstance(value, HostBuffer):
-        return {value.buffer}
-    if isinstance(value, tuple):
-        return set().union(*(_arguments_buffers(v) for v in value))
-    return set()
 
 
 def _plan_buffers(
@@ -136,7 +109,7 @@ def _plan_buffers(
 ) -> dict[str, PlanBuffer]:
     used: dict[str, list[int]] = {}
     for k, step in enumerate(steps):
-        for name in sorted(_step_buffers(step)):
+        for name in sorted(set(step.buffers)):
             used.setdefault(name, []).append(k)
     returned = {output.buffer for output in outputs if output.buffer is not None}
     reports = used.pop(STATUS, None)
