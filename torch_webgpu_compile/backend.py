@@ -11,14 +11,15 @@ from torch import is_tensor
 from torch.utils._pytree import tree_leaves
 
 from . import devices, fallbacks
+from .callables.compiled_graph import CompiledGraph
 from .callables.device_graph import DeviceGraph
-from .callables.host_graph import CompiledGraph
+from .callables.host_graph import HostGraph
+from .callables.signature import Signature
 from .capture import aot, dynamo
 from .captured import CapturedGraph, Phase
 from .compiler import (
     Compilation,
     compile_graph,
-    device_signature_of,
     loops_of,
     native_operators,
     signature_of,
@@ -58,15 +59,15 @@ def device_for(options: CompileOptions) -> Device:
     return open_device(options.provider or "wgpu", adapter, options.checked)
 
 
-def _host_graph(state: Compilation, device: Device) -> CompiledGraph:
+def _host_graph(state: Compilation, device: Device) -> HostGraph:
     signature, loops = signature_of(state), loops_of(state)
     try:
-        return CompiledGraph(state.plan, device, signature, loops)
+        return HostGraph(signature, device, loops)
     except DeviceLostError:
-        return CompiledGraph(state.plan, reopened(device), signature, loops)
+        return HostGraph(signature, reopened(device), loops)
 
 
-Observer = Callable[[Compilation, CompiledGraph | DeviceGraph], None]
+Observer = Callable[[Compilation, CompiledGraph], None]
 
 
 def compile_module(
@@ -97,12 +98,12 @@ def compile_module(
             # Dynamo would wrap it in an error of its own: calls raise it instead.
             return _raising(str(error))
         before = device.kernels_compiled
-        compiled: CompiledGraph | DeviceGraph
+        compiled: CompiledGraph
         if index is None:
             compiled = _host_graph(state, device)
         else:
-            signature = device_signature_of(state)
-            compiled = DeviceGraph(state.plan, device, index, signature, loops_of(state))
+            signature = Signature(state.plan, state.phase)
+            compiled = DeviceGraph(signature, device, index, loops_of(state))
         counters.add(kernels_compiled=device.kernels_compiled - before)
         if observer is not None:
             observer(state, compiled)

@@ -454,32 +454,7 @@ def _take_cached(state: Compilation, key: str) -> bool:
 
 def signature_of(state: Compilation) -> Signature:
     """How the caller's CPU tensors become a plan's inputs, and its outputs PyTorch's tensors."""
-    return Signature(
-        state.plan,
-        state.captured.static_inputs,
-        state.phase.saved,
-        state.phase.forwarded,
-        state.phase.counted,
-        state.phase.seeds,
-        backward=state.phase.name == "backward",
-        complex_inputs=state.phase.complex_inputs,
-        complex_outputs=state.phase.complex_outputs,
-        lazy=state.phase.lazy,
-    )
-
-
-def device_signature_of(state: Compilation) -> Signature:
-    """`signature_of` for tensors on the device, where every argument is bound where it is."""
-    phase = state.phase
-    return Signature(
-        state.plan,
-        forwarded=phase.forwarded,
-        counted=phase.counted,
-        seeds=phase.seeds,
-        complex_inputs=phase.complex_inputs,
-        complex_outputs=phase.complex_outputs,
-        lazy=phase.lazy,
-    )
+    return Signature(state.plan, state.phase, state.captured.static_inputs)
 
 
 def native_operators() -> frozenset[torch._ops.OpOverload]:

@@ -11,7 +11,7 @@ import torch
 
 from tests import harness
 from torch_webgpu_compile.backend import device_for
-from torch_webgpu_compile.callables.host_graph import CompiledGraph
+from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.captured import CapturedGraph, Phase
 from torch_webgpu_compile.compiler import compile_graph, signature_of
 from torch_webgpu_compile.errors import UnsupportedOp
@@ -42,7 +42,7 @@ def run_interpreted(captured: CapturedGraph, arguments: list[torch.Tensor]) -> l
 def run_kernels(captured: CapturedGraph, arguments: list[torch.Tensor]) -> list[Any]:
     """The whole path, on the adapter."""
     state = compile_graph(captured, Phase("inference"), device().target, OPTIONS, use_cache=False)
-    compiled = CompiledGraph(state.plan, device(), signature_of(state))
+    compiled = HostGraph(signature_of(state), device())
     return compiled(list(arguments))
 
 

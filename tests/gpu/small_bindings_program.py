@@ -27,7 +27,7 @@ from torch.testing import assert_close
 from torch_webgpu_compile import counters, devices, errors
 from torch_webgpu_compile.callables import precompiled
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
-from torch_webgpu_compile.callables.host_graph import CompiledGraph
+from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.device import dispatch
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.options import CompileOptions
@@ -310,7 +310,7 @@ def precompiled_graph(place: str) -> None:
     calls: list[tuple[Any, list[Any]]] = []
     kept: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        kind = CompiledGraph if place == "cpu" else DeviceGraph
+        kind = HostGraph if place == "cpu" else DeviceGraph
         run = kind.run
 
         def noticed(graph: Any, values: list[Any]) -> list[Any]:

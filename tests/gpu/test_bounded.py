@@ -15,7 +15,7 @@ from tests.compiling import native
 from torch_webgpu_compile import devices
 from torch_webgpu_compile.callables import signature
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
-from torch_webgpu_compile.callables.host_graph import CompiledGraph
+from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.device import autoload, dispatch
 from torch_webgpu_compile.runtime import buffers
 
@@ -32,7 +32,7 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch) -> int:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Weak references to the graphs that are made."""
     made: list[weakref.ref[Any]] = []
-    for kind in (CompiledGraph, DeviceGraph):
+    for kind in (HostGraph, DeviceGraph):
         original = kind.__init__
 
         def init(self: Any, *arguments: Any, _original: Any = original, **keywords: Any) -> None:

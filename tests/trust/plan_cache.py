@@ -19,7 +19,7 @@ import torch
 from tests.plan_mutations import altered, damaged, without_program, without_reports
 from torch_webgpu_compile import backend, files, plan_cache
 from torch_webgpu_compile.cache_folder import CacheFolder
-from torch_webgpu_compile.callables.host_graph import CompiledGraph
+from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.compiler import Compilation, compile_graph, signature_of
 from torch_webgpu_compile.plan import serialize
@@ -128,8 +128,8 @@ def _same_results(entry: _Entry, plan: Plan) -> bool:
 
 def _results(state: Compilation, plan: Plan) -> list[torch.Tensor]:
     signature = signature_of(state)
-    own = Signature(plan, signature.static_inputs)
-    graph = CompiledGraph(plan, backend.device_for(state.options), own)
+    own = Signature(plan, static_inputs=signature.static_inputs)
+    graph = HostGraph(own, backend.device_for(state.options))
     generator = torch.Generator().manual_seed(1)
     values: list[Any] = []
     for entry in plan.inputs:

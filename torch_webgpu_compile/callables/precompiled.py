@@ -30,16 +30,13 @@ from ..plan_cache import sources_digest, target_text
 from ..runtime.device import Device
 from ..target import Target
 from ..tuning.machines import measured_target
+from .compiled_graph import CompiledGraph, PlanAt
 from .device_graph import DeviceGraph
 from .host_calls import find_overload
-from .host_graph import CompiledGraph
+from .host_graph import HostGraph
 from .signature import Signature
-from .specialized import PlanAt
 
-_FIELDS = (
-    *("static_inputs", "saved", "forwarded", "counted", "seeds"),
-    *("complex_inputs", "complex_outputs", "lazy"),
-)
+_FIELDS = ("phase", "static_inputs")
 """Of `Signature`."""
 
 _OPTIONS = ("fusion", "deterministic", "fill_empty")
@@ -81,8 +78,8 @@ class Artifact(BackendCacheArtifact[Callable[..., Any]]):
         signature = self.__dict__.pop("_signature", None) or _signature_of(content)
         index, plan_at = content["device"], _plan_at(content, device)
         if index is None:
-            return unwrapped(CompiledGraph(signature.plan, device, signature, plan_at))
-        return unwrapped(DeviceGraph(signature.plan, device, index, signature, plan_at))
+            return unwrapped(HostGraph(signature, device, plan_at))
+        return unwrapped(DeviceGraph(signature, device, index, plan_at))
 
 
 def _plan_at(content: dict[str, Any], device: Device) -> PlanAt | None:
@@ -133,7 +130,7 @@ def keep(name: str, compiled: Any, options: CompileOptions) -> None:
         compiled: takes Dynamo's arguments and gives its results.
         options: that it was compiled with.
     """
-    if not isinstance(compiled, CompiledGraph | DeviceGraph):
+    if not isinstance(compiled, CompiledGraph):
         return
     text = serialize.dumps(compiled.plan).decode()
     loops, graph = compiled.plan_at, b""

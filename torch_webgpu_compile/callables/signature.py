@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..captured import Phase
 from ..plan.model import Binding, Dispatch, Plan, PlanBuffer, PlanOutput, bound_nbytes
 from ..recent import Recent, most_sizes
 from ..symbolic.sizes import INT32, Expr, evaluate
@@ -122,7 +123,7 @@ class Variant:
         bound_nbytes: the most that one binding has to reach of a buffer whose size is a symbol.
         iterations: the most that an invocation's loops make (`Dispatch.iterations`).
         is_wide: whether a number that kernels take for a 32-bit one is not (`Dispatch.narrow`).
-        ready: what a `DeviceGraph` has made for these sizes, once it has; the rest never changes.
+        resolved: what a `DeviceGraph` has made for these sizes, once it has.
     """
 
     sizes: dict[str, int]
@@ -140,13 +141,16 @@ class Variant:
     bound_nbytes: int
     iterations: int
     is_wide: bool
-    ready: Any = None
+    resolved: Any = None
 
     def fits(self, target: Target) -> bool:
-        """Whether the plan can run at these sizes; else it needs to be `specialized`."""
+        """Whether the plan can run at these sizes; else a `CompiledGraph` needs another one."""
         most = target.max_loop_iterations or self.iterations
         is_small = self.bound_nbytes <= target.max_binding_nbytes and self.iterations <= most
         return is_small and not self.is_wide
+
+
+_INFERENCE = Phase("inference")
 
 
 @dataclass(eq=False)
@@ -155,31 +159,16 @@ class Signature:
 
     Args:
         plan: whose inputs and outputs they are.
+        phase: what the graph is for, of which the plan was made.
         static_inputs: positions of parameters and buffers.
-        saved: positions of results that only the backward graph reads.
-        forwarded: (result, argument) positions of results that are an argument.
-        counted: positions of changed arguments whose version counter is incremented before each
-            call.
-        seeds: rows of random seeds that are passed as one more argument.
-        backward: whether arguments may be tensors that a forward graph kept on the GPU.
-        complex_inputs, complex_outputs: positions of arguments and results that are complex, where
-            the plan has real tensors (…, 2).
-        lazy: positions of arguments that may be lazily conjugated or negated.
 
     Raises:
         UnsupportedOp: a size of the plan does not follow from the arguments.
     """
 
     plan: Plan
+    phase: Phase = _INFERENCE
     static_inputs: frozenset[int] = frozenset()
-    saved: frozenset[int] = frozenset()
-    forwarded: tuple[tuple[int, int], ...] = ()
-    counted: frozenset[int] = frozenset()
-    seeds: int = 0
-    backward: bool = False
-    complex_inputs: frozenset[int] = frozenset()
-    complex_outputs: frozenset[int] = frozenset()
-    lazy: frozenset[int] = frozenset()
     inputs: tuple[InputEntry, ...] = field(init=False)
     constant: tuple[InputEntry, ...] = field(init=False)
     _sources: tuple[SizeSource, ...] = field(init=False)
@@ -199,7 +188,7 @@ class Signature:
         )
         changed = {output.mutates for output in self.plan.outputs}
         self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
-        self._sources = size_sources(self.plan, self.complex_inputs)
+        self._sources = size_sources(self.plan, self.phase.complex_inputs)
         self._symbolic = frozenset(
             binding
             for step in self.plan.steps
@@ -236,7 +225,7 @@ class Signature:
 
     def call(self, run: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
         """``run(values)`` with memory in place of lazily conjugated or negated arguments."""
-        given = {k: values[k] for k in self.lazy if values[k].is_conj() or values[k].is_neg()}
+        given = {k: values[k] for k in self.phase.lazy if values[k].is_conj() or values[k].is_neg()}
         with torch.no_grad():
             for position, tensor in given.items():
                 values[position] = tensor.resolve_conj().resolve_neg()
@@ -246,7 +235,7 @@ class Signature:
             for position, tensor in given.items():
                 if position in changed:
                     tensor.copy_(passed[position])
-        for output, position in self.forwarded:
+        for output, position in self.phase.forwarded:
             results[output] = given.get(position, results[output])
         return results
 
@@ -264,11 +253,11 @@ class Signature:
         for entry in self.inputs:
             shape, strides = _layout(buffers[entry.buffer], sizes)
             nbytes = span(shape, strides) * buffers[entry.buffer].dtype.itemsize
-            if entry.position in self.complex_inputs:
+            if entry.position in self.phase.complex_inputs:
                 strides = _of_complex((shape, strides, 0))[1]
             if entry.static:
                 is_constant = entry in self.constant
-                counted = int(not is_constant and entry.position in self.counted)
+                counted = int(not is_constant and entry.position in self.phase.counted)
                 recipe = StaticRecipe(entry.position, entry.buffer, strides, nbytes, counted)
                 (static if is_constant else states).append(recipe)
             else:
@@ -296,8 +285,8 @@ class Signature:
             saved=bool(kept),
             saved_buffers=tuple(_with_nbytes(buffers, [t.buffer for t in kept], sizes)),
             updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
-            may_be_resident=self.backward,
-            rebinds=bool(kept or updated or states or self.backward),
+            may_be_resident=self.phase.name == "backward",
+            rebinds=bool(kept or updated or states or self.phase.name == "backward"),
             bound_nbytes=max(
                 (bound_nbytes(where, buffers[where.buffer], sizes) for where in self._symbolic),
                 default=0,
@@ -312,7 +301,7 @@ class Signature:
         by_buffer: dict[tuple[str, bool], list[tuple[int, View]]] = {}
         for position, output in enumerate(returned):
             if output.buffer is not None:
-                is_complex = position in self.complex_outputs
+                is_complex = position in self.phase.complex_outputs
                 view = _view(output, sizes)
                 view = _of_complex(view) if is_complex else view
                 by_buffer.setdefault((output.buffer, is_complex), []).append((position, view))
@@ -340,7 +329,7 @@ class Signature:
     def _stays(self, tensor: TensorRecipe, sizes: Mapping[str, int]) -> bool:
         """Whether only the backward graph reads a tensor, and can do so from the plan's buffer."""
         return (
-            all(position in self.saved and view is None for position, view in tensor.results)
+            all(position in self.phase.saved and view is None for position, view in tensor.results)
             and tensor.offset_nbytes == 0
             and tensor.nbytes > 0
             and not any(
@@ -352,7 +341,7 @@ class Signature:
         assert output.buffer is not None
         assert output.mutates is not None
         buffer = self.plan.buffers[output.buffer]
-        is_complex = output.mutates in self.complex_inputs
+        is_complex = output.mutates in self.phase.complex_inputs
         view = _view(output, sizes)
         shape, strides, offset = _of_complex(view) if is_complex else view
         elements = span(shape, strides)
@@ -379,7 +368,7 @@ class Signature:
             elements * itemsize,
             dense=numel == elements,
             keep=keep,
-            counted=output.mutates in self.counted,
+            counted=output.mutates in self.phase.counted,
             in_place=buffer.role == "input",
         )
 

@@ -147,7 +147,7 @@ class Dispatch:
         iterations: the most that all loops of one invocation make together, where the kernel was
             compiled for a driver that ends them (`Target.max_loop_iterations`); else 0.
         narrow: integers made from sizes that the kernel's arithmetic takes for 32-bit ones: for
-            sizes for which they are not the graph is `specialized`, or a runtime refuses them.
+            sizes for which they are not the graph is compiled again, or a runtime refuses them.
     """
 
     kernel: int

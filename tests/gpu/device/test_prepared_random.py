@@ -22,7 +22,7 @@ from tests.compiling import compiled
 from torch_webgpu_compile import counters, plan_cache
 from torch_webgpu_compile.callables import precompiled
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
-from torch_webgpu_compile.callables.host_graph import CompiledGraph
+from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.options import CompileOptions
 
 CHANNELS = 8
@@ -126,6 +126,6 @@ def _notice_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, list[Any]]
 
         return run_and_note
 
-    for kind in (CompiledGraph, DeviceGraph):
+    for kind in (HostGraph, DeviceGraph):
         monkeypatch.setattr(kind, "run", noticed(kind.run))
     return calls
