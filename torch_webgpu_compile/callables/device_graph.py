@@ -32,7 +32,7 @@ from ..symbolic.sizes import evaluate
 from ..target import BINDING_ALIGNMENT
 from .compiled_graph import CompiledGraph, PlanAt
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
-from .static_buffers import same_layout, with_layout
+from .static_copies import same_layout, with_layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """`HostGraph`: a compiled graph on CPU tensors.
 
-They are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_buffers`),
+They are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_copies`),
 and so do the values that a forward graph saves for its backward graph: AOTAutograd gets tensors of
 the right shape whose contents are never written; `Resident` on such a tensor is the value.
 """
@@ -23,11 +23,17 @@ from ..runtime.buffers import AnyBuffer
 from ..runtime.device import Device, GpuBuffer, reopened
 from ..runtime.executor import BoundPlan
 from ..runtime.status import Reports
-from . import static_buffers
 from .compiled_graph import CompiledGraph, PlanAt
-from .invalidation import watch_optimizers
 from .signature import MutationRecipe, Signature, StaticRecipe, Variant
-from .static_copies import Copies, data_ptr
+from .static_copies import (
+    StaticCopies,
+    data_ptr,
+    drop,
+    span,
+    static_buffers,
+    watch_optimizers,
+    with_layout,
+)
 
 _RESIDENT = "_webgpu_resident"
 
@@ -62,7 +68,7 @@ class _Taken:
     """
 
     recipes: tuple[StaticRecipe, ...]
-    copies: Copies
+    copies: StaticCopies
     errors: int = -1
     externals: dict[str, GpuBuffer] = field(default_factory=dict)
     bound: tuple[Variant, BoundPlan, Reports | None] | None = None
@@ -90,7 +96,7 @@ class HostGraph(CompiledGraph):
         super()._open(device)
         self.executor.lock = self._lock
         self.forget()
-        self._static = static_buffers.static_buffers(device)
+        self._static = static_buffers(device)
         self._static.add_user(self)
 
     def _with(self, signature: Signature) -> HostGraph:
@@ -130,7 +136,7 @@ class HostGraph(CompiledGraph):
     def _rebind(self) -> None:
         """Goes on, on a new device, after the loss of this one."""
         device = reopened(self.device)
-        static_buffers.drop(self.device)
+        drop(self.device)
         self._open(device)
 
     def _call(self, values: list[Any], variant: Variant) -> list[Any]:
@@ -154,7 +160,7 @@ class HostGraph(CompiledGraph):
 
     def _bind(
         self, values: list[Any], variant: Variant
-    ) -> tuple[BoundPlan, dict[str, GpuBuffer], Copies | None]:
+    ) -> tuple[BoundPlan, dict[str, GpuBuffer], StaticCopies | None]:
         """Memory for this call; also the buffers of outputs that outlive it, and of states."""
         taken = self._take_constant(values, variant)
         # What the calling thread's kernels report goes to a buffer of its own.
@@ -205,7 +211,7 @@ class HostGraph(CompiledGraph):
         taken.errors = errors
         return taken
 
-    def _take_states(self, values: list[Any], variant: Variant) -> Copies:
+    def _take_states(self, values: list[Any], variant: Variant) -> StaticCopies:
         """The parameters and buffers that the graph changes."""
         tensors = [values[recipe.position] for recipe in variant.states]
         copies = self._take(tensors, variant.states, True).copies
@@ -223,7 +229,9 @@ class HostGraph(CompiledGraph):
             all_taken = self._taken
             taken = all_taken.get(key)
             if taken is None:
-                taken = all_taken[key] = _Taken(recipes, Copies(self._static, tensors, recipes))
+                taken = all_taken[key] = _Taken(
+                    recipes, StaticCopies(self._static, tensors, recipes)
+                )
             if len(all_taken) > _MOST_TAKEN:
                 all_taken.popitem(last=False)
             all_taken.move_to_end(key)
@@ -249,7 +257,7 @@ class HostGraph(CompiledGraph):
                 "what the forward pass kept for its backward pass was on the GPU; run the forward "
                 "pass again"
             )
-        nbytes = static_buffers.span(tensor.shape, tensor.stride()) * tensor.element_size()
+        nbytes = span(tensor.shape, tensor.stride()) * tensor.element_size()
         resident.device.download_many([(resident.buffer, 0, nbytes, tensor.data_ptr())])
         delattr(tensor, _RESIDENT)
 
@@ -260,7 +268,7 @@ class HostGraph(CompiledGraph):
             if variant.may_be_resident and hasattr(tensor, _RESIDENT):
                 continue
             if tensor.stride() != recipe.strides:
-                tensor = static_buffers.with_layout(tensor, recipe.strides)
+                tensor = with_layout(tensor, recipe.strides)
             if recipe.nbytes:
                 device.upload(bound.buffer(recipe.buffer), (tensor.data_ptr(), recipe.nbytes))
                 total += recipe.nbytes
@@ -274,7 +282,7 @@ class HostGraph(CompiledGraph):
         variant: Variant,
         bound: BoundPlan,
         fresh: dict[str, GpuBuffer],
-        states: Copies | None,
+        states: StaticCopies | None,
     ) -> tuple[list[Any], int]:
         """What the call returns, and the bytes that were downloaded for it."""
         wanted = [r for r in variant.tensors if r.nbytes and r.buffer not in fresh]
@@ -318,7 +326,7 @@ class HostGraph(CompiledGraph):
         variant: Variant,
         bound: BoundPlan,
         fresh: dict[str, GpuBuffer],
-        states: Copies,
+        states: StaticCopies,
     ) -> None:
         """The GPU has the values of what was changed already: the next call need not copy them."""
         kept: dict[tuple[int, tuple[int, ...]], GpuBuffer] = {}

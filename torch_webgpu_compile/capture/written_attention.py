@@ -61,18 +61,10 @@ def attend(
     for kind, *operands in steps:
         getattr(scores, kind)(*operands)
     seed = random.seed() if dropout > 0.0 else None
-    result, _ = attention_ops.attend(
-        scores.query,
-        k,
-        v,
-        scores.bias,
-        False,
-        scores.scale,
-        seed,
-        dropout,
-        scores.replaced,
-        False,
+    options = attention_ops.AttentionOptions(
+        scores.bias, False, scores.scale, seed, dropout, scores.replaced, safe=False
     )
+    result, _ = attention_ops.attend(scores.query, k, v, options)
     result = result.to(dtypes[1])
     if rank == 3:
         result = result.flatten(0, 1) if leading is not None else result.squeeze(1)

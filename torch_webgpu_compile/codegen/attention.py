@@ -66,7 +66,10 @@ def generate_attention(
     query = make(node.query, ("m", queries), ("k", head))
     key = make(node.key, ("n", keys), ("k", head))
     value = make(node.value, ("n", keys), ("d", value_head))
-    bias = None if node.bias is None else make(node.bias, ("m", queries), ("n", keys))
+    pairs = {
+        name: None if body is None else make(body, ("m", queries), ("n", keys))
+        for name, body in (("bias", node.bias), ("replaced", node.replaced), ("kept", node.kept))
+    }
     subgroup = attention_subgroup(tiling, target)
     tiles = ceildiv(queries, tiling.queries)
     total = batch * heads * tiles
@@ -82,12 +85,8 @@ def generate_attention(
             "query": query,
             "key": key,
             "value": value,
-            "bias": bias,
-            "replaced": None
-            if node.replaced is None
-            else make(node.replaced, ("m", queries), ("n", keys)),
+            **pairs,
             "safe": node.safe,
-            "kept": None if node.kept is None else make(node.kept, ("m", queries), ("n", keys)),
             "statistic": _store_statistic(builder, node, b),
             "causal": node.causal,
             "scale": f"{node.scale!r}f",

@@ -56,22 +56,22 @@ def generate_attention_parts(
     row = (row + iteration("m", queries)) * (node.wide // VECTOR + 1)
     key, new_key = _operands(make, node.key, ("n", keys), ("k", head))
     value, new_value = _operands(make, node.value, ("n", keys), ("d", value_head))
+    query = make(node.query, ("m", queries), ("k", head))
+    pairs = {
+        name: None if body is None else make(body, ("m", queries), ("n", keys), vector=False)
+        for name, body in (("bias", node.bias), ("replaced", node.replaced))
+    }
     return builder.finish(
         "attention",
         "attention_parts.wgsl.jinja",
         {
             "tiling": tiling,
             "queries": int(queries),
-            "query": make(node.query, ("m", queries), ("k", head)),
+            "query": query,
             "key": key,
             "value": value,
             "new_rows": {"key": new_key, "value": new_value},
-            "bias": None
-            if node.bias is None
-            else make(node.bias, ("m", queries), ("n", keys), vector=False),
-            "replaced": None
-            if node.replaced is None
-            else make(node.replaced, ("m", queries), ("n", keys), vector=False),
+            **pairs,
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
             "keys": builder.index(keys),

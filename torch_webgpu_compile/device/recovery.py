@@ -18,7 +18,7 @@ def reset_device(device: torch.device | str | int | None = None) -> None:
         ValueError: it is not a ``webgpu`` device.
     """
     from .. import storages  # `import torch` imports this file
-    from ..callables import static_buffers
+    from ..callables import static_copies
     from . import writes
 
     index = devices.resolve_index(device)
@@ -27,5 +27,5 @@ def reset_device(device: torch.device | str | int | None = None) -> None:
         return
     storages.lose(lost, index)
     writes.forget()
-    static_buffers.drop(lost)
+    static_copies.drop(lost)
     lost.abandon()

@@ -264,7 +264,7 @@ def _host_call(run: Run, node: HostCall) -> None:
 @interprets(Attention)
 def _attention(run: Run, node: Attention) -> None:
     values = run.computed(node)
-    result = attention.forward(node.parts, node.causal, node.scale, **values, safe=node.safe)
+    result = attention.forward(node, **values)
     run.store(node.output, result.output)
     if node.logsumexp is not None:
         run.store(node.logsumexp, result.logsumexp)
@@ -273,7 +273,7 @@ def _attention(run: Run, node: Attention) -> None:
 @interprets(AttentionGradient)
 def _attention_gradient(run: Run, node: AttentionGradient) -> None:
     values = run.computed(node)
-    run.store(node.output, attention.gradient(node.of, node.causal, node.scale, **values))
+    run.store(node.output, attention.gradient(node, **values))
 
 
 @interprets(Fourier)
