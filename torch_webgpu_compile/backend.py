@@ -112,9 +112,9 @@ def compile_module(
     def keep(compiled: aot.BoxedFunction) -> None:
         name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept
         if name is not None:
-            from .callables import precompiled
+            from .callables import artifact
 
-            precompiled.keep(name, compiled, options)
+            artifact.keep(name, compiled, options)
 
     with showing("a graph"):
         on_host = fallbacks.on_fallback(options.fallback)
@@ -161,5 +161,5 @@ def _open_default() -> None:
         device_for(resolve(None, None))
 
 
-dynamo.prepare()
+dynamo.set_defaults()
 dynamo.on_first_compile(_open_default)

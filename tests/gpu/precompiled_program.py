@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.callables import precompiled
+from torch_webgpu_compile.callables import artifact
 from torch_webgpu_compile.device import autoload
 
 
@@ -39,9 +39,9 @@ def on_device(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     if "other-version" in sys.argv:
-        precompiled.sources_digest = lambda: "another"
+        artifact.sources_digest = lambda: "another"
     if "other-gpu" in sys.argv:
-        precompiled.target_text = lambda target: "another"
+        artifact.target_text = lambda target: "another"
     autoload.register()
     torch.manual_seed(0)
     model, x = Model().eval(), torch.randn(5, 6)

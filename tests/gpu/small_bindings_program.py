@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from torch_webgpu_compile import counters, devices, errors
-from torch_webgpu_compile.callables import precompiled
+from torch_webgpu_compile.callables import artifact
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
 from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.device import dispatch
@@ -318,13 +318,13 @@ def precompiled_graph(place: str) -> None:
             return run(graph, values)
 
         patch.setattr(kind, "run", noticed)
-        patch.setattr(precompiled.PrecompileContext, "record_artifact", kept.append)
+        patch.setattr(artifact.PrecompileContext, "record_artifact", kept.append)
         table = torch.arange(5.0)
         torch.compile(lambda x: x * 2 + table.to(x.device)[2], backend="webgpu", dynamic=True)(
             torch.ones(30, device=place)
         )
         graph, arguments = calls[-1]
-        precompiled.keep("graph", graph, CompileOptions())
+        artifact.keep("graph", graph, CompileOptions())
     loaded = pickle.loads(pickle.dumps(kept[0])).after_deserialization()
     for size in (40, LARGE):
         x = torch.linspace(0, 1, size)

@@ -173,7 +173,7 @@ def tensors(result):
 def _fresh_dynamo():
     from torch_webgpu_compile.capture import dynamo
 
-    dynamo.prepare()
+    dynamo.set_defaults()
     torch._dynamo.reset()
 
 

@@ -190,7 +190,7 @@ class DeviceGraph(CompiledGraph):
         if resolved is None:
             if self.plan_at is not None and not variant.fits(self.device.target):
                 return self._specialize(variant).run_seeded(values)
-            resolved = self._prepare(variant)
+            resolved = self._resolved(variant)
         buffers: list[Any] = resolved.buffers[:]
         numbers: GpuBuffer | None = None
         for recipe, position in resolved.inputs:
@@ -252,7 +252,7 @@ class DeviceGraph(CompiledGraph):
         self.device.copy(source, 0, copy, 0, round_up(kept.nbytes, 4))
         return copy
 
-    def _prepare(self, variant: Variant) -> _ResolvedCall:
+    def _resolved(self, variant: Variant) -> _ResolvedCall:
         if self.device.is_lost:
             self._rebind()
         with self.executor.lock:

@@ -32,7 +32,7 @@ _CHUNK = 21
 _streams = itertools.count()
 
 Size = Sequence[int | torch.SymInt]
-Device = torch.device | None
+OptionalDevice = torch.device | None
 
 
 def seed() -> Tensor:
@@ -41,7 +41,7 @@ def seed() -> Tensor:
     return found
 
 
-def _uniform(size: Size, device: Device, dtype: torch.dtype = torch.float32) -> Tensor:
+def _uniform(size: Size, device: OptionalDevice, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers in [0, 1) of a float dtype: multiples of 2⁻²⁴, in float64 of 2⁻⁴⁸."""
     if dtype == torch.float64:
         return _uniform(size, device).double() + _uniform(size, device).double() * 2.0**-24
@@ -57,14 +57,14 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _normal(size: Size, device: Device, dtype: torch.dtype) -> Tensor:
+def _normal(size: Size, device: OptionalDevice, dtype: torch.dtype) -> Tensor:
     """Standard normal numbers to be rounded to ``dtype``, by Box and Muller's method."""
     wide = _wide(dtype)
     radius = (-2.0 * torch.log1p(-_uniform(size, device, wide))).sqrt()
     return radius * torch.cos(_uniform(size, device, wide) * (2.0 * math.pi))
 
 
-def _exponential(size: Size, device: Device, dtype: torch.dtype) -> Tensor:
+def _exponential(size: Size, device: OptionalDevice, dtype: torch.dtype) -> Tensor:
     """Exponentially distributed numbers of mean 1, to be rounded to ``dtype``."""
     return -torch.log1p(-_uniform(size, device, _wide(dtype)))
 
@@ -83,7 +83,9 @@ def _by_parts(self: Tensor, rule: Callable[..., Any], *arguments: float) -> Tens
     return torch.view_as_complex(rule(parts, *arguments))
 
 
-def rand(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
+def rand(
+    size: Size, *, dtype: torch.dtype | None = None, device: OptionalDevice = None, **_: Any
+) -> Any:
     """Uniform numbers of [0, 1) in a float dtype; of a complex one, in both parts.
 
     This and the functions below return NotImplemented for arguments that they do not cover
@@ -97,13 +99,15 @@ def rand(size: Size, *, dtype: torch.dtype | None = None, device: Device = None,
 
 
 def rand_like(
-    self: Tensor, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any
+    self: Tensor, *, dtype: torch.dtype | None = None, device: OptionalDevice = None, **_: Any
 ) -> Any:
     """`rand` in the sizes, and unless given the dtype and device, of ``self``."""
     return rand(self.shape, dtype=dtype or self.dtype, device=device or self.device)
 
 
-def randn(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
+def randn(
+    size: Size, *, dtype: torch.dtype | None = None, device: OptionalDevice = None, **_: Any
+) -> Any:
     """Standard normal numbers in a float dtype; complex ones have variance ½ in each part."""
     if _dtype(dtype).is_complex:
         return normal_functional(torch.empty(size, dtype=dtype, device=device))
@@ -113,7 +117,7 @@ def randn(size: Size, *, dtype: torch.dtype | None = None, device: Device = None
 
 
 def randn_like(
-    self: Tensor, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any
+    self: Tensor, *, dtype: torch.dtype | None = None, device: OptionalDevice = None, **_: Any
 ) -> Any:
     """`randn` in the sizes, and unless given the dtype and device, of ``self``."""
     return randn(self.shape, dtype=dtype or self.dtype, device=device or self.device)
@@ -202,7 +206,7 @@ def randint_low(
     size: Size,
     *,
     dtype: torch.dtype = torch.int64,
-    device: Device = None,
+    device: OptionalDevice = None,
     **_: Any,
 ) -> Any:
     """Whole numbers of [low, high), at most 2^63 of them, in ``dtype`` (int64 if None)."""
@@ -222,7 +226,7 @@ def randint_like_low(
     high: int,
     *,
     dtype: torch.dtype | None = None,
-    device: Device = None,
+    device: OptionalDevice = None,
     **_: Any,
 ) -> Any:
     """`randint_low` in the sizes, and unless given the dtype and device, of ``self``."""
@@ -230,7 +234,9 @@ def randint_like_low(
     return randint_low(low, high, self.shape, dtype=dtype or self.dtype, device=place)
 
 
-def _integers(size: Size, device: Device, low: int, high: int, dtype: torch.dtype) -> Tensor:
+def _integers(
+    size: Size, device: OptionalDevice, low: int, high: int, dtype: torch.dtype
+) -> Tensor:
     """Whole numbers in [low, high)."""
     if high - low <= _MAX_RANGE:
         numbers = (_uniform(size, device) * float(high - low)).to(torch.int32)

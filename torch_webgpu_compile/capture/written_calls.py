@@ -30,8 +30,8 @@ from .call_kinds import (
     tensor_of,
 )
 from .effects import has_effect
-from .written_attention import Permutation, Step, attend
-from .written_operands import Operand, first_product, grouped, second_product
+from .written_attention import Permutation, ScoreStep, attend_as_written
+from .written_operands import Factor, first_product, grouped, second_product
 
 MAX_HEAD_SIZE = 256
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -50,12 +50,12 @@ class _Found:
     """
 
     chain: list[Node] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ScoreStep] = field(default_factory=list)
     dropout: float = 0.0
     leading: tuple[Any, ...] | None = None
     sizes: list[torch.Size] = field(default_factory=list)
 
-    def followed(self, node: Node, *steps: Step) -> _Found:
+    def followed(self, node: Node, *steps: ScoreStep) -> _Found:
         """What is found with ``node`` too, the call that comes before those of the chain.
 
         ``steps`` are what that call does to scores.
@@ -65,7 +65,7 @@ class _Found:
 
 
 def rewrite(graph: Graph) -> int:
-    """Replaces all attention that is written out by calls of `attend`; how many there were."""
+    """Puts calls of `attend_as_written` for all written-out attention; how many there were."""
     _continue_after_writes(graph)
     count = 0
     for node in list(graph.nodes):
@@ -107,7 +107,7 @@ def _read_after(changed: Node, write: Node, position: dict[Node, int]) -> None:
     changed.replace_all_uses_with(write, is_later)
 
 
-_Match = tuple[_Found, tuple[Operand, Operand, Operand], Permutation]
+_Match = tuple[_Found, tuple[Factor, Factor, Factor], Permutation]
 
 
 def _match(node: Node) -> _Match | None:
@@ -138,7 +138,7 @@ def _replace(graph: Graph, node: Node, found: _Found, operands: Any, order: Perm
         *(dtypes, not all(_takes_any_strides(user) for user in node.users)),
     )
     with graph.inserting_before(node):
-        call = graph.call_function(attend, inputs)
+        call = graph.call_function(attend_as_written, inputs)
     call.meta = {k: v for k, v in node.meta.items() if k != "source_fn_stack"}
     node.replace_all_uses_with(call)
     for part in found.chain:
@@ -275,7 +275,7 @@ def _is_link(node: Node, found: _Found) -> bool:
 
 
 def _is_supported(
-    node: Node, last: Node, first: tuple[Operand, Operand], value: Operand, found: _Found
+    node: Node, last: Node, first: tuple[Factor, Factor], value: Factor, found: _Found
 ) -> bool:
     """Whether the operator has kernels for this, and nothing happens meanwhile."""
     operands = [operand.node for operand in (*first, value)]

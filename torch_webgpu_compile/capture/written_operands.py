@@ -14,7 +14,7 @@ from .written_attention import Permutation
 
 
 @dataclass(frozen=True)
-class Operand:
+class Factor:
     """A factor of a matrix product.
 
     Attributes:
@@ -31,13 +31,13 @@ class Operand:
         return tensor_of(self.node).shape[-1 if self.order is None else self.order[-1]]
 
 
-def second_product(node: Node) -> tuple[Node, Operand, Permutation] | None:
+def second_product(node: Node) -> tuple[Node, Factor, Permutation] | None:
     """Weights, values (…, keys, size), and how to permute (…, queries, size) to the result."""
     match kind_of(node):
         case "product":
             weights, value = arguments(node, "input", "other")
             if isinstance(weights, Node) and isinstance(value, Node):
-                return weights, Operand(value), None
+                return weights, Factor(value), None
         case "einsum":
             letters = letters_of(node)
             if letters is None:
@@ -51,11 +51,11 @@ def second_product(node: Node) -> tuple[Node, Operand, Permutation] | None:
                     value_order = _order(v, [*outer, column, size])
                     order = _order([*outer, row, size], letters.result)
                     if value_order is not None and order is not None:
-                        return weights, Operand(value, value_order), order
+                        return weights, Factor(value, value_order), order
     return None
 
 
-def first_product(node: Node) -> tuple[Operand, Operand] | None:
+def first_product(node: Node) -> tuple[Factor, Factor] | None:
     """The operands (queries, keys) of a product that gives scores, or None for other nodes.
 
     Queries are (…, queries, size), keys (…, keys, size).
@@ -74,12 +74,12 @@ def first_product(node: Node) -> tuple[Operand, Operand] | None:
         return None
     inner = _transposed(other)
     if inner is not None:
-        return Operand(query), Operand(inner)
+        return Factor(query), Factor(inner)
     rank = tensor_of(other).dim()
-    return Operand(query), Operand(other, (*range(rank - 2), rank - 1, rank - 2))
+    return Factor(query), Factor(other, (*range(rank - 2), rank - 1, rank - 2))
 
 
-def _product_of_letters(letters: Letters) -> tuple[Operand, Operand] | None:
+def _product_of_letters(letters: Letters) -> tuple[Factor, Factor] | None:
     if len(letters.result) < 2:
         return None
     *outer, row, column = list(letters.result)
@@ -88,7 +88,7 @@ def _product_of_letters(letters: Letters) -> tuple[Operand, Operand] | None:
         if size and len(q) == len(k) == len(letters.result):
             orders = _order(q, [*outer, row, size]), _order(k, [*outer, column, size])
             if orders[0] is not None and orders[1] is not None:
-                return Operand(query, orders[0]), Operand(key, orders[1])
+                return Factor(query, orders[0]), Factor(key, orders[1])
     return None
 
 
@@ -107,7 +107,7 @@ def _only(letters: set[str]) -> str:
 # -- keys and values of grouped heads --------------------------------------------------------------
 
 
-def grouped(key: Operand, value: Operand) -> tuple[Operand, Operand]:
+def grouped(key: Factor, value: Factor) -> tuple[Factor, Factor]:
     """The keys and values before their heads were repeated to as many as there are queries'.
 
     The operands as they are unless both are repeated, in the same way.
@@ -117,7 +117,7 @@ def grouped(key: Operand, value: Operand) -> tuple[Operand, Operand]:
         return key, value
     if not same(tensor_of(inner[0]).shape[:2], tensor_of(inner[1]).shape[:2]):
         return key, value
-    return Operand(inner[0]), Operand(inner[1])
+    return Factor(inner[0]), Factor(inner[1])
 
 
 def _repeated(node: Node) -> Node | None:

@@ -24,7 +24,7 @@ from .values import Scope
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class LoadFunction:
     """A load function of the kernel: four neighbours of the last coordinate at once, or one.
 
     Attributes:
@@ -62,7 +62,7 @@ def generate_attention(
         )
     builder = KernelBuilder(target, buffers)
     b = flat_values("b", (batch, heads), iteration("b", batch * heads))
-    make = OperandMaker(builder, b, tiling)
+    make = LoadFunctionMaker(builder, b, tiling)
     query = make(node.query, ("m", queries), ("k", head))
     key = make(node.key, ("n", keys), ("k", head))
     value = make(node.value, ("n", keys), ("d", value_head))
@@ -108,7 +108,7 @@ def generate_attention(
 
 
 @dataclass
-class OperandMaker:
+class LoadFunctionMaker:
     """Renders load functions.
 
     Attributes:
@@ -126,7 +126,7 @@ class OperandMaker:
         outer: tuple[str, Expr],
         inner: tuple[str, Expr],
         vector: bool = True,
-    ) -> Operand:
+    ) -> LoadFunction:
         """``outer`` and ``inner``: prefix of the symbol (and name of the parameter), and its
         extent. ``vector``: four elements at once where they divide the extent.
         """
@@ -142,7 +142,7 @@ class OperandMaker:
         result = self.builder.renderer(lanes, scope, branches=True).render(body)
         guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
         code, guard = result.widen(len(lanes)), " && ".join(guards)
-        return Operand(len(lanes), scope.lines, code, guard, body.dtype.compute)
+        return LoadFunction(len(lanes), scope.lines, code, guard, body.dtype.compute)
 
     def _exceeded(
         self, outer: tuple[str, Expr], inner: tuple[str, Expr], limit: Expr

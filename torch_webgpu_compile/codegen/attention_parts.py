@@ -12,7 +12,7 @@ from ..ir.spaces import iteration_symbols
 from ..plan.model import KernelCall
 from ..symbolic.sizes import Expr, ceildiv, iteration, product
 from ..target import Target
-from .attention import Operand, OperandMaker
+from .attention import LoadFunction, LoadFunctionMaker
 from .buffer_access import VECTOR
 from .kernel import KernelBuilder, fold_grid
 from .operands import flat_values
@@ -27,8 +27,8 @@ class NewRow(NamedTuple):
         row: what to load instead.
     """
 
-    condition: Operand
-    row: Operand
+    condition: LoadFunction
+    row: LoadFunction
 
 
 def generate_attention_parts(
@@ -50,7 +50,7 @@ def generate_attention_parts(
         raise UnsupportedOp("attention", cause, "use smaller heads")
     builder = KernelBuilder(target, buffers)
     b = flat_values("b", (batch, heads), iteration("b", batch * heads))
-    make = OperandMaker(builder, b)
+    make = LoadFunctionMaker(builder, b)
     total = batch * heads * node.parts
     row = (iteration("part", node.parts) * batch * heads + iteration("b", batch * heads)) * queries
     row = (row + iteration("m", queries)) * (node.wide // VECTOR + 1)
@@ -99,8 +99,8 @@ def _iterations(tiling: AttentionPartsTiling, node: Attention, keys: Expr) -> Ex
 
 
 def _operands(
-    make: OperandMaker, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]
-) -> tuple[Operand, NewRow | None]:
+    make: LoadFunctionMaker, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]
+) -> tuple[LoadFunction, NewRow | None]:
     """An operand, and apart from it the choice of a new row: its branch would hold up the loads
     after it, of which an invocation has many in flight."""
     if isinstance(body, Op) and body.name == "cast" and isinstance(body.args[0], Masked):

@@ -11,7 +11,7 @@ from ..ir.nodes import Scatter
 from ..plan.model import KernelCall
 from ..symbolic.sizes import as_expr
 from ..target import Target
-from .kernel import Body, KernelBuilder, WorkgroupArray, fold_grid
+from .kernel import KernelBody, KernelBuilder, WorkgroupArray, fold_grid
 from .pointwise import map_body
 from .reduction import RowKernel
 from .render import render_template
@@ -19,7 +19,7 @@ from .scatter import update_body
 
 
 @dataclass(frozen=True)
-class Part:
+class JointFunction:
     """A kernel of several, as the template prints it.
 
     Attributes:
@@ -58,7 +58,7 @@ def generate_joint(
     for number, body in enumerate(bodies):
         given = {"workgroup_size": workgroup, "number": number, "declared": []}
         inputs = {**body.inputs, **given, "scratch": _share(body.arrays, arrays)}
-        parts.append(Part(render_template(body.template, inputs), first))
+        parts.append(JointFunction(render_template(body.template, inputs), first))
         first += int(body.workgroups)
     nbytes = sum(array.nbytes for array in arrays.values())
     if nbytes > target.max_workgroup_nbytes:
@@ -93,7 +93,7 @@ def _share(wanted: dict[str, WorkgroupArray], arrays: dict[str, WorkgroupArray])
     return names
 
 
-def _body(builder: KernelBuilder, group: JointPart, workgroup: int) -> Body:
+def _body(builder: KernelBuilder, group: JointPart, workgroup: int) -> KernelBody:
     match group:
         case MapGroup():
             return map_body(builder, group, workgroup)

@@ -29,7 +29,7 @@ from .values import Scope
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class TileLoad:
     """How a tile of an operand is loaded; inputs of ``templates/matmul.wgsl.jinja``.
 
     Attributes:
@@ -60,12 +60,12 @@ def load_operand(
     outer: tuple[str, Sequence[Expr]],
     tile: int,
     inner_tile: int,
-) -> Operand:
+) -> TileLoad:
     """How a kernel loads an operand of a contraction: statements, and the condition to be inside.
 
     Args:
         body: an element of the operand, over the contraction's symbols.
-        axis: see `Operand.axis`.
+        axis: see `TileLoad.axis`.
         outer: the prefix (m or n) and the sizes of the operand's outer symbols.
         tile, inner_tile: elements of a tile along the outer and the inner dimension.
     """
@@ -101,11 +101,11 @@ def load_operand(
         guards.append(f"{prefix} < {builder.index(limits[0])}")
     if not is_multiple_of(inner_count, inner_tile):
         guards.append(f"k < {builder.index(limits[1])}")
-    return Operand(axis, scope.lines, value.widen(len(lanes)), " && ".join(guards))
+    return TileLoad(axis, scope.lines, value.widen(len(lanes)), " && ".join(guards))
 
 
 def load_axes(builder: KernelBuilder, node: Contraction) -> tuple[str, str]:
-    """How the tiles of lhs and rhs are loaded: `Operand.axis` of each."""
+    """How the tiles of lhs and rhs are loaded: `TileLoad.axis` of each."""
     return (
         _choose_axis(builder, node, node.lhs, "m", node.rows),
         _choose_axis(builder, node, node.rhs, "n", node.columns),

@@ -23,7 +23,7 @@ from ..symbolic.sizes import (
 from ..target import Target
 from .buffer_access import VECTOR
 from .index_wgsl import are_aligned_neighbours, is_multiple_of
-from .kernel import Body, KernelBuilder, flat_environment, lane_addresses
+from .kernel import KernelBody, KernelBuilder, flat_environment, lane_addresses
 from .values import Scope, Text
 
 Lanes = list[dict[Symbol, Expr]]
@@ -35,7 +35,7 @@ def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) ->
     return builder.finish_body(map_body(builder, group, target.workgroup_invocations))
 
 
-def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> Body:
+def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> KernelBody:
     """What computes a map group that is not empty."""
     buffers = builder.buffers
     symbols = symbol_keys(iteration_symbols("i", group.ranges))
@@ -54,7 +54,7 @@ def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> Body:
         )
     else:
         lines += _packed_lines(builder, group, symbols, order, numel, width)
-    return Body(
+    return KernelBody(
         "pointwise",
         "pointwise.wgsl.jinja",
         {"count": builder.index(count), "lines": lines},

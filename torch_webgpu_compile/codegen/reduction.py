@@ -24,10 +24,10 @@ from ..symbolic.sizes import (
     symbols_of,
 )
 from ..target import Target
-from .accumulate import Accumulator, ExpSum, Part, accumulator, exp_sum
+from .accumulate import Accumulator, ExpSum, Variable, accumulator, exp_sum
 from .buffer_access import VECTOR
 from .casts import fitted
-from .kernel import Body, KernelBuilder, WorkgroupArray, flat_environment, fold_grid
+from .kernel import KernelBody, KernelBuilder, WorkgroupArray, flat_environment, fold_grid
 from .pointwise import Lanes, group_origins, memory_order
 from .rounding import Rounding
 from .row_members import ShiftedSum, passes_needed, shifted_sums, varying_members
@@ -37,7 +37,7 @@ from .values import Scope, Text
 
 
 @dataclass
-class Phase:
+class RowPass:
     """One pass over the row; see ``templates/reduction.wgsl.jinja``."""
 
     lines: list[str] = field(default_factory=list)
@@ -134,15 +134,15 @@ class RowKernel:
 
     # -- rendering -------------------------------------------------------------------------------
 
-    def body(self) -> Body:
+    def body(self) -> KernelBody:
         """What computes the group."""
         t = self.tiling
-        phases: list[Phase] = []
+        phases: list[RowPass] = []
         for d in range(1, self.phases_count + 1):
             phases.append(self._phase(d))
         final = self._final()
         exchanges = len(phases) * t.threads.bit_length()
-        return Body(
+        return KernelBody(
             "reduction",
             "reduction.wgsl.jinja",
             {
@@ -164,7 +164,7 @@ class RowKernel:
             self.iterations + exchanges,
         )
 
-    def _arrays(self, parts: Sequence[Part]) -> dict[str, WorkgroupArray]:
+    def _arrays(self, parts: Sequence[Variable]) -> dict[str, WorkgroupArray]:
         """The workgroup memory through which accumulators are exchanged."""
         subgroup = self._subgroup() or 1
         if self.tiling.threads <= subgroup:
@@ -183,9 +183,9 @@ class RowKernel:
         shuffled = self.tiling.elements_fast and types <= {"f32", "i32", "u32"}
         return self.target.subgroup_size if shuffled else 0
 
-    def _phase(self, d: int) -> Phase:
+    def _phase(self, d: int) -> RowPass:
         """Pass d: reductions of depth d, and stores of elements known before it."""
-        phase = Phase()
+        phase = RowPass()
         self._row_members(d - 1)
         reductions = [
             m

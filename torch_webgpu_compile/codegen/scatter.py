@@ -11,7 +11,7 @@ from ..ir.spaces import iteration_symbols, symbol_keys
 from ..plan.model import KernelCall
 from ..symbolic.sizes import ZERO, ceildiv, iteration, linearize, product
 from ..target import Target
-from .kernel import Body, KernelBuilder, flat_environment
+from .kernel import KernelBody, KernelBuilder, flat_environment
 from .pointwise import generate_map
 from .values import Scope
 
@@ -54,7 +54,7 @@ def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> Kernel
     return builder.finish_body(update_body(builder, node, target.workgroup_invocations))
 
 
-def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Body:
+def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> KernelBody:
     """The updates, of which there is one at least; the output holds what they start from."""
     count = product(node.ranges)
     symbols = symbol_keys(iteration_symbols("i", node.ranges))
@@ -83,7 +83,7 @@ def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Body:
     # Shaders run without bounds checks: a wrong index must not write foreign memory.
     scope.lines.append(f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store)
     builder.bindings.touch(node.output, count)
-    return Body(
+    return KernelBody(
         "scatter",
         "pointwise.wgsl.jinja",
         {"count": builder.index(count), "lines": scope.lines},

@@ -35,7 +35,7 @@ from .tiling import TransposeTiling, choose_transpose_tiling
 from .values import Scope, Text
 
 # Elements that one step of a symbol moves an access; symbols that do not move it have 0.
-Strides = Mapping[Symbol, int]
+SymbolStrides = Mapping[Symbol, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def find_transposition(
 ) -> Transposition | None:
     """How the group is tiled; None where its loads follow the order of its stores."""
     symbols = [s for s in symbol_keys(iteration_symbols("i", group.ranges)) if s.extent is not ONE]
-    written: list[tuple[Buffer, Strides]] = []
+    written: list[tuple[Buffer, SymbolStrides]] = []
     for member in group.members:
         if member.store:
             strides = _strides(buffers[member.output], member.index, symbols)
@@ -106,7 +106,9 @@ def _extent_of(symbols: Sequence[Symbol]) -> Expr:
     return product(s.extent for s in symbols if s.extent is not None)
 
 
-def _strides(buffer: Buffer, index: Sequence[Expr], symbols: Sequence[Symbol]) -> Strides | None:
+def _strides(
+    buffer: Buffer, index: Sequence[Expr], symbols: Sequence[Symbol]
+) -> SymbolStrides | None:
     """How an access moves, when it is a sum of symbols times numbers; else None."""
     found = dict.fromkeys(symbols, 0)
     for monomial, coefficient in linearize(index, buffer.strides).terms:
@@ -119,7 +121,7 @@ def _strides(buffer: Buffer, index: Sequence[Expr], symbols: Sequence[Symbol]) -
 
 def _affine_loads(
     group: MapGroup, buffers: dict[str, Buffer], symbols: Sequence[Symbol]
-) -> Iterator[tuple[Load, Strides]]:
+) -> Iterator[tuple[Load, SymbolStrides]]:
     """Loads of memory that every point makes, at indices that are linear in the symbols."""
     computed = {m.output for m in group.members}
     seen: set[Scalar] = set()
@@ -140,7 +142,7 @@ def _affine_loads(
 
 
 def _run(
-    order: Sequence[Symbol], accesses: Sequence[Strides], excluded: set[Symbol]
+    order: Sequence[Symbol], accesses: Sequence[SymbolStrides], excluded: set[Symbol]
 ) -> tuple[Symbol, ...]:
     """The fastest dimensions of ``order`` that every access walks through as if they were one."""
     run = [order[-1]]
@@ -153,7 +155,7 @@ def _run(
     return tuple(run)
 
 
-def _lanes(accesses: Sequence[tuple[Buffer, Strides]], run: Sequence[Symbol]) -> int:
+def _lanes(accesses: Sequence[tuple[Buffer, SymbolStrides]], run: Sequence[Symbol]) -> int:
     """Elements along ``run`` that every one of these accesses can move at once."""
     for buffer, strides in accesses:
         steps = [stride for symbol, stride in strides.items() if symbol not in run]

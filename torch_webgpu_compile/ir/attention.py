@@ -15,7 +15,7 @@ from .attention_nodes import Attention, AttentionGradient
 Array = npt.NDArray[Any]
 
 
-class Result(NamedTuple):
+class AttentionResult(NamedTuple):
     """What `Attention` gives on NumPy; the logsumexp only of attention that is not split."""
 
     output: Array
@@ -30,20 +30,20 @@ def forward(
     bias: Array | None = None,
     kept: Array | None = None,
     replaced: Array | None = None,
-) -> Result:
+) -> AttentionResult:
     """`Attention` on NumPy by its definition: the softmax of all scores at once."""
     scores, safe = _scores(node, query, key, bias, replaced), node.safe
     if node.parts > 1:
-        return Result(_parts(node.parts, scores, value), np.zeros(()))
+        return AttentionResult(_parts(node.parts, scores, value), np.zeros(()))
     highest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(highest == -np.inf, 0, highest))
     total = weights.sum(-1, keepdims=True)
     used = weights if kept is None else weights * kept
     output = np.where(total == 0, 0 if safe else np.nan, np.matmul(used, value) / total)
     if safe:
-        return Result(output, (highest + np.log(total))[..., 0])
+        return AttentionResult(output, (highest + np.log(total))[..., 0])
     rest = np.where(total == 0, np.nan, np.log(total))
-    return Result(output, np.stack([highest, rest])[..., 0])
+    return AttentionResult(output, np.stack([highest, rest])[..., 0])
 
 
 def gradient(

@@ -25,7 +25,7 @@ _table = InternTable()
 _references = _table.references
 
 
-class _Interned(type):
+class _InternedScalar(type):
     def __call__(cls, *args: Any) -> Any:
         key = (cls, *(_distinct(a) for a in args))
         reference = _references.get(key)
@@ -39,7 +39,7 @@ def _distinct(value: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Const(metaclass=_Interned):
+class Const(metaclass=_InternedScalar):
     """A literal of the given dtype, infinities and NaN included; see `const`."""
 
     __reduce__ = reduced
@@ -49,7 +49,7 @@ class Const(metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Index(metaclass=_Interned):
+class Index(metaclass=_InternedScalar):
     """The value of an index expression as an int64."""
 
     __reduce__ = reduced
@@ -63,7 +63,7 @@ class Index(metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Load(metaclass=_Interned):
+class Load(metaclass=_InternedScalar):
     """An element of a buffer at a logical index, one int64 scalar per dimension.
 
     An `Index` entry is arithmetic on symbols. Any other entry is computed from data (a gather): its
@@ -78,7 +78,7 @@ class Load(metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Op(metaclass=_Interned):
+class Op(metaclass=_InternedScalar):
     """A row of `OPS` applied to arguments."""
 
     __reduce__ = reduced
@@ -89,7 +89,7 @@ class Op(metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Masked(metaclass=_Interned):
+class Masked(metaclass=_InternedScalar):
     """``body`` where ``condition`` holds, else ``other``; ``body`` loads nothing elsewhere."""
 
     __reduce__ = reduced
@@ -105,7 +105,7 @@ class Masked(metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Checked(metaclass=_Interned):
+class Checked(metaclass=_InternedScalar):
     """``position`` where it lies in [0, size), else -1; the kernel reports the latter to the host.
 
     A load at -1 may load any element, and a scatter to -1 changes none. Unused positions need not

@@ -48,7 +48,7 @@ _NO_ORIGIN = Origin("")
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class ResultType:
     """One result of the ATen operator being lowered, from its fake tensor."""
 
     dtype: DType
@@ -80,7 +80,7 @@ class Builder:
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
-    results: tuple[Signature | None, ...] = ()
+    results: tuple[ResultType | None, ...] = ()
     used: frozenset[int] | None = None
     arguments: tuple[Any, ...] = ()
     updates_argument: bool = False
@@ -91,7 +91,7 @@ class Builder:
     hint: str = "value"
 
     @property
-    def out(self) -> Signature:
+    def out(self) -> ResultType:
         """The signature of the operator's only (or first) result."""
         first = self.results[0]
         assert first is not None

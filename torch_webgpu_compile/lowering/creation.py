@@ -19,10 +19,10 @@ from .symbols import literal
 from .value import Value, positions
 
 aten = torch.ops.aten
-Number = bool | int | float | Expr | Value
+NumberLike = bool | int | float | Expr | Value
 
 
-def filled(value: Number, sizes: Sequence[Expr], dtype: DType) -> Value:
+def filled(value: NumberLike, sizes: Sequence[Expr], dtype: DType) -> Value:
     """A value that is the same everywhere."""
     if isinstance(value, (Value, Expr)):
         return Value(dtype, tuple(sizes), operand(value, sizes, dtype))
@@ -36,13 +36,13 @@ def lower_full(builder: Builder, *arguments: Any, **options: Any) -> Value:
 
 
 @lowers(aten.scalar_tensor.default)
-def lower_scalar_tensor(builder: Builder, s: Number, **options: Any) -> Value:
+def lower_scalar_tensor(builder: Builder, s: NumberLike, **options: Any) -> Value:
     """A tensor without dimensions that holds ``s``."""
     return filled(s, (), builder.out.dtype)
 
 
 @lowers(aten.fill.Scalar, aten.fill.Tensor)
-def lower_fill(builder: Builder, self: Value, value: Number) -> Value:
+def lower_fill(builder: Builder, self: Value, value: NumberLike) -> Value:
     """``value`` everywhere, in the sizes and dtype of ``self``."""
     return filled(value, builder.out.sizes, builder.out.dtype)
 
@@ -89,25 +89,27 @@ def lower_ones(builder: Builder, *arguments: Any, **options: Any) -> Value:
 
 @lowers(aten.arange.start_step)
 def lower_arange(
-    builder: Builder, start: Number, end: Number, step: Number = 1, **options: Any
+    builder: Builder, start: NumberLike, end: NumberLike, step: NumberLike = 1, **options: Any
 ) -> Value:
     """``start + k · step`` for every position k; the fake result says how many."""
     return _arange(builder, start, step)
 
 
 @lowers(aten.arange.start)
-def lower_arange_start(builder: Builder, start: Number, end: Number, **options: Any) -> Value:
+def lower_arange_start(
+    builder: Builder, start: NumberLike, end: NumberLike, **options: Any
+) -> Value:
     """``start + k`` for every position k."""
     return _arange(builder, start, 1)
 
 
 @lowers(aten.arange.default)
-def lower_arange_end(builder: Builder, end: Number, **options: Any) -> Value:
+def lower_arange_end(builder: Builder, end: NumberLike, **options: Any) -> Value:
     """``k`` for every position k, from 0."""
     return _arange(builder, 0, 1)
 
 
-def _arange(builder: Builder, start: Number, step: Number) -> Value:
+def _arange(builder: Builder, start: NumberLike, step: NumberLike) -> Value:
     """start + i · step, in int64, float32 or float64 (PyTorch's accumulation type)."""
     out = builder.out
     (position,) = positions(out.sizes)
@@ -122,7 +124,7 @@ def _arange(builder: Builder, start: Number, step: Number) -> Value:
     return builder.pointwise(cast(body, out.dtype), out.sizes)
 
 
-def _integer(value: Number) -> IntLike:
+def _integer(value: NumberLike) -> IntLike:
     assert isinstance(value, (int, Expr)), value
     return value
 

@@ -22,8 +22,8 @@ from .builder import Builder, masked
 from .fourier_nodes import (
     PAIR,
     Complex,
+    ComplexTable,
     Rows,
-    Table,
     Transform,
     add_transform,
     number_at,
@@ -143,7 +143,7 @@ def _of_half_length(
     """
     n = int(sizes[dim])
     m = n // 2
-    roots = Table(builder, fourier.roots(np.arange(m), n, forward=False), f"roots_{n}")
+    roots = ComplexTable(builder, fourier.roots(np.arange(m), n, forward=False), f"roots_{n}")
     zero = const(0.0, F32)
 
     def both(at: Sequence[Expr]) -> Complex:

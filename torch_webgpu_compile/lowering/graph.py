@@ -20,7 +20,7 @@ from ..ir.scalar import Index, Load, const, loads_of
 from ..ir.spaces import Origin
 from ..symbolic.sizes import ONE, Expr, as_expr
 from ..target import Target
-from .builder import Builder, Signature, as_value
+from .builder import Builder, ResultType, as_value
 from .fallback import host_call
 from .families import register_all
 from .fx_nodes import bytes_of, flatten, has_tensor, identifier, needed_nodes, used_results
@@ -152,7 +152,7 @@ class _GraphLowering:
                 index = (Index(as_expr(element)),)
                 self.builder.reader.numbers[name] = Load(buffer.name, index, buffer.dtype)
 
-    def _signature(self, tensor: torch.Tensor, node: FxNode) -> Signature:
+    def _signature(self, tensor: torch.Tensor, node: FxNode) -> ResultType:
         dtype = dtype_of(tensor.dtype)
         if dtype is None or tensor.layout is not torch.strided:
             what = tensor.dtype if dtype is None else tensor.layout
@@ -162,7 +162,7 @@ class _GraphLowering:
                 _NO_FALLBACK_STEP,
                 user_source(node),
             )
-        return Signature(dtype, self.builder.reader.sizes(tensor.shape))
+        return ResultType(dtype, self.builder.reader.sizes(tensor.shape))
 
     def _attribute(self, node: FxNode) -> Any:
         value: Any = self.captured.module
@@ -376,7 +376,7 @@ class _GraphLowering:
         )
 
 
-def _with_ones(value: Value | None, signature: Signature | None) -> Value | None:
+def _with_ones(value: Value | None, signature: ResultType | None) -> Value | None:
     """``value`` with the sizes that PyTorch knows to be 1, so that it is broadcast along them."""
     if value is None or signature is None or value.number:
         return value
@@ -387,7 +387,7 @@ def _with_ones(value: Value | None, signature: Signature | None) -> Value | None
     return view(value, sizes, positions(sizes))
 
 
-def _check_result(op: str, value: Value | None, signature: Signature | None) -> None:
+def _check_result(op: str, value: Value | None, signature: ResultType | None) -> None:
     if value is None or signature is None:
         return
     same_sizes = len(value.sizes) == len(signature.sizes) and all(

@@ -12,7 +12,7 @@ import torch
 
 from ..ir.scalar import Scalar, apply, cast, const
 from ..symbolic.sizes import ONE, Expr, IntLike, as_expr
-from .builder import Builder, Signature
+from .builder import Builder, ResultType
 from .promotion import compute_dtype
 from .reductions import Reducing, count_scalar, dims_of, variance
 from .registry import NotLowered, lowers
@@ -181,7 +181,7 @@ def channelwise(vector: Value | None, like: Value) -> Value | None:
     return reshape(vector, [vector.sizes[0] if k == 1 else ONE for k in range(like.rank)])
 
 
-def _empty(signature: Signature | None) -> Value | None:
+def _empty(signature: ResultType | None) -> Value | None:
     if signature is None:
         return None
     return Value(signature.dtype, signature.sizes, const(0, signature.dtype))

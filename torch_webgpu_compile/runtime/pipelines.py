@@ -23,7 +23,7 @@ class Pipeline:
     layout: Handle
 
 
-Key = tuple[str, tuple[bool, ...], bool]
+_PipelineKey = tuple[str, tuple[bool, ...], bool]
 
 
 class PipelineCache:
@@ -46,10 +46,12 @@ class PipelineCache:
         self._checked = checked
         self._threads = threads if threads is not None else min(8, os.cpu_count() or 1)
         self._lock = threading.Lock()
-        self._pipelines: weakref.WeakValueDictionary[Key, Pipeline] = weakref.WeakValueDictionary()
-        self._recent: OrderedDict[Key, Pipeline] = OrderedDict()
+        self._pipelines: weakref.WeakValueDictionary[_PipelineKey, Pipeline] = (
+            weakref.WeakValueDictionary()
+        )
+        self._recent: OrderedDict[_PipelineKey, Pipeline] = OrderedDict()
         self._most_recent = recent
-        self._turns: dict[Key, threading.Lock] = {}
+        self._turns: dict[_PipelineKey, threading.Lock] = {}
         self._asked = 0  # by `compile_many`s under way, and done of them
         self._done = 0
         self.kernels_compiled = 0
@@ -115,13 +117,13 @@ class PipelineCache:
         with self._lock:
             return self._done, self._asked
 
-    def _keep(self, key: Key, pipeline: Pipeline) -> None:
+    def _keep(self, key: _PipelineKey, pipeline: Pipeline) -> None:
         self._recent[key] = pipeline
         self._recent.move_to_end(key)
         if len(self._recent) > self._most_recent:
             self._recent.popitem(last=False)
 
 
-def _key(kernel: Kernel) -> Key:
+def _key(kernel: Kernel) -> _PipelineKey:
     writable = tuple(binding.writable for binding in kernel.bindings)
     return kernel.wgsl, writable, kernel.parameter_count > 0

@@ -20,7 +20,7 @@ _version_of = attrgetter("version")
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Results:
     """What was computed.
 
     Attributes:
@@ -64,7 +64,7 @@ class Preparation:
         self._executor = executor
         self._status = executor.device.status
         self._launcher: Launcher | None = None
-        self._known: dict[tuple[Serial, ...], _Prepared] = {}
+        self._known: dict[tuple[Serial, ...], _Results] = {}
         self.reads = tuple(entry.buffer for entry in plan.inputs if entry.buffer is not None)
         self.names = tuple(names)
         executor.device.add_reclaimable(self)
@@ -112,7 +112,7 @@ class Preparation:
             buffers = self._run(inputs, self._take(place))
             died = _dropper(self._known, state)
             references = tuple([weakref.ref(b, died) for b in {b.memory: b for b in inputs}])
-            self._known[state] = _Prepared(place, buffers, references)
+            self._known[state] = _Results(place, buffers, references)
             return buffers
 
     def _take(self, place: tuple[Serial, ...]) -> tuple[GpuBuffer, ...] | None:
@@ -143,7 +143,7 @@ class Preparation:
 
 
 def _dropper(
-    known: dict[tuple[Serial, ...], _Prepared], state: tuple[Serial, ...]
+    known: dict[tuple[Serial, ...], _Results], state: tuple[Serial, ...]
 ) -> Callable[[Any], None]:
     """What drops results when memory that they were computed from is given back.
 

@@ -20,7 +20,7 @@ from torch.testing import assert_close
 
 from tests.compiling import compiled
 from torch_webgpu_compile import counters, plan_cache
-from torch_webgpu_compile.callables import precompiled
+from torch_webgpu_compile.callables import artifact
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
 from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.options import CompileOptions
@@ -109,8 +109,8 @@ def test_chains(place: str, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path
     graph, arguments = calls[-1]
     assert len(graph.plan.prepared) > 1
     artifacts: list[Any] = []
-    monkeypatch.setattr(precompiled.PrecompileContext, "record_artifact", artifacts.append)
-    precompiled.keep("graph", graph, CompileOptions())
+    monkeypatch.setattr(artifact.PrecompileContext, "record_artifact", artifacts.append)
+    artifact.keep("graph", graph, CompileOptions())
     check(lambda _: artifacts[0].after_deserialization()(*arguments)[0], model, x)
 
 

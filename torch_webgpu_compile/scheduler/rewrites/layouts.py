@@ -55,7 +55,7 @@ from .convolutions import (
     written_for,
 )
 
-Strides = dict[str, tuple[Expr, ...]]
+StridesOf = dict[str, tuple[Expr, ...]]
 
 
 def choose_layouts(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -107,7 +107,7 @@ def _is_channels_last(buffer: Buffer) -> bool:
 def _choose(graph: LoopGraph, convolutions: Mapping[str, Convolution], target: Target) -> set[str]:
     """Names of the buffers that become channels-last."""
     free = _free_buffers(graph)
-    strides: Strides = {name: buffer.strides for name, buffer in graph.buffers.items()}
+    strides: StridesOf = {name: buffer.strides for name, buffer in graph.buffers.items()}
     touching: dict[str, list[Node]] = {}
     for node in graph.nodes:
         for name in (*inputs_of(node), *outputs_of(node)):
@@ -189,7 +189,7 @@ def _cost(
     node: Node,
     convolution: Convolution | None,
     buffers: Mapping[str, Buffer],
-    strides: Strides,
+    strides: StridesOf,
     target: Target,
 ) -> float:
     """Extra memory traffic, in bytes, that the buffers' layouts cause in a node."""
@@ -216,7 +216,7 @@ def _cost(
 
 
 def _convolution_cost(
-    convolution: Convolution, buffers: Mapping[str, Buffer], strides: Strides, target: Target
+    convolution: Convolution, buffers: Mapping[str, Buffer], strides: StridesOf, target: Target
 ) -> float:
     node = convolution.node
     total = 0.0
@@ -236,7 +236,7 @@ def _nbytes(name: str, buffers: Mapping[str, Buffer]) -> int:
 
 
 def _reads(
-    bodies: Sequence[Scalar], buffers: Mapping[str, Buffer], strides: Strides
+    bodies: Sequence[Scalar], buffers: Mapping[str, Buffer], strides: StridesOf
 ) -> Iterator[tuple[Expr, int]]:
     """(address, bytes of the buffer) of every load."""
     for body in bodies:

@@ -26,7 +26,7 @@ from .inline import body_cost
 from .memory import held_nbytes, nbytes_of
 
 
-def separate(graph: LoopGraph, target: Target) -> Program[LoopGraph]:
+def separate_preparation(graph: LoopGraph, target: Target) -> Program[LoopGraph]:
     """What every call computes, and what is computed once for many calls.
 
     The second graph computes from static inputs and constants alone. Its results, in order, are the
