@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import assert_never
 
-from ..ir.attention_nodes import AttentionGradient
+from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.graph import (
     AnchorGroup,
     Buffer,
@@ -86,6 +86,7 @@ def _generate_group(
                 return []
             if isinstance(group.anchor, Contraction):
                 return [generate_contraction(group, buffers, target, tilings)]
+            assert isinstance(group.anchor, Attention)
             if group.anchor.parts > 1:
                 return [generate_attention_parts(group, buffers, target)]
             return [generate_attention(group, buffers, target)]

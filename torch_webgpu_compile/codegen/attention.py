@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ..errors import UnsupportedOp
 from ..ir.attention_nodes import Attention
 from ..ir.graph import AnchorGroup, Buffer
-from ..ir.nodes import anchor_symbols
 from ..ir.scalar import Scalar
 from ..plan.model import KernelCall
 from ..symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
@@ -173,7 +172,7 @@ def _store_statistic(builder: KernelBuilder, node: Attention, batch: dict[Symbol
     buffer = builder.buffers[node.logsumexp]
     queries = node.sizes[2]
     rows = flat_values("m", (queries,), iteration("m", queries))
-    row = anchor_symbols(node)[:3]
+    row = node.symbols[:3]
     store = builder.bindings.function(node.logsumexp, "store")
     parts = {"logsumexp": row} if node.safe else {"highest": (ZERO, *row), "rest": (ONE, *row)}
     stores = []

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.graph import AnchorGroup, Member
-from ..ir.nodes import anchor_index
 from ..ir.scalar import Index, Load, Scalar
 from .index_wgsl import are_aligned_neighbours
 from .kernel import KernelBuilder, lane_addresses
@@ -28,7 +27,7 @@ def anchor_members(groups: Iterable[AnchorGroup], builder: KernelBuilder) -> lis
     members: list[Member] = []
     for group in groups:
         if group.store_anchor:
-            output, index = group.anchor.output, anchor_index(group.anchor)
+            output, index = group.anchor.output, group.anchor.result_index
             dtype = builder.buffers[output].dtype
             load: Scalar = Load(output, tuple(Index(i) for i in index), dtype)
             members.append(Member(output, load, index, True))

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from ..symbolic.nested import leaves, map_leaves
 from ..symbolic.sizes import Expr, Symbol, as_expr, atom_expr, substitute, symbols_of
 from .graph import Buffer, GraphInput, GraphOutput, LoopGraph
-from .nodes import Node
 from .ranges import Decisions
 from .scalar import SCALARS, scalar_symbols, substitute_symbols
+from .spaces import Node
 
 _Part = TypeVar("_Part", bound=Buffer | GraphInput | GraphOutput | Node)
 
@@ -59,6 +59,7 @@ def _changed(part: _Part, values: Mapping[Symbol, Expr], known: Decisions) -> _P
 
 def _symbols(graph: LoopGraph) -> dict[Symbol, None]:
     """Every symbol of a graph, size symbols before the others that have them in their extents."""
+    parts: tuple[Buffer | GraphInput | GraphOutput | Node, ...]
     parts = (*graph.buffers.values(), *graph.inputs, *graph.outputs, *graph.nodes)
     found: dict[Symbol, None] = {}
     for part in parts:

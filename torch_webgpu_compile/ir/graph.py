@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 from ..dtypes import DType
 from ..symbolic.sizes import Expr, product
 from ..target import Target
-from .nodes import AnchorNode, HostCall, Node, SingleNode, inputs_of, outputs_of, reports
+from .nodes import HostCall, inputs_of, outputs_of, reports
 from .scalar import Scalar, checks_of, loads_of
-from .spaces import Origin
+from .spaces import Anchor, Node, Origin
 
 
 class BufferOrigin(enum.Enum):
@@ -226,7 +226,7 @@ class AnchorGroup:
     well. The logsumexp of an `Attention` is always stored.
     """
 
-    anchor: AnchorNode
+    anchor: Anchor
     epilogue: tuple[Member, ...]
     store_anchor: bool
 
@@ -235,7 +235,7 @@ class AnchorGroup:
 class SingleGroup:
     """A node that is never fused."""
 
-    node: SingleNode
+    node: Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from .graph import (
 )
 from .nodes import HostCall, inputs_of, map_bodies, outputs_of
 from .scalar import Load, Scalar, loads_of, rewrite
-from .spaces import Computation
+from .spaces import Node
 
 _Group = TypeVar("_Group", bound=KernelGroup)
-_Node = TypeVar("_Node", bound=Computation)
+_Node = TypeVar("_Node", bound=Node)
 
 
 def form_of(
@@ -104,14 +104,14 @@ def rename_node(node: _Node, names: Mapping[str, str]) -> _Node:
 
 
 def _rename_outputs(value: Any, names: Mapping[str, str]) -> Any:
-    """A field of `Computation.OUTPUTS`."""
+    """A field of `Node.OUTPUTS`."""
     if isinstance(value, tuple):
         return tuple(names[name] for name in value)
     return None if value is None else names[value]
 
 
 def _rename_input(value: Any, names: Mapping[str, str]) -> Any:
-    """A field of `Computation.INPUTS`; strings among arguments are constants."""
+    """A field of `Node.INPUTS`; strings among arguments are constants."""
     return names[value] if isinstance(value, str) else rename_buffers(value, names)
 
 

@@ -51,7 +51,7 @@ from .scalar import (
     scalar_symbols,
     walk,
 )
-from .spaces import Computation, Origin, operands_of
+from .spaces import Node, Origin, operands_of
 
 
 class ScalarText:
@@ -153,7 +153,7 @@ def _format_buffer(buffer: Buffer) -> str:
     return f"{buffer.name}: {buffer.dtype.short}[{sizes}] = {kind}({layout})"
 
 
-def format_node(node: Computation) -> str:
+def format_node(node: Node) -> str:
     """One node on one line, with its origins as a comment.
 
     Behind its outputs and mnemonic are all other fields, up to the last that is not None.

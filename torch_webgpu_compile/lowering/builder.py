@@ -9,7 +9,7 @@ from typing import Any
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.graph import Buffer, BufferOrigin
-from ..ir.nodes import Contraction, HostCall, Node, Pointwise, Reduction, Scatter
+from ..ir.nodes import Contraction, HostCall, Pointwise, Reduction, Scatter
 from ..ir.scalar import (
     Const,
     Index,
@@ -24,7 +24,7 @@ from ..ir.scalar import (
     neutral,
     walk,
 )
-from ..ir.spaces import Origin
+from ..ir.spaces import Node, Origin
 from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import ONE, ZERO, Expr, contiguous_strides
 from ..target import Target

@@ -6,8 +6,9 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from ...ir.graph import Buffer, LoopGraph
-from ...ir.nodes import Contraction, Node, Pointwise, Reduction, map_bodies, taken_whole
+from ...ir.nodes import Contraction, Pointwise, Reduction, map_bodies, taken_whole
 from ...ir.scalar import Load, Scalar, rewrite
+from ...ir.spaces import Node
 
 
 def share_equal_nodes(graph: LoopGraph) -> LoopGraph:

@@ -19,7 +19,6 @@ from ...ir.access import step_of, typical_numel
 from ...ir.graph import Buffer, BufferOrigin, LoopGraph
 from ...ir.nodes import (
     Contraction,
-    Node,
     Pointwise,
     Reduction,
     bodies_of,
@@ -28,7 +27,7 @@ from ...ir.nodes import (
     taken_whole,
 )
 from ...ir.scalar import Scalar, loads_of, scalar_symbols, substitute_symbols
-from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.spaces import Node, iteration_symbols, symbol_keys
 from ...symbolic.sizes import (
     ONE,
     ZERO,

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from ... import dtypes
 from ...ir.gathering import substitute_scalars
 from ...ir.graph import Buffer, BufferOrigin
-from ...ir.nodes import Node, Pointwise, Reduction
+from ...ir.nodes import Pointwise, Reduction
 from ...ir.scalar import Load, Scalar, apply, const, index
-from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.spaces import Node, iteration_symbols, symbol_keys
 from ...symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, product
 from ..mapping import point_of
 

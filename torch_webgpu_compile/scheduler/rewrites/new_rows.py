@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...ir.attention_nodes import Attention
 from ...ir.graph import BufferOrigin, LoopGraph
-from ...ir.nodes import Node, Scatter, inputs_of, map_bodies, outputs_of, reports
+from ...ir.nodes import Scatter, inputs_of, map_bodies, outputs_of, reports
 from ...ir.scalar import (
     Checked,
     Index,
@@ -25,7 +25,7 @@ from ...ir.scalar import (
     scalar_symbols,
     substitute_symbols,
 )
-from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.spaces import Node, iteration_symbols, symbol_keys
 from ...symbolic.sizes import ONE, Expr, Symbol, as_symbol
 from ...target import Target
 from ..mapping import load_index

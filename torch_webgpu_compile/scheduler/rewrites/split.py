@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from ...ir.access import neighbours_in_rows
 from ...ir.graph import Buffer, BufferOrigin, LoopGraph
-from ...ir.nodes import Contraction, Node, Pointwise, Reduction, inputs_of
+from ...ir.nodes import Contraction, Pointwise, Reduction, inputs_of
 from ...ir.scalar import Load, Masked, Scalar, apply, const, index, neutral, substitute_symbols
-from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.spaces import Node, iteration_symbols, symbol_keys
 from ...symbolic.sizes import (
     ZERO,
     Expr,

@@ -12,9 +12,9 @@ from collections import defaultdict
 from dataclasses import replace
 
 from ...ir.graph import Buffer, BufferOrigin, LoopGraph
-from ...ir.nodes import Node, Pointwise, Reduction, inputs_of, outputs_of
+from ...ir.nodes import Pointwise, Reduction, inputs_of, outputs_of
 from ...ir.scalar import Load, Op, Scalar, apply, index, loads_of, rewrite, scalar_symbols
-from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.spaces import Node, iteration_symbols, symbol_keys
 from ...symbolic.sizes import ONE, ZERO, Expr, contiguous_strides, product
 from .. import cost
 from ..mapping import point_of
