@@ -10,7 +10,7 @@ import torch
 
 from ..counters import counters
 from ..dtypes import DType
-from ..plan.model import HostStep, Plan, PlanBuffer
+from ..plan.model import HostStep, Plan, PlanBuffer, view_at
 from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import Expr, evaluate
 
@@ -121,10 +121,9 @@ class HostCalls:
 def tensor_of(buffer: PlanBuffer, data: Any, sizes: Mapping[str, int]) -> torch.Tensor:
     """The tensor that ``data``, the bytes of a plan buffer, holds; it shares their memory."""
     dtype = torch_dtype(buffer.dtype)
-    shape = [evaluate(size, sizes) for size in buffer.sizes]
-    strides = [evaluate(stride, sizes) for stride in buffer.strides]
+    shape, strides, offset = view_at(buffer, sizes)
     if 0 in shape:
         return torch.empty_strided(shape, strides, dtype=dtype)
     count = len(data) // dtype.itemsize
     flat = torch.frombuffer(data, dtype=dtype, count=count)
-    return flat.as_strided(shape, strides, evaluate(buffer.offset, sizes))
+    return flat.as_strided(shape, strides, offset)

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 
 from ..captured import Phase
 from ..errors import UnsupportedOp
-from ..plan.model import FIRST_CHECK, Binding, Dispatch, Plan, PlanBuffer, PlanOutput, bound_nbytes
+from ..plan.model import (
+    FIRST_CHECK,
+    Binding,
+    Dispatch,
+    Plan,
+    PlanBuffer,
+    PlanOutput,
+    View,
+    bound_nbytes,
+    view_at,
+)
 from ..recent import Recent, most_sizes
 from ..symbolic.sizes import INT32, Expr, Symbol, evaluate, symbols_of
 from ..target import BINDING_ALIGNMENT, Target
@@ -58,10 +69,6 @@ class UploadRecipe:
     strides: tuple[int, ...]
     nbytes: int
     offset_nbytes: int = 0
-
-
-View = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Sizes, strides and offset (in elements) of a tensor within another one's storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,19 +258,18 @@ class Signature:
         states: list[StaticRecipe] = []
         uploads: list[UploadRecipe] = []
         for entry in self.inputs:
-            shape, strides = _layout(buffers[entry.buffer], sizes)
-            nbytes = span(shape, strides) * buffers[entry.buffer].dtype.itemsize
+            buffer = buffers[entry.buffer]
+            view, itemsize = view_at(buffer, sizes), buffer.dtype.itemsize
+            nbytes, offset = span(*view[:2]) * itemsize, view[2] * itemsize
             if entry.position in self.phase.complex_inputs:
-                strides = _of_complex((shape, strides, 0))[1]
+                view = _of_complex(view)
+            strides = view[1]
             if entry.static:
                 is_constant = entry in self.constant
                 counted = int(not is_constant and entry.position in self.phase.counted)
                 recipe = StaticRecipe(entry.position, entry.buffer, strides, nbytes, counted)
                 (static if is_constant else states).append(recipe)
             else:
-                buffer = buffers[entry.buffer]
-                itemsize = buffer.dtype.itemsize
-                offset = evaluate(buffer.offset, sizes) * itemsize
                 uploads.append(UploadRecipe(entry.position, entry.buffer, strides, nbytes, offset))
         returned = [output for output in self.plan.outputs if output.mutates is None]
         tensors = self._tensors(returned, sizes)
@@ -302,7 +308,7 @@ class Signature:
         for position, output in enumerate(returned):
             if output.buffer is not None:
                 is_complex = position in self.phase.complex_outputs
-                view = _view(output, sizes)
+                view = view_at(output, sizes)
                 view = _of_complex(view) if is_complex else view
                 by_buffer.setdefault((output.buffer, is_complex), []).append((position, view))
         return tuple(self._tensor(*key, shown) for key, shown in by_buffer.items())
@@ -342,12 +348,9 @@ class Signature:
         assert output.mutates is not None
         buffer = self.plan.buffers[output.buffer]
         is_complex = output.mutates in self.phase.complex_inputs
-        view = _view(output, sizes)
+        view = view_at(output, sizes)
         shape, strides, offset = _of_complex(view) if is_complex else view
         elements = span(shape, strides)
-        numel = 1
-        for size in shape:
-            numel *= size
         sharing = sum(other.buffer == output.buffer for other in self.plan.outputs)
         keep = (
             output.mutates in self.static_inputs
@@ -366,26 +369,11 @@ class Signature:
             strides,
             offset * itemsize,
             elements * itemsize,
-            dense=numel == elements,
+            dense=prod(shape) == elements,
             keep=keep,
             counted=output.mutates in self.phase.counted,
             in_place=buffer.role == "input",
         )
-
-
-def _layout(
-    buffer: PlanBuffer, sizes: Mapping[str, int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    shape = tuple(evaluate(size, sizes) for size in buffer.sizes)
-    return shape, tuple(evaluate(stride, sizes) for stride in buffer.strides)
-
-
-def _view(output: PlanOutput, sizes: Mapping[str, int]) -> View:
-    return (
-        tuple(evaluate(size, sizes) for size in output.sizes),
-        tuple(evaluate(stride, sizes) for stride in output.strides),
-        0 if output.offset is None else evaluate(output.offset, sizes),
-    )
 
 
 def _of_complex(view: View) -> View:

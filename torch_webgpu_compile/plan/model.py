@@ -8,7 +8,7 @@ of sizes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from .. import dtypes
@@ -257,6 +257,19 @@ class PlanOutput:
     mutates: int | None = None
 
 
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Sizes, strides and offset (in elements) of a tensor within another one's memory."""
+
+
+def view_at(layout: PlanBuffer | PlanOutput, sizes: Mapping[str, int]) -> View:
+    """A layout for these values of size symbols."""
+    return (
+        tuple(evaluate(size, sizes) for size in layout.sizes),
+        tuple(evaluate(stride, sizes) for stride in layout.strides),
+        0 if layout.offset is None else evaluate(layout.offset, sizes),
+    )
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything an executor needs.
@@ -321,15 +334,5 @@ class KernelCall:
 
     def dispatch(self, kernel: int) -> Dispatch:
         """The step of a plan in which the kernel has this number."""
-        return Dispatch(
-            kernel,
-            self.bindings,
-            self.grid,
-            self.parameters,
-            self.bytes_read,
-            self.bytes_written,
-            self.flops,
-            self.checks,
-            self.iterations,
-            self.narrow,
-        )
+        same = {entry.name: getattr(self, entry.name) for entry in fields(self)[1:]}
+        return Dispatch(kernel, **same)
