@@ -16,8 +16,8 @@ from torch_webgpu_compile import plan_cache
 from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.plan.model import PlanInput
 from torch_webgpu_compile.recent import Recent, most_sizes
-from torch_webgpu_compile.symbolic import atoms, expressions
-from torch_webgpu_compile.symbolic.atoms import Symbol
+from torch_webgpu_compile.symbolic import expressions
+from torch_webgpu_compile.symbolic.expressions import Symbol
 from torch_webgpu_compile.symbolic.interning import InternTable
 from torch_webgpu_compile.symbolic.sizes import as_expr, floordiv, iteration, symbol
 
@@ -57,7 +57,7 @@ def test_expressions_live_while_somebody_has_them():
     name = "a symbol of this test"
 
     def alive():
-        references = list(atoms._references.values())
+        references = list(expressions._references.values())
         objects = [reference() for reference in references]
         return sum(isinstance(x, Symbol) and x.name.startswith(name) for x in objects)
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from .atoms import Atom, FloorDiv, Mod, Monomial, Symbol
 from .expressions import (
     ONE,
     ZERO,
+    Atom,
     Expr,
+    FloorDiv,
     IntLike,
+    Mod,
+    Monomial,
+    Symbol,
     as_expr,
     atom_expr,
     bound,
