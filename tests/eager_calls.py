@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from tests.harness import compare, host_callback, lower_checked, to_array, to_tensor
-from torch_webgpu_compile.callables.size_sources import bound_offset
+from torch_webgpu_compile.callables.signature import bound_offset
 from torch_webgpu_compile.capture.eager.calls import Argument, CapturedCall, Constant, TensorSpec
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.compiler import native_operators

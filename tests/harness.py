@@ -14,13 +14,13 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_webgpu_compile.backend import native_operators
+from torch_webgpu_compile.callables.host_calls import call_overload
 from torch_webgpu_compile.capture.decompositions.table import decompositions
 from torch_webgpu_compile.captured import CapturedGraph
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.ir.nodes import HostCall
 from torch_webgpu_compile.ir.verify import verify_loop_graph
-from torch_webgpu_compile.lowering.fallback import run_host_call
 from torch_webgpu_compile.lowering.graph import lower
 from torch_webgpu_compile.target import Target
 
@@ -149,7 +149,10 @@ def host_callback(graph: LoopGraph) -> Callable[..., Any]:
             name: to_tensor(arrays[name].copy(), getattr(torch, graph.buffers[name].dtype.name))
             for name in names
         }
-        return [to_array(result) for result in run_host_call(call, tensors, sizes)]
+        results = call_overload(
+            call.target, call.arguments, call.keywords, tensors.__getitem__, sizes
+        )
+        return [to_array(result) for result in results]
 
     return run
 

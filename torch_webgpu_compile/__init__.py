@@ -36,7 +36,7 @@ from .fallbacks import FallbackWarning
 from .options import CompileOptions
 
 if TYPE_CHECKING:
-    from .callables.invalidation import invalidate
+    from .callables.static_copies import invalidate
     from .device.autoload import register as register_device
     from .inspection.profiling import Profile, profile
     from .inspection.report import Report, explain
@@ -68,7 +68,7 @@ __all__ = [
 _LAZY = {
     "explain": ("inspection.report", "explain"),
     "Report": ("inspection.report", "Report"),
-    "invalidate": ("callables.invalidation", "invalidate"),
+    "invalidate": ("callables.static_copies", "invalidate"),
     "Profile": ("inspection.profiling", "Profile"),
     "profile": ("inspection.profiling", "profile"),
     "register_device": ("device.autoload", "register"),

@@ -11,19 +11,14 @@ from torch import is_tensor
 from torch.utils._pytree import tree_leaves
 
 from . import fallbacks
-from .callables import precompiled
+from .callables import artifact
+from .callables.compiled_graph import CompiledGraph
 from .callables.device_graph import DeviceGraph
-from .callables.host_graph import CompiledGraph
+from .callables.host_graph import HostGraph
+from .callables.signature import Signature
 from .capture.graph import aot, dynamo
 from .captured import CapturedGraph, Phase
-from .compiler import (
-    Compilation,
-    compile_graph,
-    device_signature_of,
-    loops_of,
-    native_operators,
-    signature_of,
-)
+from .compiler import Compilation, compile_graph, loops_of, native_operators, signature_of
 from .counters import counters
 from .device import devices
 from .device.determinism import switched
@@ -53,15 +48,15 @@ def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
     return next(iter(places), None)
 
 
-def _host_graph(state: Compilation, device: Device) -> CompiledGraph:
+def _host_graph(state: Compilation, device: Device) -> HostGraph:
     signature, loops = signature_of(state), loops_of(state)
     try:
-        return CompiledGraph(state.plan, device, signature, loops)
+        return HostGraph(signature, device, loops)
     except DeviceLostError:
-        return CompiledGraph(state.plan, reopened(device), signature, loops)
+        return HostGraph(signature, reopened(device), loops)
 
 
-Observer = Callable[[Compilation, CompiledGraph | DeviceGraph], None]
+Observer = Callable[[Compilation, CompiledGraph], None]
 
 
 def compile_module(
@@ -92,12 +87,12 @@ def compile_module(
             # Dynamo would wrap it in an error of its own: calls raise it instead.
             return _raising(str(error))
         before = device.kernels_compiled
-        compiled: CompiledGraph | DeviceGraph
+        compiled: CompiledGraph
         if index is None:
             compiled = _host_graph(state, device)
         else:
-            signature = device_signature_of(state)
-            compiled = DeviceGraph(state.plan, device, index, signature, loops_of(state))
+            signature = Signature(state.plan, state.phase)
+            compiled = DeviceGraph(signature, device, index, loops_of(state))
         counters.add(kernels_compiled=device.kernels_compiled - before)
         if observer is not None:
             observer(state, compiled)
@@ -106,7 +101,7 @@ def compile_module(
     def keep(compiled: aot.BoxedFunction) -> None:
         name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept
         if name is not None:
-            precompiled.keep(name, compiled, options)
+            artifact.keep(name, compiled, options)
 
     with showing("a graph"):
         on_host = fallbacks.on_fallback(options.fallback)
@@ -153,5 +148,5 @@ def _open_default() -> None:
         device_for(resolve(None, None))
 
 
-dynamo.prepare()
+dynamo.set_defaults()
 dynamo.on_first_compile(_open_default)

@@ -48,7 +48,7 @@ from .scheduler.rewrites.equal_nodes import drop_unit_symbols, share_equal_nodes
 from .scheduler.rewrites.inline import inline_producers
 from .scheduler.rewrites.layouts import choose_layouts
 from .scheduler.rewrites.new_rows import read_new_rows
-from .scheduler.rewrites.preparation import separate
+from .scheduler.rewrites.preparation import separate_preparation
 from .scheduler.rewrites.split import split_contractions, split_reductions
 from .scheduler.rewrites.split_attention import split_attention
 from .scheduler.rewrites.statistics import recompute_statistics
@@ -255,20 +255,20 @@ KERNELS = Form(
 )
 PLAN = Form("Plan", lambda plan, before, target: verify_plan(plan), debug.plan_text)
 
-Run = Callable[[Any, Compilation], Any]
+PassFunction = Callable[[Any, Compilation], Any]
 
 
-def _alone(rewrite: Callable[[Any], Any]) -> Run:
+def _alone(rewrite: Callable[[Any], Any]) -> PassFunction:
     """A pass of a function that needs nothing but its argument."""
     return lambda value, state: rewrite(value)
 
 
-def _on_target(rewrite: Callable[[Any, Target], Any]) -> Run:
+def _on_target(rewrite: Callable[[Any, Target], Any]) -> PassFunction:
     """A pass of a function that depends on the GPU."""
     return lambda value, state: rewrite(value, state.target)
 
 
-def _each(run: Run) -> Run:
+def _each(run: PassFunction) -> PassFunction:
     """A pass that does the same to both parts of a program."""
 
     def both(program: Program[Any], state: Compilation) -> Program[Any]:
@@ -292,7 +292,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("choose_layouts", GRAPH, GRAPH, _on_target(choose_layouts)),
     Pass("split_contractions", GRAPH, GRAPH, _on_target(split_contractions)),
     Pass("split_reductions", GRAPH, GRAPH, _on_target(split_reductions)),
-    Pass("separate", GRAPH, GRAPHS, _on_target(separate)),
+    Pass("separate", GRAPH, GRAPHS, _on_target(separate_preparation)),
     # What shares a kernel.
     Pass("open_groups", GRAPHS, GROUPS, _each(_on_target(open_groups)), fusion=False),
     Pass("fuse", GRAPHS, GROUPS, _each(_on_target(fuse)), fusion=True),
@@ -469,32 +469,7 @@ def _take_cached(state: Compilation, key: str) -> bool:
 
 def signature_of(state: Compilation) -> Signature:
     """How the caller's CPU tensors become a plan's inputs, and its outputs PyTorch's tensors."""
-    return Signature(
-        state.plan,
-        state.captured.static_inputs,
-        state.phase.saved,
-        state.phase.forwarded,
-        state.phase.counted,
-        state.phase.seeds,
-        backward=state.phase.name == "backward",
-        complex_inputs=state.phase.complex_inputs,
-        complex_outputs=state.phase.complex_outputs,
-        lazy=state.phase.lazy,
-    )
-
-
-def device_signature_of(state: Compilation) -> Signature:
-    """`signature_of` for tensors on the device, where every argument is bound where it is."""
-    phase = state.phase
-    return Signature(
-        state.plan,
-        forwarded=phase.forwarded,
-        counted=phase.counted,
-        seeds=phase.seeds,
-        complex_inputs=phase.complex_inputs,
-        complex_outputs=phase.complex_outputs,
-        lazy=phase.lazy,
-    )
+    return Signature(state.plan, state.phase, state.captured.static_inputs)
 
 
 def native_operators() -> frozenset[torch._ops.OpOverload]:

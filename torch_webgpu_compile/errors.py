@@ -56,7 +56,7 @@ class AdapterError(WebGPUCompileError):
 
 
 class DeviceError(WebGPUCompileError):
-    """A failure while a plan was prepared or run on the GPU."""
+    """A failure while a plan was made ready or run on the GPU."""
 
 
 class ShaderError(DeviceError):

@@ -24,6 +24,7 @@ class FallbackWarning(UserWarning):
 
 
 OnFallback = Callable[[str, str, str, str], None]
+"""Called with (op, dtype, source, cause) for each operator that goes to the host; it may raise."""
 
 
 def on_fallback(policy: str) -> OnFallback:

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from tests import harness
-from torch_webgpu_compile.callables.host_graph import CompiledGraph
+from tests.fuzz.programs import Program
+from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.captured import CapturedGraph, Phase
 from torch_webgpu_compile.compiler import compile_graph, signature_of
 from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.runtime.device import Device, device_for
-
-from .programs import Program
 
 OPTIONS = CompileOptions(fallback="error")
 
@@ -41,7 +40,7 @@ def run_interpreted(captured: CapturedGraph, arguments: list[torch.Tensor]) -> l
 def run_kernels(captured: CapturedGraph, arguments: list[torch.Tensor]) -> list[Any]:
     """The whole path, on the adapter."""
     state = compile_graph(captured, Phase("inference"), device().target, OPTIONS, use_cache=False)
-    compiled = CompiledGraph(state.plan, device(), signature_of(state))
+    compiled = HostGraph(signature_of(state), device())
     return compiled(list(arguments))
 
 

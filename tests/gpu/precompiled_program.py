@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.callables import precompiled
+from torch_webgpu_compile.callables import artifact
 from torch_webgpu_compile.device import autoload
 from torch_webgpu_compile.target import Target
 
@@ -40,7 +40,7 @@ def on_device(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     if "other-version" in sys.argv:
-        precompiled.sources_digest = lambda: "another"
+        artifact.sources_digest = lambda: "another"
     if "other-gpu" in sys.argv:
         Target.text = property(lambda target: "another")
     autoload.register()

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from torch_webgpu_compile import counters, errors
-from torch_webgpu_compile.callables import precompiled
+from torch_webgpu_compile.callables import artifact
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
-from torch_webgpu_compile.callables.host_graph import CompiledGraph
+from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.device.eager import dispatch
@@ -311,7 +311,7 @@ def precompiled_graph(place: str) -> None:
     calls: list[tuple[Any, list[Any]]] = []
     kept: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        kind = CompiledGraph if place == "cpu" else DeviceGraph
+        kind = HostGraph if place == "cpu" else DeviceGraph
         run = kind.run
 
         def noticed(graph: Any, values: list[Any]) -> list[Any]:
@@ -319,13 +319,13 @@ def precompiled_graph(place: str) -> None:
             return run(graph, values)
 
         patch.setattr(kind, "run", noticed)
-        patch.setattr(precompiled.PrecompileContext, "record_artifact", kept.append)
+        patch.setattr(artifact.PrecompileContext, "record_artifact", kept.append)
         table = torch.arange(5.0)
         torch.compile(lambda x: x * 2 + table.to(x.device)[2], backend="webgpu", dynamic=True)(
             torch.ones(30, device=place)
         )
         graph, arguments = calls[-1]
-        precompiled.keep("graph", graph, CompileOptions())
+        artifact.keep("graph", graph, CompileOptions())
     loaded = pickle.loads(pickle.dumps(kept[0])).after_deserialization()
     for size in (40, LARGE):
         x = torch.linspace(0, 1, size)

@@ -14,7 +14,7 @@ from torch import nn
 from tests.compiling import native
 from torch_webgpu_compile.callables import signature
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
-from torch_webgpu_compile.callables.host_graph import CompiledGraph
+from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.device import autoload, devices
 from torch_webgpu_compile.device.eager import dispatch
 from torch_webgpu_compile.runtime import buffers
@@ -34,7 +34,7 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch) -> int:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Weak references to the graphs that are made."""
     made: list[weakref.ref[Any]] = []
-    for kind in (CompiledGraph, DeviceGraph):
+    for kind in (HostGraph, DeviceGraph):
         original = kind.__init__
 
         def init(self: Any, *arguments: Any, _original: Any = original, **keywords: Any) -> None:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from tests.eager_calls import describe, run_eagerly
 from torch_webgpu_compile.backend import compile_graph, native_operators, signature_of
 from torch_webgpu_compile.callables.host_calls import torch_dtype
-from torch_webgpu_compile.callables.size_sources import bound_offset
+from torch_webgpu_compile.callables.signature import bound_offset
 from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.options import resolve

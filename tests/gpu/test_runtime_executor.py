@@ -23,11 +23,12 @@ from runtime_plans import (
 )
 
 from torch_webgpu_compile import errors
-from torch_webgpu_compile.plan.model import Binding, CopyBuffer, HostBuffer, HostStep
+from torch_webgpu_compile.plan.model import Binding, CopyBuffer, HostStep
 from torch_webgpu_compile.runtime.device import Device, GpuBuffer, open_device
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.profiler import time_steps
 from torch_webgpu_compile.runtime.queue import Recording
+from torch_webgpu_compile.symbolic.nested import HostBuffer
 from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
 
 RNG = np.random.default_rng(0)

@@ -17,8 +17,9 @@ from unittest import mock
 import torch
 
 from tests.plan_mutations import altered, damaged, without_program, without_reports
+from tests.trust.faults import Tally, fault
 from torch_webgpu_compile import backend
-from torch_webgpu_compile.callables.host_graph import CompiledGraph
+from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.compiler import Compilation, compile_graph, signature_of
 from torch_webgpu_compile.plan import cache as plan_cache
@@ -27,8 +28,6 @@ from torch_webgpu_compile.plan.cache_folder import CacheFolder
 from torch_webgpu_compile.plan.model import Plan
 from torch_webgpu_compile.planner.match import verify_match
 from torch_webgpu_compile.runtime.device import device_for
-
-from .faults import Tally, fault
 
 _KEY = hashlib.sha256(b"key").hexdigest()
 _DAMAGED, _ALTERED = 6_000, 4_000
@@ -131,8 +130,8 @@ def _same_results(entry: _Entry, plan: Plan) -> bool:
 
 def _results(state: Compilation, plan: Plan) -> list[torch.Tensor]:
     signature = signature_of(state)
-    own = Signature(plan, signature.static_inputs)
-    graph = CompiledGraph(plan, device_for(state.options), own)
+    own = Signature(plan, static_inputs=signature.static_inputs)
+    graph = HostGraph(own, device_for(state.options))
     generator = torch.Generator().manual_seed(1)
     values: list[Any] = []
     for entry in plan.inputs:

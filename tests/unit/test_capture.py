@@ -175,7 +175,7 @@ def tensors(result):
 def _fresh_dynamo():
     from torch_webgpu_compile.capture.graph import dynamo
 
-    dynamo.prepare()
+    dynamo.set_defaults()
     torch._dynamo.reset()
 
 

@@ -13,8 +13,9 @@ from tests.harness import capture, lower_checked
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.graph import LoopGraph, MapGroup, Member, Schedule
-from torch_webgpu_compile.ir.nodes import Contraction, Node, Pointwise, Reduction
+from torch_webgpu_compile.ir.nodes import Contraction, Pointwise, Reduction
 from torch_webgpu_compile.ir.scalar import Index, Load, const
+from torch_webgpu_compile.ir.spaces import Node
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.symbolic.sizes import as_expr, iteration

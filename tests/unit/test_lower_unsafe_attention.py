@@ -121,8 +121,8 @@ def test_a_gradient_of_the_bias_is_one_of_the_value():
 
     def by_operator(value):
         bias = torch.where(replaced, value, 0.0)
-        rest = False, 0.25, None, 0.0, replaced, False
-        return attention_ops.attend(q, k, v, bias, *rest)[0]
+        options = attention_ops.AttentionOptions(bias, False, 0.25, None, 0.0, replaced, False)
+        return attention_ops.attend(q, k, v, options)[0]
 
     (found,) = torch.autograd.grad(by_operator(value), value, grad)
     (wanted,) = torch.autograd.grad(written(q, k, v, replaced, value), value, grad)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, cast, get_args
+from inspect import isabstract
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,22 +13,16 @@ import pytest
 
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.errors import VerificationError
+from torch_webgpu_compile.ir import attention_nodes, nodes
 from torch_webgpu_compile.ir import interpret as interpreter
 from torch_webgpu_compile.ir.at_sizes import at_sizes
 from torch_webgpu_compile.ir.graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
 from torch_webgpu_compile.ir.interpret import Run, interpret, interprets
-from torch_webgpu_compile.ir.nodes import (
-    Attention,
-    Node,
-    Pointwise,
-    inputs_of,
-    outputs_of,
-    taken_whole,
-)
+from torch_webgpu_compile.ir.nodes import Pointwise, inputs_of, outputs_of, taken_whole
 from torch_webgpu_compile.ir.renaming import rename_node
 from torch_webgpu_compile.ir.scalar import Index, Load, Scalar, apply
 from torch_webgpu_compile.ir.spaces import (
-    Computation,
+    Node,
     Origin,
     Rule,
     Space,
@@ -46,7 +41,7 @@ F32 = dtypes.float32
 
 
 @dataclass(frozen=True, slots=True)
-class LinearRecurrence(Computation):
+class LinearRecurrence(Node):
     """output[index(i…, t)] = state(i…, t) = decay(i…) · state(i…, t - 1) + body(i…, t).
 
     Before the first step, state(i…) is initial[i…]; ``last`` takes the last one, if it is given.
@@ -132,7 +127,7 @@ def graph(rows: int = 2, steps: Expr | int = 4, **changes: object) -> LoopGraph:
         last="last",
         origins=(Origin("test.recurrence"),),
     )
-    node = cast(Node, replace(recurrence, **changes))
+    node = replace(recurrence, **changes)
     return LoopGraph(
         "graph",
         {b.name: b for b in buffers},
@@ -232,13 +227,21 @@ def test_unused_nodes_are_dropped() -> None:
     assert replace(made, outputs=()).live().nodes == ()
 
 
-@pytest.mark.parametrize("kind", get_args(Node))
-def test_kinds(kind: type[Computation]) -> None:
+KINDS = [
+    kind
+    for module in (nodes, attention_nodes)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Node) and not isabstract(kind)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind: type[Node]) -> None:
     """The interpreter runs them, and their texts, a part of the plan cache's key, show all."""
     assert kind in interpreter._RULES
     names = [field.name for field in fields(kind)]
     shown = kind.OPERANDS or [n for n in names if n not in (*kind.OUTPUTS, "origins")]
-    hidden = ["safe"] if kind is Attention else []  # another mnemonic
+    hidden = ["safe"] if kind is attention_nodes.Attention else []  # another mnemonic
     assert sorted(names) == sorted([*kind.OUTPUTS, *shown, *hidden, "origins"])
     assert set(kind.INPUTS) <= set(shown)
 
@@ -248,10 +251,9 @@ def test_kinds_without_a_rule_and_with_two() -> None:
         pass
 
     node = graph().nodes[1]
-    assert isinstance(node, Computation)
     values = {field.name: getattr(node, field.name) for field in fields(node)}
     made = graph()
-    unknown = cast(Node, Unknown(**values))
+    unknown = Unknown(**values)
     assert operands_of(unknown) == operands_of(node)
     with pytest.raises(VerificationError, match="no rule of the interpreter for Unknown"):
         interpret(made.with_nodes((made.nodes[0], unknown), made.buffers), arguments())

@@ -14,7 +14,7 @@ from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.plan.model import CopyBuffer, Dispatch, HostStep, PlanBuffer
 from torch_webgpu_compile.plan.verify import verify_plan
-from torch_webgpu_compile.planner.liveness import Interval, assign_slots
+from torch_webgpu_compile.planner.build import Interval, assign_slots
 from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
 
 SETTINGS = settings(deadline=None, max_examples=300, derandomize=True, database=None)

@@ -13,8 +13,6 @@ from torch_webgpu_compile.plan.model import (
     Binding,
     CopyBuffer,
     Dispatch,
-    HostBuffer,
-    HostConstant,
     HostStep,
     Kernel,
     KernelBinding,
@@ -24,6 +22,7 @@ from torch_webgpu_compile.plan.model import (
     PlanOutput,
 )
 from torch_webgpu_compile.plan.numbers import HostNumber
+from torch_webgpu_compile.symbolic.nested import HostBuffer
 from torch_webgpu_compile.symbolic.sizes import as_expr, ceildiv, symbol
 
 S, T = symbol("s0", 2), symbol("s1", 0)
@@ -71,7 +70,7 @@ def make_plan():
             "aten.sort.stable",
             ("z", "w"),
             (HostBuffer("x"), (S, None, True, 3, 1.0, -0.0, math.inf, ((),)), "text"),
-            (("dtype", HostConstant("dtype", "float32")), ("nan", math.nan)),
+            (("dtype", "torch.float32"), ("nan", math.nan)),
             "model.py:4",
         ),
     )

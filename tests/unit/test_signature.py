@@ -9,6 +9,7 @@ import torch
 
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.callables.signature import Signature
+from torch_webgpu_compile.captured import Phase
 from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.plan.model import CopyBuffer, Plan, PlanBuffer, PlanInput, PlanOutput
 from torch_webgpu_compile.symbolic.sizes import as_expr, contiguous_strides, product, symbol
@@ -101,7 +102,7 @@ def test_saved_results_stay_on_the_gpu_unless_somebody_sees_them():
         [PlanInput("x")],
         [output("y", (4,)), output("y", (4,)), output("z", (4,))],
     )
-    variant = Signature(made, saved=frozenset({1, 2})).variant([torch.zeros(4)])
+    variant = Signature(made, Phase("forward", saved=frozenset({1, 2}))).variant([torch.zeros(4)])
     assert variant.saved_buffers == (("z", 16),)
 
 

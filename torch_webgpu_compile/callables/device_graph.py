@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ..device import devices
 from ..device.generators import draw_seeds
 from ..device.tensors import storages
 from ..errors import SharedMemoryError
-from ..plan.model import HostStep, Plan
+from ..plan.model import HostStep
 from ..runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
 from ..runtime.device import Device, GpuBuffer
 from ..runtime.executor import Executor
@@ -30,11 +30,10 @@ from ..runtime.launcher import Launcher
 from ..runtime.sized import Place
 from ..symbolic.sizes import evaluate
 from ..target import BINDING_ALIGNMENT
-from .host_calls import HostCalls
+from .compiled_graph import CompiledGraph, PlanAt
 from .part_writes import write_part
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
-from .specialized import PlanAt, Specialized
-from .static_buffers import same_layout, with_layout
+from .static_copies import same_layout, with_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _ResolvedCall:
     """What a call with known sizes does.
 
     Attributes:
@@ -75,7 +74,7 @@ class _Ready:
     alone: bool
 
 
-def _ready(executor: Executor, variant: Variant) -> _Ready:
+def _resolve(executor: Executor, variant: Variant) -> _ResolvedCall:
     plan, sizes = executor.plan, variant.sizes
     launcher = executor.launcher(sizes)
     position = {name: k for k, name in enumerate(launcher.names)}
@@ -104,7 +103,7 @@ def _ready(executor: Executor, variant: Variant) -> _Ready:
         nbytes = evaluate(plan.buffers[name].nbytes, sizes) if shared else 0
         return _Kept(position.get(name, -1), launcher.constants.get(name), nbytes)
 
-    return _Ready(
+    return _ResolvedCall(
         launcher,
         buffers,
         inputs,
@@ -150,18 +149,16 @@ class _Numbers:
             self._used.append((buffer, self._device.queue.batch))
 
 
-class DeviceGraph:
-    """A function of a list of arguments, which it empties, to a list of results.
+class DeviceGraph(CompiledGraph):
+    """A `CompiledGraph` on the device's tensors.
 
-    It may be called from several threads. A failed call leaves itself and the arguments as they
-    were, except for what it changes in place.
+    A failed call leaves itself and the arguments as they were, except for what it changes in place.
 
     Args:
-        plan: what to run.
-        device: where.
+        signature: without static inputs: every argument is bound where it is.
+        device: where it runs.
         index: the device's number in PyTorch.
-        signature: what the plan's inputs and outputs are to PyTorch; without static inputs.
-        plan_at: makes the plans for sizes at which this one cannot run; see `specialized`.
+        plan_at: makes the plans for sizes at which this one cannot run.
 
     Raises (when called):
         DeviceError: the GPU refused; the subclass and the message say what.
@@ -169,93 +166,71 @@ class DeviceGraph:
             ``torch.webgpu.reset_device`` new arguments are computed with on the new device.
     """
 
-    _boxed_call = True
-
     def __init__(
-        self,
-        plan: Plan,
-        device: Device,
-        index: int,
-        signature: Signature,
-        plan_at: PlanAt | None = None,
+        self, signature: Signature, device: Device, index: int, plan_at: PlanAt | None = None
     ) -> None:
-        self.plan = plan
-        self.device = device
         self.index = index
-        self.signature = signature
-        self.executor = Executor(plan, device, HostCalls(plan))
-        self._lock = threading.Lock()
-        self.plan_at = plan_at
-        self._larger: Specialized[DeviceGraph] | None = None
-        if plan_at is not None:
-            self._larger = Specialized(plan_at, device)
-        self._numbers = _Numbers(device)
-        device.add_reclaimable(self)
         self._own = devices.torch_device(index)  # comparing with it is quicker than `device.type`
+        self._lock = threading.Lock()
+        super().__init__(signature, device, plan_at)
 
-    def _with_plan(self, plan: Plan) -> DeviceGraph:
-        return DeviceGraph(plan, self.device, self.index, replace(self.signature, plan=plan))
+    def _open(self, device: Device) -> None:
+        self._numbers = _Numbers(device)
+        super()._open(device)
+        self.forget_sizes()
 
-    def __call__(self, arguments: list[Any]) -> list[Any]:
-        values = arguments[:]
-        arguments.clear()
-        return self.run(values)
+    def _with(self, signature: Signature) -> DeviceGraph:
+        return DeviceGraph(signature, self.device, self.index)
 
-    def run(self, values: list[Any]) -> list[Any]:
-        """A call; ``values`` are its arguments, a list that the call may change."""
-        if self.signature.seeds:
-            values.append(draw_seeds(self.index, self.signature.seeds))
-        if self.signature.lazy:
-            return self.signature.call(self.run_seeded, values)
-        return self.run_seeded(values)
+    def _draw_seeds(self, count: int) -> Any:
+        return draw_seeds(self.index, count)
 
     def run_seeded(self, values: list[Any]) -> list[Any]:
-        """The call on a list of arguments, the last of which are the seeds if there are any."""
         variant = self.signature.variant(values)
-        ready: _Ready | None = variant.ready
-        if ready is None:
-            if self._larger is not None and not variant.fits(self.device.target):
-                return self._larger(variant.sizes, self._with_plan).run_seeded(values)
-            ready = self._prepare(variant)
-        buffers: list[Any] = ready.buffers[:]
+        resolved: _ResolvedCall | None = variant.resolved
+        if resolved is None:
+            if self.plan_at is not None and not variant.fits(self.device.target):
+                return self._specialize(variant).run_seeded(values)
+            resolved = self._resolved(variant)
+        buffers: list[Any] = resolved.buffers[:]
         numbers: GpuBuffer | None = None
-        for recipe, position in ready.inputs:
+        for recipe, position in resolved.inputs:
             value = values[recipe.position]
             if isinstance(value, bytes):
                 buffers[position] = numbers = self._numbers.upload(value)
             else:
                 buffers[position] = self._memory(value, recipe)
         allocate = self.device.allocate
-        for nbytes, positions in ready.places:
+        for nbytes, positions in resolved.places:
             buffer = allocate(nbytes)
             for position in positions:
                 buffers[position] = buffer
         try:
-            self._launch(ready, buffers)
+            self._launch(resolved, buffers)
         except SharedMemoryError:
-            self._copy_changed(variant, ready, values, buffers)
-            self._launch(ready, buffers)
+            self._copy_changed(variant, resolved, values, buffers)
+            self._launch(resolved, buffers)
         if numbers is not None:
             self._numbers.recorded(numbers)
-        counters.add_call(ready.dispatch_count, 0, 0)
+        counters.add_call(resolved.dispatch_count, 0, 0)
         results: list[Any] = list(variant.constants)
-        for made, kept in zip(variant.tensors, ready.tensors, strict=True):
+        for made, kept in zip(variant.tensors, resolved.tensors, strict=True):
             self._add_results(made, self._kept(kept, buffers), results)
-        for mutation, kept in zip(variant.mutations, ready.mutations, strict=True):
+        for mutation, kept in zip(variant.mutations, resolved.mutations, strict=True):
             self._assign(values[mutation.position], mutation, self._kept(kept, buffers))
-        for output, position in self.signature.forwarded:
+        for output, position in self.signature.phase.forwarded:
             results[output] = values[position]
         return results
 
-    def _launch(self, ready: _Ready, buffers: list[Any]) -> None:
-        if ready.alone:
+    def _launch(self, resolved: _ResolvedCall, buffers: list[Any]) -> None:
+        if resolved.alone:
             with self.executor.lock:
-                ready.launch(buffers)
+                resolved.launch(buffers)
         else:
-            ready.launch(buffers)
+            resolved.launch(buffers)
 
     def _copy_changed(
-        self, variant: Variant, ready: _Ready, values: list[Any], buffers: list[Any]
+        self, variant: Variant, resolved: _ResolvedCall, values: list[Any], buffers: list[Any]
     ) -> None:
         """Copies of what is changed in place where the call has that memory twice.
 
@@ -263,7 +238,7 @@ class DeviceGraph:
         """
         recipes = {recipe.position: recipe for recipe in variant.uploads}
         loans = Counter(id(_memory_of(buffer)) for buffer in buffers)
-        for mutation, kept in zip(variant.mutations, ready.mutations, strict=True):
+        for mutation, kept in zip(variant.mutations, resolved.mutations, strict=True):
             shared = mutation.in_place and loans[id(_memory_of(buffers[kept.position]))] > 1
             if shared and values[mutation.position].device.type == devices.NAME:
                 recipe = recipes[mutation.position]
@@ -278,13 +253,13 @@ class DeviceGraph:
         self.device.copy(source, 0, copy, 0, round_up(kept.nbytes, 4))
         return copy
 
-    def _prepare(self, variant: Variant) -> _Ready:
+    def _resolved(self, variant: Variant) -> _ResolvedCall:
         if self.device.is_lost:
             self._rebind()
         with self.executor.lock:
-            if variant.ready is None:
-                variant.ready = _ready(self.executor, variant)
-            made: _Ready = variant.ready
+            if variant.resolved is None:
+                variant.resolved = _resolve(self.executor, variant)
+            made: _ResolvedCall = variant.resolved
             return made
 
     def forget_sizes(self) -> None:
@@ -292,7 +267,6 @@ class DeviceGraph:
         self.signature.forget()
 
     def reclaim(self) -> None:
-        """Forgets what was prepared for calls, with its memory; `_prepare` does it again."""
         self.forget_sizes()
 
     def _rebind(self) -> None:
@@ -303,15 +277,8 @@ class DeviceGraph:
         """
         device = devices.get_device(self.index)
         with self._lock:
-            if device is self.device:
-                return
-            self.executor = Executor(self.plan, device, HostCalls(self.plan))
-            self._numbers = _Numbers(device)
-            self.forget_sizes()
-            if self.plan_at is not None:
-                self._larger = Specialized(self.plan_at, device)
-            self.device = device
-            device.add_reclaimable(self)
+            if device is not self.device:
+                self._open(device)
 
     # ---- in
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ import torch
 
 from ..counters import counters
 from ..dtypes import DType
-from ..plan.model import HostBuffer, HostConstant, HostStep, Plan, PlanBuffer
+from ..plan.model import HostStep, Plan, PlanBuffer, view_at
+from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import Expr, evaluate
 
 
@@ -41,6 +42,43 @@ def _constant(name: str) -> Any:
     return found
 
 
+def call_overload(
+    target: str,
+    arguments: Sequence[Any],
+    keywords: Sequence[tuple[str, Any]],
+    tensor: Callable[[str], torch.Tensor],
+    sizes: Mapping[str, int],
+) -> list[torch.Tensor]:
+    """Calls an operator with arguments as `lowering.fallback` encodes them; its tensor results.
+
+    Args:
+        tensor: gives the CPU tensor in a buffer, for each `HostBuffer` in order.
+        sizes: the values of size symbols.
+    """
+
+    def decode(value: Any) -> Any:
+        match value:
+            case HostBuffer(name):
+                return tensor(name)
+            case Expr():
+                return evaluate(value, sizes)
+            case tuple():
+                return [decode(item) for item in value]
+            case str() if value.startswith("'"):
+                return value[1:]
+            case str() if value.startswith("torch."):
+                return _constant(value)
+            case _:
+                return value
+
+    values = [decode(value) for value in arguments]
+    named = {name: decode(value) for name, value in keywords}
+    with torch.no_grad():
+        results = find_overload(target)(*values, **named)
+    flat = results if isinstance(results, (tuple, list)) else (results,)
+    return [result for result in flat if isinstance(result, torch.Tensor)]
+
+
 class HostCalls:
     """Runs the host steps of a plan with PyTorch; given to an `Executor` as ``host_call``."""
 
@@ -61,36 +99,16 @@ class HostCalls:
             without a name.
         """
         remaining = iter(arrays)
-        arguments = [self._decode(value, remaining, sizes) for value in step.arguments]
-        keywords = {name: self._decode(value, remaining, sizes) for name, value in step.keywords}
-        with torch.no_grad():
-            results = find_overload(step.target)(*arguments, **keywords)
+
+        def tensor(name: str) -> torch.Tensor:
+            return tensor_of(self._buffers[name], next(remaining), sizes)
+
+        tensors = call_overload(step.target, step.arguments, step.keywords, tensor, sizes)
         counters.add_fallback(step.target)
-        flat = results if isinstance(results, (tuple, list)) else (results,)
-        tensors = [result for result in flat if isinstance(result, torch.Tensor)]
         return [
             None if not name else self._encode(self._buffers[name], tensor, sizes)
             for name, tensor in zip(step.outputs, tensors, strict=False)
         ]
-
-    def _decode(self, value: Any, arrays: Iterator[Any], sizes: Mapping[str, int]) -> Any:
-        match value:
-            case HostBuffer(name):
-                return tensor_of(self._buffers[name], next(arrays), sizes)
-            case HostConstant("device", name):
-                return torch.device(name)
-            case HostConstant(_, name):
-                return _constant(name)
-            case Expr():
-                return evaluate(value, sizes)
-            case tuple():
-                return [self._decode(item, arrays, sizes) for item in value]
-            case str() if value.startswith("'"):
-                return value[1:]
-            case str() if value.startswith("torch."):
-                return _constant(value)
-            case _:
-                return value
 
     def _encode(self, buffer: PlanBuffer, tensor: torch.Tensor, sizes: Mapping[str, int]) -> Any:
         dtype = torch_dtype(buffer.dtype)
@@ -103,10 +121,9 @@ class HostCalls:
 def tensor_of(buffer: PlanBuffer, data: Any, sizes: Mapping[str, int]) -> torch.Tensor:
     """The tensor that ``data``, the bytes of a plan buffer, holds; it shares their memory."""
     dtype = torch_dtype(buffer.dtype)
-    shape = [evaluate(size, sizes) for size in buffer.sizes]
-    strides = [evaluate(stride, sizes) for stride in buffer.strides]
+    shape, strides, offset = view_at(buffer, sizes)
     if 0 in shape:
         return torch.empty_strided(shape, strides, dtype=dtype)
     count = len(data) // dtype.itemsize
     flat = torch.frombuffer(data, dtype=dtype, count=count)
-    return flat.as_strided(shape, strides, evaluate(buffer.offset, sizes))
+    return flat.as_strided(shape, strides, offset)

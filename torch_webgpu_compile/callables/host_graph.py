@@ -1,15 +1,16 @@
-"""`CompiledGraph`: torch tensors in and out around an `Executor`.
+"""`HostGraph`: a compiled graph on CPU tensors.
 
-CPU tensors are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_buffers`),
+They are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_copies`),
 and so do the values that a forward graph saves for its backward graph: AOTAutograd gets tensors of
 the right shape whose contents are never written; `Resident` on such a tensor is the value.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -18,17 +19,21 @@ from torch import Tensor
 
 from ..counters import counters
 from ..errors import DeviceLostError
-from ..plan.model import Plan
 from ..runtime.buffers import AnyBuffer
 from ..runtime.device import Device, GpuBuffer, reopened
-from ..runtime.executor import BoundPlan, Executor
+from ..runtime.executor import BoundPlan
 from ..runtime.status import Reports
-from . import static_buffers
-from .host_calls import HostCalls
-from .invalidation import watch_optimizers
+from .compiled_graph import CompiledGraph, PlanAt
 from .signature import MutationRecipe, Signature, StaticRecipe, Variant
-from .specialized import PlanAt, Specialized
-from .static_copies import Copies, data_ptr
+from .static_copies import (
+    StaticCopies,
+    data_ptr,
+    drop,
+    span,
+    static_buffers,
+    watch_optimizers,
+    with_layout,
+)
 
 _RESIDENT = "_webgpu_resident"
 
@@ -63,7 +68,7 @@ class _Taken:
     """
 
     recipes: tuple[StaticRecipe, ...]
-    copies: Copies
+    copies: StaticCopies
     errors: int = -1
     externals: dict[str, GpuBuffer] = field(default_factory=dict)
     bound: tuple[Variant, BoundPlan, Reports | None] | None = None
@@ -73,84 +78,53 @@ _MOST_TAKEN = 64
 """Sets of parameters that a graph is ready for, as for layers of a model that share its code."""
 
 
-class CompiledGraph:
-    """A function of a list of arguments, which it empties, to a list of results.
+class HostGraph(CompiledGraph):
+    """A `CompiledGraph` on CPU tensors.
 
-    It may be called from several threads; calls of one graph take turns. A failed call leaves it
-    usable. When the device is lost, the call is made again on a new one.
-
-    Args:
-        plan: what to run.
-        device: where.
-        signature: what the plan's inputs and outputs are to PyTorch.
-        plan_at: makes the plans for sizes at which this one cannot run; see `specialized`.
-
-    Raises (when called):
-        DeviceError: the GPU refused; the subclass and the message say what.
+    Calls of one graph take turns. A failed call leaves it usable. When the device is lost, the call
+    is made again on a new one.
     """
 
-    _boxed_call = True
-
-    def __init__(
-        self, plan: Plan, device: Device, signature: Signature, plan_at: PlanAt | None = None
-    ) -> None:
-        self.plan = plan
-        self.device = device
-        self.signature = signature
-        self.executor = Executor(plan, device, HostCalls(plan))
-        self.plan_at = plan_at
-        self._larger: Specialized[CompiledGraph] | None = None
-        if plan_at is not None:
-            self._larger = Specialized(plan_at, device)
-        self._static = static_buffers.static_buffers(device)
+    def __init__(self, signature: Signature, device: Device, plan_at: PlanAt | None = None) -> None:
+        self._lock = threading.RLock()
         self._static_of = _getter([entry.position for entry in signature.constant])
-        self._taken: OrderedDict[tuple[int, tuple[int, ...]], _Taken] = OrderedDict()
-        self._last: dict[bool, _Taken] = {}
-        self._lock = self.executor.lock
         self._is_half_written = False  # a failed call may have changed arguments
-        self._static.add_user(self)
+        super().__init__(signature, device, plan_at)
         watch_optimizers()
-        device.add_reclaimable(self)
 
-    def _with_plan(self, plan: Plan) -> CompiledGraph:
-        return CompiledGraph(plan, self.device, replace(self.signature, plan=plan))
+    def _open(self, device: Device) -> None:
+        super()._open(device)
+        self.executor.lock = self._lock
+        self.forget()
+        self._static = static_buffers(device)
+        self._static.add_user(self)
+
+    def _with(self, signature: Signature) -> HostGraph:
+        return HostGraph(signature, self.device)
+
+    def _draw_seeds(self, count: int) -> Any:
+        return torch.empty((count, 2), dtype=torch.int32).random_()
 
     def forget(self) -> None:
         """Drops the references to GPU copies of parameters; the next call looks them up again."""
-        self._last = {}
-        self._taken = OrderedDict()
+        self._last: dict[bool, _Taken] = {}
+        self._taken: OrderedDict[tuple[int, tuple[int, ...]], _Taken] = OrderedDict()
 
     def reclaim(self) -> None:
-        """`forget`, unless a call is running: part of `Device.empty_cache`."""
+        """`forget`, unless a call is running."""
         if self._lock.acquire(blocking=False):
             try:
                 self.forget()
             finally:
                 self._lock.release()
 
-    def __call__(self, arguments: list[Any]) -> list[Any]:
-        values = arguments[:]
-        arguments.clear()
-        return self.run(values)
-
-    def run(self, values: list[Any]) -> list[Any]:
-        """A call; ``values`` are its arguments, a list that the call may change."""
-        if self.signature.lazy:
-            return self.signature.call(self._run, values)
-        return self._run(values)
-
-    def _run(self, values: list[Any]) -> list[Any]:
-        if self.signature.seeds:
-            values.append(torch.empty((self.signature.seeds, 2), dtype=torch.int32).random_())
-        return self._run_seeded(values)
-
-    def _run_seeded(self, values: list[Any]) -> list[Any]:
+    def run_seeded(self, values: list[Any]) -> list[Any]:
         with self._lock:
             if self.device.is_lost:
                 self._rebind()
             variant = self.signature.variant(values)
-            if self._larger is not None and not variant.fits(self.device.target):
-                return self._larger(variant.sizes, self._with_plan)._run_seeded(values)
+            if self.plan_at is not None and not variant.fits(self.device.target):
+                return self._specialize(variant).run_seeded(values)
             try:
                 return self._call(values, variant)
             except DeviceLostError:
@@ -161,19 +135,9 @@ class CompiledGraph:
 
     def _rebind(self) -> None:
         """Goes on, on a new device, after the loss of this one."""
-        lost = self.device
-        device = reopened(lost)
-        executor = Executor(self.plan, device, HostCalls(self.plan))
-        executor.lock = self._lock
-        self.forget()
-        static_buffers.drop(lost)
-        self.executor = executor
-        self._static = static_buffers.static_buffers(device)
-        self._static.add_user(self)
-        if self.plan_at is not None:
-            self._larger = Specialized(self.plan_at, device)
-        self.device = device
-        device.add_reclaimable(self)
+        device = reopened(self.device)
+        drop(self.device)
+        self._open(device)
 
     def _call(self, values: list[Any], variant: Variant) -> list[Any]:
         self._is_half_written = False
@@ -196,7 +160,7 @@ class CompiledGraph:
 
     def _bind(
         self, values: list[Any], variant: Variant
-    ) -> tuple[BoundPlan, dict[str, GpuBuffer], Copies | None]:
+    ) -> tuple[BoundPlan, dict[str, GpuBuffer], StaticCopies | None]:
         """Memory for this call; also the buffers of outputs that outlive it, and of states."""
         taken = self._take_constant(values, variant)
         # What the calling thread's kernels report goes to a buffer of its own.
@@ -247,7 +211,7 @@ class CompiledGraph:
         taken.errors = errors
         return taken
 
-    def _take_states(self, values: list[Any], variant: Variant) -> Copies:
+    def _take_states(self, values: list[Any], variant: Variant) -> StaticCopies:
         """The parameters and buffers that the graph changes."""
         tensors = [values[recipe.position] for recipe in variant.states]
         copies = self._take(tensors, variant.states, True).copies
@@ -265,7 +229,9 @@ class CompiledGraph:
             all_taken = self._taken
             taken = all_taken.get(key)
             if taken is None:
-                taken = all_taken[key] = _Taken(recipes, Copies(self._static, tensors, recipes))
+                taken = all_taken[key] = _Taken(
+                    recipes, StaticCopies(self._static, tensors, recipes)
+                )
             if len(all_taken) > _MOST_TAKEN:
                 all_taken.popitem(last=False)
             all_taken.move_to_end(key)
@@ -291,7 +257,7 @@ class CompiledGraph:
                 "what the forward pass kept for its backward pass was on the GPU; run the forward "
                 "pass again"
             )
-        nbytes = static_buffers.span(tensor.shape, tensor.stride()) * tensor.element_size()
+        nbytes = span(tensor.shape, tensor.stride()) * tensor.element_size()
         resident.device.download_many([(resident.buffer, 0, nbytes, tensor.data_ptr())])
         delattr(tensor, _RESIDENT)
 
@@ -302,7 +268,7 @@ class CompiledGraph:
             if variant.may_be_resident and hasattr(tensor, _RESIDENT):
                 continue
             if tensor.stride() != recipe.strides:
-                tensor = static_buffers.with_layout(tensor, recipe.strides)
+                tensor = with_layout(tensor, recipe.strides)
             if recipe.nbytes:
                 device.upload(bound.buffer(recipe.buffer), (tensor.data_ptr(), recipe.nbytes))
                 total += recipe.nbytes
@@ -316,7 +282,7 @@ class CompiledGraph:
         variant: Variant,
         bound: BoundPlan,
         fresh: dict[str, GpuBuffer],
-        states: Copies | None,
+        states: StaticCopies | None,
     ) -> tuple[list[Any], int]:
         """What the call returns, and the bytes that were downloaded for it."""
         wanted = [r for r in variant.tensors if r.nbytes and r.buffer not in fresh]
@@ -336,7 +302,7 @@ class CompiledGraph:
                 addresses.append(tensor.data_ptr())
             for position, view in recipe.results:
                 results[position] = tensor if view is None else tensor.as_strided(*view)
-        for output, position in self.signature.forwarded:
+        for output, position in self.signature.phase.forwarded:
             results[output] = values[position]
         staged = [_staging(values[r.position], r) for r in variant.mutations]
         if download is not None:
@@ -360,7 +326,7 @@ class CompiledGraph:
         variant: Variant,
         bound: BoundPlan,
         fresh: dict[str, GpuBuffer],
-        states: Copies,
+        states: StaticCopies,
     ) -> None:
         """The GPU has the values of what was changed already: the next call need not copy them."""
         kept: dict[tuple[int, tuple[int, ...]], GpuBuffer] = {}

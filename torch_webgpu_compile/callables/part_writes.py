@@ -40,11 +40,11 @@ _MAX_LAUNCHERS = 1 << 12
 _MAX_RUNS = 64  # a part with more runs of contiguous words than this is written by the kernel
 
 _lock = threading.Lock()
-_launchers: dict[tuple[Any, ...], _Prepared | None] = {}
+_launchers: dict[tuple[Any, ...], _ResolvedWrite | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _ResolvedWrite:
     """A kernel at its sizes, and the position of the value among its two buffers."""
 
     launch: Launcher
@@ -113,19 +113,19 @@ def write(target: Tensor, value: Tensor) -> bool:
     start = offset_at(data_ptr(target))
     binding = binding_start(start)
     key = target.get_device(), itemsize, runs.sizes, runs.strides, (start - binding) // itemsize
-    prepared = _launchers.get(key)
-    if prepared is None:
+    resolved = _launchers.get(key)
+    if resolved is None:
         if key in _launchers:
             return False
-        prepared = _prepare(key, *key)
-        if prepared is None:
+        resolved = _resolve(key, *key)
+        if resolved is None:
             return False
     memory = buffer_of(target)
     bound = memory.slice(binding) if binding else memory
     buffers = [bound, buffer_of(value)]
-    prepared.launch(buffers if prepared.value else buffers[::-1])
+    resolved.launch(buffers if resolved.value else buffers[::-1])
     memory.version = 0
-    counters.add_call(prepared.launch.dispatch_count, 0, 0)
+    counters.add_call(resolved.launch.dispatch_count, 0, 0)
     return True
 
 
@@ -179,14 +179,14 @@ def _runs(target: Tensor, value: Tensor) -> tuple[_Runs, Tensor]:
     return _Runs(tuple(sizes), tuple(strides)), value
 
 
-def _prepare(
+def _resolve(
     key: tuple[Any, ...],
     index: int,
     itemsize: int,
     sizes: tuple[int, ...],
     strides: tuple[int, ...],
     offset: int,
-) -> _Prepared | None:
+) -> _ResolvedWrite | None:
     with _lock:
         if key not in _launchers:
             if len(_launchers) >= _MAX_LAUNCHERS:
@@ -204,18 +204,18 @@ def _at(
     sizes: tuple[int, ...],
     strides: tuple[int, ...],
     offset: int,
-) -> _Prepared | None:
+) -> _ResolvedWrite | None:
     length = offset + span(sizes, strides)
     if itemsize not in _UNITS or length > _MAX_INT:
         return None
     kernel = _kernel(index, itemsize, len(sizes), bool(strides) and strides[-1] == 1)
     values = dict(zip(kernel.symbols, (length, offset, *sizes, *strides), strict=False))
     launcher = kernel.executor.launcher(values)
-    return _Prepared(launcher, launcher.names.index(kernel.value))
+    return _ResolvedWrite(launcher, launcher.names.index(kernel.value))
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
+class _CompiledWrite:
     """A compiled write.
 
     Attributes:
@@ -229,7 +229,7 @@ class _Kernel:
 
 
 @cache
-def _kernel(index: int, itemsize: int, rank: int, unit_stride: bool) -> _Kernel:
+def _kernel(index: int, itemsize: int, rank: int, unit_stride: bool) -> _CompiledWrite:
     device = devices.get_device(index)
     captured, symbols = _captured(_UNITS[itemsize], rank, unit_stride)
     options = resolve(options={"fallback": "error"})
@@ -238,7 +238,7 @@ def _kernel(index: int, itemsize: int, rank: int, unit_stride: bool) -> _Kernel:
     before = device.kernels_compiled
     executor = Executor(written, device, max_programs=_MAX_LAUNCHERS)
     counters.add(kernels_compiled=device.kernels_compiled - before)
-    return _Kernel(executor, symbols, value)
+    return _CompiledWrite(executor, symbols, value)
 
 
 class _Symbols:

@@ -7,19 +7,31 @@ for their sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 
-from ..plan.model import Binding, Dispatch, HostStep, Plan, PlanBuffer, PlanOutput, bound_nbytes
+from ..captured import Phase
+from ..errors import UnsupportedOp
+from ..plan.model import (
+    FIRST_CHECK,
+    Binding,
+    Dispatch,
+    Plan,
+    PlanBuffer,
+    PlanOutput,
+    View,
+    bound_nbytes,
+    view_at,
+)
 from ..plan.recent import Recent, most_sizes
-from ..symbolic.sizes import INT32, Expr, evaluate
-from ..target import Target
+from ..symbolic.sizes import INT32, Expr, Symbol, evaluate, symbols_of
+from ..target import BINDING_ALIGNMENT, Target
 from .host_calls import torch_dtype
-from .size_sources import SizeSource, size_sources
-from .static_buffers import span
+from .static_copies import span
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +69,6 @@ class UploadRecipe:
     strides: tuple[int, ...]
     nbytes: int
     offset_nbytes: int = 0
-
-
-View = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Sizes, strides and offset (in elements) of a tensor within another one's storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ class Variant:
         bound_nbytes: the most that one binding has to reach of a buffer whose size is a symbol.
         iterations: the most that an invocation's loops make (`Dispatch.iterations`).
         is_wide: whether a number that kernels take for a 32-bit one is not (`Dispatch.narrow`).
-        ready: what a `DeviceGraph` has made for these sizes, once it has; the rest never changes.
+        resolved: what a `DeviceGraph` has made for these sizes, once it has.
     """
 
     sizes: dict[str, int]
@@ -140,13 +148,16 @@ class Variant:
     bound_nbytes: int
     iterations: int
     is_wide: bool
-    ready: Any = None
+    resolved: Any = None
 
     def fits(self, target: Target) -> bool:
-        """Whether the plan can run at these sizes; else it needs to be `specialized`."""
+        """Whether the plan can run at these sizes; else a `CompiledGraph` needs another one."""
         most = target.max_loop_iterations or self.iterations
         is_small = self.bound_nbytes <= target.max_binding_nbytes and self.iterations <= most
         return is_small and not self.is_wide
+
+
+_INFERENCE = Phase("inference")
 
 
 @dataclass(eq=False)
@@ -155,31 +166,16 @@ class Signature:
 
     Args:
         plan: whose inputs and outputs they are.
+        phase: what the graph is for, of which the plan was made.
         static_inputs: positions of parameters and buffers.
-        saved: positions of results that only the backward graph reads.
-        forwarded: (result, argument) positions of results that are an argument.
-        counted: positions of changed arguments whose version counter is incremented before each
-            call.
-        seeds: rows of random seeds that are passed as one more argument.
-        backward: whether arguments may be tensors that a forward graph kept on the GPU.
-        complex_inputs, complex_outputs: positions of arguments and results that are complex, where
-            the plan has real tensors (…, 2).
-        lazy: positions of arguments that may be lazily conjugated or negated.
 
     Raises:
         UnsupportedOp: a size of the plan does not follow from the arguments.
     """
 
     plan: Plan
+    phase: Phase = _INFERENCE
     static_inputs: frozenset[int] = frozenset()
-    saved: frozenset[int] = frozenset()
-    forwarded: tuple[tuple[int, int], ...] = ()
-    counted: frozenset[int] = frozenset()
-    seeds: int = 0
-    backward: bool = False
-    complex_inputs: frozenset[int] = frozenset()
-    complex_outputs: frozenset[int] = frozenset()
-    lazy: frozenset[int] = frozenset()
     inputs: tuple[InputEntry, ...] = field(init=False)
     constant: tuple[InputEntry, ...] = field(init=False)
     _sources: tuple[SizeSource, ...] = field(init=False)
@@ -199,7 +195,7 @@ class Signature:
         )
         changed = {output.mutates for output in self.plan.outputs}
         self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
-        self._sources = size_sources(self.plan, self.complex_inputs)
+        self._sources = _size_sources(self.plan, self.phase.complex_inputs)
         self._symbolic = frozenset(
             binding
             for step in self.plan.steps
@@ -236,7 +232,7 @@ class Signature:
 
     def call(self, run: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
         """``run(values)`` with memory in place of lazily conjugated or negated arguments."""
-        given = {k: values[k] for k in self.lazy if values[k].is_conj() or values[k].is_neg()}
+        given = {k: values[k] for k in self.phase.lazy if values[k].is_conj() or values[k].is_neg()}
         with torch.no_grad():
             for position, tensor in given.items():
                 values[position] = tensor.resolve_conj().resolve_neg()
@@ -246,7 +242,7 @@ class Signature:
             for position, tensor in given.items():
                 if position in changed:
                     tensor.copy_(passed[position])
-        for output, position in self.forwarded:
+        for output, position in self.phase.forwarded:
             results[output] = given.get(position, results[output])
         return results
 
@@ -262,19 +258,18 @@ class Signature:
         states: list[StaticRecipe] = []
         uploads: list[UploadRecipe] = []
         for entry in self.inputs:
-            shape, strides = _layout(buffers[entry.buffer], sizes)
-            nbytes = span(shape, strides) * buffers[entry.buffer].dtype.itemsize
-            if entry.position in self.complex_inputs:
-                strides = _of_complex((shape, strides, 0))[1]
+            buffer = buffers[entry.buffer]
+            view, itemsize = view_at(buffer, sizes), buffer.dtype.itemsize
+            nbytes, offset = span(*view[:2]) * itemsize, view[2] * itemsize
+            if entry.position in self.phase.complex_inputs:
+                view = _of_complex(view)
+            strides = view[1]
             if entry.static:
                 is_constant = entry in self.constant
-                counted = int(not is_constant and entry.position in self.counted)
+                counted = int(not is_constant and entry.position in self.phase.counted)
                 recipe = StaticRecipe(entry.position, entry.buffer, strides, nbytes, counted)
                 (static if is_constant else states).append(recipe)
             else:
-                buffer = buffers[entry.buffer]
-                itemsize = buffer.dtype.itemsize
-                offset = evaluate(buffer.offset, sizes) * itemsize
                 uploads.append(UploadRecipe(entry.position, entry.buffer, strides, nbytes, offset))
         returned = [output for output in self.plan.outputs if output.mutates is None]
         tensors = self._tensors(returned, sizes)
@@ -296,8 +291,8 @@ class Signature:
             saved=bool(kept),
             saved_buffers=tuple(_with_nbytes(buffers, [t.buffer for t in kept], sizes)),
             updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
-            may_be_resident=self.backward,
-            rebinds=bool(kept or updated or states or self.backward),
+            may_be_resident=self.phase.name == "backward",
+            rebinds=bool(kept or updated or states or self.phase.name == "backward"),
             bound_nbytes=max(
                 (bound_nbytes(where, buffers[where.buffer], sizes) for where in self._symbolic),
                 default=0,
@@ -312,8 +307,8 @@ class Signature:
         by_buffer: dict[tuple[str, bool], list[tuple[int, View]]] = {}
         for position, output in enumerate(returned):
             if output.buffer is not None:
-                is_complex = position in self.complex_outputs
-                view = _view(output, sizes)
+                is_complex = position in self.phase.complex_outputs
+                view = view_at(output, sizes)
                 view = _of_complex(view) if is_complex else view
                 by_buffer.setdefault((output.buffer, is_complex), []).append((position, view))
         return tuple(self._tensor(*key, shown) for key, shown in by_buffer.items())
@@ -340,7 +335,7 @@ class Signature:
     def _stays(self, tensor: TensorRecipe, sizes: Mapping[str, int]) -> bool:
         """Whether only the backward graph reads a tensor, and can do so from the plan's buffer."""
         return (
-            all(position in self.saved and view is None for position, view in tensor.results)
+            all(position in self.phase.saved and view is None for position, view in tensor.results)
             and tensor.offset_nbytes == 0
             and tensor.nbytes > 0
             and not any(
@@ -352,13 +347,10 @@ class Signature:
         assert output.buffer is not None
         assert output.mutates is not None
         buffer = self.plan.buffers[output.buffer]
-        is_complex = output.mutates in self.complex_inputs
-        view = _view(output, sizes)
+        is_complex = output.mutates in self.phase.complex_inputs
+        view = view_at(output, sizes)
         shape, strides, offset = _of_complex(view) if is_complex else view
         elements = span(shape, strides)
-        numel = 1
-        for size in shape:
-            numel *= size
         sharing = sum(other.buffer == output.buffer for other in self.plan.outputs)
         keep = (
             output.mutates in self.static_inputs
@@ -377,26 +369,11 @@ class Signature:
             strides,
             offset * itemsize,
             elements * itemsize,
-            dense=numel == elements,
+            dense=prod(shape) == elements,
             keep=keep,
-            counted=output.mutates in self.counted,
+            counted=output.mutates in self.phase.counted,
             in_place=buffer.role == "input",
         )
-
-
-def _layout(
-    buffer: PlanBuffer, sizes: Mapping[str, int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    shape = tuple(evaluate(size, sizes) for size in buffer.sizes)
-    return shape, tuple(evaluate(stride, sizes) for stride in buffer.strides)
-
-
-def _view(output: PlanOutput, sizes: Mapping[str, int]) -> View:
-    return (
-        tuple(evaluate(size, sizes) for size in output.sizes),
-        tuple(evaluate(stride, sizes) for stride in output.strides),
-        0 if output.offset is None else evaluate(output.offset, sizes),
-    )
 
 
 def _of_complex(view: View) -> View:
@@ -431,12 +408,122 @@ def _buffers_read(plan: Plan) -> set[str]:
     used = {output.buffer for output in plan.outputs if output.buffer is not None}
     if plan.preparation is not None:
         used.update(i.buffer for i in plan.preparation.inputs if i.buffer is not None)
-    for step in plan.steps:
-        match step:
-            case Dispatch():
-                used.update(binding.buffer for binding in step.bindings)
-            case HostStep():
-                used.update(step.reads)
+    return used.union(*(step.buffers for step in plan.steps))
+
+
+# ---- sizes
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSource:
+    """Where a size symbol's value is read: what is there is ``coefficient · symbol + constant``.
+
+    Attributes:
+        position: of the argument: an integer, or a tensor.
+        unit: what the argument's strides and offset are multiplied with.
+        field: of the tensor: ``size`` or ``stride`` of a dimension, or ``offset``, where its first
+            element is in the memory that is bound for it. "" for an integer.
+    """
+
+    name: str
+    position: int
+    field: str
+    dim: int
+    coefficient: int
+    constant: int
+    unit: int = 1
+
+    def read(self, values: Sequence[Any]) -> int:
+        """The symbol's value in a call: what is there, without the constant and the coefficient."""
+        value = values[self.position]
+        match self.field:
+            case "size":
+                found = int(value.shape[self.dim])
+            case "stride":
+                found = int(value.stride(self.dim))
+            case "offset":
+                found = bound_offset(value)
             case _:
-                used.update((step.source, step.destination))
-    return used
+                found = int(value)
+        return (found * self.unit - self.constant) // self.coefficient
+
+
+def bound_offset(tensor: torch.Tensor) -> int:
+    """Elements from where a tensor's memory is bound, rounded down, to its first element.
+
+    0 where that is no whole number of them. On the device the address decides: the storage itself
+    may be a part of another one.
+    """
+    itemsize = tensor.element_size()
+    if tensor.device.type == "cpu":
+        return int(tensor.storage_offset()) % (BINDING_ALIGNMENT // itemsize)
+    elements, rest = divmod(tensor.data_ptr() % BINDING_ALIGNMENT, itemsize)
+    return 0 if rest else elements
+
+
+def _size_sources(
+    plan: Plan, complex_inputs: Collection[int] = frozenset()
+) -> tuple[SizeSource, ...]:
+    """A source for each size symbol of the plan.
+
+    Args:
+        complex_inputs: positions of arguments that are complex, where the plan has real tensors
+            (…, 2): their strides and offsets are twice those of the argument.
+
+    Raises:
+        UnsupportedOp: a symbol's value does not follow from the arguments.
+    """
+    found: dict[str, SizeSource] = {}
+    for position, field_name, dim, expr in _places(plan):
+        if len(expr.terms) == 1 and len(expr.terms[0][0]) == 1:
+            (atom,), coefficient = expr.terms[0]
+            if isinstance(atom, Symbol) and atom.name not in found:
+                of_complex = position in complex_inputs and field_name in ("stride", "offset")
+                unit = 2 if of_complex else 1
+                found[atom.name] = SizeSource(
+                    atom.name, position, field_name, dim, coefficient, expr.constant, unit
+                )
+    missing = sorted(set(_symbols(plan)) - set(found))
+    if missing:
+        raise UnsupportedOp(
+            plan.name,
+            f"the sizes {', '.join(missing)} do not follow from the graph's arguments",
+            "compile with dynamic=False",
+        )
+    return tuple(found.values())
+
+
+def _places(plan: Plan) -> Iterator[tuple[int, str, int, Expr]]:
+    """(argument, field, dimension, expression) of every integer among the arguments."""
+    for position, entry in enumerate(plan.inputs):
+        if entry.size is not None:
+            yield position, "", 0, entry.size
+    buffers = [
+        (position, plan.buffers[entry.buffer])
+        for position, entry in enumerate(plan.inputs)
+        if entry.buffer is not None and entry.buffer in plan.buffers
+    ]
+    for position, buffer in buffers:
+        for dim, size in enumerate(buffer.sizes):
+            yield position, "size", dim, size
+    for position, buffer in buffers:
+        for dim, stride in enumerate(buffer.strides):
+            yield position, "stride", dim, stride
+        yield position, "offset", 0, buffer.offset
+
+
+def _symbols(plan: Plan) -> dict[str, Symbol]:
+    """Every size symbol that running the plan needs a value of."""
+    exprs: list[Expr] = []
+    for buffer in plan.buffers.values():
+        exprs += (*buffer.sizes, *buffer.strides, buffer.offset, buffer.nbytes)
+    for output in plan.outputs:
+        exprs += (*output.sizes, *output.strides)
+        exprs += [e for e in (output.offset, output.size) if e is not None]
+    for step in plan.steps:
+        exprs += step.sizes
+    found: dict[str, Symbol] = {}
+    for expr in exprs:
+        found.update((symbol.name, symbol) for symbol in symbols_of(expr))
+    found.pop(FIRST_CHECK.name, None)  # runtimes number checks themselves
+    return found

@@ -35,11 +35,11 @@ class _Ordinal(NamedTuple):
     instance: int
 
 
-class _State(threading.local):
+class _DeviceState(threading.local):
     current: int = 0
 
 
-_state = _State()
+_state = _DeviceState()
 _lock = threading.RLock()
 _open: dict[int, Device] = {}
 _ordinals: list[_Ordinal] | None = None

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ..backend import compile_module
-from ..callables.device_graph import DeviceGraph
-from ..callables.host_graph import CompiledGraph
+from ..callables.compiled_graph import CompiledGraph
 from ..compiler import Compilation
 from ..counters import counters
 from ..errors import human_bytes
@@ -239,7 +238,7 @@ def explain(
     """
     target = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", None) or fn
     options = resolve(None, webgpu_options)
-    seen: list[tuple[Compilation, CompiledGraph | DeviceGraph]] = []
+    seen: list[tuple[Compilation, CompiledGraph]] = []
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return compile_module(module, inputs, options, lambda *pair: seen.append(pair))
@@ -256,7 +255,7 @@ def explain(
     return Report(tuple(_graph_report(*pair) for pair in seen), tuple(reasons), on_host, result)
 
 
-def _graph_report(state: Compilation, compiled: CompiledGraph | DeviceGraph) -> GraphReport:
+def _graph_report(state: Compilation, compiled: CompiledGraph) -> GraphReport:
     plan = state.plan
     sizes = compiled.signature.some_sizes()
 

@@ -17,7 +17,7 @@ from .report import (
     times_of,
 )
 
-Step = KernelReport | HostReport
+StepReport = KernelReport | HostReport
 
 _BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 260, 64, 28, 46
 
@@ -153,7 +153,7 @@ def drawing(number: int, graph: GraphReport) -> str:
     )
 
 
-def _edges(steps: tuple[Step, ...]) -> list[tuple[int, int, str]]:
+def _edges(steps: tuple[StepReport, ...]) -> list[tuple[int, int, str]]:
     writer: dict[str, int] = {}
     edges = []
     for k, step in enumerate(steps):
@@ -162,7 +162,7 @@ def _edges(steps: tuple[Step, ...]) -> list[tuple[int, int, str]]:
     return edges
 
 
-def _layers(steps: tuple[Step, ...]) -> list[int]:
+def _layers(steps: tuple[StepReport, ...]) -> list[int]:
     """The length of the longest path to each step."""
     layers = [0] * len(steps)
     for source, destination, _ in _edges(steps):
@@ -180,7 +180,7 @@ def _edge(start: tuple[float, float], end: tuple[float, float], label: str) -> s
     return f'<path d="{curve}"><title>{escape(label)}</title></path>'
 
 
-def _box(anchor: str, step: Step, x: float, y: float) -> str:
+def _box(anchor: str, step: StepReport, x: float, y: float) -> str:
     if isinstance(step, HostReport):
         style, name, second, third = "host", "on the host", step.op, ""
     else:

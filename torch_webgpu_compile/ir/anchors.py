@@ -36,7 +36,7 @@ from .graph import (
     Schedule,
     SiblingGroup,
 )
-from .nodes import Contraction, anchor_index
+from .nodes import Contraction
 from .scalar import Index, Load, Scalar, loads_of
 
 
@@ -72,7 +72,7 @@ def anchor_members(groups: Iterable[AnchorGroup], buffers: Mapping[str, Buffer])
     members: list[Member] = []
     for group in groups:
         if group.store_anchor:
-            output, index = group.anchor.output, anchor_index(group.anchor)
+            output, index = group.anchor.output, group.anchor.result_index
             dtype = buffers[output].dtype
             load: Scalar = Load(output, tuple(Index(i) for i in index), dtype)
             members.append(Member(output, load, index, True))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from ..symbolic.nested import leaves, map_leaves
 from ..symbolic.sizes import Expr, Symbol, as_expr, atom_expr, substitute, symbols_of
 from .graph import Buffer, GraphInput, GraphOutput, LoopGraph
-from .nodes import Node
 from .ranges import Decisions
 from .scalar import SCALARS, scalar_symbols, substitute_symbols
+from .spaces import Node
 
 _Part = TypeVar("_Part", bound=Buffer | GraphInput | GraphOutput | Node)
 
@@ -43,30 +44,27 @@ def at_sizes(graph: LoopGraph, sizes: Mapping[str, int]) -> LoopGraph:
 
 
 def _changed(part: _Part, values: Mapping[Symbol, Expr], known: Decisions) -> _Part:
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, Expr):
+            return substitute(leaf, values)
+        if isinstance(leaf, SCALARS):
+            return known.simplify(substitute_symbols(leaf, values))
+        return leaf
+
     made: dict[str, Any] = {
-        field.name: _substituted(getattr(part, field.name), values, known) for field in fields(part)
+        field.name: map_leaves(changed, getattr(part, field.name)) for field in fields(part)
     }
     return replace(part, **made)
 
 
-def _substituted(value: Any, values: Mapping[Symbol, Expr], known: Decisions) -> Any:
-    """A field of a node, or an entry of one, with symbols replaced."""
-    if isinstance(value, Expr):
-        return substitute(value, values)
-    if isinstance(value, SCALARS):
-        return known.simplify(substitute_symbols(value, values))
-    if isinstance(value, tuple):
-        return tuple(_substituted(entry, values, known) for entry in value)
-    return value
-
-
 def _symbols(graph: LoopGraph) -> dict[Symbol, None]:
     """Every symbol of a graph, size symbols before the others that have them in their extents."""
+    parts: tuple[Buffer | GraphInput | GraphOutput | Node, ...]
     parts = (*graph.buffers.values(), *graph.inputs, *graph.outputs, *graph.nodes)
     found: dict[Symbol, None] = {}
     for part in parts:
-        for field in fields(part):
-            for symbol in _symbols_in(getattr(part, field.name)):
+        for leaf in leaves(tuple(getattr(part, field.name) for field in fields(part))):
+            for symbol in _symbols_in(leaf):
                 if symbol not in found:
                     if symbol.extent is not None:
                         found |= dict.fromkeys(symbols_of(symbol.extent))
@@ -74,11 +72,7 @@ def _symbols(graph: LoopGraph) -> dict[Symbol, None]:
     return found
 
 
-def _symbols_in(value: Any) -> Iterator[Symbol]:
-    if isinstance(value, Expr):
-        yield from symbols_of(value)
-    elif isinstance(value, SCALARS):
-        yield from scalar_symbols(value)
-    elif isinstance(value, tuple):
-        for entry in value:
-            yield from _symbols_in(entry)
+def _symbols_in(leaf: Any) -> frozenset[Symbol]:
+    if isinstance(leaf, Expr):
+        return symbols_of(leaf)
+    return scalar_symbols(leaf) if isinstance(leaf, SCALARS) else frozenset()

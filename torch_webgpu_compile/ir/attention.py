@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .attention_nodes import Attention, AttentionGradient
+
 Array = npt.NDArray[Any]
 
 
-class Result(NamedTuple):
+class AttentionResult(NamedTuple):
     """What `Attention` gives on NumPy; the logsumexp only of attention that is not split."""
 
     output: Array
@@ -21,36 +23,31 @@ class Result(NamedTuple):
 
 
 def forward(
-    parts: int,
-    causal: bool,
-    scale: float,
+    node: Attention,
     query: Array,
     key: Array,
     value: Array,
     bias: Array | None = None,
     kept: Array | None = None,
     replaced: Array | None = None,
-    safe: bool = True,
-) -> Result:
+) -> AttentionResult:
     """`Attention` on NumPy by its definition: the softmax of all scores at once."""
-    scores = _scores(causal, scale, query, key, bias, replaced)
-    if parts > 1:
-        return Result(_parts(parts, scores, value), np.zeros(()))
+    scores, safe = _scores(node, query, key, bias, replaced), node.safe
+    if node.parts > 1:
+        return AttentionResult(_parts(node.parts, scores, value), np.zeros(()))
     highest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(highest == -np.inf, 0, highest))
     total = weights.sum(-1, keepdims=True)
     used = weights if kept is None else weights * kept
     output = np.where(total == 0, 0 if safe else np.nan, np.matmul(used, value) / total)
     if safe:
-        return Result(output, (highest + np.log(total))[..., 0])
+        return AttentionResult(output, (highest + np.log(total))[..., 0])
     rest = np.where(total == 0, np.nan, np.log(total))
-    return Result(output, np.stack([highest, rest])[..., 0])
+    return AttentionResult(output, np.stack([highest, rest])[..., 0])
 
 
 def gradient(
-    of: str,
-    causal: bool,
-    scale: float,
+    node: AttentionGradient,
     query: Array,
     key: Array,
     value: Array,
@@ -65,7 +62,7 @@ def gradient(
     """`AttentionGradient` on NumPy: the gradient of the queries, or of keys beside values."""
     # A key head, and all that is by keys, stands beside each of its query heads.
     shared, values = key[:, :, None], value[:, :, None]
-    scores = _scores(causal, scale, query, shared, bias, replaced)
+    scores = _scores(node, query, shared, bias, replaced)
     if rest is None:
         weights = np.exp(scores - np.where(logsumexp == -np.inf, 0, logsumexp)[..., None])
     else:
@@ -77,28 +74,27 @@ def gradient(
     grad_scores = weights * (grad_weights - delta[..., None])
     if replaced is not None:
         grad_scores = np.where(replaced, 0, grad_scores)
-    if of == "queries":
-        grad_query: Array = np.matmul(grad_scores, shared) * np.float32(scale)
+    if node.of == "queries":
+        grad_query: Array = np.matmul(grad_scores, shared) * np.float32(node.scale)
         return grad_query
-    grad_key = np.matmul(np.swapaxes(grad_scores, -1, -2), query).sum(2) * np.float32(scale)
+    grad_key = np.matmul(np.swapaxes(grad_scores, -1, -2), query).sum(2) * np.float32(node.scale)
     grad_value = np.matmul(np.swapaxes(used, -1, -2), gradient).sum(2)
     return np.concatenate([grad_key, grad_value], -1)
 
 
 def _scores(
-    causal: bool,
-    scale: float,
+    node: Attention | AttentionGradient,
     query: Array,
     key: Array,
     bias: Array | None,
     replaced: Array | None,
 ) -> Array:
-    scores: Array = np.matmul(query, np.swapaxes(key, -1, -2)) * np.float32(scale)
+    scores: Array = np.matmul(query, np.swapaxes(key, -1, -2)) * np.float32(node.scale)
     if replaced is not None:
         scores = np.where(replaced, np.float32(0), scores)
     if bias is not None:
         scores = scores + bias
-    if causal:
+    if node.causal:
         scores = np.where(np.tri(*scores.shape[-2:]) != 0, scores, -np.inf)
     return scores
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from .. import dtypes
 from ..symbolic.sizes import Expr, as_expr, ceildiv
 from .scalar import Scalar
-from .spaces import Computation, Origin, Rule, Space, named_bodies, shape_rule
+from .spaces import Anchor, Node, Origin, Rule, Space, named_bodies, shape_rule
 
 if TYPE_CHECKING:
     from .graph import Buffer
 
 
 @dataclass(frozen=True, slots=True)
-class Attention(Computation):
+class Attention(Anchor):
     """output[b, h, q, d] = Σ over s of softmax over s (scale · Σ over e query·key + bias) · value.
 
     ``sizes`` is (batch, heads, queries, keys, head size, value head size). ``query`` is a scalar
@@ -78,6 +78,11 @@ class Attention(Computation):
         }
 
     @property
+    def points(self) -> Space:
+        batch, heads, queries, _, _, value_size = self.sizes
+        return ("b", (batch, heads)), ("m", (queries,)), ("d", (value_size,))
+
+    @property
     def mnemonic(self) -> str:
         return "attention" if self.safe else "unsafe_attention"
 
@@ -96,7 +101,7 @@ class Attention(Computation):
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionGradient(Computation):
+class AttentionGradient(Node):
     """Gradients of `Attention` by its queries, or by its keys and values.
 
     Scores are computed again. With P = exp(scale · query·key + bias − logsumexp), 0 where causal

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import dtypes
-from ..symbolic.sizes import ONE, ZERO, Expr, FloorDiv, Mod, Symbol, as_expr, substitute, symbols_of
+from ..symbolic.sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    FloorDiv,
+    Symbol,
+    as_expr,
+    atom_expr,
+    substitute,
+    symbols_of,
+)
 from .scalar import Index, Scalar, apply, const, rewrite
 
 
@@ -35,10 +45,10 @@ def _arithmetic(expr: Expr, exprs: Mapping[Symbol, Expr], data: Mapping[Symbol, 
             if isinstance(atom, Symbol):
                 replaced = data.get(atom)
                 if replaced is None:
-                    factor = factor * exprs.get(atom, _of_atom(atom))
+                    factor = factor * exprs.get(atom, atom_expr(atom))
                     continue
-            elif symbols_of(_of_atom(atom)).isdisjoint(data):
-                factor = factor * substitute(_of_atom(atom), exprs)
+            elif symbols_of(atom_expr(atom)).isdisjoint(data):
+                factor = factor * substitute(atom_expr(atom), exprs)
                 continue
             else:
                 name = "floor_divide" if isinstance(atom, FloorDiv) else "remainder"
@@ -57,10 +67,6 @@ def _arithmetic(expr: Expr, exprs: Mapping[Symbol, Expr], data: Mapping[Symbol, 
     if total is None:
         return Index(plain)
     return total if plain is ZERO else apply("add", total, _index_scalar(plain))
-
-
-def _of_atom(atom: Symbol | FloorDiv | Mod) -> Expr:
-    return Expr(0, (((atom,), 1),))
 
 
 def _index_scalar(expr: Expr) -> Scalar:

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 from ..dtypes import DType
 from ..symbolic.sizes import ZERO, Expr, contiguous_strides, product
 from ..target import Target, Window
-from .nodes import AnchorNode, HostCall, Node, Scatter, SingleNode, inputs_of, outputs_of, reports
+from .nodes import HostCall, Scatter, inputs_of, outputs_of, reports
 from .scalar import Scalar, checks_of, loads_of
-from .spaces import Origin
+from .spaces import Anchor, Node, Origin
 
 
 class BufferOrigin(enum.Enum):
@@ -257,7 +257,7 @@ class AnchorGroup:
     well. The logsumexp of an `Attention` is always stored.
     """
 
-    anchor: AnchorNode
+    anchor: Anchor
     epilogue: tuple[Member, ...]
     store_anchor: bool
 
@@ -266,7 +266,7 @@ class AnchorGroup:
 class SingleGroup:
     """A node that is never fused."""
 
-    node: SingleNode
+    node: Node
 
 
 @dataclass(frozen=True, slots=True)

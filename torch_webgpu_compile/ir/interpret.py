@@ -32,7 +32,7 @@ from .nodes import (
 )
 from .numeric import convert, from_bits, numpy_dtype, round_to, scalar_op
 from .scalar import Checked, Const, Index, Load, Masked, Op, Scalar, children
-from .spaces import Computation, Space, symbols_in
+from .spaces import Node, Space, symbols_in
 
 Array = npt.NDArray[Any]
 RunHostCall = Callable[[HostCall, Mapping[str, Array], Mapping[str, int]], Sequence[Array]]
@@ -140,7 +140,7 @@ class Run:
             raise VerificationError(f"output {output} reads past the end of {buffer}")
         return self._strided(memory, shape, output.strides, offset)
 
-    def _node(self, node: Computation) -> None:
+    def _node(self, node: Node) -> None:
         rule = _RULES.get(type(node))
         if rule is None:
             raise VerificationError(f"no rule of the interpreter for {type(node).__name__}")
@@ -153,7 +153,7 @@ class Run:
         stored = round_to(np.asarray(array), buffer.dtype)
         self.arrays[name] = np.ascontiguousarray(stored).reshape(shape)
 
-    def computed(self, node: Computation) -> dict[str, Any]:
+    def computed(self, node: Node) -> dict[str, Any]:
         """A node's scalars and index expressions at all points of their spaces.
 
         By field: an array of the shape of the field's space, or a list of them for a tuple. What
@@ -172,8 +172,8 @@ class Run:
         return found
 
 
-_Node = TypeVar("_Node", bound=Computation)
-_RULES: dict[type[Computation], Callable[[Run, Any], None]] = {}
+_Node = TypeVar("_Node", bound=Node)
+_RULES: dict[type[Node], Callable[[Run, Any], None]] = {}
 
 
 def interprets(
@@ -264,7 +264,7 @@ def _host_call(run: Run, node: HostCall) -> None:
 @interprets(Attention)
 def _attention(run: Run, node: Attention) -> None:
     values = run.computed(node)
-    result = attention.forward(node.parts, node.causal, node.scale, **values, safe=node.safe)
+    result = attention.forward(node, **values)
     run.store(node.output, result.output)
     if node.logsumexp is not None:
         run.store(node.logsumexp, result.logsumexp)
@@ -273,7 +273,7 @@ def _attention(run: Run, node: Attention) -> None:
 @interprets(AttentionGradient)
 def _attention_gradient(run: Run, node: AttentionGradient) -> None:
     values = run.computed(node)
-    run.store(node.output, attention.gradient(node.of, node.causal, node.scale, **values))
+    run.store(node.output, attention.gradient(node, **values))
 
 
 @interprets(Fourier)

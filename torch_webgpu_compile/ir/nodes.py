@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .. import dtypes
 from ..dtypes import Kind
+from ..symbolic.nested import HostBuffer, buffers_in
 from ..symbolic.sizes import Expr, as_expr, symbols_of
-from .attention_nodes import Attention, AttentionGradient
 from .scalar import Scalar, checks_of, loads_of
 from .spaces import (
-    Computation,
+    Anchor,
+    Node,
     Origin,
     Rule,
     Space,
     dtype_rule,
-    iteration_symbols,
     named_bodies,
     shape_rule,
     symbols_in,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Pointwise(Computation):
+class Pointwise(Node):
     """output[i0, i1, …] = body(i0, i1, …) for every index in ``ranges``."""
 
     output: str
@@ -56,7 +56,7 @@ REDUCTIONS = ("sum", "prod", "minimum", "maximum", "argmin", "argmax", "any", "a
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction(Computation):
+class Reduction(Node):
     """output[i…] = kind over r… of body(i…, r…).
 
     ``argmin``/``argmax`` give the row-major position in the reduce ranges as int64, the first of
@@ -89,7 +89,7 @@ class Reduction(Computation):
 
 
 @dataclass(frozen=True, slots=True)
-class Contraction(Computation):
+class Contraction(Anchor):
     """output[index] = Σ over k… of lhs(b…, m…, k…) · rhs(b…, n…, k…), in their dtype.
 
     Both are float32, float64 or int32 (whose sums wrap). Matrix multiplication and convolution
@@ -119,8 +119,16 @@ class Contraction(Computation):
         return {
             "lhs": (batch, rows, inner),
             "rhs": (batch, columns, inner),
-            "index": (batch, rows, columns),
+            "index": self.points,
         }
+
+    @property
+    def points(self) -> Space:
+        return ("b", self.batch), ("m", self.rows), ("n", self.columns)
+
+    @property
+    def result_index(self) -> tuple[Expr, ...]:
+        return self.index
 
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
         dtype = self.lhs.dtype
@@ -135,7 +143,7 @@ class Contraction(Computation):
 
 
 @dataclass(frozen=True, slots=True)
-class TriangularSolve(Computation):
+class TriangularSolve(Node):
     """output[b…, m, n] = X with Σ over k ≤ m of matrix(m, k) · X(k, n) = rhs(m, n), row by row.
 
     ``sizes`` is (rows, columns). ``matrix`` is a scalar over (b…, m0, k0) of which k0 ≤ m0 is read,
@@ -169,7 +177,7 @@ class TriangularSolve(Computation):
 
 
 @dataclass(frozen=True, slots=True)
-class Fourier(Computation):
+class Fourier(Node):
     """Discrete Fourier transforms of rows: with n the product of ``radices``,
 
         output[index(i…, k), part] = factor · scale · Σ over j < n of x[j] · exp(∓2πi · jk/n).
@@ -246,7 +254,7 @@ class Fourier(Computation):
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter(Computation):
+class Scatter(Node):
     """Updates elements of a copy of a buffer: output[index(i…)] = or += body(i…).
 
     ``index`` has one scalar per dimension of the output, each in [0, size). ``initial`` names the
@@ -280,11 +288,11 @@ class Scatter(Computation):
 
 
 @dataclass(frozen=True, slots=True)
-class HostCall(Computation):
+class HostCall(Node):
     """An ATen overload run on the host.
 
-    ``arguments`` and ``keywords`` are nested tuples of constants, `BufferArgument`s and `Expr`s
-    (sizes). ``target`` is the overload's name, e.g. ``aten.sort.stable``.
+    ``arguments`` and the values of ``keywords`` are as `symbolic.nested` says. ``target`` is the
+    overload's name, e.g. ``aten.sort.stable``.
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
@@ -304,25 +312,10 @@ class HostCall(Computation):
         yield self.target.count(".") == 2, "a target namespace.name.overload"
 
 
-@dataclass(frozen=True, slots=True)
-class BufferArgument:
-    """A tensor argument of a `HostCall`."""
-
-    buffer: str
+_Node = TypeVar("_Node", bound=Node)
 
 
-AnchorNode = Contraction | Attention
-"""Nodes that compute pointwise members from their result."""
-
-SingleNode = Scatter | HostCall | AttentionGradient | TriangularSolve | Fourier
-"""Nodes that are never fused into a group."""
-
-Node = Pointwise | Reduction | AnchorNode | SingleNode
-
-_Node = TypeVar("_Node", bound=Computation)
-
-
-def outputs_of(node: Computation) -> tuple[str, ...]:
+def outputs_of(node: Node) -> tuple[str, ...]:
     """Names of the buffers that a node writes."""
     names: list[str] = []
     for field in node.OUTPUTS:
@@ -331,12 +324,12 @@ def outputs_of(node: Computation) -> tuple[str, ...]:
     return tuple(names)
 
 
-def bodies_of(node: Computation) -> tuple[Scalar, ...]:
+def bodies_of(node: Node) -> tuple[Scalar, ...]:
     """Every scalar expression in a node."""
     return tuple(value for _, _, value in computed_at(node) if not isinstance(value, Expr))
 
 
-def computed_at(node: Computation) -> Iterator[tuple[str, Space, Scalar | Expr]]:
+def computed_at(node: Node) -> Iterator[tuple[str, Space, Scalar | Expr]]:
     """What a node computes at the points of a space, one by one: (field, space, scalar or index)"""
     for field, space in node.spaces.items():
         value = getattr(node, field)
@@ -366,48 +359,19 @@ def map_computed(node: _Node, change: Callable[[Scalar | Expr, Space], Scalar | 
     return replace(node, **made)
 
 
-def reports(node: Computation) -> bool:
+def reports(node: Node) -> bool:
     """Whether the kernel that computes a node checks indices."""
     return any(checks_of(body) for body in bodies_of(node))
 
 
-def inputs_of(node: Computation) -> tuple[str, ...]:
+def inputs_of(node: Node) -> tuple[str, ...]:
     """Names of the buffers that a node reads, each once."""
     loaded = [load.buffer for body in bodies_of(node) for load in loads_of(body)]
     return tuple(dict.fromkeys((*loaded, *taken_whole(node))))
 
 
-def taken_whole(node: Computation) -> tuple[str, ...]:
+def taken_whole(node: Node) -> tuple[str, ...]:
     """Names of the buffers that a node reads other than by loads in its bodies."""
     values = [getattr(node, field) for field in node.INPUTS]
-    named = [BufferArgument(value) if isinstance(value, str) else value for value in values]
-    return tuple(_arguments(tuple(named)))
-
-
-def _arguments(value: Any) -> Iterator[str]:
-    if isinstance(value, BufferArgument):
-        yield value.buffer
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _arguments(item)
-
-
-def anchor_symbols(node: AnchorNode) -> tuple[Expr, ...]:
-    """The iteration symbols of an anchor's result."""
-    if isinstance(node, Contraction):
-        return (
-            *iteration_symbols("b", node.batch),
-            *iteration_symbols("m", node.rows),
-            *iteration_symbols("n", node.columns),
-        )
-    batch, heads, queries, _, _, size = node.sizes
-    return (
-        *iteration_symbols("b", (batch, heads)),
-        *iteration_symbols("m", (queries,)),
-        *iteration_symbols("d", (size,)),
-    )
-
-
-def anchor_index(node: AnchorNode) -> tuple[Expr, ...]:
-    """The logical index that one point of an anchor's space computes."""
-    return node.index if isinstance(node, Contraction) else anchor_symbols(node)
+    named = tuple(HostBuffer(value) if isinstance(value, str) else value for value in values)
+    return buffers_in(named)

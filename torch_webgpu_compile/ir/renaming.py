@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ..symbolic.nested import rename_buffers
 from .graph import (
     AnchorGroup,
     Buffer,
@@ -19,12 +20,12 @@ from .graph import (
     SiblingGroup,
     SingleGroup,
 )
-from .nodes import BufferArgument, HostCall, inputs_of, map_bodies, outputs_of
+from .nodes import HostCall, inputs_of, map_bodies, outputs_of
 from .scalar import Load, Scalar, loads_of, rewrite
-from .spaces import Computation
+from .spaces import Node
 
 _Group = TypeVar("_Group", bound=KernelGroup)
-_Node = TypeVar("_Node", bound=Computation)
+_Node = TypeVar("_Node", bound=Node)
 
 
 def form_of(
@@ -103,23 +104,15 @@ def rename_node(node: _Node, names: Mapping[str, str]) -> _Node:
 
 
 def _rename_outputs(value: Any, names: Mapping[str, str]) -> Any:
-    """A field of `Computation.OUTPUTS`."""
+    """A field of `Node.OUTPUTS`."""
     if isinstance(value, tuple):
         return tuple(names[name] for name in value)
     return None if value is None else names[value]
 
 
 def _rename_input(value: Any, names: Mapping[str, str]) -> Any:
-    """A field of `Computation.INPUTS`; strings among arguments are constants."""
-    return names[value] if isinstance(value, str) else _rename_arguments(value, names)
-
-
-def _rename_arguments(value: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(value, BufferArgument):
-        return BufferArgument(names[value.buffer])
-    if isinstance(value, tuple):
-        return tuple(_rename_arguments(item, names) for item in value)
-    return value
+    """A field of `Node.INPUTS`; strings among arguments are constants."""
+    return names[value] if isinstance(value, str) else rename_buffers(value, names)
 
 
 def rename_loads(body: Scalar, names: Mapping[str, str]) -> Scalar:

@@ -25,7 +25,7 @@ _table = InternTable()
 _references = _table.references
 
 
-class _Interned(type):
+class _InternedScalar(type):
     def __call__(cls, *args: Any) -> Any:
         key = (cls, *(_distinct(a) for a in args))
         reference = _references.get(key)
@@ -70,7 +70,7 @@ class _Arithmetic:
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Const(_Arithmetic, metaclass=_Interned):
+class Const(_Arithmetic, metaclass=_InternedScalar):
     """A literal of the given dtype, infinities and NaN included; see `const`."""
 
     __reduce__ = reduced
@@ -80,7 +80,7 @@ class Const(_Arithmetic, metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Index(_Arithmetic, metaclass=_Interned):
+class Index(_Arithmetic, metaclass=_InternedScalar):
     """The value of an index expression as an int64."""
 
     __reduce__ = reduced
@@ -94,7 +94,7 @@ class Index(_Arithmetic, metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Load(_Arithmetic, metaclass=_Interned):
+class Load(_Arithmetic, metaclass=_InternedScalar):
     """An element of a buffer at a logical index, one int64 scalar per dimension.
 
     An `Index` entry is arithmetic on symbols. Any other entry is computed from data (a gather): its
@@ -109,7 +109,7 @@ class Load(_Arithmetic, metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Op(_Arithmetic, metaclass=_Interned):
+class Op(_Arithmetic, metaclass=_InternedScalar):
     """A row of `OPS` applied to arguments."""
 
     __reduce__ = reduced
@@ -120,7 +120,7 @@ class Op(_Arithmetic, metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Masked(_Arithmetic, metaclass=_Interned):
+class Masked(_Arithmetic, metaclass=_InternedScalar):
     """``body`` where ``condition`` holds, else ``other``; ``body`` loads nothing elsewhere."""
 
     __reduce__ = reduced
@@ -136,7 +136,7 @@ class Masked(_Arithmetic, metaclass=_Interned):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Checked(_Arithmetic, metaclass=_Interned):
+class Checked(_Arithmetic, metaclass=_InternedScalar):
     """``position`` where it lies in [0, size), else -1; the kernel reports the latter to the host.
 
     A load at -1 may load any element, and a scatter to -1 changes none. Unused positions need not

@@ -48,11 +48,11 @@ class Origin:
 
 
 Rule = tuple[bool, str]
-"""Whether it holds, and what a node needs: see `Computation.rules`."""
+"""Whether it holds, and what a node needs: see `Node.rules`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Computation(ABC):
+class Node(ABC):
     """What a node of every kind says of itself, and all that passes over nodes ask.
 
     A node is frozen data: names of buffers, sizes, numbers, scalars and index expressions, the
@@ -64,7 +64,7 @@ class Computation(ABC):
 
     INPUTS: ClassVar[tuple[str, ...]] = ()
     """Fields that name buffers that it reads as a whole, beside what its bodies load: a name, None,
-    or nested tuples with `BufferArgument`s.
+    or nested tuples with `HostBuffer`s.
     """
 
     OPERANDS: ClassVar[tuple[str, ...]] = ()
@@ -102,13 +102,35 @@ class Computation(ABC):
         yield from ()
 
 
-def operands_of(node: Computation) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class Anchor(Node):
+    """A node from whose result its kernel goes on to compute pointwise members, point by point."""
+
+    output: str
+
+    @property
+    @abstractmethod
+    def points(self) -> Space:
+        """The points of its result."""
+
+    @property
+    def symbols(self) -> tuple[Expr, ...]:
+        """The iteration symbols of `points`."""
+        return tuple(s for prefix, sizes in self.points for s in iteration_symbols(prefix, sizes))
+
+    @property
+    def result_index(self) -> tuple[Expr, ...]:
+        """The logical index in the output that a point computes."""
+        return self.symbols
+
+
+def operands_of(node: Node) -> tuple[str, ...]:
     """The fields that the text of a node shows, in order."""
     names = [field.name for field in fields(node)]
     return node.OPERANDS or tuple(n for n in names if n not in (*node.OUTPUTS, "origins"))
 
 
-def named_bodies(node: Computation) -> dict[str, Scalar]:
+def named_bodies(node: Node) -> dict[str, Scalar]:
     """The scalars that a node has one by one, by field."""
     values = {name: getattr(node, name) for name in node.spaces}
     return {name: v for name, v in values.items() if v is not None and not isinstance(v, tuple)}

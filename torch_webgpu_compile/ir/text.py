@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import Expr, Symbol, contiguous_strides, symbols_of
 from .graph import (
     AnchorGroup,
@@ -36,7 +37,7 @@ from .graph import (
     SiblingGroup,
     SingleGroup,
 )
-from .nodes import BufferArgument, Scatter, bodies_of, outputs_of
+from .nodes import Scatter, bodies_of, outputs_of
 from .scalar import (
     SCALARS,
     Checked,
@@ -50,7 +51,7 @@ from .scalar import (
     scalar_symbols,
     walk,
 )
-from .spaces import Computation, Origin, operands_of
+from .spaces import Node, Origin, operands_of
 
 
 class ScalarText:
@@ -152,7 +153,7 @@ def _format_buffer(buffer: Buffer) -> str:
     return f"{buffer.name}: {buffer.dtype.short}[{sizes}] = {kind}({layout})"
 
 
-def format_node(node: Computation) -> str:
+def format_node(node: Node) -> str:
     """One node on one line, with its origins as a comment.
 
     Behind its outputs and mnemonic are all other fields, up to the last that is not None.
@@ -175,7 +176,7 @@ def _operand(value: Any, text: ScalarText) -> str:
     match value:
         case _ if isinstance(value, SCALARS):
             return text.text(value)
-        case BufferArgument(buffer):
+        case HostBuffer(buffer):
             return f"argument({buffer})"
         case Expr():
             return f"index({value!r})"

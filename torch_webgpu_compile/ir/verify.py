@@ -15,7 +15,7 @@ from ..symbolic.sizes import Expr, Symbol, symbols_of
 from .graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, is_effect
 from .nodes import computed_at, inputs_of, outputs_of
 from .scalar import OPS, Checked, Index, Load, Masked, Op, Scalar, scalar_symbols, walk
-from .spaces import Computation, symbols_in
+from .spaces import Node, symbols_in
 
 
 def verify_loop_graph(graph: LoopGraph, verified: LoopGraph | None = None) -> None:
@@ -63,14 +63,14 @@ class _Verified:
         self._buffers = graph.buffers
         self._before = verified.buffers if verified else {}
 
-    def __call__(self, node: Computation) -> bool:
+    def __call__(self, node: Node) -> bool:
         return id(node) in self._nodes and all(
             self._buffers[name] == self._before.get(name)
             for name in (*inputs_of(node), *outputs_of(node))
         )
 
 
-def verify_node(node: Computation, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
+def verify_node(node: Node, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
     """Raises VerificationError unless a node fits the declared buffers and size symbols.
 
     Its scalars and index expressions are looked at in their spaces, then its own rules.
@@ -149,7 +149,7 @@ def is_empty(buffer: Buffer) -> bool:
     return any(size.is_constant and size.constant == 0 for size in buffer.sizes)
 
 
-def _title(node: Computation) -> str:
+def _title(node: Node) -> str:
     ops = ", ".join(origin.op for origin in node.origins)
     return f"{type(node).__name__} {', '.join(outputs_of(node))} ({ops})"
 

@@ -1,9 +1,10 @@
-"""``webgpu::attention`` and its gradient as nodes of their own. Definitions: ``attention_ops``."""
+"""``webgpu::attention`` and its gradient as nodes of their own, defined in ``torch_ops``."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from ..dtypes import DType
 from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
 from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, linearize
-from ..torch_ops import attention as _attention  # noqa: F401  defines the operators
+from ..torch_ops.attention import AttentionOptions
 from .builder import Builder, masked
 from .random import BITS, random_bits
 from .registry import NotLowered, lowers
@@ -21,41 +22,19 @@ from .value import IndexLike, Value, broadcast_index, positions, reshape, select
 F32 = dtypes.float32
 
 
-@dataclass(frozen=True, slots=True)
-class Dropout:
-    """Dropout of attention's weights with a probability, by random numbers of a seed."""
-
-    seed: Value
-    probability: float
-
-    def kept(self, sizes: tuple[Expr, ...], at: tuple[Expr, ...]) -> Scalar:
-        """The factor of the weight at an index of (batch, heads, queries, keys), float32.
-
-        0 for a weight that is dropped, else 1 / (1 − probability).
-        """
-        if self.probability >= 1.0:
-            return const(0.0, F32)
-        bits = random_bits(self.seed, linearize(at, contiguous_strides(sizes)))
-        # The numbers are multiples of 2⁻²⁴: comparing them is comparing bits.
-        probability = float(torch.tensor(self.probability, dtype=torch.float32))
-        least = const(math.ceil(probability * 2.0**BITS), dtypes.uint32)
-        factor = const(1.0 / (1.0 - self.probability), F32)
-        return apply("where", apply("ge", bits, least), factor, const(0.0, F32))
+Options = AttentionOptions[Value]
 
 
 @lowers(torch.ops.webgpu.attention.default)
+def _attention(
+    builder: Builder, query: Value, key: Value, value: Value, *options: Any, **named: Any
+) -> tuple[Value | None, Value | None]:
+    """The result and the logsumexp of attention; see `lower_attention`."""
+    return lower_attention(builder, query, key, value, AttentionOptions(*options, **named))
+
+
 def lower_attention(
-    builder: Builder,
-    query: Value,
-    key: Value,
-    value: Value,
-    bias: Value | None,
-    causal: bool,
-    scale: float,
-    seed: Value | None = None,
-    dropout: float = 0.0,
-    replaced: Value | None = None,
-    safe: bool = True,
+    builder: Builder, query: Value, key: Value, value: Value, options: Options
 ) -> tuple[Value | None, Value | None]:
     """(softmax(query · keyᵀ · scale + bias) · value, its logsumexp), without scores in memory.
 
@@ -72,7 +51,7 @@ def lower_attention(
     _, key_heads, keys, value_size = value.sizes
     _check_loops(builder, keys)
     out = (batch, heads, queries, value_size)
-    rows = (batch, heads, queries) if safe else (as_expr(2), batch, heads, queries)
+    rows = (batch, heads, queries) if options.safe else (as_expr(2), batch, heads, queries)
     if any(n is ZERO for n in (*out, keys)):
         if value_size is ZERO and builder.is_used(1):
             raise NotLowered("the logsumexp of attention without values")
@@ -85,30 +64,28 @@ def lower_attention(
     statistic = None
     if builder.is_used(1):
         statistic = builder.new_buffer(F32, rows, f"{builder.hint}_logsumexp")
-    kept = None
-    if seed is not None:
-        kept = Dropout(seed, dropout).kept((batch, heads, queries, keys), (b, h, m, n))
+    kept = _kept(options, (batch, heads, queries, keys), (b, h, m, n))
     node = Attention(
         output=buffer.name,
         sizes=(batch, heads, queries, keys, size, value_size),
         query=_float(query, [b, h, m, k]),
         key=_float(key, [b, shared, n, k]),
         value=_float(value, [b, shared, n, d]),
-        bias=None if bias is None else _float(bias, [b, h, m, n]),
-        causal=bool(causal),
-        scale=float(scale),
+        bias=None if options.bias is None else _float(options.bias, [b, h, m, n]),
+        causal=bool(options.causal),
+        scale=float(options.scale),
         origins=(builder.origin,),
         kept=kept,
         logsumexp=None if statistic is None else statistic.name,
-        replaced=None if replaced is None else _at(replaced, [b, h, m, n]),
-        safe=bool(safe),
+        replaced=None if options.replaced is None else _at(options.replaced, [b, h, m, n]),
+        safe=bool(options.safe),
     )
     builder.nodes.append(node)
     return builder.load(buffer), None if statistic is None else builder.load(statistic)
 
 
 @lowers(torch.ops.webgpu.attention_backward.default)
-def lower_attention_backward(
+def _attention_backward(
     builder: Builder,
     grad: Value,
     query: Value,
@@ -117,12 +94,23 @@ def lower_attention_backward(
     bias: Value | None,
     logsumexp: Value,
     delta: Value,
-    causal: bool,
-    scale: float,
-    seed: Value | None = None,
-    dropout: float = 0.0,
-    replaced: Value | None = None,
-    safe: bool = True,
+    *options: Any,
+    **named: Any,
+) -> tuple[Value | None, Value | None, Value | None]:
+    """The gradients of query, key and value; see `lower_attention_backward`."""
+    found = AttentionOptions(bias, *options, **named)
+    return lower_attention_backward(builder, grad, query, key, value, found, logsumexp, delta)
+
+
+def lower_attention_backward(
+    builder: Builder,
+    grad: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    options: Options,
+    logsumexp: Value,
+    delta: Value,
 ) -> tuple[Value | None, Value | None, Value | None]:
     """The gradients of query, key and value, from that of the result and from its logsumexp.
 
@@ -146,17 +134,11 @@ def lower_attention_backward(
     g, m, n, k, d = _symbols(g=group, m=queries, n=keys, k=size, d=value_size)
     head = h * group + g
     row = [b, head, m]
-    if bias is not None and replaced is not None:
-        inputs = [v for v in (query, key, value, grad, bias, seed, replaced) if v is not None]
-        scores = (batch, heads, queries, keys)
-        bias, replaced = _mask_within_bindings(builder, bias, replaced, inputs, scores)
-    others = [v for v in (query, key, value, grad, bias, seed, replaced) if v is not None]
-    rows = [logsumexp] if safe else [select(logsumexp, 0, ZERO), select(logsumexp, 0, ONE)]
+    scores = (batch, heads, queries, keys)
+    options = _mask_within_bindings(builder, options, [query, key, value, grad], scores)
+    others = [query, key, value, grad, *_tensors(options)]
+    rows = [logsumexp] if options.safe else [select(logsumexp, 0, ZERO), select(logsumexp, 0, ONE)]
     logsumexp, *rest, delta = _within_bindings(builder, [*rows, delta], others)
-    kept = None
-    if seed is not None:
-        at = (b, head, m, n)
-        kept = Dropout(seed, dropout).kept((batch, heads, queries, keys), at)
     node = AttentionGradient(
         output="",
         of="queries",
@@ -167,13 +149,13 @@ def lower_attention_backward(
         gradient=_float(grad, [*row, d]),
         logsumexp=_float(logsumexp, row),
         delta=_float(delta, row),
-        bias=None if bias is None else _float(bias, [*row, n]),
-        kept=kept,
-        causal=bool(causal),
-        scale=float(scale),
+        bias=None if options.bias is None else _float(options.bias, [*row, n]),
+        kept=_kept(options, scores, (b, head, m, n)),
+        causal=bool(options.causal),
+        scale=float(options.scale),
         origins=(builder.origin,),
-        replaced=None if replaced is None else _at(replaced, [*row, n]),
-        rest=None if safe else _float(rest[0], row),
+        replaced=None if options.replaced is None else _at(options.replaced, [*row, n]),
+        rest=None if options.safe else _float(rest[0], row),
     )
     grad_query = grad_key = grad_value = None
     if builder.is_used(0):
@@ -247,21 +229,44 @@ def _within_bindings(builder: Builder, rows: list[Value], others: list[Value]) -
 
 
 def _mask_within_bindings(
-    builder: Builder,
-    bias: Value,
-    replaced: Value,
-    inputs: list[Value],
-    sizes: tuple[Expr, ...],
-) -> tuple[Value, Value]:
-    """The two in one buffer where a kernel cannot bind both beside its other inputs."""
-    read = {o.buffer for value in inputs for o in loads_of(value.body)}
+    builder: Builder, options: Options, inputs: list[Value], sizes: tuple[Expr, ...]
+) -> Options:
+    """Bias and `replaced` in one buffer where a kernel cannot bind both beside its other inputs."""
+    bias, replaced = options.bias, options.replaced
+    if bias is None or replaced is None:
+        return options
+    read = {o.buffer for value in (*inputs, *_tensors(options)) for o in loads_of(value.body)}
     if len(read) + 2 <= builder.target.max_storage_buffers:  # statistics and the result, too
-        return bias, replaced
+        return options
     which, *at = positions((as_expr(2), *sizes))
     here = apply("eq", Index(which), const(0, dtypes.int64))
     body = masked(here, _float(bias, at), _float(replaced, at))
     both = builder.pointwise(body, (as_expr(2), *sizes), name="mask")
     holds = select(both, 0, ONE)
-    return select(both, 0, ZERO), Value(
-        dtypes.bool_, holds.sizes, apply("ne", holds.body, const(0.0, F32))
+    is_replaced = apply("ne", holds.body, const(0.0, F32))
+    return replace(
+        options,
+        bias=select(both, 0, ZERO),
+        replaced=Value(dtypes.bool_, holds.sizes, is_replaced),
     )
+
+
+def _tensors(options: Options) -> list[Value]:
+    return [v for v in (options.bias, options.seed, options.replaced) if v is not None]
+
+
+def _kept(options: Options, sizes: tuple[Expr, ...], at: tuple[Expr, ...]) -> Scalar | None:
+    """What dropout multiplies the weight at an index of (batch, heads, queries, keys) by, float32.
+
+    0 for a weight that is dropped, else 1 / (1 − probability); None without dropout.
+    """
+    if options.seed is None:
+        return None
+    if options.dropout >= 1.0:
+        return const(0.0, F32)
+    bits = random_bits(options.seed, linearize(at, contiguous_strides(sizes)))
+    # The numbers are multiples of 2⁻²⁴: comparing them is comparing bits.
+    probability = float(torch.tensor(options.dropout, dtype=torch.float32))
+    least = const(math.ceil(probability * 2.0**BITS), dtypes.uint32)
+    factor = const(1.0 / (1.0 - options.dropout), F32)
+    return apply("where", apply("ge", bits, least), factor, const(0.0, F32))

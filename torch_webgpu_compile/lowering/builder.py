@@ -9,7 +9,7 @@ from typing import Any
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.graph import Buffer, BufferOrigin
-from ..ir.nodes import BufferArgument, Contraction, HostCall, Node, Pointwise, Reduction, Scatter
+from ..ir.nodes import Contraction, HostCall, Pointwise, Reduction, Scatter
 from ..ir.scalar import (
     Const,
     Index,
@@ -24,7 +24,8 @@ from ..ir.scalar import (
     neutral,
     walk,
 )
-from ..ir.spaces import Origin
+from ..ir.spaces import Node, Origin
+from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import ONE, ZERO, Expr, contiguous_strides
 from ..target import Target
 from .folding import fold, narrow
@@ -47,7 +48,7 @@ _NO_ORIGIN = Origin("")
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class ResultType:
     """One result of the ATen operator being lowered, from its fake tensor."""
 
     dtype: DType
@@ -79,7 +80,7 @@ class Builder:
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
-    results: tuple[Signature | None, ...] = ()
+    results: tuple[ResultType | None, ...] = ()
     used: frozenset[int] | None = None
     arguments: tuple[Any, ...] = ()
     updates_argument: bool = False
@@ -90,11 +91,11 @@ class Builder:
     hint: str = "value"
 
     @property
-    def out(self) -> Signature:
+    def out(self) -> ResultType:
         """The signature of the operator's only (or first) result."""
         return self.result(0)
 
-    def result(self, number: int) -> Signature:
+    def result(self, number: int) -> ResultType:
         """The signature of result ``number`` of the operator, which is a tensor."""
         found = self.results[number]
         assert found is not None
@@ -257,7 +258,7 @@ class Builder:
         them to float32.
         """
         made = self.new_buffer(dtypes.float32, (), f"{self.hint}_f32")
-        arguments = (BufferArgument(self.materialize(value).name),)
+        arguments = (HostBuffer(self.materialize(value).name),)
         keywords = (("dtype", "torch.float32"),)
         self.nodes.append(
             HostCall((made.name,), "aten._to_copy.default", arguments, keywords, (self.origin,))
@@ -301,7 +302,7 @@ class Builder:
             number = self.finished(cast(value.body, dtypes.float32))
             target = "aten._to_copy.default"
             single = self.materialize(Value(dtypes.float32, (), number))
-            arguments = (BufferArgument(single.name),)
+            arguments = (HostBuffer(single.name),)
         keywords = (("dtype", f"torch.{value.dtype.name}"),)
         return HostCall((buffer.name,), target, arguments, keywords, (self.origin,))
 

@@ -19,10 +19,10 @@ from .symbols import literal
 from .value import Value, positions
 
 aten = torch.ops.aten
-Number = bool | int | float | Expr | Value
+NumberLike = bool | int | float | Expr | Value
 
 
-def filled(value: Number, sizes: Sequence[Expr], dtype: DType) -> Value:
+def filled(value: NumberLike, sizes: Sequence[Expr], dtype: DType) -> Value:
     """A value that is the same everywhere."""
     if isinstance(value, (Value, Expr)):
         return Value(dtype, tuple(sizes), operand(value, sizes, dtype))
@@ -36,13 +36,13 @@ def lower_full(builder: Builder, *arguments: Any, **options: Any) -> Value:
 
 
 @lowers(aten.scalar_tensor.default)
-def lower_scalar_tensor(builder: Builder, s: Number, **options: Any) -> Value:
+def lower_scalar_tensor(builder: Builder, s: NumberLike, **options: Any) -> Value:
     """A tensor without dimensions that holds ``s``."""
     return filled(s, (), builder.out.dtype)
 
 
 @lowers(aten.fill.Scalar, aten.fill.Tensor)
-def lower_fill(builder: Builder, self: Value, value: Number) -> Value:
+def lower_fill(builder: Builder, self: Value, value: NumberLike) -> Value:
     """``value`` everywhere, in the sizes and dtype of ``self``."""
     return filled(value, builder.out.sizes, builder.out.dtype)
 
@@ -88,7 +88,7 @@ def lower_ones(builder: Builder, *arguments: Any, **options: Any) -> Value:
 
 
 @lowers(aten.arange.start_step, aten.arange.start, aten.arange.default)
-def lower_arange(builder: Builder, *bounds: Number, **options: Any) -> Value:
+def lower_arange(builder: Builder, *bounds: NumberLike, **options: Any) -> Value:
     """``start + k · step`` for every position k; the fake result says how many.
 
     ``bounds`` is (end,), (start, end) or (start, end, step); they start at 0, with a step of 1.
@@ -97,7 +97,7 @@ def lower_arange(builder: Builder, *bounds: Number, **options: Any) -> Value:
     return _arange(builder, start, bounds[2] if len(bounds) > 2 else 1)
 
 
-def _arange(builder: Builder, start: Number, step: Number) -> Value:
+def _arange(builder: Builder, start: NumberLike, step: NumberLike) -> Value:
     """start + i · step, in int64, float32 or float64 (PyTorch's accumulation type)."""
     out = builder.out
     (position,) = positions(out.sizes)
@@ -112,7 +112,7 @@ def _arange(builder: Builder, start: Number, step: Number) -> Value:
     return builder.pointwise(cast(body, out.dtype), out.sizes)
 
 
-def _integer(value: Number) -> IntLike:
+def _integer(value: NumberLike) -> IntLike:
     assert isinstance(value, (int, Expr)), value
     return value
 

@@ -1,25 +1,21 @@
-"""Operators that run on the host: encoding of their calls, and the call itself.
+"""Operators that run on the host: encoding of their calls.
 
-A `HostCall`'s arguments are nested tuples of Python constants, sizes (`Expr`) and
-`BufferArgument`s. A dtype, layout or memory format is a string such as ``torch.float32``; a device
-is ``cpu``. A string has an apostrophe before it.
+A `HostCall`'s arguments are as `symbolic.nested` says. A dtype, layout or memory format is a string
+such as ``torch.float32``; a device is ``cpu``. A string has an apostrophe before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import UnsupportedOp
-from ..ir.nodes import BufferArgument, HostCall
-from ..symbolic.sizes import Expr, evaluate
+from ..symbolic.nested import HostBuffer
+from ..symbolic.sizes import Expr
 from .builder import Builder
 from .value import Value
-
-OnFallback = Callable[[str, str, str, str], None]
-"""Called with (op, dtype, source, cause) for each operator that goes to the host; it may raise."""
 
 
 def host_call(
@@ -59,7 +55,7 @@ def _encode(builder: Builder, value: Any) -> Any:
                 builder.origin.source,
             )
         case Value():
-            return BufferArgument(builder.materialize(value).name)
+            return HostBuffer(builder.materialize(value).name)
         case torch.device():
             return "cpu"
         case torch.dtype() | torch.layout() | torch.memory_format():
@@ -77,38 +73,3 @@ def _encode(builder: Builder, value: Any) -> Any:
                 "move the call out of the compiled function",
                 builder.origin.source,
             )
-
-
-def find_overload(target: str) -> torch._ops.OpOverload:
-    """The overload with this name, e.g. ``aten.sort.stable``."""
-    namespace, name, overload = target.split(".")
-    found: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    return found
-
-
-def run_host_call(
-    call: HostCall, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
-) -> list[torch.Tensor]:
-    """Runs a call on CPU tensors, by buffer name; gives the tensors for its outputs, in order."""
-
-    def decode(value: Any) -> Any:
-        match value:
-            case BufferArgument(buffer):
-                return tensors[buffer]
-            case Expr():
-                return evaluate(value, sizes)
-            case tuple():
-                return [decode(item) for item in value]
-            case str() if value.startswith("'"):
-                return value[1:]
-            case str() if value.startswith("torch."):
-                return getattr(torch, value.removeprefix("torch."))
-            case _:
-                return value
-
-    arguments = [decode(value) for value in call.arguments]
-    keywords = {name: decode(value) for name, value in call.keywords}
-    with torch.no_grad():
-        results = find_overload(call.target)(*arguments, **keywords)
-    flat = results if isinstance(results, (tuple, list)) else [results]
-    return [result for result in flat if isinstance(result, torch.Tensor)]

@@ -13,6 +13,7 @@ import torch
 from .. import dtypes
 from ..dtypes import Kind
 from ..ir.scalar import apply, cast, const
+from ..torch_ops.attention import AttentionOptions
 from .attention import lower_attention, lower_attention_backward
 from .builder import Builder
 from .reductions import Reducing
@@ -42,8 +43,8 @@ def lower_flash_attention(
     """
     if dropout_p:
         raise NotLowered("attention with dropout")
-    bias = _bias(attn_mask)
-    return lower_attention(builder, query, key, value, bias, is_causal, _scale(query, scale))
+    options = AttentionOptions(_bias(attn_mask), is_causal, _scale(query, scale))
+    return lower_attention(builder, query, key, value, options)
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
@@ -71,8 +72,9 @@ def lower_flash_attention_backward(
     split = Reducing(grad_out, [3])
     terms = apply("mul", cast(split.body(), F32), cast(split.body(out), F32))
     delta = split.reduce(builder, "sum", terms, keepdim=False, name="delta")
-    inputs = grad_out, query, key, value, _bias(attn_mask), logsumexp, delta
-    return lower_attention_backward(builder, *inputs, is_causal, _scale(query, scale))
+    options = AttentionOptions(_bias(attn_mask), is_causal, _scale(query, scale))
+    inputs = grad_out, query, key, value, options, logsumexp, delta
+    return lower_attention_backward(builder, *inputs)
 
 
 def _bias(mask: Value | None) -> Value | None:

@@ -138,7 +138,7 @@ def _of_half_length(
     """
     n = int(sizes[dim])
     m = n // 2
-    roots = Table(builder, fourier.roots(np.arange(m), n, forward=False), f"roots_{n}")
+    roots = ComplexTable(builder, fourier.roots(np.arange(m), n, forward=False), f"roots_{n}")
 
     def both(at: Sequence[Expr]) -> Complex:
         k = at[dim]
@@ -286,7 +286,7 @@ def number_at(pairs: Value, at: Sequence[Expr]) -> Complex:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ComplexTable:
     """Complex numbers known while compiling; equal names have equal contents."""
 
     builder: Builder
@@ -380,8 +380,8 @@ def _root(builder: Builder, n: int, position: Expr, forward: bool) -> Complex:
     sign = "" if forward else "_inverse"
     many = fourier.roots(step * np.arange(-(-n // step)), n, forward)
     few = fourier.roots(np.arange(step), n, forward)
-    high = Table(builder, many, f"roots_{n}_by_{step}{sign}")
-    low = Table(builder, few, f"roots_{n}_below_{step}{sign}")
+    high = ComplexTable(builder, many, f"roots_{n}_by_{step}{sign}")
+    low = ComplexTable(builder, few, f"roots_{n}_below_{step}{sign}")
     at = as_expr(step)
     return high.at(floordiv(position, at)) * low.at(mod(position, at))
 
@@ -393,8 +393,8 @@ def _add_bluestein(builder: Builder, output: Buffer, transform: Transform, longe
     sign = "" if transform.forward else "_inverse"
     numbers = np.zeros((padded, 2), np.float32)
     numbers[:n] = fourier.chirp(n, transform.forward)
-    chirp = Table(builder, numbers, f"chirp_{n}_{padded}{sign}")
-    spectrum = Table(
+    chirp = ComplexTable(builder, numbers, f"chirp_{n}_{padded}{sign}")
+    spectrum = ComplexTable(
         builder,
         fourier.chirp_spectrum(n, padded, transform.forward),
         f"chirp_spectrum_{n}_{padded}{sign}",
@@ -433,7 +433,7 @@ def _add_node(builder: Builder, output: Buffer, transform: Transform) -> None:
         (w,) = positions((as_expr(n - radices[0]),), "w")
         sign = "" if transform.forward else "_inverse"
         contents = fourier.stage_roots(radices, transform.forward)
-        root = Table(builder, contents, f"stage_roots_{n}{sign}").at(w)
+        root = ComplexTable(builder, contents, f"stage_roots_{n}{sign}").at(w)
         scalars |= {"root_real": root.real, "root_imaginary": root.imaginary}
     if transform.factor is not None:
         factor = transform.factor(rows, k)

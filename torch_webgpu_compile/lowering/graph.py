@@ -15,13 +15,14 @@ from .. import dtypes
 from ..captured import CapturedGraph, user_source
 from ..dtypes import DType
 from ..errors import UnsupportedOp, VerificationError
+from ..fallbacks import OnFallback
 from ..ir.graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
 from ..ir.scalar import Index, Load, const, loads_of
 from ..ir.spaces import Origin
 from ..symbolic.sizes import ONE, Expr, as_expr
 from ..target import Target
-from .builder import Builder, Signature, as_value
-from .fallback import OnFallback, host_call
+from .builder import Builder, ResultType, as_value
+from .fallback import host_call
 from .fx_nodes import (
     argument_updates,
     bytes_of,
@@ -152,7 +153,7 @@ class _GraphLowering:
                 index = (Index(as_expr(element)),)
                 self.builder.reader.numbers[name] = Load(buffer.name, index, buffer.dtype)
 
-    def _signature(self, tensor: torch.Tensor, node: FxNode) -> Signature:
+    def _signature(self, tensor: torch.Tensor, node: FxNode) -> ResultType:
         dtype = dtype_of(tensor.dtype)
         if dtype is None or tensor.layout is not torch.strided:
             what = tensor.dtype if dtype is None else tensor.layout
@@ -162,7 +163,7 @@ class _GraphLowering:
                 _NO_FALLBACK_STEP,
                 user_source(node),
             )
-        return Signature(dtype, self.builder.reader.sizes(tensor.shape))
+        return ResultType(dtype, self.builder.reader.sizes(tensor.shape))
 
     def _attribute(self, node: FxNode) -> Any:
         value: Any = self.captured.module
@@ -373,7 +374,7 @@ class _GraphLowering:
         )
 
 
-def _with_ones(value: Value | None, signature: Signature | None) -> Value | None:
+def _with_ones(value: Value | None, signature: ResultType | None) -> Value | None:
     """``value`` with the sizes that PyTorch knows to be 1, so that it is broadcast along them."""
     if value is None or signature is None or value.number:
         return value
@@ -384,7 +385,7 @@ def _with_ones(value: Value | None, signature: Signature | None) -> Value | None
     return view(value, sizes, positions(sizes))
 
 
-def _check_result(op: str, value: Value | None, signature: Signature | None) -> None:
+def _check_result(op: str, value: Value | None, signature: ResultType | None) -> None:
     if value is None or signature is None:
         return
     same_sizes = len(value.sizes) == len(signature.sizes) and all(

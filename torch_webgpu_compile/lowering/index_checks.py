@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from .. import dtypes
 from ..dtypes import Kind
 from ..errors import IndexCheck
-from ..ir.nodes import Node, Pointwise, Reduction, outputs_of
+from ..ir.nodes import Pointwise, Reduction, outputs_of
 from ..ir.scalar import Checked, Const, Index, Load, Op, Scalar, cast, where
+from ..ir.spaces import Node
 from ..symbolic.sizes import (
     INT32,
     Expr,

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput
-from ..ir.nodes import BufferArgument, HostCall, Pointwise
+from ..ir.nodes import HostCall, Pointwise
 from ..ir.scalar import Index, Load, scalar_symbols
 from ..ir.spaces import numbered
+from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import (
     ONE,
     ZERO,
@@ -98,7 +99,7 @@ class OutputLayouts:
             source = builder.materialize(value)
             made = builder.new_buffer(value.dtype, sizes, "output", strides=strides)
             builder.nodes.append(
-                HostCall((made.name,), "aten.clone.default", (BufferArgument(source.name),), ())
+                HostCall((made.name,), "aten.clone.default", (HostBuffer(source.name),), ())
             )
         else:
             made = builder.new_buffer(value.dtype, sizes, "output", strides=strides)

@@ -1,10 +1,11 @@
 """Dataclasses to JSON and back: the annotations of their fields are the schema.
 
 A dataclass is an object with all of its fields, a tuple or set an array, an enumeration's member
-or a dtype its name, `Expr` as in `size_json`, bytes base64, a float that is not finite its `repr`.
-In a union, None, booleans, integers, strings and tuples stand for themselves, anything else is
-``{class name: value}``, except that a type's union with None alone has no names. `Any` is what
-arguments of a `HostStep` may be.
+or a dtype its name, bytes base64, a float that is not finite its `repr`. An `Expr` is a number, or
+``{"c": constant, "t": [[coefficient, atom, …], …]}``, where an atom is ``[symbol's name, lower
+bound]``, ``["//", numerator, denominator]`` or ``["%", …]``. In a union, None, booleans, integers,
+strings and tuples stand for themselves, anything else is ``{class name: value}``, except that a
+type's union with None alone has no names. `Any` is what arguments of a `HostStep` may be.
 
 What is read may be anything that is not nested too deeply for Python's stack. A decoder gives a
 value of exactly the annotated type or raises ValueError, in time and memory that follow from the
@@ -20,14 +21,15 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from reprlib import repr as brief
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from ..dtypes import BY_NAME, DType
-from ..symbolic.sizes import INT64, Expr
-from .model import HostBuffer, HostConstant
-from .size_json import Json, decode_expr, encode_expr
+from ..symbolic.nested import HostBuffer
+from ..symbolic.sizes import INT64, Atom, Expr, FloorDiv, Symbol, as_expr, floordiv, mod, symbol
+
+Json = Any
 
 _PLAIN = {type(None): type(None), bool: bool, int: int, str: str, tuple: list}
 """What stands for itself in a union, as JSON."""
@@ -81,9 +83,7 @@ def codec_of(hint: Any) -> Codec:
 
 @cache
 def _argument() -> Codec:
-    return codec_of(
-        None | bool | int | float | str | Expr | HostBuffer | HostConstant | tuple[Any, ...]
-    )
+    return codec_of(None | bool | int | float | str | Expr | HostBuffer | tuple[Any, ...])
 
 
 def _refuse(expected: str, value: Any) -> NoReturn:
@@ -116,6 +116,78 @@ def _choice(values: Mapping[str, Any]) -> Codec:
     )
 
 
+# Of plans that this package makes, the longest expressions have 30 terms.
+_MAX_TERMS = 512
+_MAX_DEGREE = 32
+_DIVISIONS = {"//": floordiv, "%": mod}
+_symbol = lru_cache(1 << 10)(symbol)
+
+
+def _encode_expr(expr: Expr) -> Json:
+    """An expression as JSON. Raises ValueError for one with an iteration symbol."""
+    if not isinstance(expr, Expr):
+        raise ValueError(f"a size expected, not {expr!r}")
+    if expr.is_constant:
+        return expr.constant
+    return {"c": expr.constant, "t": [[c, *map(_encode_atom, atoms)] for atoms, c in expr.terms]}
+
+
+def _encode_atom(atom: Atom) -> Json:
+    if isinstance(atom, Symbol):
+        if atom.extent is not None:
+            raise ValueError(f"a plan cannot hold the iteration symbol {atom}")
+        return [atom.name, atom.lower]
+    sign = "//" if isinstance(atom, FloorDiv) else "%"
+    return [sign, _encode_expr(atom.numerator), _encode_expr(atom.denominator)]
+
+
+def _decode_expr(data: Json) -> Expr:
+    """The expression that `_encode_expr` was given. Raises ValueError for anything else.
+
+    The time that it takes is bounded by the length of ``data``, also where products of sums would
+    grow without end.
+    """
+    if type(data) is int:
+        return as_expr(_integer(data))
+    if type(data) is not dict or data.keys() != {"c", "t"} or type(data["t"]) is not list:
+        raise ValueError("this is no size")
+    total = as_expr(_integer(data["c"]))
+    for term in data["t"]:
+        total = _bounded(total + _decode_term(term))
+    return total
+
+
+def _decode_term(data: Json) -> Expr:
+    if type(data) is not list or not 0 < len(data) <= _MAX_DEGREE:
+        raise ValueError("this is no term of a size, or one of too high a degree")
+    product = as_expr(_integer(data[0]))
+    for atom in data[1:]:
+        product = _bounded(product * _decode_atom(atom))
+    return product
+
+
+def _decode_atom(data: Json) -> Expr:
+    match data:
+        case [str(name), lower]:
+            return _symbol(name, _integer(lower))
+        case ["//" | "%" as sign, over, under]:
+            denominator = _decode_expr(under)
+            if denominator.is_constant and denominator.constant <= 0:
+                raise ValueError("a division by a number that is not positive")
+            return _DIVISIONS[sign](_decode_expr(over), denominator)
+    raise ValueError("this is no symbol and no division")
+
+
+def _bounded(expr: Expr) -> Expr:
+    """An expression that did not grow beyond what plans have: products of sums can."""
+    if len(expr.terms) > _MAX_TERMS:
+        raise ValueError("a size has too many terms")
+    _integer(expr.constant)
+    for _, coefficient in expr.terms:
+        _integer(coefficient)
+    return expr
+
+
 _LEAVES = {
     int: Codec(_integer, _integer),
     str: Codec(_text, _text),
@@ -127,7 +199,7 @@ _LEAVES = {
         lambda data: b64decode(_text(data), validate=True),
     ),
     DType: _choice(BY_NAME),
-    Expr: Codec(encode_expr, decode_expr),
+    Expr: Codec(_encode_expr, _decode_expr),
 }
 
 

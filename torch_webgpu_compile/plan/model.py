@@ -8,14 +8,15 @@ of sizes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from .. import dtypes
 from ..dtypes import DType
 from ..errors import IndexCheck
-from ..symbolic.sizes import ONE, ZERO, Expr, Symbol, as_expr, evaluate
-from .numbers import HostNumber
+from ..symbolic.nested import buffers_in, leaves
+from ..symbolic.sizes import ONE, ZERO, Expr, Symbol, as_expr, atom_expr, evaluate
+from .numbers import HostNumber, number_symbols
 
 VERSION = 6
 
@@ -146,7 +147,7 @@ class Dispatch:
         iterations: the most that all loops of one invocation make together, where the kernel was
             compiled for a driver that ends them (`Target.max_loop_iterations`); else 0.
         narrow: integers made from sizes that the kernel's arithmetic takes for 32-bit ones: for
-            sizes for which they are not the graph is `specialized`, or a runtime refuses them.
+            sizes for which they are not the graph is compiled again, or a runtime refuses them.
     """
 
     kernel: int
@@ -160,6 +161,23 @@ class Dispatch:
     iterations: Expr = ZERO
     narrow: tuple[Expr, ...] = ()
 
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """The buffers that it reads or writes."""
+        return tuple(binding.buffer for binding in self.bindings)
+
+    @property
+    def sizes(self) -> Iterator[Expr]:
+        """Everything that is evaluated to run or to report it."""
+        yield from (*self.grid, *self.narrow)
+        yield from (binding.nbytes for binding in self.bindings if binding.nbytes is not None)
+        for parameter in self.parameters:
+            if isinstance(parameter, HostNumber):
+                yield from map(atom_expr, number_symbols(parameter))
+            else:
+                yield parameter
+        yield from (self.bytes_read, self.bytes_written, self.flops, self.iterations)
+
 
 @dataclass(frozen=True, slots=True)
 class CopyBuffer:
@@ -168,13 +186,23 @@ class CopyBuffer:
     source: str
     destination: str
 
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """The buffers that it reads or writes."""
+        return (self.source, self.destination)
+
+    @property
+    def sizes(self) -> Iterator[Expr]:
+        """Everything that is evaluated to run it."""
+        return iter(())
+
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
     """Run an ATen overload on the host between dispatches.
 
-    ``arguments`` and ``keywords`` are nested tuples of None, bool, int, float, str, `HostBuffer`,
-    `Expr`, `HostConstant`.
+    ``arguments`` and the values of ``keywords`` are as `symbolic.nested` says; a string is as
+    `lowering.fallback` says.
     """
 
     target: str
@@ -186,30 +214,18 @@ class HostStep:
     @property
     def reads(self) -> tuple[str, ...]:
         """Buffers of the tensor arguments: positional before keyword, nested ones depth first."""
-        return tuple(_buffers_in((self.arguments, tuple(value for _, value in self.keywords))))
+        return buffers_in((self.arguments, self.keywords))
 
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """The buffers that it reads or writes."""
+        return (*filter(None, self.outputs), *self.reads)
 
-@dataclass(frozen=True, slots=True)
-class HostBuffer:
-    """A tensor argument of a `HostStep`: the contents of a plan buffer."""
-
-    buffer: str
-
-
-@dataclass(frozen=True, slots=True)
-class HostConstant:
-    """A non-numeric argument of a `HostStep`; ``kind``: dtype, device, layout, memory_format."""
-
-    kind: str
-    name: str
-
-
-def _buffers_in(value: Any) -> Iterator[str]:
-    if isinstance(value, HostBuffer):
-        yield value.buffer
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _buffers_in(item)
+    @property
+    def sizes(self) -> Iterator[Expr]:
+        """Everything that is evaluated to run it."""
+        arguments = leaves((self.arguments, self.keywords))
+        return (leaf for leaf in arguments if isinstance(leaf, Expr))
 
 
 Step = Dispatch | CopyBuffer | HostStep
@@ -239,6 +255,19 @@ class PlanOutput:
     size: Expr | None = None
     constant: Any = None
     mutates: int | None = None
+
+
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Sizes, strides and offset (in elements) of a tensor within another one's memory."""
+
+
+def view_at(layout: PlanBuffer | PlanOutput, sizes: Mapping[str, int]) -> View:
+    """A layout for these values of size symbols."""
+    return (
+        tuple(evaluate(size, sizes) for size in layout.sizes),
+        tuple(evaluate(stride, sizes) for stride in layout.strides),
+        0 if layout.offset is None else evaluate(layout.offset, sizes),
+    )
 
 
 @dataclass(frozen=True)
@@ -305,15 +334,5 @@ class KernelCall:
 
     def dispatch(self, kernel: int) -> Dispatch:
         """The step of a plan in which the kernel has this number."""
-        return Dispatch(
-            kernel,
-            self.bindings,
-            self.grid,
-            self.parameters,
-            self.bytes_read,
-            self.bytes_written,
-            self.flops,
-            self.checks,
-            self.iterations,
-            self.narrow,
-        )
+        same = {entry.name: getattr(self, entry.name) for entry in fields(self)[1:]}
+        return Dispatch(kernel, **same)

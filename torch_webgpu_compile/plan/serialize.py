@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from itertools import chain
 
 from ..errors import WebGPUCompileError
-from .codec import codec_of
+from .codec import Json, codec_of
 from .model import VERSION, Plan
-from .size_json import Json
 
 _FORMAT = "webgpu-plan"
 _MAX_DEPTH = 100  # of lists and objects; those of GPT-2 with dynamic sizes have 21

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 from ..errors import VerificationError
-from ..symbolic.sizes import ZERO, Expr, as_expr, atom_expr, is_nonnegative, symbols_of
+from ..symbolic.sizes import ZERO, Expr, as_expr, is_nonnegative, symbols_of
 from ..target import BINDING_ALIGNMENT
 from .model import (
     FIRST_CHECK,
@@ -33,7 +33,6 @@ from .model import (
     PlanOutput,
     Step,
 )
-from .numbers import HostNumber, number_symbols
 
 _WRITTEN_ROLES = frozenset({"input", "intermediate", "output", "status"})
 _MAX_GRID = 65_535
@@ -159,7 +158,7 @@ class _Verifier:
             used = _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
             self._require(used <= given, f"the sizes of {name} do not follow from the arguments")
         for step in plan.steps:
-            used = _symbols(_exprs_of(step)) - {FIRST_CHECK}
+            used = _symbols(step.sizes) - {FIRST_CHECK}
             self._require(used <= given, "sizes of a step do not follow from the arguments")
         for output in plan.outputs:
             used = _symbols((*output.sizes, *output.strides, output.offset, output.size))
@@ -288,7 +287,7 @@ class _Verifier:
         """Buffers of one slot hold their values at different times."""
         lives: dict[str, list[int]] = defaultdict(list)
         for number, step in enumerate(self._plan.steps):
-            for name in _buffers_of(step):
+            for name in step.buffers:
                 lives[name].append(number)
         slots: dict[int, list[str]] = defaultdict(list)
         for name, buffer in self._buffers.items():
@@ -364,38 +363,3 @@ def _is_within(expr: Expr, low: int, high: int) -> bool:
 def _symbols(exprs: Iterable[Expr | None]) -> set[Any]:
     symbolic = (expr for expr in exprs if expr is not None and expr.terms)
     return {symbol for expr in symbolic for symbol in symbols_of(expr)}
-
-
-def _exprs_of(step: Step) -> Iterator[Expr | None]:
-    match step:
-        case Dispatch():
-            yield from (*step.grid, *step.narrow, *(b.nbytes for b in step.bindings))
-            for parameter in step.parameters:
-                if isinstance(parameter, HostNumber):
-                    yield from map(atom_expr, number_symbols(parameter))
-                else:
-                    yield parameter
-            yield from (step.bytes_read, step.bytes_written, step.flops, step.iterations)
-        case HostStep():
-            yield from _exprs((step.arguments, tuple(v for _, v in step.keywords)))
-        case CopyBuffer():
-            pass
-
-
-def _exprs(value: Any) -> Iterator[Expr]:
-    if isinstance(value, Expr):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _exprs(item)
-
-
-def _buffers_of(step: Step) -> Iterator[str]:
-    match step:
-        case Dispatch():
-            yield from (binding.buffer for binding in step.bindings)
-        case HostStep():
-            yield from (name for name in step.outputs if name)
-            yield from step.reads
-        case CopyBuffer(source, destination):
-            yield from (source, destination)

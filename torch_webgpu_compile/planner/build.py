@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Schedule, is_effect
-from ..ir.nodes import BufferArgument, HostCall
+from ..ir.nodes import HostCall
 from ..plan.model import (
     STATUS,
     STATUS_BUFFER,
-    Dispatch,
-    HostBuffer,
     HostStep,
     Kernel,
     KernelCall,
@@ -23,7 +21,8 @@ from ..plan.model import (
     Role,
     Step,
 )
-from .liveness import Interval, assign_slots
+from ..symbolic.nested import rename_buffers
+from ..symbolic.sizes import Expr
 
 
 def build_plan(
@@ -99,36 +98,10 @@ def _host_step(call: HostCall, graph: LoopGraph, names: Mapping[str, str]) -> Ho
     return HostStep(
         call.target,
         () if is_effect(call, graph) else call.outputs,
-        tuple(_host_argument(a, names) for a in call.arguments),
-        tuple((k, _host_argument(v, names)) for k, v in call.keywords),
+        rename_buffers(call.arguments, names),
+        rename_buffers(call.keywords, names),
         source,
     )
-
-
-def _host_argument(value: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(value, BufferArgument):
-        return HostBuffer(names[value.buffer])
-    if isinstance(value, tuple):
-        return tuple(_host_argument(v, names) for v in value)
-    return value
-
-
-def _step_buffers(step: Step) -> set[str]:
-    match step:
-        case Dispatch():
-            return {b.buffer for b in step.bindings}
-        case HostStep():
-            return {*step.outputs, *_arguments_buffers((step.arguments, step.keywords))}
-        case _:
-            return {step.source, step.destination}
-
-
-def _arguments_buffers(value: Any) -> set[str]:
-    if isinstance(value, HostBuffer):
-        return {value.buffer}
-    if isinstance(value, tuple):
-        return set().union(*(_arguments_buffers(v) for v in value))
-    return set()
 
 
 def _plan_buffers(
@@ -136,7 +109,7 @@ def _plan_buffers(
 ) -> dict[str, PlanBuffer]:
     used: dict[str, list[int]] = {}
     for k, step in enumerate(steps):
-        for name in sorted(_step_buffers(step)):
+        for name in sorted(set(step.buffers)):
             used.setdefault(name, []).append(k)
     returned = {output.buffer for output in outputs if output.buffer is not None}
     reports = used.pop(STATUS, None)
@@ -177,3 +150,53 @@ def _plan_buffer(buffer: Buffer, returned: bool, slot: int | None) -> PlanBuffer
         buffer.nbytes,
         slot,
     )
+
+
+# ---- which intermediates share memory
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The steps between which a buffer holds a value, both included."""
+
+    name: str
+    nbytes: Expr
+    first: int
+    last: int
+
+
+def assign_slots(intervals: Sequence[Interval]) -> dict[str, int]:
+    """A slot per buffer such that buffers of one slot are never alive in the same step.
+
+    Best fit in order of first use: the smallest free slot that is large enough, else the largest
+    free one, which grows. Buffers of symbolic size only take slots of exactly that size.
+    """
+    sizes: list[Expr] = []
+    free: list[int] = []
+    alive: list[tuple[int, int]] = []
+    slots: dict[str, int] = {}
+    for interval in sorted(intervals, key=lambda i: (i.first, i.last, i.name)):
+        for ended in [entry for entry in alive if entry[0] < interval.first]:
+            alive.remove(ended)
+            free.append(ended[1])
+        slot = _choose(interval.nbytes, free, sizes)
+        if slot is None:
+            slot = len(sizes)
+            sizes.append(interval.nbytes)
+        else:
+            free.remove(slot)
+            if interval.nbytes.is_constant and sizes[slot].constant < interval.nbytes.constant:
+                sizes[slot] = interval.nbytes
+        alive.append((interval.last, slot))
+        slots[interval.name] = slot
+    return slots
+
+
+def _choose(nbytes: Expr, free: Sequence[int], sizes: Sequence[Expr]) -> int | None:
+    if not nbytes.is_constant:
+        return next((s for s in free if sizes[s] is nbytes), None)
+    fixed = [s for s in free if sizes[s].is_constant]
+    large = [s for s in fixed if sizes[s].constant >= nbytes.constant]
+    if large:
+        return min(large, key=lambda s: sizes[s].constant)
+    return max(fixed, key=lambda s: sizes[s].constant, default=None)

@@ -8,8 +8,9 @@ from typing import Any
 
 from ..errors import VerificationError
 from ..ir.graph import Buffer, LoopGraph, is_effect
-from ..ir.nodes import BufferArgument, HostCall
-from ..plan.model import HostBuffer, HostStep, Plan, PlanBuffer, PlanInput
+from ..ir.nodes import HostCall
+from ..plan.model import HostStep, Plan, PlanBuffer, PlanInput
+from ..symbolic.nested import HostBuffer, map_leaves
 
 
 def verify_match(plan: Plan, graph: LoopGraph) -> None:
@@ -93,11 +94,9 @@ def _call(
     def tensor(name: str) -> Any:
         return ("tensor", *_layout(buffers[name])) if name else None
 
-    def described(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(described, value))
-        if isinstance(value, HostBuffer | BufferArgument):
-            return tensor(value.buffer)
-        return type(value), repr(value) if isinstance(value, float) else value
+    def described(leaf: Any) -> Any:
+        if isinstance(leaf, HostBuffer):
+            return tensor(leaf.buffer)
+        return type(leaf), repr(leaf) if isinstance(leaf, float) else leaf
 
-    return target, tuple(map(tensor, outputs)), described(arguments), described(keywords)
+    return target, tuple(map(tensor, outputs)), map_leaves(described, (arguments, keywords))

@@ -33,7 +33,7 @@ from .pipelines import Pipeline, PipelineCache
 from .portable import PortableBackend
 from .queue import CommandQueue, Recording
 from .status import Status
-from .transfer import Download, Range, Transfers, host_memory
+from .transfer import BufferRange, Download, Transfers, host_memory
 
 __all__ = ["AdapterInfo", "Device", "GpuBuffer", "list_adapters", "open_device"]
 
@@ -72,7 +72,7 @@ class Device:
         self.checked = checked
         self.backend = backend
         self.queue = CommandQueue(backend)
-        self.opened_as: Key | None = None
+        self.opened_as: _DeviceKey | None = None
         self._closed = False
         self._abandoned = False
         self._reclaimable: weakref.WeakSet[Reclaimable] = weakref.WeakSet()
@@ -221,7 +221,7 @@ class Device:
         """
         self._transfers.download(buffer, destination, offset)
 
-    def download_many(self, ranges: Sequence[Range]) -> None:
+    def download_many(self, ranges: Sequence[BufferRange]) -> None:
         """`download` of (buffer, offset, nbytes, address) ranges with one submit and one wait."""
         self._transfers.download_many(ranges)
 
@@ -344,8 +344,8 @@ class Device:
 
 
 _lock = threading.Lock()
-Key = tuple[str, int, bool, int]
-_devices: dict[Key, Device] = {}
+_DeviceKey = tuple[str, int, bool, int]
+_devices: dict[_DeviceKey, Device] = {}
 
 
 def open_device(

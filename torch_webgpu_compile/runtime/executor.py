@@ -26,10 +26,10 @@ from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device
 from .interface import Handle
 from .launcher import Launcher, Preparation
-from .program import Program, Segment, build_segments
+from .program import ResolvedPlan, Segment, build_segments
 from .sized import HostCommand, SizedPlan, SlicedKernel, size_plan
 
-HostCall = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
+RunHostStep = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
 """(step, its `HostBuffer`s' contents in order as uint8 arrays, sizes) → its outputs' contents."""
 
 _NOTHING: Mapping[str, Any] = {}
@@ -62,7 +62,7 @@ class Executor:
         self,
         plan: Plan,
         device: Device,
-        host_call: HostCall | None = None,
+        host_call: RunHostStep | None = None,
         max_programs: int = 16,
     ) -> None:
         host_steps = [step.target for step in plan.steps if isinstance(step, HostStep)]
@@ -88,7 +88,7 @@ class Executor:
         self._owned: dict[str | int, GpuBuffer] = {}
         self._sliced: dict[int, SlicedKernel | None] = {}
         self._sized_plans = Recent[tuple[Any, ...], SizedPlan](max_programs)
-        self._programs = Recent[tuple[Any, ...], Program](max_programs)
+        self._programs = Recent[tuple[Any, ...], ResolvedPlan](max_programs)
         self._launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
         self._groups: weakref.WeakValueDictionary[tuple[Serial, ...], Handle] = (
             weakref.WeakValueDictionary()
@@ -189,7 +189,7 @@ class Executor:
             self._sized_plans.keep(key, sized)
         return sized
 
-    def _build(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> Program:
+    def _build(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> ResolvedPlan:
         sized = self._sized(sizes)
         for name in externals:
             if name not in self.plan.buffers:
@@ -205,7 +205,7 @@ class Executor:
         if len(given) < len(sized.names):
             own |= self._own(sized, given)
         given |= own | dict(externals)
-        return Program(sized, own, self.build(sized, [given[name] for name in sized.names]))
+        return ResolvedPlan(sized, own, self.build(sized, [given[name] for name in sized.names]))
 
     def build(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> list[Segment]:
         """The commands of a sized plan on memory for all its `names`; raises as `bind` does."""
@@ -290,7 +290,7 @@ class BoundPlan:
     __slots__ = ("_executor", "_externals", "program")
 
     def __init__(
-        self, executor: Executor, program: Program, externals: Mapping[str, AnyBuffer]
+        self, executor: Executor, program: ResolvedPlan, externals: Mapping[str, AnyBuffer]
     ) -> None:
         self._executor = executor
         self._externals = dict(externals)

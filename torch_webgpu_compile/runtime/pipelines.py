@@ -23,7 +23,7 @@ class Pipeline:
     layout: Handle
 
 
-Key = tuple[str, tuple[bool, ...], bool]
+_PipelineKey = tuple[str, tuple[bool, ...], bool]
 
 
 class PipelineCache:
@@ -46,9 +46,11 @@ class PipelineCache:
         self._checked = checked
         self._threads = threads if threads is not None else min(8, os.cpu_count() or 1)
         self._lock = threading.Lock()
-        self._pipelines: weakref.WeakValueDictionary[Key, Pipeline] = weakref.WeakValueDictionary()
-        self._recent = Recent[Key, Pipeline](recent)
-        self._turns: dict[Key, threading.Lock] = {}
+        self._pipelines: weakref.WeakValueDictionary[_PipelineKey, Pipeline] = (
+            weakref.WeakValueDictionary()
+        )
+        self._recent = Recent[_PipelineKey, Pipeline](recent)
+        self._turns: dict[_PipelineKey, threading.Lock] = {}
         self._asked = 0  # by `compile_many`s under way, and done of them
         self._done = 0
         self.kernels_compiled = 0
@@ -115,6 +117,6 @@ class PipelineCache:
             return self._done, self._asked
 
 
-def _key(kernel: Kernel) -> Key:
+def _key(kernel: Kernel) -> _PipelineKey:
     writable = tuple(binding.writable for binding in kernel.bindings)
     return kernel.wgsl, writable, kernel.parameter_count > 0

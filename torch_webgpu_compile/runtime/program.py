@@ -1,4 +1,4 @@
-"""`Program`: a sized plan with its memory resolved, as lists of commands."""
+"""`ResolvedPlan`: a sized plan with its memory resolved, as lists of commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Segment = Recording | HostCommand
 
 
 @dataclass(slots=True)
-class Program:
+class ResolvedPlan:
     """A resolved plan.
 
     Attributes:

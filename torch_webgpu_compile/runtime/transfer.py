@@ -27,7 +27,7 @@ from .status import Reports, Status
 Memory = tuple[int, int]
 """Host memory as (address, nbytes)."""
 
-Range = tuple[AnyBuffer, int, int, int]
+BufferRange = tuple[AnyBuffer, int, int, int]
 """(buffer, offset in bytes, nbytes, host address)."""
 
 _CHUNK = 16 << 20  # bytes per staging buffer at most
@@ -187,7 +187,7 @@ class Transfers:
         self.download_many([(buffer, offset, nbytes, address)])
         del keep
 
-    def download_many(self, ranges: Sequence[Range]) -> None:
+    def download_many(self, ranges: Sequence[BufferRange]) -> None:
         """`download` of many ranges with one submit and one wait (per chunk)."""
         started = self.start_download([entry[:3] for entry in ranges])
         started.finish([entry[3] for entry in ranges])
@@ -207,7 +207,7 @@ class Transfers:
         reports = self._status.pending() if any(entry[2] for entry in ranges) else []
         return Download(self, ranges, reports)
 
-    def _download(self, ranges: Sequence[Range]) -> None:
+    def _download(self, ranges: Sequence[BufferRange]) -> None:
         started = Download(self, [entry[:3] for entry in ranges], None)
         started.finish([entry[3] for entry in ranges])
 

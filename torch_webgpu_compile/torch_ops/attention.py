@@ -11,7 +11,8 @@ heads, keys, value size); key heads divide heads, and consecutive heads share a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,30 +30,18 @@ BACKWARD_SCHEMA = (
     "Tensor? replaced=None, bool safe=True) -> (Tensor, Tensor, Tensor)"
 )
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+_Tensor = TypeVar("_Tensor")
 
 
-def plain_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
-    replaced: Tensor | None = None,
-    safe: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """dropout(softmax(scale · query·keyᵀ + bias)) · value, and the logsumexp of the scores.
-
-    This is the definition of ``webgpu::attention``. Unlike its kernels it takes any head size and
-    floating dtype.
+@dataclass(frozen=True, slots=True)
+class AttentionOptions(Generic[_Tensor]):
+    """What attention computes with beside query, key and value; tensors may be those of a stage.
 
     A bias cannot say what ``scores.masked_fill(mask, value)`` says: such scores do not depend on
     query and key, whose products may be NaN and get no gradient. This is a bias of the value, with
     ``replaced``.
 
-    Args:
+    Attributes:
         bias: None, or broadcastable to (batch, heads, queries, keys); -inf removes a key.
         causal: keep keys k ≤ q only.
         scale: factor of the scores.
@@ -61,6 +50,32 @@ def plain_attention(
         replaced: bool, broadcastable as the bias; True: the score is the bias alone.
         safe: a row without any key (every score is -inf) is 0, as PyTorch's fused attention has it;
             otherwise NaN, as softmax has it.
+    """
+
+    bias: _Tensor | None
+    causal: bool
+    scale: float
+    seed: _Tensor | None = None
+    dropout: float = 0.0
+    replaced: _Tensor | None = None
+    safe: bool = True
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The operators' arguments, in the order of their schemas."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+
+Options = AttentionOptions[Tensor]
+
+
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, options: Options
+) -> tuple[Tensor, Tensor]:
+    """dropout(softmax(scale · query·keyᵀ + bias)) · value, and the logsumexp of the scores.
+
+    This is the definition of ``webgpu::attention``. Unlike its kernels it takes any head size and
+    floating dtype.
 
     Returns:
         (batch, heads, queries, value size) in query's dtype, with heads and queries in the order
@@ -69,38 +84,30 @@ def plain_attention(
         latter is (2, batch, heads, queries): the highest scores, and log Σ exp(score - highest),
         whose sum would not keep the second where all keys of a row have a score like -1e9.
     """
-    scores = _scores(query, key, bias, causal, scale, replaced)
-    weights = safe_softmax(scores) if safe else scores.softmax(-1)
-    if seed is not None:
-        weights = weights * _kept(seed, scores, dropout)
+    scores = _scores(query, key, options)
+    weights = safe_softmax(scores) if options.safe else scores.softmax(-1)
+    kept = _kept(scores, options)
+    if kept is not None:
+        weights = weights * kept
     result = _empty_result(query, value)
     result.copy_(torch.matmul(weights, _opmath(value).unsqueeze(2)).flatten(1, 2))
-    if safe:
+    if options.safe:
         return result, torch.logsumexp(scores, -1).flatten(1, 2)
     highest = scores.amax(-1)
     rest = (scores - highest.unsqueeze(-1)).exp().sum(-1).log()
     return result, torch.stack([highest, rest]).flatten(2, 3)
 
 
-attention = torch.library.custom_op(
-    "webgpu::attention", plain_attention, mutates_args=(), schema=SCHEMA
-)
+@torch.library.custom_op("webgpu::attention", mutates_args=(), schema=SCHEMA)
+def attention(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    """`plain_attention` as an operator."""
+    return plain_attention(query, key, value, AttentionOptions(*options))
 
 
 @attention.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
-    replaced: Tensor | None = None,
-    safe: bool = True,
-) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     torch._check(query.shape[1] % key.shape[1] == 0)  # type: ignore[no-untyped-call]
+    safe = AttentionOptions(*options).safe
     rows = query.shape[:3] if safe else (2, *query.shape[:3])
     statistic = query.new_empty(rows, dtype=_opmath_dtype(query))
     return _empty_result(query, value), statistic
@@ -111,15 +118,9 @@ def plain_attention_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None,
+    options: Options,
     logsumexp: Tensor,
     delta: Tensor,
-    causal: bool,
-    scale: float,
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
-    replaced: Tensor | None = None,
-    safe: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `plain_attention` by query, key and value: ``webgpu::attention_backward``.
 
@@ -137,42 +138,23 @@ def plain_attention_backward(
         delta: Σ dO ⊙ O over the value size, (batch, heads, queries), in logsumexp's dtype.
     """
     q, k, do = _opmath(query), _opmath(key), _opmath(grad)
-    weights, grad_scores, kept = _grad_scores(
-        grad,
-        query,
-        key,
-        value,
-        bias,
-        logsumexp,
-        delta,
-        causal,
-        scale,
-        seed,
-        dropout,
-        replaced,
-        safe,
-    )
-    if replaced is not None:
-        grad_scores = grad_scores.masked_fill(_by_score(replaced, grad_scores), 0.0)
+    weights, grad_scores, kept = _grad_scores(grad, query, key, value, options, logsumexp, delta)
+    if options.replaced is not None:
+        grad_scores = grad_scores.masked_fill(_by_score(options.replaced, grad_scores), 0.0)
     used = weights if kept is None else weights * kept
     groups = (weights.shape[1], weights.shape[2])
-    grad_query = torch.matmul(grad_scores, k.unsqueeze(2)).flatten(1, 2) * scale
-    grad_key = torch.matmul(grad_scores.transpose(-2, -1), _grouped(q, groups)).sum(2) * scale
+    grad_query = torch.matmul(grad_scores, k.unsqueeze(2)).flatten(1, 2) * options.scale
+    grad_key = torch.matmul(grad_scores.transpose(-2, -1), _grouped(q, groups)).sum(2)
     grad_value = torch.matmul(used.transpose(-2, -1), _grouped(do, groups)).sum(2)
     return (
         grad_query.to(query.dtype).contiguous(),
-        grad_key.to(key.dtype).contiguous(),
+        (grad_key * options.scale).to(key.dtype).contiguous(),
         grad_value.to(value.dtype).contiguous(),
     )
 
 
-attention_backward = torch.library.custom_op(
-    "webgpu::attention_backward", plain_attention_backward, mutates_args=(), schema=BACKWARD_SCHEMA
-)
-
-
-@attention_backward.register_fake
-def _(
+@torch.library.custom_op("webgpu::attention_backward", mutates_args=(), schema=BACKWARD_SCHEMA)
+def attention_backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -180,40 +162,34 @@ def _(
     bias: Tensor | None,
     logsumexp: Tensor,
     delta: Tensor,
-    causal: bool,
-    scale: float,
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
-    replaced: Tensor | None = None,
-    safe: bool = True,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`plain_attention_backward` as an operator."""
+    found = AttentionOptions(bias, *options)
+    return plain_attention_backward(grad, query, key, value, found, logsumexp, delta)
+
+
+@attention_backward.register_fake
+def _(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, bias, ctx.causal, ctx.scale, seed, ctx.dropout, replaced, ctx.safe = inputs
-    ctx.save_for_backward(query, key, value, bias, seed, replaced, *output)
+    query, key, value, *rest = inputs
+    options: Options = AttentionOptions(*rest)
+    tensors = options.bias, options.seed, options.replaced
+    ctx.save_for_backward(query, key, value, *tensors, *output)
+    ctx.options = replace(options, bias=None, seed=None, replaced=None)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     """``_``: the logsumexp is there for this gradient, nothing is computed from it."""
     query, key, value, bias, seed, replaced, output, logsumexp = ctx.saved_tensors
-    gradients = attention_gradients(
-        grad,
-        query,
-        key,
-        value,
-        bias,
-        output,
-        logsumexp,
-        ctx.causal,
-        ctx.scale,
-        ctx.needs_input_grad[:4],
-        seed,
-        ctx.dropout,
-        replaced=replaced,
-        safe=ctx.safe,
-    )
+    options = replace(ctx.options, bias=bias, seed=seed, replaced=replaced)
+    needs = ctx.needs_input_grad[:4]
+    gradients = attention_gradients(grad, query, key, value, options, output, logsumexp, needs)
     return *gradients, *[None] * 6
 
 
@@ -225,17 +201,11 @@ def attention_gradients(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None,
+    options: Options,
     output: Tensor,
     logsumexp: Tensor,
-    causal: bool,
-    scale: float,
     needs: Sequence[bool],
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
     plain: bool = False,
-    replaced: Tensor | None = None,
-    safe: bool = True,
 ) -> Gradients:
     """The gradients of `attention` by query, key, value and bias.
 
@@ -245,42 +215,42 @@ def attention_gradients(
         plain: in ordinary operators, for what has no kernel.
     """
     delta = (_opmath(grad) * _opmath(output)).sum(-1)
-    options = causal, scale, seed, dropout, replaced, safe
-    inputs = grad, query, key, value, bias, logsumexp, delta, *options
+    inputs = grad, query, key, value, options, logsumexp, delta
     found: tuple[Tensor | None, ...] = (None, None, None)
     if any(needs[:3]):
-        function = plain_attention_backward if plain else _attention_backward
-        results = function(*inputs)
+        results = (plain_attention_backward if plain else _attention_backward)(*inputs)
         found = tuple(g if need else None for g, need in zip(results, needs[:3], strict=True))
     grad_bias = None
-    if bias is not None and needs[3]:
+    if options.bias is not None and needs[3]:
         # All of it is asked for where the bias is not broadcast, so there is nothing to save.
         _, grad_scores, _ = _grad_scores(*inputs)
+        bias = options.bias
         grad_bias = grad_scores.flatten(1, 2).sum_to_size(bias.shape).to(bias.dtype)
     return found[0], found[1], found[2], grad_bias
 
 
-def _attention_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    results: tuple[Tensor, Tensor, Tensor] = torch.ops.webgpu.attention_backward.default(*inputs)
-    return results
-
-
-def attend(
+def _attention_backward(
+    grad: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    seed: Tensor | None = None,
-    dropout: float = 0.0,
-    replaced: Tensor | None = None,
-    safe: bool = True,
-) -> tuple[Tensor, Tensor]:
+    options: Options,
+    logsumexp: Tensor,
+    delta: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    bias, *rest = options.arguments
+    results: tuple[Tensor, Tensor, Tensor] = torch.ops.webgpu.attention_backward.default(
+        grad, query, key, value, bias, logsumexp, delta, *rest
+    )
+    return results
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """A call of the operator, whose head sizes are numbers: kernels are made for them."""
     int(query.shape[-1]), int(value.shape[-1])
-    arguments = query, key, value, bias, causal, scale, seed, dropout, replaced, safe
-    result: tuple[Tensor, Tensor] = torch.ops.webgpu.attention.default(*arguments)
+    result: tuple[Tensor, Tensor] = torch.ops.webgpu.attention.default(
+        query, key, value, *options.arguments
+    )
     return result
 
 
@@ -297,23 +267,17 @@ def _grad_scores(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None,
+    options: Options,
     logsumexp: Tensor,
     delta: Tensor,
-    causal: bool,
-    scale: float,
-    seed: Tensor | None,
-    dropout: float,
-    replaced: Tensor | None,
-    safe: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The weights, the gradient of the biased scores, and what dropout multiplies weights by.
 
     Each is (batch, key heads, group, queries, keys).
     """
-    scores = _scores(query, key, bias, causal, scale, replaced)
+    scores = _scores(query, key, options)
     groups = (scores.shape[1], scores.shape[2])
-    if safe:
+    if options.safe:
         shift = torch.where(logsumexp == float("-inf"), 0.0, logsumexp)
         weights = (scores - _grouped(shift, groups).unsqueeze(-1)).exp()
     else:
@@ -321,30 +285,23 @@ def _grad_scores(
         weights = (scores - highest - rest).exp()
     v = _opmath(value).unsqueeze(2)
     grad_weights = torch.matmul(_grouped(_opmath(grad), groups), v.transpose(-2, -1))
-    kept = None if seed is None else _kept(seed, scores, dropout)
+    kept = _kept(scores, options)
     if kept is not None:
         grad_weights = grad_weights * kept
     return weights, weights * (grad_weights - _grouped(delta, groups).unsqueeze(-1)), kept
 
 
-def _scores(
-    query: Tensor,
-    key: Tensor,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    replaced: Tensor | None,
-) -> Tensor:
+def _scores(query: Tensor, key: Tensor, options: Options) -> Tensor:
     """Scaled and biased scores, (batch, key heads, group, queries, keys)."""
     q, k = _opmath(query), _opmath(key)
     batch, heads, queries, size = q.shape
     grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], queries, size)
-    scores = torch.matmul(grouped, k.unsqueeze(2).transpose(-2, -1)) * scale
-    if replaced is not None:
-        scores = torch.where(_by_score(replaced, scores), 0.0, scores)
-    if bias is not None:
-        scores = scores + _by_score(_opmath(bias), scores)
-    if causal:
+    scores = torch.matmul(grouped, k.unsqueeze(2).transpose(-2, -1)) * options.scale
+    if options.replaced is not None:
+        scores = torch.where(_by_score(options.replaced, scores), 0.0, scores)
+    if options.bias is not None:
+        scores = scores + _by_score(_opmath(options.bias), scores)
+    if options.causal:
         row = torch.arange(queries, device=q.device).unsqueeze(1)
         column = torch.arange(k.shape[2], device=q.device)
         scores = torch.where(column <= row, scores, float("-inf"))
@@ -358,13 +315,16 @@ def _by_score(tensor: Tensor, scores: Tensor) -> Tensor:
     return full.reshape(scores.shape)
 
 
-def _kept(seed: Tensor, scores: Tensor, dropout: float) -> Tensor:
-    """What dropout multiplies weights by: 0, or 1 / (1 - dropout)."""
-    if dropout >= 1.0:
+def _kept(scores: Tensor, options: Options) -> Tensor | None:
+    """What dropout multiplies weights by: 0, or 1 / (1 - dropout); None without dropout."""
+    if options.seed is None:
+        return None
+    if options.dropout >= 1.0:
         return torch.zeros_like(scores)
     # Groups of heads are in the order of heads, so that positions are those of the heads.
-    numbers: Tensor = torch.ops.webgpu.uniform.default(seed, list(scores.shape), scores.device)
-    return (numbers >= dropout) * (1.0 / (1.0 - dropout))
+    uniform = torch.ops.webgpu.uniform.default
+    numbers: Tensor = uniform(options.seed, list(scores.shape), scores.device)
+    return (numbers >= options.dropout) * (1.0 / (1.0 - options.dropout))
 
 
 def _empty_result(query: Tensor, value: Tensor) -> Tensor:

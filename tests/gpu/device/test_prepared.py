@@ -56,7 +56,7 @@ CHANGES: dict[str, Callable[[Mixing], Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_of_parameters(place: str, change: str) -> None:
     if change == "addmm out" and place == "cpu":
-        pytest.skip("versions of .data are not counted; see static_buffers.invalidate")
+        pytest.skip("versions of .data are not counted; see static_copies.invalidate")
     model = Mixing().eval().to(place)
     function = compiled(model)
     x = torch.randn(4, 16).to(place)

@@ -20,9 +20,9 @@ from torch.testing import assert_close
 
 from tests.compiling import compiled
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.callables import precompiled
+from torch_webgpu_compile.callables import artifact
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
-from torch_webgpu_compile.callables.host_graph import CompiledGraph
+from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.plan import cache as plan_cache
 
@@ -112,8 +112,8 @@ def test_chains(place: str, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path
     graph, arguments = calls[-1]
     assert len(graph.plan.prepared) > 1
     artifacts: list[Any] = []
-    monkeypatch.setattr(precompiled.PrecompileContext, "record_artifact", artifacts.append)
-    precompiled.keep("graph", graph, CompileOptions())
+    monkeypatch.setattr(artifact.PrecompileContext, "record_artifact", artifacts.append)
+    artifact.keep("graph", graph, CompileOptions())
     check(lambda _: artifacts[0].after_deserialization()(*arguments)[0], model, x)
 
 
@@ -129,6 +129,6 @@ def _notice_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, list[Any]]
 
         return run_and_note
 
-    for kind in (CompiledGraph, DeviceGraph):
+    for kind in (HostGraph, DeviceGraph):
         monkeypatch.setattr(kind, "run", noticed(kind.run))
     return calls

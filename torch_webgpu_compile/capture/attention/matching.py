@@ -33,7 +33,7 @@ from .call_kinds import (
     same,
     tensor_of,
 )
-from .written import Permutation, Step, attend
+from .written import Permutation, ScoreStep, attend_as_written
 
 MAX_HEAD_SIZE = 256
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -52,12 +52,12 @@ class _Found:
     """
 
     chain: list[Node] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ScoreStep] = field(default_factory=list)
     dropout: float = 0.0
     leading: tuple[Any, ...] | None = None
     sizes: list[torch.Size] = field(default_factory=list)
 
-    def followed(self, node: Node, *steps: Step) -> _Found:
+    def followed(self, node: Node, *steps: ScoreStep) -> _Found:
         """What is found with ``node`` too, the call that comes before those of the chain.
 
         ``steps`` are what that call does to scores.
@@ -67,7 +67,7 @@ class _Found:
 
 
 def rewrite(graph: Graph) -> int:
-    """Replaces all attention that is written out by calls of `attend`; how many there were."""
+    """Puts calls of `attend_as_written` for all written-out attention; how many there were."""
     _continue_after_writes(graph)
     count = 0
     for node in list(graph.nodes):
@@ -109,7 +109,7 @@ def _read_after(changed: Node, write: Node, position: dict[Node, int]) -> None:
     changed.replace_all_uses_with(write, is_later)
 
 
-def _match(node: Node) -> tuple[_Found, tuple[Operand, Operand, Operand], Permutation] | None:
+def _match(node: Node) -> tuple[_Found, tuple[Factor, Factor, Factor], Permutation] | None:
     second = second_product(node)
     if second is None:
         return None
@@ -137,7 +137,7 @@ def _replace(graph: Graph, node: Node, found: _Found, operands: Any, order: Perm
         *(dtypes, not all(_takes_any_strides(user) for user in node.users)),
     )
     with graph.inserting_before(node):
-        call = graph.call_function(attend, inputs)
+        call = graph.call_function(attend_as_written, inputs)
     call.meta = {k: v for k, v in node.meta.items() if k != "source_fn_stack"}
     node.replace_all_uses_with(call)
     for part in found.chain:
@@ -274,7 +274,7 @@ def _is_link(node: Node, found: _Found) -> bool:
 
 
 def _is_supported(
-    node: Node, last: Node, first: tuple[Operand, Operand], value: Operand, found: _Found
+    node: Node, last: Node, first: tuple[Factor, Factor], value: Factor, found: _Found
 ) -> bool:
     """Whether the operator has kernels for this, and nothing happens meanwhile."""
     operands = [operand.node for operand in (*first, value)]
@@ -309,7 +309,7 @@ def _has_known_heads(operands: list[Node], found: _Found) -> bool:
 
 
 @dataclass(frozen=True)
-class Operand:
+class Factor:
     """A factor of a matrix product.
 
     Attributes:
@@ -326,13 +326,13 @@ class Operand:
         return tensor_of(self.node).shape[-1 if self.order is None else self.order[-1]]
 
 
-def second_product(node: Node) -> tuple[Node, Operand, Permutation] | None:
+def second_product(node: Node) -> tuple[Node, Factor, Permutation] | None:
     """Weights, values (…, keys, size), and how to permute (…, queries, size) to the result."""
     match kind_of(node):
         case "product":
             weights, value = arguments(node, "input", "other")
             if isinstance(weights, Node) and isinstance(value, Node):
-                return weights, Operand(value), None
+                return weights, Factor(value), None
         case "einsum":
             letters = letters_of(node)
             if letters is None:
@@ -346,11 +346,11 @@ def second_product(node: Node) -> tuple[Node, Operand, Permutation] | None:
                     value_order = _order(v, [*outer, column, size])
                     order = _order([*outer, row, size], letters.result)
                     if value_order is not None and order is not None:
-                        return weights, Operand(value, value_order), order
+                        return weights, Factor(value, value_order), order
     return None
 
 
-def first_product(node: Node) -> tuple[Operand, Operand] | None:
+def first_product(node: Node) -> tuple[Factor, Factor] | None:
     """The operands (queries, keys) of a product that gives scores, or None for other nodes.
 
     Queries are (…, queries, size), keys (…, keys, size).
@@ -369,12 +369,12 @@ def first_product(node: Node) -> tuple[Operand, Operand] | None:
         return None
     inner = _transposed(other)
     if inner is not None:
-        return Operand(query), Operand(inner)
+        return Factor(query), Factor(inner)
     rank = tensor_of(other).dim()
-    return Operand(query), Operand(other, (*range(rank - 2), rank - 1, rank - 2))
+    return Factor(query), Factor(other, (*range(rank - 2), rank - 1, rank - 2))
 
 
-def _product_of_letters(letters: Letters) -> tuple[Operand, Operand] | None:
+def _product_of_letters(letters: Letters) -> tuple[Factor, Factor] | None:
     if len(letters.result) < 2:
         return None
     *outer, row, column = list(letters.result)
@@ -383,7 +383,7 @@ def _product_of_letters(letters: Letters) -> tuple[Operand, Operand] | None:
         if size and len(q) == len(k) == len(letters.result):
             orders = _order(q, [*outer, row, size]), _order(k, [*outer, column, size])
             if orders[0] is not None and orders[1] is not None:
-                return Operand(query, orders[0]), Operand(key, orders[1])
+                return Factor(query, orders[0]), Factor(key, orders[1])
     return None
 
 
@@ -402,7 +402,7 @@ def _only(letters: set[str]) -> str:
 # -- keys and values of grouped heads --------------------------------------------------------------
 
 
-def grouped(key: Operand, value: Operand) -> tuple[Operand, Operand]:
+def grouped(key: Factor, value: Factor) -> tuple[Factor, Factor]:
     """The keys and values before their heads were repeated to as many as there are queries'.
 
     The operands as they are unless both are repeated, in the same way.
@@ -412,7 +412,7 @@ def grouped(key: Operand, value: Operand) -> tuple[Operand, Operand]:
         return key, value
     if not same(tensor_of(inner[0]).shape[:2], tensor_of(inner[1]).shape[:2]):
         return key, value
-    return Operand(inner[0]), Operand(inner[1])
+    return Factor(inner[0]), Factor(inner[1])
 
 
 def _repeated(node: Node) -> Node | None:

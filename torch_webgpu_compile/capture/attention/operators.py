@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...torch_ops import attention as attention_ops
+from ...torch_ops.attention import AttentionOptions, attend, safe_softmax
 from ..decompositions import random
 
 MAX_HEAD_SIZE = 256
@@ -43,12 +43,13 @@ def attention(
         )
     bias = additive(attn_mask, query.dtype)
     seed = random.seed() if dropout_p > 0.0 else None
-    if query.dim() == 4:
-        return attention_ops.attend(query, key, value, bias, is_causal, scale, seed, dropout_p)[0]
-    if bias is not None and bias.dim() == 3:
+    if bias is not None and bias.dim() == query.dim() == 3:
         bias = bias.unsqueeze(1)
+    options = AttentionOptions(bias, is_causal, scale, seed, dropout_p)
+    if query.dim() == 4:
+        return attend(query, key, value, options)[0]
     q, k, v = (tensor.unsqueeze(1) for tensor in (query, key, value))
-    return attention_ops.attend(q, k, v, bias, is_causal, scale, seed, dropout_p)[0].squeeze(1)
+    return attend(q, k, v, options)[0].squeeze(1)
 
 
 def is_supported(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
@@ -100,7 +101,7 @@ def _plain_attention(
     bias = additive(mask, query.dtype)
     if bias is not None:
         scores = scores + bias
-    weights = attention_ops.safe_softmax(scores)
+    weights = safe_softmax(scores)
     return torch.matmul(F.dropout(weights, dropout_p), value)
 
 
@@ -134,7 +135,7 @@ def multi_head_attention(
     bias = _encoder_bias(mask, mask_type, query.dtype)
     if need_weights:
         scores = torch.matmul(q / math.sqrt(size), k.transpose(-2, -1))
-        weights = attention_ops.safe_softmax(scores if bias is None else scores + bias)
+        weights = safe_softmax(scores if bias is None else scores + bias)
         context = torch.matmul(weights, v)
     else:
         weights = None
@@ -206,7 +207,7 @@ def transformer_encoder_layer(
 ) -> Tensor:
     """``torch._transformer_encoder_layer_fwd``: the whole layer, evaluation mode."""
 
-    def attend(x: Tensor) -> Tensor:
+    def attended(x: Tensor) -> Tensor:
         projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
         return self_attention(x, embed_dim, num_heads, *projections, mask, False, True, mask_type)[
             0
@@ -223,9 +224,9 @@ def transformer_encoder_layer(
         return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
 
     if norm_first:
-        x = src + attend(norm_1(src))
+        x = src + attended(norm_1(src))
         return x + feed_forward(norm_2(x))
-    x = norm_1(src + attend(src))
+    x = norm_1(src + attended(src))
     return norm_2(x + feed_forward(x))
 
 

@@ -1,7 +1,7 @@
 """Attention written out in plain operators becomes ``webgpu::attention``: its arithmetic.
 
-`written_calls` finds it in Dynamo's graph, and puts a call of `attend` in its place, which
-AOTAutograd traces.
+`written_calls` finds it in Dynamo's graph, and puts a call of `attend_as_written` in its place,
+which AOTAutograd traces.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...torch_ops import attention as attention_ops
 from ..decompositions import random
 
-Step = tuple[Any, ...]
+ScoreStep = tuple[Any, ...]
 """What is done to scores, and in how many dimensions: ("multiply" | "divide", rank, factor),
 ("add", rank, term, factor), ("fill", rank, mask, value) or ("choose", rank, condition, value).
 Factors are numbers or tensors of one element, terms and values numbers or tensors that can be
@@ -24,11 +24,11 @@ broadcast to scores, as masks and conditions are."""
 Permutation = Sequence[int] | None
 
 
-def attend(
+def attend_as_written(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    steps: Sequence[Step],
+    steps: Sequence[ScoreStep],
     permutations: Sequence[Permutation],
     leading: Sequence[Any] | None,
     dropout: float,
@@ -61,18 +61,10 @@ def attend(
     for kind, *operands in steps:
         getattr(scores, kind)(*operands)
     seed = random.seed() if dropout > 0.0 else None
-    result, _ = attention_ops.attend(
-        scores.query,
-        k,
-        v,
-        scores.bias,
-        False,
-        scores.scale,
-        seed,
-        dropout,
-        scores.replaced,
-        False,
+    options = attention_ops.AttentionOptions(
+        scores.bias, False, scores.scale, seed, dropout, scores.replaced, safe=False
     )
+    result, _ = attention_ops.attend(scores.query, k, v, options)
     result = result.to(dtypes[1])
     if rank == 3:
         result = result.flatten(0, 1) if leading is not None else result.squeeze(1)

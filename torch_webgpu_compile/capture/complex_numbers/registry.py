@@ -32,16 +32,16 @@ class Call:
         return self.results[0]
 
 
-Rule = Callable[..., Any]
+ComplexRule = Callable[..., Any]
 """Takes a `Call` and the arguments of the ATen schema, with a `Pair` for each complex tensor; gives
 pairs and real tensors. The caller converts these to the dtypes of the call's results."""
 
-RULES: dict[OpOverload, Rule] = {}
+RULES: dict[OpOverload, ComplexRule] = {}
 
-_Function = TypeVar("_Function", bound=Rule)
+_Function = TypeVar("_Function", bound=ComplexRule)
 
 
-def register(op: OpOverload, rule: Rule) -> None:
+def register(op: OpOverload, rule: ComplexRule) -> None:
     """Adds a row. Raises KeyError if the operator has one."""
     if op in RULES:
         raise KeyError(f"two rules for {op} on complex tensors")

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 
 Tensors = Sequence[Tensor]
-Number = float | Tensor
+NumberOrTensor = float | Tensor
 Lists = tuple[list[Tensor], ...]
 
 
@@ -63,7 +63,7 @@ def _adam(
     max_exp_avg_sqs: Tensors,
     state_steps: Tensors,
     *,
-    lr: Number,
+    lr: NumberOrTensor,
     beta1: float,
     beta2: float,
     weight_decay: float,
@@ -116,7 +116,7 @@ def sgd(
     *,
     weight_decay: float,
     momentum: float,
-    lr: Number,
+    lr: NumberOrTensor,
     dampening: float,
     nesterov: bool,
     maximize: bool,
@@ -148,7 +148,7 @@ def adagrad(
     state_sums: Tensors,
     state_steps: Tensors,
     *,
-    lr: Number,
+    lr: NumberOrTensor,
     lr_decay: float,
     weight_decay: float,
     eps: float,

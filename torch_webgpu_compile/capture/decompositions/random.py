@@ -33,7 +33,7 @@ _CHUNK = 21
 _streams = itertools.count()
 
 Size = Sequence[int | torch.SymInt]
-Device = torch.device | None
+OptionalDevice = torch.device | None
 
 
 def seed() -> Tensor:
@@ -42,7 +42,7 @@ def seed() -> Tensor:
     return found
 
 
-def _uniform(size: Size, device: Device, dtype: torch.dtype = torch.float32) -> Tensor:
+def _uniform(size: Size, device: OptionalDevice, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers in [0, 1) of a float dtype: multiples of 2⁻²⁴, in float64 of 2⁻⁴⁸."""
     if dtype == torch.float64:
         return _uniform(size, device).double() + _uniform(size, device).double() * 2.0**-24
@@ -58,14 +58,14 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _normal(size: Size, device: Device, dtype: torch.dtype) -> Tensor:
+def _normal(size: Size, device: OptionalDevice, dtype: torch.dtype) -> Tensor:
     """Standard normal numbers to be rounded to ``dtype``, by Box and Muller's method."""
     wide = _wide(dtype)
     radius = (-2.0 * torch.log1p(-_uniform(size, device, wide))).sqrt()
     return radius * torch.cos(_uniform(size, device, wide) * (2.0 * math.pi))
 
 
-def _exponential(size: Size, device: Device, dtype: torch.dtype) -> Tensor:
+def _exponential(size: Size, device: OptionalDevice, dtype: torch.dtype) -> Tensor:
     """Exponentially distributed numbers of mean 1, to be rounded to ``dtype``."""
     return -torch.log1p(-_uniform(size, device, _wide(dtype)))
 
@@ -108,7 +108,7 @@ def _like(rule: Callable[..., Any]) -> Callable[..., Any]:
         self: Tensor,
         *arguments: Any,
         dtype: torch.dtype | None = None,
-        device: Device = None,
+        device: OptionalDevice = None,
         **keywords: Any,
     ) -> Any:
         place = device or self.device
@@ -118,7 +118,9 @@ def _like(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_seeded
-def rand(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
+def rand(
+    size: Size, *, dtype: torch.dtype | None = None, device: OptionalDevice = None, **_: Any
+) -> Any:
     """Uniform numbers of [0, 1) in a float dtype; of a complex one, in both parts.
 
     This and the functions below return NotImplemented for arguments that they do not cover
@@ -132,7 +134,9 @@ def rand(size: Size, *, dtype: torch.dtype | None = None, device: Device = None,
 
 
 @_seeded
-def randn(size: Size, *, dtype: torch.dtype | None = None, device: Device = None, **_: Any) -> Any:
+def randn(
+    size: Size, *, dtype: torch.dtype | None = None, device: OptionalDevice = None, **_: Any
+) -> Any:
     """Standard normal numbers in a float dtype; complex ones have variance ½ in each part."""
     if _dtype(dtype).is_complex:
         return normal_functional(torch.empty(size, dtype=dtype, device=device))
@@ -223,7 +227,7 @@ def randint_low(
     size: Size,
     *,
     dtype: torch.dtype = torch.int64,
-    device: Device = None,
+    device: OptionalDevice = None,
     **_: Any,
 ) -> Any:
     """Whole numbers of [low, high), at most 2^63 of them, in ``dtype`` (int64 if None)."""
@@ -232,7 +236,9 @@ def randint_low(
     return _integers(size, device, low, high, dtype or torch.int64)
 
 
-def _integers(size: Size, device: Device, low: int, high: int, dtype: torch.dtype) -> Tensor:
+def _integers(
+    size: Size, device: OptionalDevice, low: int, high: int, dtype: torch.dtype
+) -> Tensor:
     """Whole numbers in [low, high)."""
     if high - low <= _MAX_RANGE:
         numbers = (_uniform(size, device) * float(high - low)).to(torch.int32)

@@ -112,7 +112,7 @@ def as_written(value: Any, spec: TensorSpec) -> Any:
     return torch.ops.aten.neg.default(value) if spec.neg else value
 
 
-def share_memory(specs: Sequence[TensorSpec]) -> bool:
+def overlap(specs: Sequence[TensorSpec]) -> bool:
     """Whether any two of the tensors lie in the same memory."""
     return len({spec.memory for spec in specs}) < len(specs)
 
@@ -124,7 +124,7 @@ def exact_match(leaves: Sequence[Any], mutated: Sequence[int]) -> Callable[[Sequ
     def accepts(others: Sequence[Any]) -> bool:
         if len(others) != len(wanted) or [key_of(leaf) for leaf in others] != wanted:
             return False
-        return not share_memory([others[k] for k in mutated])
+        return not overlap([others[k] for k in mutated])
 
     return accepts
 

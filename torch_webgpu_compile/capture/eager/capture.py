@@ -33,7 +33,7 @@ from . import device_ops
 from .arguments import (
     as_written,
     neutral,
-    share_memory,
+    overlap,
     symbolic_leaves,
     with_tensors,
     without_placement,
@@ -140,7 +140,7 @@ def _call(
 ) -> CapturedCall:
     taken = inputs.leaves
     mutated = tuple(taken[position] for position in traced.mutated)
-    if share_memory([leaves[k] for k in mutated]):
+    if overlap([leaves[k] for k in mutated]):
         raise UnsupportedOp(str(op), "it changes two arguments that share memory", _ON_HOST)
     results, results_spec = _results(traced, taken, op._schema.is_mutable)
     numbers = _take_numbers(traced.module.graph, inputs)

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from ...torch_ops import attention as attention_ops
 from ...torch_ops import custom_ops
+from ...torch_ops.attention import AttentionOptions
 from ..attention import operators
 from ..decompositions import random
 
@@ -69,9 +70,8 @@ def attention(
     bias = operators.additive(attn_bias, query.dtype)
     has_kernel = operators.is_supported(query, key, value, enable_gqa=True)
     attend = attention_ops.attend if has_kernel else attention_ops.plain_attention
-    output, logsumexp = attend(
-        query, key, value, bias, is_causal, _scale(query, scale), seed, dropout_p
-    )
+    options = AttentionOptions(bias, is_causal, _scale(query, scale), seed, dropout_p)
+    output, logsumexp = attend(query, key, value, options)
     lengths = query.shape[-2], key.shape[-2]
     return output, logsumexp, None, None, *lengths, seed, None, None
 
@@ -98,20 +98,12 @@ def attention_backward(
 ) -> tuple[Tensor | None, ...]:
     """``_scaled_dot_product_fused_attention_overrideable_backward``."""
     assert logsumexp is not None
+    seed = philox_seed if dropout_p > 0.0 else None
+    options = AttentionOptions(attn_bias, is_causal, _scale(query, scale), seed, dropout_p)
+    results = out, logsumexp
+    plain = not operators.is_supported(query, key, value, enable_gqa=True)
     return attention_ops.attention_gradients(
-        grad,
-        query,
-        key,
-        value,
-        attn_bias,
-        out,
-        logsumexp,
-        is_causal,
-        _scale(query, scale),
-        grad_input_mask,
-        philox_seed if dropout_p > 0.0 else None,
-        dropout_p,
-        plain=not operators.is_supported(query, key, value, enable_gqa=True),
+        grad, query, key, value, options, *results, grad_input_mask, plain
     )
 
 

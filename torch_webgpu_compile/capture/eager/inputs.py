@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
-from .arguments import MAX_INT, exact_match, key_of, share_memory
+from .arguments import MAX_INT, exact_match, key_of, overlap
 from .calls import TensorSpec
 
 _CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ class StaticInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _LeafSource:
     """Where an integer or number is found among the leaves of a call."""
 
     leaf: int
@@ -103,8 +103,8 @@ class SymbolicInputs:
         self.mode = FakeTensorMode(shape_env=self._env)
         if sizes:
             self.mode.cache_enabled = False  # it doubles the time of a call that is traced once
-        self._symbols: dict[str, _Place] = {}
-        self._derived: list[tuple[_Place, torch.SymInt]] = []
+        self._symbols: dict[str, _LeafSource] = {}
+        self._derived: list[tuple[_LeafSource, torch.SymInt]] = []
         self.values: list[Any] = []
         self.offsets: dict[int, Int] = {}
         self.numbers: dict[int, torch.SymFloat] = {}
@@ -115,16 +115,16 @@ class SymbolicInputs:
                 self.values.append(self._tensor(leaf, k))
                 taken.append(k)
             elif k in chosen and type(leaf) is int:
-                symbol = self._integer(leaf, _Place(k))
+                symbol = self._integer(leaf, _LeafSource(k))
                 if isinstance(symbol, torch.SymInt):
                     self.values.append(symbol)
                     taken.append(k)
-            elif k in chosen and self._varies(_Place(k)):
-                self.numbers[k] = self._number(leaf, _Place(k))
+            elif k in chosen and self._varies(_LeafSource(k)):
+                self.numbers[k] = self._number(leaf, _LeafSource(k))
         self.leaves = tuple(taken)
         self._constant = [self._constants(k) for k in range(len(leaves))]
 
-    def _varies(self, place: _Place) -> bool:
+    def _varies(self, place: _LeafSource) -> bool:
         """Whether the value there may differ from call to call."""
         if not self._like:
             return True
@@ -134,7 +134,7 @@ class SymbolicInputs:
         except (AttributeError, IndexError):  # not the same kind of call
             return True
 
-    def _integer(self, value: int, place: _Place) -> Int:
+    def _integer(self, value: int, place: _LeafSource) -> Int:
         """A symbol for a size, or a constant."""
         if value < 2 or not (self._sizes or not place.field) or not self._varies(place):
             return value
@@ -142,12 +142,12 @@ class SymbolicInputs:
 
     def _offset(self, value: int, leaf: int) -> Int:
         """A symbol for an offset: 0 and 1 are values like any other, as nothing branches on it."""
-        place = _Place(leaf, "offset")
+        place = _LeafSource(leaf, "offset")
         if not (self._sizes and self._varies(place)):
             return value
         return self._symbol(value, place, specialize=False)
 
-    def _symbol(self, value: int, place: _Place, *, specialize: bool = True) -> Int:
+    def _symbol(self, value: int, place: _LeafSource, *, specialize: bool = True) -> Int:
         source, kind = ConstantSource(str(place)), DimDynamic.DYNAMIC
         symbol = self._env.create_symbol(
             value, source, dynamic_dim=kind, do_not_specialize_zero_one=not specialize
@@ -156,7 +156,7 @@ class SymbolicInputs:
         made: Int = self._env.create_symintnode(symbol, hint=value, source=source)
         return made
 
-    def _number(self, value: float, place: _Place) -> torch.SymFloat:
+    def _number(self, value: float, place: _LeafSource) -> torch.SymFloat:
         source = ConstantSource(str(place))
         symbol = self._env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
         self._symbols[str(symbol)] = place
@@ -168,7 +168,8 @@ class SymbolicInputs:
         if 0 in spec.sizes:
             return _fake(self.mode, spec.dtype, spec.sizes, spec.strides)
         sizes = [
-            self._integer(size, _Place(leaf, "sizes", dim)) for dim, size in enumerate(spec.sizes)
+            self._integer(size, _LeafSource(leaf, "sizes", dim))
+            for dim, size in enumerate(spec.sizes)
         ]
         return _fake(self.mode, spec.dtype, sizes, self._strides(spec, leaf, sizes))
 
@@ -177,7 +178,7 @@ class SymbolicInputs:
         strides: dict[int, Int] = {}
         products: dict[int, Int] = {}
         for dim in sorted(range(len(sizes)), key=lambda d: (spec.strides[d], spec.sizes[d], -d)):
-            value, place = spec.strides[dim], _Place(leaf, "strides", dim)
+            value, place = spec.strides[dim], _LeafSource(leaf, "strides", dim)
             found = products.get(value)
             if value < 2 or isinstance(found, int):
                 strides[dim] = value
@@ -216,7 +217,7 @@ class SymbolicInputs:
                 return False
             if [place.read(leaves) for place in derived] != strides(*values):
                 return False
-            return not share_memory([leaves[k] for k in mutated])
+            return not overlap([leaves[k] for k in mutated])
 
         return accepts
 
@@ -256,24 +257,24 @@ class SymbolicInputs:
 
 
 def _fixed(
-    spec: TensorSpec, leaf: int, symbolic: set[_Place]
+    spec: TensorSpec, leaf: int, symbolic: set[_LeafSource]
 ) -> list[tuple[Callable[[TensorSpec], int], int]]:
     """(how to read it, value) of each size, stride and offset that is a constant."""
-    places = [_Place(leaf, "offset")]
+    places = [_LeafSource(leaf, "offset")]
     for dim in range(len(spec.sizes)):
-        places += [_Place(leaf, "sizes", dim), _Place(leaf, "strides", dim)]
+        places += [_LeafSource(leaf, "sizes", dim), _LeafSource(leaf, "strides", dim)]
     readers = [_reader(place) for place in places if place not in symbolic]
     return [(read, read(spec)) for read in readers]
 
 
-def _reader(place: _Place) -> Callable[[TensorSpec], int]:
+def _reader(place: _LeafSource) -> Callable[[TensorSpec], int]:
     field, dim = place.field, place.dim
     if dim is None:
         return lambda spec: int(getattr(spec, field))
     return lambda spec: int(getattr(spec, field)[dim])
 
 
-def _is_in_range(value: float, place: _Place) -> bool:
+def _is_in_range(value: float, place: _LeafSource) -> bool:
     """0 and 1 are never symbols but as offsets; an integer fits into a kernel's parameter."""
     if isinstance(value, int):
         return (0 if place.field == "offset" else 2) <= value <= MAX_INT

@@ -20,7 +20,7 @@ from torch._dynamo.callback import callback_handler
 DEFAULTS = {"allow_rnn": True}
 
 
-def prepare() -> None:
+def set_defaults() -> None:
     """Changes Dynamo's defaults as `DEFAULTS` says. Called once, when the backend is loaded."""
     for name, value in DEFAULTS.items():
         entry = getattr(config, "_config", {}).get(name)

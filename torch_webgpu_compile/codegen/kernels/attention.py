@@ -10,7 +10,6 @@ from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of, lane_addres
 from ...ir.anchors import anchor_members, store_is_vector
 from ...ir.attention_nodes import Attention
 from ...ir.graph import AnchorGroup, Buffer
-from ...ir.nodes import anchor_symbols
 from ...ir.scalar import Scalar
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
@@ -23,7 +22,7 @@ from .pointwise import group_origins
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class LoadFunction:
     """A load function of the kernel: four neighbours of the last coordinate at once, or one.
 
     Attributes:
@@ -61,11 +60,14 @@ def generate_attention(
         )
     builder = KernelBuilder(target, buffers)
     b = flat_values("b", (batch, heads), iteration("b", batch * heads))
-    make = OperandMaker(builder, b, tiling)
+    make = LoadFunctionMaker(builder, b, tiling)
     query = make(node.query, ("m", queries), ("k", head))
     key = make(node.key, ("n", keys), ("k", head))
     value = make(node.value, ("n", keys), ("d", value_head))
-    bias = None if node.bias is None else make(node.bias, ("m", queries), ("n", keys))
+    pairs = {
+        name: None if body is None else make(body, ("m", queries), ("n", keys))
+        for name, body in (("bias", node.bias), ("replaced", node.replaced), ("kept", node.kept))
+    }
     subgroup = attention_subgroup(tiling, target)
     tiles = ceildiv(queries, tiling.queries)
     total = batch * heads * tiles
@@ -81,12 +83,8 @@ def generate_attention(
             "query": query,
             "key": key,
             "value": value,
-            "bias": bias,
-            "replaced": None
-            if node.replaced is None
-            else make(node.replaced, ("m", queries), ("n", keys)),
+            **pairs,
             "safe": node.safe,
-            "kept": None if node.kept is None else make(node.kept, ("m", queries), ("n", keys)),
             "statistic": _store_statistic(builder, node, b),
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
@@ -108,7 +106,7 @@ def generate_attention(
 
 
 @dataclass
-class OperandMaker:
+class LoadFunctionMaker:
     """Renders load functions.
 
     Attributes:
@@ -126,7 +124,7 @@ class OperandMaker:
         outer: tuple[str, Expr],
         inner: tuple[str, Expr],
         vector: bool = True,
-    ) -> Operand:
+    ) -> LoadFunction:
         """``outer`` and ``inner``: prefix of the symbol (and name of the parameter), and its
         extent. ``vector``: four elements at once where they divide the extent.
         """
@@ -142,7 +140,7 @@ class OperandMaker:
         result = self.builder.renderer(lanes, scope, branches=True).render(body)
         guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
         code, guard = result.widen(len(lanes)), " && ".join(guards)
-        return Operand(len(lanes), scope.lines, code, guard, body.dtype.compute)
+        return LoadFunction(len(lanes), scope.lines, code, guard, body.dtype.compute)
 
     def _exceeded(
         self, outer: tuple[str, Expr], inner: tuple[str, Expr], limit: Expr
@@ -173,7 +171,7 @@ def _store_statistic(builder: KernelBuilder, node: Attention, batch: dict[Symbol
     buffer = builder.buffers[node.logsumexp]
     queries = node.sizes[2]
     rows = flat_values("m", (queries,), iteration("m", queries))
-    row = anchor_symbols(node)[:3]
+    row = node.symbols[:3]
     store = builder.bindings.function(node.logsumexp, "store")
     parts = {"logsumexp": row} if node.safe else {"highest": (ZERO, *row), "rest": (ONE, *row)}
     stores = []

@@ -14,12 +14,9 @@ from ...ir.spaces import symbol_keys
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, Symbol, atom_expr, ceildiv, iteration, product
 from ...target import Target
-from ..tilings.attention import (
-    AttentionGradientTiling,
-    choose_attention_gradient_tiling,
-)
+from ..tilings.attention import AttentionGradientTiling, choose_attention_gradient_tiling
 from ..wgsl.values import Scope, Text
-from .attention import Operand
+from .attention import LoadFunction
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store
 
@@ -39,7 +36,7 @@ class Tile:
         together: neighbouring rows that an invocation reads.
     """
 
-    operand: Operand
+    operand: LoadFunction
     name: str
     parameters: str
     outer: str
@@ -84,7 +81,7 @@ def generate_attention_gradient(
             "use smaller heads",
         )
     builder = KernelBuilder(target, buffers)
-    make = _Maker(builder, node, tiling)
+    make = _FunctionMaker(builder, node, tiling)
     tiles = ceildiv(owned, tiling.owned)
     total = owners * tiles
     scores = product((batch, heads, group, queries, keys))
@@ -119,7 +116,7 @@ def generate_attention_gradient(
     )
 
 
-class _Maker:
+class _FunctionMaker:
     """Renders the load and store functions of one kernel.
 
     Their parameters are ``b``, a flat position in batch and key heads, ``g`` in the group of query
@@ -172,15 +169,15 @@ class _Maker:
             )
         return found
 
-    def row(self, body: Scalar) -> Operand:
+    def row(self, body: Scalar) -> LoadFunction:
         """A load function of b, g and m."""
         return self._operand(body, [self.fixed], [self._guard("m")])
 
-    def pair(self, body: Scalar) -> Operand:
+    def pair(self, body: Scalar) -> LoadFunction:
         """A load function of b, g, m and n."""
         return self._operand(body, [self.fixed], [self._guard("m"), self._guard("n")])
 
-    def _vectors(self, body: Scalar, row: str, prefix: str, size: Expr) -> Operand:
+    def _vectors(self, body: Scalar, row: str, prefix: str, size: Expr) -> LoadFunction:
         vector = is_multiple_of(size, VECTOR)
         limit = size // VECTOR if vector else size
         at = iteration(prefix, limit)
@@ -189,12 +186,12 @@ class _Maker:
         inside = "" if vector else f"{prefix} < {self.builder.index(limit)}"
         return self._operand(body, lanes, [self._guard(row), inside])
 
-    def _operand(self, body: Scalar, lanes: Lanes, guards: list[str]) -> Operand:
+    def _operand(self, body: Scalar, lanes: Lanes, guards: list[str]) -> LoadFunction:
         scope = Scope()
         result = self.builder.renderer(lanes, scope).render(body)
         guard = " && ".join(g for g in guards if g)
         code = result.widen(len(lanes))
-        return Operand(len(lanes), scope.lines, code, guard, body.dtype.compute)
+        return LoadFunction(len(lanes), scope.lines, code, guard, body.dtype.compute)
 
     def _guard(self, row: str) -> str:
         """Whether a row is there; "" where every tile is full."""

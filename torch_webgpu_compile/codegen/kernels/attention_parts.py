@@ -14,7 +14,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, ceildiv, iteration, product
 from ...target import Target
 from ..tilings.attention import AttentionPartsTiling, choose_attention_parts_tiling
-from .attention import Operand, OperandMaker
+from .attention import LoadFunction, LoadFunctionMaker
 from .builder import KernelBuilder, fold_grid
 
 
@@ -26,8 +26,8 @@ class NewRow(NamedTuple):
         row: what to load instead.
     """
 
-    condition: Operand
-    row: Operand
+    condition: LoadFunction
+    row: LoadFunction
 
 
 def generate_attention_parts(
@@ -49,28 +49,28 @@ def generate_attention_parts(
         raise UnsupportedOp("attention", cause, "use smaller heads")
     builder = KernelBuilder(target, buffers)
     b = flat_values("b", (batch, heads), iteration("b", batch * heads))
-    make = OperandMaker(builder, b)
+    make = LoadFunctionMaker(builder, b)
     total = batch * heads * node.parts
     row = (iteration("part", node.parts) * batch * heads + iteration("b", batch * heads)) * queries
     row = (row + iteration("m", queries)) * (node.wide // VECTOR + 1)
     key, new_key = _operands(make, node.key, ("n", keys), ("k", head))
     value, new_value = _operands(make, node.value, ("n", keys), ("d", value_head))
+    query = make(node.query, ("m", queries), ("k", head))
+    pairs = {
+        name: None if body is None else make(body, ("m", queries), ("n", keys), vector=False)
+        for name, body in (("bias", node.bias), ("replaced", node.replaced))
+    }
     return builder.finish(
         "attention",
         "attention_parts.wgsl.jinja",
         {
             "tiling": tiling,
             "queries": int(queries),
-            "query": make(node.query, ("m", queries), ("k", head)),
+            "query": query,
             "key": key,
             "value": value,
             "new_rows": {"key": new_key, "value": new_value},
-            "bias": None
-            if node.bias is None
-            else make(node.bias, ("m", queries), ("n", keys), vector=False),
-            "replaced": None
-            if node.replaced is None
-            else make(node.replaced, ("m", queries), ("n", keys), vector=False),
+            **pairs,
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
             "keys": builder.index(keys),
@@ -98,8 +98,8 @@ def _iterations(tiling: AttentionPartsTiling, node: Attention, keys: Expr) -> Ex
 
 
 def _operands(
-    make: OperandMaker, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]
-) -> tuple[Operand, NewRow | None]:
+    make: LoadFunctionMaker, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]
+) -> tuple[LoadFunction, NewRow | None]:
     """An operand, and apart from it the choice of a new row: its branch would hold up the loads
     after it, of which an invocation has many in flight."""
     if isinstance(body, Op) and body.name == "cast" and isinstance(body.args[0], Masked):

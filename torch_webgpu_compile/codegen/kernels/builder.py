@@ -35,7 +35,7 @@ from ..wgsl.values import Names, Scope, Text
 
 
 @dataclass(frozen=True)
-class Body:
+class KernelBody:
     """What a kernel computes, or one of several that are joined to one.
 
     Attributes:
@@ -108,7 +108,7 @@ class KernelBuilder:
         function = self.bindings.function(member.output, "store")
         return [f"{function}({self.index(a)}, {value.lane(k)});" for k, a in enumerate(addresses)]
 
-    def finish_body(self, body: Body) -> KernelCall:
+    def finish_body(self, body: KernelBody) -> KernelCall:
         """The kernel of one body."""
         names = {name: f"scratch_{name}" for name in body.arrays}
         given = {"workgroup_size": body.workgroup_size, "number": None, "scratch": names}

@@ -24,7 +24,7 @@ from .pointwise import group_flops, group_origins, memory_order
 
 
 @dataclass(frozen=True)
-class Segment:
+class MapSection:
     """One map of the kernel, as the template prints it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Map:
     """A map while the kernel is made.
 
     Attributes:
@@ -96,7 +96,7 @@ def generate_foreach(group: ForeachGroup, buffers: dict[str, Buffer], target: Ta
             if member.store
             for line in _stores(builder, part, member, value)
         ]
-        segments.append(Segment(first, count, loaded, stores))
+        segments.append(MapSection(first, count, loaded, stores))
         first += -(-count // workgroup)
     return builder.finish(
         "foreach",
@@ -128,19 +128,19 @@ def _width(group: ForeachGroup, buffers: dict[str, Buffer]) -> int:
     return 1 if single or dtypes.float64 in stored else VECTOR
 
 
-def _part(group: MapGroup, form: Canonical, buffers: dict[str, Buffer], width: int) -> _Part:
+def _part(group: MapGroup, form: Canonical, buffers: dict[str, Buffer], width: int) -> _Map:
     symbols = numbered("i", group.ranges)
     order = memory_order(group.members, symbols, buffers)
     numel = int(product(group.ranges))
     q = iteration("q", ceildiv(numel, width))
     lanes: Lanes = [flat_environment(symbols, q * width + k, order) for k in range(width)]
-    return _Part(group, form.loads, numel, lanes)
+    return _Map(group, form.loads, numel, lanes)
 
 
 class _Access:
     """One load of a map."""
 
-    def __init__(self, builder: KernelBuilder, part: _Part, load: Load) -> None:
+    def __init__(self, builder: KernelBuilder, part: _Map, load: Load) -> None:
         self._builder = builder
         self._load = load
         self._part = part
@@ -174,12 +174,12 @@ class _Access:
         return f"select({first}, {address}, {_is_inside(self._part, lane)})"
 
 
-def _is_inside(part: _Part, lane: int) -> str:
+def _is_inside(part: _Map, lane: int) -> str:
     return f"q * {len(part.lanes)} + {lane} < {part.numel}"
 
 
 def _body(
-    builder: KernelBuilder, part: _Part, loaded: dict[Load, Text]
+    builder: KernelBuilder, part: _Map, loaded: dict[Load, Text]
 ) -> tuple[list[str], list[Text]]:
     """Statements that compute a map's members from what is loaded, and the members' values."""
     scope = Scope()
@@ -194,7 +194,7 @@ def _body(
     return scope.lines, [computed[member.output] for member in part.group.members]
 
 
-def _stores(builder: KernelBuilder, part: _Part, member: Member, value: Text) -> list[str]:
+def _stores(builder: KernelBuilder, part: _Map, member: Member, value: Text) -> list[str]:
     """Statements that store a member's value: four elements at once, or one by one up to the end.
 
     The value is of the first map of the kernel; ``member`` is of this one.

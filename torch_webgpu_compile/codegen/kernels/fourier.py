@@ -37,7 +37,7 @@ from .butterflies import butterfly
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class LoadedNumber:
     """Statements of a load function, and its result, a pair."""
 
     lines: list[str]
@@ -129,14 +129,16 @@ def _rows_fast(node: Fourier, buffers: dict[str, Buffer]) -> tuple[bool, bool]:
 # -- loads and stores ------------------------------------------------------------------------------
 
 
-def _load(builder: KernelBuilder, parts: Sequence[Scalar | None], at: dict[Symbol, Expr]) -> Number:
+def _load(
+    builder: KernelBuilder, parts: Sequence[Scalar | None], at: dict[Symbol, Expr]
+) -> LoadedNumber:
     bodies = [part for part in parts if part is not None]
     scope = Scope()
     renderer = builder.renderer([at], scope)
     _load_pairs(builder, renderer, bodies)
     codes = [renderer.render(body).code for body in bodies]
     codes += ["0.0f"] * (len(parts) - len(bodies))
-    return Number(scope.lines, f"vec2<f32>({', '.join(codes)})")
+    return LoadedNumber(scope.lines, f"vec2<f32>({', '.join(codes)})")
 
 
 def _load_pairs(builder: KernelBuilder, renderer: Renderer, bodies: Sequence[Scalar]) -> None:

@@ -12,14 +12,14 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import as_expr
 from ...target import Target
 from ..wgsl.render import render_template
-from .builder import Body, KernelBuilder, declaration, fold_grid
+from .builder import KernelBody, KernelBuilder, declaration, fold_grid
 from .pointwise import map_body
 from .reduction import RowKernel
 from .scatter import update_body
 
 
 @dataclass(frozen=True)
-class Part:
+class JointFunction:
     """A kernel of several, as the template prints it.
 
     Attributes:
@@ -49,7 +49,7 @@ def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target
         scratch = dict(zip(body.arrays, map(_array_name, keys), strict=True))
         given = {"workgroup_size": workgroup, "number": number, "declared": []}
         inputs = {**body.inputs, **given, "scratch": scratch}
-        parts.append(Part(render_template(body.template, inputs), first))
+        parts.append(JointFunction(render_template(body.template, inputs), first))
         first += int(body.workgroups)
     nbytes = sum(array.nbytes for array in shared.values())
     assert nbytes <= target.max_workgroup_nbytes, "verify_schedule has checked it"
@@ -72,7 +72,7 @@ def _array_name(key: tuple[str, int]) -> str:
     return f"scratch_{re.sub(r'[^a-z0-9]', '', kind)}_{number}"
 
 
-def _body(builder: KernelBuilder, group: JointPart, workgroup: int) -> Body:
+def _body(builder: KernelBuilder, group: JointPart, workgroup: int) -> KernelBody:
     match group:
         case MapGroup():
             return map_body(builder, group, workgroup)

@@ -20,7 +20,7 @@ from .builder import KernelBuilder
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class TileLoad:
     """How a tile of an operand is loaded; inputs of ``templates/matmul.wgsl.jinja``.
 
     Attributes:
@@ -45,12 +45,12 @@ def load_operand(
     outer: tuple[str, Sequence[Expr]],
     tile: int,
     inner_tile: int,
-) -> Operand:
+) -> TileLoad:
     """How a kernel loads an operand of a contraction: statements, and the condition to be inside.
 
     Args:
         body: an element of the operand, over the contraction's symbols.
-        axis: see `Operand.axis`.
+        axis: see `TileLoad.axis`.
         outer: the prefix (m or n) and the sizes of the operand's outer symbols.
         tile, inner_tile: elements of a tile along the outer and the inner dimension.
     """
@@ -86,4 +86,4 @@ def load_operand(
         guards.append(f"{prefix} < {builder.index(limits[0])}")
     if not is_multiple_of(inner_count, inner_tile):
         guards.append(f"k < {builder.index(limits[1])}")
-    return Operand(axis, scope.lines, value.widen(len(lanes)), " && ".join(guards))
+    return TileLoad(axis, scope.lines, value.widen(len(lanes)), " && ".join(guards))

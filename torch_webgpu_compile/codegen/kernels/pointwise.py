@@ -31,7 +31,7 @@ from ...symbolic.sizes import (
 )
 from ...target import Target
 from ..wgsl.values import Scope, Text
-from .builder import Body, KernelBuilder
+from .builder import KernelBody, KernelBuilder
 
 
 def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
@@ -40,7 +40,7 @@ def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) ->
     return builder.finish_body(map_body(builder, group, target.workgroup_invocations))
 
 
-def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> Body:
+def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> KernelBody:
     """What computes a map group that is not empty."""
     buffers = builder.buffers
     symbols = numbered("i", group.ranges)
@@ -59,7 +59,7 @@ def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> Body:
         )
     else:
         lines += _packed_lines(builder, group, symbols, order, numel, width)
-    return Body(
+    return KernelBody(
         "pointwise",
         "pointwise.wgsl.jinja",
         {"count": builder.index(count), "lines": lines},

@@ -13,28 +13,19 @@ from ...ir.rows import WorkgroupArray, choose_row_strategy, row_test
 from ...ir.scalar import Index, Load, loads_of
 from ...ir.spaces import iteration_symbols, symbol_keys
 from ...plan.model import KernelCall
-from ...symbolic.sizes import (
-    ONE,
-    ZERO,
-    Expr,
-    as_expr,
-    ceildiv,
-    delinearize,
-    iteration,
-    product,
-)
+from ...symbolic.sizes import ONE, ZERO, Expr, as_expr, ceildiv, delinearize, iteration, product
 from ...target import Target
 from ..wgsl.casts import fitted
 from ..wgsl.scalars import Renderer
 from ..wgsl.values import Scope, Text
-from .accumulate import Accumulator, ExpSum, Part, accumulator, exp_sum
-from .builder import Body, KernelBuilder, fold_grid
+from .accumulate import Accumulator, ExpSum, Variable, accumulator, exp_sum
+from .builder import KernelBody, KernelBuilder, fold_grid
 from .pointwise import group_origins, memory_order
 from .rounding import Rounding
 
 
 @dataclass
-class Phase:
+class RowPass:
     """One pass over the row; see ``templates/reduction.wgsl.jinja``."""
 
     lines: list[str] = field(default_factory=list)
@@ -98,15 +89,15 @@ class RowKernel:
 
     # -- rendering -------------------------------------------------------------------------------
 
-    def body(self) -> Body:
+    def body(self) -> KernelBody:
         """What computes the group."""
         t = self.tiling
-        phases: list[Phase] = []
+        phases: list[RowPass] = []
         for d in range(1, self.phases_count + 1):
             phases.append(self._phase(d))
         final = self._final()
         exchanges = len(phases) * t.threads.bit_length()
-        return Body(
+        return KernelBody(
             "reduction",
             "reduction.wgsl.jinja",
             {
@@ -128,14 +119,14 @@ class RowKernel:
             self.iterations + exchanges,
         )
 
-    def _arrays(self, parts: Sequence[Part]) -> dict[str, WorkgroupArray]:
+    def _arrays(self, parts: Sequence[Variable]) -> dict[str, WorkgroupArray]:
         """The workgroup memory through which accumulators are exchanged."""
         arrays = self.strategy.arrays(self.tiling.workgroup)
         return dict(zip((part.name for part in parts), arrays, strict=True)) if arrays else {}
 
-    def _phase(self, d: int) -> Phase:
+    def _phase(self, d: int) -> RowPass:
         """Pass d: reductions of depth d, and stores of elements known before it."""
-        phase = Phase()
+        phase = RowPass()
         self._row_members(d - 1)
         reductions = [
             m

@@ -13,7 +13,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, ceildiv, iteration, linearize, product
 from ...target import Target
 from ..wgsl.values import Scope
-from .builder import Body, KernelBuilder
+from .builder import KernelBody, KernelBuilder
 from .pointwise import generate_map
 
 _ATOMIC_ADD = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32, dtypes.int64})
@@ -55,7 +55,7 @@ def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> Kernel
     return builder.finish_body(update_body(builder, node, target.workgroup_invocations))
 
 
-def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Body:
+def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> KernelBody:
     """The updates, of which there is one at least; the output holds what they start from."""
     count = product(node.ranges)
     symbols = numbered("i", node.ranges)
@@ -84,7 +84,7 @@ def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Body:
     # Shaders run without bounds checks: a wrong index must not write foreign memory.
     scope.lines.append(f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store)
     builder.bindings.touch(node.output, count)
-    return Body(
+    return KernelBody(
         "scatter",
         "pointwise.wgsl.jinja",
         {"count": builder.index(count), "lines": scope.lines},

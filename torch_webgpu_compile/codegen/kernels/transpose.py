@@ -14,16 +14,7 @@ from ...ir.graph import Buffer, MapGroup
 from ...ir.scalar import Load
 from ...ir.transposition import Transposition, extent_of
 from ...plan.model import KernelCall
-from ...symbolic.sizes import (
-    ONE,
-    ZERO,
-    Expr,
-    Symbol,
-    ceildiv,
-    delinearize,
-    iteration,
-    product,
-)
+from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, delinearize, iteration, product
 from ...target import Target
 from ..wgsl.scalars import Renderer
 from ..wgsl.values import Scope, Text

@@ -49,7 +49,7 @@ class Gather:
     inside: str
 
 
-Found = TypeVar("Found", Text, Text | None)
+_Text = TypeVar("_Text", Text, Text | None)
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Scope:
             scope = scope.parent
         return None
 
-    def once(self, key: object, make: Callable[[], Found]) -> Found:
+    def once(self, key: object, make: Callable[[], _Text]) -> _Text:
         """What is known under a key; else what ``make`` gives, which is known from now on."""
         found = self.find(key)
         if found is not None:

@@ -183,7 +183,7 @@ def reset_device(device: _Device = None) -> None:
         ValueError: it is not a ``webgpu`` device.
     """
     # Not at the top: `import torch` imports this file.
-    from ...callables import part_writes, static_buffers
+    from ...callables import part_writes, static_copies
     from ..tensors import storages
 
     index = devices.resolve_index(device)
@@ -192,7 +192,7 @@ def reset_device(device: _Device = None) -> None:
         return
     storages.lose(lost, index)
     part_writes.forget()
-    static_buffers.drop(lost)
+    static_copies.drop(lost)
     lost.abandon()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -302,16 +302,11 @@ def _graph_on(
     state = compile_graph(call.captured, call.phase, device.target, options)
     lists = _of_lists(call, placement)
     changed = (output.mutates for output in state.plan.outputs if output.mutates is not None)
-    signature = Signature(
-        state.plan,
-        forwarded=call.phase.forwarded,
-        complex_inputs=call.phase.complex_inputs,
-        complex_outputs=call.phase.complex_outputs,
-        # PyTorch counts the versions of what an operator changes, but not those in a list.
-        counted=frozenset(changed) - lists,
-    )
+    # PyTorch counts the versions of what an operator changes, but not those in a list.
+    phase = replace(call.phase, counted=frozenset(changed) - lists)
+    signature = Signature(state.plan, phase)
     before = device.kernels_compiled
-    graph = DeviceGraph(state.plan, device, placement.index, signature, loops_of(state))
+    graph = DeviceGraph(signature, device, placement.index, loops_of(state))
     counters.add(kernels_compiled=device.kernels_compiled - before)
     return graph, state.depends_on_determinism
 

@@ -82,13 +82,13 @@ class _File:
         return {name: tensor.to(self._device) for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> Any:
-        return _Slice(self._file.get_slice(name), self._device)
+        return _TensorSlice(self._file.get_slice(name), self._device)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
 
-class _Slice:
+class _TensorSlice:
     """A tensor in a file, of which an index reads a part to a device."""
 
     def __init__(self, part: Any, device: torch.device) -> None:

@@ -38,7 +38,7 @@ _SLOTS = 1 << 22
 _slots = itertools.cycle(range(1, _SLOTS))
 
 
-class _Reference(weakref.ref[torch.UntypedStorage]):
+class _StorageReference(weakref.ref[torch.UntypedStorage]):
     """A storage that is in use, and its memory.
 
     When the storage dies, C code takes this out of the table: Ctrl-C in a callback of Python code
@@ -49,7 +49,7 @@ class _Reference(weakref.ref[torch.UntypedStorage]):
     buffer: GpuBuffer
 
 
-_references: dict[int, _Reference] = {}
+_references: dict[int, _StorageReference] = {}
 
 
 def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> torch.UntypedStorage:
@@ -67,7 +67,7 @@ def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> tor
     while slot in _references:
         slot = next(_slots)
     storage: Any = _construct_storage(slot << _SLOT_BITS, devices.torch_device(index), nbytes)
-    reference = _Reference(storage, partial(_references.pop, slot))
+    reference = _StorageReference(storage, partial(_references.pop, slot))
     reference.buffer = buffer
     _references[slot] = reference
     return storage  # type: ignore[no-any-return]

@@ -11,23 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...ir.access import load_index
-from ...ir.attention_nodes import Attention
 from ...ir.graph import AnchorGroup, KernelGroup, LoopGraph, MapGroup, Member, RowGroup, SingleGroup
-from ...ir.nodes import (
-    AnchorNode,
-    Contraction,
-    Node,
-    Pointwise,
-    Reduction,
-    SingleNode,
-    anchor_index,
-    anchor_symbols,
-    inputs_of,
-    outputs_of,
-    reports,
-)
+from ...ir.nodes import Pointwise, Reduction, inputs_of, outputs_of, reports
 from ...ir.scalar import loads_of, substitute_symbols
-from ...ir.spaces import numbered, symbol_keys
+from ...ir.spaces import Anchor, Node, numbered, symbol_keys
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, product, substitute
 from ...target import Target
 from ..looped import is_looped
@@ -65,7 +52,7 @@ class Group:
     kind: str
     rows: tuple[Symbol, ...]
     elements: tuple[Symbol, ...] = ()
-    anchor: AnchorNode | SingleNode | None = None
+    anchor: Node | None = None
     members: list[Member] = field(default_factory=list)
     computed: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
@@ -235,11 +222,11 @@ class Fuser:
                     node.output, node.body, point_of(rows), True, node.kind, node.origins
                 )
                 group.add(member, inputs_of(node))
-            case Contraction() | Attention():
-                group = Group("anchor", symbol_keys(anchor_symbols(node)), anchor=node)
+            case Anchor():
+                group = Group("anchor", symbol_keys(node.symbols), anchor=node)
                 group.reads = set(inputs_of(node))
                 units = {s: ZERO for s in group.rows if s.extent is ONE}
-                index = tuple(substitute(i, units) for i in anchor_index(node))
+                index = tuple(substitute(i, units) for i in node.result_index)
                 group.computed[node.output] = index
             case _:
                 group = Group("single", (), anchor=node)
@@ -394,9 +381,9 @@ def finish(group: Group, stored: set[str]) -> KernelGroup:
         case "row":
             return RowGroup(extents, tuple(extent_of(s) for s in group.elements), members)
         case "anchor":
-            assert isinstance(group.anchor, AnchorNode)
+            assert isinstance(group.anchor, Anchor)
             keep = outputs_of(group.anchor)[0] in stored
             return AnchorGroup(group.anchor, members, keep)
         case _:
-            assert isinstance(group.anchor, SingleNode)
+            assert group.anchor is not None
             return SingleGroup(group.anchor)

@@ -20,7 +20,7 @@ from ...ir.graph import (
     SiblingGroup,
     buffers_of,
 )
-from ...ir.nodes import Contraction, anchor_index
+from ...ir.nodes import Contraction
 from ...ir.scalar import loads_of
 from ...symbolic.sizes import Expr, product
 from ...target import Target
@@ -81,7 +81,7 @@ def _sizes(node: Contraction) -> Sequence[Sequence[Expr]]:
 
 def _computed(group: AnchorGroup) -> Mapping[str, Sequence[Expr]]:
     """The index of each buffer that a group computes, in its anchor's symbols."""
-    found = {group.anchor.output: anchor_index(group.anchor)}
+    found = {group.anchor.output: group.anchor.result_index}
     return found | {member.output: member.index for member in group.epilogue}
 
 

@@ -21,7 +21,7 @@ from ...dtypes import Kind
 from ...ir.attention_nodes import Attention, AttentionGradient
 from ...ir.graph import BufferOrigin, GraphOutput, LoopGraph, intermediate
 from ...ir.interpret import interpret
-from ...ir.nodes import Node, Pointwise, Reduction
+from ...ir.nodes import Pointwise, Reduction
 from ...ir.scalar import (
     Const,
     Index,
@@ -34,7 +34,7 @@ from ...ir.scalar import (
     scalar_symbols,
     substitute_symbols,
 )
-from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.spaces import Node, iteration_symbols, symbol_keys
 from ...symbolic.sizes import ONE, ZERO, Expr, product
 from .inline import body_at
 

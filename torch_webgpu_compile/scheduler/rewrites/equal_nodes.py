@@ -6,18 +6,10 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from ...ir.graph import Buffer, LoopGraph
-from ...ir.nodes import (
-    Contraction,
-    Node,
-    Pointwise,
-    Reduction,
-    map_bodies,
-    map_computed,
-    taken_whole,
-)
+from ...ir.nodes import Contraction, Pointwise, Reduction, map_bodies, map_computed, taken_whole
 from ...ir.renaming import rename_loads
 from ...ir.scalar import Scalar, substitute_symbols
-from ...ir.spaces import Space, symbols_in
+from ...ir.spaces import Node, Space, symbols_in
 from ...symbolic.sizes import ONE, ZERO, Expr, substitute
 
 

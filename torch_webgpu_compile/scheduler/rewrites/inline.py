@@ -13,8 +13,6 @@ from ...ir.graph import BufferOrigin, LoopGraph
 from ...ir.nodes import (
     Contraction,
     Fourier,
-    HostCall,
-    Node,
     Pointwise,
     Reduction,
     Scatter,
@@ -23,9 +21,10 @@ from ...ir.nodes import (
     map_bodies,
     outputs_of,
     reports,
+    taken_whole,
 )
 from ...ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, rewrite, walk
-from ...ir.spaces import named_bodies, numbered
+from ...ir.spaces import Node, named_bodies, numbered
 from ...symbolic.sizes import Expr, Symbol, as_symbol, product, substitute, symbols_of
 from ...target import Target
 from .. import cost
@@ -183,8 +182,8 @@ def _repeats(node: Pointwise, user: Node) -> float:
 def inline_into(user: Node, producer: Pointwise) -> Node | None:
     """``user`` with the producer's body in place of every load of its output; None if it cannot be.
 
-    Not for users that load the output at indices from data in tiles, for host calls, for scatters
-    that start from what the producer reads or makes, and where `body_at` has no body.
+    Not for users that load the output at indices from data in tiles, for those that take it or what
+    it is made of as a whole, as host calls and scatters do, and where `body_at` has no body.
     """
     inlined: dict[Scalar, Scalar] = {}
     for body in bodies_of(user):
@@ -205,12 +204,11 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
         # An index that itself reads the producer has been rewritten by now.
         return body_at(producer, node.index) if found is None else found
 
-    if isinstance(user, HostCall):
-        return None
-    if isinstance(user, Scatter) and user.initial in {producer.output, *inputs_of(producer)}:
+    if not {producer.output, *inputs_of(producer)}.isdisjoint(taken_whole(user)):
         return None  # a scatter that reads its initial contents cannot be done in place
     origins = tuple(dict.fromkeys(producer.origins + user.origins))
-    return replace(map_bodies(user, lambda body: rewrite(body, change)), origins=origins)
+    made = map_bodies(user, lambda body: rewrite(body, change))
+    return replace(made, origins=origins)  # type: ignore[call-arg]  # a field of every kind
 
 
 def body_at(producer: Pointwise, index: Sequence[Scalar]) -> Scalar | None:

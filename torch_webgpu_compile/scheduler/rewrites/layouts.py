@@ -19,7 +19,6 @@ from ...ir.access import address_of, load_index, step_of, typical_numel
 from ...ir.graph import Buffer, BufferOrigin, LoopGraph
 from ...ir.nodes import (
     Contraction,
-    Node,
     Pointwise,
     Reduction,
     bodies_of,
@@ -28,7 +27,7 @@ from ...ir.nodes import (
     taken_whole,
 )
 from ...ir.scalar import Scalar, loads_of, scalar_symbols, substitute_symbols
-from ...ir.spaces import numbered
+from ...ir.spaces import Node, numbered
 from ...symbolic.sizes import (
     ONE,
     ZERO,
@@ -54,7 +53,7 @@ from .convolutions import (
     written_for,
 )
 
-Strides = dict[str, tuple[Expr, ...]]
+StridesOf = dict[str, tuple[Expr, ...]]
 
 
 def choose_layouts(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -106,7 +105,7 @@ def _is_channels_last(buffer: Buffer) -> bool:
 def _choose(graph: LoopGraph, convolutions: Mapping[str, Convolution], target: Target) -> set[str]:
     """Names of the buffers that become channels-last."""
     free = _free_buffers(graph)
-    strides: Strides = {name: buffer.strides for name, buffer in graph.buffers.items()}
+    strides: StridesOf = {name: buffer.strides for name, buffer in graph.buffers.items()}
     touching: dict[str, list[Node]] = {}
     for node in graph.nodes:
         for name in (*inputs_of(node), *outputs_of(node)):
@@ -188,7 +187,7 @@ def _cost(
     node: Node,
     convolution: Convolution | None,
     buffers: Mapping[str, Buffer],
-    strides: Strides,
+    strides: StridesOf,
     target: Target,
 ) -> float:
     """Extra memory traffic, in bytes, that the buffers' layouts cause in a node."""
@@ -215,7 +214,7 @@ def _cost(
 
 
 def _convolution_cost(
-    convolution: Convolution, buffers: Mapping[str, Buffer], strides: Strides, target: Target
+    convolution: Convolution, buffers: Mapping[str, Buffer], strides: StridesOf, target: Target
 ) -> float:
     node = convolution.node
     total = 0.0
@@ -235,7 +234,7 @@ def _nbytes(name: str, buffers: Mapping[str, Buffer]) -> int:
 
 
 def _reads(
-    bodies: Sequence[Scalar], buffers: Mapping[str, Buffer], strides: Strides
+    bodies: Sequence[Scalar], buffers: Mapping[str, Buffer], strides: StridesOf
 ) -> Iterator[tuple[Expr, int]]:
     """(address, bytes of the buffer) of every load."""
     for body in bodies:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from ... import dtypes
 from ...ir.gathering import substitute_scalars
 from ...ir.graph import Buffer, intermediate
-from ...ir.nodes import Node, Pointwise, Reduction
+from ...ir.nodes import Pointwise, Reduction
 from ...ir.scalar import Load, Scalar, apply, const, index
-from ...ir.spaces import numbered
+from ...ir.spaces import Node, numbered
 from ...symbolic.sizes import ONE, Expr, as_expr, product
 from ..mapping import point_of
 

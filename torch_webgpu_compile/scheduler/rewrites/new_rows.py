@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...ir.access import load_index
 from ...ir.attention_nodes import Attention
 from ...ir.graph import BufferOrigin, LoopGraph
-from ...ir.nodes import Node, Scatter, inputs_of, map_bodies, outputs_of, reports
+from ...ir.nodes import Scatter, inputs_of, map_bodies, outputs_of, reports
 from ...ir.scalar import (
     Checked,
     Index,
@@ -26,7 +26,7 @@ from ...ir.scalar import (
     scalar_symbols,
     substitute_symbols,
 )
-from ...ir.spaces import numbered
+from ...ir.spaces import Node, numbered
 from ...symbolic.sizes import ONE, Expr, Symbol, as_symbol
 from ...target import Target
 

@@ -18,15 +18,16 @@ from dataclasses import replace
 
 from ...ir.access import typical_numel
 from ...ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Program
-from ...ir.nodes import Contraction, HostCall, Node, bodies_of, inputs_of, outputs_of
+from ...ir.nodes import Contraction, HostCall, bodies_of, inputs_of, outputs_of
 from ...ir.scalar import scalar_symbols
+from ...ir.spaces import Node
 from ...symbolic.sizes import product
 from ...target import Target
 from .. import cost
 from .inline import body_cost
 
 
-def separate(graph: LoopGraph, target: Target) -> Program[LoopGraph]:
+def separate_preparation(graph: LoopGraph, target: Target) -> Program[LoopGraph]:
     """What every call computes, and what is computed once for many calls.
 
     The second graph computes from static inputs and constants alone. Its results, in order, are the
@@ -86,12 +87,14 @@ def _static_nodes(graph: LoopGraph) -> dict[str, Node]:
     same |= set(graph.constants)
     found: dict[str, Node] = {}
     for node in graph.nodes:
-        if isinstance(node, HostCall) or node.output in graph.returned:
+        if isinstance(node, HostCall):
             continue
-        names = (*inputs_of(node), node.output)
-        if set(names[:-1]) <= same and _has_constant_sizes(node, [graph.buffers[n] for n in names]):
-            found[node.output] = node
-            same.add(node.output)
+        reads, output = inputs_of(node), outputs_of(node)[0]
+        if output in graph.returned or not same.issuperset(reads):
+            continue
+        if _has_constant_sizes(node, [graph.buffers[n] for n in (*reads, output)]):
+            found[output] = node
+            same.add(output)
     return found
 
 

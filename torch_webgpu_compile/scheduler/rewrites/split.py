@@ -11,19 +11,10 @@ from dataclasses import replace
 
 from ...ir.access import flat_values, neighbours_in_rows
 from ...ir.graph import Buffer, LoopGraph, intermediate
-from ...ir.nodes import Contraction, Node, Pointwise, Reduction, inputs_of
+from ...ir.nodes import Contraction, Pointwise, Reduction, inputs_of
 from ...ir.scalar import Load, Masked, Scalar, apply, const, index, neutral, substitute_symbols
-from ...ir.spaces import iteration_symbols, numbered, symbol_keys
-from ...symbolic.sizes import (
-    ZERO,
-    Expr,
-    Symbol,
-    as_expr,
-    ceildiv,
-    iteration,
-    product,
-    substitute,
-)
+from ...ir.spaces import Node, iteration_symbols, numbered, symbol_keys
+from ...symbolic.sizes import ZERO, Expr, Symbol, as_expr, ceildiv, iteration, product, substitute
 from ...target import Target
 from .. import cost
 from ..mapping import point_of

@@ -8,9 +8,9 @@ from dataclasses import replace
 from ... import dtypes
 from ...ir.attention_nodes import Attention
 from ...ir.graph import Buffer, LoopGraph, intermediate
-from ...ir.nodes import Node, Pointwise, Reduction
+from ...ir.nodes import Pointwise, Reduction
 from ...ir.scalar import Load, Scalar, apply, cast, const, index
-from ...ir.spaces import iteration_symbols
+from ...ir.spaces import Node, iteration_symbols
 from ...symbolic.sizes import ZERO, Expr, IntLike, as_expr, product
 from ...target import Target
 from .. import cost

@@ -12,9 +12,9 @@ from collections import defaultdict
 from dataclasses import replace
 
 from ...ir.graph import Buffer, LoopGraph, intermediate
-from ...ir.nodes import Node, Pointwise, Reduction, inputs_of, outputs_of
+from ...ir.nodes import Pointwise, Reduction, inputs_of, outputs_of
 from ...ir.scalar import Load, Op, Scalar, apply, index, loads_of, rewrite, scalar_symbols
-from ...ir.spaces import numbered
+from ...ir.spaces import Node, numbered
 from ...symbolic.sizes import ONE, Expr, product
 from .. import cost
 from ..mapping import point_of

@@ -29,16 +29,13 @@ from ..plan.verify import verify_plan
 from ..runtime.device import Device, device_for
 from ..target import Target
 from ..tuning.machines import measured_target
+from .compiled_graph import CompiledGraph, PlanAt
 from .device_graph import DeviceGraph
 from .host_calls import find_overload
-from .host_graph import CompiledGraph
+from .host_graph import HostGraph
 from .signature import Signature
-from .specialized import PlanAt
 
-_FIELDS = (
-    *("static_inputs", "saved", "forwarded", "counted", "seeds"),
-    *("complex_inputs", "complex_outputs", "lazy"),
-)
+_FIELDS = ("phase", "static_inputs")
 """Of `Signature`."""
 
 _OPTIONS = ("fusion", "deterministic", "fill_empty")
@@ -80,8 +77,8 @@ class Artifact(BackendCacheArtifact[Callable[..., Any]]):
         signature = self.__dict__.pop("_signature", None) or _signature_of(content)
         index, plan_at = content["device"], _plan_at(content, device)
         if index is None:
-            return unwrapped(CompiledGraph(signature.plan, device, signature, plan_at))
-        return unwrapped(DeviceGraph(signature.plan, device, index, signature, plan_at))
+            return unwrapped(HostGraph(signature, device, plan_at))
+        return unwrapped(DeviceGraph(signature, device, index, plan_at))
 
 
 def _plan_at(content: dict[str, Any], device: Device) -> PlanAt | None:
@@ -128,7 +125,7 @@ def keep(name: str, compiled: Any, options: CompileOptions) -> None:
         compiled: takes Dynamo's arguments and gives its results.
         options: that it was compiled with.
     """
-    if not isinstance(compiled, CompiledGraph | DeviceGraph):
+    if not isinstance(compiled, CompiledGraph):
         return
     text = serialize.dumps(compiled.plan).decode()
     loops, graph = compiled.plan_at, b""
