@@ -10,7 +10,7 @@ from typing import Any
 
 from ..counters import counters
 from ..plan.model import Plan
-from ..recent import Recent
+from ..plan.recent import Recent
 from ..runtime.device import Device
 from ..runtime.executor import Executor
 from .host_calls import HostCalls
