@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import neutral
+from .hardening.spelling import avoids_neutral, int64_of, suffix
 from .literals import literal, one_of, zero_of
-from .op_table import int64_of, op_row, suffix
+from .op_table import op_row
 from .values import Text
 
 _COMBINE = {
@@ -21,8 +22,6 @@ _COMBINE = {
     "all": "bitwise_and",
 }
 
-
-_EXTREMES = ("maximum", "minimum")
 
 # Narrow integers are compared in the type that they are computed in.
 _COMPUTED = {"i32": dtypes.int32, "u32": dtypes.uint32, "i64": dtypes.int64}
@@ -76,8 +75,7 @@ class Accumulator:
         (part,) = self.parts
         name = part.name + part.wide
         code = value.widen(self.lanes)
-        if predicate is not None and self.dtype.is_integer and self.kind in _EXTREMES:
-            # NVIDIA's driver got lost in negated numbers beside the lowest one.
+        if predicate is not None and avoids_neutral(self.kind, self.dtype):
             together = combine(self.kind, self.dtype, name, code, self.lanes)
             return [f"{name} = select({name}, {together}, {predicate});"]
         if predicate is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedOp
 from ..ir.access import step_of, typical_numel
+from ..ir.folding import as_index
 from ..ir.graph import Buffer
 from ..ir.nodes import Fourier
 from ..ir.scalar import Index, Load, Masked, Scalar, loads_of, walk
@@ -155,7 +156,7 @@ def _load_pairs(builder: KernelBuilder, renderer: Renderer, bodies: Sequence[Sca
     by_address: dict[tuple[str, Expr], Load] = {}
     for body in bodies:
         for load in loads_of(body):
-            entries = [renderer.index_of(entry) for entry in load.index]
+            entries = [as_index(entry) for entry in load.index]
             exprs = [entry for entry in entries if entry is not None]
             buffer = builder.buffers[load.buffer]
             if len(exprs) == len(entries) and builder.bindings.can_pair(buffer.dtype):

@@ -27,7 +27,6 @@ from ..symbolic.sizes import (
     upper_bound,
 )
 from ..target import Target
-from .algebra import Algebra
 from .buffer_access import VECTOR
 from .index_wgsl import are_aligned_neighbours, render_index
 from .render import parameter_names, render_module
@@ -86,7 +85,6 @@ class KernelBuilder:
     buffers: dict[str, Buffer]
     bindings: Bindings = field(init=False)
     names: Names = field(default_factory=Names)
-    algebra: Algebra = field(default_factory=Algebra)
     parameters: dict[Parameter, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,8 +107,7 @@ class KernelBuilder:
         self, lanes: Sequence[Mapping[Symbol, Expr]], scope: Scope, **options: Any
     ) -> Renderer:
         """A `Renderer` that writes into this kernel."""
-        known = (self.bindings, self.names, self.algebra, self.name_of)
-        return Renderer(*known, lanes, scope, **options)
+        return Renderer(self.bindings, self.names, self.name_of, lanes, scope, **options)
 
     def store(
         self, member: Member, value: Text, lanes: Sequence[Mapping[Symbol, Expr]]

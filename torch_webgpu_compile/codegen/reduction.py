@@ -27,6 +27,7 @@ from ..target import Target
 from .accumulate import Accumulator, ExpSum, Part, accumulator, exp_sum
 from .buffer_access import VECTOR
 from .casts import fitted
+from .hardening.spelling import exchanged_type, is_known_sum, opaque
 from .kernel import Body, KernelBuilder, WorkgroupArray, flat_environment, fold_grid
 from .pointwise import Lanes, group_origins, memory_order
 from .rounding import Rounding
@@ -170,8 +171,10 @@ class RowKernel:
         if self.tiling.threads <= subgroup:
             return {}
         length = self.tiling.workgroup // subgroup
-        types = {p.name: ("u32", 4) if p.type == "bool" else (p.type, p.nbytes) for p in parts}
-        return {name: WorkgroupArray(kind, length, size) for name, (kind, size) in types.items()}
+        return {
+            part.name: WorkgroupArray(exchanged_type(part.type), length, part.nbytes)
+            for part in parts
+        }
 
     def _subgroup(self) -> int:
         """Invocations that exchange accumulators by shuffles; 0 where that is not certain to work.
@@ -209,13 +212,12 @@ class RowKernel:
         return phase
 
     def _as_read(self, member: Member, value: Text) -> Text:
-        """A sum as others read it: drivers make 3 x of x + x + x, and 0 of 3 x / 3 - x."""
+        """A member's value per row, as other members read it."""
         bodies = (m.body for m in self.group.members)
         is_read = any(load.buffer == member.output for b in bodies for load in loads_of(b))
-        is_float = value.dtype.compute == "f32" and member.reduction in ("sum", "prod")
-        if self.tiling.threads > 1 or not is_float or not is_read:
+        if not is_read or not is_known_sum(member.reduction, value.dtype, self.tiling.threads):
             return value
-        return self.row_renderer.let(f"tw_opaque({value.code})", 1, value.dtype)
+        return self.row_renderer.let(opaque(value).code, 1, value.dtype)
 
     def _accumulator(self, member: Member) -> Accumulator | ExpSum:
         """Of one reduction, or of a maximum together with its sum."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import dtypes
 from ..errors import UnsupportedOp
+from ..ir.folding import as_index
 from ..ir.graph import Buffer, MapGroup, Member
 from ..ir.nodes import Scatter
 from ..ir.scalar import Load, index
@@ -62,7 +63,7 @@ def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Body:
     scope = Scope()
     renderer = builder.renderer([environment], scope)
     output = builder.buffers[node.output]
-    entries = [renderer.index_of(i) for i in node.index]
+    entries = list(map(as_index, node.index))
     affine = [ZERO if entry is None else entry for entry in entries]
     (address,) = renderer.per_lane(linearize(affine, output.strides) + output.offset)
     code = builder.index(address)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import dtypes
-from ..dtypes import DType, Kind
+from ..dtypes import DType
 from ..ir.graph import Buffer, MapGroup
 from ..ir.scalar import Index, Load, Masked, Scalar, children
 from ..ir.spaces import iteration_symbols, symbol_keys
@@ -28,6 +28,7 @@ from ..symbolic.sizes import (
 )
 from ..target import Target
 from .buffer_access import VECTOR
+from .hardening.spelling import exchanged_type
 from .kernel import KernelBuilder, fold_grid
 from .pointwise import group_flops, group_origins
 from .scalar_wgsl import Renderer
@@ -165,9 +166,7 @@ def _lanes(accesses: Sequence[tuple[Buffer, Strides]], run: Sequence[Symbol]) ->
 
 def _tile_type(dtype: DType) -> tuple[str, int]:
     """(WGSL type, bytes) of an element in workgroup memory."""
-    if dtype.kind is Kind.BOOL:
-        return "u32", 4  # NVIDIA's driver loses booleans there
-    return dtype.compute, {"i64": 8, "f64": 8}.get(dtype.compute, 4)
+    return exchanged_type(dtype.compute), {"i64": 8, "f64": 8}.get(dtype.compute, 4)
 
 
 def generate_transpose(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from .. import dtypes
 from ..checks import IndexCheck
 from ..dtypes import Kind
+from ..ir.folding import fold
 from ..ir.nodes import Node, Pointwise, Reduction, outputs_of
 from ..ir.scalar import Checked, Const, Index, Load, Op, Scalar, apply, cast, const
 from ..symbolic.sizes import (
@@ -23,7 +24,6 @@ from ..symbolic.sizes import (
     product,
 )
 from .builder import Builder
-from .folding import fold
 
 # Indices are seldom made by more nodes than these, one after another.
 _DEEPEST = 4

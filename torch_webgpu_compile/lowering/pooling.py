@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from .. import dtypes
+from ..ir.folding import fold
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, ceildiv, contiguous_strides
 from .builder import Builder, masked
 from .convolution import all_of, in_range
-from .folding import fold
 from .promotion import compute_dtype
 from .reductions import converted, count_scalar
 from .registry import NotLowered, lowers
@@ -100,8 +100,8 @@ def _lower_max_pool(
 def unravel(flat: Scalar, sizes: Sequence[Expr]) -> list[Scalar]:
     """The index of a row-major position in a window, computed from data.
 
-    A window is small, so in 32 bits: GPUs divide 64-bit integers in dozens of instructions, and
-    NVIDIA's compiler dies of some of them.
+    A window is small, so in 32 bits: GPUs divide 64-bit integers in dozens of instructions, and a
+    driver dies of some of them (`codegen.hardening.quirks`).
     """
     narrow = cast(flat, dtypes.int32)
     strides = contiguous_strides(tuple(sizes))

@@ -14,11 +14,11 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
+from ..ir.folding import fold
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..symbolic.sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder
 from .fixed_point_resampling import resample_uint8
-from .folding import fold
 from .indexing import gathered
 from .promotion import compute_dtype
 from .registry import LoweringFunction, NotLowered, lowers
