@@ -9,7 +9,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import neutral
 from .hardening.spelling import avoids_neutral, int64_of, suffix
-from .literals import literal, one_of, zero_of
+from .literals import literal
 from .op_table import op_row
 from .values import Text
 
@@ -223,11 +223,6 @@ def _better(kind: str, dtype: DType, v: str, p: str, best: str, at: str) -> str:
 
 def identity(kind: str, dtype: DType) -> str:
     """The neutral element of a reduction as a WGSL expression."""
-    match kind:
-        case "sum" | "any":
-            return zero_of(dtype)
-        case "prod" | "all":
-            return one_of(dtype)
     return literal(neutral(kind, _COMPUTED.get(dtype.compute, dtype)))
 
 

@@ -30,8 +30,7 @@ from .casts import fitted
 from .hardening.spelling import exchanged_type, is_known_sum, opaque
 from .kernel import Body, KernelBuilder, WorkgroupArray, flat_environment, fold_grid
 from .pointwise import Lanes, group_origins, memory_order
-from .rounding import Rounding
-from .row_members import ShiftedSum, passes_needed, shifted_sums, varying_members
+from .row_members import Rounding, ShiftedSum, passes_needed, shifted_sums, varying_members
 from .scalar_wgsl import Renderer
 from .tiling import choose_row_tiling
 from .values import Scope, Text

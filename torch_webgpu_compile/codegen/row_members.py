@@ -1,14 +1,19 @@
-"""What a row group's members need of each other: passes over the row, and sums that share one."""
+"""What a row group's members need of each other: passes, sums that share one, roundings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir.graph import RowGroup
+from .. import dtypes
+from ..ir.graph import Buffer, Member, RowGroup
 from ..ir.scalar import Load, Op, Scalar, loads_of, rewrite
 from ..ir.spaces import iteration_symbols, symbol_keys
 from ..symbolic.sizes import symbols_of
+from .casts import Let, rounded
+from .values import Text
+
+_HALVES = (dtypes.float16, dtypes.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +89,25 @@ def shifted_sums(
                 found[m.output] = ShiftedSum(largest, shift)
                 del maxima[value]
     return found
+
+
+class Rounding:
+    """Of the members that are stored in 16 bits and that other members of the kernel read.
+
+    Values are computed in 32 bits. What other kernels read is rounded, and so has to be what
+    statistics of rows are computed of: the mean of numbers that are not rounded is not the mean of
+    those that are. Kernels without statistics go on with 32 bits, as fused optimizers do.
+    """
+
+    def __init__(self, members: Sequence[Member], buffers: Mapping[str, Buffer]) -> None:
+        stored = {m.output for m in members if m.store and buffers[m.output].dtype in _HALVES}
+        self._outputs = frozenset(
+            load.buffer
+            for m in members
+            for load in loads_of(m.body)
+            if load.buffer in stored and load.buffer != m.output
+        )
+
+    def __call__(self, output: str, value: Text, let: Let) -> Text:
+        """The value of a member, as others are to read it."""
+        return rounded(value, let) if output in self._outputs else value
