@@ -13,22 +13,19 @@ hidden: its result is its operand, and a driver's compiler knows nothing of it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeGuard, TypeVar
+from typing import TypeGuard
 
 from ...dtypes import bfloat16, float16, int64
 from ...ir.folding import simplified
 from ...ir.graph import (
-    AnchorGroup,
     ForeachGroup,
     JointGroup,
     KernelGroup,
-    MapGroup,
     Member,
-    PairGroup,
     RowGroup,
     Schedule,
     SiblingGroup,
-    SingleGroup,
+    map_group,
 )
 from ...ir.nodes import map_bodies
 from ...ir.scalar import Const, Index, Load, Op, Scalar, const, is_host_float, rewrite
@@ -37,13 +34,19 @@ from .real_numbers import Values
 
 __all__ = ["harden", "harden_body"]
 
-_Group = TypeVar("_Group", bound=KernelGroup)
-
 
 def harden(schedule: Schedule) -> Schedule:
     """The schedule with every scalar expression hardened; host calls have none."""
-    groups = tuple(_group(group, _Kernel()) for group in schedule.groups)
+    groups = tuple(map(_hardened, schedule.groups))
     return schedule if groups == schedule.groups else replace(schedule, groups=groups)
+
+
+def _hardened(group: KernelGroup) -> KernelGroup:
+    if isinstance(group, SiblingGroup | ForeachGroup | JointGroup):  # side by side
+        parts = tuple(map(_hardened, group.groups))
+        return replace(group, groups=parts)  # type: ignore[arg-type]
+    kernel = _Kernel(rounds=isinstance(group, RowGroup))
+    return map_group(group, lambda node: map_bodies(node, kernel), kernel.member)
 
 
 def harden_body(body: Scalar) -> Scalar:
@@ -52,21 +55,25 @@ def harden_body(body: Scalar) -> Scalar:
 
 
 class _Kernel:
-    """Hardens the expressions of one kernel in order: each sees what the ones before compute."""
+    """Hardens the expressions of one kernel in order: each sees what the ones before compute.
 
-    def __init__(self) -> None:
+    ``rounds``: whether others may read a member as it is stored in 16 bits.
+    """
+
+    def __init__(self, rounds: bool = False) -> None:
+        self.rounds = rounds
         self.values = Values()
         self._done: dict[Scalar, Scalar] = {}
 
     def __call__(self, body: Scalar) -> Scalar:
         return rewrite(rewrite(body, self._rewritten, is_host_float), self._hidden, is_host_float)
 
-    def member(self, member: Member, rounds: bool = False) -> Member:
-        """``rounds``: whether others may read it as it is stored in 16 bits."""
+    def member(self, member: Member) -> Member:
+        """A member of the kernel, hardened."""
         body = self(member.body)
-        if member.reduction is None and not (rounds and body.dtype in (float16, bfloat16)):
+        if member.reduction is None and not (self.rounds and body.dtype in (float16, bfloat16)):
             self.values.members[member.output] = body
-        return member if body is member.body else replace(member, body=body)
+        return replace(member, body=body)
 
     def _rewritten(self, node: Scalar) -> Scalar | None:
         """Constants folded; then the first row that applies."""
@@ -117,22 +124,3 @@ def _is_arithmetic(node: Scalar) -> TypeGuard[Op]:
     if not isinstance(node, Op) or node.name in ("cast", "bitcast"):
         return False
     return node.args[-1].dtype.compute == "f32"
-
-
-def _group(group: _Group, kernel: _Kernel) -> _Group:
-    changed: dict[str, object]
-    match group:
-        case SingleGroup(node):
-            changed = {"node": map_bodies(node, kernel)}
-        case AnchorGroup(anchor, epilogue):
-            changed = {"anchor": map_bodies(anchor, kernel)}
-            changed["epilogue"] = tuple(map(kernel.member, epilogue))
-        case MapGroup(members=members):
-            changed = {"members": tuple(map(kernel.member, members))}
-        case RowGroup(members=members):
-            changed = {"members": tuple(kernel.member(m, rounds=True) for m in members)}
-        case PairGroup(groups):  # the second one's epilogue sees what the first one computes
-            changed = {"groups": tuple(_group(part, kernel) for part in groups)}
-        case SiblingGroup(groups) | ForeachGroup(groups) | JointGroup(groups):
-            changed = {"groups": tuple(_group(part, _Kernel()) for part in groups)}
-    return replace(group, **changed)  # type: ignore[arg-type]
