@@ -19,6 +19,7 @@ from . import fallbacks
 from .callables.signature import Signature
 from .captured import CapturedGraph, Phase
 from .codegen import generate
+from .codegen.hardening import harden
 from .counters import counters
 from .errors import VerificationError, too_large
 from .inspection import debug
@@ -250,6 +251,7 @@ GROUPS = Form(
     "Program[Grouping]", _verify_groupings, _of_parts(lambda g: format_schedule(order_groups(g)))
 )
 SCHEDULES = Form("Program[Schedule]", _verify_schedules, _of_parts(format_schedule))
+HARDENED = replace(SCHEDULES, name="Program[Schedule], hardened")
 KERNELS = Form(
     "Program[Kernels]", _verify_kernels, _of_parts(lambda part: debug.calls_text(part.calls))
 )
@@ -305,7 +307,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("join_siblings", SCHEDULES, SCHEDULES, _each(_on_target(join_siblings)), True),
     Pass("join_small_kernels", SCHEDULES, SCHEDULES, _each(_on_target(join_small_kernels)), True),
     # How it is computed.
-    Pass("wgsl", SCHEDULES, KERNELS, _generate),
+    Pass("harden", SCHEDULES, HARDENED, _each(_alone(harden))),
+    Pass("wgsl", HARDENED, KERNELS, _generate),
     Pass("plan", KERNELS, PLAN, _plan),
 )
 

@@ -61,6 +61,7 @@ DEBUG_STAGES = (
     "join_pairs",
     "join_siblings",
     "join_small_kernels",
+    "harden",
     "schedule",
     "wgsl",
     "plan",

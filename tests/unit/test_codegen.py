@@ -85,6 +85,11 @@ UNSUPPORTED: dict[tuple[str, Kind], str] = {
     **{(name, Kind.BOOL): "PyTorch promotes bool to an integer, or raises" for name in _OF_NUMBERS},
     **{(name, Kind.BOOL): "PyTorch raises" for name in ("shift_left", "shift_right", "gcd")},
     ("gcd", Kind.FLOAT): "PyTorch raises",
+    **{
+        (name, kind): "hardening is of floats"
+        for name in ("opaque", "exact_div", "wide_div")
+        for kind in (Kind.SIGNED, Kind.UNSIGNED, Kind.BOOL)
+    },
 }
 _ELSEWHERE = {"cast", "bitcast"}  # rendered by `Renderer`, evaluated by `numeric.convert`
 _SAMPLES = {

@@ -14,8 +14,8 @@ from tests import integer_programs
 from tests.compilations import TARGET, compile_function
 from tests.harness import capture, check, lower_checked, run_graph
 from torch_webgpu_compile.codegen.wgsl.indices import narrow_bounds
+from torch_webgpu_compile.ir.folding import fold
 from torch_webgpu_compile.ir.scalar import Index, Op, apply
-from torch_webgpu_compile.lowering.folding import fold
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import Dispatch
 from torch_webgpu_compile.plan.numbers import HostNumber, number_bits

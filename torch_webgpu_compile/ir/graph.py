@@ -398,6 +398,26 @@ def _buffers_of_members(members: tuple[Member, ...]) -> GroupBuffers:
     )
 
 
+_Group = TypeVar("_Group", bound=KernelGroup)
+
+
+def map_group(
+    group: _Group, node: Callable[[Any], Any], member: Callable[[Member], Member]
+) -> _Group:
+    """The group with every node and every member changed, in order."""
+    changed: dict[str, object]
+    match group:
+        case SingleGroup():
+            changed = {"node": node(group.node)}
+        case AnchorGroup(anchor, epilogue):
+            changed = {"anchor": node(anchor), "epilogue": tuple(map(member, epilogue))}
+        case MapGroup() | RowGroup():
+            changed = {"members": tuple(map(member, group.members))}
+        case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups) | JointGroup(groups):
+            changed = {"groups": tuple(map_group(part, node, member) for part in groups)}
+    return replace(group, **changed)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Kernel groups in execution order over the buffers of ``graph``.

@@ -208,5 +208,8 @@ _OPS: dict[str, Callable[..., Any]] = {
     "isnan": np.isnan,
     "isinf": np.isinf,
     "where": np.where,
+    "opaque": np.positive,
+    "exact_div": np.true_divide,
+    "wide_div": np.true_divide,
     **numeric_special.FUNCTIONS,
 }

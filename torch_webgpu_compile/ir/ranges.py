@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from ..dtypes import DType, Kind
 from ..symbolic.sizes import upper_bound
-from .scalar import Const, Index, Masked, Op, Scalar, const, rewrite
+from .folding import of_constants
+from .scalar import Const, Index, Op, Scalar, const, rewrite
 
 Range = tuple[int, int]
 """The least and the greatest value that an integer may have."""
@@ -26,13 +27,10 @@ class Decisions:
         return rewrite(root, self._simpler)
 
     def _simpler(self, node: Scalar) -> Scalar | None:
+        found = of_constants(node)
+        if found is not None:
+            return found
         match node:
-            case Masked(Const(value), body, other):
-                return body if value else other
-            case Op("where", (Const(value), a, b)):
-                return a if value else b
-            case Op("bitwise_not", (Const(value, dtype),)) if dtype.kind is Kind.BOOL:
-                return const(not value, dtype)
             case Op("bitwise_and" | "bitwise_or" as name, (a, b), dtype) if dtype.kind is Kind.BOOL:
                 return _joined(name, a, b) or _joined(name, b, a)
             case Op(name, (a, b), dtype) if a.dtype.is_integer:

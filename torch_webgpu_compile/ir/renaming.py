@@ -19,6 +19,7 @@ from .graph import (
     RowGroup,
     SiblingGroup,
     SingleGroup,
+    map_group,
 )
 from .nodes import HostCall, inputs_of, map_bodies, outputs_of
 from .scalar import Load, Scalar, loads_of, rewrite
@@ -76,23 +77,10 @@ def _names_of_members(members: tuple[Member, ...]) -> Iterator[str]:
 def rename_group(group: _Group, names: Mapping[str, str]) -> _Group:
     """The group with buffers renamed; none of its nodes runs on the host."""
 
-    def members(found: tuple[Member, ...]) -> tuple[Member, ...]:
-        return tuple(
-            replace(member, output=names[member.output], body=rename_loads(member.body, names))
-            for member in found
-        )
+    def member(found: Member) -> Member:
+        return replace(found, output=names[found.output], body=rename_loads(found.body, names))
 
-    changed: dict[str, object]
-    match group:
-        case SingleGroup(node):
-            changed = {"node": rename_node(node, names)}
-        case AnchorGroup(anchor, epilogue):
-            changed = {"anchor": rename_node(anchor, names), "epilogue": members(epilogue)}
-        case MapGroup() | RowGroup():
-            changed = {"members": members(group.members)}
-        case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups) | JointGroup(groups):
-            changed = {"groups": tuple(rename_group(part, names) for part in groups)}
-    return replace(group, **changed)  # type: ignore[arg-type]
+    return map_group(group, lambda node: rename_node(node, names), member)
 
 
 def rename_node(node: _Node, names: Mapping[str, str]) -> _Node:

@@ -232,6 +232,13 @@ _LOOPING_BINARY = {
     "igammac": "the regularized upper incomplete gamma function of parameter a at b",
 }
 
+# What `codegen.hardening` writes of floats: on the host they are what they are made of.
+_HARDENED = {
+    "opaque": OpInfo(1, "same", "a, of which the driver's compiler knows nothing"),
+    "exact_div": OpInfo(2, "same", "a / b of floats, rounded correctly"),
+    "wide_div": OpInfo(2, "same", "a / b of floats, for every b"),
+}
+
 OPS: dict[str, OpInfo] = {
     **{name: OpInfo(2, "same", text) for name, text in _CHEAP_BINARY.items()},
     **{name: OpInfo(2, "same", text, _EXPENSIVE) for name, text in _EXPENSIVE_BINARY.items()},
@@ -244,6 +251,7 @@ OPS: dict[str, OpInfo] = {
     "where": OpInfo(3, "same", "b where the bool a holds, else c; both are evaluated"),
     "cast": OpInfo(1, "given", "PyTorch's conversion between dtypes"),
     "bitcast": OpInfo(1, "given", "the same bits as another dtype of the same size"),
+    **_HARDENED,
 }
 
 
@@ -448,6 +456,15 @@ def scalar_symbols(root: Scalar) -> frozenset[Symbol]:
         if isinstance(node, Index):
             found |= symbols_of(node.expr)
     return found
+
+
+def is_host_float(root: Scalar) -> bool:
+    """Whether ``root`` makes a float32 of a host number of sizes: one that the host hands over."""
+    if not isinstance(root, Op) or root.name != "cast" or root.dtype.compute != "f32":
+        return False
+    (value,) = root.args
+    is_exact = isinstance(value, Index) or value.dtype is dtypes.float64
+    return is_exact and is_host_number(value) and bool(scalar_symbols(value))
 
 
 _HOST_OPS = frozenset({"neg", "sqrt", "add", "sub", "mul", "div", "pow"})

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import dtypes
 from ..dtypes import DType
+from ..ir.folding import fold, narrow
 from ..ir.graph import Buffer, BufferOrigin
 from ..ir.nodes import Contraction, HostCall, Pointwise, Reduction, Scatter
 from ..ir.scalar import (
@@ -28,7 +29,6 @@ from ..ir.spaces import Node, Origin
 from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import ONE, ZERO, Expr, contiguous_strides
 from ..target import Target
-from .folding import fold, narrow
 from .promotion import Operand
 from .symbols import SizeReader
 from .value import IndexLike, Value, broadcast_index, expand, has_no_elements, positions, zeros

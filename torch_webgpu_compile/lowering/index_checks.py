@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from .. import dtypes
 from ..dtypes import Kind
 from ..errors import IndexCheck
+from ..ir.folding import fold
 from ..ir.nodes import Pointwise, Reduction, outputs_of
 from ..ir.scalar import Checked, Const, Index, Load, Op, Scalar, cast, where
 from ..ir.spaces import Node
@@ -24,7 +25,6 @@ from ..symbolic.sizes import (
     product,
 )
 from .builder import Builder
-from .folding import fold
 
 # Indices are seldom made by more nodes than these, one after another.
 _DEEPEST = 4

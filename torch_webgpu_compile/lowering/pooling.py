@@ -14,11 +14,11 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
+from ..ir.folding import fold
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, ceildiv, contiguous_strides, product
 from .builder import Builder, masked
 from .convolution import all_of, in_range
-from .folding import fold
 from .promotion import compute_dtype, rounded_to
 from .reductions import converted, count_scalar
 from .registry import LoweringFunction, NotLowered, lowers
@@ -109,8 +109,8 @@ def lower_max_pool(
 def unravel(flat: Scalar, sizes: Sequence[Expr]) -> list[Scalar]:
     """The index of a row-major position in a window, computed from data.
 
-    A window is small, so in 32 bits: GPUs divide 64-bit integers in dozens of instructions, and
-    NVIDIA's compiler dies of some of them.
+    A window is small, so in 32 bits: GPUs divide 64-bit integers in dozens of instructions, and a
+    driver dies of some of them (`codegen.hardening.quirks`).
     """
     narrow = cast(flat, dtypes.int32)
     strides = contiguous_strides(tuple(sizes))

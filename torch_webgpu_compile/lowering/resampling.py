@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .. import dtypes
 from ..dtypes import DType
+from ..ir.folding import fold
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, Expr, IntLike, as_expr
 from .builder import Builder
-from .folding import fold
 from .fx_nodes import bytes_of
 from .indexing import gathered
 from .promotion import compute_dtype

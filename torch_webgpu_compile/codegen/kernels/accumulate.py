@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from ... import dtypes
 from ...dtypes import DType
 from ...ir.scalar import neutral
-from ..wgsl.literals import literal, one_of, zero_of
-from ..wgsl.op_table import int64_of, op_row, suffix
-from ..wgsl.values import Text
+from ..hardening.spelling import avoids_neutral, int64_of, suffix
+from ..values import Text
+from ..wgsl.literals import literal
+from ..wgsl.op_table import op_row
 
 _COMBINE = {
     "sum": "add",
@@ -21,8 +22,6 @@ _COMBINE = {
     "all": "bitwise_and",
 }
 
-
-_EXTREMES = ("maximum", "minimum")
 
 # Narrow integers are compared in the type that they are computed in.
 _COMPUTED = {"i32": dtypes.int32, "u32": dtypes.uint32, "i64": dtypes.int64}
@@ -75,8 +74,7 @@ class Accumulator:
         (part,) = self.parts
         name = part.name + part.wide
         code = value.widen(self.lanes)
-        if predicate is not None and self.dtype.is_integer and self.kind in _EXTREMES:
-            # NVIDIA's driver got lost in negated numbers beside the lowest one.
+        if predicate is not None and avoids_neutral(self.kind, self.dtype):
             together = combine(self.kind, self.dtype, name, code, self.lanes)
             return [f"{name} = select({name}, {together}, {predicate});"]
         if predicate is not None:
@@ -224,11 +222,6 @@ def _better(kind: str, dtype: DType, v: str, p: str, best: str, at: str) -> str:
 
 def identity(kind: str, dtype: DType) -> str:
     """The neutral element of a reduction as a WGSL expression."""
-    match kind:
-        case "sum" | "any":
-            return zero_of(dtype)
-        case "prod" | "all":
-            return one_of(dtype)
     return literal(neutral(kind, _COMPUTED.get(dtype.compute, dtype)))
 
 

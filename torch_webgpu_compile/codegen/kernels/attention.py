@@ -15,7 +15,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
 from ...target import Target
 from ..tilings.attention import AttentionTiling, attention_subgroup, choose_attention_tiling
-from ..wgsl.values import Scope
+from ..values import Scope
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
 from .pointwise import group_origins

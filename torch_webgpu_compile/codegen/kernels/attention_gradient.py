@@ -15,7 +15,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, Symbol, atom_expr, ceildiv, iteration, product
 from ...target import Target
 from ..tilings.attention import AttentionGradientTiling, choose_attention_gradient_tiling
-from ..wgsl.values import Scope, Text
+from ..values import Scope, Text
 from .attention import LoadFunction
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store

@@ -26,12 +26,11 @@ from ...symbolic.sizes import (
     upper_bound,
 )
 from ...target import Target
-from ..algebra import Algebra
+from ..values import Names, Scope, Text
 from ..wgsl.indices import render_index
 from ..wgsl.render import parameter_names, render_module
 from ..wgsl.scalars import Renderer
 from ..wgsl.storage import Bindings, check_index_range
-from ..wgsl.values import Names, Scope, Text
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,6 @@ class KernelBuilder:
     buffers: dict[str, Buffer]
     bindings: Bindings = field(init=False)
     names: Names = field(default_factory=Names)
-    algebra: Algebra = field(default_factory=Algebra)
     parameters: dict[Parameter, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,8 +87,7 @@ class KernelBuilder:
         self, lanes: Sequence[Mapping[Symbol, Expr]], scope: Scope, **options: Any
     ) -> Renderer:
         """A `Renderer` that writes into this kernel."""
-        known = (self.bindings, self.names, self.algebra, self.name_of)
-        return Renderer(*known, lanes, scope, **options)
+        return Renderer(self.bindings, self.names, self.name_of, lanes, scope, **options)
 
     def store(
         self, member: Member, value: Text, lanes: Sequence[Mapping[Symbol, Expr]]

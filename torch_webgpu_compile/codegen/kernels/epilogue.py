@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...ir.access import Lanes
 from ...ir.graph import Member
-from ..wgsl.values import Text
+from ..values import Text
 from .builder import KernelBuilder
 from .pointwise import render_members
 

@@ -18,7 +18,7 @@ from ...ir.spaces import numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import as_expr, ceildiv, iteration, product
 from ...target import Target
-from ..wgsl.values import Scope, Text
+from ..values import Scope, Text
 from .builder import KernelBuilder, fold_grid
 from .pointwise import group_flops, group_origins, memory_order
 

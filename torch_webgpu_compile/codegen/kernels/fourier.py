@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ...errors import UnsupportedOp
 from ...ir.access import flat_values, is_multiple_of, step_of, typical_numel
+from ...ir.folding import as_index
 from ...ir.graph import Buffer
 from ...ir.nodes import Fourier
 from ...ir.scalar import Index, Load, Masked, Scalar, loads_of, walk
@@ -28,10 +29,10 @@ from ...symbolic.sizes import (
 )
 from ...target import Target
 from ..tilings.fourier import PADDING, FourierTiling, choose_fourier_tiling
+from ..values import Scope, Text
 from ..wgsl.buffer_access import PAIR
 from ..wgsl.scalars import Renderer
 from ..wgsl.storage import check_index_range
-from ..wgsl.values import Scope, Text
 from .builder import KernelBuilder, fold_grid
 from .butterflies import butterfly
 
@@ -155,7 +156,7 @@ def _load_pairs(builder: KernelBuilder, renderer: Renderer, bodies: Sequence[Sca
     by_address: dict[tuple[str, Expr], Load] = {}
     for body in bodies:
         for load in loads_of(body):
-            entries = [renderer.index_of(entry) for entry in load.index]
+            entries = [as_index(entry) for entry in load.index]
             exprs = [entry for entry in entries if entry is not None]
             buffer = builder.buffers[load.buffer]
             if len(exprs) == len(entries) and builder.bindings.can_pair(buffer.dtype):

@@ -15,7 +15,7 @@ from ...symbolic.sizes import (
     iteration,
     product,
 )
-from ..wgsl.values import Scope
+from ..values import Scope
 from .builder import KernelBuilder
 
 

@@ -30,7 +30,7 @@ from ...symbolic.sizes import (
     symbols_of,
 )
 from ...target import Target
-from ..wgsl.values import Scope, Text
+from ..values import Scope, Text
 from .builder import KernelBody, KernelBuilder
 
 
@@ -77,7 +77,8 @@ def group_origins(members: Sequence[Member]) -> list[Origin]:
 
 def group_flops(group: MapGroup) -> Expr:
     """Scalar operations of all members at all points."""
-    count = sum(isinstance(node, Op) for m in group.members for node in walk(m.body))
+    nodes = (node for member in group.members for node in walk(member.body))
+    count = sum(isinstance(node, Op) and node.name != "opaque" for node in nodes)
     return product(group.ranges) * count
 
 

@@ -15,9 +15,10 @@ from ...ir.spaces import iteration_symbols, symbol_keys
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, as_expr, ceildiv, delinearize, iteration, product
 from ...target import Target
+from ..hardening.spelling import is_known_sum, opaque
+from ..values import Scope, Text
 from ..wgsl.casts import fitted
 from ..wgsl.scalars import Renderer
-from ..wgsl.values import Scope, Text
 from .accumulate import Accumulator, ExpSum, Variable, accumulator, exp_sum
 from .builder import KernelBody, KernelBuilder, fold_grid
 from .pointwise import group_origins, memory_order
@@ -150,13 +151,12 @@ class RowKernel:
         return phase
 
     def _as_read(self, member: Member, value: Text) -> Text:
-        """A sum as others read it: drivers make 3 x of x + x + x, and 0 of 3 x / 3 - x."""
+        """A member's value per row, as other members read it."""
         bodies = (m.body for m in self.group.members)
         is_read = any(load.buffer == member.output for b in bodies for load in loads_of(b))
-        is_float = value.dtype.compute == "f32" and member.reduction in ("sum", "prod")
-        if self.tiling.threads > 1 or not is_float or not is_read:
+        if not is_read or not is_known_sum(member.reduction, value.dtype, self.tiling.threads):
             return value
-        return self.row_renderer.let(f"tw_opaque({value.code})", 1, value.dtype)
+        return self.row_renderer.let(opaque(value).code, 1, value.dtype)
 
     def _accumulator(self, member: Member) -> Accumulator | ExpSum:
         """Of one reduction, or of a maximum together with its sum."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from ... import dtypes
 from ...ir.graph import Buffer, Member
 from ...ir.scalar import loads_of
+from ..values import Text
 from ..wgsl.casts import Let, rounded
-from ..wgsl.values import Text
 
 _HALVES = (dtypes.float16, dtypes.bfloat16)
 

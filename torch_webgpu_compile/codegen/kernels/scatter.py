@@ -5,6 +5,7 @@ from __future__ import annotations
 from ... import dtypes
 from ...errors import UnsupportedOp
 from ...ir.access import flat_environment
+from ...ir.folding import as_index
 from ...ir.graph import Buffer, MapGroup, Member
 from ...ir.nodes import Scatter
 from ...ir.scalar import Load, index
@@ -12,7 +13,7 @@ from ...ir.spaces import iteration_symbols, numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, ceildiv, iteration, linearize, product
 from ...target import Target
-from ..wgsl.values import Scope
+from ..values import Scope
 from .builder import KernelBody, KernelBuilder
 from .pointwise import generate_map
 
@@ -63,7 +64,7 @@ def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Kernel
     scope = Scope()
     renderer = builder.renderer([environment], scope)
     output = builder.buffers[node.output]
-    entries = [renderer.index_of(i) for i in node.index]
+    entries = list(map(as_index, node.index))
     affine = [ZERO if entry is None else entry for entry in entries]
     (address,) = renderer.per_lane(linearize(affine, output.strides) + output.offset)
     code = builder.index(address)

@@ -16,8 +16,8 @@ from ...ir.transposition import Transposition, extent_of
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, delinearize, iteration, product
 from ...target import Target
+from ..values import Scope, Text
 from ..wgsl.scalars import Renderer
-from ..wgsl.values import Scope, Text
 from .builder import KernelBuilder, fold_grid
 from .pointwise import group_flops, group_origins
 

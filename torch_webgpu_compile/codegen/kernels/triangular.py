@@ -9,8 +9,8 @@ from ...ir.spaces import numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, Symbol, ceildiv, delinearize, iteration, linearize, product
 from ...target import Target
+from ..values import Scope
 from ..wgsl.storage import check_index_range
-from ..wgsl.values import Scope
 from .builder import KernelBuilder, fold_grid
 
 _WIDEST = 16  # right-hand sides of a workgroup: invocations of a row that read 64 bytes together

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from ... import dtypes
 from ...dtypes import DType, Kind
-from ..algebra import unknown
+from ..hardening.spelling import int64_of, known_number, suffix
+from ..values import Text
 from .buffer_access import bits_of, value_of
 from .literals import one_of, zero_of
-from .op_table import int64_of, suffix
-from .values import Text
 
 Let = Callable[[str, int, DType], Text]
 """Names the code of a value with so many lanes of a dtype."""
@@ -51,7 +50,7 @@ def cast(value: Text, dtype: DType, let: Let) -> Text:
         return let(code, lanes, dtype)
     if source.kind is Kind.BOOL:
         one, zero = (
-            unknown(Text(number(dtype), 1, dtype)).widen(lanes) for number in (one_of, zero_of)
+            known_number(Text(number(dtype), 1, dtype)).widen(lanes) for number in (one_of, zero_of)
         )
         return let(f"select({zero}, {one}, {value.code})", lanes, dtype)
     code = value.code

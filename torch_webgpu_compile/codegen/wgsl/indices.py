@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from ... import dtypes
 from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, is_multiple_of
-from ...ir.scalar import Const, Index, Op, Scalar, const, is_host_number, scalar_symbols
+from ...ir.folding import as_index
+from ...ir.scalar import Const, Index, Op, Scalar, const, is_host_float
 from ...plan.model import Parameter
 from ...plan.numbers import HostNumber
 from ...symbolic.sizes import (
@@ -36,8 +37,8 @@ from ...symbolic.sizes import (
     mod,
     symbols_of,
 )
+from ..hardening.spelling import int64_of
 from .literals import literal
-from .op_table import int64_of
 
 NameOf = Callable[[Atom | Parameter], str]
 """The WGSL name of an index symbol, or of what depends on sizes alone."""
@@ -170,15 +171,10 @@ def is_of_sizes(expr: Expr) -> bool:
 
 
 def host_number(node: Scalar) -> HostNumber | None:
-    """The float32 that ``node`` makes of an `is_host_number`; None for anything else."""
-    if not isinstance(node, Op) or node.name != "cast" or node.dtype.compute != "f32":
+    """What the host hands over of an `is_host_float`; None for anything else."""
+    if not is_host_float(node) or not isinstance(node, Op):
         return None
-    (value,) = node.args
-    if not isinstance(value, Index) and value.dtype is not dtypes.float64:
-        return None
-    if not is_host_number(value) or not scalar_symbols(value):
-        return None
-    found = _host_operand(value)
+    found = _host_operand(node.args[0])
     return HostNumber("float", (found,)) if isinstance(found, Expr) else found
 
 
@@ -239,15 +235,6 @@ def _render_atom(atom: Atom, name_of: NameOf) -> str:
     return f"{function}_index({numerator}, {denominator})"
 
 
-def as_index(node: Scalar) -> Expr | None:
-    """A scalar that is plain index arithmetic, as an expression."""
-    if isinstance(node, Index):
-        return node.expr
-    if isinstance(node, Const) and node.dtype is dtypes.int64:
-        return as_expr(int(node.value))
-    return None
-
-
 def is_clamped(node: Scalar, size: Expr) -> bool:
     """Whether a position is clamped to [0, size), of which it is known that it is not empty."""
     match node:
@@ -257,23 +244,6 @@ def is_clamped(node: Scalar, size: Expr) -> bool:
                 return False
             return is_nonnegative(first) and is_nonnegative(last) and is_less(last, size)
     return False
-
-
-def decide(name: str, left: Expr, right: Expr) -> bool | None:
-    """The result of a comparison that holds, or fails, for all values of the symbols."""
-    if name in ("ge", "le"):
-        flipped = decide("lt", left, right) if name == "ge" else decide("lt", right, left)
-        return None if flipped is None else not flipped
-    if name == "gt":
-        return decide("lt", right, left)
-    if name == "lt":
-        if is_less(left, right):
-            return True
-        return False if is_nonnegative(left - right) else None
-    if left is right:
-        return name == "eq"
-    apart = is_less(left, right) or is_less(right, left)
-    return (name == "ne") if apart else None
 
 
 def render_comparisons(

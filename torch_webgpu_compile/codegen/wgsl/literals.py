@@ -6,21 +6,17 @@ import math
 import struct
 
 from ...dtypes import DType, Kind
-from ...ir.scalar import Const
+from ...ir.scalar import Const, const
 
 
 def zero_of(dtype: DType) -> str:
     """The literal 0 of a dtype's compute type."""
-    return {"f32": "0.0f", "i32": "0i", "u32": "0u", "i64": "0li", "f64": "0.0lf", "bool": "false"}[
-        dtype.compute
-    ]
+    return literal(const(0, dtype))
 
 
 def one_of(dtype: DType) -> str:
     """The literal 1 of a dtype's compute type."""
-    return {"f32": "1.0f", "i32": "1i", "u32": "1u", "i64": "1li", "f64": "1.0lf", "bool": "true"}[
-        dtype.compute
-    ]
+    return literal(const(1, dtype))
 
 
 def literal(node: Const) -> str:
@@ -43,11 +39,14 @@ def literal(node: Const) -> str:
 
 def _float_literal(value: float, dtype: DType) -> str:
     if dtype.compute == "f64":
-        return f"({value!r}lf)" if math.isfinite(value) else f"f64({_not_finite(value)})"
+        return _signed(value, "lf") if math.isfinite(value) else f"f64({_not_finite(value)})"
     if math.isfinite(value) and abs(value) <= 3.4028235677973366e38:
-        single = struct.unpack("f", struct.pack("f", value))[0]
-        return f"({single!r}f)" if single < 0 or str(single)[0] == "-" else f"{single!r}f"
+        return _signed(struct.unpack("f", struct.pack("f", value))[0], "f")
     return _not_finite(value)
+
+
+def _signed(value: float, suffix: str) -> str:
+    return f"({value!r}{suffix})" if math.copysign(1, value) < 0 else f"{value!r}{suffix}"
 
 
 def _not_finite(value: float) -> str:

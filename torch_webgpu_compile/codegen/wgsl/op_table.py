@@ -2,14 +2,15 @@
 
 A row is a format string over the argument texts ``{0}``, ``{1}``, ``{2}``; ``{T}`` is the WGSL type
 of the result, ``{s}`` that of one lane of the arguments and ``{v}`` the suffix of a helper for them
-(`suffix`). Helpers named ``tw_…`` are defined in ``templates/math*.wgsl.jinja`` and included when
-used.
+(`hardening.spelling.suffix`). Helpers named ``tw_…`` are defined in ``templates/math*.wgsl.jinja``
+and included when used.
 """
 
 from __future__ import annotations
 
 from ...dtypes import DType, Kind
 from ...ir.scalar import POLYNOMIALS
+from ..hardening.spelling import opaque_results
 
 _FLOAT = {
     "add": "({0} + {1})",
@@ -28,12 +29,11 @@ _FLOAT = {
     "nextafter": "tw_nextafter{v}({0}, {1})",
     "neg": "(-{0})",
     "abs": "abs({0})",
-    "sign": "tw_opaque{v}(tw_sign{v}({0}))",  # drivers multiply by choosing
+    "sign": "tw_sign{v}({0})",
     "square": "({0} * {0})",
     "reciprocal": "({T}(1.0) / {0})",
-    # Drivers take a root for positive (√-0 is -0, its reciprocal -∞), and that of x · x for |x|.
-    "sqrt": "tw_opaque{v}(sqrt({0}))",
-    "rsqrt": "tw_opaque{v}({T}(1.0) / sqrt({0}))",
+    "sqrt": "sqrt({0})",
+    "rsqrt": "{T}(1.0) / sqrt({0})",
     "exp": "tw_exp{v}({0})",
     "fast_exp": "exp({0})",
     "exp2": "tw_exp2{v}({0})",
@@ -56,8 +56,7 @@ _FLOAT = {
     "atanh": "tw_atanh{v}({0})",
     "erf": "tw_erf{v}({0})",
     "erfc": "tw_erfc{v}({0})",
-    # Mesa knows that a quotient of numbers is not 0.
-    "sigmoid": "tw_opaque{v}({T}(1.0) / ({T}(1.0) + exp(-{0})))",
+    "sigmoid": "{T}(1.0) / ({T}(1.0) + exp(-{0}))",
     "floor": "floor({0})",
     "ceil": "ceil({0})",
     "trunc": "trunc({0})",
@@ -71,11 +70,11 @@ _FLOAT = {
     "isnan": "tw_isnan{v}({0})",
     "isinf": "tw_isinf{v}({0})",
     "where": "select({2}, {1}, {0})",
-    "opaque": "tw_opaque{v}({0})",  # only here, as the next two: see `constants`
+    "opaque": "tw_opaque{v}({0})",
     **{name: f"tw_{name}{{v}}({{0}}, {{1}})" for name in (*POLYNOMIALS.split(), "zeta")},
 }
 _SINGLE = {
-    **_FLOAT,
+    **opaque_results(_FLOAT),
     "exact_div": "tw_divide{v}({0}, {1})",
     "wide_div": "tw_quotient{v}({0}, {1})",
     "igamma": "tw_igamma{v}({0}, {1})",
@@ -85,7 +84,7 @@ _SINGLE = {
 # WGSL's own functions of f64 are those of GLSL.std.450, which has these for 16 and 32 bits only.
 _OWN_DOUBLE = "sigmoid trunc round"
 _DOUBLE = {
-    **_FLOAT,
+    **opaque_results(_FLOAT),
     **{name: f"tw_{name}{{v}}({{0}})" for name in _OWN_DOUBLE.split()},
     "fast_exp": "tw_exp{v}({0})",
     "trunc_divide": "tw_trunc{v}({0} / {1})",
@@ -182,19 +181,3 @@ def op_row(name: str, dtype: DType) -> str | None:
     """The format string for an op on arguments of ``dtype``, or None when there is none."""
     table = _DOUBLE if dtype.compute == "f64" else _TABLES[dtype.kind]
     return table.get(name)
-
-
-def int64_of(code: str, lanes: int = 1) -> str:
-    """A 32-bit integer as an i64 of which drivers do not know that 32 bits would hold it.
-
-    What they make of that is wrong for some numbers that it meets: to NVIDIA's, 2³¹ times it is
-    −2³¹ times it, and its remainder by more than 2³² is itself.
-    """
-    return f"tw_opaque_i64(i64({code}))" if lanes == 1 else f"tw_opaque_i64x4(vec4<i64>({code}))"
-
-
-def suffix(dtype: DType, lanes: int) -> str:
-    """What the name of a helper on ``lanes`` values of ``dtype`` ends with."""
-    if dtype.compute == "f64":
-        return "_f64" if lanes == 1 else "_f64x4"
-    return "" if lanes == 1 else "4"

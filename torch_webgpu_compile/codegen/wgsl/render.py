@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...plan.model import Parameter
+from ..hardening.spelling import ENTRY, hide_bits
 from .storage import Bindings
 
 _LIBRARIES = (
@@ -28,13 +29,15 @@ _WORD = re.compile(r"\b(?:tw_\w+|bf16_bits|floor_(?:div|mod)_index)\b")
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("torch_webgpu_compile", "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,
     )
+    environment.globals["entry"] = ENTRY  # the first statement of an entry point
+    return environment
 
 
 def parameter_names(sizes: Sequence[Parameter]) -> dict[Parameter, str]:
@@ -67,25 +70,11 @@ def render_module(
             f"array<vec4<i32>, {rows}>;  // {', '.join(map(str, parameters))}"
         )
     text = "\n".join([*functions, body])
-    helpers = list(_helpers(text))
-    parts = [*declared, *helpers, _with_unknown("\n".join(helpers), text)]
+    helpers = _helpers(text)
+    parts = [*declared, *helpers.values(), hide_bits(text, helpers)]
     module = "\n".join(line for line in "\n".join(parts).splitlines() if line.strip())
     enables = "enable f16;\n" if re.search(r"\bf16\b", _without_comments(module)) else ""
     return enables + module + "\n"
-
-
-def _with_unknown(helpers: str, text: str) -> str:
-    """``text``, whose entry point may change the variables that hold infinities, NaN and 0.
-
-    NVIDIA's driver knows what a variable holds that is never written: it makes 0 of a choice
-    between 0 and NaN that is multiplied by a number and, beside 64-bit integers, x of
-    x > 1 ? -∞ : x, as if no float was infinite. No driver knows that a workgroup's index is less
-    than how many there are (their greatest number, Mesa's knows). A float's bits and a 0 that may
-    be another number make one of which it knows nothing (`tw_opaque`).
-    """
-    names = re.findall(r"var<private> (tw_\w+_bits)", helpers)
-    lines = [f"  if (group.x == groups.x) {{ {name} ^= 1u; }}\n" for name in names]
-    return re.sub(r"(?m)^(fn main\([^{]*\{\n)", lambda head: head[0] + "".join(lines), text)
 
 
 def _without_comments(text: str) -> str:
@@ -105,8 +94,8 @@ def _library() -> dict[str, str]:
     return found
 
 
-def _helpers(text: str) -> Iterable[str]:
-    """The library definitions that ``text`` needs, in the library's order."""
+def _helpers(text: str) -> dict[str, str]:
+    """The library definitions that ``text`` needs by name, in the library's order."""
     library = _library()
     needed: set[str] = set()
     pending = set(_WORD.findall(text))
@@ -115,4 +104,4 @@ def _helpers(text: str) -> Iterable[str]:
         if name in library and name not in needed:
             needed.add(name)
             pending |= set(_WORD.findall(library[name])) - needed
-    return [definition for name, definition in library.items() if name in needed]
+    return {name: definition for name, definition in library.items() if name in needed}

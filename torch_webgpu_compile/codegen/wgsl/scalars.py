@@ -13,10 +13,10 @@ from ... import dtypes
 from ...dtypes import DType
 from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, is_multiple_of
-from ...ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, loads_of
+from ...ir.folding import COMPARISONS, as_index
+from ...ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, is_host_float, loads_of
 from ...plan.model import FIRST_CHECK
 from ...symbolic.sizes import (
-    ZERO,
     Expr,
     Symbol,
     as_expr,
@@ -25,12 +25,11 @@ from ...symbolic.sizes import (
     substitute,
     symbols_of,
 )
-from ..algebra import Algebra, opaque, unknown
-from ..constants import COMPARISONS, Simplifier
+from ..hardening.spelling import int64_of, opaque, position_as_float, suffix
+from ..values import Gather, Names, Scope, Text
 from .casts import bitcast, cast, fitted
 from .indices import (
     NameOf,
-    as_index,
     host_number,
     is_clamped,
     is_of_sizes,
@@ -42,9 +41,8 @@ from .indices import (
     wraps,
 )
 from .literals import literal
-from .op_table import WRAPPING, int64_of, op_row, suffix
+from .op_table import WRAPPING, op_row
 from .storage import Bindings
-from .values import Gather, Names, Scope, Text
 
 
 class Renderer:
@@ -52,7 +50,7 @@ class Renderer:
 
     Args:
         bindings: records buffer accesses.
-        names: gives unique names within the kernel. algebra: what the kernel's values are.
+        names: gives unique names within the kernel.
         name_of: the WGSL names of kernel-level index symbols and of sizes.
         lanes: for each lane, the value of every iteration symbol as an expression of kernel-level
             symbols. member: gives the value of a buffer computed in this kernel, or None to load it
@@ -66,7 +64,6 @@ class Renderer:
         self,
         bindings: Bindings,
         names: Names,
-        algebra: Algebra,
         name_of: NameOf,
         lanes: Sequence[Mapping[Symbol, Expr]],
         scope: Scope,
@@ -78,7 +75,6 @@ class Renderer:
     ) -> None:
         self.bindings = bindings
         self.names = names
-        self.algebra = algebra
         self.name_of = name_of
         self.lanes = lanes
         self.scope = scope
@@ -88,7 +84,7 @@ class Renderer:
         self.branches = branches
         self.predicates: tuple[Text | str, ...] = () if predicate is None else (predicate,)
         self.masked = 0
-        self.simplified = Simplifier(self._constant_of)
+        self._prepared: set[Scalar] = set()
 
     def render(self, root: Scalar) -> Text:
         """The value of ``root``; statements go to the open scope."""
@@ -100,37 +96,43 @@ class Renderer:
         """`member`, whose statements are there once."""
         return self.scope.once(("member", load, self.predicates), lambda: self.member(load))
 
+    def _compute_members(self, node: Scalar) -> None:
+        """Computes the members that an expression needs before the rest of it.
+
+        So what one member loads stands together in the kernel, whatever other ones load.
+        """
+        match node:
+            case Load():
+                self._member(node)
+            case Masked():
+                self._compute_members(node.condition)
+            case Op() if node not in self._prepared and not is_host_float(node):
+                self._prepared.add(node)
+                for arg in node.args:
+                    self._compute_members(arg)
+
     def let(self, code: str, lanes: int, dtype: DType) -> Text:
         """Names an expression in the open scope."""
         name = self.names.fresh("t")
         self.scope.lines.append(f"let {name} = {code};")
-        self.algebra.define(name, code)
         return Text(name, lanes, dtype)
 
     def _compute(self, node: Scalar) -> Text:
         match node:
             case Const():
-                return Text(literal(node), 1, node.dtype, constant=node)
+                return Text(literal(node), 1, node.dtype)
             case Index(expr):
                 return self._index(expr, node.dtype)
             case Load():
                 known = self._member(node)
                 return known if known is not None else self._load(node)
-            case Op() | Masked():
-                simple = self.simplified(node)
-                if isinstance(simple, Op):
-                    return self._op(simple)
-                return self._masked(node) if simple is node else self.render(simple)
+            case Op():
+                self._compute_members(node)
+                return self._op(node)
+            case Masked():
+                return self._masked(node)
             case Checked():
                 return cast(self._checked(node), node.dtype, self.let)
-
-    def _constant_of(self, load: Load) -> Const | None:
-        known = self._member(load)
-        return None if known is None else known.constant
-
-    def index_of(self, entry: Scalar) -> Expr | None:
-        """An entry of an index as an expression; None when it is computed from data."""
-        return as_index(self.simplified(entry))
 
     def per_lane(self, expr: Expr) -> list[Expr]:
         """An index expression in kernel-level symbols, for each lane."""
@@ -172,7 +174,7 @@ class Renderer:
 
     def _load(self, node: Load) -> Text:
         buffer = self.bindings.buffers[node.buffer]
-        entries = [self.index_of(i) for i in node.index]
+        entries = list(map(as_index, node.index))
         affine = [as_expr(0) if entry is None else entry for entry in entries]
         address = linearize(affine, buffer.strides) + buffer.offset
         gathers = [
@@ -237,7 +239,7 @@ class Renderer:
         body = self.render(node.body)
         self.masked -= 1
         self.predicates = outer
-        other = unknown(self.render(node.other))
+        other = self.render(node.other)
         lanes = max(condition.lanes, body.lanes, other.lanes)
         mask = condition.code if condition.lanes in (1, lanes) else condition.widen(lanes)
         return self.let(
@@ -245,7 +247,7 @@ class Renderer:
         )
 
     def _branch(self, condition: Text, node: Masked) -> Text:
-        other = unknown(self.render(node.other))
+        other = self.render(node.other)
         around = self.scope
         self.scope = Scope(parent=around)
         self.masked += 1
@@ -271,12 +273,12 @@ class Renderer:
 
     def is_below(self, entry: Scalar, size: Expr) -> bool:
         """Whether a check keeps an entry of an index below a size."""
-        checked = self.index_of(entry.size) if isinstance(entry, Checked) else None
+        checked = as_index(entry.size) if isinstance(entry, Checked) else None
         return checked is not None and is_nonnegative(size - checked)
 
     def _inside(self, entry: Scalar, size: Expr) -> str:
         """`Gather.inside`: nothing checks bounds, and no index may read foreign memory."""
-        if is_clamped(self.simplified(entry), size):
+        if is_clamped(entry, size):
             return "{0}"
         return "max({0}, 0)" if self.is_below(entry, size) else "clamp({0}, 0, {1})"
 
@@ -289,9 +291,8 @@ class Renderer:
 
     def _check(self, node: Checked) -> Text:
         given = self.render(node.given)
-        wanted = self.simplified(node.position)
-        position = self._narrow(wanted) or self.render(wanted)
-        size = self.index_of(node.size)
+        position = self._narrow(node.position) or self.render(node.position)
+        size = as_index(node.size)
         assert size is not None
         limit = render_index(size, self.name_of)
         first = self.name_of(FIRST_CHECK)
@@ -343,14 +344,13 @@ class Renderer:
             )
             width = dtypes.int32 if modular or is_position else dtypes.int64
             position = cast(self._index(expr, width), node.dtype, self.let)
-            is_known = node.dtype.is_float and ZERO in self.per_lane(expr)
-            return opaque(position) if is_known else position
+            return position_as_float(position, self.per_lane(expr))
         bounded = self._narrow(node) if node.name in _BOUNDED else None
         if bounded is not None:
             return cast(bounded, node.dtype, self.let)
         args = [self.render(a) for a in node.args]
-        if node.name == "where":
-            args = [args[0], *map(unknown, args[1:])]
+        if node.name == "opaque":
+            return opaque(args[0])
         if node.name == "cast":
             return cast(args[0], node.dtype, self.let)
         if node.name == "bitcast":
@@ -366,9 +366,6 @@ class Renderer:
                 f"no WGSL for this scalar operation on {operand.name}",
                 "please report the model that needs it",
             )
-        is_float = operand.compute == "f32"
-        if is_float:
-            args = self.algebra.guard(node.name, args)
         result = node.dtype.compute if lanes == 1 else f"vec4<{node.dtype.compute}>"
         code = row.format(
             *(a.widen(lanes) for a in args),
@@ -377,8 +374,6 @@ class Renderer:
             s=operand.compute,
         )
         value = self.let(code, lanes, node.dtype)
-        if is_float:
-            self.algebra.note(node.name, args, value)
         return fitted(value, self.let) if node.name in WRAPPING else value
 
     def _narrow(self, node: Scalar) -> Text | None:

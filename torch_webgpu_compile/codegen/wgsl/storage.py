@@ -18,8 +18,8 @@ from ...ir.graph import Buffer
 from ...plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
 from ...symbolic.sizes import Expr, Symbol, as_expr, as_symbol, upper_bound
 from ...target import Target, Window
+from ..values import Text
 from .buffer_access import Use, access_function, element_type
-from .values import Text
 
 
 @dataclass

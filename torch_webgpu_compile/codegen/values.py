@@ -6,24 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ...dtypes import DType
-from ...ir.scalar import Const
-from ...symbolic.sizes import Expr
+from ..dtypes import DType
+from ..symbolic.sizes import Expr
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
     """A WGSL expression: a name or literal, ``lanes`` wide (1 or 4).
 
-    ``narrow`` is an i32 expression of the same value, when there is one; ``constant`` the value,
-    when it is known.
+    ``narrow`` is an i32 expression of the same value, when there is one.
     """
 
     code: str
     lanes: int
     dtype: DType
     narrow: str = ""
-    constant: Const | None = None
 
     def lane(self, k: int) -> str:
         """One lane as a scalar expression."""
