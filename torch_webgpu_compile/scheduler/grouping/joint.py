@@ -25,6 +25,7 @@ from ...ir.graph import (
 from ...ir.nodes import Scatter, bodies_of
 from ...ir.rows import RowStrategy, choose_row_strategy, joint_nbytes
 from ...ir.scalar import Index, Load, Op, Scalar, loads_of, scalar_symbols, walk
+from ...ir.transposition import find_transposition
 from ...symbolic.sizes import INT32, Expr, Symbol, is_within, product
 from ...target import Target
 from .. import cost
@@ -41,9 +42,9 @@ _DIVISIONS = frozenset({"trunc_divide", "floor_divide", "fmod", "remainder"})
 def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
     """Joins independent small kernel groups to a `JointGroup`, which is one dispatch.
 
-    Groups are small if they are maps, rows or scatters of known size that move at most 32 MiB; in a
-    joint kernel, a map goes through no tiles. Each takes the nearest of the last 8 clusters before
-    it that it does not depend on and that has a part, bindings and workgroup memory to spare.
+    Groups are small if they are maps, rows or scatters of known size that move at most 32 MiB; maps
+    that go through tiles stay alone. Each takes the nearest of the last 8 clusters before it that
+    it does not depend on and that has a part, bindings and workgroup memory to spare.
     """
     clusters = Clusters(schedule, target)
     memory = _Memory(schedule, target)
@@ -131,6 +132,8 @@ def _is_small(group: KernelGroup, schedule: Schedule, target: Target) -> bool:
     buffers = schedule.graph.buffers
     match group:
         case MapGroup(points, members):
+            if find_transposition(group, buffers, target) is not None:
+                return False  # tiles are used where they gain more than a dispatch costs
             bodies = [member.body for member in members]
         case RowGroup(rows, elements, members):
             points, bodies = (*rows, *elements), [member.body for member in members]
