@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from .pipelines import check
 from .programs import make_input
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.rotates(3), pytest.mark.filterwarnings("ignore")]
 
 
 def test_variance_of_one_element_is_nan():

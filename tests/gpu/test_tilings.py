@@ -17,7 +17,7 @@ from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.tuning import autotune
 
-pytestmark = pytest.mark.rotates(8)
+pytestmark = pytest.mark.rotates(16)
 
 MATMULS = [
     MatmulTiling(64, 64, 8, 8, 8, True, 8, slices=4),

@@ -11,7 +11,7 @@ import torch_webgpu_compile
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device import autoload
 
-pytestmark = pytest.mark.rotates(3)
+pytestmark = pytest.mark.rotates(4)
 
 POSITIONS = 96
 PROMPT = 5

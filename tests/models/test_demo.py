@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from model_checks import BACKEND
 
+pytestmark = pytest.mark.rotates(4)
+
 ROOT = Path(__file__).parents[2]
 
 

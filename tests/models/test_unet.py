@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from diffusers import UNet2DConditionModel, UNet2DModel
 from model_checks import check_forward
+
+pytestmark = pytest.mark.rotates(4)
 
 
 def test_unet() -> None:

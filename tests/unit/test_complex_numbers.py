@@ -17,7 +17,10 @@ from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.errors import UnsupportedOp
 
 aten = torch.ops.aten
-pytestmark = pytest.mark.filterwarnings("ignore:(ComplexHalf support|Casting complex values)")
+pytestmark = [
+    pytest.mark.rotates(3),
+    pytest.mark.filterwarnings("ignore:(ComplexHalf support|Casting complex values)"),
+]
 
 
 def numbers(*sizes: int, dtype: torch.dtype = torch.complex64, seed: int = 0) -> torch.Tensor:

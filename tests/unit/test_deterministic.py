@@ -22,6 +22,8 @@ from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.target import Machine, Target
 from torch_webgpu_compile.tuning import autotune
 
+pytestmark = pytest.mark.rotates(3)
+
 aten = torch.ops.aten
 
 ROWS = torch.tensor([4, 0, 4, 2, 4, 0])

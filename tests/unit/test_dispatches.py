@@ -31,6 +31,8 @@ from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.plan.model import STATUS, KernelCall
 from torch_webgpu_compile.target import Target, Window
 
+pytestmark = pytest.mark.rotates(2)
+
 randn = torch.randn
 AT = torch.tensor([1])
 

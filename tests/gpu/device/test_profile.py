@@ -11,6 +11,8 @@ import torch_webgpu_compile
 from torch_webgpu_compile import DeviceError, profile
 from torch_webgpu_compile.runtime.device import open_device
 
+pytestmark = pytest.mark.rotates(3)
+
 
 def layers(x, w):
     return torch.softmax(torch.relu(x @ w) @ w, -1)

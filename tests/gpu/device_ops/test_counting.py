@@ -7,7 +7,7 @@ import torch
 
 from tests.device_checks import compare
 
-pytestmark = pytest.mark.rotates(10)
+pytestmark = pytest.mark.rotates(16)
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64]
 NAN = float("nan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import nn
@@ -18,6 +19,8 @@ from torch.func import (
 )
 
 from tests.device_checks import DEVICE, compare, network, numbers
+
+pytestmark = pytest.mark.rotates(3)
 
 # ---- torch.func
 

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 from tests.device_checks import compare_eager_and_compiled
 
+pytestmark = pytest.mark.rotates(3)
+
 LARGE = 1 << 62
 
 

@@ -18,7 +18,7 @@ from tests.device_values import copied, on_device
 from torch_webgpu_compile import counters
 
 pytestmark = [
-    pytest.mark.rotates(10),
+    pytest.mark.rotates(16),
     pytest.mark.filterwarnings("ignore"),  # of deprecated arguments
 ]
 

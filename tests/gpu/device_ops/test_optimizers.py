@@ -14,7 +14,7 @@ from torch.testing._internal.common_optimizers import optim_db
 from tests.device_checks import DEVICE, compare
 from torch_webgpu_compile import counters
 
-pytestmark = pytest.mark.rotates(10)
+pytestmark = pytest.mark.rotates(20)
 
 STEPS = 4
 INFOS = {info.optim_cls.__name__: info for info in optim_db if not info.only_supports_sparse_grads}

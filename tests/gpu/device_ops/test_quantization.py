@@ -11,7 +11,7 @@ import torch.ao.quantization.fx._decomposed
 from tests.compiling import native
 from torch_webgpu_compile import counters
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = [pytest.mark.rotates(3), pytest.mark.usefixtures("fresh")]
 
 integers = torch.ops.quantized_decomposed
 BYTE = (0, 255, torch.uint8)
