@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_webgpu_compile.capture.attention import operators
+from torch_webgpu_compile.capture.graph import patterns
 from torch_webgpu_compile.torch_ops import attention as attention_ops
 
 
@@ -161,7 +162,7 @@ def test_encoder_layer_is_eagers(norm_first, mask):
     rewritten = []
 
     def backend(module, _):
-        rewritten.append(operators.rewrite(module))
+        rewritten.append(patterns.rewrite(module))
         return module.forward
 
     torch._dynamo.reset()
@@ -182,7 +183,7 @@ def test_multi_head_attention_is_eagers(need_weights):
         return module(x, x, x, need_weights=need_weights)
 
     def backend(gm, _):
-        operators.rewrite(gm)
+        patterns.rewrite(gm)
         return gm.forward
 
     torch._dynamo.reset()
