@@ -11,7 +11,7 @@ from tests import harness
 from .pipelines import check, run_kernels
 from .programs import make_input
 
-pytestmark = [pytest.mark.rotates(4), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.rotates(6), pytest.mark.filterwarnings("ignore")]
 
 
 def test_scalar_and_vector_stores_of_one_buffer():

@@ -12,7 +12,7 @@ from tests.accuracy_table import BY_NAME, EXEMPT, FUNCTIONS
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.lowering.registry import LOWERINGS, register_all
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 register()
 RECORDED = json.loads((FOLDER / "accuracy.json").read_text())

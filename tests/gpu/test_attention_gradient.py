@@ -19,7 +19,7 @@ from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.symbolic.sizes import evaluate
 from torch_webgpu_compile.torch_ops import custom_ops
 
-pytestmark = [pytest.mark.rotates(10), pytest.mark.usefixtures("fresh")]
+pytestmark = [pytest.mark.rotates(15), pytest.mark.usefixtures("fresh")]
 
 
 def close(got, wanted, dtype=torch.float32):

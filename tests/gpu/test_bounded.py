@@ -19,7 +19,7 @@ from torch_webgpu_compile.device import autoload, devices
 from torch_webgpu_compile.device.eager import dispatch
 from torch_webgpu_compile.runtime import buffers
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 autoload.register()
 

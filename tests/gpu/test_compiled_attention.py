@@ -10,7 +10,7 @@ from torch import nn
 from tests.compiling import native
 from torch_webgpu_compile import counters, explain
 
-pytestmark = [pytest.mark.rotates(8), pytest.mark.usefixtures("fresh")]
+pytestmark = [pytest.mark.rotates(12), pytest.mark.usefixtures("fresh")]
 
 
 CASES = {

@@ -9,7 +9,7 @@ import torch_webgpu_compile
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device.autoload import register
 
-pytestmark = pytest.mark.rotates(8)
+pytestmark = pytest.mark.rotates(12)
 
 register()
 

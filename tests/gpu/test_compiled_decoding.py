@@ -14,7 +14,7 @@ import torch_webgpu_compile
 from tests.decoding import Layer, Sizes, decode, layers_of
 from torch_webgpu_compile.device import autoload
 
-pytestmark = [pytest.mark.rotates(8), pytest.mark.usefixtures("fresh")]
+pytestmark = [pytest.mark.rotates(12), pytest.mark.usefixtures("fresh")]
 
 autoload.register()
 

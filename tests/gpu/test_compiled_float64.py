@@ -9,7 +9,7 @@ import torch
 
 from torch_webgpu_compile.device import devices
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 F = torch.nn.functional
 F64 = torch.float64

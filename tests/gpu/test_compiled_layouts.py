@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.compiling import compiled
 from tests.unit.test_layouts import GRAPHS, Block, stem, weight
 
-pytestmark = [pytest.mark.rotates(10), pytest.mark.usefixtures("fresh")]
+pytestmark = [pytest.mark.rotates(15), pytest.mark.usefixtures("fresh")]
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -18,7 +18,7 @@ from torch_webgpu_compile.runtime.device import device_for
 from torch_webgpu_compile.target import Machine
 from torch_webgpu_compile.tuning import machines
 
-pytestmark = [pytest.mark.rotates(6), pytest.mark.usefixtures("fresh")]
+pytestmark = [pytest.mark.rotates(9), pytest.mark.usefixtures("fresh")]
 
 
 def model():

@@ -17,7 +17,7 @@ from torch_webgpu_compile import counters
 from torch_webgpu_compile.device.autoload import register
 
 register()
-pytestmark = [pytest.mark.rotates(6), pytest.mark.usefixtures("fresh", "_switched_back")]
+pytestmark = [pytest.mark.rotates(9), pytest.mark.usefixtures("fresh", "_switched_back")]
 
 ROWS = torch.arange(4000) * 7919 % 41
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_webgpu_compile import counters
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 SIZES = (17, 6, 70, 149)
 """Odd, small, larger than a tile of a matrix product, and than two."""

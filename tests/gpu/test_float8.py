@@ -10,7 +10,7 @@ import torch
 from tests.float8_samples import DTYPES, assert_same, codes, floats
 from torch_webgpu_compile import counters
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 from tests.compiling import native
 from torch_webgpu_compile import counters, explain
 
-pytestmark = [pytest.mark.rotates(8), pytest.mark.usefixtures("fresh")]
+pytestmark = [pytest.mark.rotates(12), pytest.mark.usefixtures("fresh")]
 
 LENGTHS = [*range(1, 33), 35, 37, 48, 49, 61, 63, 64, 97, 128, 243, 625, 1000, 1009, 1024, 2048]
 LONG = [4096, 6000, 8192, 65537, 1 << 17]

@@ -18,7 +18,7 @@ from torch_webgpu_compile.errors import IndexOutOfRangeError
 
 autoload.register()
 DEVICE = "webgpu"
-pytestmark = [pytest.mark.rotates(4), pytest.mark.filterwarnings("ignore:index_reduce")]
+pytestmark = [pytest.mark.rotates(6), pytest.mark.filterwarnings("ignore:index_reduce")]
 
 
 def on(place: str, value: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from torch_webgpu_compile import counters
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 out_dtype = torch.ops.higher_order.out_dtype
 aten = torch.ops.aten

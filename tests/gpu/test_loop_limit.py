@@ -26,7 +26,7 @@ from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.symbolic.sizes import ONE, ZERO, as_expr
 
 register()
-pytestmark = [pytest.mark.rotates(4), pytest.mark.usefixtures("fresh")]
+pytestmark = [pytest.mark.rotates(6), pytest.mark.usefixtures("fresh")]
 
 COUNTED = """
 @group(0) @binding(0) var<storage, read_write> data: array<u32>;

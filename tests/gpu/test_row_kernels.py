@@ -12,7 +12,7 @@ from torch_webgpu_compile.ir import rows
 from torch_webgpu_compile.ir.rows import RowTiling
 from torch_webgpu_compile.plan import cache as plan_cache
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 LONG = 33_003
 

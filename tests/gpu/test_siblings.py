@@ -14,7 +14,7 @@ from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.tuning import autotune
 
-pytestmark = [pytest.mark.rotates(8), pytest.mark.usefixtures("fresh")]
+pytestmark = [pytest.mark.rotates(12), pytest.mark.usefixtures("fresh")]
 
 randn = torch.randn
 

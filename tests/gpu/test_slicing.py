@@ -37,7 +37,7 @@ from torch_webgpu_compile.runtime.profiler import time_steps
 from torch_webgpu_compile.runtime.sized import SizedDispatch, SizedPlan
 from torch_webgpu_compile.symbolic.sizes import as_expr
 
-pytestmark = pytest.mark.rotates(8)
+pytestmark = pytest.mark.rotates(12)
 
 randn = torch.randn
 

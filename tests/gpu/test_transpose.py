@@ -12,7 +12,7 @@ from torch_webgpu_compile.ir import transposition
 from torch_webgpu_compile.ir.transposition import TransposeTiling
 from torch_webgpu_compile.plan import cache as plan_cache
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tests.compiling import native
 from tests.written_forms import ADDED, FORMS, KEPT, LOWEST, padding
 from torch_webgpu_compile import counters
 
-pytestmark = [pytest.mark.rotates(12), pytest.mark.usefixtures("fresh")]
+pytestmark = [pytest.mark.rotates(18), pytest.mark.usefixtures("fresh")]
 
 
 def check(f, *arguments, run=None):

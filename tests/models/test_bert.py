@@ -7,7 +7,7 @@ import torch
 from model_checks import DTYPES, check_forward
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 CONFIG = BertConfig(
     vocab_size=1000,

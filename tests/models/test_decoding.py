@@ -11,7 +11,7 @@ import torch_webgpu_compile
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device import autoload
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 POSITIONS = 96
 PROMPT = 5

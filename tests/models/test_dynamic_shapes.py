@@ -9,7 +9,7 @@ from test_training import LanguageModel, convnet
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 
 def plans_since(before: int) -> int:

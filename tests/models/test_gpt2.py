@@ -7,7 +7,7 @@ import torch
 from model_checks import DTYPES, check_forward
 from transformers import GPT2Config, GPT2LMHeadModel
 
-pytestmark = pytest.mark.rotates(8)
+pytestmark = pytest.mark.rotates(12)
 
 
 def gpt2(**changes: int) -> GPT2LMHeadModel:

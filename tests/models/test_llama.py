@@ -8,7 +8,7 @@ from model_checks import DTYPES, check_forward
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-pytestmark = pytest.mark.rotates(8)
+pytestmark = pytest.mark.rotates(12)
 
 SIZES = {
     "vocab_size": 1000,

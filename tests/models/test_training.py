@@ -11,7 +11,7 @@ from model_checks import assert_as_accurate, check_training_step, compiled, no_f
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.rotates(7)
+pytestmark = pytest.mark.rotates(11)
 
 
 class TransformerBlock(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from diffusers import UNet2DConditionModel, UNet2DModel
 from model_checks import check_forward
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 
 def test_unet() -> None:

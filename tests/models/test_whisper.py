@@ -8,7 +8,7 @@ from model_checks import DTYPES, check_forward
 from transformers import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,7 +12,7 @@ from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.captured import Phase
 from torch_webgpu_compile.errors import UnsupportedOp
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,7 +14,7 @@ from torch_webgpu_compile.ir.attention_nodes import Attention
 from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.scheduler.rewrites.causal import find_causal
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 LENGTH = 12
 

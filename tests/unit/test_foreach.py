@@ -16,7 +16,7 @@ from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.graph import ForeachGroup, MapGroup
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 aten = torch.ops.aten
 WIDE = replace(TARGET, max_storage_buffers=999)

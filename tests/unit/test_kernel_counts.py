@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.compilations import compile_function
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 # (batch, dtype, whether sizes are symbolic): not the whole grid, which takes minutes
 VARIANTS = [

@@ -14,7 +14,7 @@ from tests.harness import interpreting_backend
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytestmark = [
-    pytest.mark.rotates(6),
+    pytest.mark.rotates(9),
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # the models' own, and Dynamo's
 ]

@@ -14,7 +14,7 @@ from tests.harness import backend_of, interpreting_backend
 from tests.written_forms import ADDED, FORMS, KEPT, LOWEST, padding
 from torch_webgpu_compile.capture.graph import patterns
 
-pytestmark = pytest.mark.rotates(8)
+pytestmark = pytest.mark.rotates(12)
 
 ATTENTION = torch.ops.webgpu.attention.default
 

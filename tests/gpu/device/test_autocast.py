@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch_webgpu_compile.device.api import autocast as kernels
 from torch_webgpu_compile.device.api import autocast_rules as rules
 
-pytestmark = pytest.mark.rotates(8)
+pytestmark = pytest.mark.rotates(12)
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 CONTEXT = "the context's dtype"

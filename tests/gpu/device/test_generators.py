@@ -10,7 +10,7 @@ import torch
 from tests.gpu.device.processes import run
 from torch_webgpu_compile.device.generators import draw_seeds
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 webgpu: Any = torch.webgpu  # type: ignore[attr-defined]
 

@@ -20,7 +20,7 @@ from tests.prepared_models import Convolutions, Mixing, check, dispatches
 from torch_webgpu_compile.options import resolve
 from torch_webgpu_compile.runtime.device import device_for
 
-pytestmark = pytest.mark.rotates(8)
+pytestmark = pytest.mark.rotates(12)
 
 BOTH = pytest.mark.parametrize("place", ["cpu", "webgpu"])
 

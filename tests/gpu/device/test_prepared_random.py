@@ -26,7 +26,7 @@ from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.plan import cache as plan_cache
 
-pytestmark = pytest.mark.rotates(8)
+pytestmark = pytest.mark.rotates(12)
 
 CHANNELS = 8
 # Of 40, seven like the last five: the plan has its prepared buffers in another order than the

@@ -8,7 +8,7 @@ import pytest
 
 from tests.gpu.device.processes import run
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 

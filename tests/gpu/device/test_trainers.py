@@ -12,7 +12,7 @@ from tests.gpu.device.processes import ROOT, run
 accelerate = pytest.importorskip("accelerate")
 
 pytestmark = [
-    pytest.mark.rotates(12),
+    pytest.mark.rotates(18),
     pytest.mark.skipif(
         torch.cuda.is_available() or torch.xpu.is_available(),
         reason="the tools take the accelerator that PyTorch itself has",

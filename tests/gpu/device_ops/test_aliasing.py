@@ -7,7 +7,7 @@ import torch
 
 from tests.device_checks import DEVICE, compare
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 # ---- views
 

@@ -10,7 +10,7 @@ import torch
 from tests.device_checks import DEVICE, compare
 
 pytestmark = [
-    pytest.mark.rotates(4),
+    pytest.mark.rotates(6),
     pytest.mark.filterwarnings("ignore:(ComplexHalf support|Casting complex values)"),
 ]
 

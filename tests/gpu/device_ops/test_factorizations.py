@@ -7,7 +7,7 @@ import torch
 
 from tests.device_checks import compare, compare_eager_and_compiled
 
-pytestmark = pytest.mark.rotates(5)
+pytestmark = pytest.mark.rotates(8)
 
 
 def numbers(*sizes):

@@ -10,7 +10,7 @@ from tests.device_checks import DEVICE, compare
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.runtime.device import open_device
 
-pytestmark = pytest.mark.rotates(12)
+pytestmark = pytest.mark.rotates(18)
 
 SHAPES = [(), (1,), (3,), (4, 5), (0, 3), (64, 33), (1025,), (1, 7), (2, 3, 4), (300, 8)]
 SPECIAL = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0]

@@ -16,7 +16,7 @@ from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.device.eager import dispatch
 from torch_webgpu_compile.device.tensors import storages
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 STEPS = int(os.environ.get("TORCH_WEBGPU_TEST_STEPS", "300"))
 

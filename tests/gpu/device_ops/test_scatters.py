@@ -8,7 +8,7 @@ import torch
 from tests.device_checks import compare_eager_and_compiled
 
 pytestmark = [
-    pytest.mark.rotates(6),
+    pytest.mark.rotates(9),
     pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter"),
 ]
 

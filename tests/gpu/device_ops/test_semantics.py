@@ -12,7 +12,7 @@ import torch
 
 from tests.device_checks import DEVICE, compare
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(6)
 
 # ---- indexing
 

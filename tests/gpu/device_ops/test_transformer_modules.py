@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_webgpu_compile import counters
 
 pytestmark = [
-    pytest.mark.rotates(6),
+    pytest.mark.rotates(9),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
 ]
 

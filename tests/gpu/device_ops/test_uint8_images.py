@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tests.device_checks import compare
 from torch_webgpu_compile.fallbacks import FallbackWarning
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 
 def images(*sizes, channels_last=False):
