@@ -23,11 +23,14 @@ def outcome(every_case: bool) -> dict[str, dict[str, str]]:
     return run_cases(SLOW.union(resting))
 
 
-def test_every_case(outcome: dict[str, dict[str, str]]) -> None:
+def test_every_case(outcome: dict[str, dict[str, str]], every_case: bool) -> None:
     wrong = {name: error for name, error in outcome["wrong"].items() if error}
     assert not wrong
-    assert len(outcome["wrong"]) > 5
+    assert len(outcome["wrong"]) > (80 if every_case else 5)
 
 
-def test_nothing_but_what_is_said_runs_on_the_host(outcome: dict[str, dict[str, str]]) -> None:
-    assert set(outcome["host"]) <= {"aten._linalg_eigh.default"}
+def test_nothing_but_what_is_said_runs_on_the_host(
+    outcome: dict[str, dict[str, str]], every_case: bool
+) -> None:
+    said = ["aten._linalg_eigh.default"]
+    assert outcome["host"] == said or (not every_case and not outcome["host"])
