@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
+from tests.opinfo import op_db
 from torch.utils._pytree import tree_leaves
 
 from tests.device_exceptions import (

@@ -16,7 +16,8 @@ from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir import attention_nodes, nodes
 from torch_webgpu_compile.ir import interpret as interpreter
 from torch_webgpu_compile.ir.at_sizes import at_sizes
-from torch_webgpu_compile.ir.graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
+from torch_webgpu_compile.ir.buffers import Buffer, BufferOrigin
+from torch_webgpu_compile.ir.graph import GraphInput, GraphOutput, LoopGraph
 from torch_webgpu_compile.ir.interpret import Run, interpret, interprets
 from torch_webgpu_compile.ir.nodes import Pointwise, inputs_of, outputs_of, taken_whole
 from torch_webgpu_compile.ir.renaming import rename_node

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 from typing import assert_never
 
 from ..ir.attention_nodes import Attention, AttentionGradient
+from ..ir.buffers import Buffer
 from ..ir.graph import (
     AnchorGroup,
-    Buffer,
     ForeachGroup,
     JointGroup,
     KernelGroup,

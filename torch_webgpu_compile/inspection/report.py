@@ -18,79 +18,17 @@ from ..options import resolve
 from ..plan.model import STATUS, Dispatch, HostStep, Plan
 from ..symbolic.sizes import Expr, evaluate
 from . import debug
-
-
-@dataclass(frozen=True)
-class KernelReport:
-    """One dispatch.
-
-    Attributes:
-        name: the kernel's name; a kernel that is dispatched twice is listed twice.
-        kind: its template, e.g. ``matmul``.
-        ops: the ATen overloads that it computes.
-        wgsl: its source.
-        grid: workgroups per dimension.
-        bytes_read, bytes_written: the least traffic.
-        flops: arithmetic operations.
-        sources: the user's lines of code.
-        reads, writes: plan buffers.
-    """
-
-    name: str
-    kind: str
-    ops: tuple[str, ...]
-    wgsl: str
-    grid: tuple[int, int, int]
-    bytes_read: int
-    bytes_written: int
-    flops: int
-    sources: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class HostReport:
-    """A call that ran on the CPU."""
-
-    op: str
-    source: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class GraphReport:
-    """One captured graph.
-
-    Attributes:
-        name: e.g. ``graph0_forward``.
-        phase: ``inference``, ``forward`` or ``backward``.
-        steps: dispatches and host calls of every call, in order.
-        preparation: dispatches that run only after parameters have changed.
-        texts: readable results of every pass that changed something, by its name.
-        plan: what runs.
-        seconds: how long each pass of the compiler took, by its name; only ``ir``, which is
-            lowering, where the plan came from the cache.
-    """
-
-    name: str
-    phase: str
-    steps: tuple[KernelReport | HostReport, ...]
-    texts: Mapping[str, str] = field(repr=False)
-    plan: Plan = field(repr=False)
-    preparation: tuple[KernelReport | HostReport, ...] = ()
-    seconds: Mapping[str, float] = field(repr=False, default_factory=dict)
-
-    @property
-    def kernels(self) -> tuple[KernelReport, ...]:
-        """The dispatches of every call."""
-        return tuple(step for step in self.steps if isinstance(step, KernelReport))
-
-    @property
-    def fallbacks(self) -> tuple[str, ...]:
-        """The operators that run on the host in every call, one entry for each step."""
-        return tuple(step.op for step in self.steps if isinstance(step, HostReport))
+from .graph_report import (
+    GraphReport,
+    HostReport,
+    KernelReport,
+    dispatches_of,
+    human_count,
+    numbered_steps,
+    short_source,
+    times_of,
+)
+from .report_html import in_frame, page
 
 
 @dataclass(frozen=True)
@@ -117,7 +55,7 @@ class Report:
     @property
     def dispatch_count(self) -> int:
         """Dispatches per call, with an empty grid left out."""
-        return sum(0 not in kernel.grid for kernel in self.kernels)
+        return sum(graph.dispatch_count for graph in self.graphs)
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -127,15 +65,14 @@ class Report:
 
     def save_html(self, path: str | Path) -> None:
         """Writes a page that needs nothing else: every graph drawn, every kernel's WGSL."""
-        from .report_html import page
-
-        Path(path).write_text(page(self), encoding="utf-8")
+        Path(path).write_text(self._page(), encoding="utf-8")
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the page, in a frame of its own."""
-        from .report_html import frame
+        return in_frame(self._page())
 
-        return frame(self)
+    def _page(self) -> str:
+        return page(self.graphs, self.fallbacks, self.graph_breaks)
 
     def __str__(self) -> str:
         lines = []
@@ -150,29 +87,6 @@ class Report:
 
 def _title(graph: GraphReport) -> str:
     return f"{graph.name} ({graph.phase}): {dispatches_of(graph)}"
-
-
-def dispatches_of(graph: GraphReport) -> str:
-    """How many dispatches a graph has, and how many that are not made in every call."""
-    prepared = f", {len(graph.preparation)} more prepare for it" if graph.preparation else ""
-    return f"{len(graph.kernels)} dispatches{prepared}"
-
-
-def times_of(graph: GraphReport) -> str:
-    """How long the compiler took, and which of its passes took a twentieth of it or more."""
-    total = sum(graph.seconds.values())
-    long = [(name, s) for name, s in graph.seconds.items() if s >= total / 20]
-    shown = ", ".join(f"{name} {1000 * s:.0f}" for name, s in long)
-    return f"  compiled in {1000 * total:.0f} ms: {shown}"
-
-
-def numbered_steps(graph: GraphReport) -> list[tuple[int, str, KernelReport | HostReport]]:
-    """The steps of a graph and those of its preparation: (number, mark, step).
-
-    The mark is "(once) " for steps of the preparation, else "".
-    """
-    steps = (*graph.steps, *graph.preparation)
-    return [(k, "" if k < len(graph.steps) else "(once) ", step) for k, step in enumerate(steps)]
 
 
 def _table(graph: GraphReport) -> list[str]:
@@ -202,22 +116,6 @@ def _table(graph: GraphReport) -> list[str]:
 
 def _fit(text: str, width: int) -> str:
     return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
-
-
-def short_source(source: str) -> str:
-    """``file:line: code`` with the file's name only."""
-    path, separator, rest = source.partition(":")
-    return f"{Path(path).name}{separator}{rest}"
-
-
-def human_count(count: int) -> str:
-    """A count for people, e.g. ``2.1 G``."""
-    value, unit = float(count), ""
-    for larger in (" k", " M", " G", " T"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f}" if not unit else f"{value:.1f}{unit}"
 
 
 def explain(

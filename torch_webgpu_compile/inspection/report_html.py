@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from ..errors import human_bytes
-from .report import (
+from .graph_report import (
     GraphReport,
     HostReport,
     KernelReport,
-    Report,
     dispatches_of,
     human_count,
     numbered_steps,
@@ -48,16 +48,17 @@ svg a:hover rect { stroke: var(--accent); stroke-width: 2; }
 """
 
 
-def page(report: Report) -> str:
-    """The whole document."""
+def page(graphs: Sequence[GraphReport], on_host: Sequence[str], graph_breaks: Sequence[str]) -> str:
+    """The whole document; the arguments are fields of a `Report`."""
+    dispatches = sum(graph.dispatch_count for graph in graphs)
     body = [
         "<h1>torch_webgpu_compile report</h1>",
-        f"<p>{len(report.graphs)} graphs, {report.dispatch_count} dispatches per call. "
-        f"On the host: {escape(', '.join(report.fallbacks) or 'nothing')}. "
-        f"Graph breaks: {len(report.graph_breaks)}.</p>",
+        f"<p>{len(graphs)} graphs, {dispatches} dispatches per call. "
+        f"On the host: {escape(', '.join(on_host) or 'nothing')}. "
+        f"Graph breaks: {len(graph_breaks)}.</p>",
     ]
-    body += [f"<pre>{escape(reason)}</pre>" for reason in report.graph_breaks]
-    body += [_graph(number, graph) for number, graph in enumerate(report.graphs)]
+    body += [f"<pre>{escape(reason)}</pre>" for reason in graph_breaks]
+    body += [_graph(number, graph) for number, graph in enumerate(graphs)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -66,10 +67,10 @@ def page(report: Report) -> str:
     )
 
 
-def frame(report: Report) -> str:
-    """The document as an element of another one, with which it shares no style and no names."""
+def in_frame(document: str) -> str:
+    """A document as an element of another one, with which it shares no style and no names."""
     return (
-        f'<iframe srcdoc="{escape(page(report))}" sandbox '
+        f'<iframe srcdoc="{escape(document)}" sandbox '
         'style="width: 100%; height: 40em; border: 0"></iframe>'
     )
 

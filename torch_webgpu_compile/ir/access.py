@@ -18,7 +18,7 @@ from ..symbolic.sizes import (
     substitute,
     symbols_of,
 )
-from .graph import Buffer
+from .buffers import Buffer
 from .scalar import Index, Load, Scalar, loads_of, scalar_symbols
 from .spaces import numbered
 

@@ -27,15 +27,8 @@ from .access import (
     lane_addresses,
     load_index,
 )
-from .graph import (
-    AnchorGroup,
-    Buffer,
-    ContractionGroup,
-    Member,
-    PairGroup,
-    Schedule,
-    SiblingGroup,
-)
+from .buffers import Buffer
+from .graph import AnchorGroup, ContractionGroup, Member, PairGroup, Schedule, SiblingGroup
 from .nodes import Contraction
 from .scalar import Index, Load, Scalar, loads_of
 

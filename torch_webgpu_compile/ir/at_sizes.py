@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from ..symbolic.nested import leaves, map_leaves
 from ..symbolic.sizes import Expr, Symbol, as_expr, atom_expr, substitute, symbols_of
-from .graph import Buffer, GraphInput, GraphOutput, LoopGraph
+from .buffers import Buffer
+from .graph import GraphInput, GraphOutput, LoopGraph
 from .ranges import Decisions
 from .scalar import SCALARS, scalar_symbols, substitute_symbols
 from .spaces import Node

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from .. import dtypes
 from ..symbolic.sizes import Expr, as_expr, ceildiv
+from .buffers import Buffer
 from .scalar import Scalar
 from .spaces import Anchor, Node, Origin, Rule, Space, named_bodies, shape_rule
-
-if TYPE_CHECKING:
-    from .graph import Buffer
 
 
 @dataclass(frozen=True, slots=True)

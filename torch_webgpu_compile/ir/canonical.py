@@ -6,7 +6,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from ..symbolic.sizes import product
-from .graph import Buffer, MapGroup
+from .buffers import Buffer
+from .graph import MapGroup
 from .scalar import Checked, Const, Index, Load, Masked, Op, walk
 
 

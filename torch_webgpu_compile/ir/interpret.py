@@ -19,7 +19,8 @@ from ..errors import VerificationError
 from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
 from . import attention
 from .attention_nodes import Attention, AttentionGradient
-from .graph import Buffer, GraphOutput, LoopGraph, is_effect
+from .buffers import Buffer
+from .graph import GraphOutput, LoopGraph, is_effect
 from .nodes import (
     Contraction,
     Fourier,

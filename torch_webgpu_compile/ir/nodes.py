@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from .. import dtypes
 from ..dtypes import Kind
 from ..symbolic.nested import HostBuffer, buffers_in
 from ..symbolic.sizes import Expr, as_expr, symbols_of
+from .buffers import Buffer
 from .scalar import Scalar, checks_of, loads_of
 from .spaces import (
     Anchor,
@@ -28,9 +29,6 @@ from .spaces import (
     shape_rule,
     symbols_in,
 )
-
-if TYPE_CHECKING:
-    from .graph import Buffer
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..symbolic.nested import rename_buffers
+from .buffers import Buffer
 from .graph import (
     AnchorGroup,
-    Buffer,
     ForeachGroup,
     JointGroup,
     KernelGroup,

@@ -14,7 +14,8 @@ from .. import dtypes
 from ..symbolic.sizes import Expr, power_of_two_at_least, product, symbols_of
 from ..target import Machine, Target
 from .access import VECTOR, is_multiple_of, neighbours_in_rows, workgroup_type
-from .graph import Buffer, Member, RowGroup
+from .buffers import Buffer
+from .graph import Member, RowGroup
 from .scalar import Index, Load, Op, Scalar, children, loads_of, rewrite
 from .spaces import numbered
 

@@ -6,13 +6,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ..symbolic.sizes import Expr, IntLike, Symbol, as_symbol, iteration
+from .buffers import Buffer
 from .scalar import Scalar
-
-if TYPE_CHECKING:
-    from .graph import Buffer
 
 
 def iteration_symbols(prefix: str, sizes: Sequence[IntLike]) -> tuple[Expr, ...]:

@@ -20,10 +20,9 @@ from typing import Any
 
 from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import Expr, Symbol, contiguous_strides, symbols_of
+from .buffers import Buffer, BufferOrigin
 from .graph import (
     AnchorGroup,
-    Buffer,
-    BufferOrigin,
     ForeachGroup,
     GraphOutput,
     JointGroup,

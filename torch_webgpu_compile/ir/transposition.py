@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from ..symbolic.sizes import ONE, Expr, Symbol, linearize, product
 from ..target import Target
 from .access import VECTOR, load_index, workgroup_type
-from .graph import Buffer, MapGroup
+from .buffers import Buffer
+from .graph import MapGroup
 from .scalar import Load, Masked, Scalar, children
 from .spaces import numbered
 

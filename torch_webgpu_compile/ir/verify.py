@@ -12,7 +12,8 @@ from collections.abc import Set as AbstractSet
 from .. import dtypes
 from ..errors import VerificationError
 from ..symbolic.sizes import Expr, Symbol, symbols_of
-from .graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, is_effect
+from .buffers import Buffer, BufferOrigin
+from .graph import GraphOutput, LoopGraph, is_effect
 from .nodes import computed_at, inputs_of, outputs_of
 from .scalar import OPS, Checked, Index, Load, Masked, Op, Scalar, scalar_symbols, walk
 from .spaces import Node, symbols_in

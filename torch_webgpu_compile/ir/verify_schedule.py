@@ -12,10 +12,10 @@ from ..symbolic.sizes import linearize
 from ..target import Target
 from .access import load_index
 from .anchors import access_pattern
+from .buffers import BufferOrigin
 from .canonical import canonical_form
 from .graph import (
     AnchorGroup,
-    BufferOrigin,
     ForeachGroup,
     GroupBuffers,
     JointGroup,

@@ -8,8 +8,8 @@ from typing import Any
 
 from .. import dtypes
 from ..dtypes import DType
+from ..ir.buffers import Buffer, BufferOrigin
 from ..ir.folding import fold, narrow
-from ..ir.graph import Buffer, BufferOrigin
 from ..ir.nodes import Contraction, HostCall, Pointwise, Reduction, Scatter
 from ..ir.scalar import (
     Const,

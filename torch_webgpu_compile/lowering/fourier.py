@@ -20,7 +20,7 @@ import torch
 
 from .. import dtypes
 from ..ir import fourier
-from ..ir.graph import Buffer
+from ..ir.buffers import Buffer
 from ..ir.nodes import Fourier
 from ..ir.scalar import Index, Scalar, apply, cast, where
 from ..symbolic.sizes import ONE, Expr, as_expr, contiguous_strides, floordiv, mod

@@ -16,7 +16,8 @@ from ..captured import CapturedGraph, user_source
 from ..dtypes import DType
 from ..errors import UnsupportedOp, VerificationError
 from ..fallbacks import OnFallback
-from ..ir.graph import Buffer, BufferOrigin, GraphInput, GraphOutput, LoopGraph
+from ..ir.buffers import Buffer, BufferOrigin
+from ..ir.graph import GraphInput, GraphOutput, LoopGraph
 from ..ir.scalar import Index, Load, const, loads_of
 from ..ir.spaces import Origin
 from ..symbolic.sizes import ONE, Expr, as_expr

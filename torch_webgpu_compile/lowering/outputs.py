@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..ir.graph import Buffer, BufferOrigin, GraphOutput
+from ..ir.buffers import Buffer, BufferOrigin
+from ..ir.graph import GraphOutput
 from ..ir.nodes import HostCall, Pointwise
 from ..ir.scalar import Index, Load, scalar_symbols
 from ..ir.spaces import numbered

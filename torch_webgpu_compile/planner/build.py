@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Schedule, is_effect
+from ..ir.buffers import Buffer, BufferOrigin
+from ..ir.graph import GraphOutput, LoopGraph, Schedule, is_effect
 from ..ir.nodes import HostCall
 from ..plan.model import (
     STATUS,

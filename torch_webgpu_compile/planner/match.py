@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import VerificationError
-from ..ir.graph import Buffer, LoopGraph, is_effect
+from ..ir.buffers import Buffer
+from ..ir.graph import LoopGraph, is_effect
 from ..ir.nodes import HostCall
 from ..plan.model import HostStep, Plan, PlanBuffer, PlanInput
 from ..symbolic.nested import HostBuffer, map_leaves

@@ -9,7 +9,8 @@ from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of, lane_addresses
 from ...ir.anchors import anchor_members, store_is_vector
 from ...ir.attention_nodes import Attention
-from ...ir.graph import AnchorGroup, Buffer
+from ...ir.buffers import Buffer
+from ...ir.graph import AnchorGroup
 from ...ir.scalar import Scalar
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product

@@ -8,7 +8,8 @@ from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
 from ...ir.anchors import store_is_vector
 from ...ir.attention_nodes import AttentionGradient
-from ...ir.graph import Buffer, Member
+from ...ir.buffers import Buffer
+from ...ir.graph import Member
 from ...ir.scalar import Scalar, const
 from ...ir.spaces import symbol_keys
 from ...plan.model import KernelCall

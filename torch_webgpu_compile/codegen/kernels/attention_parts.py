@@ -7,7 +7,8 @@ from typing import NamedTuple
 from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, flat_values
 from ...ir.attention_nodes import Attention
-from ...ir.graph import AnchorGroup, Buffer
+from ...ir.buffers import Buffer
+from ...ir.graph import AnchorGroup
 from ...ir.scalar import Index, Masked, Op, Scalar, cast, scalar_symbols
 from ...ir.spaces import iteration_symbols
 from ...plan.model import KernelCall

@@ -8,7 +8,8 @@ from typing import Any
 
 from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, are_aligned_neighbours, lane_addresses
-from ...ir.graph import Buffer, Member
+from ...ir.buffers import Buffer
+from ...ir.graph import Member
 from ...ir.rows import WorkgroupArray
 from ...ir.spaces import Origin
 from ...plan.model import Kernel, KernelCall, Parameter

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from ...ir.access import VECTOR, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
-from ...ir.graph import AnchorGroup, Buffer, ContractionGroup, PairGroup
+from ...ir.buffers import Buffer
+from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup
 from ...ir.spaces import Origin
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from ... import dtypes
 from ...ir.access import VECTOR, Lanes, are_aligned_neighbours, flat_environment, lane_addresses
+from ...ir.buffers import Buffer
 from ...ir.canonical import Canonical, canonical_form
-from ...ir.graph import Buffer, ForeachGroup, MapGroup, Member
+from ...ir.graph import ForeachGroup, MapGroup, Member
 from ...ir.scalar import Index, Load
 from ...ir.spaces import numbered
 from ...plan.model import KernelCall

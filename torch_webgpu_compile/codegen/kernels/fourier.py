@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ...errors import UnsupportedOp
 from ...ir.access import flat_values, is_multiple_of, step_of, typical_numel
+from ...ir.buffers import Buffer
 from ...ir.folding import as_index
-from ...ir.graph import Buffer
 from ...ir.nodes import Fourier
 from ...ir.scalar import Index, Load, Masked, Scalar, loads_of, walk
 from ...ir.spaces import numbered

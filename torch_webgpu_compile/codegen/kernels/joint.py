@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ...ir.graph import Buffer, JointGroup, JointPart, MapGroup, RowGroup, SingleGroup
+from ...ir.buffers import Buffer
+from ...ir.graph import JointGroup, JointPart, MapGroup, RowGroup, SingleGroup
 from ...ir.nodes import Scatter
 from ...ir.rows import array_keys, choose_row_strategy, joint_workgroup, shared_arrays
 from ...plan.model import KernelCall

@@ -14,7 +14,8 @@ from ...ir.access import (
     lane_addresses,
     load_index,
 )
-from ...ir.graph import Buffer, MapGroup, Member
+from ...ir.buffers import Buffer
+from ...ir.graph import MapGroup, Member
 from ...ir.scalar import Load, Op, checks_of, walk
 from ...ir.spaces import Origin, numbered
 from ...plan.model import KernelCall

@@ -8,7 +8,8 @@ from functools import partial
 
 from ... import dtypes
 from ...ir.access import Lanes, flat_environment
-from ...ir.graph import Buffer, Member, RowGroup
+from ...ir.buffers import Buffer
+from ...ir.graph import Member, RowGroup
 from ...ir.rows import WorkgroupArray, choose_row_strategy, row_test
 from ...ir.scalar import Index, Load, loads_of
 from ...ir.spaces import iteration_symbols, symbol_keys

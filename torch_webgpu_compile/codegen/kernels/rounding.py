@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ... import dtypes
-from ...ir.graph import Buffer, Member
+from ...ir.buffers import Buffer
+from ...ir.graph import Member
 from ...ir.scalar import loads_of
 from ..values import Text
 from ..wgsl.casts import Let, rounded

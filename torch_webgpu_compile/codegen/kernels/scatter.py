@@ -5,8 +5,9 @@ from __future__ import annotations
 from ... import dtypes
 from ...errors import UnsupportedOp
 from ...ir.access import flat_environment
+from ...ir.buffers import Buffer
 from ...ir.folding import as_index
-from ...ir.graph import Buffer, MapGroup, Member
+from ...ir.graph import MapGroup, Member
 from ...ir.nodes import Scatter
 from ...ir.scalar import Load, index
 from ...ir.spaces import iteration_symbols, numbered

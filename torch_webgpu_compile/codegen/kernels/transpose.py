@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ... import dtypes
 from ...ir.access import workgroup_type
-from ...ir.graph import Buffer, MapGroup
+from ...ir.buffers import Buffer
+from ...ir.graph import MapGroup
 from ...ir.scalar import Load
 from ...ir.transposition import Transposition, extent_of
 from ...plan.model import KernelCall

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ir.graph import Buffer
+from ...ir.buffers import Buffer
 from ...ir.nodes import TriangularSolve
 from ...ir.scalar import Scalar
 from ...ir.spaces import numbered

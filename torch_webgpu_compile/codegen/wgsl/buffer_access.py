@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ...dtypes import DType, Kind
 from ...ir.access import VECTOR
-from ...ir.graph import Buffer
+from ...ir.buffers import Buffer
 from ...symbolic.sizes import Expr
 from ...target import Window
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from ... import dtypes
 from ...dtypes import DType
 from ...errors import AdapterError, IndexCheck, OutOfMemoryError
-from ...ir.graph import Buffer
+from ...ir.buffers import Buffer
 from ...plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
 from ...symbolic.sizes import Expr, Symbol, as_expr, as_symbol, upper_bound
 from ...target import Target, Window

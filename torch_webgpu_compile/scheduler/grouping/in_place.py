@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.access import load_index
-from ...ir.graph import Buffer, BufferOrigin, LoopGraph, Member
+from ...ir.buffers import Buffer, BufferOrigin
+from ...ir.graph import LoopGraph, Member
 from ...ir.nodes import Scatter, bodies_of, inputs_of
 from ...ir.scalar import loads_of
 from ...symbolic.sizes import ZERO, Expr, linearize

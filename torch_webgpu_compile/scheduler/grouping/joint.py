@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from ... import dtypes
 from ...ir.access import typical_numel
+from ...ir.buffers import Buffer
 from ...ir.graph import (
-    Buffer,
     JointGroup,
     KernelGroup,
     MapGroup,

@@ -10,8 +10,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from ...ir.access import typical_numel
+from ...ir.buffers import Buffer
 from ...ir.canonical import canonical_form
-from ...ir.graph import Buffer, ForeachGroup, KernelGroup, MapGroup, Schedule
+from ...ir.graph import ForeachGroup, KernelGroup, MapGroup, Schedule
 from ...ir.transposition import find_transposition
 from ...symbolic.sizes import Expr, linearize, product
 from ...target import Target

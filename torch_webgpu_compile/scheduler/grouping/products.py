@@ -11,15 +11,8 @@ from dataclasses import replace
 
 from ...ir.access import typical_numel
 from ...ir.anchors import access_pattern
-from ...ir.graph import (
-    AnchorGroup,
-    Buffer,
-    KernelGroup,
-    PairGroup,
-    Schedule,
-    SiblingGroup,
-    buffers_of,
-)
+from ...ir.buffers import Buffer
+from ...ir.graph import AnchorGroup, KernelGroup, PairGroup, Schedule, SiblingGroup, buffers_of
 from ...ir.nodes import Contraction
 from ...ir.scalar import loads_of
 from ...symbolic.sizes import Expr, product

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from ...dtypes import Kind
 from ...ir.attention_nodes import Attention, AttentionGradient
-from ...ir.graph import BufferOrigin, GraphOutput, LoopGraph, intermediate
+from ...ir.buffers import BufferOrigin, intermediate
+from ...ir.graph import GraphOutput, LoopGraph
 from ...ir.interpret import interpret
 from ...ir.nodes import Pointwise, Reduction
 from ...ir.scalar import (

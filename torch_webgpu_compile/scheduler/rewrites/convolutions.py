@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...ir.access import address_of, load_index, step_of, typical_numel
-from ...ir.graph import Buffer, BufferOrigin
+from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.nodes import Contraction, Pointwise
 from ...ir.renaming import rename_loads
 from ...ir.scalar import Index, Load, Scalar, loads_of, scalar_symbols, substitute_symbols

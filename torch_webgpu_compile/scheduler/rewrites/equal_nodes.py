@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 
-from ...ir.graph import Buffer, LoopGraph
+from ...ir.buffers import Buffer
+from ...ir.graph import LoopGraph
 from ...ir.nodes import Contraction, Pointwise, Reduction, map_bodies, map_computed, taken_whole
 from ...ir.renaming import rename_loads
 from ...ir.scalar import Scalar, substitute_symbols

@@ -9,7 +9,8 @@ from dataclasses import replace
 from ... import dtypes
 from ...ir.access import load_index, typical_numel
 from ...ir.attention_nodes import Attention, AttentionGradient
-from ...ir.graph import BufferOrigin, LoopGraph
+from ...ir.buffers import BufferOrigin
+from ...ir.graph import LoopGraph
 from ...ir.nodes import (
     Contraction,
     Fourier,

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...ir.access import address_of, load_index, step_of, typical_numel
-from ...ir.graph import Buffer, BufferOrigin, LoopGraph
+from ...ir.buffers import Buffer, BufferOrigin
+from ...ir.graph import LoopGraph
 from ...ir.nodes import (
     Contraction,
     Pointwise,

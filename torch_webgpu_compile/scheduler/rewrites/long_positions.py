@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ... import dtypes
+from ...ir.buffers import Buffer, intermediate
 from ...ir.gathering import substitute_scalars
-from ...ir.graph import Buffer, intermediate
 from ...ir.nodes import Pointwise, Reduction
 from ...ir.scalar import Load, Scalar, apply, const, index
 from ...ir.spaces import Node, numbered

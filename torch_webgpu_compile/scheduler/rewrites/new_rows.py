@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ...ir.access import load_index
 from ...ir.attention_nodes import Attention
-from ...ir.graph import BufferOrigin, LoopGraph
+from ...ir.buffers import BufferOrigin
+from ...ir.graph import LoopGraph
 from ...ir.nodes import Scatter, inputs_of, map_bodies, outputs_of, reports
 from ...ir.scalar import (
     Checked,

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ...ir.access import typical_numel
-from ...ir.graph import Buffer, BufferOrigin, GraphOutput, LoopGraph, Program
+from ...ir.buffers import Buffer, BufferOrigin
+from ...ir.graph import GraphOutput, LoopGraph, Program
 from ...ir.nodes import Contraction, HostCall, bodies_of, inputs_of, outputs_of
 from ...ir.scalar import scalar_symbols
 from ...ir.spaces import Node

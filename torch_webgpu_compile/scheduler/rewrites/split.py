@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...ir.access import flat_values, neighbours_in_rows
-from ...ir.graph import Buffer, LoopGraph, intermediate
+from ...ir.buffers import Buffer, intermediate
+from ...ir.graph import LoopGraph
 from ...ir.nodes import Contraction, Pointwise, Reduction, inputs_of
 from ...ir.scalar import Load, Masked, Scalar, apply, const, index, neutral, substitute_symbols
 from ...ir.spaces import Node, iteration_symbols, numbered, symbol_keys

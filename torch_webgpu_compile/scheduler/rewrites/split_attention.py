@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ... import dtypes
 from ...ir.attention_nodes import Attention
-from ...ir.graph import Buffer, LoopGraph, intermediate
+from ...ir.buffers import Buffer, intermediate
+from ...ir.graph import LoopGraph
 from ...ir.nodes import Pointwise, Reduction
 from ...ir.scalar import Load, Scalar, apply, cast, const, index
 from ...ir.spaces import Node, iteration_symbols

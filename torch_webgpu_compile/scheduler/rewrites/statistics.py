@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from ...ir.graph import Buffer, LoopGraph, intermediate
+from ...ir.buffers import Buffer, intermediate
+from ...ir.graph import LoopGraph
 from ...ir.nodes import Pointwise, Reduction, inputs_of, outputs_of
 from ...ir.scalar import Load, Op, Scalar, apply, index, loads_of, rewrite, scalar_symbols
 from ...ir.spaces import Node, numbered
