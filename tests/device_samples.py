@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tests.opinfo import op_db
 from torch.utils._pytree import tree_leaves
 
 from tests.device_exceptions import (
@@ -24,6 +23,7 @@ from tests.device_exceptions import (
     name_of,
 )
 from tests.device_kinds import RUN
+from tests.opinfo import op_db
 
 OPERATORS = {name_of(info): info for info in op_db if name_of(info) not in EXCEPTIONS}
 

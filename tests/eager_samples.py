@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from tests.opinfo import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.eager_calls import describe
+from tests.opinfo import op_db
 
 # What a device does itself: views, and what only moves or asks for data.
 _NOT_CAPTURED = frozenset(

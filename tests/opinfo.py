@@ -1,4 +1,4 @@
-"""PyTorch's operator samples (``op_db``, of OpInfo), without the search for a ``unittest.TestCase``.
+"""PyTorch's operator samples (`op_db`, of OpInfo), without a search for a `unittest.TestCase`.
 
 PyTorch names the running test in its messages. To find it, each list of samples asks
 ``inspect.stack()`` twice, which takes 0.3 s in a process that has imported as much as these tests.
