@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from tests.eager_calls import describe, run_eagerly
 from torch_webgpu_compile.backend import compile_graph, native_operators, signature_of
-from torch_webgpu_compile.callables.host_calls import torch_dtype
 from torch_webgpu_compile.callables.signature import bound_offset
 from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output
 from torch_webgpu_compile.capture.eager.capture import capture_call
@@ -21,6 +20,7 @@ from torch_webgpu_compile.plan.model import PlanOutput
 from torch_webgpu_compile.runtime.device import Device, open_device
 from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.symbolic.sizes import evaluate
+from torch_webgpu_compile.torch_ops.dtypes import torch_dtype
 
 aten = torch.ops.aten
 R = torch.randn

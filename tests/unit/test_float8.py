@@ -8,7 +8,7 @@ import torch
 from tests.float8_samples import DTYPES, assert_same, codes, floats
 from tests.harness import check
 from torch_webgpu_compile.ir import float8
-from torch_webgpu_compile.lowering.symbols import dtype_of
+from torch_webgpu_compile.torch_ops.dtypes import dtype_of
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -30,7 +30,7 @@ def interpreted(f, **keywords):
     inner = interpreting_backend()
 
     def backend(module, inputs):
-        patterns.rewrite(module)
+        patterns.rewrite_calls(module)
         return inner(module, inputs)
 
     return torch.compile(f, backend=backend, fullgraph=True, **keywords)
@@ -45,7 +45,7 @@ def calls(f, *arguments, **keywords):
         return captured.module.forward
 
     def backend(module, inputs):
-        patterns.rewrite(module)
+        patterns.rewrite_calls(module)
         return backend_of(make)(module, inputs)
 
     torch._dynamo.reset()

@@ -9,17 +9,10 @@ import numpy as np
 import torch
 
 from ..counters import counters
-from ..dtypes import DType
 from ..plan.model import HostStep, Plan, PlanBuffer, view_at
 from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import Expr, evaluate
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    """PyTorch's name of a row of the dtype table."""
-    found = getattr(torch, dtype.name)
-    assert isinstance(found, torch.dtype)
-    return found
+from ..torch_ops.dtypes import torch_dtype
 
 
 def find_overload(target: str) -> torch._ops.OpOverload:

@@ -23,13 +23,13 @@ from ..runtime.buffers import AnyBuffer
 from ..runtime.device import Device, GpuBuffer, reopened
 from ..runtime.executor import BoundPlan
 from ..runtime.status import Reports
+from ..symbolic.sizes import storage_span
 from .compiled_graph import CompiledGraph, PlanAt
 from .signature import MutationRecipe, Signature, StaticRecipe, Variant
 from .static_copies import (
     StaticCopies,
     data_ptr,
     drop,
-    span,
     static_buffers,
     watch_optimizers,
     with_layout,
@@ -257,7 +257,7 @@ class HostGraph(CompiledGraph):
                 "what the forward pass kept for its backward pass was on the GPU; run the forward "
                 "pass again"
             )
-        nbytes = span(tensor.shape, tensor.stride()) * tensor.element_size()
+        nbytes = storage_span(tensor.shape, tensor.stride()) * tensor.element_size()
         resident.device.download_many([(resident.buffer, 0, nbytes, tensor.data_ptr())])
         delattr(tensor, _RESIDENT)
 

@@ -26,12 +26,13 @@ from ..compiler import compile_graph
 from ..counters import counters
 from ..device import devices
 from ..device.tensors.copying import is_here, to_host, write_on_host
-from ..device.tensors.storages import buffer_of, data_ptr, offset_at, span
+from ..device.tensors.storages import buffer_of, data_ptr, offset_at
 from ..errors import UnsupportedOp
 from ..options import resolve
 from ..plan.model import Dispatch, Plan
 from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
+from ..symbolic.sizes import storage_span
 from ..target import BINDING_ALIGNMENT, binding_start
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -106,7 +107,10 @@ def write(target: Tensor, value: Tensor) -> bool:
     if target.element_size() == 16:  # complex128
         return write(torch.view_as_real(target), torch.view_as_real(value))
     limit = devices.get_device(target.get_device()).target.max_binding_nbytes
-    if span(target.shape, target.stride()) * target.element_size() > limit - BINDING_ALIGNMENT:
+    if (
+        storage_span(target.shape, target.stride()) * target.element_size()
+        > limit - BINDING_ALIGNMENT
+    ):
         return _write_halves(target, value)
     runs, value = _runs(target, value)
     itemsize = target.element_size()
@@ -205,7 +209,7 @@ def _at(
     strides: tuple[int, ...],
     offset: int,
 ) -> _ResolvedWrite | None:
-    length = offset + span(sizes, strides)
+    length = offset + storage_span(sizes, strides)
     if itemsize not in _UNITS or length > _MAX_INT:
         return None
     kernel = _kernel(index, itemsize, len(sizes), bool(strides) and strides[-1] == 1)

@@ -28,10 +28,9 @@ from ..plan.model import (
     view_at,
 )
 from ..plan.recent import Recent, most_sizes
-from ..symbolic.sizes import INT32, Expr, Symbol, evaluate, symbols_of
+from ..symbolic.sizes import INT32, Expr, Symbol, evaluate, storage_span, symbols_of
 from ..target import BINDING_ALIGNMENT, Target
-from .host_calls import torch_dtype
-from .static_copies import span
+from ..torch_ops.dtypes import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +259,7 @@ class Signature:
         for entry in self.inputs:
             buffer = buffers[entry.buffer]
             view, itemsize = view_at(buffer, sizes), buffer.dtype.itemsize
-            nbytes, offset = span(*view[:2]) * itemsize, view[2] * itemsize
+            nbytes, offset = storage_span(*view[:2]) * itemsize, view[2] * itemsize
             if entry.position in self.phase.complex_inputs:
                 view = _of_complex(view)
             strides = view[1]
@@ -319,7 +318,7 @@ class Signature:
         shape, strides, offset = shown[0][1]
         results: list[tuple[int, View | None]] = [(position, None) for position, _ in shown]
         if any(view != shown[0][1] for _, view in shown):
-            length = max(view[2] + span(view[0], view[1]) for _, view in shown)
+            length = max(view[2] + storage_span(view[0], view[1]) for _, view in shown)
             shape, strides, offset = (length,), (1,), 0
             results = list(shown)
         return TensorRecipe(
@@ -328,7 +327,7 @@ class Signature:
             shape,
             strides,
             offset * dtype.itemsize,
-            span(shape, strides) * dtype.itemsize,
+            storage_span(shape, strides) * dtype.itemsize,
             tuple(results),
         )
 
@@ -350,7 +349,7 @@ class Signature:
         is_complex = output.mutates in self.phase.complex_inputs
         view = view_at(output, sizes)
         shape, strides, offset = _of_complex(view) if is_complex else view
-        elements = span(shape, strides)
+        elements = storage_span(shape, strides)
         sharing = sum(other.buffer == output.buffer for other in self.plan.outputs)
         keep = (
             output.mutates in self.static_inputs

@@ -29,18 +29,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..counters import counters
 from ..errors import DeviceError
 from ..runtime.device import Device, GpuBuffer
+from ..symbolic.sizes import storage_span
 from . import fingerprints
 
 data_ptr: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
 _get_version: Callable[[Tensor], int] = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]
 _storage_of: Callable[[Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
-
-
-def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last one in memory."""
-    if 0 in sizes:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
 
 
 def same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
@@ -157,7 +151,7 @@ class StaticBuffers:
         view = (tensor.storage_offset(), sizes, own, itemsize, strides)
         copy = storage.copies.get(view)
         if copy is None:
-            nbytes = span(sizes, strides) * itemsize
+            nbytes = storage_span(sizes, strides) * itemsize
             storage.nbytes += nbytes
             if storage.copies and storage.nbytes > storage.most:
                 storage.copies.clear()
@@ -228,7 +222,7 @@ class StaticBuffers:
     def upload(self, tensor: Tensor, strides: tuple[int, ...], buffer: GpuBuffer) -> None:
         """StaticCopies a CPU tensor, laid out in ``strides``, to ``buffer``."""
         source = with_layout(tensor, strides)
-        nbytes = span(source.shape, source.stride()) * source.element_size()
+        nbytes = storage_span(source.shape, source.stride()) * source.element_size()
         address = data_ptr(source)
         if nbytes and not address:
             raise DeviceError(

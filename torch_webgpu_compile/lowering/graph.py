@@ -22,6 +22,7 @@ from ..ir.scalar import Index, Load, const, loads_of
 from ..ir.spaces import Origin
 from ..symbolic.sizes import ONE, Expr, as_expr
 from ..target import Target
+from ..torch_ops.dtypes import dtype_of
 from .builder import Builder, ResultType, as_value
 from .fallback import host_call
 from .fx_nodes import (
@@ -35,7 +36,6 @@ from .fx_nodes import (
 )
 from .outputs import OutputLayouts
 from .registry import LOWERINGS, NotLowered, register_all
-from .symbols import dtype_of
 from .value import Value, positions, view
 
 aten = torch.ops.aten

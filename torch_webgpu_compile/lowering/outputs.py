@@ -86,7 +86,7 @@ class OutputLayouts:
             else:
                 return
         shown = [entry for entry in index if entry is not ZERO]
-        if len(set(shown)) == len(shown) and is_dense(buffer.sizes, wanted):
+        if len(set(shown)) == len(shown) and is_dense_layout(buffer.sizes, wanted):
             self.builder.buffers[buffer.name] = replace(buffer, strides=tuple(wanted))
 
     def _copy(self, value: Value, strides: tuple[Expr, ...], storage: int) -> GraphOutput:
@@ -134,7 +134,7 @@ def _affine_offset(flat: Expr, sizes: Sequence[Expr], strides: Sequence[Expr]) -
     return None
 
 
-def is_dense(sizes: Sequence[Expr], strides: Sequence[Expr]) -> bool:
+def is_dense_layout(sizes: Sequence[Expr], strides: Sequence[Expr]) -> bool:
     """Whether the layout is a permutation of a contiguous one (without size-1 dimensions)."""
     left = {
         k: stride

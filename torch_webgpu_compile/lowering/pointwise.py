@@ -14,6 +14,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import Expr
+from ..torch_ops.dtypes import torch_dtype
 from .builder import Builder, operand
 from .promotion import Operand, compute_dtype, float_dtype, result_dtype, rounded_to
 from .registry import lowers
@@ -507,7 +508,7 @@ def lower_nan_to_num(
     """
     if not self.dtype.is_float:
         return self
-    limits = torch.finfo(getattr(torch, self.dtype.name))
+    limits = torch.finfo(torch_dtype(self.dtype))
     compute = compute_dtype(self.dtype)
     above = const(limits.max if posinf is None else posinf, compute)
     below = const(limits.min if neginf is None else neginf, compute)

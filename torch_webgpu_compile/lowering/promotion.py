@@ -15,7 +15,7 @@ from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.scalar import Scalar, apply, where
 from ..symbolic.sizes import Expr
-from .symbols import dtype_of, torch_dtype
+from ..torch_ops.dtypes import dtype_of, torch_dtype
 from .value import Value
 
 Operand = Value | Expr | bool | int | float

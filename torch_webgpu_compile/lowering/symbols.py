@@ -33,22 +33,7 @@ from ..symbolic.sizes import (
     symbol,
 )
 
-_TO_DTYPE: dict[torch.dtype, DType] = {
-    getattr(torch, dtype.name): dtype for dtype in dtypes.DTYPES if hasattr(torch, dtype.name)
-}
-_TO_TORCH: dict[DType, torch.dtype] = {ours: theirs for theirs, ours in _TO_DTYPE.items()}
-
 Number = bool | int | float
-
-
-def dtype_of(dtype: torch.dtype) -> DType | None:
-    """The row of the dtype table, or None (complex, quantized, …)."""
-    return _TO_DTYPE.get(dtype)
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    """PyTorch's name of a row of the dtype table."""
-    return _TO_TORCH[dtype]
 
 
 def literal(value: Number, dtype: DType) -> Const:

@@ -201,6 +201,13 @@ def product(factors: Iterable[IntLike]) -> Expr:
     return total
 
 
+def storage_span(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last one in memory; 0 for an empty tensor."""
+    if 0 in sizes:
+        return 0
+    return 1 + sum([(n - 1) * s for n, s in zip(sizes, strides, strict=True)])
+
+
 def contiguous_strides(sizes: Sequence[Expr]) -> tuple[Expr, ...]:
     """Row-major strides, in elements."""
     strides: list[Expr] = []

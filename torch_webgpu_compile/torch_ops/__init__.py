@@ -1,1 +1,1 @@
-"""The operators that this package adds to ``torch.ops``."""
+"""What is between PyTorch and this package: dtypes, and the operators added to ``torch.ops``."""

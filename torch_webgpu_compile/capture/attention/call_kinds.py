@@ -130,7 +130,7 @@ def _example(node: Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
-def tensor_of(node: Node) -> Tensor:
+def example_tensor(node: Node) -> Tensor:
     """The example (fake) tensor of a node, which is one of a tensor."""
     found = _example(node)
     assert isinstance(found, Tensor)
@@ -139,7 +139,7 @@ def tensor_of(node: Node) -> Tensor:
 
 def rank_of(node: Node) -> int:
     """The number of dimensions of a node's tensor."""
-    return tensor_of(node).dim()
+    return example_tensor(node).dim()
 
 
 def same(one: Any, other: Any) -> bool:
@@ -161,7 +161,7 @@ def is_factor(value: Any) -> bool:
     if isinstance(value, int | float) and not 1e-9 < abs(value) < 1e9:
         return False
     if is_tensor(value):
-        found = tensor_of(value)
+        found = example_tensor(value)
         return not found.is_complex() and statically_known_true(found.numel() == 1)
     return is_number(value)
 
@@ -170,7 +170,7 @@ def fits(value: Any, scores: Node) -> bool:
     """Whether a number or tensor can be broadcast to scores, not they to it."""
     if not is_tensor(value):
         return is_number(value)
-    found, shape = tensor_of(value), tensor_of(scores).shape
+    found, shape = example_tensor(value), example_tensor(scores).shape
     if found.is_complex() or found.dtype == torch.float64 or found.dim() > len(shape):
         return False
     sizes = zip(reversed(found.shape), reversed(shape), strict=False)
@@ -179,7 +179,7 @@ def fits(value: Any, scores: Node) -> bool:
 
 def is_mask(value: Any, scores: Node) -> bool:
     """Whether this is a bool tensor that broadcasts to the scores."""
-    return is_tensor(value) and tensor_of(value).dtype == torch.bool and fits(value, scores)
+    return is_tensor(value) and example_tensor(value).dtype == torch.bool and fits(value, scores)
 
 
 _WRITING_OPERATORS = (

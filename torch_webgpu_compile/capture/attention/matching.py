@@ -19,6 +19,7 @@ from .call_kinds import (
     Letters,
     arguments,
     either,
+    example_tensor,
     fits,
     has_effect,
     is_factor,
@@ -31,7 +32,6 @@ from .call_kinds import (
     rank_of,
     reads_metadata,
     same,
-    tensor_of,
 )
 from .written import Permutation, ScoreStep, attend_as_written
 
@@ -66,7 +66,7 @@ class _Found:
         return _Found(chain, found, self.dropout, self.leading, self.sizes)
 
 
-def rewrite(graph: Graph) -> int:
+def replace_written_attention(graph: Graph) -> int:
     """Puts calls of `attend_as_written` for all written-out attention; how many there were."""
     _continue_after_writes(graph)
     count = 0
@@ -128,7 +128,7 @@ def _match(node: Node) -> tuple[_Found, tuple[Factor, Factor, Factor], Permutati
 def _replace(graph: Graph, node: Node, found: _Found, operands: Any, order: Permutation) -> None:
     query, key, value = operands
     first = found.chain[-1]
-    of_products = [tensor_of(product).dtype for product in (first, node)]
+    of_products = [example_tensor(product).dtype for product in (first, node)]
     dtypes = torch.promote_types(*of_products), of_products[1]
     # What is done with products is done in the reverse order of the way back to them.
     inputs = (
@@ -233,13 +233,17 @@ def _choices(node: Node, found: _Found) -> Iterator[_Found]:
 def _through(node: Node, found: _Found) -> tuple[Node, _Found] | None:
     """What a cast, or a view that joins or parts batch and heads, is of."""
     inner = node.args[0] if node.args else None
-    if not isinstance(inner, Node) or not is_tensor(inner) or tensor_of(inner).dtype not in _FLOATS:
+    if (
+        not isinstance(inner, Node)
+        or not is_tensor(inner)
+        or example_tensor(inner).dtype not in _FLOATS
+    ):
         return None
-    if kind_of(node) == "view" and tensor_of(inner).dtype != tensor_of(node).dtype:
+    if kind_of(node) == "view" and example_tensor(inner).dtype != example_tensor(node).dtype:
         return None
-    if tensor_of(inner).device != tensor_of(node).device:
+    if example_tensor(inner).device != example_tensor(node).device:
         return None
-    before, after = tensor_of(inner).shape, tensor_of(node).shape
+    before, after = example_tensor(inner).shape, example_tensor(node).shape
     found = found.followed(node)
     if len(before) == len(after):
         return (inner, found) if same(before, after) else None
@@ -261,11 +265,11 @@ def _is_link(node: Node, found: _Found) -> bool:
 
     A step that makes it larger is none.
     """
-    if not is_tensor(node) or tensor_of(node).dtype not in _FLOATS:
+    if not is_tensor(node) or example_tensor(node).dtype not in _FLOATS:
         return False
     after = found.chain[-1]
     keeps_sizes = kind_of(after) not in ("product", "einsum", "view")
-    if keeps_sizes and not same(tensor_of(node).shape, tensor_of(after).shape):
+    if keeps_sizes and not same(example_tensor(node).shape, example_tensor(after).shape):
         return False
     return all(user is after or reads_metadata(user, node) for user in node.users)
 
@@ -278,7 +282,7 @@ def _is_supported(
 ) -> bool:
     """Whether the operator has kernels for this, and nothing happens meanwhile."""
     operands = [operand.node for operand in (*first, value)]
-    if not all(is_tensor(o) and tensor_of(o).dtype in _FLOATS for o in operands):
+    if not all(is_tensor(o) and example_tensor(o).dtype in _FLOATS for o in operands):
         return False
     ranks = [rank_of(o) for o in operands]
     if not ranks[0] == ranks[1] == rank_of(last) or ranks[2] != rank_of(node):
@@ -300,7 +304,7 @@ def _has_known_heads(operands: list[Node], found: _Found) -> bool:
         return rank_of(operands[0]) == rank_of(operands[2])
     if not all(same(found.sizes[0], sizes) for sizes in found.sizes[1:]):
         return False
-    joined = [tensor_of(o).shape[0] for o in operands if rank_of(o) == 3]
+    joined = [example_tensor(o).shape[0] for o in operands if rank_of(o) == 3]
     if any(rank_of(o) == 2 for o in operands) or not all(same(joined[:1], [n]) for n in joined):
         return False
     if found.leading is None:  # the first product has them apart
@@ -323,7 +327,7 @@ class Factor:
     @property
     def size(self) -> Any:
         """The number of columns."""
-        return tensor_of(self.node).shape[-1 if self.order is None else self.order[-1]]
+        return example_tensor(self.node).shape[-1 if self.order is None else self.order[-1]]
 
 
 def second_product(node: Node) -> tuple[Node, Factor, Permutation] | None:
@@ -370,7 +374,7 @@ def first_product(node: Node) -> tuple[Factor, Factor] | None:
     inner = _transposed(other)
     if inner is not None:
         return Factor(query), Factor(inner)
-    rank = tensor_of(other).dim()
+    rank = example_tensor(other).dim()
     return Factor(query), Factor(other, (*range(rank - 2), rank - 1, rank - 2))
 
 
@@ -410,7 +414,7 @@ def grouped(key: Factor, value: Factor) -> tuple[Factor, Factor]:
     inner = tuple(_repeated(o.node) if o.order is None else None for o in (key, value))
     if inner[0] is None or inner[1] is None:
         return key, value
-    if not same(tensor_of(inner[0]).shape[:2], tensor_of(inner[1]).shape[:2]):
+    if not same(example_tensor(inner[0]).shape[:2], example_tensor(inner[1]).shape[:2]):
         return key, value
     return Factor(inner[0]), Factor(inner[1])
 
@@ -434,11 +438,11 @@ def _repeated(node: Node) -> Node | None:
         return None
     if not _is_new_dimension(single):
         return None
-    shape = tensor_of(inner).shape
-    parted = tensor_of(wide).shape
-    if len(parted) != 5 or not same(tensor_of(single).shape, (*shape[:2], 1, *shape[2:])):
+    shape = example_tensor(inner).shape
+    parted = example_tensor(wide).shape
+    if len(parted) != 5 or not same(example_tensor(single).shape, (*shape[:2], 1, *shape[2:])):
         return None
-    if not same(tensor_of(node).shape, (parted[0], parted[1] * parted[2], *parted[3:])):
+    if not same(example_tensor(node).shape, (parted[0], parted[1] * parted[2], *parted[3:])):
         return None
     return inner
 

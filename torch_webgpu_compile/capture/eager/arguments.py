@@ -46,7 +46,7 @@ _NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
 MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds
 
 
-def neutral(leaf: Any) -> Any:
+def as_traced(leaf: Any) -> Any:
     """An argument as the trace sees it: on the CPU, with the default generator."""
     if isinstance(leaf, torch.device):
         return _CPU
@@ -137,7 +137,7 @@ def key_of(leaf: Any) -> Any:
     """
     if isinstance(leaf, TensorSpec):
         return leaf.dtype, leaf.sizes, leaf.strides, leaf.offset, leaf.conj, leaf.neg
-    leaf = neutral(leaf)
+    leaf = as_traced(leaf)
     # 1, 1.0 and True are equal in Python but not to an operator, and -0.0 is not 0.0.
     return type(leaf), repr(leaf) if isinstance(leaf, float) else leaf
 

@@ -31,8 +31,8 @@ from ..decompositions.table import decompositions
 from ..tracing import Traced, clean_dispatch, take_seeds, trace
 from . import device_ops
 from .arguments import (
+    as_traced,
     as_written,
-    neutral,
     overlap,
     symbolic_leaves,
     with_tensors,
@@ -115,7 +115,7 @@ def _trace(
     inputs: StaticInputs | SymbolicInputs,
     native: frozenset[OpOverload],
 ) -> Traced:
-    filled = [neutral(leaf) for leaf in leaves]
+    filled = [as_traced(leaf) for leaf in leaves]
     function = REWRITES.get(op, op)
 
     def call(*values: Any) -> Any:

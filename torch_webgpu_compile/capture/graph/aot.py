@@ -61,7 +61,7 @@ def capture(
     Raises:
         UnsupportedOp: a size in the graph depends on the values of a tensor.
     """
-    patterns.rewrite(module)
+    patterns.rewrite_calls(module)
     number = next(_numbers)
     static: frozenset[int] = frozenset()
     table = decompositions(native)

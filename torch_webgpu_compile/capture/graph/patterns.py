@@ -121,7 +121,7 @@ REWRITES: dict[Any, Callable[..., Any]] = {
 }
 
 
-def rewrite(module: torch.fx.GraphModule) -> int:
+def rewrite_calls(module: torch.fx.GraphModule) -> int:
     """Applies `REWRITES`, and finds written-out attention, in a Dynamo graph and its nested graphs.
 
     In place; gives the number of changes.
@@ -130,7 +130,7 @@ def rewrite(module: torch.fx.GraphModule) -> int:
     for inner in module.modules():
         if not isinstance(inner, torch.fx.GraphModule):
             continue
-        found = matching.rewrite(inner.graph)
+        found = matching.replace_written_attention(inner.graph)
         for node in inner.graph.nodes:
             if node.op == "call_function" and node.target in REWRITES:
                 node.target = REWRITES[node.target]

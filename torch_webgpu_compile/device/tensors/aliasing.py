@@ -15,7 +15,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from .storages import data_ptr, is_dense, may_overlap, span, storage_address
+from ...symbolic.sizes import storage_span
+from .storages import data_ptr, is_dense, may_overlap, storage_address
 
 # Writing the same value twice, or a warning only (ATen: TensorIterator's check is off).
 _MAY_REPEAT = frozenset({"aten::fill_", "aten::zero_"})
@@ -150,7 +151,7 @@ def may_overlap_itself(tensor: Tensor) -> bool:
 
 
 def _nbytes(tensor: Tensor) -> int:
-    return span(tensor.shape, tensor.stride()) * tensor.element_size()
+    return storage_span(tensor.shape, tensor.stride()) * tensor.element_size()
 
 
 def _ranges_meet(a: Tensor, b: Tensor) -> bool:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from ...counters import counters
+from ...symbolic.sizes import storage_span
 from .. import devices
 from . import storages
-from .storages import data_ptr, fills_storage, is_dense, offset_at, span
+from .storages import data_ptr, fills_storage, is_dense, offset_at
 
 
 def is_here(tensor: Tensor) -> bool:
@@ -26,7 +27,7 @@ def to_host(tensor: Tensor, through_kernels: bool = True) -> Tensor:
     count = tensor.numel()
     if count == 0:
         return torch.empty_strided(sizes, strides, dtype=dtype)
-    length = span(sizes, strides)
+    length = storage_span(sizes, strides)
     if through_kernels and length > 2 * count:
         return to_host(tensor.clone(memory_format=torch.contiguous_format))
     address, itemsize = data_ptr(tensor), tensor.element_size()

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...symbolic.sizes import storage_span
 from .. import determinism, devices
-from .storages import CPU_KEYS, buffer_of, new_storage, new_tensor, span
+from .storages import CPU_KEYS, buffer_of, new_storage, new_tensor
 
 aten = torch.ops.aten
 _set = aten.set_.source_Storage_storage_offset
@@ -72,7 +73,7 @@ def empty_strided(
     """``aten::empty_strided``."""
     dtype = dtype or torch.get_default_dtype()
     index = devices.index_of(device)
-    storage = new_storage(span(size, stride) * dtype.itemsize, index)
+    storage = new_storage(storage_span(size, stride) * dtype.itemsize, index)
     return _unwritten(new_tensor(storage, dtype, size, stride, 0, index))
 
 

@@ -99,13 +99,6 @@ def _empty_elsewhere(dtype: torch.dtype, index: int) -> Tensor:
     return tensor
 
 
-def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last one in memory."""
-    if 0 in sizes:
-        return 0
-    return 1 + sum([(n - 1) * s for n, s in zip(sizes, strides, strict=True)])
-
-
 def buffer_of(tensor: Tensor) -> GpuBuffer:
     """The memory of a tensor's whole storage.
 
