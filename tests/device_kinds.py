@@ -193,8 +193,7 @@ def run_backward(info: Any, sample: Any) -> None:
     moved = on_device(values, info)
     watch = _RandomOperators()
     try:
-        with watch:
-            wanted = _gradients(info, sample, copied(values))
+        wanted = _gradients(info, sample, copied(values), watch)
     except Skip:
         raise
     except Exception as error:
@@ -205,8 +204,15 @@ def run_backward(info: Any, sample: Any) -> None:
     same(info, got, wanted, scale=10.0)  # sums over the results
 
 
-def _gradients(info: Any, sample: Any, values: Any) -> Any:
-    result = _call(info.op, values)
+def _gradients(info: Any, sample: Any, values: Any, watch: Any = None) -> Any:
+    """Of the sum of the results times fixed numbers.
+
+    Args:
+        watch: a mode that sees what the operator and its gradient do.
+    """
+    mode = nullcontext() if watch is None else watch
+    with mode:
+        result = _call(info.op, values)
     process = sample.output_process_fn_grad
     if process is not None:
         result = process(result)
@@ -219,7 +225,8 @@ def _gradients(info: Any, sample: Any, values: Any) -> Any:
         torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype).to(t.device)
         for t in outputs
     ]
-    return torch.autograd.grad(outputs, inputs, seeds, allow_unused=True)
+    with mode:
+        return torch.autograd.grad(outputs, inputs, seeds, allow_unused=True)
 
 
 def run_inplace(info: Any, sample: Any) -> None:
