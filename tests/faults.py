@@ -1,6 +1,6 @@
 """Which seeded faults the tests find: each is a slip in one line of the package.
 
-    python -m tests.faults                           every fault of the table, an hour on one core
+    python -m tests.faults                           every fault of the table: a quarter of an hour
     python -m tests.faults --list                    the table
     python -m tests.faults --only mean_times_count   these faults
     python -m tests.faults --every-case              with all cases of the tests that rotate
@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,7 @@ ROOT = Path(__file__).parent.parent
 MOST_SECONDS = 600
 NOT_FOUND, ERROR, TIME_LIMIT = "NOT FOUND", "ERROR", "TIME LIMIT"
 _COLLECTED_WITHOUT_TESTS = 5  # pytest's exit status: it is no one's turn
+_running: set[subprocess.Popen[str]] = set()
 _TABLE_TEST = "tests/unit/test_faults.py"  # finds every fault, by looking at the sources
 
 
@@ -111,12 +112,21 @@ def run_tests(copy: Path, arguments: Sequence[str], seconds: float) -> tuple[int
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    _running.add(process)
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with the processes that tests have started
+        stop(process)
         return None, process.communicate()[0]
+    finally:
+        _running.discard(process)
     return process.returncode, output
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Ends a run of tests, with the processes that they have started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def failures(output: str) -> list[str]:
@@ -148,6 +158,22 @@ def try_fault(fault: Fault, tests: Sequence[str], every_case: bool, seconds: flo
         except (RuntimeError, ValueError) as error:
             return Result(fault, ERROR, time.monotonic() - start, str(error))
     return Result(fault, outcome(status, output), time.monotonic() - start, output)
+
+
+def try_all(faults: Sequence[Fault], given: argparse.Namespace) -> Iterator[Result]:
+    """`try_fault` of all, some of them at once; in their order."""
+
+    def try_one(fault: Fault) -> Result:
+        return try_fault(fault, given.tests, given.every_case, given.seconds)
+
+    with ThreadPoolExecutor(given.workers) as pool:
+        try:
+            yield from pool.map(try_one, faults)
+        except BaseException:  # Ctrl-C does not reach the tests, which have a session of their own
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(_running):
+                stop(process)
+            raise
 
 
 def failures_without_fault(results: Sequence[Result]) -> list[str]:
@@ -188,14 +214,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{fault.name:40} {fault.stage:10} {fault.path}\n    {' '.join(fault.tests)}")
         return 0
     results = []
-    with ThreadPoolExecutor(given.workers) as pool:
-        for result in pool.map(
-            lambda fault: try_fault(fault, given.tests, given.every_case, given.seconds), faults
-        ):
-            print(row(result), flush=True)
-            if given.verbose and not result.is_found:
-                print(result.output, flush=True)
-            results.append(result)
+    for result in try_all(faults, given):
+        print(row(result), flush=True)
+        if given.verbose and not result.is_found:
+            print(result.output, flush=True)
+        results.append(result)
     found = sum(result.is_found for result in results)
     print(f"{found} of {len(results)} found, turn {rotation.turn()}")
     wrong = failures_without_fault(results)
