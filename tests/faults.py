@@ -189,7 +189,7 @@ def failures_without_fault(results: Sequence[Result]) -> list[str]:
 def row(result: Result) -> str:
     """A result as a line of the table."""
     fault = result.fault
-    return f"{fault.name:40} {fault.stage:10} {result.seconds:5.0f} s  {result.found_by}"
+    return f"{fault.name:48} {fault.stage:10} {result.seconds:5.0f} s  {result.found_by}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = [fault for fault in FAULTS if not given.only or fault.name in given.only]
     if given.list:
         for fault in faults:
-            print(f"{fault.name:40} {fault.stage:10} {fault.path}\n    {' '.join(fault.tests)}")
+            print(f"{fault.name:48} {fault.stage:10} {fault.path}\n    {' '.join(fault.tests)}")
         return 0
     results = []
     for result in try_all(faults, given):
