@@ -1,8 +1,10 @@
 """Which share of the rotating tests a run takes: another one with every commit.
 
 A test marked ``rotates(n)`` runs with every n-th commit, so that n commits together run all of it;
-the cases of a function are spread evenly over them. ``--every-case`` (``scripts/nightly``) runs
-all of them, and so does naming tests: a file's path with ``::``, ``-k`` or ``-m``.
+the cases of a function are spread evenly over them. In a file that rotates, ``rotates(1)`` marks a
+test that runs each time, as no other one finds its fault (`tests.faults`). ``--every-case``
+(``scripts/nightly``) runs all of them, and so does naming tests: a file's path with ``::``, ``-k``
+or ``-m``.
 """
 
 from __future__ import annotations

@@ -101,6 +101,23 @@ def test_changed_and_lazy_arguments(device):
             torch.testing.assert_close(g.cpu(), w)
 
 
+@pytest.mark.rotates(1)
+@pytest.mark.parametrize("lazy", [torch.conj, lambda y: y.conj().imag])
+def test_a_gradient_that_is_lazily_conjugated(lazy):
+    torch._dynamo.reset()
+
+    def function(x):
+        return x * (2 + 3j)
+
+    x = numbers(3, 4)
+    gradients = []
+    for call in (function, torch.compile(function, backend="webgpu")):
+        y = x.clone().requires_grad_()
+        (lazy(call(y)) * numbers(3, 4, seed=1)).sum().abs().backward()
+        gradients.append(y.grad)
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("device", ["cpu", "webgpu"])
 def test_a_small_network_learns(device):
     torch._dynamo.reset()

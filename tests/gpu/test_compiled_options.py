@@ -204,6 +204,36 @@ def test_a_failed_call_leaves_the_function_usable(monkeypatch):
         torch.testing.assert_close(f(x), model(x))
 
 
+def test_a_failed_call_leaves_buffers_as_they_were(monkeypatch):
+    from torch_webgpu_compile.runtime.device import Device
+
+    class Cache(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(8, 4))
+
+        def forward(self, x, at):
+            self.rows[at] = x  # where it is on the GPU, before the download fails
+            return self.rows.sum(0)
+
+    def fail(*_):
+        raise torch_webgpu_compile.DeviceError("no")
+
+    model, twin = Cache(), Cache()
+    f, x = compiled(model), torch.ones(1, 4)
+    with torch.no_grad():
+        for place, is_failing in ((1, False), (2, True), (3, False)):
+            with monkeypatch.context() as patch:
+                if is_failing:
+                    patch.setattr(Device, "start_download", fail)
+                    with pytest.raises(torch_webgpu_compile.DeviceError):
+                        f(x, torch.tensor([place]))
+                else:
+                    at = torch.tensor([place])
+                    torch.testing.assert_close(f(x, at), twin(x, at))
+        torch.testing.assert_close(model.rows, twin.rows)
+
+
 def test_other_devices_are_refused():
     x = torch.ones(2, device="meta")
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"meta.*\.cpu\(\)"):

@@ -66,6 +66,17 @@ def test_changed_parameters_are_seen(change):
         torch.testing.assert_close(f(x), model(x))
 
 
+@pytest.mark.rotates(1)
+def test_a_change_of_one_element_is_seen():
+    model = nn.Linear(400, 300)
+    f, x = compiled(model), torch.ones(2, 400)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(f(x), model(x))
+        model.weight[150, 200] += 1
+        torch.testing.assert_close(f(x), model(x))
+
+
 def _multiply_data(model):
     for parameter in model.parameters():
         parameter.data.mul_(2)

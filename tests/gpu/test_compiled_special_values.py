@@ -67,3 +67,30 @@ def test_whole_quotients(dtype):
     a, b = a[:, None], torch.cat([a, -a])[None]
     got = torch.compile(divide, backend="webgpu", fullgraph=True)(a, b)
     torch.testing.assert_close(got, divide(a, b), rtol=0, atol=0, equal_nan=True)
+
+
+def check_equal(fn, *arguments):
+    torch._dynamo.reset()
+    got = torch.compile(fn, backend="webgpu", fullgraph=True)(*arguments)
+    for g, w in zip(got, fn(*arguments), strict=True):
+        assert torch.equal(g, w)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
+def test_narrow_integers_wrap_before_they_are_stored(dtype):
+    """Kernels compute them in 32 bits."""
+    x = torch.arange(-300, 300).to(dtype)
+    check_equal(lambda x: (x * 3 // 2, (x + 100) > x, (x - 90).long(), -x < 0, (x * x).int()), x)
+
+
+def test_negative_floats_are_large_unsigned_integers():
+    x = torch.tensor([-1.0, -2.5, 0.0, 3.9, 200.0])
+    check_equal(lambda x: (x.to(torch.uint8), x.to(torch.uint8).int() + 1), x)
+
+
+@pytest.mark.parametrize("length", [7, 3000])
+def test_of_equal_extremes_the_first_is_found(length):
+    x = (torch.arange(5 * length).view(5, length) * 7) % 5
+    for dtype in (torch.float32, torch.int32):
+        y = x.to(dtype)
+        check_equal(lambda y: (y.argmax(1), y.argmin(1), y.argmax(0), (y * 0).argmax()), y)

@@ -113,6 +113,10 @@ DECISIONS: dict[str, tuple[Scalar, Scalar]] = {
     "different": (apply("ne", I, number(-1)), TRUE),
     "sum": (apply("le", apply("add", I, I), number(18)), TRUE),
     "difference": (apply("lt", apply("sub", I, number(10)), number(0)), TRUE),
+    "open difference": (
+        apply("lt", apply("sub", number(10), I), number(2)),
+        apply("lt", apply("sub", number(10), I), number(2)),
+    ),
     "data": (apply("lt", X, number(1 << 40)), apply("lt", X, number(1 << 40))),
     "minimum": (apply("minimum", I, number(20)), I),
     "maximum": (apply("maximum", I, number(20)), number(20)),

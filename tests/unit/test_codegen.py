@@ -187,6 +187,18 @@ def test_wide_outputs_next_to_packed_ones_stay_in_bounds():
     assert all(not name.startswith("store4") for name, kind in stores if "i64" in kind)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rounding"), [(torch.float16, "tw_f16_rounded"), (torch.bfloat16, "bf16_bits")]
+)
+def test_rows_go_on_with_16_bit_numbers_as_they_are_stored(dtype, rounding):
+    def function(x):
+        y = x.exp()
+        return y, y.mean(-1)
+
+    text = wgsl(function, torch.zeros(8, 64, dtype=dtype))
+    assert rounding in text.split("fn main")[1]  # besides in the functions that store
+
+
 def test_mixed_stores_of_a_buffer_are_scalar():
     def function(x):
         return ((x - x.mean()) * torch.rsqrt(x.var() + 1)).permute(1, 0, 2, 3)

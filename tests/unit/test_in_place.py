@@ -112,3 +112,23 @@ def test_the_verifier_finds_a_late_reader():
     verify_schedule(schedule, TARGET)
     with pytest.raises(VerificationError, match="no other reader of in0 then"):
         verify_schedule(replace(schedule, groups=schedule.groups[::-1]), TARGET)
+
+
+def test_an_intermediate_that_is_returned_is_copied():
+    def function(x, at, new):
+        old = x.exp()
+        return old, old.index_copy(1, at, new)
+
+    outputs = compile_function(function, CACHE, AT, NEW).plan.outputs
+    assert len({output.buffer for output in outputs}) == 2
+
+
+@pytest.mark.parametrize("reads_elsewhere", [False, True])
+def test_a_map_writes_over_an_input_whose_elements_it_reads_in_their_places(reads_elsewhere):
+    def function(cache, other):
+        cache.copy_((cache.flip(1) if reads_elsewhere else cache) * 2)
+        other.add_(1)
+
+    plan = compile_function(function, CACHE, CACHE + 1).plan
+    in_place = [output.buffer == plan.inputs[output.mutates].buffer for output in plan.outputs]
+    assert in_place == [not reads_elsewhere, True]

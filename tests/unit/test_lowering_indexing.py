@@ -17,6 +17,7 @@ GATHERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "index": lambda x: x[INDEX],
     "index middle": lambda x: x[:, INDEX],
     "index two": lambda x: x[INDEX, :, INDEX],
+    "index with a gap": lambda x: x[None][:, INDEX % 2, :, INDEX],
     "index adjacent": lambda x: x[:, INDEX, INDEX],
     "index broadcast": lambda x: x[INDEX[:, :1], INDEX],
     "index of arange": lambda x: x[torch.arange(2)] + 0,

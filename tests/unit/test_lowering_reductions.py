@@ -11,7 +11,7 @@ import torch
 from tests.harness import capture, check, lower_checked
 from torch_webgpu_compile.ir.nodes import Pointwise, Reduction
 
-F = torch.nn.functional
+F, aten = torch.nn.functional, torch.ops.aten
 REDUCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sum": lambda x: x.sum(),
     "sum dim": lambda x: x.sum(1),
@@ -80,6 +80,18 @@ def test_special_values(name: str) -> None:
     inf, nan = float("inf"), float("nan")
     x = torch.tensor([[1, nan, 2], [inf, -inf, 3], [-inf, -inf, -inf]])[:, :, None]
     check(REDUCTIONS[name], x)
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_gradients_of_softmax(dim: int) -> None:
+    def gradients(gradient: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result, logarithm = x.softmax(dim), x.log_softmax(dim)
+        return (
+            aten._softmax_backward_data(gradient, result, dim, x.dtype),
+            aten._log_softmax_backward_data(gradient, logarithm, dim, x.dtype),
+        )
+
+    check(gradients, floats(3, 4, 5), floats(3, 4, 5).flip(1))
 
 
 def test_empty() -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tests.harness import check
+from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.capture.decompositions import random
+from torch_webgpu_compile.device import generators
 from torch_webgpu_compile.lowering import random as _  # noqa: F401
 from torch_webgpu_compile.torch_ops import custom_ops
 
@@ -16,6 +18,14 @@ from torch_webgpu_compile.torch_ops import custom_ops
 def seed(k=0):
     torch.manual_seed(k)
     return custom_ops.seed(0)
+
+
+def test_random_operators_have_seeds_of_their_own():
+    def are_different(seeds):
+        return len(set(map(tuple, seeds.tolist()))) == len(seeds)
+
+    assert are_different(torch.cat([generators.draw_seeds(0, 3) for call in range(3)]))
+    assert are_different(HostGraph._draw_seeds(None, 3))
 
 
 def test_uniform_statistics():

@@ -268,12 +268,14 @@ def test_lists_of_parts_of_one_storage():
     compare(f)
 
 
+@pytest.mark.rotates(1)
 def test_lists_of_overlapping_parts():
     """One after the other, as everywhere."""
 
     def f(device):
-        x = torch.arange(12.0, device=device)
-        torch._foreach_add_([x[:3], x[6:9]], 1.0)  # the same signature, without overlap
+        x = torch.arange(256.0, device=device)
+        torch._foreach_add_([x[:70], x[128:198]], 1.0)  # without overlap, but aligned alike
+        torch._foreach_add_([x[:70], x[64:134]], 1.0)
         torch._foreach_add_([x[:3], x[2:5]], 1.0)
         torch._foreach_mul_([x, x], 2.0)
         return x

@@ -281,6 +281,7 @@ def test_factories_in_double_precision():
 # ---- devices
 
 
+@pytest.mark.rotates(1)
 def test_tensors_on_two_devices():
     x, y = torch.ones(3, device=DEVICE), torch.ones(3)
     for call in (
