@@ -447,7 +447,7 @@ FAULTS = (
         "capture/eager/arguments.py",
         "    if spec.conj:\n",
         "    if spec.conj and spec.neg:\n",
-        _tests("gpu/device_ops/test_complex.py"),
+        _tests("unit/test_capture_eager.py"),
     ),
     Fault(
         "returned_values_taken_for_saved_ones",

@@ -132,6 +132,7 @@ def test_a_pair_of_different_layouts():
     check(swiglu, randn(40, 48), randn(64, 48) / 7, randn(48, 64).t() / 7, products=1)
 
 
+@pytest.mark.rotates(1)
 def test_a_pair_of_which_both_are_returned():
     def function(x, gate, up):
         g, u = F.linear(x, gate), F.linear(x, up)

@@ -48,6 +48,13 @@ def test_in_place_on_a_transposed_tensor() -> None:
     check_call(aten.add_.Tensor, torch.randn(4, 3).t(), torch.randn(3, 4))
 
 
+@pytest.mark.parametrize("lazy", [torch.conj, lambda x: x.conj().imag])
+def test_what_lazily_conjugated_and_negated_tensors_mean_is_read(lazy: Any) -> None:
+    view = lazy(torch.randn(3, 4, dtype=torch.complex64))
+    assert view.is_conj() or view.is_neg()
+    check_call(aten.exp.default, view)
+
+
 def test_a_number_in_place_of_a_tensor() -> None:
     check_call(aten.add.Tensor, torch.arange(5), 2.5)
 
