@@ -141,3 +141,9 @@ def test_reductions(name, shape):
 def test_reductions_of_special_values():
     x = torch.tensor([[1.0, math.nan, -math.inf], [math.inf, 0.0, 2.0]], dtype=F64)
     close(lambda x: (x.amin(-1), x.amax(0), x.argmax(-1), x.argmin(0), x.sum(-1)), x)
+
+
+@pytest.mark.rotates(1)
+def test_maps_side_by_side_that_read_one_argument():
+    x, a, b = torch.randn(3, 600, dtype=F64)
+    close(lambda x, a, b: (torch.sin(x * a), torch.sin(x * b)), x, a, b)

@@ -76,11 +76,12 @@ def generate_foreach(group: ForeachGroup, buffers: dict[str, Buffer], target: Ta
     values: dict[Load, Text] = {}
     for number, load in enumerate(forms[0].loads):
         accesses = [_Access(builder, part, part.loads[number]) for part in parts]
-        lanes = 1 if all(access.is_constant for access in accesses) else width
+        are_constant = all(access.is_constant for access in accesses)
+        lanes = 1 if are_constant else width
         name = f"v{number}"
         values[load] = Text(name, lanes, load.dtype)
         codes = [access.code(lanes) for access in accesses]
-        if len(set(codes)) == 1 and lanes == 1:
+        if len(set(codes)) == 1 and are_constant:  # else it needs ``q``, which is a map's own
             common.append(f"let {name} = {codes[0]};")
             continue
         kind = load.dtype.compute
