@@ -58,6 +58,8 @@ _DEFAULT = {
     # Sums of a few hundred elements in another order; PyTorch's default is 1.3e-6 and 1e-5.
     torch.float32: (1e-5, 1e-5),
     torch.complex64: (1e-5, 1e-5),
+    torch.float64: (1e-7, 1e-7),  # PyTorch's default
+    torch.complex128: (1e-7, 1e-7),
     torch.float16: (2e-3, 1e-4),  # two roundings: the CPU's and the device's
     torch.bfloat16: (1.6e-2, 1e-4),
 }
@@ -142,10 +144,17 @@ def wide(values: Any) -> Any:
 
     def widen(value: Any) -> Any:
         if isinstance(value, Tensor) and value.dtype in _WIDE:
-            return value.detach().to(_WIDE[value.dtype])
+            return value.detach().to(_WIDE[value.dtype]).requires_grad_(value.requires_grad)
         return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
     return tree_map(widen, values)
+
+
+def has_ties(info: Any, values: tuple[Any, Any, Any]) -> bool:
+    """Whether gradients may go to any of several equal elements: random numbers of 16 bits."""
+    input = values[0]
+    finds = info.name in _POSITIONS or info.name == "msort"
+    return finds and isinstance(input, Tensor) and input.dtype in _NARROW
 
 
 def without_ties(info: Any, values: tuple[Any, Any, Any], results: Any) -> Any:
