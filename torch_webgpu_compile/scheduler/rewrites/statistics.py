@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+from ... import dtypes
 from ...ir.buffers import Buffer, intermediate
 from ...ir.graph import LoopGraph
 from ...ir.nodes import Pointwise, Reduction, inputs_of, outputs_of
@@ -195,6 +196,8 @@ def _factors(body: Scalar, statistic: str) -> tuple[Scalar, Scalar] | None:
         loads = {load.buffer for load in loads_of(part)}
         if statistic not in loads:
             others.append(part)
+        elif (unrounded := _unrounded(part)) is not None:
+            stack.append(unrounded)
         elif loads == {statistic} and not scalar_symbols(part):
             scales.append(part)
         else:
@@ -205,3 +208,17 @@ def _factors(body: Scalar, statistic: str) -> tuple[Scalar, Scalar] | None:
     for part in others[1:]:
         rest = apply("mul", rest, part)
     return scales[0], rest
+
+
+def _unrounded(part: Scalar) -> Scalar | None:
+    """The 32-bit value that was rounded to a narrower float and widened again; None if it is none.
+
+    Kernels do not round on the way either: only what is stored is in 16 bits.
+    """
+    if not (isinstance(part, Op) and part.name == "cast" and part.dtype is dtypes.float32):
+        return None
+    narrow = part.args[0]
+    if not (isinstance(narrow, Op) and narrow.name == "cast" and narrow.dtype.is_float):
+        return None
+    wide = narrow.args[0]
+    return wide if wide.dtype is dtypes.float32 else None
