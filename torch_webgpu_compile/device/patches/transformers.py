@@ -1,19 +1,22 @@
-"""`transformers`: its ``Trainer``, ``device_map="auto"`` and pipelines take the device.
+"""`transformers`: its ``Trainer``, ``device_map="auto"`` and pipelines take the device, and
+``generate`` compiles on it.
 
 Patched: when they are imported, ``TrainingArguments._setup_devices`` and
 ``is_torch_bf16_gpu_available`` in ``transformers.training_args``, ``_get_device_map`` in
-``transformers.integrations.accelerate``, and ``Pipeline.__init__``. Tried with transformers 5.23;
-where a version has no such function, nothing is changed. ``TORCH_WEBGPU_TRAINERS=0`` leaves all as
-it is, which `is_wanted` asks at each choice.
+``transformers.integrations.accelerate``, ``Pipeline.__init__``, and
+``GenerationMixin._valid_auto_compile_criteria``. Tried with transformers 5.24; where a version has
+no such function, nothing is changed. ``TORCH_WEBGPU_TRAINERS=0`` leaves all but ``generate`` as it
+is, which `is_wanted` asks at each choice.
 
-Why: each has a list of device types and ends it with the CPU, also where `accelerate` has chosen
-the device.
+Why: each has a list of device types; those that choose a device end it with the CPU, also where
+`accelerate` has chosen the device, and ``generate`` with a static cache runs eagerly on all others.
 
 Until: they ask `torch.accelerator`.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -29,6 +32,7 @@ def install() -> None:
     after_import("transformers.training_args", _choose_in_training)
     after_import("transformers.integrations.accelerate", _place_models)
     after_import("transformers.pipelines.base", _choose_in_pipelines)
+    after_import("transformers.generation.utils", _compile_in_generate)
 
 
 def _choose_in_training(module: Any) -> None:
@@ -92,3 +96,35 @@ def _choose_in_pipelines(module: Any) -> None:
         construct(self, model, *rest, device=device, **keywords)
 
     pipeline.__init__ = __init__
+
+
+def _compile_in_generate(module: Any) -> None:
+    """``generate`` compiles its steps on the device where it would on CUDA: with a static cache."""
+    mixin: Any = getattr(module, "GenerationMixin", None)
+    decide = getattr(mixin, "_valid_auto_compile_criteria", None)
+    if decide is None:
+        return
+    from transformers.generation.configuration_utils import CompileConfig
+
+    @functools.wraps(decide)
+    def _valid_auto_compile_criteria(self: Any, model_kwargs: Any, generation_config: Any) -> bool:
+        given = generation_config.compile_config
+        is_here = self.device.type == devices.NAME
+        # With a configuration that cannot be followed it warns: none is made up for such a cache.
+        if not is_here or (given is None and not _is_static(model_kwargs.get("cache"))):
+            return bool(decide(self, model_kwargs, generation_config))
+        config = CompileConfig() if given is None else copy.copy(given)
+        # The one exception to the list of device types, made for tests on the CPU.
+        config._compile_all_devices = True
+        generation_config.compile_config = config
+        try:
+            return bool(decide(self, model_kwargs, generation_config))
+        finally:
+            generation_config.compile_config = given
+
+    mixin._valid_auto_compile_criteria = _valid_auto_compile_criteria
+
+
+def _is_static(cache: Any) -> bool:
+    own = getattr(cache, "self_attention_cache", cache)  # of an encoder and a decoder
+    return bool(getattr(cache, "is_compileable", False)) and type(own).__name__ != "DynamicCache"

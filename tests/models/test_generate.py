@@ -1,0 +1,171 @@
+"""``generate`` of transformers on the device: the tokens of the CPU, by compiled steps."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch._dynamo.utils import counters as dynamo_counters
+
+from torch_webgpu_compile import counters
+from torch_webgpu_compile.device import autoload
+
+pytestmark = [pytest.mark.rotates(5), pytest.mark.usefixtures("fresh")]
+
+autoload.register()
+
+_TOKENS = {"vocab_size": 160, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+_LLAMA = _TOKENS | {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+_WINDOW = {"head_dim": 16, "sliding_window": 16}
+
+# Configuration, model, arguments; graphs that are compiled: with a sliding window, those of before
+# and after it is full.
+MODELS = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", _LLAMA, 1),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", _LLAMA, 1),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _LLAMA | {"head_dim": 16}, 1),
+    "mistral": ("MistralConfig", "MistralForCausalLM", _LLAMA | _WINDOW, 3),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _LLAMA | _WINDOW, 3),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _LLAMA | _WINDOW, 3),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", _LLAMA, 1),
+    "gpt2": (
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        _TOKENS | {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
+        1,
+    ),
+    "opt": (
+        "OPTConfig",
+        "OPTForCausalLM",
+        _TOKENS
+        | {
+            "hidden_size": 64,
+            "word_embed_proj_dim": 64,
+            "ffn_dim": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 256,
+        },
+        1,
+    ),
+    "falcon": (
+        "FalconConfig",
+        "FalconForCausalLM",
+        _TOKENS | {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+        1,
+    ),
+    "t5": (
+        "T5Config",
+        "T5ForConditionalGeneration",
+        _TOKENS
+        | {
+            "d_model": 64,
+            "d_kv": 16,
+            "d_ff": 96,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },
+        1,
+    ),
+}
+
+
+def pair(name: str):
+    """A model on the CPU and its copy on the device."""
+    config, model, arguments, _ = MODELS[name]
+    torch.manual_seed(0)
+    on_cpu = getattr(transformers, model)(getattr(transformers, config)(**arguments)).eval()
+    on_cpu.generation_config.eos_token_id = None
+    return on_cpu, copy.deepcopy(on_cpu).to("webgpu")
+
+
+def prompts(count: int = 1) -> dict[str, torch.Tensor]:
+    """Of different lengths, padded on the left."""
+    ids = torch.randint(2, 160, (count, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1:, :4] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def generate(model, given, **keywords):
+    keywords = {"max_new_tokens": 24, "do_sample": False} | keywords
+    return model.generate(**{k: v.to(model.device) for k, v in given.items()}, **keywords).cpu()
+
+
+def graphs_compiled() -> int:
+    return dynamo_counters["stats"]["unique_graphs"]
+
+
+@pytest.fixture(autouse=True)
+def _counted() -> None:
+    dynamo_counters.clear()
+    counters.reset()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_static_cache_compiles_the_steps(name):
+    on_cpu, model = pair(name)
+    tokens = generate(model, prompts(), cache_implementation="static")
+    assert tokens.equal(generate(on_cpu, prompts()))
+    assert graphs_compiled() == MODELS[name][-1]
+    assert not dynamo_counters["graph_break"]
+    assert not counters.fallbacks
+    plans = counters.plans_compiled
+    generate(model, prompts(), cache_implementation="static")
+    assert counters.plans_compiled == plans
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {},
+        {"num_beams": 3},
+        {"cache_implementation": "static"},
+        {"cache_implementation": "static", "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+    ],
+    ids=lambda keywords: "-".join(keywords) or "dynamic",
+)
+def test_prompts_of_several_lengths(keywords):
+    on_cpu, model = pair("llama")
+    assert generate(model, prompts(2), **keywords).equal(generate(on_cpu, prompts(2), **keywords))
+
+
+def test_samples_follow_the_seed():
+    _, model = pair("llama")
+
+    def sampled(seed):
+        torch.manual_seed(seed)
+        keywords = {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8}
+        return generate(model, prompts(), cache_implementation="static", **keywords)
+
+    first = sampled(3)
+    assert first.equal(sampled(3))
+    assert not first.equal(sampled(4))
+
+
+def test_a_cache_that_grows_is_not_compiled_for_again_and_again():
+    on_cpu, model = pair("llama")
+    model.forward = torch.compile(model.forward, backend="webgpu")
+    tokens = generate(model, prompts(), max_new_tokens=60)
+    assert tokens.equal(generate(on_cpu, prompts(), max_new_tokens=60))
+    assert graphs_compiled() <= 3
+
+
+def test_what_the_user_chooses_is_kept():
+    _, model = pair("llama")
+    generate(model, prompts(), cache_implementation="static", disable_compile=True)
+    assert not graphs_compiled()
+    config = transformers.CompileConfig(dynamic=False)
+    generate(model, prompts(), cache_implementation="static", compile_config=config)
+    assert graphs_compiled() == 1
+    assert config == transformers.CompileConfig(dynamic=False)
