@@ -37,6 +37,27 @@ MODELS = {
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _LLAMA | _WINDOW, 3),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _LLAMA | _WINDOW, 3),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", _LLAMA, 1),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", _LLAMA | {"num_local_experts": 4}, 1),
+    "deepseek": (
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        _LLAMA
+        | {
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 16,
+        },
+        1,
+    ),
     "gpt2": (
         "GPT2Config",
         "GPT2LMHeadModel",

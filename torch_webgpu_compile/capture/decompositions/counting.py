@@ -49,9 +49,14 @@ def _floor_of_quotient(dividend: Tensor, divisor: Tensor) -> Tensor:
 
 
 def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
-    """How many elements are in each of equal parts of [min, max], by default of all elements."""
-    if bins <= 0 or not self.is_floating_point():
+    """How many elements are in each of equal parts of [min, max], by default of all elements.
+
+    Of integers it is what CUDA gives, in their dtype: the CPU has no kernel for them.
+    """
+    if bins <= 0 or self.dtype == torch.bool or self.is_complex():
         return NotImplemented
+    if not self.is_floating_point():
+        return _histc_of_integers(self, bins, int(min), int(max))
     dtype = self.dtype
     flat = self.reshape(-1).to(torch.promote_types(dtype, torch.float32))
     low, high = torch.full_like(flat[:1].sum(), min), torch.full_like(flat[:1].sum(), max)
@@ -67,6 +72,18 @@ def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     else:
         places = _floor_of_quotient((flat - low) * bins, high - low)
     places = places.to(torch.int64).clamp(0, bins - 1)
+    return _counted(places, inside, bins, torch.ones_like(self.reshape(-1)))
+
+
+def _histc_of_integers(self: Tensor, bins: int, min: int, max: int) -> Tensor:
+    flat = self.reshape(-1).to(torch.int64)
+    low, high = torch.full_like(flat[:1].sum(), min), torch.full_like(flat[:1].sum(), max)
+    if min == max and flat.numel():
+        low, high = flat.amin(), flat.amax()
+    empty = low == high
+    low, high = torch.where(empty, low - 1, low), torch.where(empty, high + 1, high)
+    places = torch.div((flat - low) * bins, high - low, rounding_mode="trunc").clamp(0, bins - 1)
+    inside = (flat >= low) & (flat <= high)
     return _counted(places, inside, bins, torch.ones_like(self.reshape(-1)))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
-from . import counting, fused_optimizers, losses, quantization, random, sampling
+from . import counting, fused_optimizers, grouped, losses, quantization, random, sampling
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
-FAMILIES = (counting, fused_optimizers, sampling, losses, quantization)
+FAMILIES = (counting, fused_optimizers, grouped, sampling, losses, quantization)
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {
     op: rule for family in FAMILIES for op, rule in family.DECOMPOSITIONS.items()
@@ -105,6 +105,7 @@ def decompositions(native: Collection[OpOverload]) -> dict[Any, Decomposition]:
     if fma is not None:
         chosen[fma.default] = _fma
     chosen.update(quantization.of_integers())
+    chosen.update(grouped.of_transformers())
     chosen[torch.ops.higher_order.out_dtype] = quantization.with_out_dtype
     return chosen | random.DECOMPOSITIONS
 
