@@ -34,6 +34,7 @@ def on_device(layer: Layer, device: str) -> Layer:
         (Sizes(batch=2), torch.float32, 1e-4),
         (Sizes(heads=3, kv_heads=3, head=24, positions=130, layers=1), torch.float32, 1e-4),
         (Sizes(), torch.float16, 2e-2),
+        (Sizes(), torch.bfloat16, 1e-1),
     ],
 )
 def test_steps(sizes: Sizes, dtype: torch.dtype, atol: float, device: str) -> None:

@@ -194,12 +194,18 @@ class DeviceGraph(CompiledGraph):
             resolved = self._resolved(variant)
         buffers: list[Any] = resolved.buffers[:]
         numbers: GpuBuffer | None = None
+        moved: set[int] = set()  # positions of what may be in other memory than the argument
+        find, own = storages.find_buffer, self._own
         for recipe, position in resolved.inputs:
             value = values[recipe.position]
-            if isinstance(value, bytes):
+            if type(value) is bytes:
                 buffers[position] = numbers = self._numbers.upload(value)
-            else:
-                buffers[position] = self._memory(value, recipe)
+                continue
+            buffer: AnyBuffer | None = find(value, own, recipe.strides, recipe.offset_nbytes)
+            if buffer is None:
+                buffer = self._memory(value, recipe)
+                moved.add(position)
+            buffers[position] = buffer
         allocate = self.device.allocate
         for nbytes, positions in resolved.places:
             buffer = allocate(nbytes)
@@ -208,7 +214,7 @@ class DeviceGraph(CompiledGraph):
         try:
             self._launch(resolved, buffers)
         except SharedMemoryError:
-            self._copy_changed(variant, resolved, values, buffers)
+            moved |= self._copy_changed(variant, resolved, values, buffers)
             self._launch(resolved, buffers)
         if numbers is not None:
             self._numbers.recorded(numbers)
@@ -216,8 +222,10 @@ class DeviceGraph(CompiledGraph):
         results: list[Any] = list(variant.constants)
         for made, kept in zip(variant.tensors, resolved.tensors, strict=True):
             self._add_results(made, self._kept(kept, buffers), results)
+        self._count_changes(variant, values)
         for mutation, kept in zip(variant.mutations, resolved.mutations, strict=True):
-            self._assign(values[mutation.position], mutation, self._kept(kept, buffers))
+            if not mutation.in_place or kept.position in moved:
+                self._assign(values[mutation.position], mutation, self._kept(kept, buffers))
         for output, position in self.signature.phase.forwarded:
             results[output] = values[position]
         return results
@@ -231,11 +239,12 @@ class DeviceGraph(CompiledGraph):
 
     def _copy_changed(
         self, variant: Variant, resolved: _ResolvedCall, values: list[Any], buffers: list[Any]
-    ) -> None:
-        """Copies of what is changed in place where the call has that memory twice.
+    ) -> set[int]:
+        """Copies of what is changed in place where the call has that memory twice: the positions.
 
         `_assign` writes them back.
         """
+        copied = set()
         recipes = {recipe.position: recipe for recipe in variant.uploads}
         loans = Counter(id(_memory_of(buffer)) for buffer in buffers)
         for mutation, kept in zip(variant.mutations, resolved.mutations, strict=True):
@@ -243,6 +252,8 @@ class DeviceGraph(CompiledGraph):
             if shared and values[mutation.position].device.type == devices.NAME:
                 recipe = recipes[mutation.position]
                 buffers[kept.position] = self._copied(values[mutation.position], recipe)
+                copied.add(kept.position)
+        return copied
 
     def _kept(self, kept: _Kept, buffers: list[Any]) -> GpuBuffer:
         """The memory of a value after the call, a copy where something else needs it too."""
@@ -342,10 +353,15 @@ class DeviceGraph(CompiledGraph):
                 storage, recipe.dtype, sizes, strides, start, index
             )
 
+    def _count_changes(self, variant: Variant, values: list[Any]) -> None:
+        """Increments the versions of the arguments that the call has changed."""
+        changed = [values[m.position] for m in variant.mutations if not m.counted]
+        counted = [tensor for tensor in changed if not tensor.is_inference()]
+        if counted:
+            torch.autograd.graph.increment_version(counted)
+
     def _assign(self, tensor: Tensor, recipe: MutationRecipe, buffer: GpuBuffer) -> None:
         """Gives an argument the value that it has after the call."""
-        if not recipe.counted and not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
         if recipe.nbytes == 0:
             return
         on_device = tensor.device == self._own or tensor.device.type == devices.NAME

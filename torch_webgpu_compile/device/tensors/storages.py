@@ -122,6 +122,25 @@ def buffer_at(address: int) -> GpuBuffer | None:
     return None if reference is None else reference.buffer
 
 
+def find_buffer(
+    tensor: Tensor, device: torch.device, strides: Sequence[int], offset_nbytes: int
+) -> GpuBuffer | None:
+    """The memory of a tensor on ``device`` with these strides that begins at this offset in it.
+
+    None for any other tensor. Compiled graphs ask for each argument of each call.
+    """
+    address = data_ptr(tensor)
+    reference = _references.get(address >> _SLOT_BITS)
+    if (
+        reference is not None
+        and address & _OFFSET_MASK == offset_nbytes
+        and tensor.stride() == strides
+        and tensor.device == device  # an address of another device's may look like one of these
+    ):
+        return reference.buffer
+    return None
+
+
 def offset_at(address: int) -> int:
     """Bytes from the start of the storage to an address."""
     return address & _OFFSET_MASK
