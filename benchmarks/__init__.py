@@ -10,6 +10,7 @@
       --plot                                    a figure per suite (`benchmarks.plot`)
     python -m benchmarks.report FILE…           the table of the README, from the JSON of runs
     python -m benchmarks.tilings gpt2 bert      tilings of products, measured inside their models
+    python -m benchmarks.generate               tokens per second of a language model
 
 ``cases``, ``kernel_cases`` and ``convolution_cases`` say what is measured, ``suites`` what it must
 reach, and ``goals`` whether it does. ``webgpu``, ``pytorch``, ``onnxruntime_webgpu`` and
