@@ -46,14 +46,15 @@ def test_an_h200() -> None:
     assert [cost.fills_with_a_product(n, TARGET) for n in (full - 1, full)] == [False, True]
     assert [cost.may_be_kept(n, 1200, TARGET) for n in (100, 101)] == [True, False]
     assert cost.filling_workgroups(TARGET) == 384
-    assert cost.attention_parts(12, 1, 1 << 16, TARGET) == 22
+    assert cost.attention_parts(12, 1, 1 << 16, TARGET) == 64
+    assert cost.attention_parts(256, 1, 1 << 16, TARGET) == 16
     assert cost.row_parts(1, 1 << 20, TARGET) == 64
     assert cost.column_parts(64, 1 << 20, TARGET) == 4096
 
 
 def test_a_smaller_gpu_is_full_sooner() -> None:
     assert cost.filling_workgroups(SMALL) == 24
-    assert cost.attention_parts(12, 1, 1 << 16, SMALL) == 2
+    assert cost.attention_parts(12, 1, 1 << 16, SMALL) == 21
     assert cost.column_parts(64, 1 << 20, SMALL) < cost.column_parts(64, 1 << 20, TARGET)
     assert cost.most_inner_parts(512, 768, 3072, 96, True, TARGET) == 4
     assert cost.most_inner_parts(512, 768, 3072, 96, True, SMALL) == 1
