@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters as dynamo_counters
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device import autoload
 
-pytestmark = [pytest.mark.rotates(5), pytest.mark.usefixtures("fresh")]
+pytestmark = [pytest.mark.rotates(10), pytest.mark.usefixtures("fresh")]
 
 autoload.register()
 
