@@ -80,6 +80,10 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 }
 
 
+# Composite operators that read a tensor on the host, where a decomposition of ours does not.
+_READING = ("_grouped_mm",)
+
+
 def register() -> Callable[..., Any]:
     """Registers every kernel; does nothing the second time.
 
@@ -94,7 +98,7 @@ def register() -> Callable[..., Any]:
         kernels = {**_KERNELS, **factories.view_kernels(), **composed.foreach_kernels()}
         for name, kernel in kernels.items():
             library.impl(name, untraced(kernel), "PrivateUse1")
-        for name in (*_taken_from_composites(kernels), *_REFUSING):
+        for name in (*_taken_from_composites(kernels), *_REFUSING, *_READING):
             library.impl(name, partial(run, _overload(name)), "PrivateUse1")
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             function = composed.scaled_dot_product_attention
