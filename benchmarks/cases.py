@@ -62,6 +62,16 @@ class Hidden(nn.Module):
         return self.model(tokens).last_hidden_state
 
 
+def static_cache(config: Any, positions: int, batch: int, dtype: torch.dtype, device: str) -> Any:
+    """transformers' static cache of a model, with its memory."""
+    from transformers import StaticCache
+
+    cache = StaticCache(config=config, max_cache_len=positions)
+    heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    cache.early_initialization(batch, heads, size, dtype, torch.device(device))
+    return cache
+
+
 class Decoder(nn.Module):
     """A language model with a static key-value cache: (token, position) → logits of the next token.
 
@@ -69,15 +79,9 @@ class Decoder(nn.Module):
     """
 
     def __init__(self, model: nn.Module, positions: int) -> None:
-        from transformers import StaticCache
-
         super().__init__()
         self.model = model
-        config: Any = model.config
-        self.cache = StaticCache(config=config, max_cache_len=positions)
-        heads = config.num_key_value_heads
-        size = config.hidden_size // config.num_attention_heads
-        self.cache.early_initialization(1, heads, size, torch.float32, torch.device("cpu"))
+        self.cache = static_cache(model.config, positions, 1, torch.float32, "cpu")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
         """Moves the cache with the module: it is no parameter or buffer."""

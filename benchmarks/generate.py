@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from torch_webgpu_compile.device.autoload import register
 
+from .cases import static_cache
 from .limits import copy_bytes_per_second, synchronize, use_full_f32
 from .timing import host_seconds_per_call, seconds_per_call
 
@@ -69,14 +70,12 @@ class Step(nn.Module):
     """(token, position), batch × 1 each → the next ones; writes the cache in place."""
 
     def __init__(self, config: Any, case: Case, device: str) -> None:
-        from transformers import LlamaForCausalLM, StaticCache
+        from transformers import LlamaForCausalLM
 
         super().__init__()
         torch.manual_seed(0)
         self.model = LlamaForCausalLM(config).eval().to(case.dtype).to(device)
-        self.cache = StaticCache(config=config, max_cache_len=POSITIONS)
-        heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
-        self.cache.early_initialization(case.batch, heads, size, case.dtype, torch.device(device))
+        self.cache = static_cache(config, POSITIONS, case.batch, case.dtype, device)
         for layer in self.cache.layers:
             layer.keys.normal_()
             layer.values.normal_()
@@ -137,7 +136,7 @@ def prefill(
 
 
 def measure(case: Case, small: bool, device: str, **compile_options: Any) -> dict[str, float]:
-    """One system: ``first_call_s``, ``seconds``, ``nbytes``, perhaps ``host_s``."""
+    """One system: ``seconds`` of a step, ``nbytes``, perhaps ``host_s``; ``total_s`` of it all."""
     use_full_f32()
     torch._dynamo.reset()
     gc.collect()

@@ -45,6 +45,7 @@ def test_a_norm_and_the_products_that_use_it_are_one_kernel(dtype):
     verify_loop_graph(moved)
     if dtype is torch.bfloat16:  # NumPy has none: tests/gpu/test_compiled_decoding.py
         return
+    # Sums in another order; of f16 without eager's roundings between the norm and the sum.
     tolerance = 1e-4 if dtype is torch.float32 else 2e-2
     wanted = function(*arguments)
     torch.testing.assert_close(run(moved, arguments), wanted, atol=tolerance, rtol=tolerance)

@@ -59,12 +59,7 @@ def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
         return _histc_of_integers(self, bins, int(min), int(max))
     dtype = self.dtype
     flat = self.reshape(-1).to(torch.promote_types(dtype, torch.float32))
-    low, high = torch.full_like(flat[:1].sum(), min), torch.full_like(flat[:1].sum(), max)
-    if min == max and flat.numel():
-        low, high = flat.amin(), flat.amax()
-    empty = low == high
-    low, high = torch.where(empty, low - 1, low), torch.where(empty, high + 1, high)
-    low, high = _rounded(low, dtype), _rounded(high, dtype)
+    low, high = (_rounded(bound, dtype) for bound in _bounds(flat, min, max))
     inside = (flat >= low) & (flat <= high)
     if dtype in _DROPPED:  # each operation rounds there
         above = _rounded(_rounded(flat - low, dtype) * bins, dtype)
@@ -75,13 +70,18 @@ def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     return _counted(places, inside, bins, torch.ones_like(self.reshape(-1)))
 
 
-def _histc_of_integers(self: Tensor, bins: int, min: int, max: int) -> Tensor:
-    flat = self.reshape(-1).to(torch.int64)
+def _bounds(flat: Tensor, min: float, max: float) -> tuple[Tensor, Tensor]:
+    """The first bin's start and the last one's end: of all elements where both are the same."""
     low, high = torch.full_like(flat[:1].sum(), min), torch.full_like(flat[:1].sum(), max)
     if min == max and flat.numel():
         low, high = flat.amin(), flat.amax()
     empty = low == high
-    low, high = torch.where(empty, low - 1, low), torch.where(empty, high + 1, high)
+    return torch.where(empty, low - 1, low), torch.where(empty, high + 1, high)
+
+
+def _histc_of_integers(self: Tensor, bins: int, min: int, max: int) -> Tensor:
+    flat = self.reshape(-1).to(torch.int64)
+    low, high = _bounds(flat, min, max)
     places = torch.div((flat - low) * bins, high - low, rounding_mode="trunc").clamp(0, bins - 1)
     inside = (flat >= low) & (flat <= high)
     return _counted(places, inside, bins, torch.ones_like(self.reshape(-1)))

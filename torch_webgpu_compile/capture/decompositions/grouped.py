@@ -65,17 +65,22 @@ def _of_rows(rows: Tensor, matrices: Tensor, offs: Tensor) -> Tensor:
     if isinstance(count, int) and count <= 2 * (last + 1):  # hardly two of them share a matrix
         return torch.where(inside, torch.bmm(rows[:, None], matrices[group])[:, 0], 0)
     height = _height(count, last + 1)
-    begins = torch.cat([torch.zeros_like(offs[:1]), offs[:-1]])
+    begins = _starts(offs)
     ends = torch.cumsum((offs - begins + (height - 1)) // height, 0)  # in blocks
-    starts = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
-    block = torch.arange(count // height + last + 1, device=rows.device)
-    owner = torch.searchsorted(ends, block, right=True).clamp(max=last)
+    starts = _starts(ends)
+    blocks = count // height + last + 1  # at most
+    block, owner = torch.arange(blocks, device=rows.device), _groups(ends, blocks).clamp(max=last)
     place = torch.arange(height, device=rows.device)
     row = (begins[owner] + (block - starts[owner]) * height)[:, None] + place
     padded = torch.where((row < offs[owner][:, None])[..., None], rows[row.clamp(max=count - 1)], 0)
     products = torch.bmm(padded, matrices[owner]).flatten(0, 1)
     position = torch.arange(count, device=rows.device)
     return torch.where(inside, products[starts[group] * height + position - begins[group]], 0)
+
+
+def _starts(ends: Tensor) -> Tensor:
+    """Where each group begins, of where each ends."""
+    return torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
 
 
 def _height(count: Any, groups: int) -> int:

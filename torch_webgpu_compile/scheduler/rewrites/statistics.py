@@ -215,10 +215,7 @@ def _unrounded(part: Scalar) -> Scalar | None:
 
     Kernels do not round on the way either: only what is stored is in 16 bits.
     """
-    if not (isinstance(part, Op) and part.name == "cast" and part.dtype is dtypes.float32):
-        return None
-    narrow = part.args[0]
-    if not (isinstance(narrow, Op) and narrow.name == "cast" and narrow.dtype.is_float):
-        return None
-    wide = narrow.args[0]
-    return wide if wide.dtype is dtypes.float32 else None
+    match part:
+        case Op("cast", (Op("cast", (wide,), narrow),), dtypes.float32):
+            return wide if narrow.is_float and wide.dtype is dtypes.float32 else None
+    return None
