@@ -87,8 +87,8 @@ def _resolve(executor: Executor, variant: Variant) -> _ResolvedCall:
     filled = {p for _, p in inputs} | {p for _, positions, _ in found for p in positions}
     # Arguments that no kernel reads: any memory will do.
     buffers = [
-        None if k in filled else executor.device.allocate(evaluate(plan.buffers[n].nbytes, sizes))
-        for k, n in enumerate(launcher.names)
+        None if k in filled else executor.device.allocate(nbytes)
+        for k, nbytes in enumerate(launcher.nbytes)
     ]
     # Other memory in each call would be other bind groups in each call.
     for nbytes, positions, kept in found:

@@ -84,6 +84,7 @@ def _register() -> None:
         default_backend,
         guard,
         lightning,
+        loading,
         moving,
         pinning,
         process_groups,
@@ -106,7 +107,7 @@ def _register() -> None:
     for patch in (
         *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
-        *(safetensors, accelerate, transformers, lightning),
+        *(safetensors, accelerate, transformers, loading, lightning),
     ):
         patch.install()
 

@@ -62,6 +62,7 @@ class Launcher:
 
     Attributes:
         names: the plan buffers that a call gives memory for: all but prepared ones and constants.
+        nbytes: what the memory of each has to hold.
         places: which of them are outputs and intermediates, and the memory that those need.
         constants: the plan's own buffers by name.
         dispatch_count: dispatches per call.
@@ -82,6 +83,7 @@ class Launcher:
         "constants",
         "dispatch_count",
         "names",
+        "nbytes",
     )
 
     def __init__(
@@ -105,7 +107,7 @@ class Launcher:
         if preparation is not None:
             self._static = tuple(map(sized.names.index, preparation.reads))
             count -= len(preparation.names)
-        self.names = sized.names[:count]
+        self.names, self.nbytes = sized.names[:count], sized.nbytes[:count]
         self._changed = tuple(map(self.names.index, executor.changed))
         self.dispatch_count = sum(isinstance(step, SizedDispatch) for step in sized.steps)
         executor.device.add_reclaimable(self)

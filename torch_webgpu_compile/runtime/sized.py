@@ -122,7 +122,7 @@ class SizedPlan:
     Attributes:
         sizes: values of the plan's size symbols.
         names: the plan's buffers; last come `Plan.prepared`, then constants, then the status.
-        nbytes: of each of them, a multiple of 16.
+        nbytes: of each of them, a multiple of 16; the least for inputs that no step uses.
         steps: in order; those with nothing to do are left out.
         places: what a caller has to give besides inputs if the executor is to own no memory.
     """
@@ -173,7 +173,21 @@ class _Sizer:
         own = [name for role in last for name in buffers if buffers[name].role == role]
         names = [*others, *self.plan.prepared, *own]
         self._positions = {name: position for position, name in enumerate(names)}
-        self._nbytes = {name: _buffer_nbytes(buffers[name], self.sizes) for name in names}
+        untouched = self._untouched()
+        self._nbytes = {
+            name: MIN_NBYTES if name in untouched else _buffer_nbytes(buffers[name], self.sizes)
+            for name in names
+        }
+
+    def _untouched(self) -> set[str]:
+        """Inputs that no step uses, as the target of ``copy_``: they need no memory."""
+        plan = self.plan
+        touched = {name for step in plan.steps for name in step.buffers}
+        touched |= {output.buffer for output in plan.outputs if output.buffer is not None}
+        if plan.preparation is not None:
+            touched |= {entry.buffer for entry in plan.preparation.inputs if entry.buffer}
+        inputs = {name for name, buffer in plan.buffers.items() if buffer.role == "input"}
+        return inputs - touched
 
     def size(self) -> SizedPlan:
         dispatches = [step for step in self.plan.steps if isinstance(step, Dispatch)]

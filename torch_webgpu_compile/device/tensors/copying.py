@@ -11,6 +11,11 @@ from .. import devices
 from . import storages
 from .storages import data_ptr, fills_storage, is_dense, offset_at
 
+# A kernel's conversions between these are the host's, bit for bit but for NaN.
+_CONVERTED = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_FEW = 1 << 18  # values; fewer are converted on the host in less time than a kernel takes to start
+_PART = 16 << 20  # bytes; one staging buffer
+
 
 def is_here(tensor: Tensor) -> bool:
     """Whether a tensor is on a ``webgpu`` device."""
@@ -47,6 +52,9 @@ def from_host(source: Tensor, target: Tensor) -> None:
     """Writes the values of a CPU tensor, converted and broadcast, into a webgpu tensor."""
     if target.numel() == 0:
         return
+    if _is_converted_here(source, target):
+        _upload_converted(source.detach(), target)
+        return
     strides = target.stride()
     value = source.detach().to(target.dtype).expand(target.shape)
     if not is_dense(target) or target.is_conj() or target.is_neg():
@@ -61,6 +69,32 @@ def from_host(source: Tensor, target: Tensor) -> None:
     offset = offset_at(data_ptr(target))
     device.upload(storages.buffer_of(target), (value.data_ptr(), nbytes), offset)
     counters.add(bytes_uploaded=nbytes)
+
+
+def _is_converted_here(source: Tensor, target: Tensor) -> bool:
+    """Whether values are uploaded as they are, and converted on the device."""
+    return (
+        source.dtype is not target.dtype
+        and {source.dtype, target.dtype} <= _CONVERTED
+        and source.numel() >= _FEW
+        and source.shape == target.shape
+        and source.stride() == target.stride()
+        and not (target.is_neg() or source.is_neg())
+        and is_dense(target)
+    )
+
+
+def _upload_converted(source: Tensor, target: Tensor) -> None:
+    """Uploads a dense tensor in parts: the device has room for one of them beside the result.
+
+    Converting on the host would write all values to memory once more before they are uploaded.
+    """
+    count = target.numel()
+    values = source.as_strided((count,), (1,))
+    converted = target.as_strided((count,), (1,))
+    step = _PART // source.element_size()
+    for start in range(0, count, step):
+        converted[start : start + step].copy_(values[start : start + step].to(target.device))
 
 
 def copy_between_devices(source: Tensor, target: Tensor) -> None:
