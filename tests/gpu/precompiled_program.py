@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +40,23 @@ def on_device(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.relu(x @ weight).cumsum(0)
 
 
+def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As decorators of models do: asks for something of the function that it wraps."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        return OrderedDict({function.__name__: function(*arguments)})
+
+    return call
+
+
+@named
+def step(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """Writes a part of an argument, as a step of a decoder its cache."""
+    cache[2:4].copy_(x)
+    return cache.sum(0)
+
+
 def main() -> None:
     if "other-version" in sys.argv:
         artifact.sources_digest = lambda: "another"
@@ -46,7 +65,7 @@ def main() -> None:
     autoload.register()
     torch.manual_seed(0)
     model, x = Model().eval(), torch.randn(5, 6)
-    functions = {f: torch.compile(f, backend="webgpu") for f in (model, on_host, on_device)}
+    functions = {f: torch.compile(f, backend="webgpu") for f in (model, on_host, on_device, step)}
     report = []
 
     def check(function: Callable[..., Any], *arguments: torch.Tensor, device: str = "cpu") -> None:
@@ -61,6 +80,14 @@ def main() -> None:
         check(model, torch.randn(9, 6))
         check(on_host, x)
         check(on_device, x, torch.randn(6, 3), device="webgpu")
+        for device in ("cpu", "webgpu"):
+            cache = torch.zeros(5, 6, device=device)
+            version = cache._version
+            before = counters.plans_compiled
+            functions[step](x[:2].to(device), cache)
+            report.append(counters.plans_compiled - before)
+            assert cache._version == version + 1
+            assert torch.equal(cache.cpu()[2:4], x[:2])
     if "save" in sys.argv:
         torch.compiler.save_cache_artifacts()
     print(json.dumps(report))

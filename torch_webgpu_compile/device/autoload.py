@@ -87,6 +87,7 @@ def _register() -> None:
         loading,
         moving,
         pinning,
+        precompiling,
         process_groups,
         safetensors,
         sending,
@@ -107,7 +108,7 @@ def _register() -> None:
     for patch in (
         *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
-        *(safetensors, accelerate, transformers, loading, lightning),
+        *(safetensors, accelerate, transformers, loading, lightning, precompiling),
     ):
         patch.install()
 

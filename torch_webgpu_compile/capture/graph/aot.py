@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.schemas import OutputType
+from torch._functorch._aot_autograd.schemas import MutationType, OutputType
 from torch._guards import TracingContext
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -36,6 +36,7 @@ _numbers = itertools.count()
 
 
 _REFUSE = on_fallback("error")
+_IN_GRAPH = (MutationType.NOT_MUTATED, MutationType.MUTATED_IN_GRAPH)
 
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
 
@@ -79,7 +80,9 @@ def capture(
         if reason is not None:
             return uncompiled(graph, reason)
         is_plain = _is_plain(graph, example_inputs)
-        compiled = compile_phase(graph, "inference", _static_inputs(), counted=_counted())
+        # Who calls it without AOTAutograd has nobody to count changes: the graph does.
+        counted = frozenset() if is_plain else _counted()
+        compiled = compile_phase(graph, "inference", _static_inputs(), counted=counted)
         if is_plain:
             direct = compiled
         return compiled
@@ -158,14 +161,14 @@ def unwrapped(compiled: BoxedFunction) -> Callable[..., Any]:
 def _is_plain(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> bool:
     """Whether a graph takes Dynamo's arguments and gives its results as they are.
 
-    Not if an argument is changed, an output is an alias, or AOTAutograd changed the arguments
-    (removed duplicates, unwrapped subclasses, added tokens or seeds).
+    Not if an argument is changed outside of the graph, an output is an alias, or AOTAutograd
+    changed the arguments (removed duplicates, unwrapped subclasses, added tokens or seeds).
     """
     metadata = _metadata()
     if metadata is None or len(graph.graph.find_nodes(op="placeholder")) != len(arguments):
         return False
     return (
-        not any(info.mutates_data or info.mutates_metadata for info in metadata.input_info)
+        all(info.mutation_type in _IN_GRAPH for info in metadata.input_info)
         and all(info.output_type is OutputType.non_alias for info in metadata.output_info)
         and len(metadata.input_info) == len(arguments)
         and not metadata.tokens
