@@ -84,7 +84,6 @@ def _register() -> None:
         default_backend,
         guard,
         lightning,
-        loading,
         moving,
         pinning,
         precompiling,
@@ -94,6 +93,7 @@ def _register() -> None:
         several_devices,
         storage_methods,
         transformers,
+        transformers_models,
         uninitialized_parameters,
     )
     from .registration import new_library, untraced
@@ -108,7 +108,7 @@ def _register() -> None:
     for patch in (
         *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
-        *(safetensors, accelerate, transformers, loading, lightning, precompiling),
+        *(safetensors, accelerate, transformers, transformers_models, lightning, precompiling),
     ):
         patch.install()
 

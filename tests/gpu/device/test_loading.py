@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from torch_webgpu_compile import counters
+from torch_webgpu_compile.backend import webgpu
 from torch_webgpu_compile.device import devices
 
 transformers: Any = pytest.importorskip("transformers")
@@ -71,6 +72,13 @@ def test_a_checkpoint_is_on_the_device_once(
     torch.webgpu.empty_cache()  # type: ignore[attr-defined]
     taken = torch.webgpu.memory_reserved() - before  # type: ignore[attr-defined]
     assert taken < 1.2 * sum(nbytes.values())
+
+
+def test_generate_compiles_without_inductor(folder: Path) -> None:
+    model = load(folder)
+    assert model._default_compile_config() == transformers.CompileConfig()
+    config = model.to("webgpu")._default_compile_config()
+    assert (config.backend, config.mode) == (webgpu, None)
 
 
 def test_a_conversion_leaves_nothing_behind() -> None:

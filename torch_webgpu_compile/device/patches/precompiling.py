@@ -77,7 +77,7 @@ def _depth(function: Any) -> int:
 
 
 def _import_modules(module: Any) -> None:
-    codegen = getattr(module, "PyCodegen", None)
+    codegen: Any = getattr(module, "PyCodegen", None)
     load = getattr(codegen, "create_load_python_module", None)
     if load is None:
         return
