@@ -15,7 +15,16 @@ import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
-from . import counting, fused_optimizers, grouped, losses, quantization, random, sampling
+from . import (
+    counting,
+    fused_optimizers,
+    grouped,
+    losses,
+    packed_weights,
+    quantization,
+    random,
+    sampling,
+)
 
 aten = torch.ops.aten
 
@@ -44,7 +53,7 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
-FAMILIES = (counting, fused_optimizers, grouped, sampling, losses, quantization)
+FAMILIES = (counting, fused_optimizers, grouped, losses, packed_weights, quantization, sampling)
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {
     op: rule for family in FAMILIES for op, rule in family.DECOMPOSITIONS.items()

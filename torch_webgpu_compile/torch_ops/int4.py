@@ -1,0 +1,81 @@
+"""``webgpu::int4_linear``: a linear layer whose weight is int4 in groups, as torchao's Int4Tensor.
+
+The packed weight is int8 (N, K / 2), in rows, the even element of a pair in the lower half: eight
+elements are a word of 32 bits. An element q of [-8, 7] stands for q · scale + zero point, which
+are (K / group, N) and floats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+torch.library.define(
+    "webgpu::int4_linear",
+    "(Tensor input, Tensor weight, Tensor scale, Tensor zero_point, Tensor? bias=None) -> Tensor",
+)
+linear: torch._ops.OpOverload = torch.ops.webgpu.int4_linear.default
+
+
+def unpacked(packed: Tensor) -> Tensor:
+    """int32 in [0, 16): the elements of rows of int32 or int8, the lowest bits first.
+
+    Args:
+        packed: (N, K / 8) of int32, or (N, K / 2) of int8.
+
+    Returns:
+        (N, K)
+    """
+    bits = 8 * packed.dtype.itemsize
+    shifts = torch.arange(0, bits, 4, dtype=torch.int32, device=packed.device)
+    return ((packed[..., None] >> shifts) & 15).flatten(1)
+
+
+def affine(levels: Tensor, group_size: int, scale: Tensor, zero_point: Tensor) -> Tensor:
+    """levels · scale + zero point in float32.
+
+    Args:
+        levels: integers, (N, K).
+        group_size: elements of a row that share scale and zero point.
+        scale, zero_point: (K / group_size, N) of floats.
+    """
+    grouped = levels.float().unflatten(1, (-1, group_size))
+    scaled = grouped * scale.float().t()[..., None] + zero_point.float().t()[..., None]
+    return scaled.flatten(1)
+
+
+def dequantized(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    """The weight (N, K) in float32, of what the operator takes."""
+    levels = (unpacked(weight) ^ 8) - 8  # the sign of four bits
+    return affine(levels, levels.shape[1] // scale.shape[0], scale, zero_point)
+
+
+@torch.library.impl("webgpu::int4_linear", "CPU")
+def _on_cpu(
+    input: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    result = torch.nn.functional.linear(input.float(), dequantized(weight, scale, zero_point))
+    return (result if bias is None else result + bias.float()).to(input.dtype)
+
+
+@torch.library.register_fake("webgpu::int4_linear")
+def _(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
+    _, *weight, bias = inputs
+    ctx.save_for_backward(*weight)
+    ctx.has_bias = bias is not None
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Of the input and the bias; a quantized weight has none."""
+    given = (grad.float() @ dequantized(*ctx.saved_tensors)).to(grad.dtype)
+    bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
+    return given, None, None, None, bias
+
+
+torch.library.register_autograd("webgpu::int4_linear", _gradients, setup_context=_save)
