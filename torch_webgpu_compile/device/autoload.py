@@ -92,6 +92,7 @@ def _register() -> None:
         sending,
         several_devices,
         storage_methods,
+        torchao,
         transformers,
         transformers_models,
         uninitialized_parameters,
@@ -108,7 +109,8 @@ def _register() -> None:
     for patch in (
         *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
-        *(safetensors, accelerate, transformers, transformers_models, lightning, precompiling),
+        *(safetensors, accelerate, transformers, transformers_models, torchao, lightning),
+        precompiling,
     ):
         patch.install()
 

@@ -23,33 +23,33 @@ def unpacked(packed: Tensor) -> Tensor:
     """int32 in [0, 16): the elements of rows of int32 or int8, the lowest bits first.
 
     Args:
-        packed: (N, K / 8) of int32, or (N, K / 2) of int8.
+        packed: (…, K / 8) of int32, or (…, K / 2) of int8.
 
     Returns:
-        (N, K)
+        (…, K)
     """
     bits = 8 * packed.dtype.itemsize
     shifts = torch.arange(0, bits, 4, dtype=torch.int32, device=packed.device)
-    return ((packed[..., None] >> shifts) & 15).flatten(1)
+    return ((packed[..., None] >> shifts) & 15).flatten(-2)
 
 
 def affine(levels: Tensor, group_size: int, scale: Tensor, zero_point: Tensor) -> Tensor:
     """levels · scale + zero point in float32.
 
     Args:
-        levels: integers, (N, K).
+        levels: integers, (…, N, K).
         group_size: elements of a row that share scale and zero point.
-        scale, zero_point: (K / group_size, N) of floats.
+        scale, zero_point: (…, K / group_size, N) of floats.
     """
-    grouped = levels.float().unflatten(1, (-1, group_size))
-    scaled = grouped * scale.float().t()[..., None] + zero_point.float().t()[..., None]
-    return scaled.flatten(1)
+    grouped = levels.float().unflatten(-1, (-1, group_size))
+    scaled = grouped * scale.float().mT[..., None] + zero_point.float().mT[..., None]
+    return scaled.flatten(-2)
 
 
 def dequantized(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    """The weight (N, K) in float32, of what the operator takes."""
+    """The weight (…, N, K) in float32, of what the operator takes (and of batches of it)."""
     levels = (unpacked(weight) ^ 8) - 8  # the sign of four bits
-    return affine(levels, levels.shape[1] // scale.shape[0], scale, zero_point)
+    return affine(levels, levels.shape[-1] // scale.shape[-2], scale, zero_point)
 
 
 @torch.library.impl("webgpu::int4_linear", "CPU")

@@ -1,0 +1,187 @@
+"""``torchao``: ``quantize_`` with int4 on the device, and products of int8 that stay there.
+
+Patched: when their modules are imported, ``Int4Tensor`` and ``Int4PlainInt32Tensor`` of
+``torchao.quantization`` (``from_hp``, and what they do for ``linear`` and ``bmm``), for tensors on
+the device, and on the CPU where nothing else does it; and ``safe_int_mm`` in
+``torchao.kernel.intmm``. Tried with torchao 0.18; where a version has no such thing, nothing is
+changed.
+
+Why: ``Int4Tensor``, the default of ``Int4WeightOnlyConfig``, takes all from the package `mslk`,
+which has kernels for CUDA alone, and ``Int4PlainInt32Tensor`` has a list of device types. The
+layouts are plain, so what is packed here is what is packed there. ``safe_int_mm`` looks for a fake
+tensor in the text of its argument, which reads all of it, and multiplies on the host where a size
+is not a multiple of 8.
+
+Until: torchao asks the device for kernels that it does not have itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import devices
+from ..import_hooks import after_import
+
+aten = torch.ops.aten
+
+_INT4 = "torchao.quantization.quantize_.workflows.int4"
+
+
+def install() -> None:
+    """Has ``torchao`` know the device, once it is imported."""
+    after_import(f"{_INT4}.int4_tensor", _take_plain)
+    after_import(f"{_INT4}.int4_plain_int32_tensor", _take_words)
+    after_import("torchao.kernel.intmm", _multiply_here)
+
+
+def _replace(
+    kind: Any,
+    function: Any,
+    ours: Callable[..., Any],
+    op: Any = None,
+    places: Sequence[str] = (devices.NAME, "cpu"),
+) -> None:
+    """What a kind of tensor does for a function of torch, and for an operator, where it is ours.
+
+    The first argument says where.
+    """
+    theirs = kind._TORCH_FN_TABLE[kind][function]
+
+    def chosen(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if args[0].device.type in places:
+            return ours(*args, **kwargs)
+        return theirs(func, types, args, kwargs)
+
+    kind.implements_torch_function(function)(chosen)
+    if op is not None:
+        kind.implements(op)(chosen)
+
+
+def _scaled(x: Tensor, weight: Any) -> Tensor:
+    return x if weight.act_pre_scale is None else x * weight.act_pre_scale
+
+
+# -- Int4Tensor ("plain") --------------------------------------------------------------------------
+
+
+def _take_plain(module: Any) -> None:
+    kind: Any = getattr(module, "Int4Tensor", None)
+    if kind is None or not hasattr(kind, "_TORCH_FN_TABLE"):
+        return
+    from ...torch_ops import int4
+
+    make = kind.from_hp.__func__
+
+    @functools.wraps(make)
+    def from_hp(
+        cls: Any,
+        w: Tensor,
+        block_size: Sequence[int],
+        activation_dtype: torch.dtype = torch.bfloat16,
+    ) -> Any:
+        is_here = w.device.type == devices.NAME
+        on_cpu = w.device.type == "cpu" and getattr(module, "int4_row_quantize_zp", None) is None
+        if not (is_here or on_cpu):
+            return make(cls, w, block_size, activation_dtype)
+        _check_activations(activation_dtype)
+        return cls(*_quantized(w, block_size[-1]), list(block_size), w.shape)
+
+    def linear(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
+        _check_activations(weight.activation_dtype)
+        parts = weight.qdata, weight.scale, weight.zero_point
+        return int4.linear(_scaled(input, weight), *parts, bias)
+
+    def bmm(input: Tensor, weight: Any) -> Tensor:
+        """With a weight (B, N, K), which a batch of linear layers has."""
+        whole = int4.dequantized(weight.qdata, weight.scale, weight.zero_point)
+        return torch.bmm(_scaled(input, weight).float(), whole.mT).to(input.dtype)
+
+    kind.from_hp = classmethod(from_hp)
+    _replace(kind, torch.nn.functional.linear, linear, aten.linear.default)
+    _replace(kind, torch.bmm, bmm)
+
+
+def _check_activations(dtype: torch.dtype) -> None:
+    if dtype is torch.float8_e4m3fn:
+        raise NotImplementedError(
+            "webgpu has no products of int4 with activations in float8: use Int4WeightOnlyConfig"
+        )
+
+
+def _quantized(w: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`mslk.quantize.shuffle.int4_row_quantize_zp` and ``pack_int4``.
+
+    Args:
+        w: (…, N, K), K a multiple of ``group_size``.
+
+    Returns:
+        int8 (…, N, K / 2), scale and zero point (…, K / group_size, N) in the dtype of ``w``:
+        16 levels from the lowest to the highest element of a group, the zero point is level 8.
+    """
+    groups = w.detach().float().unflatten(-1, (-1, group_size))
+    lowest, highest = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scale = (highest - lowest).clamp(min=1e-6) / 15
+    levels = ((groups - lowest) / scale).round().clamp(0, 15).to(torch.int8) - 8
+    even, odd = levels.flatten(-2).unflatten(-1, (-1, 2)).unbind(-1)
+    packed = (even & 15) | (odd << 4)
+    zero_point = lowest + scale * 8
+    scale, zero_point = (t.squeeze(-1).mT.contiguous().to(w.dtype) for t in (scale, zero_point))
+    return packed.contiguous(), scale, zero_point
+
+
+# -- Int4PlainInt32Tensor --------------------------------------------------------------------------
+
+
+def _take_words(module: Any) -> None:
+    kind: Any = getattr(module, "Int4PlainInt32Tensor", None)
+    if kind is None or not hasattr(kind, "_TORCH_FN_TABLE"):
+        return
+    make = kind.from_hp.__func__
+
+    @functools.wraps(make)
+    def from_hp(cls: Any, w: Tensor, block_size: Sequence[int]) -> Any:
+        if w.device.type != devices.NAME:
+            return make(cls, w, block_size)
+        bounds = torch.int32, 0, 15
+        scale, zero_point = module.choose_qparams_affine(
+            w, module.MappingType.ASYMMETRIC, block_size, *bounds, 1e-6, None, torch.int32
+        )
+        levels = module.quantize_affine(w, block_size, scale, zero_point, *bounds)
+        shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=w.device)
+        # Sums of what has no bit in common.
+        words = (levels.unflatten(1, (-1, 8)) << shifts).sum(2, dtype=torch.int32)
+        scale, zero_point = (t.reshape(len(w), -1).t().contiguous() for t in (scale, zero_point))
+        return cls(words, scale, zero_point.to(torch.int8), list(block_size), w.shape)
+
+    def linear(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
+        rows = _scaled(input, weight).reshape(-1, input.shape[-1])
+        result = aten._weight_int4pack_mm_with_scales_and_zeros.default(
+            rows, weight.qdata, weight.block_size[1], weight.scale, weight.zero_point
+        )
+        result = result.reshape(*input.shape[:-1], -1)
+        return result if bias is None else result + bias
+
+    kind.from_hp = classmethod(from_hp)
+    _replace(kind, torch.nn.functional.linear, linear, aten.linear.default, (devices.NAME,))
+
+
+# -- products of int8 ------------------------------------------------------------------------------
+
+
+def _multiply_here(module: Any) -> None:
+    multiply = getattr(module, "safe_int_mm", None)
+    if multiply is None:
+        return
+
+    @functools.wraps(multiply)
+    def safe_int_mm(input: Tensor, mat2: Tensor) -> Any:
+        if input.device.type == devices.NAME and input.dtype is mat2.dtype is torch.int8:
+            return torch._int_mm(input, mat2)
+        return multiply(input, mat2)
+
+    module.safe_int_mm = safe_int_mm
