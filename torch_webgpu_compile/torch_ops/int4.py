@@ -12,12 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-torch.library.define(
-    "webgpu::int4_linear",
-    "(Tensor input, Tensor weight, Tensor scale, Tensor zero_point, Tensor? bias=None) -> Tensor",
-)
-linear: torch._ops.OpOverload = torch.ops.webgpu.int4_linear.default
-
 
 def unpacked(packed: Tensor) -> Tensor:
     """int32 in [0, 16): the elements of rows of int32 or int8, the lowest bits first.
@@ -41,7 +35,7 @@ def affine(levels: Tensor, group_size: int, scale: Tensor, zero_point: Tensor) -
         group_size: elements of a row that share scale and zero point.
         scale, zero_point: (…, K / group_size, N) of floats.
     """
-    grouped = levels.float().unflatten(-1, (-1, group_size))
+    grouped = levels.float().reshape(*levels.shape[:-1], -1, group_size)
     scaled = grouped * scale.float().mT[..., None] + zero_point.float().mT[..., None]
     return scaled.flatten(-2)
 
@@ -52,16 +46,19 @@ def dequantized(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     return affine(levels, levels.shape[-1] // scale.shape[-2], scale, zero_point)
 
 
-@torch.library.impl("webgpu::int4_linear", "CPU")
-def _on_cpu(
+# The device's fallback runs it there.
+@torch.library.custom_op("webgpu::int4_linear", mutates_args=(), device_types="cpu")
+def _linear(
     input: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     result = torch.nn.functional.linear(input.float(), dequantized(weight, scale, zero_point))
     return (result if bias is None else result + bias.float()).to(input.dtype)
 
 
-@torch.library.register_fake("webgpu::int4_linear")
-def _(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+@_linear.register_fake
+def _(
+    input: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor, bias: Tensor | None = None
+) -> Tensor:
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
@@ -78,4 +75,5 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return given, None, None, None, bias
 
 
-torch.library.register_autograd("webgpu::int4_linear", _gradients, setup_context=_save)
+_linear.register_autograd(_gradients, setup_context=_save)
+linear: torch._ops.OpOverload = torch.ops.webgpu.int4_linear.default

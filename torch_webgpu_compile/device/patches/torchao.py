@@ -123,11 +123,11 @@ def _quantized(w: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
         int8 (…, N, K / 2), scale and zero point (…, K / group_size, N) in the dtype of ``w``:
         16 levels from the lowest to the highest element of a group, the zero point is level 8.
     """
-    groups = w.detach().float().unflatten(-1, (-1, group_size))
+    groups = w.detach().float().reshape(*w.shape[:-1], -1, group_size)
     lowest, highest = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     scale = (highest - lowest).clamp(min=1e-6) / 15
     levels = ((groups - lowest) / scale).round().clamp(0, 15).to(torch.int8) - 8
-    even, odd = levels.flatten(-2).unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = levels.reshape(*w.shape[:-1], -1, 2).unbind(-1)
     packed = (even & 15) | (odd << 4)
     zero_point = lowest + scale * 8
     scale, zero_point = (t.squeeze(-1).mT.contiguous().to(w.dtype) for t in (scale, zero_point))
@@ -154,7 +154,7 @@ def _take_words(module: Any) -> None:
         levels = module.quantize_affine(w, block_size, scale, zero_point, *bounds)
         shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=w.device)
         # Sums of what has no bit in common.
-        words = (levels.unflatten(1, (-1, 8)) << shifts).sum(2, dtype=torch.int32)
+        words = (levels.reshape(len(w), -1, 8) << shifts).sum(2, dtype=torch.int32)
         scale, zero_point = (t.reshape(len(w), -1).t().contiguous() for t in (scale, zero_point))
         return cls(words, scale, zero_point.to(torch.int8), list(block_size), w.shape)
 
