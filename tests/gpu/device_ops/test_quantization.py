@@ -33,6 +33,30 @@ def by_channels(x, scale, zero, scales, zeros):
     return signed, integers.dequantize_per_channel(signed, scales, zeros, 1, *SIGNED)
 
 
+def chosen_here(x, scale, zero, scales, zeros):
+    chosen = integers.choose_qparams.tensor(x, -128, 127, 1e-7, torch.int8)
+    signed = integers.quantize_per_tensor.tensor(x, *chosen, *SIGNED)
+    return *chosen, signed, integers.dequantize_per_tensor.tensor(signed, *chosen, *SIGNED)
+
+
+def chosen_symmetric(x, scale, zero, scales, zeros):
+    bytes = integers.choose_qparams_symmetric.tensor(x, *BYTE[:2], 1e-7, torch.uint8)
+    return *bytes, *integers.choose_qparams_symmetric.tensor(x, -128, 127, 1e-7, torch.int8)
+
+
+def chosen_by_token(x, scale, zero, scales, zeros):
+    asymmetric = integers.choose_qparams_per_token_asymmetric(x, torch.int8)
+    return *asymmetric, *integers.choose_qparams_per_token(x, torch.int8)
+
+
+def in_groups(x, scale, zero, scales, zeros):
+    rows = x.reshape(-1, 6)
+    scales = scales[0].expand(len(rows), 2)
+    given = scales, torch.ones_like(scales, dtype=torch.int64), -8, 7, torch.int8, 3
+    signed = integers.quantize_per_channel_group(rows, *given)
+    return signed, integers.dequantize_per_channel_group(signed, *given, torch.float32)
+
+
 def fake(x, scale, zero, scales, zeros):
     return torch.fake_quantize_per_tensor_affine(x, 0.1, 3, 0, 20)
 
@@ -46,6 +70,7 @@ def fake_channels(x, scale, zero, scales, zeros):
 
 
 FUNCTIONS = [to_bytes_and_back, by_tensors, by_channels, fake, fake_by_tensors, fake_channels]
+CHOOSING = [chosen_here, chosen_symmetric, chosen_by_token, in_groups]
 
 
 def arguments(*sizes):
@@ -69,6 +94,19 @@ def test_as_eager(function, sizes):
     on_device = function(*(t.to("webgpu") for t in given))
     moved = on_device.cpu() if isinstance(on_device, torch.Tensor) else [t.cpu() for t in on_device]
     torch.testing.assert_close(moved, wanted if isinstance(wanted, torch.Tensor) else list(wanted))
+    assert not counters.fallbacks
+
+
+@pytest.mark.parametrize("function", CHOOSING)
+def test_parameters_from_the_numbers(function):
+    given = arguments(5, 6)
+    wanted = function(*given)
+    found = [
+        native(function)(*given),
+        [t.cpu() for t in function(*(t.to("webgpu") for t in given))],
+    ]
+    for results in found:
+        torch.testing.assert_close(list(results), list(wanted))
     assert not counters.fallbacks
 
 

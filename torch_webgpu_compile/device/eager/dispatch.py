@@ -159,6 +159,9 @@ def _first_time(call: _Call) -> Any:
     except Exception as error:
         if isinstance(error, DeviceError) and not isinstance(error, ShaderError):
             raise
+        # An operator of other devices, which the CPU's kernels say nothing of.
+        if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"):
+            raise
         return _refused(call, f"{type(error).__name__}: {error}; please report this")
     if compiled is not None and compiled.resize(leaves):
         return run(op, *arguments, **keywords)

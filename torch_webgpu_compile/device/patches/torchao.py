@@ -1,10 +1,10 @@
 """``torchao``: ``quantize_`` with int4 on the device, and products of int8 that stay there.
 
-Patched: when their modules are imported, ``Int4Tensor`` and ``Int4PlainInt32Tensor`` of
-``torchao.quantization`` (``from_hp``, and what they do for ``linear`` and ``bmm``), for tensors on
-the device, and on the CPU where nothing else does it; and ``safe_int_mm`` in
-``torchao.kernel.intmm``. Tried with torchao 0.18; where a version has no such thing, nothing is
-changed.
+Patched: when their modules are imported, ``Int4Tensor``, ``Int4PlainInt32Tensor`` and
+``Int4TilePackedTo4dTensor`` of ``torchao.quantization`` (``from_hp``, and what they do for
+``linear`` and ``bmm``), for tensors on the device, and on the CPU where nothing else does it; and
+``safe_int_mm`` in ``torchao.kernel.intmm``. Tried with torchao 0.18; where a version has no such
+thing, nothing is changed.
 
 Why: ``Int4Tensor``, the default of ``Int4WeightOnlyConfig``, takes all from the package `mslk`,
 which has kernels for CUDA alone, and ``Int4PlainInt32Tensor`` has a list of device types. The
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ def install() -> None:
     """Has ``torchao`` know the device, once it is imported."""
     after_import(f"{_INT4}.int4_tensor", _take_plain)
     after_import(f"{_INT4}.int4_plain_int32_tensor", _take_words)
+    after_import(f"{_INT4}.int4_tile_packed_to_4d_tensor", _refuse_tiles)
     after_import("torchao.kernel.intmm", _multiply_here)
 
 
@@ -50,7 +51,9 @@ def _replace(
 
     The first argument says where.
     """
-    theirs = kind._TORCH_FN_TABLE[kind][function]
+    theirs = kind._TORCH_FN_TABLE.get(kind, {}).get(function)
+    if theirs is None:
+        return
 
     def chosen(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if args[0].device.type in places:
@@ -168,6 +171,32 @@ def _take_words(module: Any) -> None:
 
     kind.from_hp = classmethod(from_hp)
     _replace(kind, torch.nn.functional.linear, linear, aten.linear.default, (devices.NAME,))
+
+
+# -- Int4TilePackedTo4dTensor ----------------------------------------------------------------------
+
+
+def _refuse_tiles(module: Any) -> None:
+    """What CUDA has packed would give wrong numbers: the operator's layout is the device's."""
+    kind: Any = getattr(module, "Int4TilePackedTo4dTensor", None)
+    if kind is None or not hasattr(kind, "_TORCH_FN_TABLE"):
+        return
+    make = kind.from_hp.__func__
+
+    @functools.wraps(make)
+    def from_hp(cls: Any, hp_tensor: Tensor, *rest: Any, **keywords: Any) -> Any:
+        if hp_tensor.device.type == devices.NAME:
+            refuse()
+        return make(cls, hp_tensor, *rest, **keywords)
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(
+            'tile_packed_to_4d has tiles for CUDA: quantize with int4_packing_format="plain", '
+            "which is the same on webgpu and CUDA"
+        )
+
+    kind.from_hp = classmethod(from_hp)
+    _replace(kind, torch.nn.functional.linear, refuse, aten.linear.default, (devices.NAME,))
 
 
 # -- products of int8 ------------------------------------------------------------------------------
