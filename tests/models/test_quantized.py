@@ -29,7 +29,7 @@ from torchao.quantization.quant_primitives import MappingType
 
 from torch_webgpu_compile.device import autoload
 
-pytestmark = pytest.mark.rotates(5)
+pytestmark = pytest.mark.rotates(10)
 
 autoload.register()
 

@@ -159,8 +159,7 @@ def _first_time(call: _Call) -> Any:
     except Exception as error:
         if isinstance(error, DeviceError) and not isinstance(error, ShaderError):
             raise
-        # An operator of other devices, which the CPU's kernels say nothing of.
-        if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"):
+        if not _runs_on_cpu(op):  # nothing there says what is wrong
             raise
         return _refused(call, f"{type(error).__name__}: {error}; please report this")
     if compiled is not None and compiled.resize(leaves):
@@ -181,6 +180,13 @@ def _not_at_these_sizes(call: _Call, error: UnsupportedOp | AdapterError) -> Any
     cause = error.cause if isinstance(error, UnsupportedOp) else str(error)
     report(call.op, cause, call.leaves)
     return call.on_host()
+
+
+def _runs_on_cpu(op: OpOverload) -> bool:
+    """Whether there is a kernel for the CPU; some operators are for other devices."""
+    schema = op._schema
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
 
 
 def _refused(call: _Call, cause: str) -> Any:
