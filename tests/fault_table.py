@@ -263,8 +263,8 @@ FAULTS = (
     Fault(
         "elements_past_the_end_reduced",
         "codegen/kernels/reduction.py",
-        "return (chunk + 1) * step <= int(self.length)",
-        "return chunk * step <= int(self.length)",
+        "return (chunk // t.run + 1) * t.run * step <= int(self.length)",
+        "return chunk // t.run * t.run * step <= int(self.length)",
         _tests("gpu/test_row_kernels.py"),
     ),
     Fault(

@@ -13,7 +13,13 @@ from functools import cache
 from .. import dtypes
 from ..symbolic.sizes import Expr, power_of_two_at_least, product, symbols_of
 from ..target import Machine, Target
-from .access import VECTOR, is_multiple_of, neighbours_in_rows, workgroup_type
+from .access import (
+    VECTOR,
+    elements_per_access,
+    is_multiple_of,
+    neighbours_in_rows,
+    workgroup_type,
+)
 from .buffers import Buffer
 from .graph import Member, RowGroup
 from .scalar import Index, Load, Op, Scalar, children, loads_of, rewrite
@@ -33,6 +39,8 @@ class RowTiling:
         chunks: times that an invocation's share covers the row when it is kept in registers; None
             for a loop that reads memory again in every phase.
         unroll: shares per iteration of that loop, so that their loads are in flight together.
+        run: shares side by side, so that together they load as much as one access moves of a dtype
+            that is packed in words. Divides the row, ``unroll`` and ``chunks``.
     """
 
     threads: int
@@ -41,6 +49,7 @@ class RowTiling:
     lanes: int
     chunks: int | None
     unroll: int = 4
+    run: int = 1
 
     @property
     def workgroup(self) -> int:
@@ -115,18 +124,22 @@ def choose_row_strategy(
     depth = _passes_needed(group, {})
     passes = _passes(members, depth)
     final_pass = any(m.store and m.output in varying for m in members)
+    bodies = [m.body for m in members]
+    given = {name: buffer for name, buffer in buffers.items() if name not in computed}
+    elements = numbered("r", group.elements)
+    vector, run = VECTOR, 1
+    if any(body.dtype is dtypes.float64 for body in bodies):
+        vector = 1
+    elif passes == 1 and not final_pass:
+        run = max(1, elements_per_access(bodies, given, elements) // VECTOR)
     tiling = choose_row_tiling(
         product(group.rows),
         product(group.elements),
-        neighbours_in_rows(
-            [m.body for m in members],
-            {name: buffer for name, buffer in buffers.items() if name not in computed},
-            numbered("i", group.rows),
-            numbered("r", group.elements),
-        ),
+        neighbours_in_rows(bodies, given, numbered("i", group.rows), elements),
         target,
         passes > 1 or final_pass,
-        1 if any(m.body.dtype is dtypes.float64 for m in members) else VECTOR,
+        vector,
+        run,
     )
     sums: dict[str, ShiftedSum] = {}
     if tiling.chunks is None:  # a row that is not kept is read again in every pass
@@ -300,6 +313,9 @@ def _shifted_sums(
 
 # -- tilings ---------------------------------------------------------------------------------------
 
+# Accesses of an invocation that are in flight together, by `RowTiling.run`.
+_IN_FLIGHT = {1: 4, 4: 4, 8: 2}
+
 
 def choose_row_tiling(
     rows: Expr,
@@ -308,8 +324,11 @@ def choose_row_tiling(
     target: Target,
     several_phases: bool,
     vector: int = VECTOR,
+    run: int = 1,
 ) -> RowTiling:
     """The tiling for ``rows`` rows of ``length`` elements, of which ``vector`` may be one load.
+
+    ``run``: see `RowTiling`; it is 1 where it does not divide the row.
 
     A single reduction reads its row once, so long rows loop; with several phases the row is kept in
     registers when it fits.
@@ -323,7 +342,11 @@ def choose_row_tiling(
     if not length.is_constant:
         return RowTiling(min(128, limit), 1, True, lanes, None)
     vectors = -(-int(length) // lanes)
-    threads = min(limit, power_of_two_at_least(-(-vectors // 4)))
+    if vectors % run:
+        run = 1
+    # As many bytes in flight with scalar loads as half of the vectors would be.
+    unroll = run * _IN_FLIGHT[run] if lanes > 1 else 8
+    threads = min(limit, power_of_two_at_least(-(-vectors // (unroll if lanes > 1 else 4))))
     subgroup = target.subgroup_size
     many = rows.is_constant and int(rows) >= 4 * 8 * machine.multiprocessors
     if several_phases and many and subgroup and vectors * lanes <= subgroup * registers:
@@ -333,12 +356,12 @@ def choose_row_tiling(
     share = max(1, limit // threads)
     if rows.is_constant:
         share = min(share, power_of_two_at_least(int(rows)))
-    chunks: int | None = -(-vectors // threads)
+    runs = -(-vectors // (threads * run))
+    chunks: int | None = runs * run
     assert chunks is not None
-    if chunks * lanes > registers or (not several_phases and chunks > 8):
+    if (several_phases and chunks * lanes > registers) or (not several_phases and runs > 8):
         chunks = None
-    # As many bytes in flight with scalar loads as half of the vectors would be.
-    return RowTiling(threads, share, True, lanes, chunks, 4 if lanes > 1 else 8)
+    return RowTiling(threads, share, True, lanes, chunks, unroll, run)
 
 
 def _column_tiling(rows: Expr, length: Expr, limit: int, machine: Machine) -> RowTiling:

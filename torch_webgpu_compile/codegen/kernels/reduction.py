@@ -36,12 +36,16 @@ class RowPass:
     close: list[str] = field(default_factory=list)
 
 
+# A share's number, the condition under which it is inside of the row, and what renders it.
+Chunk = tuple[Expr, str | None, Renderer]
+
+
 @dataclass(frozen=True, slots=True)
 class Shares:
     """Shares of the row that an invocation takes together: once, or in each of ``trips``."""
 
     trips: Expr | None
-    chunks: tuple[tuple[Expr, str | None, Renderer], ...]
+    chunks: tuple[Chunk, ...]
 
 
 def generate_rows(group: RowGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
@@ -192,6 +196,9 @@ class RowKernel:
                     own += acc.update(value, predicate, self._position(chunk))
             for m in stores:
                 last += self._store_element(m, renderer, predicate)
+            if renderer.wide is not None:
+                lines += renderer.wide.lines
+                renderer.wide.lines = []
             lines += own
             renderer.scope.lines = []
         for acc, values in zip(accumulators, together, strict=True):
@@ -273,36 +280,43 @@ class RowKernel:
         t = self.tiling
         step = t.threads * t.lanes
         if t.chunks is not None:
-            kept = []
-            for k in range(t.chunks):
-                scope = self.kept.setdefault(k, Scope(parent=self.row_scope))
-                kept.append(self._chunk(as_expr(k), scope, self._inside(k)))
-            return [Shares(None, tuple(kept))]
+            return [Shares(None, tuple(self._known_chunks(range(t.chunks), self.kept)))]
         if not self.length.is_constant:
             trips = ceildiv(self.length, step * t.unroll)
             whole = (self.length % (step * t.unroll)) is ZERO
             return [self._loop(trips, whole)]
         whole_trips = int(self.length) // (step * t.unroll)
-        rest = range(whole_trips * t.unroll, -(-int(self.length) // step))
+        rest = range(whole_trips * t.unroll, -(-int(self.length) // (step * t.run)) * t.run)
         found = [self._loop(as_expr(whole_trips), True)] if whole_trips else []
-        left = [
-            self._chunk(as_expr(k), Scope(parent=self.row_scope), self._inside(k)) for k in rest
-        ]
+        left = self._known_chunks(rest, {})
         return [*found, Shares(None, tuple(left))] if left else found
 
+    def _known_chunks(self, numbers: range, scopes: dict[int, Scope]) -> list[Chunk]:
+        """The shares of these numbers; ``scopes``: of those that other passes have met."""
+        around: dict[int, Scope] = {}
+        found = []
+        for k in numbers:
+            wide = around.setdefault(k // self.tiling.run, Scope(parent=self.row_scope))
+            scope = scopes.setdefault(k, Scope(parent=wide))
+            found.append(self._chunk(as_expr(k), scope, wide, self._inside(k)))
+        return found
+
     def _loop(self, trips: Expr, inside: bool) -> Shares:
-        first = iteration("c", trips) * self.tiling.unroll
-        chunks = [
-            self._chunk(first + u, Scope(parent=self.row_scope), inside)
-            for u in range(self.tiling.unroll)
-        ]
+        unroll, run = self.tiling.unroll, self.tiling.run
+        first = iteration("c", trips) * unroll
+        chunks = []
+        for u in range(unroll):
+            if u % run == 0:
+                wide = Scope(parent=self.row_scope)
+            chunks.append(self._chunk(first + u, Scope(parent=wide), wide, inside))
         return Shares(trips, tuple(chunks))
 
     def _inside(self, chunk: int) -> bool:
         """Whether no invocation's part of a share passes the end of the row."""
-        step = self.tiling.threads * self.tiling.lanes
+        t = self.tiling
+        step = t.threads * t.lanes
         if self.length.is_constant:
-            return (chunk + 1) * step <= int(self.length)
+            return (chunk // t.run + 1) * t.run * step <= int(self.length)
         return (self.length % step) is ZERO
 
     def _position(self, chunk: Expr, lane: int = 0) -> str:
@@ -311,9 +325,10 @@ class RowKernel:
     def _element(self, chunk: Expr, lane: int) -> Expr:
         t = self.tiling
         g = iteration("g", t.threads) if t.threads > 1 else ZERO
-        return (chunk * t.threads + g) * t.lanes + lane
+        return (((chunk // t.run) * t.threads + g) * t.run + chunk % t.run) * t.lanes + lane
 
-    def _chunk(self, chunk: Expr, scope: Scope, inside: bool) -> tuple[Expr, str | None, Renderer]:
+    def _chunk(self, chunk: Expr, scope: Scope, wide: Scope, inside: bool) -> Chunk:
+        """``wide``: what the shares that are side by side have in common."""
         t = self.tiling
         lanes: Lanes = []
         for lane in range(t.lanes):
@@ -321,9 +336,11 @@ class RowKernel:
             lanes.append({**self.row_env, **dict(zip(self.element_symbols, index, strict=True))})
         predicate = None
         if not inside:
-            test = f"{self._position(chunk)} < {self.builder.index(self.length)}"
-            named = partial(self.builder.renderer(lanes, scope).let, test, 1, dtypes.bool_)
-            predicate = scope.once(("predicate", chunk), named).code
+            first = chunk // t.run * t.run  # a run is inside as a whole, or outside
+            test = f"{self._position(first)} < {self.builder.index(self.length)}"
+            shared = wide if t.run > 1 else scope
+            named = partial(self.builder.renderer(lanes, shared).let, test, 1, dtypes.bool_)
+            predicate = shared.once(("predicate", first), named).code
         renderer: Renderer
 
         def member(load: Load) -> Text | None:
@@ -340,5 +357,6 @@ class RowKernel:
             predicate=predicate,
             outer=self.row_renderer,
             belongs_outside=self.outside,
+            wide=wide if t.run > 1 else None,
         )
         return chunk, predicate, renderer

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...dtypes import DType, Kind
-from ...ir.access import VECTOR
+from ...ir.access import ACCESS_NBYTES, VECTOR
 from ...ir.buffers import Buffer
 from ...symbolic.sizes import Expr
 from ...target import Window
@@ -29,7 +29,7 @@ class Use:
     @property
     def reads(self) -> bool:
         """Whether the kernel loads from the buffer; an atomic addition loads too."""
-        return any(f.startswith(("load", "add")) for f in self.functions)
+        return any(f.startswith(("load", "words", "add")) for f in self.functions)
 
     @property
     def writes(self) -> bool:
@@ -57,6 +57,8 @@ def element_type(use: Use) -> str:
     dtype = use.buffer.dtype
     if "add" in use.functions or (dtype.packing > 1 and "store" in use.functions):
         return "atomic<u32>"
+    if "words" in use.functions and not use.writes:
+        return "vec4<u32>"
     lanes = _storage_lanes(use)
     return f"vec{lanes}<{dtype.storage}>" if lanes > 1 else dtype.storage
 
@@ -76,7 +78,8 @@ def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]
     value = ", v" if verb.startswith(("store", "add")) else ""
     back = "" if value else "return "
     text.append(_signature(use, verb, use.alias) + " {")
-    step = use.buffer.dtype.itemsize * _verb_lanes(verb)
+    itemsize = use.buffer.dtype.itemsize
+    step = ACCESS_NBYTES if verb == "words" else itemsize * _verb_lanes(verb)
     starts = [window.offset_nbytes // step for window in windows]
     calls = [f"{verb}_{use.alias}_w{w}(i - {start}{value});" for w, start in enumerate(starts)]
     for call, end in zip(calls, starts[1:], strict=False):
@@ -90,6 +93,8 @@ def _verb_lanes(verb: str) -> int:
 
 
 def _signature(use: Use, verb: str, name: str) -> str:
+    if verb == "words":
+        return f"fn words_{name}(i: i32) -> vec4<u32>"
     compute = use.buffer.dtype.compute
     lanes = _verb_lanes(verb)
     value = f"vec{lanes}<{compute}>" if lanes > 1 else compute
@@ -106,9 +111,7 @@ def _load(use: Use, element: str) -> list[str]:
             at = f"{x}[i >> 2u][i & 3]" if element.startswith("vec4") else f"{x}[i >> 1u][i & 1]"
         return [f"  return {_widen(dtype, at, '')};"]
     shift = {2: 1, 4: 2}[dtype.packing]
-    word = f"{x}[i >> {shift}u]"
-    if element.startswith("atomic"):
-        word = f"atomicLoad(&{word})"
+    word = _word(x, element, f"i >> {shift}u")
     bit = f"u32(i & {dtype.packing - 1}) * {dtype.bits}u"
     return [f"  return {value_of(dtype, f'({word} >> ({bit}))')};"]
 
@@ -139,17 +142,37 @@ def _load4(use: Use, element: str) -> list[str]:
         lanes = [_widen(dtype, f"{x}[4 * i + {k}]", "") for k in range(VECTOR)]
         return [f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
 
-    def word(at: str) -> str:
-        return f"atomicLoad(&{x}[{at}])" if element.startswith("atomic") else f"{x}[{at}]"
-
     if dtype.packing == 4:
         lanes = [value_of(dtype, f"(w >> {8 * k}u)") for k in range(4)]
-        head = f"  let w = {word('i')};"
+        head = f"  let w = {_word(x, element, 'i')};"
     else:
         halves = ("w0", "(w0 >> 16u)", "w1", "(w1 >> 16u)")
         lanes = [value_of(dtype, half) for half in halves]
-        head = f"  let w0 = {word('2 * i')};\n  let w1 = {word('2 * i + 1')};"
+        words = [_word(x, element, at) for at in ("2 * i", "2 * i + 1")]
+        head = f"  let w0 = {words[0]};\n  let w1 = {words[1]};"
     return [head, f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
+
+
+def _words(use: Use, element: str) -> list[str]:
+    """Four words as they are, of a dtype that is packed in words."""
+    if element.startswith("vec4"):
+        return [f"  return {use.alias}[i];"]
+    words = [_word(use.alias, element, f"4 * i + {k}") for k in range(VECTOR)]
+    return [f"  return vec4<u32>({', '.join(words)});"]
+
+
+def _word(x: str, element: str, at: str) -> str:
+    """A word of a binding whose array has elements of this type."""
+    if element.startswith("vec4"):
+        return f"{x}[({at}) >> 2u][({at}) & 3]"
+    return f"atomicLoad(&{x}[{at}])" if element.startswith("atomic") else f"{x}[{at}]"
+
+
+def element_of(dtype: DType, words: str, number: int) -> str:
+    """An element, by its number from the first, of the words that ``words_…`` gave."""
+    bit = number % dtype.packing * dtype.bits
+    word = f"{words}.{'xyzw'[number // dtype.packing]}"
+    return value_of(dtype, f"({word} >> {bit}u)" if bit else word)
 
 
 def _store(use: Use, element: str) -> list[str]:
@@ -222,6 +245,7 @@ _BODIES = {
     "load": _load,
     "load2": _load2,
     "load4": _load4,
+    "words": _words,
     "store": _store,
     "store2": _store2,
     "store4": _store4,

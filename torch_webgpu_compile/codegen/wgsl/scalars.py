@@ -12,7 +12,7 @@ from functools import partial
 from ... import dtypes
 from ...dtypes import DType
 from ...errors import UnsupportedOp
-from ...ir.access import VECTOR, is_multiple_of
+from ...ir.access import ACCESS_NBYTES, VECTOR, is_multiple_of
 from ...ir.folding import COMPARISONS, as_index
 from ...ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, is_host_float, loads_of
 from ...plan.model import FIRST_CHECK
@@ -27,6 +27,7 @@ from ...symbolic.sizes import (
 )
 from ..hardening.spelling import int64_of, opaque, position_as_float, suffix
 from ..values import Gather, Names, Scope, Text
+from .buffer_access import element_of
 from .casts import bitcast, cast, fitted
 from .indices import (
     NameOf,
@@ -58,6 +59,8 @@ class Renderer:
             None. outer: a renderer of an enclosing scope (a row around its elements), or None.
             belongs_outside: whether a node has one value in the whole enclosing scope. branches:
             whether a choice between memories is a branch, for one that seldom goes the first way.
+            wide: the scope, around this one and others, of accesses that serve several of them;
+            None where each loads for itself.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Renderer:
         outer: Renderer | None = None,
         belongs_outside: Callable[[Scalar], bool] = lambda node: False,
         branches: bool = False,
+        wide: Scope | None = None,
     ) -> None:
         self.bindings = bindings
         self.names = names
@@ -82,6 +86,7 @@ class Renderer:
         self.outer = outer
         self.belongs_outside = belongs_outside
         self.branches = branches
+        self.wide = wide
         self.predicates: tuple[Text | str, ...] = () if predicate is None else (predicate,)
         self.masked = 0
         self._prepared: set[Scalar] = set()
@@ -187,7 +192,13 @@ class Renderer:
         addresses = self.per_lane(address)
         masks = [m for m in self.predicates if isinstance(m, Text)]
         uniform = all(m.lanes == 1 for m in masks) and all(g.value.lanes == 1 for g in gathers)
+        if self.wide is not None and uniform and not self.masked:
+            found = self._wide_load(node, addresses, gathers, self.wide)
+            if found is not None:
+                return found
         if uniform and all(a is addresses[0] for a in addresses):
+            if self.wide is not None and not gathers and not self.masked:
+                return self._shared_load(node, addresses[0], self.wide)
             return self._scalar_load(node, addresses[0], gathers, 0)
         step = [a - addresses[0] for a in addresses]
         contiguous = [s.is_constant and s.constant == k for k, s in enumerate(step)]
@@ -204,6 +215,55 @@ class Renderer:
         parts = [self._scalar_load(node, a, gathers, k).code for k, a in enumerate(addresses)]
         code = f"vec4<{node.dtype.compute}>({', '.join(parts)})"
         return self.let(code, VECTOR, node.dtype)
+
+    def _wide_load(
+        self, node: Load, addresses: list[Expr], gathers: list[Gather], wide: Scope
+    ) -> Text | None:
+        """Elements of one access to whole words, which serves other renderers too; None if not."""
+        dtype = node.dtype
+        if dtype.itemsize > 4:
+            return None
+        width = ACCESS_NBYTES // dtype.itemsize
+        first = addresses[0] - addresses[0].constant % width
+        places = [address - first for address in addresses]
+        if not (
+            is_multiple_of(first, width)
+            and all(is_multiple_of(gather.stride, width) for gather in gathers)
+            and all(place.is_constant and 0 <= place.constant < width for place in places)
+        ):
+            return None
+        if dtype.packing == 1 and places[-1] is not places[0]:
+            return None  # a vector of whole words
+        verb = "load4" if dtype.packing == 1 else "words"
+        kind = dtype if dtype.packing == 1 else dtypes.uint32
+
+        def load() -> Text:
+            function = self.bindings.function(node.buffer, verb)
+            at = self._address(first // width, gathers, 0, width)
+            return self.let(f"{function}({at})", VECTOR, kind)
+
+        key = (verb, node.buffer, first, tuple(gathers), self.predicates)
+        words = self._in_scope(wide, key, load)
+        lanes = [place.constant for place in places]
+        if dtype.packing == 1:
+            return Text(words.lane(lanes[0]), 1, dtype)
+        if len(set(lanes)) == 1:
+            return self.let(element_of(dtype, words.code, lanes[0]), 1, dtype)
+        parts = ", ".join(element_of(dtype, words.code, lane) for lane in lanes)
+        return self.let(f"vec4<{dtype.compute}>({parts})", VECTOR, dtype)
+
+    def _shared_load(self, node: Load, address: Expr, wide: Scope) -> Text:
+        """An element that other renderers in the scope read too."""
+        key = ("load", node.buffer, address, self.predicates)
+        return self._in_scope(wide, key, lambda: self._scalar_load(node, address, [], 0))
+
+    def _in_scope(self, scope: Scope, key: object, make: Callable[[], Text]) -> Text:
+        """What is known under a key in a scope around this one, or is made there."""
+        own, self.scope = self.scope, scope
+        try:
+            return scope.once(key, make)
+        finally:
+            self.scope = own
 
     def _scalar_load(self, node: Load, address: Expr, gathers: list[Gather], lane: int) -> Text:
         function = self.bindings.function(node.buffer, "load")
