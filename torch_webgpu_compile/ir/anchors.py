@@ -150,9 +150,10 @@ def _addresses(buffers: Mapping[str, Buffer], body: Scalar) -> list[Expr]:
 
 
 def _contiguous(buffers: Mapping[str, Buffer], body: Scalar, lanes: Lanes) -> bool:
-    addresses = _addresses(buffers, body)
-    return bool(addresses) and all(
-        are_aligned_neighbours([substitute(a, env) for env in lanes]) for a in addresses
+    """Whether four lanes are one access, or all read the same element: several packed in one."""
+    found = [[substitute(a, env) for env in lanes] for a in _addresses(buffers, body)]
+    return bool(found) and all(
+        are_aligned_neighbours(addresses) or len(set(addresses)) == 1 for addresses in found
     )
 
 

@@ -61,6 +61,8 @@ _CHEAP, _CHEAP_IN_TILES = 6 / 16, 4 / 16
 _TILE_LOADS, _FEW_READERS = 2, 4
 # Elements of a row that caches hold, and the readers that make its sum worth computing again.
 _CACHED_ROW, _STATISTIC_ROWS = 1 << 14, 16
+# Rows of the smallest tile of a product's result.
+_FEW_PRODUCT_ROWS = 16
 
 
 def is_within_a_dispatch(operations: float, target: Target) -> bool:
@@ -92,6 +94,11 @@ def stays_in_caches(length: int) -> bool:
 def makes_statistics_again(rows: int) -> bool:
     """Whether a kernel of so many rows is a product, beside which a statistic costs nothing."""
     return rows >= _STATISTIC_ROWS
+
+
+def are_few_rows(rows: int) -> bool:
+    """Whether a product of so many rows loads each element of its other operand once."""
+    return rows <= _FEW_PRODUCT_ROWS
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from ..codegen.kernels.contraction import Tilings, generate_tiled, problem_of
 from ..codegen.tilings.matmul import (
     MatmulProblem,
     MatmulTiling,
+    few_rows_tiling,
     fits,
     matmul_candidates,
     measurable_tilings,
@@ -78,7 +79,9 @@ def tuner(device: Device, folder: str | None) -> Tune:
         for group in contraction_groups(schedule):
             problem = problem_of(group, schedule.graph.buffers)
             key = problem.key
-            if key is not None and key not in known and key not in work and problem.itemsize < 8:
+            if key is None or key in known or key in work or problem.itemsize == 8:
+                continue
+            if few_rows_tiling(problem, device.target) is None:
                 work[key] = _candidates(group, schedule, problem, device.target)
         with suppress(DeviceError):  # of a kernel that the driver refuses; the others are compiled
             device.compile_many([c.kernel for calls in work.values() for c in calls.values()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...ir.access import VECTOR, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
@@ -13,7 +14,14 @@ from ...ir.spaces import Origin
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product
 from ...target import Target
-from ..tilings.matmul import MatmulProblem, MatmulTiling, choose_matmul_tiling, fits
+from ..tilings.matmul import (
+    FewRowsTiling,
+    MatmulProblem,
+    MatmulTiling,
+    choose_matmul_tiling,
+    few_rows_tiling,
+    fits,
+)
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
@@ -41,6 +49,9 @@ def generate_contraction(
 ) -> KernelCall:
     """The kernel of contractions, in the measured tiling if there is one."""
     problem = problem_of(group, buffers)
+    few_rows = few_rows_tiling(problem, target)
+    if few_rows is not None:
+        return generate_few_rows(group, buffers, target, problem, few_rows)
     tiling = tilings.get(problem.key or "")
     if tiling is None or not fits(tiling, problem.itemsize, target):
         tiling = choose_matmul_tiling(problem, target)
@@ -55,55 +66,119 @@ def generate_tiled(
     tiling: MatmulTiling,
 ) -> KernelCall:
     """The kernel of contractions and their epilogues in a given tiling."""
-    builder = KernelBuilder(target, buffers)
     if problem.key is None or problem.paired or not tiling.is_divisible:
         tiling = replace(tiling, strips=0)
-    parts = products_of(group)
-    nodes = [contraction_of(part) for part in parts]
-    dtype = nodes[0].lhs.dtype
-    batch, inner = product(nodes[0].batch), product(nodes[0].inner)
-    rows, columns, depth = tiling.rows, problem.columns_of(tiling), tiling.depth
-    # An operand that all siblings share is loaded by one function for all.
-    one_lhs = len({(node.lhs, node.rows) for node in nodes}) == 1
-    one_rhs = len({(node.rhs, node.columns) for node in nodes}) == 1 and not problem.paired
-    lhs = [
-        load_operand(builder, node, node.lhs, problem.lhs, ("m", node.rows), rows, depth)
-        for node in (nodes[:1] if one_lhs else nodes)
-    ]
-    rhs = [
-        load_operand(builder, node, node.rhs, problem.rhs, ("n", node.columns), columns, depth)
-        for node in (nodes[:1] if one_rhs else nodes)
-    ]
-    stored = [parts] if problem.paired else [(part,) for part in parts]
-    shapes = [
-        (product(node.rows), product(node.columns))
-        for node in map(contraction_of, (together[0] for together in stored))
-    ]
-    regions = _regions(builder, batch, shapes, tiling, columns)
-    return builder.finish(
-        "matmul",
+    kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
+    itemsize = problem.itemsize
+    return kernel.finish(
         "matmul.wgsl.jinja",
+        (tiling.rows, problem.columns_of(tiling), tiling.depth),
+        tiling if tiling.strips else None,
         {
-            "type": dtype.compute,
-            "zero": zero_of(dtype),
             "tiling": tiling,
-            "paired": problem.paired,
-            "columns": columns,
-            "lhs": lhs,
-            "rhs": rhs,
-            "stores": [_store(builder, together, rows, columns) for together in stored],
-            "memory_size": tiling.workgroup_nbytes(dtype.itemsize) // (VECTOR * dtype.itemsize),
-            "regions": [region.shown for region in regions],
-            "small_from": len(shapes),
-            "inner_count": builder.index(inner),
+            "columns": problem.columns_of(tiling),
+            "memory_size": tiling.workgroup_nbytes(itemsize) // (VECTOR * itemsize),
+            "small_from": len(kernel.stored),
         },
-        workgroup_size=tiling.workgroup,
-        grid=fold_grid(regions[-1].end, target),
-        origins=_origins(parts),
-        flops=batch * inner * 2 * sum((product((*n.rows, *n.columns)) for n in nodes), ZERO),
-        workgroup_nbytes=tiling.workgroup_nbytes(dtype.itemsize),
-        iterations=_iterations(inner, tiling),
+        tiling.workgroup,
+        tiling.workgroup_nbytes(itemsize),
+        _iterations(kernel.inner, tiling),
     )
+
+
+def generate_few_rows(
+    group: ContractionGroup,
+    buffers: dict[str, Buffer],
+    target: Target,
+    problem: MatmulProblem,
+    tiling: FewRowsTiling,
+) -> KernelCall:
+    """The kernel of contractions of few rows, without tiles."""
+    kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
+    width = tiling.columns * tiling.groups
+    return kernel.finish(
+        "few_rows.wgsl.jinja",
+        (tiling.rows, width, VECTOR),
+        None,
+        {"tiling": tiling, "at_once": tiling.at_once},
+        tiling.workgroup,
+        tiling.terms(2 if problem.paired else 1) * problem.itemsize,
+        ceildiv(kernel.inner, VECTOR * tiling.threads) + tiling.threads + 2,
+    )
+
+
+class _ProductKernel:
+    """What kernels of contractions have in common, however they divide their work."""
+
+    def __init__(
+        self, group: ContractionGroup, builder: KernelBuilder, problem: MatmulProblem
+    ) -> None:
+        self.builder = builder
+        self.problem = problem
+        self.parts = products_of(group)
+        self.nodes = [contraction_of(part) for part in self.parts]
+        self.batch, self.inner = product(self.nodes[0].batch), product(self.nodes[0].inner)
+        self.stored = [self.parts] if problem.paired else [(part,) for part in self.parts]
+
+    def finish(
+        self,
+        template: str,
+        tile: tuple[int, int, int],
+        divided: MatmulTiling | None,
+        inputs: dict[str, Any],
+        workgroup: int,
+        workgroup_nbytes: int,
+        iterations: Expr,
+    ) -> KernelCall:
+        """The kernel.
+
+        Args:
+            tile: rows, columns of each product, and elements of the inner dimension, that a
+                workgroup takes.
+            divided: the tiling, where the last columns are in smaller tiles.
+            inputs: of the template, besides those of all kernels.
+        """
+        builder, problem, nodes = self.builder, self.problem, self.nodes
+        rows, columns, depth = tile
+        dtype = nodes[0].lhs.dtype
+        # An operand that all siblings share is loaded by one function for all.
+        one_lhs = len({(node.lhs, node.rows) for node in nodes}) == 1
+        one_rhs = len({(node.rhs, node.columns) for node in nodes}) == 1 and not problem.paired
+        lhs = [
+            load_operand(builder, node, node.lhs, problem.lhs, ("m", node.rows), rows, depth)
+            for node in (nodes[:1] if one_lhs else nodes)
+        ]
+        rhs = [
+            load_operand(builder, node, node.rhs, problem.rhs, ("n", node.columns), columns, depth)
+            for node in (nodes[:1] if one_rhs else nodes)
+        ]
+        shapes = [
+            (product(node.rows), product(node.columns))
+            for node in (contraction_of(together[0]) for together in self.stored)
+        ]
+        regions = _regions(builder, self.batch, shapes, (rows, columns), divided)
+        results = sum((product((*n.rows, *n.columns)) for n in nodes), ZERO)
+        return builder.finish(
+            "matmul",
+            template,
+            {
+                **inputs,
+                "type": dtype.compute,
+                "zero": zero_of(dtype),
+                "paired": problem.paired,
+                "lhs": lhs,
+                "rhs": rhs,
+                "stores": [_store(builder, together, rows, columns) for together in self.stored],
+                "regions": [region.shown for region in regions],
+                "inner_count": builder.index(self.inner),
+            },
+            workgroup_size=workgroup,
+            grid=fold_grid(regions[-1].end, builder.target),
+            origins=_origins(self.parts),
+            flops=self.batch * self.inner * 2 * results,
+            workgroup_nbytes=workgroup_nbytes,
+            iterations=iterations,
+        )
 
 
 def _iterations(inner: Expr, tiling: MatmulTiling) -> Expr:
@@ -131,10 +206,14 @@ def _regions(
     builder: KernelBuilder,
     batch: Expr,
     shapes: Sequence[tuple[Expr, Expr]],
-    tiling: MatmulTiling,
-    columns: int,
+    tile: tuple[int, int],
+    divided: MatmulTiling | None,
 ) -> list[Region]:
-    """Every product in large tiles of ``columns``; then what they leave of it in small ones."""
+    """Every product in tiles of so many rows and columns; then what is left of it in small ones.
+
+    ``divided``: the tiling, where something is left.
+    """
+    rows, columns = tile
     found: list[Region] = []
 
     def add(part: int, tiles_m: Expr, tiles_n: Expr, first: Expr) -> None:
@@ -144,14 +223,15 @@ def _regions(
         found.append(Region(end, {"part": part, **shown}))
 
     large = [ceildiv(width, columns) for _, width in shapes]
-    if tiling.strips:
-        large = [as_expr(max(0, int(tiles_n) - tiling.strips)) for tiles_n in large]
+    if divided is not None:
+        large = [as_expr(max(0, int(tiles_n) - divided.strips)) for tiles_n in large]
     for part, (height, _) in enumerate(shapes):
-        add(part, ceildiv(height, tiling.rows), large[part], ZERO)
-    small = tiling.small
-    for part, (height, width) in enumerate(shapes if tiling.strips else ()):
-        first = large[part] * columns
-        add(part, ceildiv(height, small.rows), ceildiv(width - first, small.columns), first)
+        add(part, ceildiv(height, rows), large[part], ZERO)
+    if divided is not None:
+        small = divided.small
+        for part, (height, width) in enumerate(shapes):
+            first = large[part] * columns
+            add(part, ceildiv(height, small.rows), ceildiv(width - first, small.columns), first)
     return found
 
 

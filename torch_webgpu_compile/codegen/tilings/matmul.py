@@ -159,6 +159,66 @@ class MatmulTiling:
         return max(own, self.small.workgroup_nbytes(itemsize)) if self.strips else own
 
 
+@dataclass(frozen=True, slots=True)
+class FewRowsTiling:
+    """All rows of a product per invocation, and a few of its columns: see `few_rows_tiling`.
+
+    Attributes:
+        rows: of the product.
+        columns: that an invocation computes (a multiple of 4).
+        threads: invocations that share them, each with a part of the inner dimension (a power of
+            two).
+        groups: runs of so many invocations in a workgroup.
+        at_once: rows whose sums are exchanged together, as many as workgroup memory has room for.
+    """
+
+    rows: int
+    columns: int
+    threads: int
+    groups: int
+    at_once: int
+
+    @property
+    def workgroup(self) -> int:
+        """Invocations of a workgroup."""
+        return self.threads * self.groups
+
+    def terms(self, products: int) -> int:
+        """Elements of workgroup memory, where so many products are computed together."""
+        return self.at_once * products * self.columns * self.workgroup
+
+
+# Rows, of all products that are computed together, whose sums an invocation has registers for.
+_MOST_ROWS = 16
+_FEW_ROWS_WORKGROUP, _FEW_ROWS_COLUMNS = 128, 4
+# Invocations of an H200, of which each has a few loads in flight.
+_FEW_ROWS_THREADS = 1 << 17
+
+
+def few_rows_tiling(problem: MatmulProblem, target: Target) -> FewRowsTiling | None:
+    """How a product of few rows is computed without tiles; None where tiles are better.
+
+    Such a product takes as long as reading the matrix does, if enough of it is in flight: each
+    element is loaded once, straight into registers.
+    """
+    rows = max((count or _UNKNOWN for count, _ in problem.shapes))
+    products = 2 if problem.paired else 1
+    is_along = problem.lhs == problem.rhs == "inner"
+    if not is_along or problem.itemsize != 4 or problem.inner is None:
+        return None
+    if rows * products > _MOST_ROWS:
+        return None
+    workgroup = min(_FEW_ROWS_WORKGROUP, target.max_workgroup_invocations)
+    columns = sum(count or _UNKNOWN for _, count in problem.shapes) * (problem.batch or 1)
+    wanted = target.machine.scaled(_FEW_ROWS_THREADS) * _FEW_ROWS_COLUMNS
+    threads = 16
+    while threads < workgroup and threads * columns < wanted and 8 * threads <= problem.inner:
+        threads *= 2
+    row_nbytes = products * _FEW_ROWS_COLUMNS * workgroup * problem.itemsize
+    at_once = min(rows, target.max_workgroup_nbytes // row_nbytes)
+    return FewRowsTiling(rows, _FEW_ROWS_COLUMNS, threads, workgroup // threads, at_once)
+
+
 # By falling size, with the workgroups of an H200 that make each worth while: two per multiprocessor
 # and more. There, for the 34 products of GPT-2, BERT, ViT and ResNet-50, this choice takes 1.04
 # times as long as the best of `_MEASURED` (geometric mean; the second tiling for all 1.06).

@@ -102,7 +102,8 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
             if outputs_of(producer)[0] in {load.buffer for load in loads}
         )
         cheap = cost.is_cheap_in_tiles(own_work, len(loads), target)
-        return not loads or (cheap and not reads_anchor)
+        once = len(users) == 1 and _is_loaded_once(node, users[0])
+        return not loads or ((cheap or once) and not reads_anchor)
     if not loads:
         return cost.is_cheap(own_work, 4, target) or len(users) == 1
     repeats = sum(_repeats(node, user) for user in users)
@@ -155,6 +156,17 @@ def _reads_as_choice(body: Scalar, name: str) -> bool:
         return part.other if isinstance(part, Masked) else None
 
     return all(load.buffer != name for load in loads_of(rewrite(body, change)))
+
+
+def _is_loaded_once(node: Pointwise, user: Node) -> bool:
+    """Whether a node is an operand of a product of so few rows that one workgroup has them all.
+
+    So dequantized weights need no memory.
+    """
+    if not isinstance(user, Contraction) or not product(user.rows).is_constant:
+        return False
+    others = any(load.buffer == node.output for load in loads_of(user.lhs))
+    return not others and cost.are_few_rows(product(user.rows).constant)
 
 
 def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
