@@ -47,6 +47,14 @@ def test_explain():
     assert sum(kernel.flops for kernel in report.kernels) >= 2 * 3 * (16 * 32 + 32 * 4)
     assert {"fx", "ir", "order_groups", "wgsl", "plan"} <= set(graph.texts)
     assert "compiled in" in str(report)
+    moved = graph.traffic
+    assert moved.weights >= sum(p.nbytes for p in net.parameters())
+    assert moved.state == 0
+    assert report.copy_rate.bytes_per_second > 1e6
+    assert f"{1 / report.copy_rate.seconds(moved):.4g} calls/s" in str(report)
+    timestamps = "timestamp-query" in device_for(resolve()).target.features
+    assert graph.timed_nbytes == (moved.nbytes if timestamps else 0)
+    assert (graph.timed_seconds > 0) == timestamps
     assert set(graph.seconds) <= set(DEBUG_STAGES)
     for kernel in report.kernels:
         assert kernel.name in str(report)

@@ -64,6 +64,7 @@ def make_plan():
             checks=(IndexCheck("aten.gather.default", "m.py:1", 1), IndexCheck("x", "", None)),
             iterations=S // 2,
             narrow=(S * 3, one),
+            traffic=((S * 4, as_expr(0)), (as_expr(0), T * 4)),
         ),
         CopyBuffer("y", "z"),
         HostStep(

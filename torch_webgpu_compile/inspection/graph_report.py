@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..errors import human_bytes
 from ..plan.model import Plan
+from .traffic import CopyRate, Repetition, Traffic, repetition_of
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class KernelReport:
         flops: arithmetic operations.
         sources: the user's lines of code.
         reads, writes: plan buffers.
+        traffic: the same bytes by what they are of.
     """
 
     name: str
@@ -36,6 +39,7 @@ class KernelReport:
     sources: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class GraphReport:
         plan: what runs.
         seconds: how long each pass of the compiler took, by its name; only ``ir``, which is
             lowering, where the plan came from the cache.
+        timed_nbytes, timed_seconds: what its dispatches moved in the call, and how long they took
+            by the GPU's timestamps, one after the other; 0 without timestamps.
     """
 
     name: str
@@ -70,6 +76,8 @@ class GraphReport:
     plan: Plan = field(repr=False)
     preparation: tuple[KernelReport | HostReport, ...] = ()
     seconds: Mapping[str, float] = field(repr=False, default_factory=dict)
+    timed_nbytes: int = 0
+    timed_seconds: float = 0.0
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -80,6 +88,17 @@ class GraphReport:
     def dispatch_count(self) -> int:
         """Dispatches per call, with an empty grid left out."""
         return sum(0 not in kernel.grid for kernel in self.kernels)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the dispatches of a call move at least."""
+        return sum((kernel.traffic for kernel in self.kernels), Traffic())
+
+    @property
+    def layers(self) -> Repetition | None:
+        """The dispatches that repeat, as a model's equal layers do; None where there are none."""
+        kernels = self.kernels
+        return repetition_of([k.name for k in kernels], [k.kind for k in kernels])
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -99,6 +118,45 @@ def times_of(graph: GraphReport) -> str:
     long = [(name, s) for name, s in graph.seconds.items() if s >= total / 20]
     shown = ", ".join(f"{name} {1000 * s:.0f}" for name, s in long)
     return f"  compiled in {1000 * total:.0f} ms: {shown}"
+
+
+def traffic_lines(graph: GraphReport, rate: CopyRate | None) -> list[str]:
+    """What a call moves, the least time that takes at a copy's rate, and what a layer does."""
+    moved = graph.traffic
+    lines = [f"  {_moved(moved)}"]
+    if rate is not None and moved.nbytes:
+        seconds = rate.seconds(moved)
+        source = "measured" if rate.measured else "known from doctor --measure"
+        copy = f"a copy's {rate.bytes_per_second / 1e9:.4g} GB/s ({source}, {rate.name})"
+        lines.append(
+            f"  at {copy} that takes {1e3 * seconds:.4g} ms: at most {1 / seconds:.4g} calls/s, "
+            "which are tokens/s if a call makes a token"
+        )
+        if graph.timed_seconds:
+            share = graph.timed_nbytes / graph.timed_seconds / rate.bytes_per_second
+            lines.append(
+                f"  in this first call dispatches took {1e3 * graph.timed_seconds:.4g} ms by the "
+                f"GPU's clock: {share:.0%} of that rate"
+            )
+    layers = graph.layers
+    if layers is not None:
+        part = graph.kernels[layers.first : layers.first + layers.length]
+        besides = len(graph.kernels) - layers.alike * layers.length
+        lines.append(
+            f"  {layers.alike} layers of {layers.length} dispatches ({layers.times} are equal), "
+            f"{besides} besides; a layer {_moved(sum((k.traffic for k in part), Traffic()))}"
+        )
+    return lines
+
+
+def _moved(traffic: Traffic) -> str:
+    read = (
+        (traffic.weights, "weights"),
+        (traffic.state, "what it changes (a cache)"),
+        (traffic.other, "the rest"),
+    )
+    parts = ", ".join(f"{human_bytes(nbytes)} of {what}" for nbytes, what in read if nbytes)
+    return f"reads {parts or 'nothing'}, writes {human_bytes(traffic.written)}"
 
 
 def numbered_steps(graph: GraphReport) -> list[tuple[int, str, KernelReport | HostReport]]:

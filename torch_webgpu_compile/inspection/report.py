@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,15 @@ from ..backend import compile_module
 from ..callables.compiled_graph import CompiledGraph
 from ..compiler import Compilation
 from ..counters import counters
-from ..errors import human_bytes
-from ..options import resolve
+from ..errors import AdapterError, DeviceError, OutOfMemoryError, human_bytes
+from ..options import CompileOptions, resolve
 from ..plan.model import STATUS, Dispatch, HostStep, Plan
+from ..runtime.device import Device, device_for, opened_devices
+from ..runtime.interface import Span
+from ..runtime.limits import copy_bytes_per_second
+from ..runtime.queue import Recording
 from ..symbolic.sizes import Expr, evaluate
+from ..target import Machine
 from . import debug
 from .graph_report import (
     GraphReport,
@@ -27,8 +33,10 @@ from .graph_report import (
     numbered_steps,
     short_source,
     times_of,
+    traffic_lines,
 )
 from .report_html import in_frame, page
+from .traffic import CopyRate, traffic_of
 
 
 @dataclass(frozen=True)
@@ -40,12 +48,14 @@ class Report:
         graph_breaks: why Dynamo split the function, one line each.
         on_host: operators that ran on the host in the call.
         result: what the function returned.
+        copy_rate: of a copy on the GPU that ran it; None where none could be measured.
     """
 
     graphs: tuple[GraphReport, ...]
     graph_breaks: tuple[str, ...]
     on_host: tuple[str, ...] = ()
     result: Any = field(repr=False, default=None)
+    copy_rate: CopyRate | None = None
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -72,12 +82,13 @@ class Report:
         return in_frame(self._page())
 
     def _page(self) -> str:
-        return page(self.graphs, self.fallbacks, self.graph_breaks)
+        return page(self.graphs, self.fallbacks, self.graph_breaks, self.copy_rate)
 
     def __str__(self) -> str:
         lines = []
         for graph in self.graphs:
-            lines += [_title(graph), *_table(graph), times_of(graph), ""]
+            limit = traffic_lines(graph, self.copy_rate)
+            lines += [_title(graph), *_table(graph), *limit, times_of(graph), ""]
         lines.append(f"{len(self.graphs)} graphs, {self.dispatch_count} dispatches per call")
         lines.append("on the host: " + (", ".join(self.fallbacks) or "nothing"))
         lines.append(f"graph breaks: {len(self.graph_breaks)}")
@@ -143,17 +154,66 @@ def explain(
 
     breaks = torch._dynamo.utils.counters["graph_break"]
     before, host_calls = dict(breaks), counters.fallbacks.copy()
-    result = torch.compile(target, backend=backend)(*args, **kwargs)
+    timed: dict[str, tuple[int, float]] = {}
+    with _timing(timed, options):
+        result = torch.compile(target, backend=backend)(*args, **kwargs)
     reasons = [
         " ".join(str(reason).split())
         for reason, count in breaks.items()
         for _ in range(count - before.get(reason, 0))
     ]
     on_host = tuple(counters.fallbacks - host_calls)
-    return Report(tuple(_graph_report(*pair) for pair in seen), tuple(reasons), on_host, result)
+    rate = _copy_rate(seen[0][1].device) if seen else None
+    graphs = tuple(_graph_report(*pair, timed) for pair in seen)
+    return Report(graphs, tuple(reasons), on_host, result, rate)
 
 
-def _graph_report(state: Compilation, compiled: CompiledGraph) -> GraphReport:
+@contextmanager
+def _timing(timed: dict[str, tuple[int, float]], options: CompileOptions) -> Iterator[None]:
+    """Adds to ``timed`` what dispatches move and how long they take, by the name of their plan.
+
+    Only on GPUs with timestamps that nobody else watches.
+    """
+    opened = opened_devices()
+    with suppress(AdapterError):  # compiling says what is missing
+        opened = opened or [device_for(options)]
+    devices = [
+        device
+        for device in opened
+        if "timestamp-query" in device.target.features and not device.queue.is_watched
+    ]
+
+    def add(recording: Recording, spans: list[Span]) -> None:
+        nbytes, seconds = timed.get(recording.name, (0, 0.0))
+        for step, (start, end) in zip(recording.steps, spans, strict=True):
+            dispatch = step.step
+            for moved in (dispatch.bytes_read, dispatch.bytes_written):
+                nbytes += round(evaluate(moved, recording.sizes) * step.share)
+            seconds += end - start
+        timed[recording.name] = nbytes, seconds
+
+    for device in devices:
+        device.queue.watch(add)
+    try:
+        yield
+    finally:
+        for device in devices:
+            device.queue.watch(None)
+
+
+def _copy_rate(device: Device) -> CopyRate | None:
+    known = device.target.machine
+    if known != Machine():
+        return CopyRate(known.bytes_per_second, device.info.name, False)
+    try:
+        return CopyRate(copy_bytes_per_second(device), device.info.name, True)
+    except (DeviceError, OutOfMemoryError):
+        return None  # there is no room for it beside the model, or the device is lost
+
+
+def _graph_report(
+    state: Compilation, compiled: CompiledGraph, timed: Mapping[str, tuple[int, float]]
+) -> GraphReport:
     plan = state.plan
     sizes = compiled.signature.some_sizes()
 
@@ -163,17 +223,26 @@ def _graph_report(state: Compilation, compiled: CompiledGraph) -> GraphReport:
         return evaluate(expr, sizes or {})
 
     def steps_of(plan: Plan | None) -> tuple[KernelReport | HostReport, ...]:
-        return () if plan is None else _steps(plan, number)
+        return () if plan is None else _steps(plan, number, state.captured.static_inputs)
 
     texts = {"fx": debug.fx_text(state.captured)}
     texts |= state.texts()
     prepared = steps_of(plan.preparation)
     return GraphReport(
-        plan.name, state.phase.name, steps_of(plan), texts, plan, prepared, state.seconds
+        plan.name,
+        state.phase.name,
+        steps_of(plan),
+        texts,
+        plan,
+        prepared,
+        state.seconds,
+        *timed.get(plan.name, (0, 0.0)),
     )
 
 
-def _steps(plan: Plan, number: Callable[[Expr], int]) -> tuple[KernelReport | HostReport, ...]:
+def _steps(
+    plan: Plan, number: Callable[[Expr], int], static: Collection[int]
+) -> tuple[KernelReport | HostReport, ...]:
     steps: list[KernelReport | HostReport] = []
     for step in plan.steps:
         if isinstance(step, Dispatch):
@@ -194,6 +263,7 @@ def _steps(plan: Plan, number: Callable[[Expr], int]) -> tuple[KernelReport | Ho
                     sources=kernel.sources,
                     reads=_names(where.buffer for use, where in bound if not use.writable),
                     writes=_names(where.buffer for use, where in bound if use.writable),
+                    traffic=traffic_of(plan, step, static, number),
                 )
             )
         elif isinstance(step, HostStep):

@@ -15,7 +15,9 @@ from .graph_report import (
     numbered_steps,
     short_source,
     times_of,
+    traffic_lines,
 )
+from .traffic import CopyRate
 
 StepReport = KernelReport | HostReport
 
@@ -48,7 +50,12 @@ svg a:hover rect { stroke: var(--accent); stroke-width: 2; }
 """
 
 
-def page(graphs: Sequence[GraphReport], on_host: Sequence[str], graph_breaks: Sequence[str]) -> str:
+def page(
+    graphs: Sequence[GraphReport],
+    on_host: Sequence[str],
+    graph_breaks: Sequence[str],
+    copy_rate: CopyRate | None = None,
+) -> str:
     """The whole document; the arguments are fields of a `Report`."""
     dispatches = sum(graph.dispatch_count for graph in graphs)
     body = [
@@ -58,7 +65,7 @@ def page(graphs: Sequence[GraphReport], on_host: Sequence[str], graph_breaks: Se
         f"Graph breaks: {len(graph_breaks)}.</p>",
     ]
     body += [f"<pre>{escape(reason)}</pre>" for reason in graph_breaks]
-    body += [_graph(number, graph) for number, graph in enumerate(graphs)]
+    body += [_graph(number, graph, copy_rate) for number, graph in enumerate(graphs)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -75,7 +82,7 @@ def in_frame(document: str) -> str:
     )
 
 
-def _graph(number: int, graph: GraphReport) -> str:
+def _graph(number: int, graph: GraphReport, copy_rate: CopyRate | None) -> str:
     parts = [
         f"<h2>{escape(graph.name)}: {dispatches_of(graph)}</h2>",
         f'<div class="drawing">{drawing(number, graph)}</div>',
@@ -84,7 +91,8 @@ def _graph(number: int, graph: GraphReport) -> str:
     for k, _, step in numbered_steps(graph):
         if isinstance(step, KernelReport):
             parts.append(_kernel(f"k{number}-{k}", step))
-    parts.append(f"<p>{escape(times_of(graph).strip())}</p>")
+    lines = (*traffic_lines(graph, copy_rate), times_of(graph))
+    parts.append(f"<p>{'<br>'.join(escape(line.strip()) for line in lines)}</p>")
     for stage, text in graph.texts.items():
         if stage != "wgsl":
             parts.append(f"<details><summary>{stage}</summary><pre>{escape(text)}</pre></details>")

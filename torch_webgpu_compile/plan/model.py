@@ -18,7 +18,7 @@ from ..symbolic.nested import buffers_in, leaves
 from ..symbolic.sizes import ONE, ZERO, Expr, Symbol, as_expr, atom_expr, evaluate
 from .numbers import HostNumber, number_symbols
 
-VERSION = 6
+VERSION = 7
 
 STATUS = "device status"
 """The buffer in which kernels report what was wrong: see `Kernel`. No graph has it."""
@@ -148,6 +148,7 @@ class Dispatch:
             compiled for a driver that ends them (`Target.max_loop_iterations`); else 0.
         narrow: integers made from sizes that the kernel's arithmetic takes for 32-bit ones: for
             sizes for which they are not the graph is compiled again, or a runtime refuses them.
+        traffic: how many of the bytes are read and written through each binding, for reports.
     """
 
     kernel: int
@@ -160,6 +161,7 @@ class Dispatch:
     checks: tuple[IndexCheck, ...] = ()
     iterations: Expr = ZERO
     narrow: tuple[Expr, ...] = ()
+    traffic: tuple[tuple[Expr, Expr], ...] = ()
 
     @property
     def buffers(self) -> tuple[str, ...]:
@@ -177,6 +179,8 @@ class Dispatch:
             else:
                 yield parameter
         yield from (self.bytes_read, self.bytes_written, self.flops, self.iterations)
+        for moved in self.traffic:
+            yield from moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +330,7 @@ class KernelCall:
     checks: tuple[IndexCheck, ...] = ()
     iterations: Expr = ZERO
     narrow: tuple[Expr, ...] = ()
+    traffic: tuple[tuple[Expr, Expr], ...] = ()
 
     def on(self, instead: Mapping[str, str]) -> KernelCall:
         """The same call on other buffers of the same layouts, by name."""

@@ -209,6 +209,8 @@ class _Verifier:
             and kernel.parameter_count == len(step.parameters),
             f"{kernel.name} is called with the wrong number of bindings or parameters",
         )
+        known = len(step.traffic) in (0, len(step.bindings))
+        self._require(known, f"{kernel.name} has traffic of other bindings")
         read, written = set[str](), set[str]()
         for binding, declared in zip(step.bindings, kernel.bindings, strict=True):
             buffer = self._known(binding.buffer)

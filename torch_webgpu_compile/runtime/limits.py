@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 from ..dtypes import float32
 from ..plan.model import Binding, Dispatch, Kernel, KernelBinding, Plan, PlanBuffer
@@ -67,6 +68,19 @@ def measure(device: Device, rounds: int = 1) -> Limits:
     Raises DeviceError, OutOfMemoryError.
     """
     return Limits(_copy(device, rounds), _multiply_add(device, rounds))
+
+
+_copy_rates: WeakKeyDictionary[Device, float] = WeakKeyDictionary()
+
+
+def copy_bytes_per_second(device: Device) -> float:
+    """Bytes read and written per second by a copy, measured once for a device.
+
+    Raises DeviceError, OutOfMemoryError.
+    """
+    if device not in _copy_rates:
+        _copy_rates[device] = _copy(device, 1)
+    return _copy_rates[device]
 
 
 def measure_machine(device: Device) -> Machine:

@@ -123,6 +123,11 @@ class CommandQueue:
         """Whether nothing is pending."""
         return not self._pending and self.sent == self.batch
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody is told when dispatches run."""
+        return self._watcher is not None
+
     def record(self, recording: Recording) -> None:
         """Adds commands; submits everything once enough dispatches have gathered.
 

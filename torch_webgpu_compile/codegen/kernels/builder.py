@@ -156,7 +156,7 @@ class KernelBuilder:
         bindings, kernel_bindings = self.bindings.plan_bindings()
         if len(bindings) > self.target.max_storage_buffers:
             raise self._too_many_bindings(len(bindings), origins)
-        read, written = self.bindings.traffic()
+        traffic = self.bindings.traffic()
         ops = tuple(dict.fromkeys(origin.op for origin in origins))
         kernel = Kernel(
             name=kernel_name(kind, ops),
@@ -175,12 +175,13 @@ class KernelBuilder:
             bindings,
             grid,
             parameters,
-            read,
-            written,
+            sum((read for read, _ in traffic), ZERO),
+            sum((written for _, written in traffic), ZERO),
             flops or as_expr(0),
             checks,
             iterations if limit else ZERO,
             tuple(self.bindings.narrow),
+            traffic,
         )
 
     def _too_many_bindings(self, count: int, origins: Sequence[Origin]) -> UnsupportedOp:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from ...dtypes import DType, Kind
 from ...ir.access import ACCESS_NBYTES, VECTOR
 from ...ir.buffers import Buffer
-from ...symbolic.sizes import Expr
+from ...ir.scalar import Load
+from ...symbolic.sizes import Expr, as_expr
 from ...target import Window
 
 PAIR = 2
@@ -19,12 +20,30 @@ PAIR = 2
 
 @dataclass
 class Use:
-    """What a kernel does with one buffer."""
+    """What a kernel does with one buffer.
+
+    Attributes:
+        touched: how many elements move, where not all do.
+        gathered: the most elements that each of its loads at places from data reads.
+        walked: whether it is also read at places that no data decides.
+    """
 
     buffer: Buffer
     alias: str
     functions: set[str] = field(default_factory=set)
     touched: Expr | None = None
+    gathered: dict[Load, Expr] = field(default_factory=dict)
+    walked: bool = False
+
+    @property
+    def numel(self) -> Expr:
+        """Elements that move, each once."""
+        if self.touched is not None:
+            return self.touched
+        numel, found = self.buffer.numel, list(self.gathered.values())
+        if self.walked or not found or not all(e.is_constant for e in (numel, *found)):
+            return numel
+        return min(numel, as_expr(sum(map(int, found))), key=int)
 
     @property
     def reads(self) -> bool:

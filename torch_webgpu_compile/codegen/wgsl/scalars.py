@@ -209,7 +209,7 @@ class Renderer:
             and all(is_multiple_of(g.stride, VECTOR) for g in gathers)
             and self.bindings.can_vectorize(node.dtype)
         ):
-            function = self.bindings.function(node.buffer, "load4")
+            function = self._load_function(node, "load4", gathers)
             at = self._address(as_expr(0) + addresses[0] // VECTOR, gathers, 0, VECTOR)
             return self.let(f"{function}({at})", VECTOR, node.dtype)
         parts = [self._scalar_load(node, a, gathers, k).code for k, a in enumerate(addresses)]
@@ -266,9 +266,14 @@ class Renderer:
             self.scope = own
 
     def _scalar_load(self, node: Load, address: Expr, gathers: list[Gather], lane: int) -> Text:
-        function = self.bindings.function(node.buffer, "load")
+        function = self._load_function(node, "load", gathers)
         at = self._address(address, gathers, lane, 1)
         return self.let(f"{function}({at})", 1, node.dtype)
+
+    def _load_function(self, node: Load, verb: str, gathers: list[Gather]) -> str:
+        function = self.bindings.function(node.buffer, verb)
+        self.bindings.gather(node, bool(gathers))
+        return function
 
     def _address(self, affine: Expr, gathers: list[Gather], lane: int, unit: int) -> str:
         start = render_index(affine, self.name_of)

@@ -15,8 +15,9 @@ from ... import dtypes
 from ...dtypes import DType
 from ...errors import AdapterError, IndexCheck, OutOfMemoryError
 from ...ir.buffers import Buffer
+from ...ir.scalar import Load, scalar_symbols
 from ...plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
-from ...symbolic.sizes import Expr, Symbol, as_expr, as_symbol, upper_bound
+from ...symbolic.sizes import ZERO, Expr, Symbol, as_expr, as_symbol, product, upper_bound
 from ...target import Target, Window
 from ..values import Text
 from .buffer_access import Use, access_function, element_type
@@ -79,6 +80,18 @@ class Bindings:
     def touch(self, buffer: str, numel: Expr) -> None:
         """Says how many elements of a buffer that it uses a kernel moves, where not all."""
         self._uses[self._memory(buffer)].touched = numel
+
+    def gather(self, load: Load, is_gather: bool) -> None:
+        """Says of a load, whose function has been named, whether data decide what it reads.
+
+        A gather reads at most one element for each value of the symbols in its index.
+        """
+        use = self._uses[self._memory(load.buffer)]
+        if not is_gather:
+            use.walked = True
+        elif load not in use.gathered:
+            symbols = {s for entry in load.index for s in scalar_symbols(entry)}
+            use.gathered[load] = product(s.extent for s in symbols if s.extent is not None)
 
     def can_vectorize(self, dtype: DType) -> bool:
         """Whether four elements of a dtype are one access (a vec4, or whole words when packed)."""
@@ -155,17 +168,18 @@ class Bindings:
             kernel.append(KernelBinding(writable=True))
         return tuple(bindings), tuple(kernel)
 
-    def traffic(self) -> tuple[Expr, Expr]:
-        """(bytes read, bytes written) when every bound element that is touched moves once."""
-        read = written = as_expr(0)
+    def traffic(self) -> tuple[tuple[Expr, Expr], ...]:
+        """(bytes read, bytes written) through each binding when what is touched moves once.
+
+        What goes through several windows counts as moved through the first.
+        """
+        found: list[tuple[Expr, Expr]] = []
         for use in self._uses.values():
-            numel = use.buffer.numel if use.touched is None else use.touched
-            nbytes = numel * use.buffer.dtype.itemsize
-            if use.writes:
-                written = written + nbytes
-            if use.reads or not use.writes:
-                read = read + nbytes
-        return read, written
+            nbytes = use.numel * use.buffer.dtype.itemsize
+            read = nbytes if use.reads or not use.writes else ZERO
+            found.append((read, nbytes if use.writes else ZERO))
+            found += [(ZERO, ZERO)] * (len(self.windows(use.buffer)) - 1)
+        return (*found, (ZERO, ZERO)) if self.checks else tuple(found)
 
 
 def _report_function(type: str) -> list[str]:
