@@ -211,9 +211,16 @@ FAULTS = (
     Fault(
         "masks_taken_for_causal",
         "scheduler/rewrites/causal.py",
-        '_AT_MOST = {"le": 0, "lt": 1}',
-        '_AT_MOST = {"le": 0, "lt": 0}',
+        'AT_MOST = {"le": 0, "lt": 1}',
+        'AT_MOST = {"le": 0, "lt": 0}',
         _tests("unit/test_causal.py gpu/test_written_attention.py"),
+    ),
+    Fault(
+        "masks_taken_to_end_a_key_early",
+        "scheduler/rewrites/key_ends.py",
+        "within, const(1 - above,",
+        "within, const(-above,",
+        _tests("unit/test_key_ends.py gpu/test_compiled_decoding.py"),
     ),
     # ---- ir
     Fault(

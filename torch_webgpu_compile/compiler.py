@@ -47,6 +47,7 @@ from .scheduler.grouping.products import join_pairs, join_siblings
 from .scheduler.rewrites.causal import find_causal
 from .scheduler.rewrites.equal_nodes import drop_unit_symbols, share_equal_nodes
 from .scheduler.rewrites.inline import inline_producers
+from .scheduler.rewrites.key_ends import find_key_ends
 from .scheduler.rewrites.layouts import choose_layouts
 from .scheduler.rewrites.new_rows import read_new_rows
 from .scheduler.rewrites.preparation import separate_preparation
@@ -288,6 +289,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("drop_unit_symbols", GRAPH, GRAPH, _alone(drop_unit_symbols)),
     Pass("share_equal_nodes", GRAPH, GRAPH, _alone(share_equal_nodes)),
     Pass("find_causal", GRAPH, GRAPH, _alone(find_causal)),
+    Pass("find_key_ends", GRAPH, GRAPH, _on_target(find_key_ends)),
     Pass("recompute_statistics", GRAPH, GRAPH, _alone(recompute_statistics)),
     Pass("read_new_rows", GRAPH, GRAPH, _on_target(read_new_rows)),
     Pass("inline_producers", GRAPH, GRAPH, _on_target(inline_producers)),

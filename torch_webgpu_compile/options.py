@@ -44,6 +44,7 @@ DEBUG_STAGES = (
     "drop_unit_symbols",
     "share_equal_nodes",
     "find_causal",
+    "find_key_ends",
     "recompute_statistics",
     "read_new_rows",
     "inline_producers",

@@ -13,6 +13,7 @@ from torch import Tensor
 import torch_webgpu_compile
 from tests.decoding import Layer, Sizes, decode, layers_of
 from torch_webgpu_compile.device import autoload
+from torch_webgpu_compile.scheduler import cost
 
 pytestmark = [pytest.mark.rotates(12), pytest.mark.usefixtures("fresh")]
 
@@ -171,3 +172,30 @@ def test_a_profile_shows_every_op() -> None:
     shown = {op for run in profile.runs for op in run.ops}
     assert {"aten.index_copy.default", "aten.mm.default", "aten.addmm.default"} <= shown
     assert sum(run.kind == "joint" for run in profile.runs) == 2
+
+
+@pytest.mark.parametrize("queries", [1, 3, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_is_read_up_to_the_position(
+    queries: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is taken from what comes after the step of keys in which the mask ends."""
+    monkeypatch.setattr(cost, "waits_for_key_end", lambda nbytes, target: True)
+    positions = 1500
+
+    def step(q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
+        rows = torch.arange(queries, device=q.device)[:, None] + at
+        mask = (torch.arange(positions, device=q.device) <= rows)[None, None]
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+
+    compiled = torch.compile(step, backend="webgpu", fullgraph=True)
+    q = torch.randn(2, 3, queries, 16).to(dtype)
+    keys, values = (torch.randn(2, 3, positions, 16).to(dtype) for _ in range(2))
+    for at in (0, 63, 64, 700, positions - queries, positions + 9, -1, -queries, -9999):
+        own = [x.clone() for x in (keys, values)]
+        for x in own:
+            x[:, :, max(0, at + queries + 600) :] = torch.nan
+        expected = step(q, keys, values, torch.tensor(at))
+        result = compiled(q, *own, torch.tensor(at))
+        tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+        torch.testing.assert_close(result, expected, atol=tolerance, rtol=tolerance)

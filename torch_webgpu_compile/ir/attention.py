@@ -30,9 +30,13 @@ def forward(
     bias: Array | None = None,
     kept: Array | None = None,
     replaced: Array | None = None,
+    end: Array | None = None,
 ) -> AttentionResult:
     """`Attention` on NumPy by its definition: the softmax of all scores at once."""
     scores, safe = _scores(node, query, key, bias, replaced), node.safe
+    if end is not None:
+        is_before = np.arange(scores.shape[-1]) < end[..., None]
+        scores = np.where(is_before, scores, np.float32(-np.inf))
     if node.parts > 1:
         return AttentionResult(_parts(node.parts, scores, value), np.zeros(()))
     highest = scores.max(-1, keepdims=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from .. import dtypes
-from ..symbolic.sizes import Expr, as_expr, ceildiv
+from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv
 from .buffers import Buffer
 from .scalar import Scalar
 from .spaces import Anchor, Node, Origin, Rule, Space, named_bodies, shape_rule
@@ -28,16 +28,22 @@ class Attention(Anchor):
     row without keys. `AttentionGradient` starts from it. If it is not ``safe``, it is [2, b, h, q]:
     the highest score, and log Σ over s of exp(score - highest).
 
-    With several ``parts`` the keys are divided into runs of ceil(keys / parts), and the output, in
-    float32, is [part, b, h, q, wide + 4], where wide is the value head size rounded up to 4. Over
-    the part's keys it has Σ exp(score - highest) · value at the elements d, the highest score at
-    wide, and Σ exp(score - highest) at wide + 1. There is no ``kept`` and no ``logsumexp`` then.
+    ``end``, int32 over (b0, b1, m0), is the first key that a query leaves out with all after it, at
+    most the number of keys, and not less for the next query. With several queries a bias leaves
+    those keys out, too: kernels read no key that a whole tile of queries leaves out. ``kept`` and
+    ``logsumexp`` are None then.
+
+    With several ``parts`` the keys are divided into runs of ceil(keys / parts), with ``end`` the
+    keys before the last query's into runs that the kernel chooses. The output, in float32, is
+    [part, b, h, q, wide + 4], where wide is the value head size rounded up to 4. Over the part's
+    keys it has Σ exp(score - highest) · value at the elements d, the highest score at wide, and
+    Σ exp(score - highest) at wide + 1. There is no ``kept`` and no ``logsumexp`` then.
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "logsumexp")
     OPERANDS: ClassVar[tuple[str, ...]] = (
         *("sizes", "causal", "scale", "parts"),
-        *("query", "key", "value", "bias", "kept", "replaced"),
+        *("query", "key", "value", "bias", "kept", "replaced", "end"),
     )
     TILED: ClassVar[bool] = True
 
@@ -55,6 +61,7 @@ class Attention(Anchor):
     logsumexp: str | None = None
     replaced: Scalar | None = None
     safe: bool = True
+    end: Scalar | None = None
 
     @property
     def wide(self) -> Expr:
@@ -73,6 +80,7 @@ class Attention(Anchor):
             "bias": (outer, rows, columns),
             "kept": (outer, rows, columns),
             "replaced": (outer, rows, columns),
+            "end": (outer, rows),
         }
 
     @property
@@ -92,6 +100,9 @@ class Attention(Anchor):
             yield shape_rule(buffers[self.output], sizes)
             alone = self.kept is None and self.logsumexp is None
             yield alone, "no dropout and no logsumexp with parts"
+        if self.end is not None:
+            yield self.kept is None and self.logsumexp is None, "no dropout and no logsumexp"
+            yield self.bias is not None or queries is ONE, "a bias beside the end"
         if self.logsumexp is not None:
             statistic, rows = buffers[self.logsumexp], (batch, heads, queries)
             yield shape_rule(statistic, rows if self.safe else (as_expr(2), *rows))
@@ -191,7 +202,10 @@ class AttentionGradient(Node):
         return (batch, heads, keys, head + value_head)
 
 
+_DTYPES = {"replaced": dtypes.bool_, "end": dtypes.int32}
+
+
 def _dtype_rules(node: Attention | AttentionGradient) -> Iterator[Rule]:
     for name, body in named_bodies(node).items():
-        dtype = dtypes.bool_ if name == "replaced" else dtypes.float32
+        dtype = _DTYPES.get(name, dtypes.float32)
         yield body.dtype is dtype, f"a {dtype.name} {name}"

@@ -217,6 +217,15 @@ def most_inner_parts(
     return min(_MOST_INNER_PARTS, inner // shortest, -(-filling_workgroups(target) // workgroups))
 
 
+def waits_for_key_end(nbytes: int, target: Target) -> bool:
+    """Whether attention over so many bytes of keys and values first asks where its mask ends.
+
+    Its loads wait for the answer about a quarter of what a dispatch costs; a cache that is half
+    full, say, saves half of the bytes.
+    """
+    return nbytes / 2 >= target.machine.dispatch_nbytes / 4
+
+
 def attention_parts(heads: int, queries: int, keys: int | None, target: Target) -> int:
     """Parts of the keys that attention's queries, of all heads of the batch, are computed in.
 

@@ -88,6 +88,8 @@ def generate_attention(
             "safe": node.safe,
             "statistic": _store_statistic(builder, node, b),
             "causal": node.causal,
+            "end": make.of_row(node.end, queries),
+            "last_query": builder.index(queries - 1),
             "scale": f"{node.scale!r}f",
             "keys": builder.index(keys),
             "whole_keys": is_multiple_of(keys, tiling.keys * tiling.slices),
@@ -142,6 +144,15 @@ class LoadFunctionMaker:
         guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
         code, guard = result.widen(len(lanes)), " && ".join(guards)
         return LoadFunction(len(lanes), scope.lines, code, guard, body.dtype.compute)
+
+    def of_row(self, body: Scalar | None, rows: Expr) -> LoadFunction | None:
+        """Of a scalar that each row, of the symbol m, has one of; None for none."""
+        if body is None:
+            return None
+        fixed = {**self.batch, **flat_values("m", (rows,), iteration("m", rows))}
+        scope = Scope()
+        result = self.builder.renderer([fixed], scope, branches=True).render(body)
+        return LoadFunction(1, scope.lines, result.code, "", body.dtype.compute)
 
     def _exceeded(
         self, outer: tuple[str, Expr], inner: tuple[str, Expr], limit: Expr

@@ -74,6 +74,7 @@ def generate_attention_parts(
             **pairs,
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
+            "end": make.of_row(node.end, queries),
             "keys": builder.index(keys),
             "per_part": builder.index(ceildiv(keys, node.parts)),
             "total": builder.index(total),

@@ -48,9 +48,12 @@ _MOST = 1 << 22
 # lowest float16 is the same for scores in float16, whose neighbours there are 32 apart.
 _LOWEST, _LOWEST_FLOAT16 = -1e9, -65504.0
 
-# What each comparison a ∘ b adds to a - b to say that the sum is at most 0.
-_AT_MOST = {"le": 0, "lt": 1}
-_AT_LEAST = {"ge": 0, "gt": 1}
+AT_MOST = {"le": 0, "lt": 1}
+"""What a comparison a ∘ b adds to a - b to say that the sum is at most 0."""
+
+AT_LEAST = {"ge": 0, "gt": 1}
+"""The same with b - a."""
+
 _OPPOSITE = {"le": "gt", "gt": "le", "lt": "ge", "ge": "lt", "eq": "ne", "ne": "eq"}
 
 # The bias and what is replaced, [query, key] of all heads.
@@ -84,11 +87,11 @@ def _marked(node: Node, graph: LoopGraph, producers: _Producers, known: _Known) 
     if queries is ONE:
         return node
     (query,), (key,) = iteration_symbols("m", (queries,)), iteration_symbols("n", (keys,))
-    bias = _followed(node.bias, producers)
-    offsets = [_later_keys(c, query, key) for c in _conditions(bias, producers)]
+    bias = followed(node.bias, producers)
+    offsets = [_later_keys(c, query, key) for c in conditions_of(bias, producers)]
     if not any(offset is not None and offset >= 0 for offset in offsets):
         return node
-    says_more = offsets != [0] or not _is_zero_or_lowest(bias, producers)
+    says_more = offsets != [0] or not is_zero_or_lowest(bias, producers)
     if node.replaced is not None:
         kept = _conjuncts(node.replaced, producers, holds=False)
         says_more = says_more or [_later_keys(c, query, key) for c in kept] != [0]
@@ -96,7 +99,7 @@ def _marked(node: Node, graph: LoopGraph, producers: _Producers, known: _Known) 
         return replace(node, causal=True, bias=None, replaced=None)
     # A row whose scores are all -inf is 0 or NaN with less of them, too. In a gradient eager has
     # NaN for its later keys as well, but has NaN for its first key anyway.
-    removes = any(_is_constant(side, -math.inf) for side in _sides(bias, producers))
+    removes = any(_is_constant(side, -math.inf) for side in sides_of(bias, producers))
     return replace(node, causal=True) if removes else node
 
 
@@ -108,7 +111,7 @@ def _is_causal(bias: npt.NDArray[Any], replaced: npt.NDArray[Any]) -> bool:
     return not bias[earlier].any() and not replaced[earlier].any() and bool(is_lowest.all())
 
 
-def _followed(value: Scalar, producers: _Producers) -> Scalar:
+def followed(value: Scalar, producers: _Producers) -> Scalar:
     """A value behind conversions and the buffers that hold it."""
     while True:
         if isinstance(value, Op) and value.name == "cast" and value.dtype.is_float:
@@ -122,19 +125,19 @@ def _followed(value: Scalar, producers: _Producers) -> Scalar:
             return value
 
 
-def _conditions(bias: Scalar, producers: _Producers) -> Iterator[Scalar]:
+def conditions_of(bias: Scalar, producers: _Producers) -> Iterator[Scalar]:
     """What must hold for the bias not to be the lowest."""
     match bias:
         case Op("where", (condition, one, other)) | Masked(condition, one, other):
-            if _is_lowest(_followed(other, producers)):
+            if _is_lowest(followed(other, producers)):
                 yield from _conjuncts(condition, producers)
-            elif _is_lowest(_followed(one, producers)):
+            elif _is_lowest(followed(one, producers)):
                 yield from _conjuncts(condition, producers, holds=False)
 
 
 def _conjuncts(condition: Scalar, producers: _Producers, holds: bool = True) -> Iterator[Scalar]:
     """What must hold for a condition to hold, or not to: a bool, or a number that is not 0."""
-    condition = _followed(condition, producers)
+    condition = followed(condition, producers)
     is_bool = condition.dtype.kind is Kind.BOOL
     match condition:
         case Op("bitwise_and", parts) if is_bool and holds:
@@ -164,26 +167,27 @@ def _conjuncts(condition: Scalar, producers: _Producers, holds: bool = True) -> 
 def _later_keys(condition: Scalar, query: Expr, key: Expr) -> int | None:
     """n ≥ 0 for "the key is at most the query - n"; None for anything else that is not like it."""
     match condition:
-        case Op(name, (Index(one), Index(other))) if name in _AT_MOST:
-            difference = one - other + _AT_MOST[name]
-        case Op(name, (Index(one), Index(other))) if name in _AT_LEAST:
-            difference = other - one + _AT_LEAST[name]
+        case Op(name, (Index(one), Index(other))) if name in AT_MOST:
+            difference = one - other + AT_MOST[name]
+        case Op(name, (Index(one), Index(other))) if name in AT_LEAST:
+            difference = other - one + AT_LEAST[name]
         case _:
             return None
     offset = difference - (key - query)
     return offset.constant if offset.is_constant else None
 
 
-def _sides(bias: Scalar, producers: _Producers) -> tuple[Scalar, ...]:
+def sides_of(bias: Scalar, producers: _Producers) -> tuple[Scalar, ...]:
     """What a bias chooses between."""
     match bias:
         case Op("where", (_, one, other)) | Masked(_, one, other):
-            return _followed(one, producers), _followed(other, producers)
+            return followed(one, producers), followed(other, producers)
     return ()
 
 
-def _is_zero_or_lowest(bias: Scalar, producers: _Producers) -> bool:
-    sides = _sides(bias, producers)
+def is_zero_or_lowest(bias: Scalar, producers: _Producers) -> bool:
+    """Whether a bias says of each key that it is there or not, and no more."""
+    sides = sides_of(bias, producers)
     return any(map(_is_lowest, sides)) and any(_is_constant(side, 0.0) for side in sides)
 
 
