@@ -1,10 +1,10 @@
 """Tokens per second of a language model, as a user of `torch.compile` generates them.
 
 ``python -m benchmarks.generate [--small] [--output FILE] [case …]`` decodes greedily, each token
-from the one before it, in the middle of a static cache of 1024 positions, with the geometry of
-Llama 3.2 1B and a vocabulary of 32,000; ``prefill`` is 512 tokens at once. With CUDA, Inductor with
-CUDA graphs does the same beside it. Bytes are those of the weights that a step reads and of the
-cache: what they allow at the rate of a copy is the limit.
+from the one before it, in a static cache that is filled up to a position; ``prefill`` is a prompt
+at once. With CUDA, Inductor with CUDA graphs does the same beside it. Bytes are those of the
+weights that a step reads and of the cache's filled positions: what they allow at the rate of a copy
+is the limit. Goals are those of an H200.
 """
 
 from __future__ import annotations
@@ -14,68 +14,136 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.device.autoload import register
+from torch_webgpu_compile.runtime import limits
 
 from .cases import static_cache
+from .goals import AtLeast, AtMost, CopyShare, Faster, Goal, Verdict, Work, judge
 from .limits import copy_bytes_per_second, synchronize, use_full_f32
 from .timing import host_seconds_per_call, seconds_per_call
 
-POSITIONS, FILLED, PROMPT = 1024, 500, 512
-_BATCHES, _STEPS = 5, 60
+_BATCHES = 5
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of a model. ``kind``: a model type of transformers."""
+
+    kind: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocabulary: int
+    tied: bool = False
+
+    def config(self) -> Any:
+        """For transformers."""
+        from transformers import AutoConfig
+
+        return AutoConfig.for_model(
+            self.kind,
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            vocab_size=self.vocabulary,
+            tie_word_embeddings=self.tied,
+            max_position_embeddings=1 << 16,
+            pad_token_id=None,
+        )
+
+
+LLAMA_1B = Geometry("llama", 2048, 16, 32, 8, 8192, 32000)
+"""Llama 3.2 1B, with a vocabulary of 32,000."""
+
+QWEN_HALF_B = Geometry("qwen2", 896, 24, 14, 2, 4864, 151_936, tied=True)
+"""Qwen2.5 0.5B."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``goal``: tokens per second; ``ratio``: to CUDA graphs, or Inductor for the prefill."""
+    """What is measured, and what it must reach.
+
+    Attributes:
+        positions, filled: of the cache, and how many of them hold something before the first token.
+        prompt: tokens at once, in an empty cache; None: one token after another.
+        steps: timed together, one after another.
+        goals: compared with ``cuda``, or read from the figures of this package (`figures`).
+    """
 
     dtype: torch.dtype
     batch: int = 1
-    is_prefill: bool = False
-    goal: float | None = None
-    ratio: float | None = None
+    goals: tuple[Goal, ...] = ()
+    geometry: Geometry = LLAMA_1B
+    positions: int = 1024
+    filled: int = 500
+    prompt: int | None = None
+    steps: int = 60
 
+    @property
+    def tokens(self) -> int:
+        """That a call makes, or takes."""
+        return self.batch * (self.prompt or 1)
+
+    def small(self) -> Case:
+        """The same for software adapters: it shows that it runs."""
+        heads = {"heads": self.geometry.heads // 2, "kv_heads": self.geometry.kv_heads // 2}
+        few = {"hidden": 16 * heads["heads"], "intermediate": 512, "layers": 2, "vocabulary": 1000}
+        geometry = replace(self.geometry, **heads, **few)
+        fewer = {"positions": self.positions // 8, "filled": self.filled // 8}
+        prompt = self.prompt and self.prompt // 8
+        return replace(self, geometry=geometry, **fewer, prompt=prompt, steps=4)
+
+
+def _tokens_per_second(least: float) -> AtLeast:
+    return AtLeast("tokens_per_second", least, "tokens/s")
+
+
+_BATCH_1 = "decode_bf16"
+_GRAPHS, _INDUCTOR = (
+    Faster("cuda", r, n, "stream") for r, n in ((1.5, "CUDA graphs"), (1, "Inductor"))
+)
+_HOST = AtMost("host_share", 1, what="of a step's time on the host")
 
 CASES = {
-    "decode_f32": Case(torch.float32, goal=900),
-    "decode_bf16": Case(torch.bfloat16, goal=1100, ratio=1.5),
-    "decode_f16": Case(torch.float16),
-    "decode_bf16_batch8": Case(torch.bfloat16, batch=8),
-    "prefill_f32": Case(torch.float32, is_prefill=True, ratio=1.0),
+    "decode_f32": Case(torch.float32, goals=(_tokens_per_second(900), _HOST)),
+    _BATCH_1: Case(torch.bfloat16, goals=(_tokens_per_second(1100), _GRAPHS, _HOST)),
+    "decode_f16": Case(torch.float16, goals=(_HOST,)),
+    "decode_bf16_batch8": Case(
+        torch.bfloat16, batch=8, goals=(AtLeast("times_batch_1", 6, "× batch 1"), _HOST)
+    ),
+    "decode_bf16_32k": Case(
+        torch.bfloat16, positions=32_768, filled=32_000, goals=(CopyShare(0.6), _HOST)
+    ),
+    "qwen_f32": Case(torch.float32, geometry=QWEN_HALF_B, goals=(CopyShare(0.6), _HOST)),
+    "prefill_f32": Case(torch.float32, prompt=512, goals=(_INDUCTOR,)),
 }
-
-
-def _config(small: bool) -> Any:
-    from transformers import LlamaConfig
-
-    return LlamaConfig(
-        hidden_size=256 if small else 2048,
-        intermediate_size=512 if small else 8192,
-        num_hidden_layers=2 if small else 16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        vocab_size=1000 if small else 32000,
-        max_position_embeddings=4096,
-    )
 
 
 class Step(nn.Module):
     """(token, position), batch × 1 each → the next ones; writes the cache in place."""
 
-    def __init__(self, config: Any, case: Case, device: str) -> None:
-        from transformers import LlamaForCausalLM
+    def __init__(self, case: Case, device: str) -> None:
+        from transformers import AutoModelForCausalLM
 
         super().__init__()
         torch.manual_seed(0)
-        self.model = LlamaForCausalLM(config).eval().to(case.dtype).to(device)
-        self.cache = static_cache(config, POSITIONS, case.batch, case.dtype, device)
+        config = case.geometry.config()
+        model = AutoModelForCausalLM.from_config(config, dtype=case.dtype)
+        self.model = model.eval().to(device)
+        self.cache = static_cache(config, case.positions, case.batch, case.dtype, device)
         for layer in self.cache.layers:
             layer.keys.normal_()
             layer.values.normal_()
@@ -85,11 +153,15 @@ class Step(nn.Module):
         for layer in self.cache.layers:
             layer.cumulative_length.fill_(position)
 
-    def nbytes(self) -> int:
-        """What a step reads at least: weights, but one row of the embedding, and the cache."""
-        cache = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
-        embedding = self.model.get_input_embeddings().weight.nbytes
-        return cache - embedding + sum(p.nbytes for p in self.model.parameters())
+    def cache_nbytes(self) -> int:
+        """Of all positions."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
+
+    def weights_nbytes(self) -> int:
+        """What a step reads: of an embedding that is not also the last product, one row."""
+        embedding, last = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        unread = 0 if last.weight is embedding.weight else embedding.weight.nbytes
+        return sum(p.nbytes for p in self.model.parameters()) - unread
 
     def forward(self, token: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         output = self.model(token, past_key_values=self.cache, position_ids=position)
@@ -101,12 +173,12 @@ def decode(
 ) -> dict[str, float]:
     """Seconds per token, and those that the host spends in a call."""
     token = torch.full((case.batch, 1), 7).to(device)
-    position = torch.full((case.batch, 1), FILLED).to(device)
+    position = torch.full((case.batch, 1), case.filled).to(device)
 
     def run(count: int) -> float:
         nonlocal token, position
-        step.rewind(FILLED)
-        position = torch.full_like(position, FILLED)
+        step.rewind(case.filled)
+        position = torch.full_like(position, case.filled)
         start = time.perf_counter()
         for _ in range(count):
             torch.compiler.cudagraph_mark_step_begin()
@@ -115,8 +187,8 @@ def decode(
         return (time.perf_counter() - start) / count
 
     run(3)
-    found = {"seconds": statistics.median(run(_STEPS) for _ in range(_BATCHES))}
-    step.rewind(FILLED)
+    found = {"seconds": statistics.median(run(case.steps) for _ in range(_BATCHES))}
+    step.rewind(case.filled)
     found["host_s"] = host_seconds_per_call(lambda: call(token, position), wait, 10)
     return found
 
@@ -125,8 +197,9 @@ def prefill(
     step: Step, call: Callable[..., Any], case: Case, device: str, wait: Callable[[], None]
 ) -> dict[str, float]:
     """Seconds of a prompt."""
-    tokens = (torch.arange(PROMPT) % 900).expand(case.batch, -1).contiguous().to(device)
-    positions = torch.arange(PROMPT).expand(case.batch, -1).contiguous().to(device)
+    assert case.prompt is not None
+    tokens = (torch.arange(case.prompt) % 900).expand(case.batch, -1).contiguous().to(device)
+    positions = torch.arange(case.prompt).expand(case.batch, -1).contiguous().to(device)
 
     def run() -> None:
         step.rewind(0)
@@ -135,34 +208,77 @@ def prefill(
     return {"seconds": seconds_per_call(run, wait)}
 
 
-def measure(case: Case, small: bool, device: str, **compile_options: Any) -> dict[str, float]:
-    """One system: ``seconds`` of a step, ``nbytes``, perhaps ``host_s``; ``total_s`` of it all."""
+def measure(case: Case, device: str, **compile_options: Any) -> dict[str, float]:
+    """One system.
+
+    ``seconds`` of a step, perhaps ``host_s``; ``nbytes`` that a step reads at least;
+    ``extra_nbytes`` allocated at most beside the model and its cache; ``total_s`` of it all.
+    """
     use_full_f32()
     torch._dynamo.reset()
     gc.collect()
-    wait = synchronize if device == "cuda" else torch.webgpu.synchronize  # type: ignore[attr-defined]
+    memory: Any = torch.cuda if device == "cuda" else torch.webgpu  # type: ignore[attr-defined]
+    wait = synchronize if device == "cuda" else memory.synchronize
     with torch.no_grad():
-        step = Step(_config(small), case, device)
+        step = Step(case, device)
         call = torch.compile(step, dynamic=False, **compile_options)
-        start = time.perf_counter()
-        found = (prefill if case.is_prefill else decode)(step, call, case, device, wait)
-        return found | {"nbytes": step.nbytes(), "total_s": time.perf_counter() - start}
+        wait()
+        memory.reset_peak_memory_stats()
+        held, start = memory.memory_allocated(), time.perf_counter()
+        found = (decode if case.prompt is None else prefill)(step, call, case, device, wait)
+        filled = step.cache_nbytes() * case.filled // case.positions
+        return found | {
+            "nbytes": step.weights_nbytes() + (0 if case.prompt else filled),
+            "extra_nbytes": memory.max_memory_allocated() - held,
+            "total_s": time.perf_counter() - start,
+        }
 
 
-def line(name: str, case: Case, ours: dict[str, float], theirs: Any, copy: float | None) -> str:
+def figures(case: Case, found: dict[str, float], batch_1: float | None) -> dict[str, float]:
+    """What a system was measured to do, with what goals ask for besides.
+
+    Args:
+        batch_1: tokens per second of the case with one sequence, if it was measured.
+    """
+    rate = case.tokens / found["seconds"]
+    more = {"tokens_per_second": rate}
+    if "host_s" in found:
+        more["host_share"] = found["host_s"] / found["seconds"]
+    if batch_1 is not None:
+        more["times_batch_1"] = rate / batch_1
+    return found | more
+
+
+def verdicts(
+    case: Case, systems: Mapping[str, Mapping[str, Any]], copy: float, is_real: bool
+) -> list[Verdict]:
+    """The case's goals next to what was measured: ``webgpu`` as `figures` gives it, and ``cuda``.
+
+    Args:
+        copy: bytes per second, read and written, of a copy.
+        is_real: whether sizes and GPU are those that goals mean: else nothing is reached or missed.
+    """
+    work = Work(nbytes=round(systems["webgpu"]["nbytes"]))
+    rates = {"copy_bytes_per_second": copy}
+    found = [judge(goal, systems, rates, work, "cuda" in systems) for goal in case.goals]
+    return found if is_real else [replace(verdict, reached=None) for verdict in found]
+
+
+_MARKS = {True: "reached", False: "missed", None: "not judged"}
+
+
+def line(name: str, case: Case, systems: Mapping[str, Mapping[str, Any]], copy: float) -> str:
     """A row for a person."""
-    tokens = case.batch * (PROMPT if case.is_prefill else 1)
-    rate = tokens / ours["seconds"]
-    parts = [f"{name:20} {rate:9.0f} tokens/s", f"{1e3 * ours['seconds']:8.3f} ms"]
+    ours, theirs = systems["webgpu"], systems.get("cuda")
+    rate, seconds = ours["tokens_per_second"], ours["seconds"]
+    parts = [f"{name:20} {rate:9.0f} tokens/s", f"{1e3 * seconds:8.3f} ms"]
     if "host_s" in ours:
         parts.append(f"host {1e3 * ours['host_s']:.3f} ms")
-    if copy is not None and not case.is_prefill:
-        parts.append(f"{ours['nbytes'] / ours['seconds'] / copy:.0%} of a copy's rate")
-    if case.goal is not None:
-        parts.append(f"goal {case.goal:.0f}")
+    if case.prompt is None:
+        parts.append(f"{ours['nbytes'] / seconds / copy:.0%} of a copy's rate")
+    parts.append(f"{ours['extra_nbytes'] / 2**20:.1f} MiB beside model and cache")
     if theirs is not None:
-        goal = "" if case.ratio is None else f" (goal {case.ratio})"
-        parts.append(f"{theirs['seconds'] / ours['seconds']:.2f} × CUDA{goal}")
+        parts.append(f"{theirs['seconds'] / seconds:.2f} × CUDA")
     return ", ".join(parts)
 
 
@@ -174,23 +290,35 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="a JSON file with all figures")
     arguments = parser.parse_args()
     chosen = {name: CASES[name] for name in arguments.cases or CASES}
+    if arguments.small:
+        chosen = {name: case.small() for name, case in chosen.items()}
     theirs: dict[str, Any] = {}
     copy = None
     if torch.cuda.is_available():  # first: see `device.autoload.load`
         copy = copy_bytes_per_second((4 if arguments.small else 1024) << 20)
         for name, case in chosen.items():
-            mode = None if case.is_prefill else "reduce-overhead"
-            theirs[name] = measure(case, arguments.small, "cuda", mode=mode)
+            mode = "reduce-overhead" if case.prompt is None else None
+            theirs[name] = measure(case, "cuda", mode=mode)
             torch.cuda.empty_cache()
     register()
-    results = {}
+    copied_by = "webgpu" if copy is None else "cuda"
+    copy = copy or limits.copy_bytes_per_second(devices.get_device(0))
+    results: dict[str, Any] = {}
     for name, case in chosen.items():
-        ours = measure(case, arguments.small, "webgpu", backend="webgpu")
-        results[name] = {"webgpu": ours, "cuda": theirs.get(name)}
-        print(line(name, case, ours, theirs.get(name), copy), flush=True)
+        found = measure(case, "webgpu", backend="webgpu")
+        batch_1 = results.get(_BATCH_1, {}).get("webgpu", {}).get("tokens_per_second")
+        systems = {"webgpu": figures(case, found, batch_1)}
+        if name in theirs:
+            systems["cuda"] = theirs[name]
+        judged = verdicts(case, systems, copy, not arguments.small)
+        results[name] = systems | {"goals": [asdict(verdict) for verdict in judged]}
+        print(line(name, case, systems, copy), flush=True)
+        for verdict in judged:
+            notes = f" ({verdict.note})" if verdict.note else ""
+            print(f"  {verdict.goal}: {verdict.measured}, {_MARKS[verdict.reached]}{notes}")
     if arguments.output is not None:
-        found = {"copy_bytes_per_second": copy, "cases": results}
-        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+        found_all = {"copy_bytes_per_second": copy, "copied_by": copied_by, "cases": results}
+        arguments.output.write_text(json.dumps(found_all, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

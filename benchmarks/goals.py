@@ -64,6 +64,16 @@ class AtMost:
 
 
 @dataclass(frozen=True, slots=True)
+class AtLeast:
+    """A figure of a system is at least ``limit``, in ``unit``."""
+
+    field: str
+    limit: float
+    unit: str
+    system: str = OURS
+
+
+@dataclass(frozen=True, slots=True)
 class Leaner:
     """At most ``factor`` × the peak GPU memory of another system."""
 
@@ -72,7 +82,7 @@ class Leaner:
     label: str
 
 
-Goal = Faster | CopyShare | FlopRate | AtMost | Leaner
+Goal = Faster | CopyShare | FlopRate | AtMost | AtLeast | Leaner
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,7 @@ def systems_of(goal: Goal) -> frozenset[str]:
     match goal:
         case Faster(than=than) | Leaner(than=than):
             return frozenset({OURS, than})
-        case AtMost(system=system):
+        case AtMost(system=system) | AtLeast(system=system):
             return frozenset({system})
         case CopyShare() | FlopRate():
             return frozenset({OURS})
@@ -134,6 +144,8 @@ def describe(goal: Goal) -> str:
             return f"≥ {rate / 1e12:g} TFLOP/s"
         case AtMost(limit=limit, unit=unit, what=what):
             return f"≤ {limit:g}{unit and ' ' + unit} {what}".rstrip()
+        case AtLeast(limit=limit, unit=unit):
+            return f"≥ {limit:g} {unit}"
         case Leaner(factor=factor, label=label):
             return f"≤ {factor:g} × peak memory of {label}"
 
@@ -177,7 +189,7 @@ def _needs_cuda(goal: Goal) -> bool:
             return needed
         case CopyShare() | Leaner():
             return True
-        case FlopRate() | AtMost():
+        case FlopRate() | AtMost() | AtLeast():
             return False
 
 
@@ -204,6 +216,9 @@ def _measure(
         case AtMost(field=field, limit=limit, unit=unit, system=system):
             value = results[system][field] * (1e6 if unit == "µs" else 1)
             return value, limit / max(value, 1e-12), f"{value:.4g}{unit and ' ' + unit}"
+        case AtLeast(field=field, limit=limit, unit=unit, system=system):
+            value = results[system][field]
+            return value, value / limit, f"{value:.4g} {unit}"
         case Leaner(than=than, factor=factor):
             ratio = results[OURS]["gpu_nbytes"] / results[than]["gpu_nbytes"]
             return ratio, factor / ratio, f"{ratio:.2f} ×"

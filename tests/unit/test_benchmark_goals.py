@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report
+from benchmarks import generate, report
 from benchmarks.cases import CASES
 from benchmarks.convolution_cases import layers
-from benchmarks.goals import AtMost, CopyShare, Faster, FlopRate, Goal, Leaner, Work, judge
+from benchmarks.goals import AtLeast, AtMost, CopyShare, Faster, FlopRate, Goal, Leaner, Work, judge
 from benchmarks.runner import SYSTEMS, WORK, Runner, Settings
 from benchmarks.suites import SUITES, rows_of
 
@@ -36,6 +36,8 @@ def verdict(goal: Goal, results: dict[str, Any], work: Work = Work(), cuda: bool
         (CopyShare(0.97), {}, Work(nbytes=3_800_000_000), 0.95, False),
         (FlopRate(40e12), {}, Work(flops=41_000_000_000), 41e12, True),
         (AtMost("seconds", 2500, "µs"), {}, Work(), 2000, True),
+        (AtLeast("gpu_nbytes", 100, "B"), {}, Work(), 110, True),
+        (AtLeast("gpu_nbytes", 111, "B"), {}, Work(), 110, False),
         (AtMost("gpu_nbytes", 109), {}, Work(), 110, False),
         (Leaner("inductor", 1.1, "it"), {"gpu_nbytes": 100}, Work(), 1.1, True),
         (Leaner("inductor", 1.1, "it"), {"gpu_nbytes": 90}, Work(), 110 / 90, False),
@@ -185,3 +187,21 @@ def test_a_case_that_hangs_loses_the_rest_of_it(tmp_path: Path) -> None:
         assert "no result" in found["hangs"]["error"]
         assert "error" in found["b"]
         assert "process" in running.measure("y", ["a"])["a"]
+
+
+def test_goals_of_generating_tokens() -> None:
+    case = generate.CASES["decode_bf16_batch8"]
+    step = {"seconds": 8e-3, "host_s": 2e-3, "nbytes": 24e9, "extra_nbytes": 0.0}
+    found = generate.figures(case, step, batch_1=160.0)
+    assert found["tokens_per_second"] == pytest.approx(1000)
+    times, host = generate.verdicts(case, {"webgpu": found}, 4e12, is_real=True)
+    assert (times.value, times.reached) == (pytest.approx(6.25), True)
+    assert (host.value, host.reached) == (pytest.approx(0.25), True)
+    alone = generate.figures(case, step, batch_1=None)
+    assert generate.verdicts(case, {"webgpu": alone}, 4e12, is_real=True)[0].reached is None
+    # Weights and cache in 8 ms are 3 TB/s: of a copy's rate, which is that of the peer's GPU.
+    long = generate.CASES["decode_bf16_32k"]
+    systems = {"webgpu": generate.figures(long, step, None), "cuda": step}
+    share, _ = generate.verdicts(long, systems, 4e12, is_real=True)
+    assert (share.value, share.reached) == (pytest.approx(0.75), True)
+    assert generate.verdicts(long, systems, 4e12, is_real=False)[0].reached is None
