@@ -152,6 +152,8 @@ def test_a_static_cache_compiles_the_steps(name):
         {},
         {"num_beams": 3},
         {"cache_implementation": "static"},
+        {"prefill_chunk_size": 4},
+        {"cache_implementation": "static", "prefill_chunk_size": 4},
         {"cache_implementation": "static", "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
     ],
     ids=lambda keywords: "-".join(keywords) or "dynamic",

@@ -58,6 +58,20 @@ def test_the_devices_attention_stores_no_scores():
     assert torch.webgpu.max_memory_allocated() - before < 4 * 4 * 256 * 256
 
 
+def test_a_mask_of_bools_becomes_a_bias_in_the_dtype_of_the_query():
+    q, mask = torch.randn(1, 1, 256, 8), torch.rand(1, 1, 256, 1024) < 0.7
+    k = torch.randn(1, 1, 1024, 8)
+    wanted = F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+    half, keys, given = q.half().to("webgpu"), k.half().to("webgpu"), mask.to("webgpu")
+    torch.webgpu.synchronize()
+    torch.webgpu.reset_peak_memory_stats()
+    before = torch.webgpu.memory_allocated()
+    result = F.scaled_dot_product_attention(half, keys, keys, attn_mask=given)
+    torch.webgpu.synchronize()
+    assert torch.webgpu.max_memory_allocated() - before < 3 * mask.numel()
+    torch.testing.assert_close(result.float().cpu(), wanted, atol=1e-2, rtol=1e-2)
+
+
 def test_plain_attention_on_request_has_a_second_derivative():
     q = torch.randn(1, 2, 5, 8).to("webgpu").requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):

@@ -42,11 +42,19 @@ def scaled_dot_product_attention(
             query, key, value, *rest, scale=scale, enable_gqa=enable_gqa
         )[0]
         return plain
-    bias = operators.additive(attn_mask, query.dtype)
+    bias = _additive(attn_mask, query.dtype)
     fused: Tensor = aten._scaled_dot_product_fused_attention_overrideable.default(
         query, key, value, bias, dropout_p, is_causal, False, scale=scale
     )[0]
     return fused
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """`operators.additive` in one kernel, without the float32 between: masks may be large."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    kept, left_out = torch.zeros((), dtype=dtype), torch.full((), -torch.inf, dtype=dtype)
+    return torch.where(mask, kept, left_out)
 
 
 def uniform_(
