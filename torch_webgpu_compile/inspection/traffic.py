@@ -20,7 +20,8 @@ class Traffic:
     Attributes:
         weights: read of parameters and buffers that the call leaves as they are, of constants, and
             of what is prepared from them.
-        state: read of arguments that the call changes, as of a cache.
+        state: read of arguments that the call changes, as of a cache: of one that is filled up to a
+            position, all of it is counted, although kernels may stop there.
         other: read of other arguments and of what the call itself computed.
         written: in all.
     """
