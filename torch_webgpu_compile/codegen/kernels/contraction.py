@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...ir.access import VECTOR, is_multiple_of
+from ...ir.access import VECTOR, elements_per_access, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
 from ...ir.buffers import Buffer
 from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup
-from ...ir.spaces import Origin
+from ...ir.spaces import Origin, numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product
 from ...target import Target
@@ -49,7 +49,7 @@ def generate_contraction(
 ) -> KernelCall:
     """The kernel of contractions, in the measured tiling if there is one."""
     problem = problem_of(group, buffers)
-    few_rows = few_rows_tiling(problem, target)
+    few_rows = few_rows_tiling(problem, target, _run(group, buffers))
     if few_rows is not None:
         return generate_few_rows(group, buffers, target, problem, few_rows)
     tiling = tilings.get(problem.key or "")
@@ -86,6 +86,13 @@ def generate_tiled(
     )
 
 
+def _run(group: ContractionGroup, buffers: dict[str, Buffer]) -> int:
+    """Fours of elements along the inner dimension that one access holds of every rhs."""
+    nodes = [contraction_of(part) for part in products_of(group)]
+    found = (elements_per_access([n.rhs], buffers, numbered("k", n.inner), 8) for n in nodes)
+    return max(1, min(found) // VECTOR)
+
+
 def generate_few_rows(
     group: ContractionGroup,
     buffers: dict[str, Buffer],
@@ -98,12 +105,13 @@ def generate_few_rows(
     width = tiling.columns * tiling.groups
     return kernel.finish(
         "few_rows.wgsl.jinja",
-        (tiling.rows, width, VECTOR),
+        (tiling.rows, width, VECTOR * tiling.run),
         None,
         {"tiling": tiling, "at_once": tiling.at_once},
         tiling.workgroup,
         tiling.terms(2 if problem.paired else 1) * problem.itemsize,
-        ceildiv(kernel.inner, VECTOR * tiling.threads) + tiling.threads + 2,
+        ceildiv(kernel.inner, VECTOR * tiling.run * tiling.threads) + tiling.threads + 2,
+        tiling.run,
     )
 
 
@@ -129,6 +137,7 @@ class _ProductKernel:
         workgroup: int,
         workgroup_nbytes: int,
         iterations: Expr,
+        run: int = 1,
     ) -> KernelCall:
         """The kernel.
 
@@ -137,6 +146,7 @@ class _ProductKernel:
                 workgroup takes.
             divided: the tiling, where the last columns are in smaller tiles.
             inputs: of the template, besides those of all kernels.
+            run: fours along the inner dimension that one call loads, where that is the axis.
         """
         builder, problem, nodes = self.builder, self.problem, self.nodes
         rows, columns, depth = tile
@@ -145,11 +155,13 @@ class _ProductKernel:
         one_lhs = len({(node.lhs, node.rows) for node in nodes}) == 1
         one_rhs = len({(node.rhs, node.columns) for node in nodes}) == 1 and not problem.paired
         lhs = [
-            load_operand(builder, node, node.lhs, problem.lhs, ("m", node.rows), rows, depth)
+            load_operand(builder, node, node.lhs, problem.lhs, ("m", node.rows), rows, depth, run)
             for node in (nodes[:1] if one_lhs else nodes)
         ]
         rhs = [
-            load_operand(builder, node, node.rhs, problem.rhs, ("n", node.columns), columns, depth)
+            load_operand(
+                builder, node, node.rhs, problem.rhs, ("n", node.columns), columns, depth, run
+            )
             for node in (nodes[:1] if one_rhs else nodes)
         ]
         shapes = [

@@ -45,6 +45,7 @@ def load_operand(
     outer: tuple[str, Sequence[Expr]],
     tile: int,
     inner_tile: int,
+    run: int = 1,
 ) -> TileLoad:
     """How a kernel loads an operand of a contraction: statements, and the condition to be inside.
 
@@ -53,6 +54,8 @@ def load_operand(
         axis: see `TileLoad.axis`.
         outer: the prefix (m or n) and the sizes of the operand's outer symbols.
         tile, inner_tile: elements of a tile along the outer and the inner dimension.
+        run: with the axis "inner", loads of four neighbours that are made together: the result is
+            an array of them, and k their number.
     """
     prefix, outer_sizes = outer
     outer_count, inner_count = product(outer_sizes), product(node.inner)
@@ -66,6 +69,22 @@ def load_operand(
         }
 
     lanes: Lanes
+    if run > 1:
+        o = iteration(prefix, outer_count)
+        i = iteration("k", ceildiv(inner_count, VECTOR * run))
+        wide = Scope()
+        lines, results = [], []
+        for u in range(run):
+            lanes = [environment(o, (i * run + u) * VECTOR + x) for x in range(VECTOR)]
+            own = Scope(parent=wide)
+            results.append(builder.renderer(lanes, own, wide=wide).render(body).widen(VECTOR))
+            lines += wide.lines + own.lines
+            wide.lines = []
+        guard = (
+            "" if is_multiple_of(outer_count, tile) else f"{prefix} < {builder.index(outer_count)}"
+        )
+        element = f"array<vec4<{body.dtype.compute}>, {run}>"
+        return TileLoad(axis, lines, f"{element}({', '.join(results)})", guard)
     if axis == "inner":
         o = iteration(prefix, outer_count)
         i = iteration("k", ceildiv(inner_count, VECTOR))

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ...symbolic.sizes import Expr
+from ...ir.access import VECTOR
+from ...symbolic.sizes import Expr, power_of_two_at_least
 from ...target import Target
 
 _UNKNOWN = 512  # sizes that a call decides count as large
@@ -169,13 +170,18 @@ class FewRowsTiling:
         threads: invocations that share them, each with a part of the inner dimension (a power of
             two).
         groups: runs of so many invocations in a workgroup.
-        at_once: rows whose sums are exchanged together, as many as workgroup memory has room for.
+        run: fours of elements along the inner dimension that an invocation takes at once.
+        is_subgroup: whether sums are exchanged by shuffles within a subgroup.
+        at_once: rows whose sums are otherwise exchanged together, as many as workgroup memory has
+            room for.
     """
 
     rows: int
     columns: int
     threads: int
     groups: int
+    run: int
+    is_subgroup: bool
     at_once: int
 
     @property
@@ -185,21 +191,27 @@ class FewRowsTiling:
 
     def terms(self, products: int) -> int:
         """Elements of workgroup memory, where so many products are computed together."""
+        if self.is_subgroup:
+            return 0
         return self.at_once * products * self.columns * self.workgroup
 
 
 # Rows, of all products that are computed together, whose sums an invocation has registers for.
 _MOST_ROWS = 16
-_FEW_ROWS_WORKGROUP, _FEW_ROWS_COLUMNS = 128, 4
-# Invocations of an H200, of which each has a few loads in flight.
-_FEW_ROWS_THREADS = 1 << 17
+_FEW_ROWS_WORKGROUP, _FEW_ROWS_COLUMNS, _FEW_ROWS_THREADS = 128, 4, 32
 
 
-def few_rows_tiling(problem: MatmulProblem, target: Target) -> FewRowsTiling | None:
+def few_rows_tiling(problem: MatmulProblem, target: Target, run: int = 1) -> FewRowsTiling | None:
     """How a product of few rows is computed without tiles; None where tiles are better.
 
-    Such a product takes as long as reading the matrix does, if enough of it is in flight: each
-    element is loaded once, straight into registers.
+    Such a product takes little longer than reading the matrix does: each element is loaded once,
+    straight into registers. 8 × 16384 × 2048 in bf16 takes an H100 60 µs with 16 invocations for
+    four columns, loads of 8 bytes and sums through workgroup memory; 51 with 32; 45 with loads of 16
+    bytes; 38 with shuffles, too; the copy of the matrix alone 26. 64 invocations and loops that are
+    unrolled are slower.
+
+    Args:
+        run: fours of elements that one access holds of the matrix.
     """
     rows = max((count or _UNKNOWN for count, _ in problem.shapes))
     products = 2 if problem.paired else 1
@@ -209,14 +221,15 @@ def few_rows_tiling(problem: MatmulProblem, target: Target) -> FewRowsTiling | N
     if rows * products > _MOST_ROWS:
         return None
     workgroup = min(_FEW_ROWS_WORKGROUP, target.max_workgroup_invocations)
-    columns = sum(count or _UNKNOWN for _, count in problem.shapes) * (problem.batch or 1)
-    wanted = target.machine.scaled(_FEW_ROWS_THREADS) * _FEW_ROWS_COLUMNS
-    threads = 16
-    while threads < workgroup and threads * columns < wanted and 8 * threads <= problem.inner:
-        threads *= 2
-    row_nbytes = products * _FEW_ROWS_COLUMNS * workgroup * problem.itemsize
+    columns = _FEW_ROWS_COLUMNS
+    run = run if problem.inner % (VECTOR * run) == 0 else 1
+    shares = -(-problem.inner // (VECTOR * run))
+    threads = min(_FEW_ROWS_THREADS, power_of_two_at_least(shares), workgroup)
+    is_subgroup = rows <= threads <= target.subgroup_size
+    row_nbytes = products * columns * workgroup * problem.itemsize
     at_once = min(rows, target.max_workgroup_nbytes // row_nbytes)
-    return FewRowsTiling(rows, _FEW_ROWS_COLUMNS, threads, workgroup // threads, at_once)
+    groups = workgroup // threads
+    return FewRowsTiling(rows, columns, threads, groups, run, is_subgroup, at_once)
 
 
 # By falling size, with the workgroups of an H200 that make each worth while: two per multiprocessor
