@@ -91,6 +91,7 @@ def _register() -> None:
         safetensors,
         sending,
         several_devices,
+        stop_checks,
         storage_methods,
         torchao,
         transformers,
@@ -109,8 +110,8 @@ def _register() -> None:
     for patch in (
         *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
-        *(safetensors, accelerate, transformers, transformers_models, torchao, lightning),
-        precompiling,
+        *(safetensors, accelerate, transformers, transformers_models, stop_checks, torchao),
+        *(lightning, precompiling),
     ):
         patch.install()
 

@@ -53,17 +53,34 @@ class _Ending(ModuleSpec):
 _finder = _Finder()
 
 
+def _both(
+    earlier: Callable[[Any], None] | None, later: Callable[[Any], None]
+) -> Callable[[Any], None]:
+    if earlier is None:
+        return later
+
+    def call(module: Any) -> None:
+        earlier(module)
+        later(module)
+
+    return call
+
+
 def after_import(name: str, function: Callable[[Any], None]) -> None:
-    """Calls ``function(module)`` when the import of a module ends; at once where it has."""
+    """Calls ``function(module)`` when the import of a module ends; at once where it has.
+
+    Several functions for one module are called in the order in which they were given.
+    """
     module = sys.modules.get(name)
     if module is not None:
         spec: Any = module.__spec__
         if getattr(spec, "_initializing", False):  # it is what imports PyTorch
+            earlier = vars(spec).get("_function")
             spec.__class__ = _Ending
-            spec._function = function
+            spec._function = _both(earlier, function)
         else:
             function(module)
         return
-    _finder.waiting[name] = function
+    _finder.waiting[name] = _both(_finder.waiting.get(name), function)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)

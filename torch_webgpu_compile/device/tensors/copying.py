@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -46,6 +48,32 @@ def to_host(tensor: Tensor, through_kernels: bool = True) -> Tensor:
     if tensor.is_conj():
         result = result.conj()
     return torch._neg_view(result) if tensor.is_neg() else result
+
+
+def start_to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """Submits the download of contiguous tensors of one ``webgpu`` device, without waiting.
+
+    Returns:
+        What waits for it, once, and gives CPU tensors with the values of now. It raises what
+        `to_host` would.
+
+    Raises:
+        DeviceError: pending commands were refused, or the device is lost.
+    """
+    device = devices.get_device(tensors[0].get_device())
+    results = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+    ranges = [
+        (storages.buffer_of(tensor), offset_at(data_ptr(tensor)), result.nbytes)
+        for tensor, result in zip(tensors, results, strict=True)
+    ]
+    download = device.start_download(ranges)
+    counters.add(bytes_downloaded=sum([nbytes for _, _, nbytes in ranges]))
+
+    def finish() -> list[Tensor]:
+        download.finish([result.data_ptr() for result in results])
+        return results
+
+    return finish
 
 
 def from_host(source: Tensor, target: Tensor) -> None:
