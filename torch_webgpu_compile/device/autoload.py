@@ -82,6 +82,7 @@ def _register() -> None:
         accelerator,
         data_parallel,
         default_backend,
+        generation,
         guard,
         lightning,
         moving,
@@ -91,7 +92,6 @@ def _register() -> None:
         safetensors,
         sending,
         several_devices,
-        stop_checks,
         storage_methods,
         torchao,
         transformers,
@@ -110,7 +110,7 @@ def _register() -> None:
     for patch in (
         *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
-        *(safetensors, accelerate, transformers, transformers_models, stop_checks, torchao),
+        *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
         *(lightning, precompiling),
     ):
         patch.install()

@@ -1,0 +1,322 @@
+"""`transformers`: between two tokens, ``generate`` neither waits nor computes what nobody needs.
+
+Patched: when it is imported, in ``transformers.generation.utils`` ``DeferredStopCheck``,
+``create_masks_for_generate``, and of ``GenerationMixin`` ``_sample`` and
+``_update_model_kwargs_for_generation``; in ``transformers.generation.stopping_criteria``
+``StoppingCriteriaList.__call__``. Tried with transformers 5.24; where a version has not such
+functions with just the parameters of that one, nothing is changed.
+
+Why: ``generate`` makes twenty-five operators between two tokens, each of which takes as long on the
+host as four dispatches of a compiled step, and reads whether all sequences are finished, during
+which the GPU has nothing to do.
+
+- Its ``DeferredStopCheck`` reads that after it has submitted the next token, which it drops if it
+  was not wanted, but only on the device type "mps".
+- It makes the mask of a static cache eagerly. Where no prompt is padded, the compiled step makes it
+  itself, and attention then reads no further than the cache is filled.
+- It appends to the position ids of all tokens, of which it uses the last.
+- It asks a length that is not reached on the GPU.
+
+Until: ``DeferredStopCheck.is_supported`` asks the device, and copies to the host may be awaited;
+for the rest, ``generate`` does the same itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import devices, generators
+from ..import_hooks import after_import
+from ..tensors.copying import start_to_host
+
+# Of `DeferredStopCheck`.
+_PARAMETERS = {
+    "__init__": ["self", "input_ids", "max_length", "cache", "cache_is_returned", "streamer"],
+    "__call__": ["self", "unfinished_sequences", "tokens", "length"],
+    "is_supported": ["device", "cache", "cache_is_returned", "is_assistant"],
+    "finish": ["self"],
+}
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    """A call of ``_sample``.
+
+    Attributes:
+        model: whose.
+        may_defer: nobody notices that it computes a token more than is wanted.
+        only_length: it ends nowhere but at a length, which the host knows.
+    """
+
+    model: Any
+    may_defer: bool
+    only_length: bool
+
+
+_sampling: ContextVar[_Sampling | None] = ContextVar("sampling", default=None)
+
+
+def install() -> None:
+    """Has ``generate`` do less between tokens on the device, once ``transformers`` is imported."""
+    after_import("transformers.generation.stopping_criteria", _ask_less)
+    after_import("transformers.generation.utils", _change)
+
+
+def _change(module: Any) -> None:
+    _stop_late(module)
+    _leave_masks_to_models(module)
+    _keep_one_position(module)
+
+
+def _takes(function: Any, parameters: list[str]) -> bool:
+    return function is not None and list(inspect.signature(function).parameters) == parameters
+
+
+# ---- when to stop
+
+
+def _ask_less(module: Any) -> None:
+    criteria: Any = getattr(module, "StoppingCriteriaList", None)
+    length: Any = getattr(module, "MaxLengthCriteria", None)
+    ask = getattr(criteria, "__dict__", {}).get("__call__")
+    if length is None or not _takes(ask, ["self", "input_ids", "scores", "kwargs"]):
+        return
+    assert ask is not None
+
+    def is_within(part: Any, count: int) -> bool:
+        """Whether a criterion of this length would answer no, without a warning."""
+        most = part.max_position_embeddings
+        return bool(count < part.max_length and (most is None or count <= most))
+
+    @functools.wraps(ask)
+    def __call__(self: Any, input_ids: Tensor, scores: Any, **keywords: Any) -> Any:
+        if input_ids.device.type != devices.NAME:
+            return ask(self, input_ids, scores, **keywords)
+        count, done = input_ids.shape[1], None
+        for part in self:
+            if type(part) is length and is_within(part, count):
+                continue
+            answer = part(input_ids, scores, **keywords)
+            done = (
+                answer
+                if done is None and _is_answer(answer, input_ids)
+                else ((_no(input_ids) if done is None else done) | answer)
+            )
+        return _no(input_ids) if done is None else done
+
+    criteria.__call__ = __call__
+
+
+def _no(input_ids: Tensor) -> Tensor:
+    """That no sequence is done."""
+    return torch.full((input_ids.shape[0],), False, device=input_ids.device, dtype=torch.bool)
+
+
+def _is_answer(answer: Any, input_ids: Tensor) -> bool:
+    return (
+        isinstance(answer, Tensor)
+        and answer.dtype is torch.bool
+        and answer.shape == input_ids.shape[:1]
+        and answer.device == input_ids.device
+    )
+
+
+def _stop_late(module: Any) -> None:
+    check: Any = getattr(module, "DeferredStopCheck", None)
+    mixin: Any = getattr(module, "GenerationMixin", None)
+    sample = getattr(mixin, "_sample", None)
+    if check is None or sample is None:
+        return
+    if not all(_takes(getattr(check, name, None), names) for name, names in _PARAMETERS.items()):
+        return
+
+    from transformers.generation.stopping_criteria import MaxLengthCriteria as length
+
+    @functools.wraps(sample)
+    def _sample(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        criteria = keywords.get("stopping_criteria")
+        only_length = criteria is not None and all(type(part) is length for part in criteria)
+        token = _sampling.set(_Sampling(self, _is_repeatable(keywords), only_length))
+        try:
+            return sample(self, *arguments, **keywords)
+        finally:
+            _sampling.reset(token)
+
+    mixin._sample = _sample
+    module.DeferredStopCheck = _late_stop_check(module, check)
+
+
+def _is_repeatable(keywords: dict[str, Any]) -> bool:
+    """Whether nobody notices that a token more is computed than is wanted.
+
+    What a user wrote may count, print, or change the model: it is called for the wanted tokens.
+    """
+    processors, criteria = keywords.get("logits_processor"), keywords.get("stopping_criteria")
+    if keywords.get("synced_gpus") or processors is None or criteria is None:
+        return False
+    streamer = keywords.get("streamer")
+    return _are_known([*processors, *criteria, *([] if streamer is None else [streamer])])
+
+
+def _are_known(parts: Iterable[Any]) -> bool:
+    for part in parts:
+        if type(part).__module__.partition(".")[0] != "transformers":
+            return False
+        if any(isinstance(value, (FunctionType, MethodType)) for value in vars(part).values()):
+            return False  # as of ``prefix_allowed_tokens_fn``
+    return True
+
+
+def _late_stop_check(module: Any, check: Any) -> type:
+    class LateStopCheck(check):  # type: ignore[misc]
+        """``DeferredStopCheck`` by downloads, in place of copies to pinned memory and events."""
+
+        def __init__(
+            self,
+            input_ids: Tensor,
+            max_length: int | None,
+            cache: Any,
+            cache_is_returned: bool,
+            streamer: Any = None,
+        ) -> None:
+            self._index: int | None = None
+            if input_ids.device.type != devices.NAME:
+                super().__init__(input_ids, max_length, cache, cache_is_returned, streamer)
+                return
+            module.StopCheck.__init__(self, streamer)
+            self.max_length = max_length
+            self.stop_reported = False
+            self._index = input_ids.get_device()
+            sampling = _sampling.get()
+            self._reads = streamer is not None or sampling is None or not sampling.only_length
+            self._arrive: Callable[[], list[Tensor]] | None = None
+            # Of the generator, after the tokens before: the one that is dropped has drawn from it.
+            self._states = deque[Tensor](maxlen=2)
+
+        @staticmethod
+        def is_supported(
+            device: torch.device, cache: Any, cache_is_returned: bool, is_assistant: bool
+        ) -> bool:
+            """Also on ``webgpu``, where the user does not get the cache, which has a token more."""
+            if device.type != devices.NAME:
+                return bool(check.is_supported(device, cache, cache_is_returned, is_assistant))
+            sampling = _sampling.get()
+            may_defer = sampling is not None and sampling.may_defer
+            return may_defer and not cache_is_returned and not is_assistant
+
+        def __call__(self, unfinished_sequences: Tensor, tokens: Tensor, length: int) -> bool:
+            if self._index is None:
+                return bool(super().__call__(unfinished_sequences, tokens, length))
+            is_full = self.max_length is not None and length >= self.max_length
+            if not self._reads:
+                return is_full
+            self._states.append(generators.get_rng_state(self._index))
+            wanted = [unfinished_sequences, *([] if self.streamer is None else [tokens])]
+            arrive, self._arrive = self._arrive, start_to_host([t.contiguous() for t in wanted])
+            if arrive is not None:
+                unfinished = self._take(arrive)
+                self.stop_reported = not unfinished.any()
+            return self.stop_reported or is_full
+
+        def _take(self, arrive: Callable[[], list[Tensor]]) -> Tensor:
+            """Which sequences a token left unfinished; gives the streamer its tokens."""
+            unfinished, *tokens = arrive()
+            for token in tokens:
+                self.streamer.put(token)
+            return unfinished
+
+        def finish(self) -> int:
+            if self._index is None:
+                return int(super().finish())
+            arrive, self._arrive = self._arrive, None
+            if not self.stop_reported:
+                if arrive is not None:
+                    self._take(arrive)
+                return 0
+            if arrive is not None:
+                arrive()  # it raises what kernels have reported
+            before, after = self._states
+            # Nobody else has drawn from it since.
+            if after.equal(generators.get_rng_state(self._index)):
+                generators.set_rng_state(before, self._index)
+            return 1
+
+    return LateStopCheck
+
+
+# ---- what a step is given
+
+
+def _leave_masks_to_models(module: Any) -> None:
+    make = getattr(module, "create_masks_for_generate", None)
+    names = ["config", "inputs_embeds", "attention_mask", "cache", "position_ids"]
+    names += ["or_mask_function", "and_mask_function", "block_sequence_ids", "kwargs"]
+    if not _takes(make, names):
+        return
+    assert make is not None
+    from transformers.cache_utils import StaticLayer
+
+    @functools.wraps(make)
+    def create_masks_for_generate(*arguments: Any, **keywords: Any) -> Any:
+        inputs, cache = keywords.get("inputs_embeds"), keywords.get("cache")
+        asked = {name for name, value in keywords.items() if value is not None}
+        is_plain = not arguments and asked <= {*_PLAIN, "position_ids", "is_first_iteration"}
+        if is_plain and inputs is not None and inputs.device.type == devices.NAME:
+            # A sliding window's layer knows its length as a number, which a step would be made for.
+            layers = getattr(cache, "layers", ())
+            if layers and all(type(layer) is StaticLayer for layer in layers):
+                return None
+        return make(*arguments, **keywords)
+
+    module.create_masks_for_generate = create_masks_for_generate
+
+
+_PLAIN = ("config", "inputs_embeds", "cache")
+
+
+def _keep_one_position(module: Any) -> None:
+    mixin: Any = getattr(module, "GenerationMixin", None)
+    update = getattr(mixin, "_update_model_kwargs_for_generation", None)
+    prepare = getattr(mixin, "prepare_inputs_for_generation", None)
+    names = ["self", "outputs", "model_kwargs", "is_encoder_decoder", "num_new_tokens"]
+    if prepare is None or not _takes(update, names):
+        return
+    assert update is not None
+
+    @functools.wraps(update)
+    def _update_model_kwargs_for_generation(
+        self: Any,
+        outputs: Any,
+        model_kwargs: dict[str, Any],
+        is_encoder_decoder: bool = False,
+        num_new_tokens: int = 1,
+    ) -> dict[str, Any]:
+        sampling, positions = _sampling.get(), model_kwargs.get("position_ids")
+        if (
+            sampling is None
+            or sampling.model is not self
+            or type(self).prepare_inputs_for_generation is not prepare
+            or type(self)._update_model_kwargs_for_generation is not replacement
+            or is_encoder_decoder
+            or num_new_tokens != 1
+            or not model_kwargs.get("use_cache")
+            or positions is None
+            or positions.device.type != devices.NAME
+        ):
+            return update(self, outputs, model_kwargs, is_encoder_decoder, num_new_tokens)  # type: ignore[no-any-return]
+        del model_kwargs["position_ids"]
+        updated: dict[str, Any] = update(self, outputs, model_kwargs, is_encoder_decoder, 1)
+        updated["position_ids"] = positions[..., -1:] + 1
+        return updated
+
+    replacement = mixin._update_model_kwargs_for_generation = _update_model_kwargs_for_generation
