@@ -24,10 +24,12 @@ from runtime_plans import (
 
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.plan.model import Binding, CopyBuffer, HostStep
+from torch_webgpu_compile.runtime import program
 from torch_webgpu_compile.runtime.device import Device, GpuBuffer, open_device
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.profiler import time_steps
 from torch_webgpu_compile.runtime.queue import Recording
+from torch_webgpu_compile.runtime.sized import SizedDispatch
 from torch_webgpu_compile.symbolic.nested import HostBuffer
 from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
 
@@ -308,6 +310,46 @@ def test_launcher_with_memory_from_the_pool(device: Device) -> None:
             np.testing.assert_array_equal(actual, x * 8)
     assert not executor._owned
     device.empty_cache()
+
+
+def test_only_dispatches_with_other_memory_are_bound_again(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = []
+    original = program._bind_group
+
+    def bind_group(step: SizedDispatch, *rest: Any) -> Any:
+        bound.append(step.index)
+        return original(step, *rest)
+
+    monkeypatch.setattr(program, "_bind_group", bind_group)
+    launcher = Executor(chain_plan(50, 20), device, max_programs=2).launcher()
+    places = [dict.fromkeys(p.names, device.allocate(p.nbytes)) for p in launcher.places]
+    memory: dict[str, GpuBuffer] = {name: b for place in places for name, b in place.items()}
+
+    def check(**changed: GpuBuffer) -> list[int]:
+        bound.clear()
+        memory.update(changed)
+        x = floats(50)
+        device.upload(memory["x"], x)
+        launcher([memory[name] for name in launcher.names])
+        actual = np.empty_like(x)
+        device.download(memory["y"], actual)
+        np.testing.assert_allclose(actual, x * 2**10, rtol=1e-6)
+        return sorted(bound)
+
+    xs, ys = ([device.allocate(200) for _ in range(3)] for _ in range(2))
+    assert check(x=xs[0]) == list(range(20))
+    assert check(x=xs[1]) == [0]
+    assert check() == []
+    assert check(y=ys[1]) == [19]
+    assert check(x=xs[2], y=ys[2]) == [0, 19]
+    assert check(x=xs[0], y=ys[0]) == [0, 19]
+    with pytest.raises(errors.DeviceError, match="buffer x needs 208 bytes"):
+        launcher([{**memory, "x": device.allocate(16)}[name] for name in launcher.names])
+    with pytest.raises(errors.DeviceError, match="reads and writes"):
+        launcher([{**memory, "x": memory["t0"]}[name] for name in launcher.names])
+    assert check(x=xs[1]) == [0]
 
 
 def test_launcher_with_constants_and_host_steps(device: Device) -> None:

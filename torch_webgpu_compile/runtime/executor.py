@@ -26,7 +26,8 @@ from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device
 from .interface import Handle
 from .launcher import Launcher, Preparation
-from .program import ResolvedPlan, Segment, build_segments
+from .program import ResolvedPlan, Segment, Users, build_segments, rebind
+from .queue import Recording
 from .sized import HostCommand, SizedPlan, SlicedKernel, size_plan
 
 RunHostStep = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
@@ -215,6 +216,20 @@ class Executor:
         # A plan of one step has nothing to share: its programs tell its bind groups apart.
         groups = self._groups if len(sized.steps) > 1 else {}
         return build_segments(self.plan.name, sized, buffers, groups)
+
+    def rebuild(
+        self,
+        sized: SizedPlan,
+        buffers: Sequence[AnyBuffer],
+        recordings: Sequence[Recording],
+        users: Users,
+        changed: Sequence[int],
+    ) -> list[Recording]:
+        """What `build` gives, made of what it gave for memory that differs at these positions."""
+        for position in changed:
+            if buffers[position].capacity < sized.nbytes[position]:
+                self._refuse(sized, buffers)
+        return rebind(recordings, users, changed, sized, buffers, self._groups)
 
     def _refuse(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> NoReturn:
         """Names the buffer that is too small."""

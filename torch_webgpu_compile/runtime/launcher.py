@@ -18,12 +18,14 @@ from ..errors import DeviceError, SharedMemoryError
 from ..plan.model import Plan
 from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device
-from .program import Segment
+from .program import Segment, Users, users_of
 from .queue import Recording
 from .sized import HostCommand, Place, SizedDispatch, SizedPlan
 from .status import Reports
 
 _version_of = attrgetter("version")
+
+_MANY = 4  # dispatches from which on it pays to make only those anew that bind other memory
 
 
 class PlanExecutor(Protocol):
@@ -45,6 +47,14 @@ class PlanExecutor(Protocol):
     def most_bindings(self) -> int: ...
     def launcher(self) -> Launcher: ...
     def build(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> list[Segment]: ...
+    def rebuild(
+        self,
+        sized: SizedPlan,
+        buffers: Sequence[AnyBuffer],
+        recordings: Sequence[Recording],
+        users: Users,
+        changed: Sequence[int],
+    ) -> list[Recording]: ...
     def run(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> None: ...
 
 
@@ -80,6 +90,7 @@ class Launcher:
         "_sized",
         "_static",
         "_status",
+        "_users",
         "constants",
         "dispatch_count",
         "names",
@@ -98,6 +109,7 @@ class Launcher:
         self._has_host_steps = any(isinstance(step, HostCommand) for step in sized.steps)
         self._record = executor.device.queue.record
         self._known: dict[tuple[Serial, ...], Sequence[Recording]] = {}
+        self._users: Users | None = None
         self._status = executor.device.status if executor.checks_indices else None
         end = len(sized.names) - (self._status is not None)  # the last one is its
         count = end - len(constants)
@@ -174,12 +186,27 @@ class Launcher:
             return ()
         with executor.lock:
             own = () if reports is None else (reports.buffer,)
-            segments = executor.build(self._sized, [*buffers, *self._constants, *own])
-            recordings = [segment for segment in segments if isinstance(segment, Recording)]
+            recordings = self._build([*buffers, *self._constants, *own], serials)
             while len(self._known) >= executor.most_bindings:
                 self._known.pop(next(iter(self._known)))  # the oldest: cheaper than the last used
             self._known[serials] = recordings
         return recordings
+
+    def _build(
+        self, memory: Sequence[AnyBuffer], serials: tuple[Serial, ...]
+    ) -> Sequence[Recording]:
+        """What to record on memory for all names; from the last such, where little is new."""
+        known, recordings = next(reversed(self._known.items()), ((), ()))
+        if self._users is not None and len(known) == len(serials):
+            changed = [k for k, old in enumerate(known) if old != serials[k]]
+            if self._status is not None and changed and changed[-1] == len(known) - 1:
+                changed[-1] = len(memory) - 1  # its buffer is behind the constants
+            return self._executor.rebuild(self._sized, memory, recordings, self._users, changed)
+        segments = self._executor.build(self._sized, memory)
+        made = [segment for segment in segments if isinstance(segment, Recording)]
+        if len(self._sized.steps) >= _MANY:
+            self._users = users_of(made)
+        return made
 
     def _check_changed(self, buffers: Sequence[AnyBuffer]) -> None:
         """What is read through another binding may not change during the call."""

@@ -115,6 +115,59 @@ def build_segments(
     return segments
 
 
+Users = Mapping[int, Sequence[tuple[int, int]]]
+"""Of each buffer's position, the dispatches that bind it: (recording, number in it)."""
+
+
+def users_of(recordings: Sequence[Recording]) -> Users | None:
+    """Who binds what in recordings of dispatches alone; None if there are other commands."""
+    users: dict[int, list[tuple[int, int]]] = {}
+    for k, recording in enumerate(recordings):
+        if len(recording.commands) != 1 or not isinstance(recording.commands[0], DispatchRun):
+            return None
+        for number, step in enumerate(recording.steps):
+            assert isinstance(step, SizedDispatch)
+            for position in set(step.buffers):
+                users.setdefault(position, []).append((k, number))
+    return users
+
+
+def rebind(
+    recordings: Sequence[Recording],
+    users: Users,
+    changed: Sequence[int],
+    sized: SizedPlan,
+    buffers: Sequence[AnyBuffer],
+    groups: MutableMapping[tuple[Serial, ...], Handle],
+) -> list[Recording]:
+    """Recordings of a plan with other memory at the positions ``changed``.
+
+    A step of a model has a hundred dispatches, of which a few read what is new in each call.
+
+    Args:
+        users: as `users_of` gives them for these recordings.
+        sized, buffers, groups: as in `build_segments`.
+
+    Raises:
+        DeviceError: a kernel would read and write one buffer.
+    """
+    runs: dict[int, DispatchRun] = {}
+    for k, number in {place for position in changed for place in users.get(position, ())}:
+        run = runs.get(k)
+        if run is None:
+            old = recordings[k].commands[0]
+            assert isinstance(old, DispatchRun)
+            run = runs[k] = DispatchRun(old.items[:])
+        step = recordings[k].steps[number]
+        assert isinstance(step, SizedDispatch)
+        pipeline, _, x, y, z = run.items[number]
+        run.items[number] = (pipeline, _bind_group(step, sized, buffers, groups), x, y, z)
+    return [
+        recording.with_commands([runs[k]]) if k in runs else recording
+        for k, recording in enumerate(recordings)
+    ]
+
+
 def _bind_group(
     step: SizedDispatch,
     sized: SizedPlan,

@@ -83,6 +83,17 @@ class Recording:
         seconds = sum([step.seconds for step in steps])
         self.weight = max(count, math.ceil(MAX_BATCH * seconds / MAX_SECONDS))
 
+    def with_commands(self, commands: Sequence[Command]) -> Recording:
+        """The same dispatches on other memory."""
+        made = Recording.__new__(Recording)
+        made.commands = commands
+        made.name = self.name
+        made.steps = self.steps
+        made.sizes = self.sizes
+        made.dispatch_count = self.dispatch_count
+        made.weight = self.weight
+        return made
+
 
 Watcher = Callable[[Recording, list[Span]], None]
 """Is told when each dispatch of a recording ran."""
