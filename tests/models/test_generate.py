@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters as dynamo_counters
 
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device import autoload
+from torch_webgpu_compile.device.eager.compiled_op import CompiledOp
 
 pytestmark = [pytest.mark.rotates(10), pytest.mark.usefixtures("fresh")]
 
@@ -120,7 +121,8 @@ def prompts(count: int = 1) -> dict[str, torch.Tensor]:
 
 def generate(model, given, **keywords):
     keywords = {"max_new_tokens": 24, "do_sample": False} | keywords
-    return model.generate(**{k: v.to(model.device) for k, v in given.items()}, **keywords).cpu()
+    made = model.generate(**{k: v.to(model.device) for k, v in given.items()}, **keywords)
+    return getattr(made, "sequences", made).cpu()
 
 
 def graphs_compiled() -> int:
@@ -182,6 +184,89 @@ def test_a_cache_that_grows_is_not_compiled_for_again_and_again():
     tokens = generate(model, prompts(), max_new_tokens=60)
     assert tokens.equal(generate(on_cpu, prompts(), max_new_tokens=60))
     assert graphs_compiled() <= 3
+
+
+@pytest.mark.rotates(1)
+def test_little_is_done_between_tokens(monkeypatch):
+    """Position, copy of the last token, argmax, its append, and three on who is unfinished."""
+    _, model = pair("llama")
+    operators = []
+    run = CompiledOp.run
+    monkeypatch.setattr(CompiledOp, "run", lambda *given: operators.append(1) or run(*given))
+    found = []
+    for count in (4, 12):
+        generate(model, prompts(), max_new_tokens=count, cache_implementation="static")
+        operators.clear()
+        counters.reset()
+        generate(model, prompts(), max_new_tokens=count, cache_implementation="static")
+        found.append((len(operators), counters.bytes_downloaded))
+    (few, read), (many, also_read) = found
+    assert many - few == 8 * 7
+    assert also_read - read == 8 * 8  # the tokens, at the end
+
+
+class _Stop(transformers.StoppingCriteria):
+    """A user's: it is asked about no token that is not wanted."""
+
+    def __init__(self):
+        self.lengths = []
+
+    def __call__(self, input_ids, scores, **keywords):
+        self.lengths.append(input_ids.shape[1])
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+class _Tokens(transformers.TextStreamer):
+    """What a streamer is given; it counts as one of transformers' own."""
+
+    __module__ = transformers.TextStreamer.__module__
+
+    def __init__(self):
+        self.given = []
+
+    def put(self, value):
+        self.given.append(value.tolist())
+
+    def end(self):
+        self.given.append("end")
+
+
+@pytest.mark.rotates(1)
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_the_end_is_known_one_token_late(do_sample):
+    """The next token has been submitted by then. It leaves no trace."""
+    _, model = pair("llama")
+    steps = []
+    model.model.embed_tokens.register_forward_hook(lambda *_: steps.append(1))
+
+    def ended(*criteria, count=1, **keywords):
+        torch.manual_seed(5)
+        steps.clear()
+        streamer = _Tokens() if count == 1 else None
+        made = generate(
+            model,
+            prompts(count),
+            do_sample=do_sample,
+            max_new_tokens=10,
+            stopping_criteria=list(criteria),
+            streamer=streamer,
+            **keywords,
+        )
+        drawn = torch.webgpu.get_rng_state().tolist()
+        return made.tolist(), drawn, streamer and streamer.given, len(steps)
+
+    for count in (1, 2):
+        everything = torch.tensor(ended(count=count)[0])[:, 9:]
+        ends = sorted({int(row[5]) for row in everything})
+        asked = _Stop()
+        wanted = ended(asked, count=count, eos_token_id=ends)
+        late = ended(count=count, eos_token_id=ends)
+        assert late[:3] == wanted[:3]
+        assert late[3] == wanted[3] + 1
+        assert asked.lengths[-1] == len(wanted[0][0]) < 19
+        if count == 1:
+            returned = ended(count=count, eos_token_id=ends, return_dict_in_generate=True)
+            assert returned[3] == wanted[3]  # with its cache, which has no token more
 
 
 def test_what_the_user_chooses_is_kept():
