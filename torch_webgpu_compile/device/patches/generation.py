@@ -145,7 +145,7 @@ def _stop_late(module: Any) -> None:
     @functools.wraps(sample)
     def _sample(self: Any, *arguments: Any, **keywords: Any) -> Any:
         criteria = keywords.get("stopping_criteria")
-        only_length = criteria is not None and all(type(part) is length for part in criteria)
+        only_length = [type(part) for part in criteria or ()] == [length]
         token = _sampling.set(_Sampling(self, _is_repeatable(keywords), only_length))
         try:
             return sample(self, *arguments, **keywords)
@@ -274,11 +274,29 @@ def _leave_masks_to_models(module: Any) -> None:
         if is_plain and inputs is not None and inputs.device.type == devices.NAME:
             # A sliding window's layer knows its length as a number, which a step would be made for.
             layers = getattr(cache, "layers", ())
-            if layers and all(type(layer) is StaticLayer for layer in layers):
+            is_static = layers and all(type(layer) is StaticLayer for layer in layers)
+            sampling = _sampling.get()
+            if (
+                is_static
+                and sampling is not None
+                and _makes_masks(sampling.model.base_model.__class__)
+            ):
                 return None
         return make(*arguments, **keywords)
 
     module.create_masks_for_generate = create_masks_for_generate
+
+
+@functools.cache
+def _makes_masks(model: Any) -> bool:
+    """Whether the forward of a model makes its causal mask, and that of what it is given alone.
+
+    Some count positions in a mask of ones, as long as the cache is filled: a size that is data.
+    """
+    forward: Any = getattr(model, "forward", None)
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    names = () if code is None else code.co_names
+    return "create_causal_mask" in names and "ones" not in names
 
 
 _PLAIN = ("config", "inputs_embeds", "cache")
