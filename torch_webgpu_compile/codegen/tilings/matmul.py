@@ -206,9 +206,9 @@ def few_rows_tiling(problem: MatmulProblem, target: Target, run: int = 1) -> Few
 
     Such a product takes little longer than reading the matrix does: each element is loaded once,
     straight into registers. 8 × 16384 × 2048 in bf16 takes an H100 60 µs with 16 invocations for
-    four columns, loads of 8 bytes and sums through workgroup memory; 51 with 32; 45 with loads of 16
-    bytes; 38 with shuffles, too; the copy of the matrix alone 26. 64 invocations and loops that are
-    unrolled are slower.
+    four columns, loads of 8 bytes and sums through workgroup memory; 51 with 32 of them; 45 with
+    loads of 16 bytes, too; 38 with shuffles; reading the matrix alone 26. 64 invocations and loops
+    that are unrolled are slower.
 
     Args:
         run: fours of elements that one access holds of the matrix.
