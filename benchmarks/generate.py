@@ -79,6 +79,8 @@ class Case:
     Attributes:
         positions, filled: of the cache, and how many of them hold something before the first token.
         prompt: tokens at once, in an empty cache; None: one token after another.
+        weights: of linear layers, "int8" (per channel) or "int4" (groups of 32), by torchao; None:
+            as ``dtype`` says. Those are measured on this package's device alone.
         steps: timed together, one after another.
         goals: compared with ``cuda``, or read from the figures of this package (`figures`).
     """
@@ -90,6 +92,7 @@ class Case:
     positions: int = 1024
     filled: int = 500
     prompt: int | None = None
+    weights: str | None = None
     steps: int = 60
 
     @property
@@ -124,12 +127,30 @@ CASES = {
     "decode_bf16_batch8": Case(
         torch.bfloat16, batch=8, goals=(AtLeast("times_batch_1", 6, "× batch 1"), _HOST)
     ),
+    "decode_int8": Case(torch.bfloat16, weights="int8", goals=(_tokens_per_second(1500), _HOST)),
+    "decode_int4": Case(torch.bfloat16, weights="int4", goals=(_tokens_per_second(1900), _HOST)),
     "decode_bf16_32k": Case(
         torch.bfloat16, positions=32_768, filled=32_000, goals=(CopyShare(0.6), _HOST)
     ),
     "qwen_f32": Case(torch.float32, geometry=QWEN_HALF_B, goals=(CopyShare(0.6), _HOST)),
     "prefill_f32": Case(torch.float32, prompt=512, goals=(_INDUCTOR,)),
 }
+
+
+def quantize(model: nn.Module, weights: str) -> None:
+    """Makes the weights of linear layers what `Case.weights` says."""
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
+    config = Int8WeightOnlyConfig() if weights == "int8" else Int4WeightOnlyConfig(group_size=32)
+    quantize_(model, config)
+
+
+def nbytes_of(tensor: Tensor) -> int:
+    """Bytes of a tensor; of a quantized one, those of the tensors that it consists of."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return tensor.nbytes
+    return sum(nbytes_of(getattr(tensor, name)) for name in flatten()[0])
 
 
 class Step(nn.Module):
@@ -143,6 +164,8 @@ class Step(nn.Module):
         config = case.geometry.config()
         model = AutoModelForCausalLM.from_config(config, dtype=case.dtype)
         self.model = model.eval().to(device)
+        if case.weights is not None:
+            quantize(self.model, case.weights)
         self.cache = static_cache(config, case.positions, case.batch, case.dtype, device)
         for layer in self.cache.layers:
             layer.keys.normal_()
@@ -161,7 +184,7 @@ class Step(nn.Module):
         """What a step reads: of an embedding that is not also the last product, one row."""
         embedding, last = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         unread = 0 if last.weight is embedding.weight else embedding.weight.nbytes
-        return sum(p.nbytes for p in self.model.parameters()) - unread
+        return sum(map(nbytes_of, self.model.parameters())) - unread
 
     def forward(self, token: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         output = self.model(token, past_key_values=self.cache, position_ids=position)
@@ -297,6 +320,8 @@ def main() -> None:
     if torch.cuda.is_available():  # first: see `device.autoload.load`
         copy = copy_bytes_per_second((4 if arguments.small else 1024) << 20)
         for name, case in chosen.items():
+            if case.weights is not None:
+                continue
             mode = "reduce-overhead" if case.prompt is None else None
             theirs[name] = measure(case, "cuda", mode=mode)
             torch.cuda.empty_cache()

@@ -119,10 +119,17 @@ def step_of(address: Expr, symbol: Symbol) -> int:
     return abs(evaluate(difference, names))
 
 
+_SHARING = (1, 2, 8)
+
+
 def _steps_by_one(address: Expr, symbols: Sequence[Symbol]) -> bool:
+    """Whether neighbours are neighbours in memory, or two or eight of them share an element."""
     return any(
         symbol.extent is not ONE
-        and substitute(address, {symbol: ONE}) - substitute(address, {symbol: ZERO}) is ONE
+        and any(
+            substitute(address, {symbol: as_expr(n)}) - substitute(address, {symbol: ZERO}) is ONE
+            for n in _SHARING
+        )
         for symbol in symbols
     )
 

@@ -42,7 +42,9 @@ def affine(levels: Tensor, group_size: int, scale: Tensor, zero_point: Tensor) -
 
 def dequantized(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     """The weight (…, N, K) in float32, of what the operator takes (and of batches of it)."""
-    levels = (unpacked(weight) ^ 8) - 8  # the sign of four bits
+    # The sign of four bits is shifted to that of an int32, and back.
+    shifts = torch.arange(28, 20, -4, dtype=torch.int32, device=weight.device)
+    levels = ((weight[..., None].to(torch.int32) << shifts) >> 28).flatten(-2)
     return affine(levels, levels.shape[-1] // scale.shape[-2], scale, zero_point)
 
 

@@ -106,6 +106,8 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         return not loads or ((cheap or once) and not reads_anchor)
     if not loads:
         return cost.is_cheap(own_work, 4, target) or len(users) == 1
+    if _is_widening(node):
+        return True
     repeats = sum(_repeats(node, user) for user in users)
     if len(users) == 1 and repeats <= 1:
         return True
@@ -156,6 +158,14 @@ def _reads_as_choice(body: Scalar, name: str) -> bool:
         return part.other if isinstance(part, Masked) else None
 
     return all(load.buffer != name for load in loads_of(rewrite(body, change)))
+
+
+def _is_widening(node: Pointwise) -> bool:
+    """Whether a node only converts what it loads to a wider dtype: as few bytes are better read."""
+    match node.body:
+        case Op("cast", (Load() as load,)):
+            return load.dtype.itemsize < node.body.dtype.itemsize
+    return False
 
 
 def _is_loaded_once(node: Pointwise, user: Node) -> bool:
