@@ -280,3 +280,30 @@ def test_plans_with_other_prepared_buffers_are_refused() -> None:
     other = replace(plan.buffers[weight or ""], dtype=dtypes.int32)
     with pytest.raises(VerificationError, match="another tensor in the preparation"):
         verify_plan(replace(plan, buffers={**plan.buffers, other.name: other}))
+
+
+class Quantized(nn.Module):
+    """A linear layer of int8, or of eight elements of four bits in an int32, in groups of 32."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        count = 4096 if bits == 8 else 512
+        dtype = torch.int8 if bits == 8 else torch.int32
+        self.register_buffer("weight", torch.randint(-128, 128, (512, count), dtype=dtype))
+        self.register_buffer("scale", torch.rand(512, 128, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels = self.weight
+        if levels.dtype is torch.int32:
+            shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=x.device)
+            levels = (levels[..., None] >> shifts) & 15
+        return F.linear(x, (levels.reshape(512, 128, 32).float() * self.scale).flatten(1))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 300])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_dequantized_weights_are_not_kept(bits: int, rows: int) -> None:
+    """However much memory a call takes; up to 16 rows they are in no memory at all."""
+    state = compile_function(Quantized(bits), torch.randn(rows, 4096))
+    assert prepared(state) == []
+    assert rows > 16 or state.plan.dispatch_count == 1

@@ -3,6 +3,7 @@
 Weights in the layout that a kernel wants, tables of positions, masks, products of weights: their
 nodes become a graph of its own, the *preparation*, and its results are kept beside the parameters.
 What is inlined into the kernel that reads it, as a cast of a weight, costs no dispatch and stays.
+So do dequantized weights, whatever they cost: who quantized them wants the memory.
 
 Kept buffers are memory that a call without them would need for a moment only. Peak memory is to
 stay within 1.1 times that of eager PyTorch, and what a call holds anyway (arguments, and the
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ...dtypes import Kind
 from ...ir.access import typical_numel
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.graph import GraphOutput, LoopGraph, Program
@@ -93,10 +95,26 @@ def _static_nodes(graph: LoopGraph) -> dict[str, Node]:
         reads, output = inputs_of(node), outputs_of(node)[0]
         if output in graph.returned or not same.issuperset(reads):
             continue
+        if _is_dequantized(graph.buffers[output], [graph.buffers[name] for name in reads]):
+            continue
         if _has_constant_sizes(node, [graph.buffers[n] for n in (*reads, output)]):
             found[output] = node
             same.add(output)
     return found
+
+
+def _is_dequantized(buffer: Buffer, read: Iterable[Buffer]) -> bool:
+    """Whether a buffer of floats has what is packed in half of its bytes, or less.
+
+    Of each integer that is read, at most eight elements: not of positions, say, rows of a table.
+    """
+    numel, nbytes = typical_numel(buffer.numel), _nbytes_of(buffer)
+    return buffer.dtype.is_float and any(
+        b.dtype.kind in (Kind.SIGNED, Kind.UNSIGNED)
+        and 8 * typical_numel(b.numel) >= numel
+        and 2 * _nbytes_of(b) <= nbytes
+        for b in read
+    )
 
 
 def _has_constant_sizes(node: Node, buffers: Iterable[Buffer]) -> bool:
