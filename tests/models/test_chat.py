@@ -56,10 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def expected(folder: Path, text: str, tokens: int) -> list[int]:
+def expected(folder: Path, text: str, tokens: int, is_quantized: bool = False) -> list[int]:
     """What ``generate`` gives on the CPU."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    if is_quantized:
+        chat.quantize(model)
     inputs = tokenizer(text, return_tensors="pt")
     made = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
     return made[0, inputs["input_ids"].shape[1] :].tolist()
@@ -84,6 +86,18 @@ def test_a_conversation(
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     weights = sum(p.nbytes for p in model.parameters()) - model.model.embed_tokens.weight.nbytes
     assert f"{weights / 1e6:,.1f} MB per token" in summaries[0]  # the cache is 6 kB
+
+
+def test_weights_of_four_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "COPY_NBYTES", 1 << 20)
+    options = ["--dtype", "float32", "--tokens", "8", "--context", "64", "--prompt", "A kitten"]
+    (answer,) = chat.main([str(folder), "--int4", *options])
+    assert answer == expected(folder, "<s>user: A kitten\n<s>assistant:", 8, is_quantized=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    whole = chat.weight_nbytes(model)
+    chat.quantize(model)
+    # Half a byte of four, and two numbers of four bytes for 32 weights; the norms are as they were.
+    assert chat.weight_nbytes(model) < whole / 5
 
 
 def test_a_tokenizer_without_a_template(folder: Path) -> None:
