@@ -222,16 +222,14 @@ def _graph_report(
             return 0  # never called: the sizes are unknown
         return evaluate(expr, sizes or {})
 
-    def steps_of(plan: Plan | None) -> tuple[KernelReport | HostReport, ...]:
-        return () if plan is None else _steps(plan, number, state.captured.static_inputs)
-
     texts = {"fx": debug.fx_text(state.captured)}
     texts |= state.texts()
-    prepared = steps_of(plan.preparation)
+    inner = plan.preparation  # of parameters and buffers alone
+    prepared = () if inner is None else _steps(inner, number, range(len(inner.inputs)))
     return GraphReport(
         plan.name,
         state.phase.name,
-        steps_of(plan),
+        _steps(plan, number, state.captured.static_inputs),
         texts,
         plan,
         prepared,

@@ -4,9 +4,9 @@
 Patched: when they are imported, ``TrainingArguments._setup_devices`` and
 ``is_torch_bf16_gpu_available`` in ``transformers.training_args``, ``_get_device_map`` in
 ``transformers.integrations.accelerate``, ``Pipeline.__init__``, and
-``GenerationMixin._valid_auto_compile_criteria``. Tried with transformers 5.24; where a version has
-no such function, nothing is changed. ``TORCH_WEBGPU_TRAINERS=0`` leaves all but ``generate`` as it
-is, which `is_wanted` asks at each choice.
+``GenerationMixin._valid_auto_compile_criteria``. Tried with transformers 5.24, and ``generate`` with
+5.17; where a version has no such function, nothing is changed. ``TORCH_WEBGPU_TRAINERS=0`` leaves
+all but ``generate`` as it is, which `is_wanted` asks at each choice.
 
 Why: each has a list of device types; those that choose a device end it with the CPU, also where
 `accelerate` has chosen the device, and ``generate`` with a static cache runs eagerly on all others.
@@ -111,7 +111,7 @@ def _compile_in_generate(module: Any) -> None:
         given = generation_config.compile_config
         is_here = self.device.type == devices.NAME
         # With a configuration that cannot be followed it warns: none is made up for such a cache.
-        if not is_here or (given is None and not _is_static(model_kwargs.get("cache"))):
+        if not is_here or (given is None and not _is_static(_cache_of(model_kwargs))):
             return bool(decide(self, model_kwargs, generation_config))
         config = CompileConfig() if given is None else copy.copy(given)
         # The one exception to the list of device types, made for tests on the CPU.
@@ -123,6 +123,11 @@ def _compile_in_generate(module: Any) -> None:
             generation_config.compile_config = given
 
     mixin._valid_auto_compile_criteria = _valid_auto_compile_criteria
+
+
+def _cache_of(model_kwargs: Any) -> Any:
+    names = ("cache", "past_key_values", "cache_params")  # the latter two before 5.24
+    return next((model_kwargs[name] for name in names if model_kwargs.get(name) is not None), None)
 
 
 def _is_static(cache: Any) -> bool:

@@ -171,9 +171,11 @@ def _is_widening(node: Pointwise) -> bool:
 def _is_loaded_once(node: Pointwise, user: Node) -> bool:
     """Whether a node is an operand of a product of so few rows that one workgroup has them all.
 
-    So dequantized weights need no memory.
+    So dequantized weights need no memory. Not what is joined of parts: it is loaded in pieces.
     """
     if not isinstance(user, Contraction) or not product(user.rows).is_constant:
+        return False
+    if any(isinstance(part, Masked) for part in walk(node.body)):
         return False
     others = any(load.buffer == node.output for load in loads_of(user.lhs))
     return not others and cost.are_few_rows(product(user.rows).constant)
