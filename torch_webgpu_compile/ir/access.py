@@ -119,6 +119,23 @@ def step_of(address: Expr, symbol: Symbol) -> int:
     return abs(evaluate(difference, names))
 
 
+def reads_across(
+    bodies: Sequence[Scalar],
+    buffers: Mapping[str, Buffer],
+    rows: Sequence[Symbol],
+    elements: Sequence[Symbol],
+) -> bool:
+    """Whether a load that depends on the element has neighbouring rows side by side in memory."""
+    for load in {load for body in bodies for load in loads_of(body)}:
+        buffer = buffers.get(load.buffer)
+        if buffer is None or scalar_symbols(load).isdisjoint(elements):
+            continue
+        address = address_of(load, buffer.strides)
+        if _steps_by_one(address, rows) and not _steps_by_one(address, elements):
+            return True
+    return False
+
+
 _SHARING = (1, 2, 8)
 
 

@@ -18,6 +18,7 @@ from .access import (
     elements_per_access,
     is_multiple_of,
     neighbours_in_rows,
+    reads_across,
     workgroup_type,
 )
 from .buffers import Buffer
@@ -143,6 +144,10 @@ def choose_row_strategy(
         vector,
         run,
     )
+    if tiling.run > 1 and reads_across(bodies, given, numbered("i", group.rows), elements):
+        # Invocations side by side take a few rows, each some accesses: of scales by group and row,
+        # one access then serves several of them.
+        tiling = replace(tiling, elements_fast=False)
     sums: dict[str, ShiftedSum] = {}
     if tiling.chunks is None:  # a row that is not kept is read again in every pass
         sums = _shifted_sums(group, varying, row_test(group, varying))

@@ -4,9 +4,9 @@
 Patched: when they are imported, ``TrainingArguments._setup_devices`` and
 ``is_torch_bf16_gpu_available`` in ``transformers.training_args``, ``_get_device_map`` in
 ``transformers.integrations.accelerate``, ``Pipeline.__init__``, and
-``GenerationMixin._valid_auto_compile_criteria``. Tried with transformers 5.24, and ``generate`` with
-5.17; where a version has no such function, nothing is changed. ``TORCH_WEBGPU_TRAINERS=0`` leaves
-all but ``generate`` as it is, which `is_wanted` asks at each choice.
+``GenerationMixin._valid_auto_compile_criteria``. Tried with transformers 5.24, and ``generate``
+with 5.17; where a version has no such function, nothing is changed. ``TORCH_WEBGPU_TRAINERS=0``
+leaves all but ``generate`` as it is, which `is_wanted` asks at each choice.
 
 Why: each has a list of device types; those that choose a device end it with the CPU, also where
 `accelerate` has chosen the device, and ``generate`` with a static cache runs eagerly on all others.
