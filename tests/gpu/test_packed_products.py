@@ -30,8 +30,8 @@ def words_and_groups(rows: int, length: int) -> tuple[Tensor, ...]:
 
 def of_words(words: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
-    levels = ((words[..., None] >> shifts) & 15).reshape(len(words), -1, 16)
-    return (levels.float() * scale - zero).flatten(1)
+    levels = ((words[..., None] >> shifts) & 15).reshape(*scale.shape[:2], -1)
+    return (levels.float() * scale.float() - zero.float()).flatten(1)
 
 
 def pairs_and_groups(rows: int, length: int) -> tuple[Tensor, ...]:
@@ -61,7 +61,7 @@ def check(function: Callable[..., Tensor], *arguments: Tensor, dispatches: int =
     assert counters.dispatches - before == dispatches
     wanted = function(*(a.double() if a.is_floating_point() else a for a in arguments))
     length = arguments[0].shape[-1]
-    eps = 1e-2 if got.dtype is torch.bfloat16 else 1e-5
+    eps = 1e-2 if got.dtype.itemsize == 2 else 1e-5
     assert_close(got.double(), wanted.double(), rtol=eps, atol=eps * length**0.5)
 
 
@@ -78,7 +78,20 @@ def test_packed(kind: str, rows: int, length: int) -> None:
     check(function, torch.randn(rows, length), *make(37, length))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_scales_of_half_precision(rows: int) -> None:
+    """One access has several of them."""
+
+    def function(x: Tensor, words: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        return F.linear(x, of_words(words, scale, zero).to(x.dtype))
+
+    words, _, _ = words_and_groups(24, 512)
+    scales = torch.rand(2, 24, 128, 1)  # groups of four
+    for dtype in (torch.float16, torch.bfloat16):
+        check(function, torch.randn(rows, 512), words, *(s.to(dtype) for s in scales))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [2, 7, 8, 16])
 def test_few_rows(rows: int, dtype: torch.dtype) -> None:
     """Alone, as a pair whose product is wanted, and as siblings of different widths."""
@@ -92,8 +105,8 @@ def test_few_rows(rows: int, dtype: torch.dtype) -> None:
         dynamic=False,
     )
     both, part = compiled(x, gate, up)
-    # bf16: each of the products is rounded.
-    eps = 5e-2 if dtype is torch.bfloat16 else 1e-4
+    # With 16 bits, each of the products is rounded.
+    eps = 5e-2 if dtype.itemsize == 2 else 1e-4
     assert_close(both.double(), F.silu(pair[0]) * pair[1], rtol=eps, atol=10 * eps)
     assert_close(part.double(), pair[0][:, :33], rtol=eps, atol=10 * eps)
 

@@ -223,7 +223,7 @@ class Renderer:
         dtype = node.dtype
         if dtype.itemsize > 4:
             return None
-        width = ACCESS_NBYTES // dtype.itemsize
+        width = VECTOR if dtype.packing == 1 else ACCESS_NBYTES // dtype.itemsize
         first = addresses[0] - addresses[0].constant % width
         places = [address - first for address in addresses]
         if not (
