@@ -106,6 +106,26 @@ def test_linear_layers(name, dtype):
                 torch.testing.assert_close(got, wanted, atol=atol, rtol=1e-2)
 
 
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_other_weights_after_a_call(name):
+    """The parts of a weight are read at each call, without AOTAutograd's wrappers."""
+    models = [network(torch.float32).to("webgpu") for _ in range(2)]
+    with torch.no_grad():
+        models[1][0].weight.neg_()
+    for model in models:
+        quantize_(model, CONFIGS[name]())
+    x = torch.randn(3, 64).to("webgpu")
+    with torch.no_grad(), no_fallbacks():
+        function = compiled(models[0], dynamic=False)
+        function(x)
+        models[0][0].weight = models[1][0].weight  # another tensor
+        torch.testing.assert_close(function(x), models[0](x))
+        models[0][2].weight.scale.mul_(2)  # a part, in place
+        torch.testing.assert_close(function(x), models[0](x))
+        models[0][2].weight.scale = models[1][2].weight.scale * 3  # another part
+        torch.testing.assert_close(function(x), models[0](x))
+
+
 def test_int4_of_another_format_is_refused():
     for packing in ("tile_packed_to_4d", "preshuffled"):
         model = network(torch.bfloat16).to("webgpu")
