@@ -238,7 +238,7 @@ class Renderer:
         kind = dtype if dtype.packing == 1 else dtypes.uint32
 
         def load() -> Text:
-            function = self.bindings.function(node.buffer, verb)
+            function = self._load_function(node, verb, gathers)
             at = self._address(first // width, gathers, 0, width)
             return self.let(f"{function}({at})", VECTOR, kind)
 
