@@ -61,6 +61,7 @@ def check(function: Callable[..., Tensor], *arguments: Tensor, dispatches: int =
     assert counters.dispatches - before == dispatches
     wanted = function(*(a.double() if a.is_floating_point() else a for a in arguments))
     length = arguments[0].shape[-1]
+    # Of sums in float32, whose errors grow as a random walk; 16 bits round the result as well.
     eps = 1e-2 if got.dtype.itemsize == 2 else 1e-5
     assert_close(got.double(), wanted.double(), rtol=eps, atol=eps * length**0.5)
 

@@ -15,10 +15,8 @@ from torch_webgpu_compile.device import devices
 
 transformers: Any = pytest.importorskip("transformers")
 
-_WIDTH, _VOCABULARY = (
-    256,
-    10_000,
-)  # an embedding of 5 MB in bf16, more than is converted on the host
+# An embedding of 5 MB in bf16: more than is converted on the host.
+_WIDTH, _VOCABULARY = 256, 10_000
 
 
 @pytest.fixture(scope="module")

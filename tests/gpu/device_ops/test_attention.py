@@ -69,6 +69,7 @@ def test_a_mask_of_bools_becomes_a_bias_in_the_dtype_of_the_query():
     result = F.scaled_dot_product_attention(half, keys, keys, attn_mask=given)
     torch.webgpu.synchronize()
     assert torch.webgpu.max_memory_allocated() - before < 3 * mask.numel()
+    # Query, keys and result have the 11 bits of float16.
     torch.testing.assert_close(result.float().cpu(), wanted, atol=1e-2, rtol=1e-2)
 
 
