@@ -473,8 +473,8 @@ FAULTS = (
     Fault(
         "few_rows_without_their_last_elements",
         "codegen/kernels/operands.py",
-        "lanes = [environment(o, (i * run + u) * VECTOR + x) for x in range(VECTOR)]",
-        "lanes = [environment(o, (i * run) * VECTOR + x) for x in range(VECTOR)]",
+        "environment(o, (i + u) * VECTOR + x)",
+        "environment(o, i * VECTOR + x)",
         _tests("gpu/test_packed_products.py"),
     ),
     Fault(

@@ -67,8 +67,7 @@ def neighbours_in_rows(
                 continue
             buffer = buffers[load.buffer]
             address = address_of(load, buffer.strides)
-            extents = [s.extent for s in scalar_symbols(load) if s.extent is not None]
-            weight = min(typical_numel(buffer.numel), typical_numel(product(extents)))
+            weight = _reached(load, buffer)
             along, across = _steps_by_one(address, elements), _steps_by_one(address, rows)
             votes += weight * (along - across)
             slides = slides or (along and across)
@@ -93,17 +92,22 @@ def elements_per_access(
         if buffer is None or buffer.dtype.itemsize > 4:
             continue
         address = address_of(load, buffer.strides)
-        reached = [s.extent for s in scalar_symbols(load) if s.extent is not None]
-        numel = min(typical_numel(buffer.numel), typical_numel(product(reached)))
-        if numel * buffer.dtype.itemsize <= most:
+        nbytes = _reached(load, buffer) * buffer.dtype.itemsize
+        if nbytes <= most:
             continue
-        most, found = numel * buffer.dtype.itemsize, 1
+        most, found = nbytes, 1
         for wanted in (n for n in (32, 16, 8) if n >= least):
             last = dict(zip(elements, delinearize(as_expr(wanted - 1), extents), strict=True))
             span = substitute(address, last) - substitute(address, dict.fromkeys(elements, ZERO))
             if span is as_expr(ACCESS_NBYTES // buffer.dtype.itemsize - 1):
                 found = wanted
     return found
+
+
+def _reached(load: Load, buffer: Buffer) -> int:
+    """The most elements that a load reads, in all of its iterations."""
+    extents = [s.extent for s in scalar_symbols(load) if s.extent is not None]
+    return min(typical_numel(buffer.numel), typical_numel(product(extents)))
 
 
 def typical_numel(numel: Expr) -> int:

@@ -48,13 +48,18 @@ def dequantized(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     return affine(levels, levels.shape[-1] // scale.shape[-2], scale, zero_point)
 
 
-# The device's fallback runs it there.
-@torch.library.custom_op("webgpu::int4_linear", mutates_args=(), device_types="cpu")
-def _linear(
+def of_parts(
     input: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    result = torch.nn.functional.linear(input.float(), dequantized(weight, scale, zero_point))
+    """What the operator computes: the product and the bias in float32, rounded once."""
+    result = input.float() @ dequantized(weight, scale, zero_point).t()
     return (result if bias is None else result + bias.float()).to(input.dtype)
+
+
+# The device's fallback runs it there.
+_linear = torch.library.custom_op(
+    "webgpu::int4_linear", of_parts, mutates_args=(), device_types="cpu"
+)
 
 
 @_linear.register_fake

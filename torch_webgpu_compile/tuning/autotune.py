@@ -20,8 +20,8 @@ from ..codegen.kernels.contraction import Tilings, generate_tiled, problem_of
 from ..codegen.tilings.matmul import (
     MatmulProblem,
     MatmulTiling,
-    few_rows_tiling,
     fits,
+    has_few_rows,
     matmul_candidates,
     measurable_tilings,
 )
@@ -81,7 +81,7 @@ def tuner(device: Device, folder: str | None) -> Tune:
             key = problem.key
             if key is None or key in known or key in work or problem.itemsize == 8:
                 continue
-            if few_rows_tiling(problem, device.target) is None:
+            if not has_few_rows(problem):
                 work[key] = _candidates(group, schedule, problem, device.target)
         with suppress(DeviceError):  # of a kernel that the driver refuses; the others are compiled
             device.compile_many([c.kernel for calls in work.values() for c in calls.values()])

@@ -129,16 +129,6 @@ def weight_int8pack_mm(self: Tensor, mat2: Tensor, scales: Tensor) -> Tensor:
     return (self.float() @ mat2.float().t() * scales.float()).to(self.dtype)
 
 
-def int4_linear(
-    input: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """``webgpu::int4_linear``, see `torch_ops.int4`."""
-    result = input.float() @ int4.dequantized(weight, scale, zero_point).t()
-    if bias is not None:
-        result = result + bias.float()
-    return result.to(input.dtype)
-
-
 def _product(x: Tensor, weight: Tensor) -> Tensor:
     """x · Wᵀ with a weight in float32, rounded once."""
     return (x.float() @ weight.t()).to(x.dtype)
@@ -152,5 +142,5 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     ),
     aten._weight_int4pack_mm_for_cpu.default: weight_int4pack_mm_for_cpu,
     aten._weight_int8pack_mm.default: weight_int8pack_mm,
-    int4.linear: int4_linear,
+    int4.linear: int4.of_parts,
 }

@@ -164,13 +164,7 @@ def unwrapped(compiled: BoxedFunction, parts: _Parts | None = None) -> Callable[
         return call
 
     def call_with_parts(*arguments: Any) -> Sequence[Any]:
-        given: list[Any] = []
-        for argument, names in zip(arguments, parts, strict=True):
-            if names is None:
-                given.append(argument)
-            else:
-                given += names(argument)
-        results: Sequence[Any] = run(given)
+        results: Sequence[Any] = run(_taken_apart(arguments, parts))
         return results
 
     return call_with_parts
@@ -192,6 +186,16 @@ def _getter(argument: Any) -> Callable[[Any], Iterable[Any]]:
     return get if len(names) > 1 else lambda value: (get(value),)
 
 
+def _taken_apart(arguments: Sequence[Any], parts: _Parts) -> list[Any]:
+    given: list[Any] = []
+    for argument, get in zip(arguments, parts, strict=True):
+        if get is None:
+            given.append(argument)
+        else:
+            given += get(argument)
+    return given
+
+
 def _is_plain(
     graph: torch.fx.GraphModule, arguments: Sequence[Any], results: Sequence[Any]
 ) -> bool:
@@ -203,8 +207,8 @@ def _is_plain(
     Args:
         results: what Dynamo knows of them.
     """
-    metadata = _metadata()
-    parts = [part for argument in arguments for part in _flat(argument)]
+    metadata, found = _metadata(), _parts_of(arguments)
+    parts = arguments if found is None else _taken_apart(arguments, found)
     if metadata is None or len(graph.graph.find_nodes(op="placeholder")) != len(parts):
         return False
     return (
@@ -216,14 +220,6 @@ def _is_plain(
         and metadata.grad_enabled_mutation is None
         and not any(map(is_traceable_wrapper_subclass, (*parts, *results)))
     )
-
-
-def _flat(argument: Any) -> list[Any]:
-    """The tensors that a subclass of tensors consists of, or the argument."""
-    if not is_traceable_wrapper_subclass(argument):
-        return [argument]
-    names, _ = argument.__tensor_flatten__()
-    return [getattr(argument, name) for name in names]
 
 
 def _results_of(module: torch.fx.GraphModule) -> list[Any]:

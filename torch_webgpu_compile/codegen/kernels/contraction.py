@@ -15,12 +15,12 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product
 from ...target import Target
 from ..tilings.matmul import (
-    FewRowsTiling,
     MatmulProblem,
     MatmulTiling,
     choose_matmul_tiling,
     few_rows_tiling,
     fits,
+    has_few_rows,
 )
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder, fold_grid
@@ -49,9 +49,8 @@ def generate_contraction(
 ) -> KernelCall:
     """The kernel of contractions, in the measured tiling if there is one."""
     problem = problem_of(group, buffers)
-    few_rows = few_rows_tiling(problem, target, _run(group, buffers))
-    if few_rows is not None:
-        return generate_few_rows(group, buffers, target, problem, few_rows)
+    if has_few_rows(problem):
+        return generate_few_rows(group, buffers, target, problem)
     tiling = tilings.get(problem.key or "")
     if tiling is None or not fits(tiling, problem.itemsize, target):
         tiling = choose_matmul_tiling(problem, target)
@@ -98,16 +97,16 @@ def generate_few_rows(
     buffers: dict[str, Buffer],
     target: Target,
     problem: MatmulProblem,
-    tiling: FewRowsTiling,
 ) -> KernelCall:
     """The kernel of contractions of few rows, without tiles."""
+    tiling = few_rows_tiling(problem, target, _run(group, buffers))
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
     width = tiling.columns * tiling.groups
     return kernel.finish(
         "few_rows.wgsl.jinja",
         (tiling.rows, width, VECTOR * tiling.run),
         None,
-        {"tiling": tiling, "at_once": tiling.at_once},
+        {"tiling": tiling},
         tiling.workgroup,
         tiling.terms(2 if problem.paired else 1) * problem.itemsize,
         ceildiv(kernel.inner, VECTOR * tiling.run * tiling.threads) + tiling.threads + 2,

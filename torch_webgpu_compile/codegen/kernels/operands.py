@@ -68,41 +68,44 @@ def load_operand(
             **flat_values("k", node.inner, i),
         }
 
-    lanes: Lanes
-    if run > 1:
-        o = iteration(prefix, outer_count)
-        i = iteration("k", ceildiv(inner_count, VECTOR * run))
-        wide = Scope()
-        lines, results = [], []
-        for u in range(run):
-            lanes = [environment(o, (i * run + u) * VECTOR + x) for x in range(VECTOR)]
-            own = Scope(parent=wide)
-            results.append(builder.renderer(lanes, own, wide=wide).render(body).widen(VECTOR))
-            lines += wide.lines + own.lines
-            wide.lines = []
-        guard = (
-            "" if is_multiple_of(outer_count, tile) else f"{prefix} < {builder.index(outer_count)}"
-        )
-        element = f"array<vec4<{body.dtype.compute}>, {run}>"
-        return TileLoad(axis, lines, f"{element}({', '.join(results)})", guard)
+    loads: list[Lanes]
     if axis == "inner":
         o = iteration(prefix, outer_count)
-        i = iteration("k", ceildiv(inner_count, VECTOR))
-        lanes = [environment(o, i * VECTOR + x) for x in range(VECTOR)]
-        limits = (outer_count, inner_count // VECTOR)
+        i = iteration("k", ceildiv(inner_count, VECTOR * run)) * run
+        loads = [[environment(o, (i + u) * VECTOR + x) for x in range(VECTOR)] for u in range(run)]
+        limits = (outer_count, inner_count // (VECTOR * run))
     elif axis == "outer":
         o = iteration(prefix, ceildiv(outer_count, VECTOR))
         i = iteration("k", inner_count)
-        lanes = [environment(o * VECTOR + x, i) for x in range(VECTOR)]
+        loads = [[environment(o * VECTOR + x, i) for x in range(VECTOR)]]
         limits = (outer_count // VECTOR, inner_count)
     else:
-        lanes = [environment(iteration(prefix, outer_count), iteration("k", inner_count))]
+        loads = [[environment(iteration(prefix, outer_count), iteration("k", inner_count))]]
         limits = (outer_count, inner_count)
-    scope = Scope()
-    value = builder.renderer(lanes, scope).render(body)
+    lines, results = _render(builder, body, loads)
     guards = []
     if not is_multiple_of(outer_count, tile):
         guards.append(f"{prefix} < {builder.index(limits[0])}")
     if not is_multiple_of(inner_count, inner_tile):
         guards.append(f"k < {builder.index(limits[1])}")
-    return TileLoad(axis, scope.lines, value.widen(len(lanes)), " && ".join(guards))
+    result = results[0]
+    if run > 1:
+        result = f"array<vec4<{body.dtype.compute}>, {run}>({', '.join(results)})"
+    return TileLoad(axis, lines, result, " && ".join(guards))
+
+
+def _render(
+    builder: KernelBuilder, body: Scalar, loads: Sequence[Lanes]
+) -> tuple[list[str], list[str]]:
+    """Statements, and the value of each load; what several of them access at once is there once."""
+    wide = Scope() if len(loads) > 1 else None
+    lines, results = [], []
+    for lanes in loads:
+        own = Scope(parent=wide)
+        value = builder.renderer(lanes, own, wide=wide).render(body)
+        results.append(value.widen(len(lanes)))
+        if wide is not None:
+            lines += wide.lines
+            wide.lines = []
+        lines += own.lines
+    return lines, results

@@ -201,8 +201,15 @@ _MOST_ROWS = 16
 _FEW_ROWS_WORKGROUP, _FEW_ROWS_COLUMNS, _FEW_ROWS_THREADS = 128, 4, 32
 
 
-def few_rows_tiling(problem: MatmulProblem, target: Target, run: int = 1) -> FewRowsTiling | None:
-    """How a product of few rows is computed without tiles; None where tiles are better.
+def has_few_rows(problem: MatmulProblem) -> bool:
+    """Whether a problem is better computed without tiles: see `few_rows_tiling`."""
+    rows = problem.rows * (2 if problem.paired else 1)
+    is_along = problem.lhs == problem.rhs == "inner" and problem.inner is not None
+    return is_along and problem.itemsize == 4 and rows <= _MOST_ROWS
+
+
+def few_rows_tiling(problem: MatmulProblem, target: Target, run: int) -> FewRowsTiling:
+    """How a product of few rows is computed without tiles.
 
     Such a product takes little longer than reading the matrix does: each element is loaded once,
     straight into registers. 8 × 16384 × 2048 in bf16 takes an H100 60 µs with 16 invocations for
@@ -213,13 +220,8 @@ def few_rows_tiling(problem: MatmulProblem, target: Target, run: int = 1) -> Few
     Args:
         run: fours of elements that one access holds of the matrix.
     """
-    rows = max((count or _UNKNOWN for count, _ in problem.shapes))
-    products = 2 if problem.paired else 1
-    is_along = problem.lhs == problem.rhs == "inner"
-    if not is_along or problem.itemsize != 4 or problem.inner is None:
-        return None
-    if rows * products > _MOST_ROWS:
-        return None
+    assert problem.inner is not None
+    rows, products = problem.rows, 2 if problem.paired else 1
     workgroup = min(_FEW_ROWS_WORKGROUP, target.max_workgroup_invocations)
     columns = _FEW_ROWS_COLUMNS
     run = run if problem.inner % (VECTOR * run) == 0 else 1

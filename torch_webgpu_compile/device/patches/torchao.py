@@ -65,6 +65,12 @@ def _replace(
         kind.implements(op)(chosen)
 
 
+def _known_kind(module: Any, name: str) -> Any:
+    """A kind of tensor in a module; None where a version has none of which functions are known."""
+    kind = getattr(module, name, None)
+    return kind if hasattr(kind, "_TORCH_FN_TABLE") else None
+
+
 def _scaled(x: Tensor, weight: Any) -> Tensor:
     return x if weight.act_pre_scale is None else x * weight.act_pre_scale
 
@@ -73,8 +79,8 @@ def _scaled(x: Tensor, weight: Any) -> Tensor:
 
 
 def _take_plain(module: Any) -> None:
-    kind: Any = getattr(module, "Int4Tensor", None)
-    if kind is None or not hasattr(kind, "_TORCH_FN_TABLE"):
+    kind = _known_kind(module, "Int4Tensor")
+    if kind is None:
         return
     from ...torch_ops import int4
 
@@ -141,8 +147,8 @@ def _quantized(w: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _take_words(module: Any) -> None:
-    kind: Any = getattr(module, "Int4PlainInt32Tensor", None)
-    if kind is None or not hasattr(kind, "_TORCH_FN_TABLE"):
+    kind = _known_kind(module, "Int4PlainInt32Tensor")
+    if kind is None:
         return
     make = kind.from_hp.__func__
 
@@ -178,8 +184,8 @@ def _take_words(module: Any) -> None:
 
 def _refuse_tiles(module: Any) -> None:
     """What CUDA has packed would give wrong numbers: the operator's layout is the device's."""
-    kind: Any = getattr(module, "Int4TilePackedTo4dTensor", None)
-    if kind is None or not hasattr(kind, "_TORCH_FN_TABLE"):
+    kind = _known_kind(module, "Int4TilePackedTo4dTensor")
+    if kind is None:
         return
     make = kind.from_hp.__func__
 
