@@ -274,6 +274,27 @@ def test_factories():
     compare(f, rtol=1e-5, atol=1e-6)
 
 
+def test_factories_in_another_default_dtype():
+    """The same calls give other dtypes than before: what is compiled for one is not for another."""
+
+    def f(device):
+        count = torch.arange(4, device=device)
+        return (
+            torch.ones(3, device=device), torch.zeros(3, device=device), count / 2, count * 2.5,
+            torch.full((3,), 2.5, device=device), torch.arange(0.0, 3, device=device),
+            torch.eye(3, device=device), count.sin(), torch.where(count > 1, 1.0, 2.0),
+            torch.scalar_tensor(3.0, device=device), torch.clamp(count, min=0.5),
+        )  # fmt: skip
+
+    default = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.float16):
+            torch.set_default_dtype(dtype)
+            compare(f, rtol=1e-2, atol=1e-2)
+    finally:
+        torch.set_default_dtype(default)
+
+
 def test_factories_in_double_precision():
     compare(lambda device: torch.logspace(0, 2, 3, device=device), host=None)
 

@@ -177,7 +177,7 @@ def _take_numbers(
     with graph.inserting_before(before):
         node = graph.placeholder("numbers")
     with inputs.mode:
-        node.meta["val"] = torch.empty((len(inputs.numbers),))
+        node.meta["val"] = torch.empty((len(inputs.numbers),), dtype=torch.float32)
     position = len(arguments)
     symbols = (str(value.node.expr) for value in inputs.numbers.values())
     return {symbol: (position, k) for k, symbol in enumerate(symbols)}

@@ -91,7 +91,7 @@ class Placement:
         place = next(iter(places or asked), None)
         specs = specs_of(leaves)
         index = devices.index_of(place)
-        kind = (op, index, spec, *map(_kind, specs))
+        kind = (op, torch.get_default_dtype(), index, spec, *map(_kind, specs))
         return Placement(index, specs, spec, kind, _cause_for_host(tensors))
 
 

@@ -58,7 +58,7 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
         DeviceError: the GPU refused.
     """
     leaves: list[Any] = []
-    key: list[Any] = [op]
+    key: list[Any] = [op, torch.get_default_dtype()]
     _describe(arguments, leaves, key)
     if keywords:
         key.extend(keywords)
