@@ -116,3 +116,13 @@ def test_few_rows_of_batches_and_integers() -> None:
     check(lambda x, w: torch.bmm(x, w.mT), torch.randn(3, 5, 64), torch.randn(3, 40, 64))
     x, w = (torch.randint(-9, 9, (n, 64), dtype=torch.int32) for n in (7, 40))
     assert torch.equal(torch.compile(lambda x, w: x @ w.t(), backend="webgpu")(x, w), x @ w.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_few_rows_of_chosen_matrices(dtype: torch.dtype) -> None:
+    """Accesses that several elements share are at a place that an index tensor says."""
+    x, matrices = torch.randn(3, 4, 128), (4 * torch.randn(5, 40, 128)).to(dtype)
+    x = x.to(torch.float32 if dtype is torch.int8 else dtype)
+    chosen = torch.tensor([4, 0, -2])
+    check(lambda x, w, i: torch.bmm(x, w[i].mT.to(x.dtype)), x, matrices, chosen)
+    check(lambda x, w, i: torch.bmm(x[:, :1], w[i].mT.to(x.dtype)), x, matrices, chosen)

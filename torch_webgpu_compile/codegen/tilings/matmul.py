@@ -68,6 +68,11 @@ class MatmulProblem:
         sizes = f"{self.batch}x{shapes}x{self.inner}"
         return f"{self.itemsize * 8}-bit {sizes} {self.lhs} {self.rhs}"
 
+    def column_groups(self, size: int) -> int:
+        """Groups of so many columns, of all products and the batch."""
+        groups = sum(-(-(columns or _UNKNOWN) // size) for _, columns in self.shapes)
+        return (self.batch or _UNKNOWN) * groups
+
     def workgroups(self, tiling: MatmulTiling) -> int:
         """Tiles of the results."""
         width = self.columns_of(tiling)
@@ -171,9 +176,10 @@ class FewRowsTiling:
             two).
         groups: runs of so many invocations in a workgroup.
         run: fours of elements along the inner dimension that an invocation takes at once.
-        is_subgroup: whether sums are exchanged by shuffles within a subgroup.
-        at_once: rows whose sums are otherwise exchanged together, as many as workgroup memory has
-            room for.
+        shuffled: neighbours of those, in one subgroup, that add their sums by shuffles, of all rows
+            at once (a power of two, no fewer than rows); 1: none do.
+        at_once: rows whose sums are exchanged together through workgroup memory, as many as there
+            is room for.
     """
 
     rows: int
@@ -181,7 +187,7 @@ class FewRowsTiling:
     threads: int
     groups: int
     run: int
-    is_subgroup: bool
+    shuffled: int
     at_once: int
 
     @property
@@ -189,16 +195,24 @@ class FewRowsTiling:
         """Invocations of a workgroup."""
         return self.threads * self.groups
 
+    @property
+    def padded_rows(self) -> int:
+        """Rows, up to a power of two."""
+        return power_of_two_at_least(self.rows)
+
     def terms(self, products: int) -> int:
         """Elements of workgroup memory, where so many products are computed together."""
-        if self.is_subgroup:
+        if self.shuffled == self.threads:
             return 0
-        return self.at_once * products * self.columns * self.workgroup
+        return self.at_once * products * self.columns * self.workgroup // self.shuffled
 
 
-# Rows, of all products that are computed together, whose sums an invocation has registers for.
-_MOST_ROWS = 16
-_FEW_ROWS_WORKGROUP, _FEW_ROWS_COLUMNS, _FEW_ROWS_THREADS = 128, 4, 32
+# Rows, of all products that are computed together, whose sums an invocation has registers for; and
+# how many sums that may be.
+_MOST_ROWS, _MOST_SUMS = 16, 128
+_FEW_ROWS_WORKGROUP, _FEW_ROWS_COLUMNS, _FEW_ROWS_THREADS = 128, (8, 4), 32
+_FEW_ROWS_INVOCATIONS = 1 << 15  # that fill an H200, at this many registers for each
+_FEWEST_STEPS = 4  # along the inner dimension, that are worth adding the sums of more columns
 
 
 def has_few_rows(problem: MatmulProblem) -> bool:
@@ -214,8 +228,10 @@ def few_rows_tiling(problem: MatmulProblem, target: Target, run: int) -> FewRows
     Such a product takes little longer than reading the matrix does: each element is loaded once,
     straight into registers. 8 × 16384 × 2048 in bf16 takes an H100 60 µs with 16 invocations for
     four columns, loads of 8 bytes and sums through workgroup memory; 51 with 32 of them; 45 with
-    loads of 16 bytes, too; 38 with shuffles; reading the matrix alone 26. 64 invocations and loops
-    that are unrolled are slower.
+    loads of 16 bytes, too; 25 with eight columns, for which rows are loaded half as often; reading
+    the matrix alone 26. 64 invocations and loops that are unrolled are slower. Where there are few
+    columns, more invocations share them: 8 × 2048 × 8192 takes 54 µs with 32 for four columns, 34
+    with 64, 24 with 128 for eight; but 8 × 2048 × 2048 14 with 64 for four, 15 with 128 for eight.
 
     Args:
         run: fours of elements that one access holds of the matrix.
@@ -223,15 +239,21 @@ def few_rows_tiling(problem: MatmulProblem, target: Target, run: int) -> FewRows
     assert problem.inner is not None
     rows, products = problem.rows, 2 if problem.paired else 1
     workgroup = min(_FEW_ROWS_WORKGROUP, target.max_workgroup_invocations)
-    columns = _FEW_ROWS_COLUMNS
     run = run if problem.inner % (VECTOR * run) == 0 else 1
     shares = -(-problem.inner // (VECTOR * run))
-    threads = min(_FEW_ROWS_THREADS, power_of_two_at_least(shares), workgroup)
-    is_subgroup = rows <= threads <= target.subgroup_size
-    row_nbytes = products * columns * workgroup * problem.itemsize
+    for columns in _FEW_ROWS_COLUMNS:
+        wanted = target.machine.scaled(_FEW_ROWS_INVOCATIONS) // problem.column_groups(columns)
+        wanted = max(_FEW_ROWS_THREADS, power_of_two_at_least(wanted))
+        threads = min(wanted, power_of_two_at_least(shares), workgroup)
+        if rows * products * columns <= _MOST_SUMS and shares >= _FEWEST_STEPS * threads:
+            break
+    shuffled = min(threads, target.subgroup_size)
+    if shuffled < rows:
+        shuffled = 1
+    row_nbytes = products * columns * workgroup // shuffled * problem.itemsize
     at_once = min(rows, target.max_workgroup_nbytes // row_nbytes)
     groups = workgroup // threads
-    return FewRowsTiling(rows, columns, threads, groups, run, is_subgroup, at_once)
+    return FewRowsTiling(rows, columns, threads, groups, run, shuffled, at_once)
 
 
 # By falling size, with the workgroups of an H200 that make each worth while: two per multiprocessor

@@ -14,7 +14,18 @@ from ...dtypes import DType
 from ...errors import UnsupportedOp
 from ...ir.access import ACCESS_NBYTES, VECTOR, is_multiple_of
 from ...ir.folding import COMPARISONS, as_index
-from ...ir.scalar import Checked, Const, Index, Load, Masked, Op, Scalar, is_host_float, loads_of
+from ...ir.scalar import (
+    Checked,
+    Const,
+    Index,
+    Load,
+    Masked,
+    Op,
+    Scalar,
+    is_host_float,
+    loads_of,
+    substitute_symbols,
+)
 from ...plan.model import FIRST_CHECK
 from ...symbolic.sizes import (
     Expr,
@@ -183,7 +194,7 @@ class Renderer:
         affine = [as_expr(0) if entry is None else entry for entry in entries]
         address = linearize(affine, buffer.strides) + buffer.offset
         gathers = [
-            Gather(self.position(i), stride, size, self._inside(i, size))
+            Gather(self._gathered(i), stride, size, self._inside(i, size))
             for i, entry, stride, size in zip(
                 node.index, entries, buffer.strides, buffer.sizes, strict=True
             )
@@ -215,6 +226,26 @@ class Renderer:
         parts = [self._scalar_load(node, a, gathers, k).code for k, a in enumerate(addresses)]
         code = f"vec4<{node.dtype.compute}>({', '.join(parts)})"
         return self.let(code, VECTOR, node.dtype)
+
+    def _gathered(self, entry: Scalar) -> Text:
+        """`position`; around this scope where an access may be that depends on it."""
+        if self.wide is None or self.masked:
+            return self.position(entry)
+        lanes = {substitute_symbols(entry, values) for values in self.lanes}
+        if len(lanes) > 1:
+            return self.position(entry)
+        wide = self.wide
+
+        def make() -> Text:
+            own, self.scope = self.scope, Scope(parent=wide)  # where values are those of our lanes
+            try:
+                found = self.position(entry)
+            finally:
+                made, self.scope = self.scope, own
+            wide.lines += made.lines
+            return found
+
+        return wide.once(("position", lanes.pop(), self.predicates), make)
 
     def _wide_load(
         self, node: Load, addresses: list[Expr], gathers: list[Gather], wide: Scope
