@@ -280,17 +280,23 @@ def figures(case: Case, found: dict[str, float], batch_1: float | None) -> dict[
 
 
 def verdicts(
-    case: Case, systems: Mapping[str, Mapping[str, Any]], copy: float, is_real: bool
+    case: Case,
+    systems: Mapping[str, Mapping[str, Any]],
+    copy: float,
+    *,
+    by_cuda: bool,
+    is_real: bool,
 ) -> list[Verdict]:
     """The case's goals next to what was measured: ``webgpu`` as `figures` gives it, and ``cuda``.
 
     Args:
         copy: bytes per second, read and written, of a copy.
+        by_cuda: whether CUDA made that copy, and what there is of ``cuda``.
         is_real: whether sizes and GPU are those that goals mean: else nothing is reached or missed.
     """
     work = Work(nbytes=round(systems["webgpu"]["nbytes"]))
     rates = {"copy_bytes_per_second": copy}
-    found = [judge(goal, systems, rates, work, "cuda" in systems) for goal in case.goals]
+    found = [judge(goal, systems, rates, work, by_cuda) for goal in case.goals]
     return found if is_real else [replace(verdict, reached=None) for verdict in found]
 
 
@@ -343,14 +349,18 @@ def main() -> None:
         systems = {"webgpu": figures(case, found, batch_1)}
         if name in theirs:
             systems["cuda"] = theirs[name]
-        judged = verdicts(case, systems, copy, not arguments.small)
+        judged = verdicts(
+            case, systems, copy, by_cuda=copied_by == "cuda", is_real=not arguments.small
+        )
         results[name] = systems | {"goals": [asdict(verdict) for verdict in judged]}
         print(line(name, case, systems, copy), flush=True)
         for verdict in judged:
             notes = f" ({verdict.note})" if verdict.note else ""
             print(f"  {verdict.goal}: {verdict.measured}, {_MARKS[verdict.reached]}{notes}")
         if arguments.output is not None:  # now: the rest takes minutes, and may fail
-            found_all = {"copy_bytes_per_second": copy, "copied_by": copied_by, "cases": results}
+            gpu = {"gpu": devices.get_device(0).info.name, "pytorch": torch.__version__}
+            copied = {"copy_bytes_per_second": copy, "copied_by": copied_by}
+            found_all = gpu | copied | {"cases": results}
             arguments.output.write_text(json.dumps(found_all, indent=1, ensure_ascii=False) + "\n")
 
 
