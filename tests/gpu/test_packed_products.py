@@ -112,6 +112,15 @@ def test_few_rows(rows: int, dtype: torch.dtype) -> None:
     assert_close(part.double(), pair[0][:, :33], rtol=eps, atol=10 * eps)
 
 
+@pytest.mark.parametrize("inner", [1, 4, 12, 33])
+def test_few_rows_of_few_terms(inner: int) -> None:
+    """Sums that one invocation has alone, or a few."""
+    check(F.linear, torch.randn(8, inner), torch.randn(6, inner))
+    check(F.linear, torch.randn(5, inner), torch.randn(40, inner))
+    gated = torch.randn(3, inner), torch.randn(12, inner), torch.randn(12, inner)
+    check(lambda x, w, v: F.silu(F.linear(x, w)) * F.linear(x, v), *gated)
+
+
 def test_few_rows_of_batches_and_integers() -> None:
     check(lambda x, w: torch.bmm(x, w.mT), torch.randn(3, 5, 64), torch.randn(3, 40, 64))
     x, w = (torch.randint(-9, 9, (n, 64), dtype=torch.int32) for n in (7, 40))

@@ -196,13 +196,18 @@ class FewRowsTiling:
         return self.threads * self.groups
 
     @property
+    def is_shuffled(self) -> bool:
+        """Whether shuffles alone make whole sums."""
+        return 1 < self.shuffled == self.threads
+
+    @property
     def padded_rows(self) -> int:
         """Rows, up to a power of two."""
         return power_of_two_at_least(self.rows)
 
     def terms(self, products: int) -> int:
         """Elements of workgroup memory, where so many products are computed together."""
-        if self.shuffled == self.threads:
+        if self.is_shuffled:
             return 0
         return self.at_once * products * self.columns * self.workgroup // self.shuffled
 
