@@ -51,7 +51,37 @@ class _Kept:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+class _Many:
+    """Tensors among the arguments, as the plan expects them, to be found at once.
+
+    Args:
+        inputs: their recipes, with their positions among the buffers.
+    """
+
+    __slots__ = ("_given", "_offsets_nbytes", "_places", "_strides")
+
+    def __init__(self, inputs: Sequence[tuple[UploadRecipe, int]]) -> None:
+        recipes = [recipe for recipe, _ in inputs]
+        self._given = [recipe.position for recipe in recipes]
+        self._places = [place for _, place in inputs]
+        self._strides = [recipe.strides for recipe in recipes]
+        self._offsets_nbytes = [recipe.offset_nbytes for recipe in recipes]
+
+    def find(self, values: Sequence[Any], device: torch.device, buffers: list[Any]) -> bool:
+        """Fills in the buffers of all, and returns whether all are where they are expected."""
+        tensors = [values[k] for k in self._given]
+        found = storages.find_buffers(tensors, device, self._strides, self._offsets_nbytes)
+        if found is None:
+            return False
+        for place, buffer in zip(self._places, found, strict=True):
+            buffers[place] = buffer
+        return True
+
+
+_FEWEST_OF_MANY = 8
+
+
+@dataclass(slots=True)
 class _ResolvedCall:
     """What a call with known sizes does.
 
@@ -59,6 +89,8 @@ class _ResolvedCall:
         buffers: None in every place that a call fills. The others are the same in all calls: what
             no kernel reads, and intermediates of a few bytes.
         inputs: the arguments, with their positions among the buffers.
+        many, others: the same again, from the first call on: tensors that are found at once, where
+            they are many, and the rest.
         places: (nbytes, positions) of the memory that every call gets anew.
         tensors, mutations: where the values of the variant's recipes are.
         alone: calls may not be recorded side by side, as they share memory.
@@ -72,6 +104,17 @@ class _ResolvedCall:
     mutations: tuple[_Kept, ...]
     dispatch_count: int
     alone: bool
+    many: _Many | None = None
+    others: Sequence[tuple[UploadRecipe, int]] | None = None
+
+    def sort_inputs(self, values: Sequence[Any]) -> Sequence[tuple[UploadRecipe, int]]:
+        """Sets ``many`` and ``others`` by what a call gives; returns ``others``."""
+        tensors = [entry for entry in self.inputs if isinstance(values[entry[0].position], Tensor)]
+        if len(tensors) < _FEWEST_OF_MANY:
+            tensors = []
+        found = [entry for entry in self.inputs if entry not in tensors]
+        self.many, self.others = _Many(tensors) if tensors else None, found
+        return found
 
 
 def _resolve(executor: Executor, variant: Variant) -> _ResolvedCall:
@@ -196,7 +239,12 @@ class DeviceGraph(CompiledGraph):
         numbers: GpuBuffer | None = None
         moved: set[int] = set()  # positions of what may be in other memory than the argument
         find, own = storages.find_buffer, self._own
-        for recipe, position in resolved.inputs:
+        inputs = resolved.others
+        if inputs is None:
+            inputs = resolved.sort_inputs(values)
+        if resolved.many is not None and not resolved.many.find(values, own, buffers):
+            inputs = resolved.inputs
+        for recipe, position in inputs:
             value = values[recipe.position]
             if type(value) is bytes:
                 buffers[position] = numbers = self._numbers.upload(value)

@@ -7,12 +7,13 @@ queue, in order, so an allocation may be lent again while the GPU still computes
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import chain
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from ..errors import DeviceError, DeviceLostError, OutOfMemoryError, human_bytes
@@ -62,6 +63,9 @@ class Allocation:
         self.usage = usage
         self.batch = 0
         self.serial = next(_serials)
+
+
+_Free = tuple[int, Allocation]  # with its serial, by which heaps are ordered without a call
 
 
 class GpuBuffer:
@@ -259,7 +263,8 @@ class BufferPool:
         self._make_room = make_room
         self._lock = threading.Lock()
         self.returned: deque[weakref.ref[GpuBuffer]] = deque()
-        self._free: defaultdict[tuple[int, int], deque[Allocation]] = defaultdict(deque)
+        # By usage and capacity: heaps by serial, see `allocate`.
+        self._free: defaultdict[tuple[int, int], list[_Free]] = defaultdict(list)
         self._lent: dict[weakref.ref[GpuBuffer], Allocation] = {}
         self._allocated = 0
         self._trimmed = 0  # when, in batches
@@ -268,6 +273,10 @@ class BufferPool:
 
     def allocate(self, nbytes: int, usage: int = STORAGE_USAGE, is_idle: bool = False) -> GpuBuffer:
         """A buffer with undefined contents.
+
+        Of what is free, that with the lowest serial. So a loop that asks for memory of the same
+        sizes in every turn gets the same memory, whatever order it was given back in, and what was
+        made for that (bind groups) is used again.
 
         Args:
             is_idle: no pending command of the queue uses the memory, so that it may be written
@@ -293,33 +302,31 @@ class BufferPool:
             if self.returned:
                 self._sort_in()
             free = self._free.get((usage, capacity))
-            if free:
-                if not is_idle:
-                    self._lend(buffer, loan, free, -1)  # used last: caches may still hold it
-                elif self._queue.is_empty or free[0].batch < self._queue.sent:
-                    self._lend(buffer, loan, free, 0)
+            if free and not is_idle:
+                self._lend(buffer, loan, free[0][1], free)
+            elif free:
+                sent = math.inf if self._queue.is_empty else self._queue.sent
+                idle = (k for k, (_, entry) in enumerate(free) if entry.batch < sent)
+                position = next(idle, None)
+                if position is not None:
+                    self._lend(buffer, loan, free[position][1], free, position)
         if buffer._loan is None:
             self._free_old()
-            new = [self._create(capacity, usage)]
+            new = self._create(capacity, usage)
             with self._lock:
-                self._lend(buffer, loan, new, 0)
+                self._lend(buffer, loan, new)
         return buffer
 
     def _lend(
         self,
         buffer: GpuBuffer,
         loan: weakref.ref[GpuBuffer],
-        free: deque[Allocation] | list[Allocation],
-        position: int,
+        allocation: Allocation,
+        free: list[_Free] | None = None,
+        position: int = 0,
     ) -> None:
-        """Moves an allocation from ``free`` to a buffer. From its first line on it makes no call.
-
-        A list, unlike the pool's deques, holds an allocation that has just been made.
-        """
-        is_new = type(free) is list
-        allocation = free[position]
-        del free[position]
-        if is_new:
+        """Lends an allocation, that at a position in ``free`` or a new one. Its last line calls."""
+        if free is None:
             self._reserved += allocation.capacity
         self._lent[loan] = allocation
         self._allocated += allocation.capacity
@@ -329,6 +336,12 @@ class BufferPool:
         buffer.capacity = allocation.capacity
         buffer.serial = allocation.serial
         buffer._loan = loan
+        if free is not None:
+            if position == 0:
+                heappop(free)
+            else:
+                del free[position]
+                heapify(free)
 
     def _create(self, capacity: int, usage: int) -> Allocation:
         return Allocation(self.create(capacity, usage), capacity, usage)
@@ -382,12 +395,12 @@ class BufferPool:
                 del returned[0]
                 continue
             free = self._free[allocation.usage, allocation.capacity]
-            # From here on without calls, see the class.
+            # From here on without calls but the last, see the class.
             allocation.batch = self._queue.batch
             del returned[0]
             del lent[loan]
             self._allocated -= allocation.capacity
-            free += (allocation,)
+            heappush(free, (allocation.serial, allocation))
 
     def _free_old(self) -> None:
         """Frees memory of sizes that have not been asked for in a long time.
@@ -402,12 +415,12 @@ class BufferPool:
             self._trimmed = sent
             self._sort_in()
             freed: list[Allocation] = []
-            kept: defaultdict[tuple[int, int], deque[Allocation]] = defaultdict(deque)
+            kept: defaultdict[tuple[int, int], list[_Free]] = defaultdict(list)
             for key, free in self._free.items():
-                used = [entry for entry in free if entry.batch >= sent - _IDLE_BATCHES]
+                used = [entry for entry in free if entry[1].batch >= sent - _IDLE_BATCHES]
                 if used:
-                    kept[key] = deque(used)
-                freed += [entry for entry in free if entry.batch < sent - _IDLE_BATCHES]
+                    kept[key] = sorted(used)
+                freed += [entry for _, entry in free if entry.batch < sent - _IDLE_BATCHES]
             nbytes = sum([allocation.capacity for allocation in freed])
             self._free, self._reserved = kept, self._reserved - nbytes
         for allocation in freed:
@@ -417,9 +430,9 @@ class BufferPool:
         """Frees all memory that is not lent, after submitting the commands that may use it."""
         with self._lock:
             self._sort_in()
-            freed = list(chain.from_iterable(self._free.values()))
+            freed = [entry for free in self._free.values() for _, entry in free]
             nbytes = sum([allocation.capacity for allocation in freed])
-            self._free, self._reserved = defaultdict(deque), self._reserved - nbytes
+            self._free, self._reserved = defaultdict(list), self._reserved - nbytes
         try:
             self._queue.flush()
         finally:

@@ -172,8 +172,13 @@ class Executor:
 
     @property
     def most_bindings(self) -> int:
-        """Sets of memory that a launcher may stay bound to: 256 of them all, but two of each."""
-        return max(2, min(self.max_programs, _MOST_BINDINGS // max(1, len(self._launchers))))
+        """Sets of memory that a launcher may stay bound to: 256 of them all, but two of each.
+
+        More of a plan with few dispatches, as an operator that a step calls for each layer.
+        """
+        dispatches = sum(not isinstance(step, HostStep) for step in self.plan.steps)
+        most = max(self.max_programs, _MOST_BINDINGS // max(1, dispatches))
+        return max(2, min(most, _MOST_BINDINGS // max(1, len(self._launchers))))
 
     def _sized(self, sizes: Mapping[str, int]) -> SizedPlan:
         key = tuple(sizes.items())

@@ -9,7 +9,7 @@ compiler, or, where there is no kernel, to the host.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,15 @@ _NEED_ELEMENTS = frozenset(
         *("max", "min", "amax", "amin", "aminmax", "argmax", "argmin"),
         *("median", "nanmedian", "mode", "kthvalue", "cummax", "cummin"),
     )
+)
+
+_FEWEST_OF_MANY = 8  # tensors in a list
+_TENSORS = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
+_PROPERTIES = (
+    Tensor.dtype.__get__,  # type: ignore[attr-defined]
+    Tensor.shape.__get__,  # type: ignore[attr-defined]
+    Tensor.stride,
+    Tensor.get_device,
 )
 
 _lock = threading.RLock()
@@ -109,13 +118,25 @@ def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
                 key += (value.is_conj(), value.is_neg())
         elif kind is list or kind is tuple:
             key += (kind, len(value))
-            _describe(value, leaves, key)
+            if len(value) < _FEWEST_OF_MANY or not _TENSORS.issuperset(map(type, value)):
+                _describe(value, leaves, key)
+            else:
+                leaves += value
+                key += _described(value)
         elif kind is float:
             leaves.append(value)
             key.append(kind if -_INF < value < _INF else value.hex())
         else:
             leaves.append(value)
             key += (kind, value if kind is not torch.Generator else None)
+
+
+def _described(tensors: Sequence[Tensor]) -> Iterator[Any]:
+    """What `_describe` says of each, one property after another: the calls stay in C code."""
+    yield from (tuple(map(get, tensors)) for get in _PROPERTIES)
+    yield tuple([address % BINDING_ALIGNMENT for address in map(data_ptr, tensors)])
+    for is_lazy in (Tensor.is_conj, Tensor.is_neg):
+        yield any(map(is_lazy, tensors)) and tuple(map(is_lazy, tensors))
 
 
 def _reduces_nothing(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]) -> bool:

@@ -39,17 +39,17 @@ def sharing(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
 
     Equal for calls with equal signatures only if their tensors overlap alike.
     """
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    addresses = [data_ptr(t) for t in tensors if t.get_device() >= 0]  # a CPU tensor's is real
+    starts = [start for start in map(storage_address, addresses) if start]
+    if len({*starts}) == len(starts):
+        return ()
     first: dict[int, tuple[int, int]] = {}
     found: list[tuple[int, int]] = []
-    shared = False
-    for leaf in leaves:
-        if isinstance(leaf, Tensor) and leaf.get_device() >= 0:  # a CPU tensor's address is real
-            address = data_ptr(leaf)
-            storage = storage_address(address)
-            known = first.setdefault(storage, (len(found), address))
-            shared |= storage != 0 and known[0] != len(found)
-            found.append((known[0], address - known[1]))
-    return tuple(found) if shared else ()
+    for address in addresses:
+        known = first.setdefault(storage_address(address), (len(found), address))
+        found.append((known[0], address - known[1]))
+    return tuple(found)
 
 
 def cause_for_host(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]) -> str:

@@ -33,6 +33,7 @@ _create_empty = torch._C._acc.create_empty_tensor
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _alias = torch.ops.aten.alias.default._handle.redispatch_boxed
 data_ptr = torch._C.TensorBase.data_ptr
+_stride, _device = torch._C.TensorBase.stride, torch._C.TensorBase.device.__get__
 
 _SLOTS = 1 << 22
 _slots = itertools.cycle(range(1, _SLOTS))
@@ -139,6 +140,22 @@ def find_buffer(
     ):
         return reference.buffer
     return None
+
+
+def find_buffers(
+    tensors: Sequence[Tensor],
+    device: torch.device,
+    strides: Sequence[tuple[int, ...]],
+    offsets_nbytes: Sequence[int],
+) -> list[GpuBuffer] | None:
+    """`find_buffer` of many tensors in half of the time; None if it is None for one of them."""
+    addresses = list(map(data_ptr, tensors))
+    if [address & _OFFSET_MASK for address in addresses] != offsets_nbytes:
+        return None
+    if list(map(_stride, tensors)) != strides or {*map(_device, tensors)} != {device}:
+        return None
+    references = [_references.get(address >> _SLOT_BITS) for address in addresses]
+    return [r.buffer for r in references if r is not None] if all(references) else None
 
 
 def offset_at(address: int) -> int:
