@@ -118,6 +118,18 @@ def test_released_memory_is_reused_and_counted(device: Device) -> None:
     assert device.memory_stats()["peak_allocated"] == before["allocated"]
 
 
+def test_a_loop_gets_the_same_memory_in_every_turn(device: Device) -> None:
+    """Whatever order it is given back in: bind groups are made for it once."""
+    sizes = [512, 4096, 512, 512, 4096, 512]
+    first = [device.allocate(nbytes) for nbytes in sizes]
+    serials = [buffer.serial for buffer in first]
+    for order in ([3, 0, 5, 1, 4, 2], [5, 4, 3, 2, 1, 0], [1, 2, 0, 5, 3, 4]):
+        for k in order:
+            first[k].release()
+        first = [device.allocate(nbytes) for nbytes in sizes]
+        assert [buffer.serial for buffer in first] == serials
+
+
 def test_buffers_dropped_by_the_garbage_collector_are_reused(device: Device) -> None:
     gc.collect()  # what other tests have left
     before = device.memory_stats()["allocated"]
