@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import generate, report
+from benchmarks import generate, report, training
 from benchmarks.cases import CASES
 from benchmarks.convolution_cases import layers
 from benchmarks.goals import AtLeast, AtMost, CopyShare, Faster, FlopRate, Goal, Leaner, Work, judge
@@ -206,3 +206,15 @@ def test_goals_of_generating_tokens() -> None:
     share, _ = generate.verdicts(long, systems, 4e12, by_cuda=True, is_real=True)
     assert (share.value, share.reached) == (pytest.approx(0.75), True)
     assert generate.verdicts(long, systems, 4e12, by_cuda=True, is_real=False)[0].reached is None
+
+
+def test_goals_of_training_steps() -> None:
+    case = training.CASES["resnet50_16"]
+    step = {"seconds": 20e-3, "host_s": 5e-3, "gpu_nbytes": 10 << 20, "first_s": 6.0}
+    peers = {"eager": {**step, "seconds": 25e-3}, "inductor": {**step, "first_s": 10.0}}
+    systems: dict[str, Any] = {"webgpu": {**step, "losses": [2.0, 1.0]}, **peers}
+    systems["webgpu"] = training.figures(systems, [2.0, 1.0])
+    values = [verdict.value for verdict in training.verdicts(case, systems, is_real=True)]
+    assert values == pytest.approx([1.25, 1, 1, 0.6, 0.25])
+    systems["webgpu"] = training.figures(systems, [2.0, 1.5])  # it learns something else
+    assert not any(verdict.reached for verdict in training.verdicts(case, systems, is_real=True))
