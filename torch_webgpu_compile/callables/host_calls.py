@@ -69,7 +69,15 @@ def call_overload(
     with torch.no_grad():
         results = find_overload(target)(*values, **named)
     flat = results if isinstance(results, (tuple, list)) else (results,)
-    return [result for result in flat if isinstance(result, torch.Tensor)]
+    tensors = [result for result in flat if isinstance(result, torch.Tensor)]
+    if not is_collective(target):
+        return tensors
+    return [torch.ops._c10d_functional.wait_tensor(result) for result in tensors]
+
+
+def is_collective(target: str) -> bool:
+    """Whether an operator talks to other processes: it has results only when it was waited for."""
+    return target.startswith("_c10d_functional.")
 
 
 class HostCalls:
@@ -97,7 +105,8 @@ class HostCalls:
             return tensor_of(self._buffers[name], next(remaining), sizes)
 
         tensors = call_overload(step.target, step.arguments, step.keywords, tensor, sizes)
-        counters.add_fallback(step.target)
+        if not is_collective(step.target):
+            counters.add_fallback(step.target)
         return [
             None if not name else self._encode(self._buffers[name], tensor, sizes)
             for name, tensor in zip(step.outputs, tensors, strict=False)

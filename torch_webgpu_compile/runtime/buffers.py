@@ -165,18 +165,18 @@ class LostBuffer(GpuBuffer):
         self._message = message
         self._cause = cause
 
-    def error(self) -> DeviceLostError:
+    def error(self) -> DeviceError:
         """What every use raises."""
         return DeviceLostError(self._message, self._cause)
 
     @property
     def memory(self) -> GpuBuffer:
-        """Raises DeviceLostError."""
+        """Raises what every use raises."""
         raise self.error()
 
     @property
     def is_released(self) -> bool:
-        """True: the memory went with the device."""
+        """True: the memory is gone."""
         return True
 
     def release(self) -> None:
@@ -188,7 +188,24 @@ class LostBuffer(GpuBuffer):
         raise self.error()
 
     def __repr__(self) -> str:
-        return "LostBuffer()"
+        return f"{type(self).__name__}()"
+
+
+class EmptiedBuffer(LostBuffer):
+    """Stands for memory that its owner gave back while tensors are there: uses raise DeviceError.
+
+    Args:
+        message: for the user.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "")
+
+    def error(self) -> DeviceError:
+        """What every use raises."""
+        return DeviceError(self._message)
 
 
 class BufferSlice:

@@ -10,8 +10,8 @@ backend that knows this device. So ``init_process_group("gloo")`` serves the dev
 Until: a backend of PyTorch takes tensors of PrivateUse1 devices.
 
 Several asynchronous collectives may be on their way: the copy to the device is made when one ends,
-by the thread of the backend that ends it. (A message that is received is copied by ``wait()``, as
-gloo has no thread for it.)
+by the thread of the backend that ends it. (What gloo has no thread for, a message that is received
+and a scattered reduction, is copied by ``wait()``.)
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ _WRITTEN: dict[str, tuple[str, bool]] = {
     "send": ("", False),
 }
 
+# gloo wants whole tensors joined along the first dimension, NCCL and PyTorch's own code take any
+# shape of that many elements: as one dimension both are the same.
+_FLAT = frozenset({"_allgather_base_", "allgather_into_tensor_coalesced_"})
+
 
 def kernels() -> dict[str, Callable[..., Any]]:
     """The kernels, by the names of operators; none where PyTorch is built without ``c10d``."""
@@ -104,6 +108,8 @@ def _run(name: str, *arguments: Any, **keywords: Any) -> Any:
         else _buffers(value, is_read, copies)
         for key, value in given.items()
     }
+    if name in _FLAT:
+        on_host = pytree.tree_map(_flat, on_host)
     results = op(**on_host)
     if not isinstance(results, torch.ScriptObject):
         if results is None:
@@ -111,6 +117,10 @@ def _run(name: str, *arguments: Any, **keywords: Any) -> Any:
         results = results[-1]
     work = _finish(name, results, copies, given.get("async_op", True))
     return (given[written], work) if len(op._schema.returns) > 1 else work
+
+
+def _flat(value: Any) -> Any:
+    return value.view(-1) if isinstance(value, Tensor) and value.is_contiguous() else value
 
 
 def _to_host(value: Any) -> Any:
@@ -145,10 +155,14 @@ def _finish(name: str, boxed: Any, copies: _Copies, is_async: bool) -> Any:
     c10d: Any = torch._C._distributed_c10d
     work = c10d.Work.unbox(boxed)
     if name in ("recv_", "recv_any_source_"):
-        return _receiving()(work, copies).boxed()
+        return _waiting()(work, copies).boxed()
     targets = [target for _, target in copies]
     if is_async:
-        future = work.get_future().then(partial(_when_done, copies, targets))
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo has none for scattered reductions
+            return _waiting()(work, copies).boxed()
+        future = future.then(partial(_when_done, copies, targets))
         _wait_for_at_exit(future)
     else:
         work.wait()
@@ -189,13 +203,13 @@ def _wait_for_all() -> None:
 
 
 @cache
-def _receiving() -> Any:
-    """The class of a ``Work`` that receives a message; its base class may not be there."""
+def _waiting() -> Any:
+    """The class of a ``Work`` that copies when it is waited for; its base may not be there."""
     unfinished: set[Any] = set()
     work: Any = torch._C._distributed_c10d.Work
 
-    class Receiving(work):  # type: ignore[misc]
-        """Waits for a message, and then copies it to the device.
+    class Waiting(work):  # type: ignore[misc]
+        """Waits for the backend, and then copies to the device.
 
         C++ code holds no reference to this Python object, so that it is kept until then.
         """
@@ -225,4 +239,4 @@ def _receiving() -> Any:
 
         source_rank = _source_rank
 
-    return Receiving
+    return Waiting

@@ -76,15 +76,29 @@ def _refuse(reason: str, error: type[Exception] = NotImplementedError) -> Callab
     return method
 
 
+def _resize(storage: Any, nbytes: Any) -> Any:
+    from ..tensors.storages import resize
+
+    resize(storage, int(nbytes))
+    return storage
+
+
+def _nbytes(storage: Any) -> int:
+    from ..tensors.storages import nbytes_of
+
+    return nbytes_of(storage)
+
+
 _cannot_resize = _refuse(
-    "the memory of a webgpu storage cannot be exchanged: use tensor.resize_(), which gives the "
-    "tensor another storage where it has to grow"
+    "the memory of a webgpu storage cannot be exchanged: use storage.resize_() or tensor.resize_()"
 )
 _cannot_share = _refuse(CANNOT_SEND, RuntimeError)
 _METHODS: dict[str, Callable[..., Any]] = {
     "new": _new,
     "_byteswap": _byteswap,
-    "resize_": _cannot_resize,
+    "__len__": _nbytes,
+    "nbytes": _nbytes,
+    "resize_": _resize,
     "_resize_with_addr_": _cannot_resize,
     "_swap_data_ptr_": _cannot_resize,
     "_share_fd_cpu_": _cannot_share,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import DeviceError
-from ...runtime.buffers import LostBuffer
+from ...runtime.buffers import EmptiedBuffer, LostBuffer
 from ...runtime.device import Device, GpuBuffer
 from .. import devices
 from .dlpack import empty_tensor
@@ -30,6 +30,7 @@ _OFFSET_MASK = (1 << _SLOT_BITS) - 1
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _construct_storage = torch._C._construct_storage_from_data_pointer
 _create_empty = torch._C._acc.create_empty_tensor
+_whole_nbytes = torch._C.StorageBase.nbytes
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _alias = torch.ops.aten.alias.default._handle.redispatch_boxed
 data_ptr = torch._C.TensorBase.data_ptr
@@ -46,8 +47,9 @@ class _StorageReference(weakref.ref[torch.UntypedStorage]):
     would be swallowed, and the memory be lost.
     """
 
-    __slots__ = ("buffer",)
+    __slots__ = ("buffer", "nbytes")
     buffer: GpuBuffer
+    nbytes: int | None  # other than PyTorch's C++ code believes: see `resize`
 
 
 _references: dict[int, _StorageReference] = {}
@@ -70,6 +72,7 @@ def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> tor
     storage: Any = _construct_storage(slot << _SLOT_BITS, devices.torch_device(index), nbytes)
     reference = _StorageReference(storage, partial(_references.pop, slot))
     reference.buffer = buffer
+    reference.nbytes = None
     _references[slot] = reference
     return storage  # type: ignore[no-any-return]
 
@@ -172,9 +175,53 @@ def replace(tensor: Tensor, buffer: GpuBuffer) -> None:
     slot = tensor.untyped_storage().data_ptr() >> _SLOT_BITS
     reference = _references.get(slot)
     if reference is not None:
-        if type(lost := reference.buffer) is LostBuffer:
+        if isinstance(lost := reference.buffer, LostBuffer):
             raise lost.error()
         reference.buffer = buffer
+
+
+def nbytes_of(storage: torch.UntypedStorage) -> int:
+    """The size of a ``webgpu`` storage, as `resize` left it."""
+    reference = _references.get(storage.data_ptr() >> _SLOT_BITS)
+    if reference is None or reference.nbytes is None:
+        return _whole_nbytes(storage)
+    return reference.nbytes
+
+
+def resize(storage: torch.UntypedStorage, nbytes: int) -> None:
+    """Gives a storage another size, at most the one that it was made with.
+
+    At 0 its memory goes back to the pool, and comes anew, with undefined contents, with the next
+    size: so does FSDP with parameters that are gathered for a while. PyTorch's C++ code keeps the
+    first size, which nothing in Python can change. Between two other sizes the contents stay.
+
+    Raises:
+        RuntimeError: ``nbytes`` is more than the storage was made with, or negative.
+        OutOfMemoryError: there is not enough GPU memory.
+        DeviceError: the device was lost.
+    """
+    whole, before = _whole_nbytes(storage), nbytes_of(storage)
+    if not 0 <= nbytes <= whole:
+        raise RuntimeError(
+            f"a webgpu storage of {whole} bytes cannot get {nbytes}: it may be emptied and filled "
+            "again; use tensor.resize_(), which gives the tensor another storage where it has to "
+            "grow"
+        )
+    reference = _references.get(storage.data_ptr() >> _SLOT_BITS)
+    if reference is None or nbytes == before:
+        return
+    buffer = reference.buffer
+    if nbytes == 0:
+        if not isinstance(buffer, LostBuffer):
+            reference.buffer = EmptiedBuffer(
+                f"the memory of a webgpu tensor was given back by resize_(0) of its storage of "
+                f"{whole} bytes; resize it before the tensor is used"
+            )
+    elif isinstance(buffer, EmptiedBuffer):
+        reference.buffer = devices.get_device(devices.index_of(storage.device)).allocate(whole)
+    elif isinstance(buffer, LostBuffer):
+        raise buffer.error()
+    reference.nbytes = None if nbytes == whole else nbytes
 
 
 def lose(device: Device, index: int) -> None:
@@ -220,4 +267,4 @@ def fills_storage(tensor: Tensor) -> bool:
     if tensor.storage_offset() != 0:
         return False
     nbytes = tensor.numel() * tensor.element_size()
-    return nbytes == tensor.untyped_storage().nbytes() and is_dense(tensor)
+    return nbytes == _whole_nbytes(tensor.untyped_storage()) and is_dense(tensor)
