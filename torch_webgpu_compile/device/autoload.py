@@ -82,6 +82,7 @@ def _register() -> None:
         accelerator,
         data_parallel,
         default_backend,
+        device_mesh,
         generation,
         guard,
         lightning,
@@ -111,7 +112,7 @@ def _register() -> None:
         *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
-        *(lightning, precompiling),
+        *(lightning, precompiling, device_mesh),
     ):
         patch.install()
 

@@ -155,7 +155,8 @@ def check_index(index: int) -> int:
     if not 0 <= index < count:
         raise AdapterError(
             f"webgpu:{index} does not exist: there {'is' if count == 1 else 'are'} {count} WebGPU "
-            f"adapter{'' if count == 1 else 's'}; run `python -m torch_webgpu_compile doctor`"
+            f"adapter{'' if count == 1 else 's'}; run `python -m torch_webgpu_compile doctor`, or "
+            "let processes share one: TORCH_WEBGPU_ADAPTER=0,0 makes two devices of it"
         )
     return index
 

@@ -24,6 +24,7 @@ from . import (
     quantization,
     random,
     sampling,
+    synchronized_norm,
 )
 
 aten = torch.ops.aten
@@ -53,7 +54,10 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
-FAMILIES = (counting, fused_optimizers, grouped, losses, packed_weights, quantization, sampling)
+FAMILIES = (
+    *(counting, fused_optimizers, grouped, losses, packed_weights, quantization, sampling),
+    synchronized_norm,
+)
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {
     op: rule for family in FAMILIES for op, rule in family.DECOMPOSITIONS.items()

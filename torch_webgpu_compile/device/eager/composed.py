@@ -57,6 +57,40 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.where(mask, kept, left_out)
 
 
+def batch_norm_gather_stats_with_counts(
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The statistics of all processes from those of each, for ``torch.nn.SyncBatchNorm``.
+
+    It updates the running statistics, of which its schema says nothing: so graphs are to see what
+    it consists of, and it is registered for all keys of the device. Source: ATen
+    ``native/cuda/Normalization.cuh``.
+
+    Args:
+        mean, invstd: (processes, C).
+        counts: (processes,), values of a channel.
+    """
+    share = counts.to(mean.dtype).view(-1, 1)
+    total = share.sum()
+    share = share / total
+    overall = (mean * share).sum(0)
+    variances = invstd.pow(-2) - eps
+    variance = ((variances + (mean - overall).square()) * share).sum(0)
+    if running_mean is not None:
+        running_mean.lerp_(overall.to(running_mean.dtype), momentum)
+    if running_var is not None:
+        unbiased = variance * (total / (total - 1))
+        running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    return overall, torch.rsqrt(variance + eps)
+
+
 def uniform_(
     tensor: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None
 ) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...capture.decompositions import synchronized_norm
 from ...compiler import native_operators
 from ..patches import distributed, printing
 from ..registration import new_library, untraced
@@ -101,8 +102,11 @@ def register() -> Callable[..., Any]:
         for name in (*_taken_from_composites(kernels), *_REFUSING, *_READING):
             library.impl(name, partial(run, _overload(name)), "PrivateUse1")
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
-            function = composed.scaled_dot_product_attention
-            library.impl("scaled_dot_product_attention", untraced(function), key)
+            for name in ("scaled_dot_product_attention", "batch_norm_gather_stats_with_counts"):
+                library.impl(name, untraced(getattr(composed, name)), key)
+        for op, rule in synchronized_norm.DECOMPOSITIONS.items():
+            # Nothing else tells what the results are like, when Dynamo traces a module.
+            library.impl(op.name(), untraced(rule), "Meta")
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         transformer_encoder.register_nested(library)

@@ -182,10 +182,17 @@ def replace(tensor: Tensor, buffer: GpuBuffer) -> None:
 
 def nbytes_of(storage: torch.UntypedStorage) -> int:
     """The size of a ``webgpu`` storage, as `resize` left it."""
-    reference = _references.get(storage.data_ptr() >> _SLOT_BITS)
+    reference = _reference_of(storage)
     if reference is None or reference.nbytes is None:
         return _whole_nbytes(storage)
     return reference.nbytes
+
+
+def _reference_of(storage: torch.UntypedStorage) -> _StorageReference | None:
+    try:
+        return _references.get(storage.data_ptr() >> _SLOT_BITS)
+    except RuntimeError:  # of a tensor subclass, or fake: it has no address
+        return None
 
 
 def resize(storage: torch.UntypedStorage, nbytes: int) -> None:
@@ -207,7 +214,7 @@ def resize(storage: torch.UntypedStorage, nbytes: int) -> None:
             "again; use tensor.resize_(), which gives the tensor another storage where it has to "
             "grow"
         )
-    reference = _references.get(storage.data_ptr() >> _SLOT_BITS)
+    reference = _reference_of(storage)
     if reference is None or nbytes == before:
         return
     buffer = reference.buffer
