@@ -38,7 +38,7 @@ def _register() -> None:
 def _lower(overload: torch._ops.OpOverload) -> None:
     @lowers(overload)
     def lower_collective(builder: Builder, *arguments: Any, **keywords: Any) -> Any:
-        """The collective as a host call; the order of a graph's host calls is that of its nodes."""
+        """The collective, as a host call."""
         return host_call(builder, overload, arguments, keywords)
 
 

@@ -1,14 +1,17 @@
-"""``torch.distributed`` with device tensors: two processes on one adapter."""
+"""``torch.distributed`` with device tensors: several processes on one adapter."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.gpu.device.processes import run
+from tests.gpu.device.processes import ROOT, run
 
 pytestmark = [
     pytest.mark.rotates(9),  # each process imports torch, and compiles
@@ -29,3 +32,61 @@ def test_two_processes(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(start, range(2)))
+
+
+def torchrun(count: int, *arguments: object, options: tuple[str, ...] = ()) -> str:
+    """What ``count`` processes of `distributed_training` print, on the first adapter.
+
+    Raises:
+        AssertionError: one failed, or ran an operator on the CPU; with all that they printed.
+    """
+    adapter = os.environ.get("TORCH_WEBGPU_ADAPTER", "").split(",")[0]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "TORCH_WEBGPU_ADAPTER": adapter,
+        "TORCH_WEBGPU_FALLBACK": "error",
+        "OMP_NUM_THREADS": "1",
+    }
+    program = "-m", "tests.gpu.device.distributed_training"
+    run = "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *options
+    done = subprocess.run(
+        [sys.executable, *run, *program, *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=400,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+TRAINING = ("fully_sharded", "synchronized_norm", "tensor_parallel")
+
+
+@pytest.mark.rotates(1)
+def test_two_processes_with_half_the_weights_each(tmp_path: Path) -> None:
+    torchrun(2, "compiled_collectives", "sharded", tmp_path)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_training(count: int, tmp_path: Path) -> None:
+    torchrun(count, *TRAINING, tmp_path)
+
+
+def test_a_checkpoint_of_four_processes(tmp_path: Path) -> None:
+    torchrun(4, "saved", tmp_path)
+    torchrun(2, "loaded", "loaded_on_cpu", tmp_path)
+    torchrun(1, "loaded", tmp_path)
+
+
+def test_training_goes_on_after_a_process_was_killed(tmp_path: Path) -> None:
+    """The other one gets an error, and both begin again with the last checkpoint."""
+    torchrun(2, "killed", tmp_path, options=("--max-restarts=1",))
+    assert "allreduce_" in (tmp_path / "error").read_text()
+    (tmp_path / "checkpoint").unlink()
+    torchrun(1, "killed", tmp_path)
+    (first, found), (_, expected) = (torch.load(tmp_path / f"result{n}") for n in (2, 1))
+    assert first == 2
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

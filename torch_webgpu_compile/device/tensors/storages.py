@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,8 @@ _OFFSET_MASK = (1 << _SLOT_BITS) - 1
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _construct_storage = torch._C._construct_storage_from_data_pointer
 _create_empty = torch._C._acc.create_empty_tensor
-_whole_nbytes = torch._C.StorageBase.nbytes
+_StorageBase: Any = torch._C.StorageBase
+_whole_nbytes: Callable[[torch.UntypedStorage], int] = _StorageBase.nbytes
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _alias = torch.ops.aten.alias.default._handle.redispatch_boxed
 data_ptr = torch._C.TensorBase.data_ptr
@@ -203,16 +204,15 @@ def resize(storage: torch.UntypedStorage, nbytes: int) -> None:
     first size, which nothing in Python can change. Between two other sizes the contents stay.
 
     Raises:
-        RuntimeError: ``nbytes`` is more than the storage was made with, or negative.
+        NotImplementedError: ``nbytes`` is more than the storage was made with.
         OutOfMemoryError: there is not enough GPU memory.
         DeviceError: the device was lost.
     """
     whole, before = _whole_nbytes(storage), nbytes_of(storage)
-    if not 0 <= nbytes <= whole:
-        raise RuntimeError(
-            f"a webgpu storage of {whole} bytes cannot get {nbytes}: it may be emptied and filled "
-            "again; use tensor.resize_(), which gives the tensor another storage where it has to "
-            "grow"
+    if nbytes > whole:
+        raise NotImplementedError(
+            f"a webgpu storage that was made with {whole} bytes cannot get {nbytes}: use "
+            "tensor.resize_(), which gives the tensor another storage where it has to grow"
         )
     reference = _reference_of(storage)
     if reference is None or nbytes == before:
