@@ -293,6 +293,11 @@ def buffers_of(group: KernelGroup) -> GroupBuffers:
             return _buffers_of_members(members)
 
 
+def is_host_call(group: KernelGroup) -> bool:
+    """Whether a group is a step of the host."""
+    return isinstance(group, SingleGroup) and isinstance(group.node, HostCall)
+
+
 def dispatch_count(group: KernelGroup, buffers: Mapping[str, Buffer]) -> int:
     """The kernels that code generation makes of a group: one, but none of what has no elements.
 

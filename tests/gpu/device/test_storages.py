@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from torch_webgpu_compile.errors import DeviceError
+
 # A warning of PyTorch's, given once per process by whatever comes first.
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 
@@ -111,6 +113,31 @@ def test_resize_of_tensors(tensor: torch.Tensor) -> None:
     tensor.resize_(3)
     assert tensor[:2].tolist() == [1, 2]
     assert tensor.untyped_storage().nbytes() == 12
+
+
+def test_a_storage_is_emptied_and_filled_again() -> None:
+    """As FSDP does with gathered weights: views and what autograd saved see the new contents."""
+    values = torch.arange(1 << 16, dtype=torch.float32, device="webgpu")
+    part, storage = values[4:8], values.untyped_storage()
+    nbytes, before = storage.nbytes(), torch.webgpu.memory_allocated()
+    assert storage.resize_(0) is storage
+    assert len(storage) == storage.nbytes() == storage.size() == 0
+    assert torch.webgpu.memory_allocated() <= before - nbytes
+    for use in (part.clone, lambda: part.fill_(1), lambda: values.copy_(torch.ones(1 << 16))):
+        with pytest.raises(DeviceError, match=r"given back by resize_\(0\)"):
+            use()
+    storage.resize_(nbytes)
+    assert storage.size() == nbytes
+    values.fill_(3)
+    assert part.tolist() == [3] * 4
+
+
+def test_a_smaller_storage_keeps_its_contents() -> None:
+    values = torch.arange(4, dtype=torch.float32, device="webgpu")
+    storage = values.untyped_storage()
+    assert storage.resize_(8).size() == 8
+    assert storage.resize_(16).size() == 16
+    assert values.tolist() == [0, 1, 2, 3]
 
 
 def test_typed(tensor: torch.Tensor) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ...ir.access import typical_numel
-from ...ir.graph import GroupBuffers, KernelGroup, Schedule, buffers_of
+from ...ir.graph import GroupBuffers, KernelGroup, Schedule, buffers_of, is_host_call
 from ...plan.model import STATUS
 from ...target import Target
 from .order import topological_order
@@ -43,6 +44,10 @@ class Clusters:
         for k, found in enumerate(self.buffers):
             for name in found.stored:
                 self._needs[k] |= readers.get(schedule.graph.buffers[name].shares, set()) - {k}
+
+        calls = [k for k, group in enumerate(schedule.groups) if is_host_call(group)]
+        for before, k in pairwise(calls):
+            self._needs[k].add(before)  # as `fuse` has ordered them
 
     def join(self, k: int, cluster: int) -> None:
         """Moves all members of cluster ``k`` to another cluster; ``k`` disappears."""

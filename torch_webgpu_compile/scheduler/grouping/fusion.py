@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ...ir.access import load_index
 from ...ir.graph import AnchorGroup, KernelGroup, LoopGraph, MapGroup, Member, RowGroup, SingleGroup
-from ...ir.nodes import Pointwise, Reduction, inputs_of, outputs_of, reports
+from ...ir.nodes import HostCall, Pointwise, Reduction, inputs_of, outputs_of, reports
 from ...ir.scalar import loads_of, substitute_symbols
 from ...ir.spaces import Anchor, Node, numbered, symbol_keys
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, product, substitute
@@ -105,6 +105,7 @@ class Fuser:
         writer: the group, by number, that computes each buffer.
         reporting: groups that check indices, which need a binding for the device's status.
         readers: for each buffer, the (first) outputs of the nodes that read it.
+        host_call: the group of the last host call.
     """
 
     def __init__(self, graph: LoopGraph, target: Target) -> None:
@@ -114,6 +115,7 @@ class Fuser:
         self.writer: dict[str, int] = {}
         self.reporting: set[int] = set()  # groups that check indices
         self.readers: dict[str, set[str]] = {}
+        self.host_call: int | None = None
         for node in graph.nodes:
             for name in inputs_of(node):
                 self.readers.setdefault(name, set()).add(outputs_of(node)[0])
@@ -196,6 +198,10 @@ class Fuser:
     def _link(self, node: Node, at: int) -> None:
         needs = {self.writer[n] for n in inputs_of(node) if n in self.writer}
         self.groups[at].needs |= needs - {at}
+        if isinstance(node, HostCall):
+            # Collectives come in the same order in all processes, whatever is fused in which.
+            self.groups[at].needs |= set() if self.host_call is None else {self.host_call}
+            self.host_call = at
         for name in outputs_of(node):
             self.writer[name] = at
         if reports(node):

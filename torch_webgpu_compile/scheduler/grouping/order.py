@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Sequence
-from itertools import pairwise
 
 from ...errors import VerificationError
 from ...ir.graph import Schedule
-from ...ir.nodes import HostCall, inputs_of, outputs_of
+from ...ir.nodes import inputs_of, outputs_of
 from .fusion import Group, Grouping, finish
 
 
@@ -56,36 +55,10 @@ def _outputs(group: Group) -> set[str]:
     return {*group.computed, *anchor}
 
 
-def _host_calls_in_turn(
-    grouping: Grouping, needs: Sequence[Collection[int]]
-) -> list[Collection[int]]:
-    """``needs``, and each host call needs the one before it in the graph."""
-    place = {
-        name: k
-        for k, group in enumerate(grouping.groups)
-        if isinstance(group.anchor, HostCall)
-        for name in outputs_of(group.anchor)
-    }
-    calls = [node for node in grouping.graph.nodes if isinstance(node, HostCall)]
-    at = [place[outputs_of(node)[0]] for node in calls]
-    found = list(needs)
-    for before, k in pairwise(at):
-        found[k] = {*found[k], before}
-    return found
-
-
 def order_groups(grouping: Grouping) -> Schedule:
-    """A topological order, earliest created first, and the buffers that each group must store.
-
-    Host calls come as in the graph: collectives must in all processes, though shards of other sizes
-    are fused in another way in some.
-    """
+    """A topological order, earliest created first, and the buffers that each group must store."""
     graph, groups = grouping.graph, grouping.groups
-    needs = [g.needs for g in groups]
-    try:
-        order = topological_order(_host_calls_in_turn(grouping, needs))
-    except VerificationError:  # a group computes for a host call, and reads what a later one gave
-        order = topological_order(needs)
+    order = topological_order([g.needs for g in groups])
     stored = set(graph.returned)
     for group in groups:
         stored |= group.reads - set(group.computed)
