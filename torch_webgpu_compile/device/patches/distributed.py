@@ -162,7 +162,7 @@ def _finish(name: str, boxed: Any, copies: _Copies, is_async: bool) -> Any:
             future = work.get_future()
         except RuntimeError:  # gloo has none for scattered reductions
             return _waiting()(work, copies).boxed()
-        future = future.then(partial(_when_done, copies, targets))
+        future = future.then(partial(_when_done, name, copies, targets))
         _wait_for_at_exit(future)
     else:
         work.wait()
@@ -172,8 +172,11 @@ def _finish(name: str, boxed: Any, copies: _Copies, is_async: bool) -> Any:
     return c10d._create_work_from_future(future).boxed()
 
 
-def _when_done(copies: _Copies, targets: Sequence[Tensor], future: Any) -> Any:
-    future.value()  # raises what the backend raised
+def _when_done(name: str, copies: _Copies, targets: Sequence[Tensor], future: Any) -> Any:
+    try:
+        future.value()
+    except RuntimeError as error:
+        raise RuntimeError(f"c10d::{name} of webgpu tensors failed: {error}") from error
     _write(copies)
     return targets
 
