@@ -121,6 +121,35 @@ def test_steps_compile_nothing_new(name, form):
     assert not counters.fallbacks
 
 
+@pytest.mark.parametrize("form", ["foreach", "fused", "for-loop", "capturable"])
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_cycle_of_momentum_compiles_nothing_new(name, form):
+    """`OneCycleLR` changes the learning rate and the momentum, or beta1, with every step."""
+    if form == "capturable" and not INFOS[name].has_capturable_arg:
+        pytest.skip("it cannot be captured")
+    kwargs = {"foreach": form == "foreach"} if form in ("foreach", "for-loop") else {form: True}
+
+    def train(device, **kwargs):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).to(device)
+        optimizer = getattr(torch.optim, name)(model.parameters(), **STEADY[name], **kwargs)
+        schedule = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+        x = torch.arange(32.0, device=device).view(8, 4).sin()
+        for step in range(9):
+            if step == 3:
+                counters.reset()
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+        return [weight.detach().cpu() for weight in model.parameters()]
+
+    found = train(DEVICE, **kwargs)
+    assert counters.plans_compiled == 0
+    assert not counters.fallbacks
+    torch.testing.assert_close(found, train("cpu"), rtol=1e-4, atol=1e-5)
+
+
 def test_the_default_is_foreach():
     w = torch.ones(3, device=DEVICE, requires_grad=True)
     assert _default_to_fused_or_foreach([w], False) == (False, True)

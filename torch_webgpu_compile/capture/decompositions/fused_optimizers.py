@@ -50,7 +50,9 @@ def _gradient(
 
 
 def _bias_correction(beta: float, step: Tensor) -> Tensor | float:
-    """1 - betaˢᵗᵉᵖ, without cancellation."""
+    """1 - betaˢᵗᵉᵖ, without cancellation; a symbol is positive."""
+    if isinstance(beta, torch.SymFloat):
+        return -torch.expm1(step * torch.full_like(step, beta).log())
     return -torch.expm1(step * math.log(beta)) if beta > 0 else 1.0
 
 

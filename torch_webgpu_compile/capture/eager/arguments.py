@@ -33,7 +33,11 @@ _STATIC_NUMBERS = frozenset(
 )
 # Operators whose integers may be symbols, but not their floats.
 _STATIC_FLOATS = frozenset({"arange"})
-_STATIC_NAMES = frozenset({"beta1", "beta2", "momentum", "dampening"})
+# Numbers that seldom change, whose float32 value would cost accuracy: 1 - 0.999 has 14 bits then.
+_STATIC_NAMES = frozenset({"beta2", "dampening"})
+# Constants until they have changed: `OneCycleLR` and `CyclicLR` give another one with every step.
+_CONSTANT_AT_FIRST = frozenset({"beta1", "momentum"})
+_POWERS_OF_NUMBERS = frozenset({"_foreach_pow.ScalarAndTensor", "pow.Scalar"})  # as Adam has
 # Operators that round a number to the tensor's dtype, where most compute in float32 with it.
 _ROUNDING = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "fill", "full", "full_like", "new_full", "masked_fill"}
@@ -143,9 +147,17 @@ def key_of(leaf: Any) -> Any:
 
 
 def symbolic_leaves(
-    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Any]
+    op: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    leaves: Sequence[Any],
+    like: Sequence[Sequence[Any]] = (),
 ) -> frozenset[int]:
-    """The leaves with numbers that can be symbols: where any other value gives the same code."""
+    """The leaves with numbers that can be symbols: where any other value gives the same code.
+
+    Args:
+        like: the leaves of earlier calls, which tell what changes.
+    """
     floats = _floats_allowed(op, leaves, kwargs.get("dtype"))
     sizes = _size_names(op)
     found = []
@@ -153,15 +165,31 @@ def symbolic_leaves(
     for name, kind, value in _bound(op, args, kwargs):
         for item in tree_leaves(value):
             is_number = "number" in kind or (kind.startswith(("Tensor", "Optional[Tensor")))
-            is_number = is_number and _base_name(op) not in _STATIC_NUMBERS
+            if _name_of(op) in _POWERS_OF_NUMBERS:
+                is_number = is_number and _has_changed(leaf, item, like)
+            elif _base_name(op) in _STATIC_NUMBERS:
+                is_number = False
             if type(item) is int and 2 <= item <= MAX_INT and (name in sizes or is_number):
                 found.append(leaf)
             elif type(item) is float and math.isfinite(item) and floats:
                 written = op in REWRITES and "float" in kind and name not in _STATIC_NAMES
+                if name in _CONSTANT_AT_FIRST:
+                    written = written and item != 0 and _has_changed(leaf, item, like)
                 if is_number or written:
                     found.append(leaf)
             leaf += 1
     return frozenset(found)
+
+
+def _has_changed(leaf: int, value: float, like: Sequence[Sequence[Any]]) -> bool:
+    """Whether an earlier call had another number there."""
+    earlier = [leaves[leaf] for leaves in like if leaf < len(leaves)]
+    return any(type(other) is float and other != value for other in earlier)
+
+
+def _name_of(op: OpOverload) -> str:
+    """``name.overload``, without the namespace."""
+    return str(op).removeprefix("aten.")
 
 
 def _base_name(op: OpOverload) -> str:

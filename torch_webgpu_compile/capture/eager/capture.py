@@ -74,7 +74,8 @@ def capture_call(
         native: the operators that lowering knows.
         dynamic: sizes, strides, offsets and integers are symbols where the operator allows it.
         numbers: floats are symbols where the operator allows it; by default if ``dynamic``.
-        like: leaves of earlier calls. What is equal in all of them is not made a symbol.
+        like: leaves of earlier calls. What is equal in all of them is not made a symbol; without
+            ``dynamic``, this holds for numbers that seldom change only.
 
     Raises:
         UnsupportedOp: the operator cannot be traced, with these symbols at least, or two changed
@@ -86,14 +87,14 @@ def capture_call(
     leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
     kinds: list[type] = [int] if dynamic else []
     kinds += [float] if (dynamic if numbers is None else numbers) else []
-    chosen = symbolic_leaves(op, args, kwargs, leaves) if kinds else frozenset()
+    chosen = symbolic_leaves(op, args, kwargs, leaves, like) if kinds else frozenset()
     chosen = frozenset(k for k in chosen if type(leaves[k]) in kinds)
     symbolic = dynamic or bool(chosen)
     inputs: StaticInputs | SymbolicInputs
     try:
         with clean_dispatch(symbolic=symbolic):
             if symbolic:
-                inputs = SymbolicInputs(leaves, chosen, dynamic, like)
+                inputs = SymbolicInputs(leaves, chosen, dynamic, like if dynamic else ())
             else:
                 inputs = StaticInputs(leaves)
             traced = _trace(op, leaves, spec, inputs, native)

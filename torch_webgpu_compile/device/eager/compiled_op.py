@@ -233,7 +233,8 @@ def compile_op(
     native = native_operators()
     if op._schema.name.startswith(_OF_MANY):
         with suppress(UnsupportedOp):
-            return _compile(capture_call(op, described, named, native, numbers=True), placement)
+            call = capture_call(op, described, named, native, numbers=True, like=like)
+            return _compile(call, placement)
     elif like:
         # Whatever symbols make impossible: the call as it is decides.
         with suppress(Exception):
