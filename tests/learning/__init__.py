@@ -1,0 +1,1 @@
+"""Whether models learn on the device as they do on the CPU: `tasks`, `curves`."""
