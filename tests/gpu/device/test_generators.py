@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.gpu.device.processes import run
 from torch_webgpu_compile.device.generators import draw_seeds
@@ -74,16 +77,78 @@ def test_fork_rng() -> None:
     assert draw() == numbers
 
 
-def test_checkpoint_repeats_dropout() -> None:
-    from torch.utils.checkpoint import checkpoint
+class Dropped(nn.Module):
+    """Two parts with dropout, which may be checkpointed."""
 
-    x = torch.ones(64, device="webgpu", requires_grad=True)
-    y: Any = checkpoint(
-        lambda value: torch.nn.functional.dropout(value, 0.5) * value, x, use_reentrant=False
-    )
-    y.sum().backward()
-    assert x.grad is not None
-    assert torch.equal(x.grad, 2 * y)
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.outer, self.kind = nn.Linear(8, 16), nn.Linear(16, 8), kind
+
+    def part(self, x: Tensor) -> Tensor:
+        result: Tensor = self.outer(F.dropout(F.gelu(self.inner(x)), 0.5))
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            if self.kind == "none":
+                x = x + self.part(x)
+            else:
+                x = x + checkpoint(self.part, x, use_reentrant=self.kind == "reentrant")
+        return F.dropout(x, 0.1)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("kind", ["reentrant", "not reentrant"])
+def test_checkpoints_repeat_dropout(kind: str, is_compiled: bool) -> None:
+    """Gradients, and the numbers that are drawn later, are those without checkpoints."""
+    given = torch.randn(4, 8, device="webgpu")
+
+    def trained(kind: str, seed: int) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Dropped(kind).to("webgpu")
+        call: Any = torch.compile(model, backend="webgpu") if is_compiled else model
+        x = given.clone().requires_grad_()
+        torch.manual_seed(seed)
+        for _ in range(2):
+            call(x).square().sum().backward()
+        values = [x, *model.parameters()]
+        grads = [value.grad.cpu() for value in values if value.grad is not None]
+        return [*grads, torch.rand(3, device="webgpu").cpu()]
+
+    expected = trained("none", 3)
+    for found, value in zip(trained(kind, 3), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(trained(kind, 4)[0], expected[0])
+
+
+def test_compiled_and_eager_dropout_are_the_same() -> None:
+    x = torch.ones(64, device="webgpu")
+    compiled = torch.compile(lambda x: F.dropout(x, 0.5), backend="webgpu")
+    torch.manual_seed(5)
+    state = webgpu.get_rng_state()
+    first, second = compiled(x).tolist(), compiled(x).tolist()
+    assert first != second
+    webgpu.set_rng_state(state)
+    assert [F.dropout(x, 0.5).tolist(), compiled(x).tolist()] == [first, second]
+
+
+def test_models_that_are_made_on_the_device_have_the_numbers_of_the_seed() -> None:
+    def made() -> list[list[float]]:
+        torch.manual_seed(1)
+        with torch.device("webgpu"):
+            layers = nn.Linear(3, 4), nn.Conv2d(1, 2, 3), nn.Embedding(5, 2), nn.LSTM(2, 3)
+            probabilities = torch.rand(4, 6)
+            drawn = [
+                torch.multinomial(probabilities, 3),
+                torch.bernoulli(probabilities),
+                torch.poisson(5 * probabilities),
+                torch.randperm(9),
+                torch.distributions.Normal(probabilities, 1.0).rsample(),
+            ]
+        weights = [weight for layer in layers for weight in layer.parameters()]
+        return [value.detach().flatten().tolist() for value in [*weights, *drawn]]
+
+    assert made() == made()
 
 
 def test_seeds() -> None:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torch_webgpu_compile import counters
+
 pytestmark = pytest.mark.rotates(9)
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -103,6 +105,92 @@ def test_unscaled_gradients_can_be_clipped() -> None:
     scaler.step(optimizer)
     scaler.update()
     torch.testing.assert_close(weight.detach().cpu(), torch.full((4,), 0.5), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("options", "nbytes"), [({}, 4), ({"fused": True}, 0)])
+def test_a_step_reads_one_number_of_the_device(options: dict[str, bool], nbytes: int) -> None:
+    """Whether to skip it: once per optimizer, however many parameters there are."""
+    weights = [nn.Parameter(torch.ones(3, device="webgpu")) for _ in range(20)]
+    halves = weights[:10], weights[10:]
+    optimizers = [torch.optim.AdamW(half, lr=0.1, **options) for half in halves]
+    scaler = torch.amp.GradScaler("webgpu", init_scale=8.0)
+    for factor in (1.0, float("inf"), 1.0):
+        before = [weight.detach().clone() for weight in weights]
+        loss = sum(weight.sum() for weight in halves[0]) * factor
+        loss = loss + sum(weight.sum() for weight in halves[1])
+        scaler.scale(loss).backward()
+        counters.reset()
+        for optimizer, half in zip(optimizers, halves, strict=True):
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(half, 1.0)
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+        assert counters.bytes_downloaded == nbytes * len(optimizers)
+        assert not counters.fallbacks
+        changed = [not torch.equal(a, b) for a, b in zip(before, weights, strict=True)]
+        assert changed == [factor == 1.0] * 10 + [True] * 10
+    assert scaler.get_scale() == 4.0
+
+
+# Dynamo asks for it where it goes on after a graph break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_whole_step_with_a_scaler_is_compiled() -> None:
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).to("webgpu")
+    x, y = torch.randn(6, 8).to("webgpu"), torch.arange(6).remainder(4).to("webgpu")
+
+    def losses(is_compiled: bool) -> list[float]:
+        model = copy.deepcopy(base)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        scaler = torch.amp.GradScaler("webgpu", init_scale=8.0)
+
+        def step(factor: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with torch.autocast("webgpu"):
+                loss = F.cross_entropy(model(x), y) * factor
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        call = torch.compile(step, backend="webgpu") if is_compiled else step
+        factors = torch.tensor([1.0, float("inf"), 1.0, 1.0], device="webgpu")
+        found = [call(factor).item() for factor in factors]
+        assert scaler.get_scale() == 4.0
+        return found
+
+    expected = losses(False)
+    assert losses(True) == pytest.approx(expected, rel=2e-3)
+    assert expected[0] > expected[2] > expected[3]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_bfloat16_with_master_weights(is_compiled: bool) -> None:
+    """Steps that are too small for bfloat16 add up in float32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).to("webgpu", BF16)
+    x, y = torch.randn(6, 8, dtype=BF16).to("webgpu"), torch.arange(6).remainder(4).to("webgpu")
+    first = [weight.detach().clone() for weight in model.parameters()]
+    masters = [weight.float().requires_grad_() for weight in first]
+    optimizer = torch.optim.AdamW(masters, lr=1e-4)
+    call: Any = torch.compile(model, backend="webgpu") if is_compiled else model
+    losses = []
+    for _ in range(20):
+        loss = F.cross_entropy(call(x).float(), y)
+        loss.backward()
+        for weight, master in zip(model.parameters(), masters, strict=True):
+            assert weight.grad is not None
+            assert weight.grad.dtype is BF16
+            master.grad, weight.grad = weight.grad.float(), None
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(list(model.parameters()), masters)
+        losses.append(loss.detach())
+    assert losses[-1] < losses[0] - 0.005
+    for weight, master, before in zip(model.parameters(), masters, first, strict=True):
+        assert torch.equal(weight, master.to(BF16))
+        assert (weight != before).float().mean() > 0.9
 
 
 def test_the_state_of_a_scaler_is_restored() -> None:
