@@ -90,6 +90,7 @@ def _register() -> None:
         pinning,
         precompiling,
         process_groups,
+        random_states,
         safetensors,
         sending,
         several_devices,
@@ -112,7 +113,7 @@ def _register() -> None:
         *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
-        *(lightning, precompiling, device_mesh),
+        *(lightning, random_states, precompiling, device_mesh),
     ):
         patch.install()
 

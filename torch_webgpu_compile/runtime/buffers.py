@@ -380,7 +380,7 @@ class BufferPool:
         except OutOfMemoryError as error:
             stats = self.stats()
             raise OutOfMemoryError(
-                f"the GPU is out of memory: {human_bytes(nbytes)} were asked for while "
+                f"the GPU is out of memory. {human_bytes(nbytes)} were asked for while "
                 f"{human_bytes(stats['allocated'])} are in use and "
                 f"{human_bytes(stats['reserved'])} reserved ({self._describe()}); free tensors, "
                 "use a smaller batch, or run under torch.no_grad(). The GPU says: "

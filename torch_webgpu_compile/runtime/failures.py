@@ -54,8 +54,9 @@ def device_error(kind: str, message: str, subject: str) -> DeviceError:
         return lost_error(subject, cause_of(message))
     if kind == "OutOfMemory" or _MEMORY.search(message):
         return OutOfMemoryError(
-            f"{subject}: the GPU is out of memory ({text}); free tensors, use a smaller batch, or "
-            "call torch.webgpu.empty_cache()"
+            # " out of memory." is what tools that try a smaller batch next look for.
+            f"{subject}: the GPU is out of memory. It says: {text}; free tensors, use a smaller "
+            "batch, or call torch.webgpu.empty_cache()"
         )
     return DeviceError(
         f"{subject}: {text or kind}; this is a bug in the compiled plan: set "

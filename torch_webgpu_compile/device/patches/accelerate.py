@@ -1,12 +1,16 @@
 """`accelerate` takes the device where PyTorch has no other accelerator.
 
-Patched: when they are imported, ``accelerate.state.PartialState.default_device``, the list of
-devices with float16 and ``get_grad_scaler`` in ``accelerate.accelerator``, and the enumeration
-``DynamoBackend``. Tried with accelerate 1.15; where a version has no such thing, nothing is
-changed. ``TORCH_WEBGPU_TRAINERS=0`` leaves all as it is, which `is_wanted` asks at each choice.
+Patched: when they are imported, ``default_device``, ``_prepare_backend`` and ``set_device`` of
+``accelerate.state.PartialState``, the list of devices with float16 and ``get_grad_scaler`` in
+``accelerate.accelerator``, ``clear_device_cache`` in ``accelerate.utils.memory``, the enumeration
+``DynamoBackend`` and the list of its names, and ``_validate_launch_command`` in
+``accelerate.commands.launch``. Tried with accelerate 1.15; where a version has no such thing,
+nothing is changed. ``TORCH_WEBGPU_TRAINERS=0`` leaves all as it is, which `is_wanted` asks at each
+choice.
 
 Why: it has a fixed list of device types and ends it with the CPU. (Its variable
 ``ACCELERATE_TORCH_DEVICE`` is no way to say it for everybody: it also wins over ``cpu=True``.)
+For processes that were launched together it knows no backend then, and each trains alone.
 
 Until: `accelerate` asks `torch.accelerator`.
 """
@@ -14,6 +18,7 @@ Until: `accelerate` asks `torch.accelerator`.
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import torch
@@ -26,8 +31,12 @@ from .accelerator import is_wanted
 def install() -> None:
     """Has ``accelerate`` choose the device, once it is imported."""
     after_import("accelerate.state", _choose_device)
+    after_import("accelerate.state", _join_processes)
     after_import("accelerate.accelerator", _allow_float16)
+    after_import("accelerate.utils.memory", _empty_cache)
     after_import("accelerate.utils.dataclasses", _add_backend)
+    after_import("accelerate.commands.config.config_utils", _name_backend)
+    after_import("accelerate.commands.launch", _launch_processes)
 
 
 def _choose_device(module: Any) -> None:
@@ -43,6 +52,76 @@ def _choose_device(module: Any) -> None:
         return torch.device(devices.NAME) if chosen.type == "cpu" and is_wanted() else chosen
 
     state.default_device = property(default_device)
+
+
+def _join_processes(module: Any) -> None:
+    """Processes that were launched together train together, over gloo.
+
+    Each takes the device of its local rank; where there are fewer devices, several share one.
+    """
+    state: Any = getattr(module, "PartialState", None)
+    types: Any = getattr(module, "DistributedType", None)
+    prepare = getattr(state, "_prepare_backend", None)
+    choose = getattr(state, "set_device", None)
+    if prepare is None or choose is None or types is None:
+        return
+
+    @functools.wraps(prepare)
+    def _prepare_backend(
+        self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
+    ) -> tuple[str | None, Any]:
+        chosen, kind = prepare(self, cpu, sagemaker_dp, backend)
+        is_launched = int(os.environ.get("LOCAL_RANK", -1)) != -1
+        if kind is types.NO and is_launched and not cpu and is_wanted():
+            return backend or "gloo", types.MULTI_GPU
+        return chosen, kind
+
+    @functools.wraps(choose)
+    def set_device(self: Any) -> None:
+        is_launched = self.device is None and self.distributed_type is types.MULTI_GPU
+        if not is_launched or not is_wanted():
+            choose(self)
+            return
+        index = self.local_process_index % devices.device_count()
+        torch.get_device_module(devices.NAME).set_device(index)
+        self.device = torch.device(devices.NAME, index)
+        # Its own switch: DistributedDataParallel is not given the rank as its device.
+        os.environ.setdefault("ACCELERATE_BYPASS_DEVICE_MAP", "true")
+
+    state._prepare_backend = _prepare_backend
+    state.set_device = set_device
+
+
+def _launch_processes(module: Any) -> None:
+    """``accelerate launch --num_processes 2`` starts two: they may share a device."""
+    validate = getattr(module, "_validate_launch_command", None)
+    if validate is None:
+        return
+    other = ("multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm")
+
+    @functools.wraps(validate)
+    def _validate_launch_command(args: Any) -> Any:
+        is_open = not any(getattr(args, name, False) for name in other)
+        if is_open and (getattr(args, "num_processes", None) or 0) > 1 and is_wanted():
+            args.multi_gpu = True
+        return validate(args)
+
+    module._validate_launch_command = _validate_launch_command
+
+
+def _empty_cache(module: Any) -> None:
+    """``release_memory`` and the search for a batch size that fits give back what is free."""
+    clear = getattr(module, "clear_device_cache", None)
+    if clear is None:
+        return
+
+    @functools.wraps(clear)
+    def clear_device_cache(*arguments: Any, **keywords: Any) -> None:
+        clear(*arguments, **keywords)
+        if devices.opened():
+            torch.get_device_module(devices.NAME).empty_cache()
+
+    module.clear_device_cache = clear_device_cache
 
 
 def _allow_float16(module: Any) -> None:
@@ -85,3 +164,10 @@ def _add_backend(module: Any) -> None:
     member._name_ = member._value_ = name
     backends._member_map_[name] = backends._value2member_map_[name] = member
     backends._member_names_.append(name)
+
+
+def _name_backend(module: Any) -> None:
+    """Adds it to what ``accelerate launch --dynamo_backend`` and ``accelerate config`` offer."""
+    names = getattr(module, "DYNAMO_BACKENDS", None)
+    if isinstance(names, list) and devices.NAME.upper() not in names:
+        names.append(devices.NAME.upper())

@@ -1,11 +1,13 @@
 """Lightning's ``Trainer(accelerator="webgpu")``, and what "auto" and "gpu" are where it is the GPU.
 
 Patched: four functions of Lightning's ``_AcceleratorConnector``, when it is imported: the choices
-of the accelerator by "auto" and by "gpu", of the strategy, and of the precision. Tried with
-Lightning 2.6; a version without such functions is left alone.
+of the accelerator by "auto" and by "gpu", of the strategy, and of the precision; and
+``is_cuda_out_of_memory`` of its ``utilities.memory``. Tried with Lightning 2.6; a version without
+such functions is left alone.
 
 Why: its registry of accelerators is open to others, but the choices made around it are lists of
-device types that end with the CPU.
+device types that end with the CPU. And the search for a batch size that fits looks for "CUDA" in
+the text of an error.
 
 Until: these choices ask the registered accelerators.
 """
@@ -34,6 +36,7 @@ def install() -> None:
     """Has Lightning know the device as an accelerator as soon as it is imported."""
     for package in ("lightning.pytorch", "pytorch_lightning"):
         after_import(f"{package}.{_CONNECTOR}", _teach)
+        after_import(f"{package}.utilities.memory", _recognize_errors)
 
 
 def _teach(module: Any) -> None:
@@ -80,6 +83,17 @@ def _teach(module: Any) -> None:
     connector._choose_gpu_accelerator_backend = staticmethod(gpu)
     connector._choose_strategy = strategy
     connector._check_and_init_precision = precision
+
+
+def _recognize_errors(module: Any) -> None:
+    original = getattr(module, "is_cuda_out_of_memory", None)
+    if original is None:
+        return
+
+    def is_cuda_out_of_memory(exception: BaseException) -> bool:
+        return isinstance(exception, torch.OutOfMemoryError) or bool(original(exception))
+
+    module.is_cuda_out_of_memory = is_cuda_out_of_memory
 
 
 def _count() -> int:

@@ -1,12 +1,13 @@
 """Which backends of ``torch.distributed`` serve the device: those that serve the host.
 
 Patched: ``Backend.backend_capability`` and ``Backend.default_device_backend_map``, which get the
-device, and ``BackendConfig.__init__``.
+device, ``BackendConfig.__init__``, and ``ProcessGroup.barrier``.
 
 Why: PyTorch asks these, when a process group is made, whether its backend serves ``webgpu``, and
 which one to take where the user names none. The kernels in `distributed` run all collectives on the
 host. Without the last change, a group made without a name would serve the accelerator alone, and no
-longer the CPU tensors for which it was made.
+longer the CPU tensors for which it was made. And ``barrier(device_ids=[rank])`` would ask for as
+many devices of "the" accelerator as there are processes, also where all train on the CPU.
 
 Until: as `distributed`.
 """
@@ -44,3 +45,16 @@ def install() -> None:
             self.device_backend_map = {_HOST: served[devices.NAME]} | served
 
     c10d.BackendConfig.__init__ = init
+    wait_for_all = c10d.ProcessGroup.barrier
+
+    @functools.wraps(wait_for_all)
+    def barrier(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        for options in (*arguments, *keywords.values()):
+            device = getattr(options, "device", None)
+            if device is None or device.type != devices.NAME:
+                continue
+            if torch.device(_HOST) in self._device_types:
+                options.device = torch.device(_HOST)
+        return wait_for_all(self, *arguments, **keywords)
+
+    c10d.ProcessGroup.barrier = barrier
