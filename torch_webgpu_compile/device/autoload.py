@@ -84,6 +84,7 @@ def _register() -> None:
         default_backend,
         device_mesh,
         generation,
+        generator_class,
         guard,
         lightning,
         moving,
@@ -113,7 +114,7 @@ def _register() -> None:
         *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
-        *(lightning, random_states, precompiling, device_mesh),
+        *(lightning, random_states, generator_class, precompiling, device_mesh),
     ):
         patch.install()
 

@@ -79,6 +79,7 @@ class SizeReader:
     def __init__(self) -> None:
         self._symbols: dict[str, Expr] = {}
         self._ones: dict[sympy.Expr, bool] = {}
+        self._quotients: dict[sympy.Expr, int | None] = {}
         self.numbers: dict[str, Scalar] = {}
 
     def size(self, value: int | torch.SymInt) -> Expr:
@@ -97,6 +98,19 @@ class SizeReader:
         if expr not in self._ones:
             self._ones[expr] = statically_known_true(value == 1)
         return self._ones[expr]
+
+    def _guarded(self, expr: sympy.Expr, node: Any) -> int | None:
+        """The number that tracing has guarded a quotient or remainder to be, if it has.
+
+        PyTorch keeps ``s // (s // 8)`` where it has found that this is 8, a head size perhaps: it
+        puts numbers in the place of symbols only.
+        """
+        if expr not in self._quotients:
+            value = node.shape_env.create_symintnode(expr, hint=None)
+            hint = value.node.hint
+            is_known = hint is not None and statically_known_true(value == hint)
+            self._quotients[expr] = int(hint) if is_known else None
+        return self._quotients[expr]
 
     def sizes(self, values: Iterable[int | torch.SymInt]) -> tuple[Expr, ...]:
         """Several sizes."""
@@ -151,6 +165,9 @@ class SizeReader:
         if type(expr) in _EXTREMES:
             return reduce(_EXTREMES[type(expr)], (self._integer(arg, node) for arg in expr.args))
         if type(expr) in _INTEGER_PAIRS:
+            number = self._guarded(expr, node)
+            if number is not None:
+                return as_expr(number)
             left, right = (self._integer(arg, node) for arg in expr.args)
             return _INTEGER_PAIRS[type(expr)](left, right)
         if isinstance(expr, torch_sympy.ModularIndexing):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -175,10 +176,28 @@ def test_generator_arguments_seed_the_operator() -> None:
     assert torch.equal(webgpu.get_rng_state(), before)
 
 
-def test_generators_on_the_device_are_refused() -> None:
-    """Only C++ can provide one: use a generator on the CPU."""
-    with pytest.raises(NotImplementedError):
-        torch.Generator(device="webgpu")
+def test_generators_on_the_device() -> None:
+    generator = torch.Generator(device="webgpu").manual_seed(1)
+    assert generator.device == torch.device("webgpu:0")
+
+    def numbers(given: torch.Generator = generator) -> list[float]:
+        return torch.rand(4, device="webgpu", generator=given).tolist()
+
+    before = webgpu.get_rng_state()
+    first, state, second = numbers(), generator.get_state(), numbers()
+    assert first != second
+    generator.set_state(state)
+    copied = copy.deepcopy(generator)
+    assert numbers() == numbers(copied) == second
+    assert copied.device == generator.device
+    assert torch.equal(webgpu.get_rng_state(), before)
+
+
+def test_other_generators_are_those_of_pytorch() -> None:
+    assert type(torch.Generator()) is type(torch.Generator("cpu")) is torch._C.Generator
+    assert isinstance(torch.default_generator, torch.Generator)
+    assert isinstance(torch.Generator(device="webgpu"), torch._C.Generator)
+    assert not isinstance(1, torch.Generator)
 
 
 def test_seed_before_the_device_is_known() -> None:
