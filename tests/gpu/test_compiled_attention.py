@@ -149,3 +149,23 @@ def test_causal_mask_of_several_documents(length):
     ids = torch.arange(length) // 33
     got = torch.compile(f, backend="webgpu", dynamic=False)(q, k, v, ids)
     torch.testing.assert_close(got, f(q, k, v, ids))
+
+
+def test_a_head_size_that_tracing_found():
+    """Of a symbolic width, as after a graph break in a layer: ``width // (width // 8)`` is 8."""
+
+    def f(query, keys):
+        key = keys.view(2, 12, -1, 8).transpose(1, 2)
+        return F.scaled_dot_product_attention(query, key, key)
+
+    query = torch.randn(2, 2, 12, 8, requires_grad=True)
+    keys = torch.randn(2, 12, 16, requires_grad=True)
+    torch._dynamo.maybe_mark_dynamic(keys, 2)
+    got = native(f)(query, keys)
+    expected = f(query, keys)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    grads = (
+        torch.autograd.grad(result.square().sum(), (query, keys)) for result in (got, expected)
+    )
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

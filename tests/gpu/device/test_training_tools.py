@@ -124,11 +124,11 @@ def test_a_batch_size_that_fits_is_found():
 
     torch.webgpu.empty_cache()
     device = devices.get_device(0)
-    device.set_memory_limit(torch.webgpu.memory_reserved() + (40 << 20))
+    device.limit_memory(torch.webgpu.memory_reserved() + (40 << 20))
     try:
         assert 0 < fill() <= 40
     finally:
-        device.set_memory_limit(None)
+        device.limit_memory(None)
     assert tried[0] == 64
 
 
