@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.gpu.device.processes import run
+from torch_webgpu_compile import counters
 from torch_webgpu_compile.device.generators import draw_seeds
 
 pytestmark = pytest.mark.rotates(9)
@@ -208,3 +209,15 @@ print(torch.rand(2, device="webgpu").tolist())
     register = "from torch_webgpu_compile.device.autoload import register; register()"
     late = run(f"{seed}\n{register}\n{code}")
     assert late == run(f"torch.manual_seed(11)\n{code}")
+
+
+@pytest.mark.parametrize("place", ["cpu", "webgpu"])
+def test_another_generator_compiles_nothing_new(place: str) -> None:
+    def numbers(seed: int) -> Tensor:
+        return torch.randn(5, device="webgpu", generator=torch.Generator(place).manual_seed(seed))
+
+    numbers(1)
+    counters.reset()
+    second, third = numbers(2), numbers(3)
+    assert counters.plans_compiled == 0
+    assert second.tolist() != third.tolist()

@@ -50,6 +50,8 @@ _PROPERTIES = (
     Tensor.get_device,
 )
 
+_GENERATOR: Any = torch._C.Generator  # any will do: numbers are drawn of it at each call
+
 _lock = threading.RLock()
 # None: on the host. A dictionary: by the values of the floats, which matter to what was compiled.
 _by_signature: dict[tuple[Any, ...], Any] = {}
@@ -128,7 +130,7 @@ def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
             key.append(kind if -_INF < value < _INF else value.hex())
         else:
             leaves.append(value)
-            key += (kind, value if kind is not torch.Generator else None)
+            key += (kind, None if isinstance(value, _GENERATOR) else value)
 
 
 def _described(tensors: Sequence[Tensor]) -> Iterator[Any]:
