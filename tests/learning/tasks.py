@@ -57,14 +57,15 @@ def _digit_batch(step: int) -> Batch:
 
 def _convnet() -> nn.Module:
     """Smooth: where ``relu`` or a maximum has a kink, one rounding sends two runs apart at once, at
-    a step that chance decides.
+    a step that chance decides. No biases before batch norm: their gradients are 0 but for rounding,
+    of which AdamW makes steps of full length.
     """
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1, bias=False),
         nn.BatchNorm2d(16),
         nn.SiLU(),
         nn.AvgPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1, groups=2),
+        nn.Conv2d(16, 32, 3, padding=1, groups=2, bias=False),
         nn.BatchNorm2d(32),
         nn.GELU(),
         nn.Flatten(),
