@@ -109,12 +109,15 @@ class _ResolvedCall:
 
     def sort_inputs(self, values: Sequence[Any]) -> Sequence[tuple[UploadRecipe, int]]:
         """Sets ``many`` and ``others`` by what a call gives; returns ``others``."""
-        tensors = [entry for entry in self.inputs if isinstance(values[entry[0].position], Tensor)]
+        tensors: list[tuple[UploadRecipe, int]] = []
+        others: list[tuple[UploadRecipe, int]] = []
+        for entry in self.inputs:
+            (tensors if isinstance(values[entry[0].position], Tensor) else others).append(entry)
         if len(tensors) < _FEWEST_OF_MANY:
-            tensors = []
-        found = [entry for entry in self.inputs if entry not in tensors]
-        self.many, self.others = _Many(tensors) if tensors else None, found
-        return found
+            self.others = self.inputs
+        else:
+            self.many, self.others = _Many(tensors), others
+        return self.others
 
 
 def _resolve(executor: Executor, variant: Variant) -> _ResolvedCall:
