@@ -14,7 +14,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -303,6 +303,22 @@ def verdicts(
 _MARKS = {True: "reached", False: "missed", None: "not judged"}
 
 
+def print_verdicts(judged: Sequence[Verdict]) -> None:
+    """A line for each."""
+    for verdict in judged:
+        notes = f" ({verdict.note})" if verdict.note else ""
+        print(f"  {verdict.goal}: {verdict.measured}, {_MARKS[verdict.reached]}{notes}")
+
+
+def write_figures(path: Path, figures: Mapping[str, Any]) -> None:
+    """Writes them as JSON, with what they were measured on.
+
+    To be called after each case: the rest takes minutes, and may fail.
+    """
+    gpu = {"gpu": devices.get_device(0).info.name, "pytorch": torch.__version__}
+    path.write_text(json.dumps({**gpu, **figures}, indent=1, ensure_ascii=False) + "\n")
+
+
 def line(name: str, case: Case, systems: Mapping[str, Mapping[str, Any]], copy: float) -> str:
     """A row for a person."""
     ours, theirs = systems["webgpu"], systems.get("cuda")
@@ -354,14 +370,10 @@ def main() -> None:
         )
         results[name] = systems | {"goals": [asdict(verdict) for verdict in judged]}
         print(line(name, case, systems, copy), flush=True)
-        for verdict in judged:
-            notes = f" ({verdict.note})" if verdict.note else ""
-            print(f"  {verdict.goal}: {verdict.measured}, {_MARKS[verdict.reached]}{notes}")
-        if arguments.output is not None:  # now: the rest takes minutes, and may fail
-            gpu = {"gpu": devices.get_device(0).info.name, "pytorch": torch.__version__}
+        print_verdicts(judged)
+        if arguments.output is not None:
             copied = {"copy_bytes_per_second": copy, "copied_by": copied_by}
-            found_all = gpu | copied | {"cases": results}
-            arguments.output.write_text(json.dumps(found_all, indent=1, ensure_ascii=False) + "\n")
+            write_figures(arguments.output, copied | {"cases": results})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import statistics
 import time
@@ -23,11 +22,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.device.autoload import register
 
-from .cases import mlp
-from .generate import LLAMA_1B, Geometry
+from .cases import Classifier, Logits, mlp
+from .generate import LLAMA_1B, Geometry, print_verdicts, write_figures
 from .goals import OURS, AtMost, Faster, Goal, Leaner, Verdict, Work, judge
 from .limits import synchronize, use_full_f32
 from .timing import host_seconds_per_call, seconds_per_call
@@ -61,30 +59,6 @@ class ImageLoss(nn.Module):
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(self.model(images).logits, labels)
-
-
-class ImageLogits(nn.Module):
-    """Images → logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.model(images).logits
-        return logits
-
-
-class TokenLogits(nn.Module):
-    """Tokens → logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.model(tokens, use_cache=False).logits
-        return logits
 
 
 def gpt2(small: bool) -> Built:
@@ -129,7 +103,7 @@ def convnext(small: bool, batch: int, *, trained: bool = True) -> Built:
     sizes: dict[str, Any] = few if small else {}
     model = ConvNextForImageClassification(ConvNextConfig(num_labels=1000, **sizes))
     images, labels = _images(2 if small else batch, 32 if small else 224)
-    return (ImageLoss(model), (images, labels)) if trained else (ImageLogits(model), (images,))
+    return (ImageLoss(model), (images, labels)) if trained else (Classifier(model), (images,))
 
 
 def llama(small: bool, geometry: Geometry = LLAMA_1B) -> Built:
@@ -141,7 +115,7 @@ def llama(small: bool, geometry: Geometry = LLAMA_1B) -> Built:
         geometry = replace(geometry, vocabulary=1000)
     config: Any = geometry.config()
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return TokenLogits(model), (torch.randint(geometry.vocabulary, (1, 32 if small else 512)),)
+    return Logits(model), (torch.randint(geometry.vocabulary, (1, 32 if small else 512)),)
 
 
 @dataclass(frozen=True)
@@ -306,9 +280,6 @@ def line(name: str, systems: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{name:24} {'; '.join(parts)}{losses}"
 
 
-_MARKS = {True: "reached", False: "missed", None: "not judged"}
-
-
 def main() -> None:
     """Prints every case."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -338,13 +309,9 @@ def main() -> None:
         judged = verdicts(case, systems, not small)
         results[name] = systems | {"goals": [asdict(verdict) for verdict in judged]}
         print(line(name, systems), flush=True)
-        for verdict in judged:
-            notes = f" ({verdict.note})" if verdict.note else ""
-            print(f"  {verdict.goal}: {verdict.measured}, {_MARKS[verdict.reached]}{notes}")
-        if arguments.output is not None:  # now: the rest takes minutes, and may fail
-            gpu = {"gpu": devices.get_device(0).info.name, "pytorch": torch.__version__}
-            text = json.dumps(gpu | {"cases": results}, indent=1, ensure_ascii=False)
-            arguments.output.write_text(text + "\n")
+        print_verdicts(judged)
+        if arguments.output is not None:
+            write_figures(arguments.output, {"cases": results})
 
 
 def _on_cpu(case: Case, small: bool) -> dict[str, Any]:
