@@ -12,6 +12,7 @@ from functools import partial
 from html import escape
 from typing import Any
 
+from ..device.tensors.deferred import settle
 from ..options import resolve
 from ..runtime import limits
 from ..runtime.device import Device, device_for, opened_devices
@@ -248,12 +249,14 @@ def profile() -> Iterator[Profile]:
         AdapterError: there is no GPU.
         DeviceError: a kernel failed.
     """
+    settle()
     devices = opened_devices() or [device_for(resolve())]
     found = Profile(devices)
     for index, device in enumerate(devices):
         device.queue.watch(partial(_add, found, index))
     try:
         yield found
+        settle()
     finally:
         for device in devices:
             device.queue.watch(None)

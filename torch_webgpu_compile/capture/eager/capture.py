@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -89,6 +90,49 @@ def capture_call(
     kinds += [float] if (dynamic if numbers is None else numbers) else []
     chosen = symbolic_leaves(op, args, kwargs, leaves, like) if kinds else frozenset()
     chosen = frozenset(k for k in chosen if type(leaves[k]) in kinds)
+
+    def apply(filled: Sequence[Any]) -> Any:
+        positional, named = tree_unflatten(filled, spec)
+        return apply_op(op, positional, named)
+
+    mutates = op._schema.is_mutable
+    traceable = Traceable(str(op), _short(op), apply, mutates or op in REWRITES, mutates)
+    return capture(traceable, leaves, chosen, native, dynamic=dynamic, like=like)
+
+
+@dataclass(frozen=True)
+class Traceable:
+    """What is captured.
+
+    Attributes:
+        name: for messages.
+        short: for the graph's name.
+        apply: computes the results from the leaves, with tensors in place of `TensorSpec`s.
+        mutates: whether it may change leaves.
+        gives_leaves: whether leaves that it changes may be among its results.
+    """
+
+    name: str
+    short: str
+    apply: Callable[[Sequence[Any]], Any]
+    mutates: bool
+    gives_leaves: bool
+
+
+def capture(
+    traceable: Traceable,
+    leaves: Sequence[Any],
+    chosen: frozenset[int],
+    native: frozenset[OpOverload],
+    *,
+    dynamic: bool = False,
+    like: Sequence[Sequence[Any]] = (),
+) -> CapturedCall:
+    """Captures what is computed from leaves; see `capture_call`.
+
+    Args:
+        chosen: the leaves whose numbers are symbols.
+    """
     symbolic = dynamic or bool(chosen)
     inputs: StaticInputs | SymbolicInputs
     try:
@@ -97,8 +141,8 @@ def capture_call(
                 inputs = SymbolicInputs(leaves, chosen, dynamic, like if dynamic else ())
             else:
                 inputs = StaticInputs(leaves)
-            traced = _trace(op, leaves, spec, inputs, native)
-            return _call(op, leaves, inputs, traced, native)
+            traced = _trace(traceable, leaves, inputs, native)
+            return _call(traceable, leaves, inputs, traced, native)
     except UnsupportedOp:
         raise
     except Exception as error:
@@ -106,18 +150,26 @@ def capture_call(
             raise
         cause = f"it cannot be traced ({_first_line(error)})"
         step = "capture it without symbols" if symbolic else _ON_HOST
-        raise UnsupportedOp(str(op), cause, step) from error
+        raise UnsupportedOp(traceable.name, cause, step) from error
+
+
+def apply_op(op: OpOverload, positional: Sequence[Any], named: dict[str, Any]) -> Any:
+    """The operator as it is traced, on fake tensors."""
+    function = REWRITES.get(op, op)
+    return function(*with_tensors(op, positional), **without_placement(named))
+
+
+def _short(op: OpOverload) -> str:
+    return op._schema.name.split("::")[-1]
 
 
 def _trace(
-    op: OpOverload,
+    traceable: Traceable,
     leaves: Sequence[Any],
-    spec: TreeSpec,
     inputs: StaticInputs | SymbolicInputs,
     native: frozenset[OpOverload],
 ) -> Traced:
     filled = [as_traced(leaf) for leaf in leaves]
-    function = REWRITES.get(op, op)
 
     def call(*values: Any) -> Any:
         for k, value in zip(inputs.leaves, values, strict=True):
@@ -125,15 +177,14 @@ def _trace(
             filled[k] = as_written(value, leaf) if isinstance(leaf, TensorSpec) else value
         for k, value in inputs.numbers.items():
             filled[k] = value
-        positional, named = tree_unflatten(filled, spec)
-        return function(*with_tensors(op, positional), **without_placement(named))
+        return traceable.apply(filled)
 
-    mutates = op._schema.is_mutable or op in REWRITES
-    return trace(call, inputs.values, inputs.mode, _table(native), native, mutates=mutates)
+    table, mutates = _table(native), traceable.mutates
+    return trace(call, inputs.values, inputs.mode, table, native, mutates=mutates)
 
 
 def _call(
-    op: OpOverload,
+    traceable: Traceable,
     leaves: Sequence[Any],
     inputs: StaticInputs | SymbolicInputs,
     traced: Traced,
@@ -142,8 +193,8 @@ def _call(
     taken = inputs.leaves
     mutated = tuple(taken[position] for position in traced.mutated)
     if overlap([leaves[k] for k in mutated]):
-        raise UnsupportedOp(str(op), "it changes two arguments that share memory", _ON_HOST)
-    results, results_spec = _results(traced, taken, op._schema.is_mutable)
+        raise UnsupportedOp(traceable.name, "it changes two arguments that share memory", _ON_HOST)
+    results, results_spec = _results(traced, taken, traceable.gives_leaves)
     numbers = _take_numbers(traced.module.graph, inputs)
     seeds = take_seeds(traced.module)
     real = separate_graph(traced.module, _table(native), native)
@@ -152,7 +203,7 @@ def _call(
     )
     # A complex element is two real ones.
     offsets = {k: 2 * v if k in real.inputs else v for k, v in inputs.offsets.items()}
-    name = f"eager{next(_numbers)}_{op._schema.name.split('::')[-1]}"
+    name = f"eager{next(_numbers)}_{traceable.short}"
     return CapturedCall(
         CapturedGraph(name, real.module, frozenset(), offsets, numbers),
         phase,

@@ -9,11 +9,13 @@ import torch
 
 from ...errors import human_bytes
 from .. import devices
+from ..tensors.deferred import settle
 
 _Device = torch.device | str | int | None
 
 
 def _stats(device: _Device) -> dict[str, int]:
+    settle()
     index = devices.resolve_index(device)
     if not devices.is_opened(index):
         return {}
@@ -71,6 +73,7 @@ def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
 
 def reset_peak_memory_stats(device: _Device = None) -> None:
     """Starts the peaks again from what is in use now."""
+    settle()
     index = devices.resolve_index(device)
     if devices.is_opened(index):
         devices.get_device(index).reset_peak_memory_stats()
@@ -82,6 +85,7 @@ def reset_accumulated_memory_stats(device: _Device = None) -> None:
 
 def empty_cache() -> None:
     """Gives memory that no tensor needs back to the GPU, on all devices."""
+    settle()
     for device in devices.opened():
         device.empty_cache()
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import devices
+from ..tensors.deferred import settle
 
 _DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1.value)
 
@@ -24,6 +25,7 @@ def synchronize(device: torch.device | str | int | None = None) -> None:
     Raises:
         DeviceError: the work failed.
     """
+    settle()
     index = devices.resolve_index(device)
     if devices.is_opened(index):
         devices.get_device(index).synchronize()

@@ -19,12 +19,12 @@ from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature
 from ...capture.eager.calls import Argument, CapturedCall, Constant, Output, TensorSpec
 from ...capture.eager.capture import capture_call
+from ...capture.eager.sequence import SequenceCall, capture_sequence
 from ...compiler import compile_graph, loops_of, native_operators
 from ...counters import counters
 from ...errors import UnsupportedOp
 from ...inspection import progress
 from ...options import CompileOptions, resolve
-from ...runtime.device import Device
 from ...symbolic.sizes import evaluate
 from ...target import BINDING_ALIGNMENT
 from .. import devices
@@ -182,8 +182,12 @@ class CompiledOp:
 
     def takes_any_number(self, leaves: Sequence[Any]) -> bool:
         """Whether the floats among the leaves may have any finite values."""
-        found = {k for k, leaf in enumerate(leaves) if type(leaf) is float}
-        return self._call.numbers_are_free and found <= set(self._numbers)
+        return {k for k, leaf in enumerate(leaves) if type(leaf) is float} <= self.free_numbers
+
+    @property
+    def free_numbers(self) -> frozenset[int]:
+        """The leaves that may be any finite floats."""
+        return frozenset(self._numbers) if self._call.numbers_are_free else frozenset()
 
     def accepts(self, specs: Sequence[Any]) -> bool:
         """Whether the graph computes the call with these leaves too."""
@@ -234,14 +238,32 @@ def compile_op(
     if op._schema.name.startswith(_OF_MANY):
         with suppress(UnsupportedOp):
             call = capture_call(op, described, named, native, numbers=True, like=like)
-            return _compile(call, placement)
+            return _placed(call, placement)
     elif like:
         # Whatever symbols make impossible: the call as it is decides.
         with suppress(Exception):
             call = capture_call(op, described, named, native, dynamic=True, like=like)
             if not call.resized:  # else the sizes have to be known here
-                return _compile(call, placement)
-    return _compile(capture_call(op, described, named, native), placement)
+                return _placed(call, placement)
+    return _placed(capture_call(op, described, named, native), placement)
+
+
+def compile_sequence(
+    calls: Sequence[SequenceCall], specs: tuple[Any, ...], wanted: Sequence[int], index: int
+) -> CompiledOp:
+    """Compiles several calls as one; see `capture_sequence`.
+
+    The versions of what they change are the caller's to count.
+
+    Args:
+        specs: the leaves.
+        index: the device.
+
+    Raises:
+        UnsupportedOp: they cannot be traced, or a part of them has no kernel.
+    """
+    call = capture_sequence(calls, specs, wanted, native_operators())
+    return _compile(call, specs, index, frozenset())
 
 
 class SwitchedGraph:
@@ -277,39 +299,46 @@ class SwitchedGraph:
             graph.forget_sizes()
 
 
-def _compile(call: CapturedCall, placement: Placement) -> CompiledOp:
-    graph, depends = _graph(call, placement, switched(_options()))
+def _compile(
+    call: CapturedCall, specs: tuple[Any, ...], index: int, uncounted: frozenset[int]
+) -> CompiledOp:
+    """Compiles a captured call.
+
+    Args:
+        specs: its leaves.
+        index: the device.
+        uncounted: the graph's arguments whose versions PyTorch does not count.
+    """
+    graph, depends = _graph(call, index, uncounted, switched(_options()))
     if not depends:
-        return CompiledOp(call, graph, placement.specs)
+        return CompiledOp(call, graph, specs)
 
     def again(on: bool) -> DeviceGraph:
-        return _graph(call, placement, switched(_options(), on))[0]
+        return _graph(call, index, uncounted, switched(_options(), on))[0]
 
-    return CompiledOp(call, SwitchedGraph(again, is_on(), graph), placement.specs)
+    return CompiledOp(call, SwitchedGraph(again, is_on(), graph), specs)
 
 
 def _graph(
-    call: CapturedCall, placement: Placement, options: CompileOptions
+    call: CapturedCall, index: int, uncounted: frozenset[int], options: CompileOptions
 ) -> tuple[DeviceGraph, bool]:
     """What a call is compiled to, and whether PyTorch's switch for determinism matters to it."""
-    device = devices.get_device(placement.index)
+    device = devices.get_device(index)
     with progress.shown(call.captured.name, lambda: device.compile_progress, options.progress):
-        return _graph_on(device, call, placement, options)
+        state = compile_graph(call.captured, call.phase, device.target, options)
+        changed = (output.mutates for output in state.plan.outputs if output.mutates is not None)
+        phase = replace(call.phase, counted=frozenset(changed) - uncounted)
+        signature = Signature(state.plan, phase)
+        before = device.kernels_compiled
+        graph = DeviceGraph(signature, device, index, loops_of(state))
+        counters.add(kernels_compiled=device.kernels_compiled - before)
+        return graph, state.depends_on_determinism
 
 
-def _graph_on(
-    device: Device, call: CapturedCall, placement: Placement, options: CompileOptions
-) -> tuple[DeviceGraph, bool]:
-    state = compile_graph(call.captured, call.phase, device.target, options)
-    lists = _of_lists(call, placement)
-    changed = (output.mutates for output in state.plan.outputs if output.mutates is not None)
+def _placed(call: CapturedCall, placement: Placement) -> CompiledOp:
+    """Compiles a captured call of one operator."""
     # PyTorch counts the versions of what an operator changes, but not those in a list.
-    phase = replace(call.phase, counted=frozenset(changed) - lists)
-    signature = Signature(state.plan, phase)
-    before = device.kernels_compiled
-    graph = DeviceGraph(signature, device, placement.index, loops_of(state))
-    counters.add(kernels_compiled=device.kernels_compiled - before)
-    return graph, state.depends_on_determinism
+    return _compile(call, placement.specs, placement.index, _of_lists(call, placement))
 
 
 def _of_lists(call: CapturedCall, placement: Placement) -> frozenset[int]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...capture.attention import operators
+from . import lists
 from .dispatch import run
 
 aten = torch.ops.aten
@@ -134,7 +135,7 @@ def _number_per_tensor(
 ) -> Any:
     *tensors, numbers = arguments
     if not numbers or len(numbers) != len(tensors[0]):
-        return run(op, *arguments)
+        return lists.run(op, *arguments)
     first = numbers[0]
     same = all(type(number) is type(first) and number == first for number in numbers)
-    return run(with_one, *tensors, first) if same else run(op, *arguments)
+    return lists.run(with_one, *tensors, first) if same else lists.run(op, *arguments)

@@ -14,7 +14,7 @@ from ...compiler import native_operators
 from ..patches import distributed, printing
 from ..registration import new_library, untraced
 from ..tensors import factories
-from . import composed, copies, data_dependent, host, outputs, transformer_encoder
+from . import composed, copies, data_dependent, host, lists, outputs, transformer_encoder
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -81,6 +81,8 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 }
 
 
+_FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+
 # Composite operators that read a tensor on the host, where a decomposition of ours does not.
 _READING = ("_grouped_mm",)
 
@@ -99,8 +101,10 @@ def register() -> Callable[..., Any]:
         kernels = {**_KERNELS, **factories.view_kernels(), **composed.foreach_kernels()}
         for name, kernel in kernels.items():
             library.impl(name, untraced(kernel), "PrivateUse1")
-        for name in (*_taken_from_composites(kernels), *_REFUSING, *_READING):
-            library.impl(name, partial(run, _overload(name)), "PrivateUse1")
+        for name in (*_taken_from_composites(kernels), *_REFUSING, *_READING, *_FUSED):
+            on_lists = name.startswith("_foreach_") or name in _FUSED
+            kernel = partial(lists.run if on_lists else run, _overload(name))
+            library.impl(name, kernel, "PrivateUse1")
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             for name in ("scaled_dot_product_attention", "batch_norm_gather_stats_with_counts"):
                 library.impl(name, untraced(getattr(composed, name)), key)

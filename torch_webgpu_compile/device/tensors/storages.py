@@ -21,6 +21,7 @@ from ...errors import DeviceError
 from ...runtime.buffers import EmptiedBuffer, LostBuffer
 from ...runtime.device import Device, GpuBuffer
 from .. import devices
+from .deferred import settle
 from .dlpack import empty_tensor
 
 # The largest buffer that any provider allows is 2^40 bytes. 2^22 tensors fit below the sign bit.
@@ -110,6 +111,7 @@ def buffer_of(tensor: Tensor) -> GpuBuffer:
     Raises:
         DeviceError: the storage is empty, or has been freed although a tensor still refers to it.
     """
+    settle()
     reference = _references.get(data_ptr(tensor) >> _SLOT_BITS)
     if reference is None:
         reference = _references.get(tensor.untyped_storage().data_ptr() >> _SLOT_BITS)
@@ -123,6 +125,7 @@ def buffer_of(tensor: Tensor) -> GpuBuffer:
 
 def buffer_at(address: int) -> GpuBuffer | None:
     """The memory of the storage that an address points into; None for an empty tensor's."""
+    settle()
     reference = _references.get(address >> _SLOT_BITS)
     return None if reference is None else reference.buffer
 
@@ -134,6 +137,7 @@ def find_buffer(
 
     None for any other tensor. Compiled graphs ask for each argument of each call.
     """
+    settle()
     address = data_ptr(tensor)
     reference = _references.get(address >> _SLOT_BITS)
     if (
@@ -153,6 +157,7 @@ def find_buffers(
     offsets_nbytes: Sequence[int],
 ) -> list[GpuBuffer] | None:
     """`find_buffer` of many tensors in half of the time; None if it is None for one of them."""
+    settle()
     addresses = list(map(data_ptr, tensors))
     if [address & _OFFSET_MASK for address in addresses] != offsets_nbytes:
         return None
@@ -173,11 +178,19 @@ def replace(tensor: Tensor, buffer: GpuBuffer) -> None:
     Raises:
         DeviceLostError: the tensor was lost with its device, so that its other uses raise, too.
     """
+    settle()  # what waits needs the memory that there was
     slot = tensor.untyped_storage().data_ptr() >> _SLOT_BITS
     reference = _references.get(slot)
     if reference is not None:
         if isinstance(lost := reference.buffer, LostBuffer):
             raise lost.error()
+        reference.buffer = buffer
+
+
+def fill(tensor: Tensor, buffer: GpuBuffer) -> None:
+    """Gives the storage of ``tensor``, which was made for this, its memory."""
+    reference = _references.get(tensor.untyped_storage().data_ptr() >> _SLOT_BITS)
+    if reference is not None:
         reference.buffer = buffer
 
 
@@ -208,6 +221,7 @@ def resize(storage: torch.UntypedStorage, nbytes: int) -> None:
         OutOfMemoryError: there is not enough GPU memory.
         DeviceError: the device was lost.
     """
+    settle()
     whole, before = _whole_nbytes(storage), nbytes_of(storage)
     if nbytes > whole:
         raise NotImplementedError(

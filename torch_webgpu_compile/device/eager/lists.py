@@ -1,0 +1,461 @@
+"""Calls of operators on lists of tensors, gathered and run as one compiled sequence.
+
+An optimizer's step is a dozen calls of ``_foreach`` operators, each on all parameters. One by one,
+each reads and writes whole lists; together they are one kernel, which reads parameters, gradients
+and states once and never stores what lies between. So `run` does not run such a call. It remembers
+it, and gives tensors that have no memory yet for its results. As soon as memory of any tensor is
+looked at (`tensors.deferred`), or something else is called, all that was remembered runs: compiled
+as a whole, or, where that is not possible, one call after the other.
+
+What a sequence is compiled for is found call by call in a tree (`_Node`): an edge is a call with
+all that matters to the compiler of its arguments. Tensors are described when the sequence meets
+them first, and told apart by identity and address after that.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from ...capture.eager.calls import TensorSpec
+from ...capture.eager.sequence import Leaf, Made, SequenceCall
+from ...errors import UnsupportedOp
+from ...runtime.buffers import EmptiedBuffer
+from ...symbolic.sizes import storage_span
+from ..tensors import storages
+from ..tensors.deferred import defer, settle
+from ..tensors.storages import data_ptr, storage_address
+from . import dispatch, outputs
+from .compiled_op import CompiledOp, compile_sequence, specs_of
+
+_MOST_CALLS = 64
+_MOST_NODES = 1 << 12
+_MOST_PROGRAMS = 16  # of one sequence, by the numbers that are part of the code
+
+_PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
+_none_yet = EmptiedBuffer(
+    "a webgpu tensor has no contents, as the operators failed that were to compute it (see the "
+    "error before this one): compute it again"
+)
+
+# What `sys.getrefcount` and `Tensor._use_count` say of what only a list has.
+_REFERENCES = next(map(sys.getrefcount, [object()]))
+_USES = next(map(Tensor._use_count, [torch.empty(0)]))
+
+_lock = threading.RLock()
+
+
+class _DifferentError(Exception):
+    """A call cannot be a part of the sequence."""
+
+
+def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Runs an operator that returns nothing, or a list of tensors: perhaps later, with others.
+
+    Raises: as `dispatch.run`. What the GPU refuses is raised by whoever settles it.
+    """
+    global _current
+    if not torch.is_grad_enabled():  # else what autograd saves is needed, and unseen here
+        with _lock:
+            for _ in range(2):
+                try:
+                    sequence = _begin(args) if _current is None else _current
+                    results = sequence.add(op, args, kwargs)
+                except BaseException as error:
+                    settle()  # a sequence that knows tensors of another call cannot go on
+                    if not isinstance(error, _DifferentError):
+                        raise
+                    continue
+                _current = sequence
+                defer(_run_current)
+                if len(sequence) >= _MOST_CALLS:
+                    settle()
+                return results
+    settle()
+    return dispatch.run(op, *args, **kwargs)
+
+
+def _run_current() -> None:
+    """Runs what was remembered."""
+    global _current
+    with _lock:
+        sequence, _current = _current, None
+        try:
+            if sequence is not None:
+                sequence.run()
+        finally:
+            if _current is None:
+                defer(None)
+
+
+class _Node:
+    """What is known of the sequences that begin with the same calls.
+
+    Attributes:
+        calls: with `Leaf`s and `Made`s in place of tensors and numbers.
+        results: what the last call gives: (dtype, sizes, strides) of each tensor; None if nothing.
+        spare: such tensors of an earlier sequence that nobody has any more.
+        children: the sequences with one call more.
+        programs: what was compiled, by the positions of the made tensors that are needed later.
+    """
+
+    __slots__ = ("calls", "children", "programs", "results", "spare")
+
+    def __init__(
+        self,
+        calls: tuple[SequenceCall, ...] = (),
+        results: Sequence[tuple[Any, ...]] | None = None,
+    ) -> None:
+        self.calls = calls
+        self.results = results
+        self.spare: list[list[Tensor]] = []
+        self.children: dict[tuple[Any, ...], _Node] = {}
+        self.programs: dict[tuple[int, ...], list[_Program]] = {}
+
+
+class _Program:
+    """What a sequence was compiled to.
+
+    Args:
+        compiled: None where it cannot be compiled.
+        leaves: what it was compiled for.
+    """
+
+    __slots__ = ("_fixed", "compiled")
+
+    def __init__(self, compiled: CompiledOp | None, leaves: Sequence[Any]) -> None:
+        self.compiled = compiled
+        free = () if compiled is None else compiled.free_numbers
+        numbers = [k for k, leaf in enumerate(leaves) if type(leaf) is float and k not in free]
+        self._fixed = [(k, leaves[k].hex()) for k in numbers] if compiled is not None else []
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether it computes the sequence with these numbers, too."""
+        return all(leaves[k].hex() == number for k, number in self._fixed)
+
+
+_current: _Sequence | None = None
+_roots: dict[tuple[int, torch.dtype], _Node] = {}
+_nodes = 0
+
+
+def _begin(args: Sequence[Any]) -> _Sequence:
+    index = _first_list(args)[0].get_device()
+    return _Sequence(_roots.setdefault((index, torch.get_default_dtype()), _Node()), index)
+
+
+def _first_list(args: Sequence[Any]) -> Sequence[Tensor]:
+    """The first list of tensors among arguments.
+
+    Raises:
+        _DifferentError: there is none.
+    """
+    for value in args:
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+            return value
+    raise _DifferentError
+
+
+def forget() -> None:
+    """Drops all that was compiled; it is compiled again when it is called."""
+    global _nodes
+    with _lock:
+        settle()
+        _roots.clear()
+        _nodes = 0
+
+
+class _Sequence:
+    """Calls that are remembered.
+
+    Args:
+        root: of the tree.
+        index: the device that all tensors are on.
+    """
+
+    def __init__(self, root: _Node, index: int) -> None:
+        self._index = index
+        self._node = root
+        self._tensors: list[Tensor] = []  # each argument once
+        self._numbers: list[float] = []
+        self._made: list[tuple[_Node, list[Tensor]]] = []
+        self._count = 0  # of made tensors
+        self._places: dict[int, Leaf | Made] = {}  # of tensors, by identity
+        self._lists: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._node.calls)
+
+    # ---- calls
+
+    def add(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Remembers a call.
+
+        Returns:
+            Its results.
+
+        Raises:
+            _DifferentError: it cannot be a part of this sequence, to which nothing may be added
+                any more.
+            Exception: what PyTorch raises about the arguments.
+        """
+        key: list[Any] = [op]
+        new: list[Tensor] = []
+        numbers: list[float] = []
+        for value in args:
+            self._describe(value, key, new, numbers)
+        for name, value in kwargs.items():
+            key.append(name)
+            self._describe(value, key, new, numbers)
+        edge = tuple(key)
+        node = self._node.children.get(edge)
+        if node is None:
+            node = self._node.children[edge] = self._grown(op, args, kwargs)
+        self._node = node
+        self._tensors += new
+        self._numbers += numbers
+        for position in _written(op):
+            torch.autograd.graph.increment_version(args[position])
+        if node.results is None:
+            return None
+        made = node.spare.pop() if node.spare else self._make(node.results)
+        for k, (tensor, layout) in enumerate(zip(made, node.results, strict=True)):
+            self._places[id(tensor)] = Made(self._count + k, TensorSpec(*layout))
+        self._lists[tuple(map(id, made))] = len(self._lists), list(map(data_ptr, made))
+        self._count += len(made)
+        self._made.append((node, made))
+        return list(made)
+
+    def _describe(
+        self, value: Any, key: list[Any], new: list[Tensor], numbers: list[float]
+    ) -> None:
+        """Appends to the key what matters of an argument."""
+        kind = type(value)
+        if kind is list or kind is tuple:
+            if value and isinstance(value[0], Tensor):
+                self._describe_tensors(value, key, new)
+            else:
+                key.append(len(value))
+                for entry in value:
+                    self._describe(entry, key, new, numbers)
+        elif kind is float:
+            if value - value != 0:  # infinite, or not a number
+                raise _DifferentError
+            numbers.append(value)
+            key.append(kind)
+        elif kind is bool or kind is int or value is None:
+            key += (kind, value)
+        elif isinstance(value, Tensor):
+            self._describe_tensors([value], key, new)
+        else:
+            raise _DifferentError
+
+    def _describe_tensors(
+        self, tensors: Sequence[Tensor], key: list[Any], new: list[Tensor]
+    ) -> None:
+        identities = tuple(map(id, tensors))
+        addresses = list(map(data_ptr, tensors))
+        known = self._lists.get(identities)
+        if known is not None:
+            if known[1] != addresses:  # ``tensor.data = other``
+                raise _DifferentError
+            key.append(known[0])
+            return
+        if not _PLAIN.issuperset(map(type, tensors)):
+            raise _DifferentError
+        places = list(map(self._places.get, identities))
+        fresh = [t for t, place in zip(tensors, places, strict=True) if place is None]
+        if len(fresh) < len(tensors):
+            key.append(tuple(places))
+        if {*map(Tensor.get_device, fresh)} - {self._index}:
+            raise _DifferentError
+        if any(chain(*(map(has, fresh) for has in _EXCLUDED))):
+            raise _DifferentError
+        key += dispatch.described(fresh)
+        count = len(self._tensors) + len(new)
+        for k, tensor in enumerate(fresh):
+            self._places[id(tensor)] = Leaf(count + k)
+        new += fresh
+        self._lists[identities] = len(self._lists), addresses
+
+    def _grown(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Node:
+        """The node of a call that no sequence has had here."""
+        global _nodes
+        if _nodes >= _MOST_NODES:
+            _roots.clear()
+            _nodes = 0
+        _nodes += 1
+        results = _results(op, args, kwargs)
+        numbers = len(self._numbers)
+
+        def place(value: Any) -> Any:
+            nonlocal numbers
+            if isinstance(value, Tensor):
+                return self._places[id(value)]
+            if type(value) is not float:
+                return value
+            numbers += 1
+            return _Number(numbers - 1)
+
+        placed, named = tree_map(place, (args, kwargs))
+        return _Node((*self._node.calls, SequenceCall(op, placed, named)), results)
+
+    def _make(self, layouts: Sequence[tuple[Any, ...]]) -> list[Tensor]:
+        """Tensors without memory."""
+        made = []
+        for dtype, sizes, strides in layouts:
+            nbytes = storage_span(sizes, strides) * dtype.itemsize
+            storage = storages.new_storage(nbytes, self._index, _none_yet)
+            made.append(storages.new_tensor(storage, dtype, sizes, strides, 0, self._index))
+        return made
+
+    # ---- their end
+
+    def run(self) -> None:
+        """Runs all calls, and lets go of the tensors.
+
+        Raises:
+            DeviceError: the GPU refused.
+        """
+        wanted = self._wanted()
+        program = self._program(wanted)
+        if program is None:
+            self._run_singly()
+            wanted = ()
+        else:
+            results = program.run([*self._tensors, *self._numbers])
+            made = [tensor for _, tensors in self._made for tensor in tensors]
+            for position, result in zip(wanted, results, strict=True):
+                _give(made[position], result)
+            del made
+        self._keep_spare()
+
+    def _wanted(self) -> tuple[int, ...]:
+        """The positions of the made tensors that somebody has."""
+        found: list[int] = []
+        first = 0
+        for _, tensors in self._made:
+            needed = _are_needed(tensors)
+            found += [first + k for k, is_needed in enumerate(needed) if is_needed]
+            first += len(tensors)
+        return tuple(found)
+
+    def _keep_spare(self) -> None:
+        for node, tensors in self._made:
+            if len(node.spare) < 2 and not any(_are_needed(tensors)):
+                node.spare.append(tensors)
+
+    def _program(self, wanted: tuple[int, ...]) -> CompiledOp | None:
+        """What computes the sequence as a whole."""
+        starts = [s for s in map(storage_address, map(data_ptr, self._tensors)) if s]
+        if len(self) < 2 or len({*starts}) < len(starts):  # they share memory
+            return None
+        leaves = [*self._tensors, *self._numbers]
+        known = self._node.programs.setdefault(wanted, [])
+        program = next((p for p in known if p.holds(leaves)), None)
+        if program is None:
+            if len(known) >= _MOST_PROGRAMS:  # numbers that choose the code, other ones every time
+                return None
+            program = _Program(self._compiled(wanted, leaves), leaves)
+            known.append(program)
+        return program.compiled
+
+    def _compiled(self, wanted: Sequence[int], leaves: Sequence[Any]) -> CompiledOp | None:
+        first = len(self._tensors)
+
+        def as_leaf(number: _Number) -> Leaf:
+            return Leaf(first + number.position)
+
+        calls = [
+            SequenceCall(c.op, *tree_map_only(_Number, as_leaf, (c.args, c.kwargs)))
+            for c in self._node.calls
+        ]
+        with torch._C._DisableAutocast():
+            try:
+                return compile_sequence(calls, specs_of(leaves), wanted, self._index)
+            except UnsupportedOp:
+                return None
+
+    def _run_singly(self) -> None:
+        """Runs one call after the other."""
+        made = [tensors for _, tensors in self._made]
+        flat = list(chain(*made))
+
+        def value_of(place: Leaf | Made | _Number) -> Any:
+            if isinstance(place, _Number):
+                return self._numbers[place.position]
+            return (flat if isinstance(place, Made) else self._tensors)[place.position]
+
+        later = iter(made)
+        places = (Leaf, Made, _Number)
+        for call in self._node.calls:
+            args, kwargs = tree_map_only(places, value_of, (call.args, call.kwargs))
+            changed = tuple(chain(*(args[position] for position in _written(call.op))))
+            with torch.autograd._unsafe_preserve_version_counter(changed):  # they are counted
+                results = dispatch.run(call.op, *args, **kwargs)
+            for tensor, result in zip(next(later) if results else (), results or (), strict=True):
+                _give(tensor, result)
+
+
+class _Number:
+    """Number ``position`` of a sequence, whose tensors may become more."""
+
+    __slots__ = ("position",)
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+
+_EXCLUDED = (Tensor.is_complex, Tensor.is_conj, Tensor.is_neg, Tensor.is_inference)
+
+
+def _are_needed(tensors: Sequence[Tensor]) -> list[bool]:
+    """Of each whether somebody else than the given list has it."""
+    references, uses = map(sys.getrefcount, tensors), map(Tensor._use_count, tensors)
+    return [r > _REFERENCES or u > _USES for r, u in zip(references, uses, strict=True)]
+
+
+def _give(tensor: Tensor, result: Tensor) -> None:
+    """Gives a tensor without memory that of a result."""
+    if result.numel():
+        storages.fill(tensor, storages.buffer_of(result))
+
+
+@cache
+def _written(op: OpOverload) -> tuple[int, ...]:
+    """Which arguments the operator changes."""
+    infos = [argument.alias_info for argument in op._schema.arguments]
+    return tuple(k for k, info in enumerate(infos) if info is not None and info.is_write)
+
+
+def _results(
+    op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[Any, ...]] | None:
+    """(dtype, sizes, strides) of what a call gives; None for an operator that gives nothing.
+
+    Raises:
+        _DifferentError: nobody knows; or they have other sizes than the arguments, so that there
+            is nothing to fuse.
+        Exception: what PyTorch raises about the arguments.
+    """
+    described, named = tree_map(outputs.to_meta, (args, kwargs))
+    with torch._C._DisableAutocast():
+        try:
+            found = op(*described, **named)
+        except NotImplementedError:  # PyTorch cannot say whether the arguments are right
+            raise _DifferentError from None
+    if not op._schema.returns:
+        return None
+    tensors = tree_leaves(found)
+    if [t.shape for t in tensors] != [t.shape for t in _first_list(args)]:
+        raise _DifferentError
+    return [(t.dtype, tuple(t.shape), t.stride()) for t in tensors]
