@@ -69,7 +69,7 @@ class CapturedCall:
             may have two more. First, if there are ``numbers``: their values, float32 (numbers,).
             Then, with ``phase.seeds``, random seeds: int32 (seeds, 2).
         numbers: the leaves whose values are float32 data of the graph, not part of its code.
-        numbers_are_free: whether the graph holds whatever finite values those have.
+        free_numbers: those of them that may have any finite values.
         results: the flattened result of the call.
         results_spec: how `torch.utils._pytree.tree_unflatten` builds the result from them.
         mutated: the leaves that the call changes.
@@ -83,7 +83,7 @@ class CapturedCall:
     phase: Phase
     arguments: tuple[int, ...]
     numbers: tuple[int, ...]
-    numbers_are_free: bool
+    free_numbers: frozenset[int]
     results: tuple[Result, ...]
     results_spec: TreeSpec
     mutated: tuple[int, ...]

@@ -209,7 +209,7 @@ def _call(
         phase,
         taken,
         tuple(inputs.numbers),
-        inputs.numbers_are_free,
+        inputs.free_numbers,
         results,
         results_spec,
         mutated,

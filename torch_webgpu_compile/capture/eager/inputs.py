@@ -47,7 +47,7 @@ class StaticInputs:
         self.offsets: dict[int, Int] = {k: s.offset for k, s in enumerate(specs) if s.offset}
         self.numbers: dict[int, torch.SymFloat] = {}
 
-    numbers_are_free = True
+    free_numbers: frozenset[int] = frozenset()
 
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
         """Whether other leaves are equal; see `exact_match`."""
@@ -193,12 +193,12 @@ class SymbolicInputs:
     # ---- guards
 
     @property
-    def numbers_are_free(self) -> bool:
-        """Whether the trace assumes nothing of its symbolic numbers: any value will do."""
+    def free_numbers(self) -> frozenset[int]:
+        """The leaves with symbolic numbers of which the trace assumes nothing: any will do."""
         # By name: a symbol that was compared with a constant has that constant as its expression.
-        names = {name for name, place in self._symbols.items() if place.leaf in self.numbers}
         assumed = {str(s) for guard in self._env.guards for s in guard.expr.free_symbols}
-        return names.isdisjoint(assumed)
+        places = {place.leaf for name, place in self._symbols.items() if name not in assumed}
+        return frozenset(places & self.numbers.keys())
 
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
         """Whether the graph holds for other leaves: every assumption of the trace, evaluated."""

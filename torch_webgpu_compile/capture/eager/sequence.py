@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -55,6 +53,7 @@ def capture_sequence(
     leaves: Sequence[Any],
     wanted: Sequence[int],
     native: frozenset[OpOverload],
+    like: Sequence[Sequence[Any]] = (),
 ) -> CapturedCall:
     """Captures calls as one graph, which reads the leaves, changes them as the calls do, and gives
     what is ``wanted``.
@@ -62,13 +61,14 @@ def capture_sequence(
     Args:
         leaves: a `TensorSpec` for each tensor, which shares memory with no other, and numbers.
         wanted: positions of made tensors.
+        like: leaves of earlier such sequences, which tell what changes.
 
     Raises:
         UnsupportedOp: the calls cannot be traced.
     """
     chosen: set[int] = set()
     for call in calls:
-        chosen |= _symbols(call, leaves)
+        chosen |= _symbols(call, leaves, like)
 
     def apply(filled: Sequence[Any]) -> list[Any]:
         made: list[Any] = []
@@ -80,13 +80,7 @@ def capture_sequence(
             args, kwargs = tree_map_only(
                 (Leaf, Made), value_of, (list(call.args), dict(call.kwargs))
             )
-            results = apply_op(call.op, args, kwargs) or ()
-            made += map(_rounded, results)
-            for value, argument in zip(args, call.op._schema.arguments, strict=False):
-                if argument.is_write:
-                    for tensor in value:
-                        if tensor.dtype in _ROUNDED:
-                            tensor.copy_(_rounded(tensor))
+            made += apply_op(call.op, args, kwargs) or ()
         return [made[position] for position in wanted]
 
     name = f"the {len(calls)} operators from {calls[0].op} to {calls[-1].op}"
@@ -94,22 +88,22 @@ def capture_sequence(
     return capture(Traceable(name, short, apply, True, False), leaves, frozenset(chosen), native)
 
 
-_ROUNDED = (torch.float16, torch.bfloat16)
-
-
-def _rounded(tensor: Tensor) -> Tensor:
-    """A tensor as it is in memory, which a graph would not round to 16 bits before its end."""
-    return tensor.float().to(tensor.dtype) if tensor.dtype in _ROUNDED else tensor
-
-
-def _symbols(call: SequenceCall, leaves: Sequence[Any]) -> set[int]:
+def _symbols(
+    call: SequenceCall, leaves: Sequence[Any], like: Sequence[Sequence[Any]]
+) -> set[int]:
     """The leaves whose numbers may be any to a call."""
+    given = list(call.args), dict(call.kwargs)
+    places = tree_leaves(given)
 
     def described(place: Leaf | Made) -> Any:
         return leaves[place.position] if isinstance(place, Leaf) else place.spec
 
-    places = tree_leaves((list(call.args), dict(call.kwargs)))
-    args, kwargs = tree_map_only((Leaf, Made), described, (list(call.args), dict(call.kwargs)))
-    found = symbolic_leaves(call.op, args, kwargs, tree_leaves((args, kwargs)))
+    def at(earlier: Sequence[Any]) -> list[Any]:
+        return [earlier[p.position] if isinstance(p, Leaf) else p for p in places]
+
+    args, kwargs = tree_map_only((Leaf, Made), described, given)
+    found = symbolic_leaves(
+        call.op, args, kwargs, tree_leaves((args, kwargs)), [at(earlier) for earlier in like]
+    )
     chosen = {places[k].position for k in found if isinstance(places[k], Leaf)}
     return {k for k in chosen if type(leaves[k]) is float}

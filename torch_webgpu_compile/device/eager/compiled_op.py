@@ -187,7 +187,7 @@ class CompiledOp:
     @property
     def free_numbers(self) -> frozenset[int]:
         """The leaves that may be any finite floats."""
-        return frozenset(self._numbers) if self._call.numbers_are_free else frozenset()
+        return self._call.free_numbers
 
     def accepts(self, specs: Sequence[Any]) -> bool:
         """Whether the graph computes the call with these leaves too."""
@@ -249,7 +249,11 @@ def compile_op(
 
 
 def compile_sequence(
-    calls: Sequence[SequenceCall], specs: tuple[Any, ...], wanted: Sequence[int], index: int
+    calls: Sequence[SequenceCall],
+    specs: tuple[Any, ...],
+    wanted: Sequence[int],
+    index: int,
+    like: Sequence[Sequence[Any]],
 ) -> CompiledOp:
     """Compiles several calls as one; see `capture_sequence`.
 
@@ -258,11 +262,12 @@ def compile_sequence(
     Args:
         specs: the leaves.
         index: the device.
+        like: leaves of earlier sequences.
 
     Raises:
         UnsupportedOp: they cannot be traced, or a part of them has no kernel.
     """
-    call = capture_sequence(calls, specs, wanted, native_operators())
+    call = capture_sequence(calls, specs, wanted, native_operators(), like)
     return _compile(call, specs, index, frozenset())
 
 

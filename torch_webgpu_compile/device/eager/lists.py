@@ -134,9 +134,11 @@ class _Program:
 
     def __init__(self, compiled: CompiledOp | None, leaves: Sequence[Any]) -> None:
         self.compiled = compiled
-        free = () if compiled is None else compiled.free_numbers
-        numbers = [k for k, leaf in enumerate(leaves) if type(leaf) is float and k not in free]
-        self._fixed = [(k, leaves[k].hex()) for k in numbers] if compiled is not None else []
+        self._fixed: list[tuple[int, str]] = []
+        if compiled is not None:
+            free = compiled.free_numbers
+            numbers = [k for k, leaf in enumerate(leaves) if type(leaf) is float and k not in free]
+            self._fixed = [(k, leaves[k].hex()) for k in numbers]
 
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Whether it computes the sequence with these numbers, too."""
@@ -280,6 +282,8 @@ class _Sequence:
             raise _DifferentError
         if any(chain(*(map(has, fresh) for has in _EXCLUDED))):
             raise _DifferentError
+        if not _ROUNDED.isdisjoint(map(_dtype, fresh)):
+            raise _DifferentError
         key += dispatch.described(fresh)
         count = len(self._tensors) + len(new)
         for k, tensor in enumerate(fresh):
@@ -365,11 +369,14 @@ class _Sequence:
         if program is None:
             if len(known) >= _MOST_PROGRAMS:  # numbers that choose the code, other ones every time
                 return None
-            program = _Program(self._compiled(wanted, leaves), leaves)
+            like = [p.compiled.specs for p in known if p.compiled is not None]
+            program = _Program(self._compiled(wanted, leaves, like), leaves)
             known.append(program)
         return program.compiled
 
-    def _compiled(self, wanted: Sequence[int], leaves: Sequence[Any]) -> CompiledOp | None:
+    def _compiled(
+        self, wanted: Sequence[int], leaves: Sequence[Any], like: Sequence[Sequence[Any]]
+    ) -> CompiledOp | None:
         first = len(self._tensors)
 
         def as_leaf(number: _Number) -> Leaf:
@@ -381,7 +388,7 @@ class _Sequence:
         ]
         with torch._C._DisableAutocast():
             try:
-                return compile_sequence(calls, specs_of(leaves), wanted, self._index)
+                return compile_sequence(calls, specs_of(leaves), wanted, self._index, like)
             except UnsupportedOp:
                 return None
 
@@ -415,6 +422,9 @@ class _Number:
         self.position = position
 
 
+# What lies between is rounded to 16 bits by operators, but not by the kernel of a sequence.
+_ROUNDED = {torch.float16, torch.bfloat16}
+_dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _EXCLUDED = (Tensor.is_complex, Tensor.is_conj, Tensor.is_neg, Tensor.is_inference)
 
 
