@@ -157,17 +157,18 @@ class Launcher:
         recordings = self._known.get(serials)
         if recordings is None:
             recordings = self._bind(buffers, serials, reports)
+        changed = [buffers[k].memory for k in self._changed]
         try:
-            self._mark(buffers, reports)  # also before, as Ctrl-C may cut the second time short
+            self._mark(changed, reports)  # also before, as Ctrl-C may cut the second time short
             for recording in recordings:
                 self._record(recording)
         finally:
-            self._mark(buffers, reports)
+            self._mark(changed, reports)
 
-    def _mark(self, buffers: Sequence[AnyBuffer], reports: Reports | None) -> None:
+    def _mark(self, changed: Sequence[GpuBuffer], reports: Reports | None) -> None:
         """Says what recorded commands change."""
-        for k in self._changed:
-            buffers[k].memory.version = 0
+        for memory in changed:
+            memory.version = 0
         if reports is not None:
             reports.is_pending = True
 

@@ -88,9 +88,7 @@ def capture_sequence(
     return capture(Traceable(name, short, apply, True, False), leaves, frozenset(chosen), native)
 
 
-def _symbols(
-    call: SequenceCall, leaves: Sequence[Any], like: Sequence[Sequence[Any]]
-) -> set[int]:
+def _symbols(call: SequenceCall, leaves: Sequence[Any], like: Sequence[Sequence[Any]]) -> set[int]:
     """The leaves whose numbers may be any to a call."""
     given = list(call.args), dict(call.kwargs)
     places = tree_leaves(given)

@@ -137,5 +137,6 @@ def _number_per_tensor(
     if not numbers or len(numbers) != len(tensors[0]):
         return lists.run(op, *arguments)
     first = numbers[0]
-    same = all(type(number) is type(first) and number == first for number in numbers)
+    # 0.0 and -0.0 are equal.
+    same = first != 0 and numbers.count(first) == len(numbers) and len({*map(type, numbers)}) == 1
     return lists.run(with_one, *tensors, first) if same else lists.run(op, *arguments)

@@ -124,7 +124,7 @@ def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
                 _describe(value, leaves, key)
             else:
                 leaves += value
-                key += described(value)
+                key += _described(value)
         elif kind is float:
             leaves.append(value)
             key.append(kind if -_INF < value < _INF else value.hex())
@@ -133,8 +133,8 @@ def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
             key += (kind, None if isinstance(value, _GENERATOR) else value)
 
 
-def described(tensors: Sequence[Tensor]) -> Iterator[Any]:
-    """What kernels depend on of tensors, one property after another: the calls stay in C code."""
+def _described(tensors: Sequence[Tensor]) -> Iterator[Any]:
+    """What `_describe` says of each, one property after another: the calls stay in C code."""
     yield from (tuple(map(get, tensors)) for get in _PROPERTIES)
     yield tuple([address % BINDING_ALIGNMENT for address in map(data_ptr, tensors)])
     for is_lazy in (Tensor.is_conj, Tensor.is_neg):

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 from itertools import chain
+from operator import invert
 from typing import Any
 
 import torch
@@ -31,9 +32,10 @@ from ...capture.eager.sequence import Leaf, Made, SequenceCall
 from ...errors import UnsupportedOp
 from ...runtime.buffers import EmptiedBuffer
 from ...symbolic.sizes import storage_span
+from ...target import BINDING_ALIGNMENT
 from ..tensors import storages
 from ..tensors.deferred import defer, settle
-from ..tensors.storages import data_ptr, storage_address
+from ..tensors.storages import data_ptr
 from . import dispatch, outputs
 from .compiled_op import CompiledOp, compile_sequence, specs_of
 
@@ -61,10 +63,12 @@ class _DifferentError(Exception):
 def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Runs an operator that returns nothing, or a list of tensors: perhaps later, with others.
 
-    Raises: as `dispatch.run`. What the GPU refuses is raised by whoever settles it.
+    Raises:
+        Exception: as `dispatch.run`; what the GPU refuses is raised by whoever settles it.
     """
     global _current
-    if not torch.is_grad_enabled():  # else what autograd saves is needed, and unseen here
+    # What autograd saves would be needed, and unseen here. Inference tensors have no versions.
+    if not (torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
         with _lock:
             for _ in range(2):
                 try:
@@ -188,10 +192,12 @@ class _Sequence:
         self._index = index
         self._node = root
         self._tensors: list[Tensor] = []  # each argument once
+        self._layouts = _Layouts()  # of these
+        self._starts: set[int] = set()  # of their storages: they share none
         self._numbers: list[float] = []
         self._made: list[tuple[_Node, list[Tensor]]] = []
         self._count = 0  # of made tensors
-        self._places: dict[int, Leaf | Made] = {}  # of tensors, by identity
+        self._places: dict[int, int] = {}  # of tensors, by identity; ~place of made ones
         self._lists: dict[tuple[int, ...], tuple[int, list[int]]] = {}
 
     def __len__(self) -> int:
@@ -208,11 +214,11 @@ class _Sequence:
         Raises:
             _DifferentError: it cannot be a part of this sequence, to which nothing may be added
                 any more.
-            Exception: what PyTorch raises about the arguments.
         """
         key: list[Any] = [op]
         new: list[Tensor] = []
         numbers: list[float] = []
+        # What a call adds that is then refused does no harm: no other call follows.
         for value in args:
             self._describe(value, key, new, numbers)
         for name, value in kwargs.items():
@@ -230,10 +236,10 @@ class _Sequence:
         if node.results is None:
             return None
         made = node.spare.pop() if node.spare else self._make(node.results)
-        for k, (tensor, layout) in enumerate(zip(made, node.results, strict=True)):
-            self._places[id(tensor)] = Made(self._count + k, TensorSpec(*layout))
-        self._lists[tuple(map(id, made))] = len(self._lists), list(map(data_ptr, made))
+        identities, count = tuple(map(id, made)), self._count
+        self._lists[identities] = len(self._lists), list(map(data_ptr, made))
         self._count += len(made)
+        self._places.update(zip(identities, map(invert, range(count, self._count)), strict=True))
         self._made.append((node, made))
         return list(made)
 
@@ -272,24 +278,28 @@ class _Sequence:
                 raise _DifferentError
             key.append(known[0])
             return
-        if not _PLAIN.issuperset(map(type, tensors)):
-            raise _DifferentError
-        places = list(map(self._places.get, identities))
-        fresh = [t for t, place in zip(tensors, places, strict=True) if place is None]
-        if len(fresh) < len(tensors):
-            key.append(tuple(places))
-        if {*map(Tensor.get_device, fresh)} - {self._index}:
-            raise _DifferentError
-        if any(chain(*(map(has, fresh) for has in _EXCLUDED))):
-            raise _DifferentError
-        if not _ROUNDED.isdisjoint(map(_dtype, fresh)):
-            raise _DifferentError
-        key += dispatch.described(fresh)
-        count = len(self._tensors) + len(new)
-        for k, tensor in enumerate(fresh):
-            self._places[id(tensor)] = Leaf(count + k)
-        new += fresh
         self._lists[identities] = len(self._lists), addresses
+        if not self._places.keys().isdisjoint(identities):
+            places = tuple(map(self._places.get, identities))
+            key.append(places)
+            tensors = [t for t, place in zip(tensors, places, strict=True) if place is None]
+            identities, addresses = tuple(map(id, tensors)), list(map(data_ptr, tensors))
+        dtypes = tuple(map(_dtype, tensors))
+        if not _COMPUTED.issuperset(dtypes) or not _PLAIN.issuperset(map(type, tensors)):
+            raise _DifferentError
+        if {*map(Tensor.get_device, tensors)} - {self._index} or any(map(Tensor.is_neg, tensors)):
+            raise _DifferentError
+        starts = storages.starts_of(addresses)
+        count = len(self._starts) + len(starts)
+        self._starts.update(starts)
+        if len(self._starts) < count:
+            raise _DifferentError
+        shapes, strides = tuple(map(_shape, tensors)), tuple(map(_stride, tensors))
+        self._layouts.add(addresses, shapes, strides)
+        key += dtypes, shapes, strides, tuple([a % BINDING_ALIGNMENT for a in addresses])
+        first = len(self._tensors) + len(new)
+        self._places.update(zip(identities, range(first, first + len(tensors)), strict=True))
+        new += tensors
 
     def _grown(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Node:
         """The node of a call that no sequence has had here."""
@@ -304,7 +314,8 @@ class _Sequence:
         def place(value: Any) -> Any:
             nonlocal numbers
             if isinstance(value, Tensor):
-                return self._places[id(value)]
+                place = self._places[id(value)]
+                return Leaf(place) if place >= 0 else Made(~place, _layout(value))
             if type(value) is not float:
                 return value
             numbers += 1
@@ -330,6 +341,7 @@ class _Sequence:
         Raises:
             DeviceError: the GPU refused.
         """
+        self._tensors = self._layouts.restored(self._tensors, self._index)
         wanted = self._wanted()
         program = self._program(wanted)
         if program is None:
@@ -360,8 +372,7 @@ class _Sequence:
 
     def _program(self, wanted: tuple[int, ...]) -> CompiledOp | None:
         """What computes the sequence as a whole."""
-        starts = [s for s in map(storage_address, map(data_ptr, self._tensors)) if s]
-        if len(self) < 2 or len({*starts}) < len(starts):  # they share memory
+        if len(self) < 2:
             return None
         leaves = [*self._tensors, *self._numbers]
         known = self._node.programs.setdefault(wanted, [])
@@ -413,6 +424,50 @@ class _Sequence:
                 _give(tensor, result)
 
 
+class _Layouts:
+    """Where tensors were, and how they lay there, when a sequence met them.
+
+    By the time that it runs, ``tensor.data = other`` or ``tensor.t_()`` may have changed that.
+    """
+
+    def __init__(self) -> None:
+        self._addresses: list[int] = []
+        self._shapes: list[torch.Size] = []
+        self._strides: list[tuple[int, ...]] = []
+        self._memory: list[storages.Memory] = []
+
+    def add(
+        self,
+        addresses: Sequence[int],
+        shapes: Sequence[torch.Size],
+        strides: Sequence[tuple[int, ...]],
+    ) -> None:
+        """Remembers tensors."""
+        self._addresses += addresses
+        self._shapes += shapes
+        self._strides += strides
+        self._memory += storages.memory_at(addresses)
+
+    def restored(self, tensors: list[Tensor], index: int) -> list[Tensor]:
+        """Those tensors as they were, on a device."""
+        count = len(tensors)
+        same = (
+            list(map(data_ptr, tensors)) == self._addresses[:count]
+            and list(map(_shape, tensors)) == self._shapes[:count]
+            and list(map(_stride, tensors)) == self._strides[:count]
+        )
+        if same:
+            return tensors
+        made = []
+        for k, tensor in enumerate(tensors):
+            layout = self._addresses[k], self._shapes[k], self._strides[k]
+            if layout != (data_ptr(tensor), tensor.shape, tensor.stride()):
+                memory, dtype = self._memory[k], tensor.dtype
+                tensor = storages.tensor_at(memory, dtype, *layout, index)
+            made.append(tensor)
+        return made
+
+
 class _Number:
     """Number ``position`` of a sequence, whose tensors may become more."""
 
@@ -422,10 +477,16 @@ class _Number:
         self.position = position
 
 
-# What lies between is rounded to 16 bits by operators, but not by the kernel of a sequence.
-_ROUNDED = {torch.float16, torch.bfloat16}
+# Operators round their results to 16 bits, but the kernel of a sequence does not what lies between.
+_COMPUTED = {torch.float32, torch.float64, torch.bool, torch.uint8, torch.int32, torch.int64}
+
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
-_EXCLUDED = (Tensor.is_complex, Tensor.is_conj, Tensor.is_neg, Tensor.is_inference)
+_shape = Tensor.shape.__get__  # type: ignore[attr-defined]
+_stride = torch._C.TensorBase.stride
+
+
+def _layout(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
 def _are_needed(tensors: Sequence[Tensor]) -> list[bool]:
@@ -453,15 +514,14 @@ def _results(
     """(dtype, sizes, strides) of what a call gives; None for an operator that gives nothing.
 
     Raises:
-        _DifferentError: nobody knows; or they have other sizes than the arguments, so that there
-            is nothing to fuse.
-        Exception: what PyTorch raises about the arguments.
+        _DifferentError: PyTorch refuses the call, or cannot tell; or the results have other sizes
+            than the arguments, so that there is nothing to fuse.
     """
     described, named = tree_map(outputs.to_meta, (args, kwargs))
     with torch._C._DisableAutocast():
         try:
             found = op(*described, **named)
-        except NotImplementedError:  # PyTorch cannot say whether the arguments are right
+        except Exception:  # of wrong arguments, or of operators that PyTorch cannot describe
             raise _DifferentError from None
     if not op._schema.returns:
         return None

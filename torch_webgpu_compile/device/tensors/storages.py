@@ -167,6 +167,31 @@ def find_buffers(
     return [r.buffer for r in references if r is not None] if all(references) else None
 
 
+Memory = _StorageReference | None
+"""The memory of a storage, which stays as long as this is kept; None for an empty tensor's."""
+
+
+def memory_at(addresses: Sequence[int]) -> list[Memory]:
+    """The memory that addresses point into."""
+    return [_references.get(address >> _SLOT_BITS) for address in addresses]
+
+
+def tensor_at(
+    memory: Memory,
+    dtype: torch.dtype,
+    address: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    index: int,
+) -> Tensor:
+    """A tensor at an address in memory, whose storage may be gone."""
+    storage = None if memory is None else memory()
+    if storage is None:
+        buffer = None if memory is None else memory.buffer
+        storage = new_storage(0 if buffer is None else buffer.nbytes, index, buffer)
+    return new_tensor(storage, dtype, sizes, strides, offset_at(address) // dtype.itemsize, index)
+
+
 def offset_at(address: int) -> int:
     """Bytes from the start of the storage to an address."""
     return address & _OFFSET_MASK
@@ -257,6 +282,11 @@ def lose(device: Device, index: int) -> None:
 def storage_address(address: int) -> int:
     """Where the storage starts that an address points into; 0 for an empty tensor's."""
     return address & ~_OFFSET_MASK
+
+
+def starts_of(addresses: Sequence[int]) -> list[int]:
+    """Where the storages start that addresses point into, without those of empty tensors."""
+    return [start for address in addresses if (start := address & ~_OFFSET_MASK)]
 
 
 def is_dense(tensor: Tensor) -> bool:

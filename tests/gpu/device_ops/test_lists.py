@@ -1,0 +1,187 @@
+"""Calls on lists of tensors that are gathered: `device.eager.lists`."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from tests.device_checks import DEVICE, compare
+from torch_webgpu_compile import counters
+
+SHAPES = [(3,), (4, 4), (), (2, 0), (5, 1)]
+
+
+def tensors(device, value=1.0, shapes=SHAPES):
+    return [torch.full(shape, value + k, device=device) for k, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "RMSprop", "NAdam"])
+def test_a_step_is_few_dispatches(name):
+    params = [torch.ones(4, 3, device=DEVICE, requires_grad=True) for _ in range(4)]
+    optimizer = getattr(torch.optim, name)(params, lr=0.1)
+    for _ in range(3):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        torch.webgpu.synchronize()
+        counters.reset()
+        optimizer.step()
+        torch.webgpu.synchronize()
+    assert counters.dispatches == 1
+    assert counters.plans_compiled == 0
+
+
+def test_results_that_are_needed_later():
+    def f(device):
+        xs, ys = tensors(device), tensors(device, 4.0)
+        roots = torch._foreach_sqrt(ys)
+        torch._foreach_mul_(xs, roots)
+        sums = torch._foreach_add(xs, ys, alpha=2)
+        torch._foreach_neg_(ys)
+        return xs, ys, roots[1:], sums
+
+    with torch.no_grad():
+        for _ in range(3):  # what nobody has any more is used again
+            compare(f)
+
+
+def test_results_are_not_used_again_while_somebody_has_them():
+    kept = []
+    with torch.no_grad():
+        for k in range(4):
+            xs = tensors(DEVICE, float(k))
+            made = torch._foreach_exp(torch._foreach_mul(xs, 0.5))
+            kept.append(made[0] if k % 2 else made[0].view(-1)[:2])
+            del made
+            torch.webgpu.synchronize()
+    for k, found in enumerate(kept):
+        torch.testing.assert_close(found.cpu(), torch.full(found.shape, 0.5 * k).exp())
+
+
+def test_what_is_done_in_between_counts():
+    def f(device):
+        xs, ys = tensors(device), tensors(device, 2.0)
+        torch._foreach_add_(xs, ys)
+        ys[0].zero_()
+        torch._foreach_mul_(xs, ys)
+        old = xs[1].detach()
+        xs[1].data = torch.full((4, 4), 7.0, device=device)
+        torch._foreach_add_(xs, 1.0)
+        ys[1].copy_(xs[1])
+        torch._foreach_add_(xs, ys)
+        torch._foreach_mul_(ys, xs)
+        xs[1].data, ys[1].data = ys[1], xs[1]
+        xs[4].t_()
+        return xs, ys, old
+
+    with torch.no_grad():
+        compare(f)
+
+
+def test_shared_memory():
+    def f(device):
+        x = torch.arange(8.0, device=device)
+        parts = [x[:4], x[2:6], x[4:]]
+        torch._foreach_add_(parts, 1.0)
+        torch._foreach_mul_(parts, parts[::-1])
+        twice = [torch.ones(3, device=device)] * 2
+        torch._foreach_add_(twice, 1.0)
+        torch._foreach_mul_(twice, 3.0)
+        return x, twice
+
+    with torch.no_grad():
+        compare(f, host=None)
+
+
+def test_lists_with_common_tensors():
+    def f(device):
+        xs = tensors(device)
+        torch._foreach_mul_(xs[:3], 2.0)
+        torch._foreach_add_(xs[1:], [x + 1 for x in xs[1:]], alpha=0.25)
+        torch._foreach_sub_([*xs[2:], *tensors(device, 9.0)], 0.5)
+        made = torch._foreach_neg(xs)
+        torch._foreach_add_([*made[:2], *xs[2:]], 1.0)
+        return xs, made
+
+    with torch.no_grad():
+        compare(f)
+
+
+def test_a_call_that_is_refused_leaves_the_others():
+    xs, ys = tensors(DEVICE, shapes=[(3,), (2, 2)]), tensors(DEVICE, shapes=[(3,), (3, 3)])
+    with torch.no_grad():
+        torch._foreach_add_(xs, 1.0)
+        with pytest.raises(RuntimeError, match="must match the size of tensor"):
+            torch._foreach_mul_(xs, ys)
+        torch._foreach_add_(xs, 1.0)
+    assert [x.flatten()[0].item() for x in xs] == [3.0, 4.0]
+
+
+def test_versions_are_counted_at_once():
+    x = torch.ones(3, device=DEVICE, requires_grad=True)
+    y = x.square()
+    with torch.no_grad():
+        torch._foreach_mul_([x], 2.0)
+        torch._foreach_add_([x], 1.0)
+    assert x._version == 2
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    assert x._version == 2
+
+
+def test_numbers_are_data():
+    xs = tensors(DEVICE)
+    with torch.no_grad():
+        for k in range(4):
+            if k == 1:
+                counters.reset()
+            torch._foreach_mul_(xs, 1.0 + k)
+            torch._foreach_add_(xs, [0.5 * k + j for j in range(len(xs))])
+            torch.webgpu.synchronize()
+    assert counters.plans_compiled == 0
+    expected = torch.tensor(1.0)
+    for k in range(4):
+        expected = expected * (1.0 + k) + 0.5 * k
+    assert xs[0][0].item() == expected.item()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_rounded_by_each_operator(dtype):
+    def f(device):
+        xs = [torch.tensor([0.25, 3e-6, 2e-7], dtype=dtype).to(device)]
+        torch._foreach_mul_(xs, 2.0**-4)  # to nothing, in float16
+        torch._foreach_add_(xs, torch._foreach_sqrt(xs))
+        return xs
+
+    with torch.no_grad():
+        compare(f)
+
+
+def test_other_modes_and_threads():
+    with torch.inference_mode():
+        inside = tensors(DEVICE)
+        torch._foreach_add_(inside, 1.0)
+        torch._foreach_mul_(inside, 2.0)
+    assert inside[0][0].item() == 4.0
+    xs = tensors(DEVICE)
+    found = []
+    with torch.no_grad():
+        torch._foreach_add_(xs, 1.0)
+        torch._foreach_mul_(xs, 2.0)
+    thread = threading.Thread(target=lambda: found.append(xs[0][0].item()))
+    thread.start()
+    thread.join()
+    assert found == [4.0]
+
+
+def test_memory_is_given_back():
+    params = [nn.Parameter(torch.ones(1 << 18, device=DEVICE)) for _ in range(3)]
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    before = torch.webgpu.memory_allocated()
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert torch.webgpu.memory_allocated() <= before + 4096
