@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
 from operator import invert
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...capture.eager.calls import TensorSpec
@@ -51,7 +52,8 @@ _none_yet = EmptiedBuffer(
 
 # What `sys.getrefcount` and `Tensor._use_count` say of what only a list has.
 _REFERENCES = next(map(sys.getrefcount, [object()]))
-_USES = next(map(Tensor._use_count, [torch.empty(0)]))
+_use_count: Callable[[Tensor], int] = Tensor._use_count  # type: ignore[attr-defined]
+_USES = next(map(_use_count, [torch.empty(0)]))
 
 _lock = threading.RLock()
 
@@ -418,7 +420,7 @@ class _Sequence:
         for call in self._node.calls:
             args, kwargs = tree_map_only(places, value_of, (call.args, call.kwargs))
             changed = tuple(chain(*(args[position] for position in _written(call.op))))
-            with torch.autograd._unsafe_preserve_version_counter(changed):  # they are counted
+            with _unsafe_preserve_version_counter(changed):  # they are counted
                 results = dispatch.run(call.op, *args, **kwargs)
             for tensor, result in zip(next(later) if results else (), results or (), strict=True):
                 _give(tensor, result)
@@ -491,7 +493,7 @@ def _layout(tensor: Tensor) -> TensorSpec:
 
 def _are_needed(tensors: Sequence[Tensor]) -> list[bool]:
     """Of each whether somebody else than the given list has it."""
-    references, uses = map(sys.getrefcount, tensors), map(Tensor._use_count, tensors)
+    references, uses = map(sys.getrefcount, tensors), map(_use_count, tensors)
     return [r > _REFERENCES or u > _USES for r, u in zip(references, uses, strict=True)]
 
 
