@@ -1,4 +1,4 @@
-"""What depends on no argument is computed again in the backward graph."""
+"""What is computed again in the backward graph, instead of being kept for it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.capture.graph.recompute import recompute_constants
 from torch_webgpu_compile.compiler import compile_graph, native_operators
 from torch_webgpu_compile.ir.attention_nodes import AttentionGradient
+from torch_webgpu_compile.ir.nodes import Scatter
 
 
 def attention(q, k, v):
@@ -23,6 +24,12 @@ def attention(q, k, v):
 def graphs_of_training(function, *arguments):
     """The compilations of the forward and the backward graph, which run as they are captured."""
     states = []
+    training_graphs(states, function)(*arguments).sum().backward()
+    return states
+
+
+def training_graphs(states, function):
+    """``function`` compiled; ``states`` gets the compilation of each graph."""
 
     def backend(module, inputs):
         def compile_captured(captured, phase):
@@ -41,8 +48,7 @@ def graphs_of_training(function, *arguments):
         return aot.capture(module, inputs, compile_captured, native_operators())
 
     torch._dynamo.reset()
-    torch.compile(function, backend=backend, fullgraph=True)(*arguments).sum().backward()
-    return states
+    return torch.compile(function, backend=backend, fullgraph=True)
 
 
 def test_a_written_mask_is_causal_in_the_gradient():
@@ -68,3 +74,38 @@ def test_what_is_marked():
     aten = torch.ops.aten
     assert {aten.arange.default, aten.exp.default} <= marked
     assert not marked & {aten.rand.default, aten.mul.Tensor, aten.add.Tensor}
+
+
+def saved_by(state):
+    """The sizes of what a forward graph computes for its backward graph, and shows nobody."""
+    saved = {k: o for k, o in enumerate(state.plan.outputs) if o.buffer and o.mutates is None}
+    shown = {output.buffer for k, output in saved.items() if k not in state.phase.saved}
+    return sorted(tuple(map(int, o.sizes)) for o in saved.values() if o.buffer not in shown)
+
+
+def test_a_loss_keeps_two_numbers_of_each_row():
+    """Not log_softmax, where logits are there anyway; its gradient is one kernel, nearly."""
+
+    def function(x, weight, labels):
+        logits = x @ weight
+        return logits, torch.nn.functional.cross_entropy(logits, labels)
+
+    labels = torch.tensor([1, -100, 30, 2])
+    weight = torch.randn(8, 32, requires_grad=True)
+    states = []
+    call = training_graphs(states, function)
+    call(torch.randn(4, 8), weight, labels)[1].backward()
+    forward, backward = states
+    assert [sizes for sizes in saved_by(forward) if 32 in sizes] == []
+    assert saved_by(forward).count((4, 1)) >= 2
+    assert not any(isinstance(node, Scatter) for node in backward.graph.nodes)
+
+
+def test_an_activation_keeps_its_argument():
+    def function(x, weight, other):
+        y = x @ weight
+        return (y * torch.tanh(0.8 * (y + 0.04 * y.pow(3)))) @ other
+
+    arguments = [torch.randn(6, 8), torch.randn(8, 32, requires_grad=True), torch.randn(32, 2)]
+    forward, _ = graphs_of_training(function, *arguments)
+    assert saved_by(forward).count((6, 32)) == 1

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..captured import Phase
 from ..counters import counters
 from ..device import devices
 from ..device.generators import draw_seeds
@@ -27,6 +28,7 @@ from ..runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
 from ..runtime.device import Device, GpuBuffer
 from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
+from ..runtime.sections import Section
 from ..runtime.sized import Place
 from ..symbolic.sizes import evaluate
 from ..target import BINDING_ALIGNMENT
@@ -81,25 +83,42 @@ class _Many:
 _FEWEST_OF_MANY = 8
 
 
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A part of a call: see `runtime.sections`.
+
+    Attributes:
+        positions: of the launcher's buffers among the call's; None: it takes these.
+        places: (nbytes, positions) of the memory that every call gets anew, before the launch.
+        released: positions of the buffers that are not needed after it.
+        arguments: positions of the arguments that are not.
+    """
+
+    launch: Launcher
+    positions: tuple[int, ...] | None
+    places: tuple[tuple[int, tuple[int, ...]], ...]
+    released: tuple[int, ...]
+    arguments: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class _ResolvedCall:
     """What a call with known sizes does.
 
     Attributes:
+        sections: what is launched, in order.
         buffers: None in every place that a call fills. The others are the same in all calls: what
             no kernel reads, and intermediates of a few bytes.
         inputs: the arguments, with their positions among the buffers.
         many, others: the same again, from the first call on: tensors that are found at once, where
             they are many, and the rest.
-        places: (nbytes, positions) of the memory that every call gets anew.
         tensors, mutations: where the values of the variant's recipes are.
         alone: calls may not be recorded side by side, as they share memory.
     """
 
-    launch: Launcher
+    sections: tuple[_Section, ...]
     buffers: list[GpuBuffer | None]
     inputs: tuple[tuple[UploadRecipe, int], ...]
-    places: tuple[tuple[int, tuple[int, ...]], ...]
     tensors: tuple[_Kept, ...]
     mutations: tuple[_Kept, ...]
     dispatch_count: int
@@ -120,44 +139,63 @@ class _ResolvedCall:
         return self.others
 
 
-def _resolve(executor: Executor, variant: Variant) -> _ResolvedCall:
-    plan, sizes = executor.plan, variant.sizes
-    launcher = executor.launcher(sizes)
-    position = {name: k for k, name in enumerate(launcher.names)}
-    inputs = tuple((recipe, position[recipe.buffer]) for recipe in variant.uploads)
-    found = [
-        (place.nbytes, tuple(position[name] for name in place.names), _is_kept(place))
-        for place in launcher.places
-    ]
-    places = tuple((nbytes, positions) for nbytes, positions, kept in found if not kept)
-    filled = {p for _, p in inputs} | {p for _, positions, _ in found for p in positions}
+def _resolve(executor: Executor, variant: Variant, phase: Phase) -> _ResolvedCall:
+    plan, sizes, allocate = executor.plan, variant.sizes, executor.device.allocate
+    arguments = {recipe.buffer: recipe.position for recipe in variant.uploads}
+    # What was saved for a backward graph is its own, unless somebody wants to run it again.
+    given_up = set(arguments) if phase.name == "backward" else set()
+    kept_arguments = {m.position for m in variant.mutations} | {k for _, k in phase.forwarded}
+    given_up -= {name for name, k in arguments.items() if k in kept_arguments}
+    sections = executor.sections(sizes, given_up)
+    nbytes = {
+        n: k for launch, _ in sections for n, k in zip(launch.names, launch.nbytes, strict=True)
+    }
+    constants = sections[0][0].constants
+    position = {name: k for k, name in enumerate(dict.fromkeys((*nbytes, *arguments)))}
+    places = [place for _, section in sections for place in section.plan.places]
+    filled = {*arguments, *(name for place in places for name in place.names)}
+    buffers: list[GpuBuffer | None] = [None] * len(position)
     # Arguments that no kernel reads: any memory will do.
-    buffers = [
-        None if k in filled else executor.device.allocate(nbytes)
-        for k, nbytes in enumerate(launcher.nbytes)
-    ]
+    for name in nbytes.keys() - filled:
+        buffers[position[name]] = allocate(nbytes[name])
     # Other memory in each call would be other bind groups in each call.
-    for nbytes, positions, kept in found:
-        memory = executor.device.allocate(nbytes) if kept else None
-        for p in positions:
-            buffers[p] = memory
+    few = [place for place in places if _is_kept(place)]
+    for place in few:
+        memory = allocate(place.nbytes)
+        for name in place.names:
+            buffers[position[name]] = memory
+    lasting = {name for place in few for name in place.names}
+
+    def resolved(launch: Launcher, section: Section) -> _Section:
+        released = [name for name in section.released if name not in lasting]
+        return _Section(
+            launch,
+            tuple(position[name] for name in launch.names) if len(sections) > 1 else None,
+            tuple(
+                (place.nbytes, tuple(position[name] for name in place.names))
+                for place in section.plan.places
+                if not _is_kept(place)
+            ),
+            tuple(position[name] for name in released),
+            tuple(arguments[name] for name in released if name in arguments),
+        )
+
     taken: set[str] = set()
 
     def keep(name: str, in_place: bool = False) -> _Kept:
         shared = name in taken or not (in_place or plan.buffers[name].role == "output")
         taken.add(name)
-        nbytes = evaluate(plan.buffers[name].nbytes, sizes) if shared else 0
-        return _Kept(position.get(name, -1), launcher.constants.get(name), nbytes)
+        copied_nbytes = evaluate(plan.buffers[name].nbytes, sizes) if shared else 0
+        return _Kept(position.get(name, -1), constants.get(name), copied_nbytes)
 
     return _ResolvedCall(
-        launcher,
+        tuple(resolved(launch, section) for launch, section in sections),
         buffers,
-        inputs,
-        places,
+        tuple((recipe, position[recipe.buffer]) for recipe in variant.uploads),
         tuple(keep(recipe.buffer) for recipe in variant.tensors),
         tuple(keep(recipe.buffer, recipe.in_place) for recipe in variant.mutations),
-        launcher.dispatch_count,
-        any(isinstance(step, HostStep) for step in plan.steps) or any(kept for *_, kept in found),
+        sum(launch.dispatch_count for launch, _ in sections),
+        any(isinstance(step, HostStep) for step in plan.steps) or bool(few),
     )
 
 
@@ -257,16 +295,11 @@ class DeviceGraph(CompiledGraph):
                 buffer = self._memory(value, recipe)
                 moved.add(position)
             buffers[position] = buffer
-        allocate = self.device.allocate
-        for nbytes, positions in resolved.places:
-            buffer = allocate(nbytes)
-            for position in positions:
-                buffers[position] = buffer
-        try:
-            self._launch(resolved, buffers)
-        except SharedMemoryError:
-            moved |= self._copy_changed(variant, resolved, values, buffers)
-            self._launch(resolved, buffers)
+        if resolved.alone:
+            with self.executor.lock:
+                moved.update(self._launch(variant, resolved, values, buffers))
+        else:
+            moved.update(self._launch(variant, resolved, values, buffers))
         if numbers is not None:
             self._numbers.recorded(numbers)
         counters.add_call(resolved.dispatch_count, 0, 0)
@@ -281,12 +314,33 @@ class DeviceGraph(CompiledGraph):
             results[output] = values[position]
         return results
 
-    def _launch(self, resolved: _ResolvedCall, buffers: list[Any]) -> None:
-        if resolved.alone:
-            with self.executor.lock:
-                resolved.launch(buffers)
-        else:
-            resolved.launch(buffers)
+    def _launch(
+        self, variant: Variant, resolved: _ResolvedCall, values: list[Any], buffers: list[Any]
+    ) -> Collection[int]:
+        """Records the call on memory for its inputs, and for what it computes, which it gets here.
+
+        Positions of what it has in other memory than the argument.
+        """
+        moved: Collection[int] = ()
+        allocate = self.device.allocate
+        for section in resolved.sections:
+            for nbytes, positions in section.places:
+                buffer = allocate(nbytes)
+                for position in positions:
+                    buffers[position] = buffer
+            if section.positions is not None:
+                section.launch([buffers[position] for position in section.positions])
+                for position in section.arguments:
+                    values[position] = None
+                for position in section.released:
+                    buffers[position] = None
+                continue
+            try:
+                section.launch(buffers)
+            except SharedMemoryError:
+                moved = self._copy_changed(variant, resolved, values, buffers)
+                section.launch(buffers)
+        return moved
 
     def _copy_changed(
         self, variant: Variant, resolved: _ResolvedCall, values: list[Any], buffers: list[Any]
@@ -320,7 +374,7 @@ class DeviceGraph(CompiledGraph):
             self._rebind()
         with self.executor.lock:
             if variant.resolved is None:
-                variant.resolved = _resolve(self.executor, variant)
+                variant.resolved = _resolve(self.executor, variant, self.signature.phase)
             made: _ResolvedCall = variant.resolved
             return made
 

@@ -235,7 +235,7 @@ class Signature:
         with torch.no_grad():
             for position, tensor in given.items():
                 values[position] = tensor.resolve_conj().resolve_neg()
-            passed = values[:]
+            passed = {position: values[position] for position in given}  # the others may be freed
             results = run(values)
             changed = {output.mutates for output in self.plan.outputs}
             for position, tensor in given.items():

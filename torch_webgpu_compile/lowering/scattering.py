@@ -61,6 +61,8 @@ def _accumulator(dtype: DType) -> DType:
 
 def _updated(builder: Builder, updates: Updates, accumulate: bool) -> Value:
     initial = updates.initial
+    if updates.selects:
+        return _selected(builder, updates, accumulate)
     # Integers have the same sum in every order, and so has an element that one update names.
     exact = updates.competing is ONE or (accumulate and not initial.dtype.is_float)
     if not (exact or updates.is_empty):
@@ -132,6 +134,12 @@ class Updates:
         """How many updates each element may be named by."""
         return product(self.left_sizes)
 
+    @property
+    def selects(self) -> bool:
+        """Whether there is one update for each row of a buffer that holds one value, as one-hot."""
+        is_row = self.competing is ONE and len(self.compared) == 1
+        return is_row and isinstance(self.initial.body, Const) and not self.is_empty
+
     def moved(self, entry: IndexLike, at: Sequence[IndexLike]) -> Scalar:
         """``entry``, a scalar over the coordinates of the updates, at the update ``at``."""
         scalar = Index(entry) if isinstance(entry, Expr) else entry
@@ -177,6 +185,26 @@ def _hits(updates: Updates) -> tuple[list[Expr], list[IndexLike], Scalar, Scalar
         entry = cast(updates.moved(updates.index[dim], at), dtypes.int64)
         named.append(apply("eq", entry, Index(here[dim])))
     return inner, at, all_of(named), all_of(updates.reached(here))
+
+
+def _selected(builder: Builder, updates: Updates, accumulate: bool) -> Value:
+    """Every element as it is or as the only update of its row says.
+
+    Unlike a scatter it is computed where it is read: there is nothing to be filled and changed.
+    """
+    initial = updates.initial
+    here = positions(initial.sizes)
+    (dim,) = updates.compared
+    at = updates.place(here, list(positions(updates.left_sizes)))
+    dtype = dtypes.int32 if _is_small(initial.sizes[dim]) else dtypes.int64
+    entry = cast(updates.moved(updates.index[dim], at), dtype)
+    is_named = apply("eq", entry, cast(Index(here[dim]), dtype))
+    element = cast(updates.moved(updates.body, at), initial.dtype)
+    element = plus(initial.body, element) if accumulate else element
+    body = where(is_named, element, initial.body)
+    return builder.pointwise(
+        masked(all_of(updates.reached(here)), body, initial.body), initial.sizes
+    )
 
 
 def summed(builder: Builder, updates: Updates) -> Value:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,6 +28,7 @@ from .interface import Handle
 from .launcher import Launcher, Preparation
 from .program import ResolvedPlan, Segment, Users, build_segments, rebind
 from .queue import Recording
+from .sections import Section, divide
 from .sized import HostCommand, SizedPlan, SlicedKernel, size_plan
 
 RunHostStep = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
@@ -165,6 +166,27 @@ class Executor:
         """
         with self.lock:
             sized = self._sized(_NOTHING if sizes is None else sizes)
+        return self._launcher(sized)
+
+    def sections(
+        self, sizes: Mapping[str, int], given_up: Collection[str]
+    ) -> list[tuple[Launcher, Section]]:
+        """The plan at these sizes in sections, each of them run by a launcher; mostly only one.
+
+        Memory for the places of a section is needed before it is launched, and what it releases may
+        be dropped right after that.
+
+        Args:
+            given_up: the inputs, by name, that the caller has no use for during a call.
+
+        Raises:
+            DeviceError: as `bind`.
+        """
+        with self.lock:
+            sized = self._sized(sizes)
+        return [(self._launcher(s.plan), s) for s in divide(self.plan, sized, given_up)]
+
+    def _launcher(self, sized: SizedPlan) -> Launcher:
         constants = [self._constants[name] for name in sized.names if name in self._constants]
         made = Launcher(self, sized, constants)
         self._launchers.add(made)

@@ -114,7 +114,10 @@ class Launcher:
         end = len(sized.names) - (self._status is not None)  # the last one is its
         count = end - len(constants)
         self.constants = dict(zip(sized.names[count:end], constants, strict=True))
-        preparation = self._preparation = executor.preparation
+        preparation = executor.preparation
+        if preparation is not None and not set(preparation.names) <= set(sized.names):
+            preparation = None  # a section that reads nothing of it
+        self._preparation = preparation
         self._static: tuple[int, ...] = ()
         if preparation is not None:
             self._static = tuple(map(sized.names.index, preparation.reads))

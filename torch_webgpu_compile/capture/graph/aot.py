@@ -95,6 +95,10 @@ def capture(
         if refused is not None:
             return uncompiled(graph, refused)
         static = _static_inputs()
+        # Saved tensors are given back when they are read for the last time, if nobody keeps them:
+        # unlike one with "donated" buffers, a graph that was run may be run again.
+        if (metadata := _metadata()) is not None:
+            metadata.bw_donated_idxs = []
         return compile_phase(graph, "forward", static, _saved_outputs(graph), _counted())
 
     def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
@@ -233,7 +237,9 @@ def _partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) ->
     """Splits a joint graph into forward and backward."""
     recompute.keep_seeds(graph)
     recompute.recompute_constants(graph)
-    return min_cut_rematerialization_partition(graph, *arguments, **keywords)
+    recompute.split_log_softmax(graph)
+    with recompute.fusible_operators():
+        return min_cut_rematerialization_partition(graph, *arguments, **keywords)
 
 
 def _metadata() -> Any:

@@ -2,9 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
 import torch
+from torch._functorch import partitioners
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
+
+aten = torch.ops.aten
+
+# PyTorch's partitioner knows Inductor's operators, and takes others for kernels that nothing is
+# fused with: what they read would have to be stored.
+_VIEWS = (aten.transpose, aten.detach, aten._reshape_alias, aten.diagonal, aten.unbind)
+_OF_ELEMENTS = (
+    *(aten.hardshrink_backward, aten.hardswish, aten.leaky_relu_backward, aten._prelu_kernel),
+    *(aten.softshrink_backward, aten.floor_divide, aten.fill, aten.ones_like, aten.new_full),
+)
+# Rows, which are read where they are computed. These are not in forward graphs.
+_OF_ROWS = (aten._log_softmax_backward_data, aten._softmax_backward_data)
+
+
+@contextmanager
+def fusible_operators() -> Iterator[None]:
+    """Tells the partitioner what this package fuses, as long as the context."""
+    original = partitioners.get_default_op_list
+
+    def op_list() -> Any:
+        types = original()
+        types.view_ops.update(_VIEWS)
+        types.recomputable_ops.update((*_VIEWS, *_OF_ELEMENTS))
+        types.fusible_ops.update((*_VIEWS, *_OF_ELEMENTS, *_OF_ROWS))
+        return types
+
+    with patch.object(partitioners, "get_default_op_list", op_list):
+        yield
+
+
+def split_log_softmax(graph: torch.fx.GraphModule) -> None:
+    """Writes, in a joint graph, log_softmax as what it is computed from.
+
+    The backward graph then needs x and two numbers of each row, not the result. It is as large as
+    x, which is there anyway where it is returned beside a loss, as logits are.
+    """
+    for node in graph.graph.find_nodes(op="call_function", target=aten._log_softmax.default):
+        x, dim, _ = node.args
+        value, result = x.meta["val"], node.meta["val"]
+        # A maximum needs elements.
+        if value.dim() == 0 or not isinstance(value.shape[dim], int) or value.shape[dim] == 0:
+            continue
+
+        def call(target: Any, *arguments: Any, of: Node = node, **options: Any) -> Node:
+            made = graph.graph.call_function(target, arguments, options)
+            made.meta = {k: v for k, v in of.meta.items() if k not in ("val", "tensor_meta")}
+            values = [a.meta["val"] if isinstance(a, Node) else a for a in arguments]
+            made.meta["val"] = target(*values, **options)
+            return made
+
+        with graph.graph.inserting_before(node):
+            dtype = torch.float64 if value.dtype is torch.float64 else torch.float32
+            if value.dtype is not dtype:
+                x = call(aten._to_copy.default, x, dtype=dtype)
+            shifted = call(aten.sub.Tensor, x, call(aten.amax.default, x, [dim], True))
+            exponentials = call(aten.exp.default, shifted)
+            total = call(aten.sum.dim_IntList, exponentials, [dim], True)
+            made = call(aten.sub.Tensor, shifted, call(aten.log.default, total))
+            if result.dtype is not dtype:
+                made = call(aten._to_copy.default, made, dtype=result.dtype)
+        node.replace_all_uses_with(made)
+        graph.graph.erase_node(node)
+    graph.recompile()
 
 
 def recompute_constants(graph: torch.fx.GraphModule) -> None:

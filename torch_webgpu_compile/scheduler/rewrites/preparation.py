@@ -21,8 +21,8 @@ from ...dtypes import Kind
 from ...ir.access import typical_numel
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.graph import GraphOutput, LoopGraph, Program
-from ...ir.nodes import Contraction, HostCall, bodies_of, inputs_of, outputs_of
-from ...ir.scalar import scalar_symbols
+from ...ir.nodes import Contraction, HostCall, Pointwise, bodies_of, inputs_of, outputs_of
+from ...ir.scalar import Const, scalar_symbols
 from ...ir.spaces import Node
 from ...symbolic.sizes import product
 from ...target import Target
@@ -79,7 +79,8 @@ def _static_nodes(graph: LoopGraph) -> dict[str, Node]:
     """Nodes that compute the same as long as no static input changes, by their output.
 
     Not those of results: callers own these, and may change them. Not host calls: they may be
-    random.
+    random. Not buffers of one value, which are there to be changed: a kept one would be copied
+    first, which costs more than to write it.
     """
     changed = {graph.inputs[o.mutates] for o in graph.outputs if o.mutates is not None}
     same = {
@@ -94,6 +95,8 @@ def _static_nodes(graph: LoopGraph) -> dict[str, Node]:
             continue
         reads, output = inputs_of(node), outputs_of(node)[0]
         if output in graph.returned or not same.issuperset(reads):
+            continue
+        if isinstance(node, Pointwise) and isinstance(node.body, Const):
             continue
         if _is_dequantized(graph.buffers[output], [graph.buffers[name] for name in reads]):
             continue
