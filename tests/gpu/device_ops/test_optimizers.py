@@ -318,3 +318,38 @@ def test_averaged_models(average):
         return averaged(x), list(averaged.parameters())
 
     compare(f, rtol=1e-4, atol=1e-5)
+
+
+COMPILED = [name for name in STEADY if name != "Adafactor"]  # has matrices to multiply
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_step_is_few_dispatches_at_any_learning_rate(name):
+    def train(device):
+        torch._dynamo.reset()
+        generator = torch.Generator().manual_seed(0)
+
+        def numbers(shape):
+            return torch.randn(shape, generator=generator).to(device)
+
+        params = [nn.Parameter(numbers(shape)) for shape in [(4, 3), (5,), (2, 3), (7,)]]
+        optimizer = getattr(torch.optim, name)(params, **STEADY[name])
+        schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
+        step = optimizer.step
+        if device == DEVICE:
+            step = torch.compile(step, backend="webgpu")
+        for k in range(7):
+            for p in params:
+                p.grad = numbers(p.shape)
+            if device == DEVICE:
+                torch.webgpu.synchronize()
+            counters.reset()
+            step()
+            schedule.step()
+            if device == DEVICE and k > 2:
+                torch.webgpu.synchronize()
+                assert counters.dispatches <= 3
+                assert counters.plans_compiled == 0
+        return [p.detach() for p in params]
+
+    compare(train, rtol=1e-4, atol=1e-5)

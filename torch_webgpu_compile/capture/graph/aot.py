@@ -25,6 +25,7 @@ from ...captured import CapturedGraph, Phase, user_source
 from ...errors import UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
 from ..complex_numbers.separation import separate_graph
+from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..tracing import take_seeds
 from . import dynamo, patterns, recompute
@@ -67,7 +68,7 @@ def capture(
     patterns.rewrite_calls(module)
     number = next(_numbers)
     static: frozenset[int] = frozenset()
-    table = decompositions(native)
+    table = decompositions(native) | symbolic_numbers.DECOMPOSITIONS
     direct: BoxedFunction | None = None
     parts: _Parts | None = None
     refused: Reason | None = None
