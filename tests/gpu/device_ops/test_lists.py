@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.device_checks import DEVICE, compare
 from torch_webgpu_compile import counters
+from torch_webgpu_compile.device.eager import lists
 
 SHAPES = [(3,), (4, 4), (), (2, 0), (5, 1)]
 
@@ -174,6 +175,24 @@ def test_other_modes_and_threads():
     thread.start()
     thread.join()
     assert found == [4.0]
+
+
+def test_an_interrupt_loses_nothing(monkeypatch):
+    xs = tensors(DEVICE)
+    real = lists.compile_sequence
+
+    def interrupted(*arguments):
+        monkeypatch.setattr(lists, "compile_sequence", real)
+        raise KeyboardInterrupt
+
+    lists.forget()
+    monkeypatch.setattr(lists, "compile_sequence", interrupted)
+    with torch.no_grad():
+        torch._foreach_add_(xs, 1.0)
+        torch._foreach_mul_(xs, 2.0)
+        with pytest.raises(KeyboardInterrupt):
+            torch.webgpu.synchronize()
+    assert xs[0][0].item() == 4.0
 
 
 def test_memory_is_given_back():

@@ -98,6 +98,12 @@ def _run_current() -> None:
         try:
             if sequence is not None:
                 sequence.run()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, perhaps long after the calls: they are not lost by it
+            if sequence is not None and not sequence.has_begun:
+                _current = sequence
+            raise
         finally:
             if _current is None:
                 defer(None)
@@ -188,10 +194,14 @@ class _Sequence:
     Args:
         root: of the tree.
         index: the device that all tensors are on.
+
+    Attributes:
+        has_begun: whether some of it may have run.
     """
 
     def __init__(self, root: _Node, index: int) -> None:
         self._index = index
+        self.has_begun = False
         self._node = root
         self._tensors: list[Tensor] = []  # each argument once
         self._layouts = _Layouts()  # of these
@@ -346,6 +356,7 @@ class _Sequence:
         self._tensors = self._layouts.restored(self._tensors, self._index)
         wanted = self._wanted()
         program = self._program(wanted)
+        self.has_begun = True
         if program is None:
             self._run_singly()
             wanted = ()
