@@ -179,15 +179,6 @@ def _first_list(args: Sequence[Any]) -> Sequence[Tensor]:
     raise _DifferentError
 
 
-def forget() -> None:
-    """Drops all that was compiled; it is compiled again when it is called."""
-    global _nodes
-    with _lock:
-        settle()
-        _roots.clear()
-        _nodes = 0
-
-
 class _Sequence:
     """Calls that are remembered.
 
