@@ -49,6 +49,11 @@ class MatmulProblem:
         return cls(batch, known, inner, itemsize, *axes, paired)
 
     @property
+    def axes(self) -> tuple[str, str]:
+        """Along which the tiles of lhs and rhs are loaded."""
+        return self.lhs, self.rhs
+
+    @property
     def rows(self) -> int:
         """The most rows of a product; a number for those that a call decides."""
         return max(rows or _UNKNOWN for rows, _ in self.shapes)
@@ -157,12 +162,21 @@ class MatmulTiling:
         own = self.inner * self.slices
         return max(own, self.small.depth) if self.strips else own
 
-    def workgroup_nbytes(self, itemsize: int) -> int:
-        """Workgroup memory of both operands' tiles, which the sums of slices share."""
+    @staticmethod
+    def padding(axis: str) -> int:
+        """vec4s between lines of a tile that is loaded along this axis."""
+        return 1 if axis == "scalar_inner" else 0
+
+    def workgroup_nbytes(self, itemsize: int, axes: Sequence[str]) -> int:
+        """Workgroup memory of both operands' tiles, which the sums of slices share.
+
+        ``axes``: along which the tiles are loaded, see `contraction.Operand`.
+        """
         buffers = 2 if self.double_buffer else 1
-        tiles = self.slices * buffers * self.inner * (self.rows + self.columns)
+        lines = self.rows + self.columns + VECTOR * sum(map(self.padding, axes))
+        tiles = self.slices * buffers * self.inner * lines
         own = itemsize * max(tiles, self.slices // 2 * self.rows * self.columns)
-        return max(own, self.small.workgroup_nbytes(itemsize)) if self.strips else own
+        return max(own, self.small.workgroup_nbytes(itemsize, axes)) if self.strips else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,11 +338,11 @@ _MEASURED_FEW_ROWS = (
 )
 
 
-def fits(tiling: MatmulTiling, itemsize: int, target: Target) -> bool:
-    """Whether the adapter's limits allow it."""
+def fits(tiling: MatmulTiling, itemsize: int, axes: Sequence[str], target: Target) -> bool:
+    """Whether the adapter's limits allow it, for operands that are loaded along these axes."""
     return (
         tiling.workgroup <= target.max_workgroup_invocations
-        and tiling.workgroup_nbytes(itemsize) <= target.max_workgroup_nbytes
+        and tiling.workgroup_nbytes(itemsize, axes) <= target.max_workgroup_nbytes
     )
 
 
@@ -340,7 +354,7 @@ def matmul_candidates(problem: MatmulProblem, target: Target) -> Iterator[Matmul
     elif problem.columns <= 16:
         found = [_transposed(tiling) for tiling in _MEASURED_FEW_ROWS]
     for tiling in dict.fromkeys(map(problem.adapt, found)):
-        if fits(tiling, problem.itemsize, target):
+        if fits(tiling, problem.itemsize, problem.axes, target):
             yield tiling
             if tiling in _DIVIDED and not problem.paired:
                 yield from _with_strips(tiling, problem, target)
@@ -361,7 +375,7 @@ def _with_strips(
     columns = -(-problem.columns // tiling.columns)
     for strips in sorted({round(columns * part / 12) for part in (1, 1.5, 2, 3, 4, 6)} - {0}):
         divided = replace(tiling, strips=strips)
-        if fits(divided, problem.itemsize, target):
+        if fits(divided, problem.itemsize, problem.axes, target):
             yield divided
 
 
@@ -381,7 +395,7 @@ def choose_matmul_tiling(problem: MatmulProblem, target: Target) -> MatmulTiling
     for tiling in map(problem.adapt, found):
         if problem.itemsize == 8:  # twice the workgroup memory: one buffer instead of two
             tiling = replace(tiling, double_buffer=False)
-        if fits(tiling, problem.itemsize, target):
+        if fits(tiling, problem.itemsize, problem.axes, target):
             return tiling
     return problem.adapt(replace(_SMALLEST, double_buffer=False))
 
