@@ -21,7 +21,7 @@ LARGE = replace(SMALL, max_workgroup_nbytes=48 << 10, max_workgroup_invocations=
 
 def choose(rows, batch, size, target):
     width = -(-size // 4)
-    found = choose_attention_gradient_tiling(rows, batch, width, width, target)
+    found = choose_attention_gradient_tiling(rows, batch, width, width, 2, target)
     assert found is not None
     return found
 
@@ -57,14 +57,16 @@ def test_every_head_size_fits(size, target):
 def test_tilings_are_whole(tiling):
     """Every invocation has a place in both divisions of the work."""
     assert tiling.scoring <= tiling.workgroup
-    assert tiling.scoring * 4 * tiling.thread_walked == tiling.owned * tiling.walked
-    assert tiling.columns * tiling.owned == 4 * tiling.workgroup
+    assert (
+        tiling.scoring * tiling.thread_owned * tiling.thread_walked == tiling.owned * tiling.walked
+    )
+    assert tiling.columns * tiling.owned == tiling.thread_owned * tiling.workgroup
     assert tiling.owned % 4 == tiling.walked % 4 == 0
 
 
 def test_heads_beyond_workgroup_memory_have_no_tiling():
     tiny = replace(SMALL, max_workgroup_nbytes=1024)
-    assert choose_attention_gradient_tiling(as_expr(9), as_expr(1), 64, 64, tiny) is None
+    assert choose_attention_gradient_tiling(as_expr(9), as_expr(1), 64, 64, 2, tiny) is None
 
 
 @pytest.mark.parametrize("size", [64, 256])

@@ -179,44 +179,81 @@ class AttentionGradientTiling:
 
     It owns keys and walks over queries for the gradients of keys and values, and the other way
     round for the gradient of queries. Every pair of rows has a score. An invocation computes scores
-    of 4 of the rows that the workgroup owns, and later sums for 4 of them.
+    of some of the rows that the workgroup owns, and later sums for as many of them.
 
     Attributes:
         owned: rows whose gradients a workgroup computes (a power of two, at least 4).
         walked: rows per step (a power of two, at least 4).
-        thread_walked: an invocation computes the scores of 4 rows with this many.
+        thread_walked: an invocation computes the scores of its owned rows with this many.
         workgroup: invocations; not all of them have scores to compute.
+        thread_owned: rows of an invocation (4 or 8).
+        unroll: vec4s of a head per iteration where scores are computed, if they divide it.
+        apart: whether weights and gradients of scores have workgroup memory of their own, instead
+            of that of the walked tiles.
+        direct: whether owned rows stay in memory, and so in its caches, when scores are computed.
+        ahead: whether the next walked tiles are loaded while sums are computed; only if ``apart``.
     """
 
     owned: int
     walked: int
     thread_walked: int
     workgroup: int
+    thread_owned: int = 4
+    unroll: int = 2
+    apart: bool = False
+    direct: bool = False
+    ahead: bool = False
 
     @property
     def scoring(self) -> int:
         """Invocations that compute scores."""
-        return self.owned * self.walked // (4 * self.thread_walked)
+        return self.owned * self.walked // (self.thread_owned * self.thread_walked)
 
     @property
     def columns(self) -> int:
-        """Invocations that share the sums of the same 4 rows, each for other elements of heads."""
-        return self.workgroup * 4 // self.owned
+        """Invocations that share the sums of the same rows, each for other elements of heads."""
+        return self.workgroup * self.thread_owned // self.owned
+
+    @property
+    def row_offsets(self) -> tuple[int, ...]:
+        """An invocation's owned rows, from the first one's number.
+
+        Four that are exchanged in one vec4 are a quarter of the tile apart, so that neighbouring
+        invocations read neighbouring rows, from different banks.
+        """
+        quads = range(self.thread_owned // 4)
+        groups = self.owned // self.thread_owned
+        return tuple(q * groups + i * self.owned // 4 for q in quads for i in range(4))
+
+    def owned_size(self, width: int) -> int:
+        """vec4s of a tile of owned rows ``width`` vec4s wide."""
+        return 0 if self.direct else self.owned * width
 
     def walked_size(self, width: int) -> int:
-        """vec4s of a tile of walked rows ``width`` vec4s wide: scores take its place later."""
-        return self.walked * max(width, self.owned // 4)
+        """vec4s of a tile of walked rows ``width`` vec4s wide, whose place scores may take."""
+        return self.walked * (width if self.apart else max(width, self.owned // 4))
 
-    def workgroup_nbytes(self, width: int, value_width: int) -> int:
-        """Workgroup memory in bytes, of heads that are so many vec4s wide."""
-        walked = self.walked_size(width) + self.walked_size(value_width)
-        return 16 * (self.owned * (width + value_width) + walked)
+    def pairs_size(self, kinds: int) -> int:
+        """vec4s of so many values for each pair of rows, where they have their own memory."""
+        return kinds * self.walked * self.owned // 4 if self.apart else 0
+
+    def workgroup_nbytes(self, width: int, value_width: int, kinds: int = 2) -> int:
+        """Workgroup memory in bytes, of heads that are so many vec4s wide.
+
+        ``kinds``: values that are exchanged for each pair: 2 for the gradients of keys and values,
+        1 for that of queries.
+        """
+        widths = (width, value_width)
+        tiles = sum(self.owned_size(w) + self.walked_size(w) for w in widths)
+        return 16 * (tiles + self.pairs_size(kinds))
 
 
-# From the most arithmetic per load to the least memory. The first of them for heads of 64 takes 48
-# KiB, the third for heads of 128; the last one fits the 16 KiB of every adapter with heads of 256.
+# From the most arithmetic per load to the least memory. The first two of them for heads of 64 take
+# 48 KiB, the fourth for heads of 128; the last one fits the 16 KiB of every adapter with heads of
+# 256.
 _GRADIENT_TILINGS = (
     AttentionGradientTiling(64, 32, 4, 128),
+    AttentionGradientTiling(32, 64, 4, 128),
     AttentionGradientTiling(32, 32, 4, 64),
     AttentionGradientTiling(32, 16, 2, 64),
     AttentionGradientTiling(16, 16, 2, 32),
@@ -229,7 +266,7 @@ _FEWEST_OWNED = 32
 
 
 def choose_attention_gradient_tiling(
-    rows: Expr, batch: Expr, width: int, value_width: int, target: Target
+    rows: Expr, batch: Expr, width: int, value_width: int, kinds: int, target: Target
 ) -> AttentionGradientTiling | None:
     """The first tiling that fits, wastes few rows and makes enough workgroups; None if none fits.
 
@@ -237,11 +274,12 @@ def choose_attention_gradient_tiling(
         rows: that a head owns.
         batch: heads that own rows, of the whole batch.
         width, value_width: vec4s of a row of the query or key, and of the value.
+        kinds: see `AttentionGradientTiling.workgroup_nbytes`.
     """
     fitting = [
         tiling
         for tiling in _GRADIENT_TILINGS
-        if tiling.workgroup_nbytes(width, value_width) <= target.max_workgroup_nbytes
+        if tiling.workgroup_nbytes(width, value_width, kinds) <= target.max_workgroup_nbytes
         and tiling.workgroup <= target.max_workgroup_invocations
     ]
     # A second workgroup's arithmetic hides the waiting of a multiprocessor's first one.
