@@ -9,6 +9,15 @@ from ...symbolic.sizes import Expr, ceildiv
 from ...target import Target
 
 
+def grid_block(wide: int, high: int) -> int:
+    """How wide blocks of 16 invocations are in a grid of so many parts of the work, 0 for none.
+
+    In blocks, neighbours share rows, and those two apart share columns. NVIDIA reads vec4s of
+    workgroup memory a quarter of a subgroup at a time, and two quarters at once where either holds.
+    """
+    return next((w for w in (8, 4) if wide % w == 0 and high % (16 // w) == 0), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
     """How a workgroup covers queries and keys.
@@ -42,6 +51,20 @@ class AttentionTiling:
         """Invocations that share a query."""
         return self.keys // self.thread_keys
 
+    def block(self, subgroup: int) -> int:
+        """How wide blocks are in the grid of invocations, see `grid_block`.
+
+        ``subgroup``: invocations that exchange values without workgroup memory, or 0: then those
+        that share a query are in one.
+        """
+        found = grid_block(self.sharing, self.queries // self.thread_rows)
+        most = _shuffles(found, self.sharing)
+        return found if not subgroup or not most or most[-1] < subgroup else 0
+
+    def shuffles(self, subgroup: int) -> tuple[int, ...]:
+        """The bits in which the numbers of invocations that share a query differ."""
+        return _shuffles(self.block(subgroup), self.sharing)
+
     def keys_size(self, head: int) -> int:
         """vec4s of a slice's tile of keys, whose place the probabilities take later."""
         return self.keys // 4 * max(head, self.queries)
@@ -66,6 +89,12 @@ class AttentionTiling:
         size = head * self.queries // 4
         size += self.slices * self.slice_size(head, value_head, subgroup)
         return 16 * size + (0 if subgroup else 4)
+
+
+def _shuffles(block: int, sharing: int) -> tuple[int, ...]:
+    """The bits of an invocation's number that are its place in a row, from the lowest."""
+    bits = (1, 4, 8, 16, 32) if block == 8 else (1, 4, 16, 32) if block == 4 else (1, 2, 4, 8, 16)
+    return bits[: sharing.bit_length() - 1]
 
 
 # Best first, as measured on an H200: 8×16 heads of 64 with 1024 causal keys take 0.76 ms in the
@@ -213,6 +242,16 @@ class AttentionGradientTiling:
     def columns(self) -> int:
         """Invocations that share the sums of the same rows, each for other elements of heads."""
         return self.workgroup * self.thread_owned // self.owned
+
+    @property
+    def scoring_block(self) -> int:
+        """How wide blocks are in the grid of invocations that compute scores: see `grid_block`."""
+        return grid_block(self.walked // self.thread_walked, self.owned // self.thread_owned)
+
+    @property
+    def summing_block(self) -> int:
+        """How wide blocks are in the grid of invocations that compute sums."""
+        return grid_block(self.columns, self.owned // self.thread_owned)
 
     @property
     def row_offsets(self) -> tuple[int, ...]:
