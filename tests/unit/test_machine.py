@@ -58,7 +58,7 @@ def test_a_smaller_gpu_is_full_sooner() -> None:
     assert cost.column_parts(64, 1 << 20, SMALL) < cost.column_parts(64, 1 << 20, TARGET)
     assert _best_inner_parts(96, (1, 512, 768, 3072), TARGET) == 4
     assert _best_inner_parts(96, (1, 512, 768, 3072), SMALL) == 1
-    sizes = as_expr(96), as_expr(128), 64, 64
+    sizes = as_expr(48), as_expr(128), 64, 64
     large = replace(TARGET, max_workgroup_invocations=1024, max_workgroup_nbytes=48 << 10)
     few = choose_attention_tiling(*sizes, large)
     many = choose_attention_tiling(*sizes, replace(large, machine=SMALL.machine))
@@ -76,7 +76,8 @@ def _best_inner_parts(workgroups: int, sizes: tuple[int, int, int, int], target:
 
 def test_parts_fill_a_gpu_and_are_few_where_it_is_full() -> None:
     """144 workgroups are two turns on 132 multiprocessors; so are those of GPT-2's vocabulary."""
-    assert _best_inner_parts(144, (1, 768, 768, 1024), TARGET) == 3
+    assert _best_inner_parts(144, (1, 768, 768, 1024), TARGET) == 4
+    assert _best_inner_parts(192, (1, 1024, 768, 3072), TARGET) == 2
     assert _best_inner_parts(192, (1, 1024, 768, 50257), TARGET) == 4
     assert _best_inner_parts(12, (1, 96, 384, 25088), TARGET) > 16
     assert _best_inner_parts(4, (1, 64, 256, 50176), TARGET) > 32

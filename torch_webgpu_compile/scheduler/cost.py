@@ -168,8 +168,8 @@ _INNER_PART, _MOST_INNER_PARTS, _WORKGROUP_INNER = 192, 256, 48
 # The part of a product's rate that is reached by a workgroup which is alone on a multiprocessor; by
 # smaller tiles, of which there are four times as many; by several workgroups; and by larger tiles,
 # which want more of them.
-_ALONE, _SMALL_TILES, _SEVERAL, _LARGE_TILES = 0.8, 0.6, 0.97, 1.02
-_SEVERAL_WAVES, _LARGE_WAVES = 3, 5.3
+_ALONE, _SMALL_TILES, _SEVERAL, _LARGE_TILES = 0.8, 0.6, 0.97, 0.99
+_SEVERAL_WAVES, _LARGE_WAVES = 4, 5.3
 # What masks of parts that do not divide the inner dimension cost beside the arithmetic. What a sum
 # of its own costs, in dispatches: it waits for the product, and what follows waits for it.
 _MASKED, _SUM = 1.08, 2
