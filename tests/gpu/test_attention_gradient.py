@@ -206,9 +206,6 @@ def test_dynamic_lengths():
 TILINGS = [
     *_GRADIENT_TILINGS,
     AttentionGradientTiling(16, 32, 4, 64),
-    AttentionGradientTiling(32, 32, 2, 128, apart=True, ahead=True),
-    AttentionGradientTiling(64, 64, 4, 128, thread_owned=8, direct=True),
-    AttentionGradientTiling(64, 32, 4, 64, thread_owned=8, unroll=4, apart=True, direct=True),
 ]
 
 

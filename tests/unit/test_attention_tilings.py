@@ -24,7 +24,7 @@ GPU = Target(
 
 @pytest.mark.parametrize(
     ("heads", "queries", "tile"),
-    [(8 * 12, 128, 32), (12, 512, 32), (8 * 12, 197, 64), (8 * 16, 1024, 64), (2, 20, 32)],
+    [(4 * 12, 128, 32), (12, 512, 32), (12, 1024, 64), (8 * 12, 197, 64), (2, 20, 32)],
 )
 def test_few_tiles_are_smaller_ones(heads, queries, tile):
     tiling = choose_attention_tiling(as_expr(heads), as_expr(queries), 64, 64, GPU)
@@ -41,6 +41,7 @@ def test_sizes_that_a_call_decides_count_as_large():
 @pytest.mark.parametrize(
     ("tiling", "subgroup"),
     [
+        (AttentionTiling(64, 64), 32),
         (AttentionTiling(64, 64, thread_rows=8), 32),
         (AttentionTiling(32, 64), 32),
         (AttentionTiling(32, 64), 16),

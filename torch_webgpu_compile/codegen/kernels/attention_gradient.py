@@ -72,8 +72,7 @@ def generate_attention_gradient(
     by_keys = node.of == "keys"
     owned, walked = (keys, queries) if by_keys else (queries, keys)
     owners = batch * heads if by_keys else batch * heads * group
-    kinds = 2 if by_keys else 1
-    tiling = choose_attention_gradient_tiling(owned, owners, width, value_width, kinds, target)
+    tiling = choose_attention_gradient_tiling(owned, owners, width, value_width, target)
     if tiling is None:
         raise UnsupportedOp(
             "attention",
@@ -104,7 +103,6 @@ def generate_attention_gradient(
             "owners": builder.index(owners),
             "queries": builder.index(queries),
             "keys": builder.index(keys),
-            "kinds": kinds,
             "exact": is_multiple_of(walked, tiling.walked),
             "total": builder.index(total),
             "count": builder.index(tiles),
@@ -114,7 +112,7 @@ def generate_attention_gradient(
         grid=fold_grid(total, target),
         origins=node.origins,
         flops=scores * 2 * products,
-        workgroup_nbytes=tiling.workgroup_nbytes(width, value_width, kinds),
+        workgroup_nbytes=tiling.workgroup_nbytes(width, value_width),
         iterations=steps * in_step,
     )
 

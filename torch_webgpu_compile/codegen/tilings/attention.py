@@ -97,18 +97,19 @@ def _shuffles(block: int, sharing: int) -> tuple[int, ...]:
     return bits[: sharing.bit_length() - 1]
 
 
-# Best first, as measured on an H200: 8×16 heads of 64 with 1024 causal keys take 0.76 ms in the
-# first (PyTorch's CUDA kernel: 0.62), 0.95 ms in the next two. Slices pay only where there is no
-# other parallelism.
+# Best first, as measured on an H100: 16 heads of 64 with 1024 causal keys take 140 µs in the first
+# (PyTorch's CUDA kernel: 145), 142 in the second, of half as many invocations, 163 and 167 in the
+# next two. Slices pay only where there is no other parallelism.
 _ATTENTION_TILINGS = (
+    AttentionTiling(64, 64),
     AttentionTiling(64, 64, thread_rows=8),
     AttentionTiling(64, 32),
     AttentionTiling(32, 32),
     AttentionTiling(32, 16),
     AttentionTiling(16, 16),
 )
-# Where tiles of 64 queries are fewer than two for each multiprocessor: on an H200, BERT takes 2 %
-# less time with 8×12 heads of 64 and 128 queries in these, GPT-2 1 % with 12 of 512 causal ones.
+# Where tiles of 64 queries are fewer than multiprocessors. On an H100, 192 of them, of 4×12 heads
+# of 64 with 256 causal keys, take 38 µs, and twice as many of these 42.
 _ATTENTION_FEW_TILES = AttentionTiling(32, 64)
 _ATTENTION_FEW = (
     AttentionTiling(4, 32, slices=8),
@@ -131,7 +132,7 @@ def choose_attention_tiling(
     if few > 4:
         wanted[:0] = [t for t in _ATTENTION_TILINGS if t.queries < 2 * few or t.queries <= 16]
     tiles = heads * ceildiv(queries, 64)
-    are_few = tiles.is_constant and int(tiles) < 2 * target.machine.multiprocessors
+    are_few = tiles.is_constant and int(tiles) < target.machine.multiprocessors
     if are_few and few > 32 and not target.software:
         wanted.insert(0, _ATTENTION_FEW_TILES)
     for tiling in wanted:
@@ -213,87 +214,72 @@ class AttentionGradientTiling:
     Attributes:
         owned: rows whose gradients a workgroup computes (a power of two, at least 4).
         walked: rows per step (a power of two, at least 4).
-        thread_walked: an invocation computes the scores of its owned rows with this many.
+        thread_walked: an invocation computes the scores of four owned rows with this many.
         workgroup: invocations; not all of them have scores to compute.
-        thread_owned: rows of an invocation (4 or 8).
         unroll: vec4s of a head per iteration where scores are computed, if they divide it.
-        apart: whether weights and gradients of scores have workgroup memory of their own, instead
-            of that of the walked tiles.
         direct: whether owned rows stay in memory, and so in its caches, when scores are computed.
-        ahead: whether the next walked tiles are loaded while sums are computed; only if ``apart``.
     """
 
     owned: int
     walked: int
     thread_walked: int
     workgroup: int
-    thread_owned: int = 4
     unroll: int = 2
-    apart: bool = False
     direct: bool = False
-    ahead: bool = False
 
     @property
     def scoring(self) -> int:
         """Invocations that compute scores."""
-        return self.owned * self.walked // (self.thread_owned * self.thread_walked)
+        return self.owned * self.walked // (4 * self.thread_walked)
 
     @property
     def columns(self) -> int:
         """Invocations that share the sums of the same rows, each for other elements of heads."""
-        return self.workgroup * self.thread_owned // self.owned
+        return self.workgroup * 4 // self.owned
 
     @property
     def scoring_block(self) -> int:
         """How wide blocks are in the grid of invocations that compute scores: see `grid_block`."""
-        return grid_block(self.walked // self.thread_walked, self.owned // self.thread_owned)
+        return grid_block(self.walked // self.thread_walked, self.owned // 4)
 
     @property
     def summing_block(self) -> int:
         """How wide blocks are in the grid of invocations that compute sums."""
-        return grid_block(self.columns, self.owned // self.thread_owned)
+        return grid_block(self.columns, self.owned // 4)
 
     @property
     def row_offsets(self) -> tuple[int, ...]:
         """An invocation's owned rows, from the first one's number.
 
-        Four that are exchanged in one vec4 are a quarter of the tile apart, so that neighbouring
-        invocations read neighbouring rows, from different banks.
+        They are a quarter of the tile apart, so that neighbouring invocations read neighbouring
+        rows, from different banks.
         """
-        quads = range(self.thread_owned // 4)
-        groups = self.owned // self.thread_owned
-        return tuple(q * groups + i * self.owned // 4 for q in quads for i in range(4))
+        return tuple(i * self.owned // 4 for i in range(4))
 
     def owned_size(self, width: int) -> int:
         """vec4s of a tile of owned rows ``width`` vec4s wide."""
         return 0 if self.direct else self.owned * width
 
     def walked_size(self, width: int) -> int:
-        """vec4s of a tile of walked rows ``width`` vec4s wide, whose place scores may take."""
-        return self.walked * (width if self.apart else max(width, self.owned // 4))
+        """vec4s of a tile of walked rows ``width`` vec4s wide, whose place scores take later."""
+        return self.walked * max(width, self.owned // 4)
 
-    def pairs_size(self, kinds: int) -> int:
-        """vec4s of so many values for each pair of rows, where they have their own memory."""
-        return kinds * self.walked * self.owned // 4 if self.apart else 0
-
-    def workgroup_nbytes(self, width: int, value_width: int, kinds: int = 2) -> int:
-        """Workgroup memory in bytes, of heads that are so many vec4s wide.
-
-        ``kinds``: values that are exchanged for each pair: 2 for the gradients of keys and values,
-        1 for that of queries.
-        """
+    def workgroup_nbytes(self, width: int, value_width: int) -> int:
+        """Workgroup memory in bytes, of heads that are so many vec4s wide."""
         widths = (width, value_width)
-        tiles = sum(self.owned_size(w) + self.walked_size(w) for w in widths)
-        return 16 * (tiles + self.pairs_size(kinds))
+        return 16 * sum(self.owned_size(w) + self.walked_size(w) for w in widths)
 
 
 # From the most arithmetic per load to the least memory. The first two of them for heads of 64 take
-# 48 KiB, the fourth for heads of 128; the last one fits the 16 KiB of every adapter with heads of
-# 256.
+# 48 KiB, and 32 KiB the fourth for heads of 128; the last one fits the 16 KiB of every adapter with
+# heads of 256. On an H100, with 16 heads of 64 and 1024 causal keys, the first takes 328 µs with
+# half as many vec4s per iteration (PyTorch's CUDA kernels: 317), the second 358; with 16 heads of
+# 128 and 512 causal keys, the fourth takes 298 µs (CUDA: 177), the fifth 351.
 _GRADIENT_TILINGS = (
-    AttentionGradientTiling(64, 32, 4, 128),
-    AttentionGradientTiling(32, 64, 4, 128),
-    AttentionGradientTiling(32, 32, 4, 64),
+    AttentionGradientTiling(64, 32, 4, 128, unroll=4),
+    AttentionGradientTiling(32, 64, 4, 128, unroll=4),
+    AttentionGradientTiling(32, 32, 2, 128),
+    AttentionGradientTiling(32, 32, 2, 128, direct=True),
     AttentionGradientTiling(32, 16, 2, 64),
     AttentionGradientTiling(16, 16, 2, 32),
     AttentionGradientTiling(16, 8, 1, 64),
@@ -305,7 +291,7 @@ _FEWEST_OWNED = 32
 
 
 def choose_attention_gradient_tiling(
-    rows: Expr, batch: Expr, width: int, value_width: int, kinds: int, target: Target
+    rows: Expr, batch: Expr, width: int, value_width: int, target: Target
 ) -> AttentionGradientTiling | None:
     """The first tiling that fits, wastes few rows and makes enough workgroups; None if none fits.
 
@@ -313,16 +299,14 @@ def choose_attention_gradient_tiling(
         rows: that a head owns.
         batch: heads that own rows, of the whole batch.
         width, value_width: vec4s of a row of the query or key, and of the value.
-        kinds: see `AttentionGradientTiling.workgroup_nbytes`.
     """
     fitting = [
         tiling
         for tiling in _GRADIENT_TILINGS
-        if tiling.workgroup_nbytes(width, value_width, kinds) <= target.max_workgroup_nbytes
+        if tiling.workgroup_nbytes(width, value_width) <= target.max_workgroup_nbytes
         and tiling.workgroup <= target.max_workgroup_invocations
     ]
-    # A second workgroup's arithmetic hides the waiting of a multiprocessor's first one.
-    wanted = 2 * target.machine.multiprocessors
+    wanted = target.machine.multiprocessors
     count = int(rows) if rows.is_constant else max(t.owned for t in _GRADIENT_TILINGS)
     heads = int(batch) if batch.is_constant else wanted
     for tiling, smaller in pairwise(fitting):
