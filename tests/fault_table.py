@@ -348,8 +348,8 @@ FAULTS = (
     Fault(
         "the_other_half_of_a_paired_product",
         "templates/matmul_tile.wgsl.jinja",
-        '+ o{{ " % " ~ half if halves }}',
-        "+ o",
+        'set within = " % " ~ half if halves else ""',
+        'set within = ""',
         _tests("gpu/test_siblings.py"),
     ),
     Fault(

@@ -203,7 +203,10 @@ def test_dynamic_lengths():
     assert counters.plans_compiled == 0
 
 
-TILINGS = [*_GRADIENT_TILINGS, AttentionGradientTiling(16, 32, 4, 64)]
+TILINGS = [
+    *_GRADIENT_TILINGS,
+    AttentionGradientTiling(16, 32, 4, 64),
+]
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)

@@ -30,8 +30,9 @@ def test_large_adapters_take_large_tiles():
     many = as_expr(4096)
     assert choose(as_expr(1024), many, 64, LARGE) == _GRADIENT_TILINGS[0]
     assert choose(symbol("s0", 2), symbol("s1", 2), 64, LARGE) == _GRADIENT_TILINGS[0]
-    assert choose(as_expr(1024), many, 128, LARGE).owned == 32
-    assert choose(as_expr(1024), many, 64, SMALL).owned == 16
+    assert choose(as_expr(1024), many, 128, LARGE).direct
+    assert choose(as_expr(1024), many, 64, SMALL).direct
+    assert choose(as_expr(1024), many, 128, SMALL).owned == 8
 
 
 def test_few_rows_take_small_tiles():
@@ -40,9 +41,9 @@ def test_few_rows_take_small_tiles():
 
 
 def test_few_workgroups_become_more():
-    """12 heads of 1024 keys are 192 workgroups of 64 keys."""
-    assert choose(as_expr(1024), as_expr(12), 64, LARGE).owned == 32
-    assert choose(as_expr(1024), as_expr(24), 64, LARGE).owned == 64
+    """12 heads of 512 keys are 96 workgroups of 64 keys."""
+    assert choose(as_expr(512), as_expr(12), 64, LARGE).owned == 32
+    assert choose(as_expr(1024), as_expr(12), 64, LARGE).owned == 64
 
 
 @pytest.mark.parametrize("target", [SMALL, LARGE], ids=["small", "large"])

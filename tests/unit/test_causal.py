@@ -121,6 +121,25 @@ def test_masks(mask):
         torch.testing.assert_close(torch.from_numpy(np.asarray(result)), function(*arguments))
 
 
+@pytest.mark.parametrize("starts", [(0, 0), (0, 5)], ids=["one document each", "other documents"])
+def test_masks_of_constants_for_each_sequence(starts):
+    """As transformers finds documents of packed sequences by their positions."""
+
+    def function(q, k, v):
+        queries, keys = positions(q)
+        ids = torch.stack([(keys >= start).cumsum(-1) * (start > 0) for start in starts])
+        mask = (keys <= queries) & (ids.unsqueeze(2) == ids.unsqueeze(1))
+        return F.scaled_dot_product_attention(q, k, v, mask.unsqueeze(1))
+
+    arguments = [torch.randn(2, 2, LENGTH, 8) for _ in range(3)]
+    found = find_causal(compile_function(function, *arguments).graph)
+    node = attention_of(found)
+    assert node.causal
+    assert (node.bias is None) == (starts == (0, 0))
+    (result,) = interpret(found, [x.numpy() for x in arguments])
+    torch.testing.assert_close(torch.from_numpy(np.asarray(result)), function(*arguments))
+
+
 def test_a_bias_that_is_an_argument_is_left_alone():
     q, k, v = (torch.randn(1, 2, LENGTH, 8) for _ in range(3))
     state = compile_function(F.scaled_dot_product_attention, q, k, v, torch.randn(LENGTH, LENGTH))

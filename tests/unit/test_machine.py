@@ -56,15 +56,32 @@ def test_a_smaller_gpu_is_full_sooner() -> None:
     assert cost.filling_workgroups(SMALL) == 24
     assert cost.attention_parts(12, 1, 1 << 16, SMALL) == 21
     assert cost.column_parts(64, 1 << 20, SMALL) < cost.column_parts(64, 1 << 20, TARGET)
-    assert cost.most_inner_parts(512, 768, 3072, 96, True, TARGET) == 4
-    assert cost.most_inner_parts(512, 768, 3072, 96, True, SMALL) == 1
-    sizes = as_expr(96), as_expr(128), 64, 64
+    assert _best_inner_parts(96, (1, 512, 768, 3072), TARGET) == 4
+    assert _best_inner_parts(96, (1, 512, 768, 3072), SMALL) == 1
+    sizes = as_expr(48), as_expr(128), 64, 64
     large = replace(TARGET, max_workgroup_invocations=1024, max_workgroup_nbytes=48 << 10)
     few = choose_attention_tiling(*sizes, large)
     many = choose_attention_tiling(*sizes, replace(large, machine=SMALL.machine))
     assert few is not None
     assert many is not None
     assert few.queries < many.queries
+
+
+def _best_inner_parts(workgroups: int, sizes: tuple[int, int, int, int], target: Target) -> int:
+    def nbytes(parts: int) -> float:
+        return cost.parts_nbytes(sizes, parts, workgroups, target, joined=True, masked=False)
+
+    return min(cost.inner_part_counts(*sizes[1:], target), key=nbytes)
+
+
+def test_parts_fill_a_gpu_and_are_few_where_it_is_full() -> None:
+    """144 workgroups are two turns on 132 multiprocessors; so are those of GPT-2's vocabulary."""
+    assert _best_inner_parts(144, (1, 768, 768, 1024), TARGET) == 4
+    assert _best_inner_parts(192, (1, 1024, 768, 3072), TARGET) == 2
+    assert _best_inner_parts(192, (1, 1024, 768, 50257), TARGET) == 4
+    assert _best_inner_parts(12, (1, 96, 384, 25088), TARGET) > 16
+    assert _best_inner_parts(4, (1, 64, 256, 50176), TARGET) > 32
+    assert _best_inner_parts(12 * 64, (1, 3072, 1024, 768), TARGET) == 1
 
 
 def test_slower_memory_makes_arithmetic_cheap() -> None:

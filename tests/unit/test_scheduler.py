@@ -265,6 +265,8 @@ LONG = {
         lambda x, w: F.conv2d(x, w, padding=1),
         [(2, 256, 9, 9), (128, 256, 3, 3)],
     ),
+    "odd": (lambda x, w: x @ w, [(65, 2051), (2051, 127)]),
+    "weight": (lambda y, x: y.mT @ x, [(12544, 96), (12544, 64)]),
 }
 
 
@@ -279,7 +281,7 @@ def test_a_long_inner_dimension_is_split(name):
     (after,) = (n for n in divided.nodes if isinstance(n, Contraction))
     parts = int(after.batch[0])
     assert parts > 1
-    assert int(product(before.inner)) == parts * int(product(after.inner))
+    assert 0 <= parts * int(product(after.inner)) - int(product(before.inner)) < 16 * parts
     found = run_graph(divided, arguments)
     expected = function(*arguments)
     expected = expected if isinstance(expected, tuple) else (expected,)

@@ -8,6 +8,8 @@ them to other GPUs.
 
 from __future__ import annotations
 
+import math
+
 from ..target import Target
 
 # -- rates -----------------------------------------------------------------------------------------
@@ -156,14 +158,21 @@ _FEW_ROWS, _ROW_WORKGROUPS, _THREADS = 64, 2048, 1 << 18
 # Columns are divided into many parts or not at all.
 _FEWEST_COLUMN_PARTS = 16
 
-# Products: the tile that multiplies fastest, the workgroups of it that fill an H200 (about three
-# per multiprocessor), and the shortest worthwhile part of the inner dimension: where the sum of the
-# parts joins a kernel that is there anyway, and where it is one more. 512×3072×768 takes 91 µs as
-# one product and 71 in four parts with their sum; 512×768×768 28 and 30.
+# Products: the tile that multiplies fastest, and the workgroups of it that fill an H200, which is
+# about three for each multiprocessor.
 _TILE = (64, 64)
 _PRODUCT_WORKGROUPS = 384
-_JOINED_INNER_PART, _INNER_PART = 384, 768
-_MOST_INNER_PARTS = 8
+# The shortest worthwhile part of the inner dimension, the most parts, and how many more elements of
+# it would take as long as a workgroup's start and end do.
+_INNER_PART, _MOST_INNER_PARTS, _WORKGROUP_INNER = 192, 256, 48
+# The part of a product's rate that is reached by a workgroup which is alone on a multiprocessor; by
+# smaller tiles, of which there are four times as many; by several workgroups; and by larger tiles,
+# which want more of them.
+_ALONE, _SMALL_TILES, _SEVERAL, _LARGE_TILES = 0.8, 0.6, 0.97, 0.99
+_SEVERAL_WAVES, _LARGE_WAVES = 4, 5.3
+# What masks of parts that do not divide the inner dimension cost beside the arithmetic. What a sum
+# of its own costs, in dispatches: it waits for the product, and what follows waits for it.
+_MASKED, _SUM = 1.08, 2
 
 # Attention: with more queries its tiles are used well. Workgroups to fill an H200 with, the keys
 # that one of them takes at a time, and parts of a number of keys that a call decides. A workgroup
@@ -201,20 +210,57 @@ def filling_workgroups(target: Target) -> int:
     return target.machine.scaled(_PRODUCT_WORKGROUPS)
 
 
-def most_inner_parts(
-    rows: int, columns: int, inner: int, workgroups: int, joined: bool, target: Target
-) -> int:
-    """The most parts that a product's inner dimension is worth dividing into; 1 or less: none.
+def inner_part_counts(rows: int, columns: int, inner: int, target: Target) -> range:
+    """The numbers of parts that a product's inner dimension may be worth dividing into."""
+    if min(rows, columns) < min(_TILE):
+        return range(1, 2)
+    filling = -(-2 * filling_workgroups(target) // product_workgroups(1, rows, columns))
+    return range(1, 1 + max(1, min(_MOST_INNER_PARTS, inner // _INNER_PART, filling)))
+
+
+def parts_nbytes(
+    sizes: tuple[int, int, int, int],
+    parts: int,
+    workgroups: int,
+    target: Target,
+    *,
+    joined: bool,
+    masked: bool,
+) -> float:
+    """What a product costs whose inner dimension is computed in so many parts, and their sum.
+
+    Workgroups take turns on multiprocessors: 144 on 132 take twice as long as 132. On an H100,
+    768×768×1024 takes 57 µs as one product of 144 workgroups, which is 21 TFLOP/s; products of 400
+    and more reach 38.
 
     Args:
-        rows, columns, inner: of the product.
-        workgroups: of all products that share its dispatch.
+        sizes: batch, rows, columns, inner of the product.
+        workgroups: of all products that share its dispatch, each in one part.
         joined: whether the sum of the parts has a kernel to join.
+        masked: whether the parts do not divide the inner dimension.
     """
-    if min(rows, columns) < min(_TILE):
-        return 1
-    shortest = _JOINED_INNER_PART if joined else _INNER_PART
-    return min(_MOST_INNER_PARTS, inner // shortest, -(-filling_workgroups(target) // workgroups))
+    batch, rows, columns, inner = sizes
+    share = workgroups / product_workgroups(batch, rows, columns)
+    flops = round(share * 2 * batch * rows * columns * (inner + _WORKGROUP_INNER * parts))
+    used = _used_share(workgroups * parts / target.machine.multiprocessors)
+    total = _products_nbytes(flops, target) / used * (_MASKED if masked else 1)
+    if parts > 1:
+        total += 2 * parts * share * 4 * batch * rows * columns
+        total += 0 if joined else _SUM * target.machine.dispatch_nbytes
+    return total
+
+
+def _used_share(waves: float) -> float:
+    """The part of the rate of products that so many workgroups of each multiprocessor reach."""
+    return _turns_share(waves) if waves >= 1 else _SMALL_TILES * _turns_share(4 * waves)
+
+
+def _turns_share(waves: float) -> float:
+    if waves <= 1:
+        return _ALONE * waves
+    if waves < _SEVERAL_WAVES:
+        return min(_SEVERAL, waves / math.ceil(waves))
+    return _LARGE_TILES if waves >= _LARGE_WAVES else _SEVERAL
 
 
 def waits_for_key_end(nbytes: int, target: Target) -> bool:

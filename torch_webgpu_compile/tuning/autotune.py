@@ -198,12 +198,12 @@ def _stored(target: Target, folder: str) -> dict[str, MatmulTiling]:
 
 
 def _is_measurable(key: str, tiling: MatmulTiling, target: Target) -> bool:
-    bits = re.match(r"(\d+)-bit ", key)
+    bits, axes = re.match(r"(\d+)-bit ", key), key.split(" ")[-2:]
     return (
         bits is not None
         and replace(tiling, strips=0) in measurable_tilings()
         and 0 <= tiling.strips < 1 << 16
-        and fits(tiling, int(bits[1][:3]) // 8, target)
+        and fits(tiling, int(bits[1][:3]) // 8, axes, target)
     )
 
 

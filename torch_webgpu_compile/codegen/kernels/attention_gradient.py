@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ...errors import UnsupportedOp
@@ -26,6 +27,10 @@ from .epilogue import Store
 class Tile:
     """Rows of one operand in workgroup memory.
 
+    The vec4s of a row are exchanged in a pattern that changes from row to row (a power of two
+    divides the width), so that invocations read different rows from different banks: vec4 c of row
+    r is vec4 c ^ (r & mask).
+
     Attributes:
         operand: how they are loaded.
         name: of the load function.
@@ -34,7 +39,7 @@ class Tile:
         at: where the tile starts, in vec4s.
         width: vec4s of a row.
         scaled: whether it is multiplied by the scale of scores.
-        together: neighbouring rows that an invocation reads.
+        unroll: vec4s of a row that are multiplied per iteration; they divide the width.
     """
 
     operand: LoadFunction
@@ -44,18 +49,12 @@ class Tile:
     at: int
     width: int
     scaled: bool
-    together: int
+    unroll: int
 
-    def place(self, row: str, column: str) -> str:
-        """Where a vec4 is, in WGSL.
-
-        The vec4s of a row are exchanged in a pattern that changes from row to row (a power of two
-        divides the width), so that invocations read different rows from different banks.
-        """
-        mask = min(self.width & -self.width, 8) - 1
-        swapped = f"(({row}) / {self.together})" if self.together > 1 else f"({row})"
-        swapped = f"(({column}) ^ ({swapped} & {mask}))" if mask else f"({column})"
-        return f"tiles[{self.at} + ({row}) * {self.width} + {swapped}]"
+    @property
+    def mask(self) -> int:
+        """See above."""
+        return min(self.width & -self.width, 8) - 1
 
 
 def generate_attention_gradient(
@@ -101,6 +100,7 @@ def generate_attention_gradient(
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
             "group": builder.index(group),
+            "owners": builder.index(owners),
             "queries": builder.index(queries),
             "keys": builder.index(keys),
             "exact": is_multiple_of(walked, tiling.walked),
@@ -148,7 +148,11 @@ class _FunctionMaker:
         by_query = {"query": node.query, "gradient": node.gradient}
         by_key = {"key": node.key, "value": node.value}
         owned, walked = (by_key, by_query) if node.of == "keys" else (by_query, by_key)
-        sizes = [tiling.owned * width, tiling.owned * value_width, tiling.walked_size(width)]
+        sizes = [
+            tiling.owned_size(width),
+            tiling.owned_size(value_width),
+            tiling.walked_size(width),
+        ]
         starts = [sum(sizes[:k]) for k in range(4)]
         roles = ("owned", "owned_values", "walked", "walked_values")
         found = {}
@@ -166,7 +170,7 @@ class _FunctionMaker:
                 at,
                 value_width if k else width,
                 name == "query",
-                1 if role.startswith("walked") else 4,
+                math.gcd(tiling.unroll, value_width if k else width),
             )
         return found
 

@@ -52,7 +52,7 @@ def generate_contraction(
     if has_few_rows(problem):
         return generate_few_rows(group, buffers, target, problem)
     tiling = tilings.get(problem.key or "")
-    if tiling is None or not fits(tiling, problem.itemsize, target):
+    if tiling is None or not fits(tiling, problem.itemsize, problem.axes, target):
         tiling = choose_matmul_tiling(problem, target)
     return generate_tiled(group, buffers, target, problem, tiling)
 
@@ -68,7 +68,7 @@ def generate_tiled(
     if problem.key is None or problem.paired or not tiling.is_divisible:
         tiling = replace(tiling, strips=0)
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
-    itemsize = problem.itemsize
+    nbytes = tiling.workgroup_nbytes(problem.itemsize, problem.axes)
     return kernel.finish(
         "matmul.wgsl.jinja",
         (tiling.rows, problem.columns_of(tiling), tiling.depth),
@@ -76,11 +76,11 @@ def generate_tiled(
         {
             "tiling": tiling,
             "columns": problem.columns_of(tiling),
-            "memory_size": tiling.workgroup_nbytes(itemsize) // (VECTOR * itemsize),
+            "memory_size": nbytes // (VECTOR * problem.itemsize),
             "small_from": len(kernel.stored),
         },
         tiling.workgroup,
-        tiling.workgroup_nbytes(itemsize),
+        nbytes,
         _iterations(kernel.inner, tiling),
     )
 

@@ -9,6 +9,15 @@ from ...symbolic.sizes import Expr, ceildiv
 from ...target import Target
 
 
+def grid_block(wide: int, high: int) -> int:
+    """How wide blocks of 16 invocations are in a grid of so many parts of the work, 0 for none.
+
+    In blocks, neighbours share rows, and those two apart share columns. NVIDIA reads vec4s of
+    workgroup memory a quarter of a subgroup at a time, and two quarters at once where either holds.
+    """
+    return next((w for w in (8, 4) if wide % w == 0 and high % (16 // w) == 0), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
     """How a workgroup covers queries and keys.
@@ -42,6 +51,20 @@ class AttentionTiling:
         """Invocations that share a query."""
         return self.keys // self.thread_keys
 
+    def block(self, subgroup: int) -> int:
+        """How wide blocks are in the grid of invocations, see `grid_block`.
+
+        ``subgroup``: invocations that exchange values without workgroup memory, or 0: then those
+        that share a query are in one.
+        """
+        found = grid_block(self.sharing, self.queries // self.thread_rows)
+        most = _shuffles(found, self.sharing)
+        return found if not subgroup or not most or most[-1] < subgroup else 0
+
+    def shuffles(self, subgroup: int) -> tuple[int, ...]:
+        """The bits in which the numbers of invocations that share a query differ."""
+        return _shuffles(self.block(subgroup), self.sharing)
+
     def keys_size(self, head: int) -> int:
         """vec4s of a slice's tile of keys, whose place the probabilities take later."""
         return self.keys // 4 * max(head, self.queries)
@@ -68,18 +91,25 @@ class AttentionTiling:
         return 16 * size + (0 if subgroup else 4)
 
 
-# Best first, as measured on an H200: 8×16 heads of 64 with 1024 causal keys take 0.76 ms in the
-# first (PyTorch's CUDA kernel: 0.62), 0.95 ms in the next two. Slices pay only where there is no
-# other parallelism.
+def _shuffles(block: int, sharing: int) -> tuple[int, ...]:
+    """The bits of an invocation's number that are its place in a row, from the lowest."""
+    bits = (1, 4, 8, 16, 32) if block == 8 else (1, 4, 16, 32) if block == 4 else (1, 2, 4, 8, 16)
+    return bits[: sharing.bit_length() - 1]
+
+
+# Best first, as measured on an H100: 16 heads of 64 with 1024 causal keys take 140 µs in the first
+# (PyTorch's CUDA kernel: 145), 142 in the second, of half as many invocations, 163 and 167 in the
+# next two. Slices pay only where there is no other parallelism.
 _ATTENTION_TILINGS = (
+    AttentionTiling(64, 64),
     AttentionTiling(64, 64, thread_rows=8),
     AttentionTiling(64, 32),
     AttentionTiling(32, 32),
     AttentionTiling(32, 16),
     AttentionTiling(16, 16),
 )
-# Where tiles of 64 queries are fewer than two for each multiprocessor: on an H200, BERT takes 2 %
-# less time with 8×12 heads of 64 and 128 queries in these, GPT-2 1 % with 12 of 512 causal ones.
+# Where tiles of 64 queries are fewer than multiprocessors. On an H100, 192 of them, of 4×12 heads
+# of 64 with 256 causal keys, take 38 µs, and twice as many of these 42.
 _ATTENTION_FEW_TILES = AttentionTiling(32, 64)
 _ATTENTION_FEW = (
     AttentionTiling(4, 32, slices=8),
@@ -102,7 +132,7 @@ def choose_attention_tiling(
     if few > 4:
         wanted[:0] = [t for t in _ATTENTION_TILINGS if t.queries < 2 * few or t.queries <= 16]
     tiles = heads * ceildiv(queries, 64)
-    are_few = tiles.is_constant and int(tiles) < 2 * target.machine.multiprocessors
+    are_few = tiles.is_constant and int(tiles) < target.machine.multiprocessors
     if are_few and few > 32 and not target.software:
         wanted.insert(0, _ATTENTION_FEW_TILES)
     for tiling in wanted:
@@ -179,19 +209,23 @@ class AttentionGradientTiling:
 
     It owns keys and walks over queries for the gradients of keys and values, and the other way
     round for the gradient of queries. Every pair of rows has a score. An invocation computes scores
-    of 4 of the rows that the workgroup owns, and later sums for 4 of them.
+    of some of the rows that the workgroup owns, and later sums for as many of them.
 
     Attributes:
         owned: rows whose gradients a workgroup computes (a power of two, at least 4).
         walked: rows per step (a power of two, at least 4).
-        thread_walked: an invocation computes the scores of 4 rows with this many.
+        thread_walked: an invocation computes the scores of four owned rows with this many.
         workgroup: invocations; not all of them have scores to compute.
+        unroll: vec4s of a head per iteration where scores are computed, if they divide it.
+        direct: whether owned rows stay in memory, and so in its caches, when scores are computed.
     """
 
     owned: int
     walked: int
     thread_walked: int
     workgroup: int
+    unroll: int = 2
+    direct: bool = False
 
     @property
     def scoring(self) -> int:
@@ -200,24 +234,52 @@ class AttentionGradientTiling:
 
     @property
     def columns(self) -> int:
-        """Invocations that share the sums of the same 4 rows, each for other elements of heads."""
+        """Invocations that share the sums of the same rows, each for other elements of heads."""
         return self.workgroup * 4 // self.owned
 
+    @property
+    def scoring_block(self) -> int:
+        """How wide blocks are in the grid of invocations that compute scores: see `grid_block`."""
+        return grid_block(self.walked // self.thread_walked, self.owned // 4)
+
+    @property
+    def summing_block(self) -> int:
+        """How wide blocks are in the grid of invocations that compute sums."""
+        return grid_block(self.columns, self.owned // 4)
+
+    @property
+    def row_offsets(self) -> tuple[int, ...]:
+        """An invocation's owned rows, from the first one's number.
+
+        They are a quarter of the tile apart, so that neighbouring invocations read neighbouring
+        rows, from different banks.
+        """
+        return tuple(i * self.owned // 4 for i in range(4))
+
+    def owned_size(self, width: int) -> int:
+        """vec4s of a tile of owned rows ``width`` vec4s wide."""
+        return 0 if self.direct else self.owned * width
+
     def walked_size(self, width: int) -> int:
-        """vec4s of a tile of walked rows ``width`` vec4s wide: scores take its place later."""
+        """vec4s of a tile of walked rows ``width`` vec4s wide, whose place scores take later."""
         return self.walked * max(width, self.owned // 4)
 
     def workgroup_nbytes(self, width: int, value_width: int) -> int:
         """Workgroup memory in bytes, of heads that are so many vec4s wide."""
-        walked = self.walked_size(width) + self.walked_size(value_width)
-        return 16 * (self.owned * (width + value_width) + walked)
+        widths = (width, value_width)
+        return 16 * sum(self.owned_size(w) + self.walked_size(w) for w in widths)
 
 
-# From the most arithmetic per load to the least memory. The first of them for heads of 64 takes 48
-# KiB, the third for heads of 128; the last one fits the 16 KiB of every adapter with heads of 256.
+# From the most arithmetic per load to the least memory. The first two of them for heads of 64 take
+# 48 KiB, and 32 KiB the fourth for heads of 128; the last one fits the 16 KiB of every adapter with
+# heads of 256. On an H100, with 16 heads of 64 and 1024 causal keys, the first takes 328 µs with
+# half as many vec4s per iteration (PyTorch's CUDA kernels: 317), the second 358; with 16 heads of
+# 128 and 512 causal keys, the fourth takes 298 µs (CUDA: 177), the fifth 351.
 _GRADIENT_TILINGS = (
-    AttentionGradientTiling(64, 32, 4, 128),
-    AttentionGradientTiling(32, 32, 4, 64),
+    AttentionGradientTiling(64, 32, 4, 128, unroll=4),
+    AttentionGradientTiling(32, 64, 4, 128, unroll=4),
+    AttentionGradientTiling(32, 32, 2, 128),
+    AttentionGradientTiling(32, 32, 2, 128, direct=True),
     AttentionGradientTiling(32, 16, 2, 64),
     AttentionGradientTiling(16, 16, 2, 32),
     AttentionGradientTiling(16, 8, 1, 64),
@@ -244,8 +306,7 @@ def choose_attention_gradient_tiling(
         if tiling.workgroup_nbytes(width, value_width) <= target.max_workgroup_nbytes
         and tiling.workgroup <= target.max_workgroup_invocations
     ]
-    # A second workgroup's arithmetic hides the waiting of a multiprocessor's first one.
-    wanted = 2 * target.machine.multiprocessors
+    wanted = target.machine.multiprocessors
     count = int(rows) if rows.is_constant else max(t.owned for t in _GRADIENT_TILINGS)
     heads = int(batch) if batch.is_constant else wanted
     for tiling, smaller in pairwise(fitting):

@@ -35,7 +35,7 @@ from ...ir.scalar import (
     scalar_symbols,
     substitute_symbols,
 )
-from ...ir.spaces import Node, iteration_symbols, symbol_keys
+from ...ir.spaces import Node, iteration_symbols, numbered, symbol_keys
 from ...symbolic.sizes import ONE, ZERO, Expr, product
 from .inline import body_at
 
@@ -204,23 +204,30 @@ def _is_constant(value: Scalar, expected: float) -> bool:
 def _constant_mask(node: Attention | AttentionGradient, graph: LoopGraph) -> _Arrays | None:
     """The mask of all heads, [query, key], if it follows from constants alone and is not large."""
     assert node.bias is not None
-    sizes = node.sizes[-4:-2]
-    if not _is_small(sizes):
-        return None
-    bias = _evaluated(node.bias, sizes, graph)
+    bias = _evaluated(node.bias, node, graph)
     if bias is None:
         return None
     if node.replaced is None:
         return bias, np.zeros(bias.shape, bool)
-    replaced = _evaluated(node.replaced, sizes, graph)
+    replaced = _evaluated(node.replaced, node, graph)
     return None if replaced is None else (bias, replaced)
 
 
-def _evaluated(body: Scalar, sizes: tuple[Expr, ...], graph: LoopGraph) -> npt.NDArray[Any] | None:
-    (query,), (key,) = iteration_symbols("m", sizes[:1]), iteration_symbols("n", sizes[1:])
-    if not scalar_symbols(body) <= {*symbol_keys((query, key))}:
+def _evaluated(
+    body: Scalar, node: Attention | AttentionGradient, graph: LoopGraph
+) -> npt.NDArray[Any] | None:
+    """A body over queries and keys, if it is the same for all of the batch and all heads."""
+    pairs = symbol_keys(
+        iteration_symbols("m", node.sizes[-4:-3]) + iteration_symbols("n", node.sizes[-3:-2])
+    )
+    points = [s for prefix, extents in node.spaces["bias"] for s in numbered(prefix, extents)]
+    if not scalar_symbols(body) <= {*points}:
         return None
-    rows = dict(zip(symbol_keys((query, key)), iteration_symbols("i", sizes), strict=True))
+    kept = [s for s in points if s in pairs or s in scalar_symbols(body)]
+    sizes = tuple(s.extent for s in kept if s.extent is not None)
+    if not _is_small(sizes):
+        return None
+    rows = dict(zip(kept, iteration_symbols("i", sizes), strict=True))
     name = "(mask)"  # no node of a graph has such a name
     mask = Pointwise(name, sizes, substitute_symbols(body, rows))
     buffer = intermediate(name, body.dtype, sizes)
@@ -236,8 +243,10 @@ def _evaluated(body: Scalar, sizes: tuple[Expr, ...], graph: LoopGraph) -> npt.N
     for part in alone.nodes:
         if not isinstance(part, Pointwise | Reduction) or not _is_small(_points(part)):
             return None
-    (found,) = interpret(alone, [])
-    return np.asarray(found)
+    (result,) = interpret(alone, [])
+    masks = np.asarray(result)
+    masks = masks.reshape(-1, *masks.shape[-2:])
+    return masks[0] if (masks == masks[:1]).all() else None
 
 
 def _points(node: Pointwise | Reduction) -> tuple[Expr, ...]:

@@ -5,17 +5,39 @@ Reductions of few, long rows, and contractions of small results over a long inne
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial, reduce
 
 from ...ir.access import flat_values, neighbours_in_rows
 from ...ir.buffers import Buffer, intermediate
 from ...ir.graph import LoopGraph
 from ...ir.nodes import Contraction, Pointwise, Reduction, inputs_of
-from ...ir.scalar import Load, Masked, Scalar, apply, const, index, neutral, substitute_symbols
+from ...ir.scalar import (
+    Load,
+    Masked,
+    Scalar,
+    apply,
+    cast,
+    const,
+    index,
+    neutral,
+    substitute_symbols,
+)
 from ...ir.spaces import Node, iteration_symbols, numbered, symbol_keys
-from ...symbolic.sizes import ZERO, Expr, Symbol, as_expr, ceildiv, iteration, product, substitute
+from ...symbolic.sizes import (
+    ZERO,
+    Expr,
+    Symbol,
+    as_expr,
+    ceildiv,
+    delinearize,
+    iteration,
+    product,
+    substitute,
+)
 from ...target import Target
 from .. import cost
 from ..mapping import point_of
@@ -29,6 +51,8 @@ _LOOP_SHARE, _ROW_STEP, _COLUMN_STEP = 8, 1024, 4
 # Elements of an inner dimension per iteration, those of the loop inside of a tile included.
 _INNER_STEP = 2
 _VECTOR = 4  # parts are whole vectors of four
+_PART_STEP = 16  # elements of the inner dimension that most tiles take at a time
+_MOST_ADDED = 8  # parts whose sum is one expression, which joins what reads it
 
 
 def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -130,7 +154,9 @@ def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
             return None
         together = max(tiles[key] for key in _shared(node))
         found = _inner_parts(node, together, node.output in reduced, target)
-        return None if found is None else _split_contraction(node, *found, buffers)
+        if isinstance(found, int):
+            return _in_parts(node, found, _PART_STEP, buffers)
+        return None if found is None else _split_contraction(node, found, buffers)
 
     return graph.expanded(parts_of)
 
@@ -158,58 +184,112 @@ def _tiles(node: Contraction, target: Target) -> int:
 
 def _inner_parts(
     node: Contraction, tiles: int, reduced: bool, target: Target
-) -> tuple[int, int] | None:
-    """The inner dimension to divide, and into how many parts; None where that does not pay.
+) -> Sequence[int] | int | None:
+    """How the inner dimensions are divided; None where that does not pay.
 
-    ``tiles``: of all products that share its dispatch. ``reduced``: whether the sum of the parts
-    has a kernel to join.
+    Args:
+        tiles: of all products that share its dispatch.
+        reduced: whether the sum of the parts has a kernel to join.
+
+    Returns:
+        The parts of each inner dimension; or, of a single one that they do not divide, their
+        number.
     """
-    rows, columns, inner = (product(s) for s in (node.rows, node.columns, node.inner))
+    batch, rows, columns, inner = (
+        product(s) for s in (node.batch, node.rows, node.columns, node.inner)
+    )
     if tiles >= cost.filling_workgroups(target) or not all(s.is_constant for s in node.inner):
         return None
-    most = cost.most_inner_parts(int(rows), int(columns), int(inner), tiles, reduced, target)
-    for parts in range(most, 1, -1):
-        for dim, size in enumerate(node.inner):
-            if int(size) % (4 * parts) == 0 or (len(node.inner) > 1 and int(size) % parts == 0):
-                return dim, parts
-    return None
+    sizes = int(batch), int(rows), int(columns), int(inner)
+    best: Sequence[int] | int | None = None
+    least = math.inf
+    for parts in cost.inner_part_counts(*sizes[1:], target):
+        divided = _divisors(node.inner, parts)
+        if divided is None and len(node.inner) > 1:
+            continue
+        joined = reduced and parts <= _MOST_ADDED
+        masked = divided is None
+        nbytes = cost.parts_nbytes(sizes, parts, tiles, target, joined=joined, masked=masked)
+        if nbytes < least:
+            best, least = (parts if divided is None else divided) if parts > 1 else None, nbytes
+    return best
+
+
+def _divisors(inner: Sequence[Expr], parts: int) -> Sequence[int] | None:
+    """The parts of each of the dimensions, the first ones most; None if they do not divide them.
+
+    Those of a single dimension are whole vectors.
+    """
+    found, rest = [], parts
+    for size in inner:
+        found.append(math.gcd(rest, int(size)))
+        rest //= found[-1]
+    whole = len(inner) > 1 or found[-1] == 1 or int(inner[0]) % (_VECTOR * found[-1]) == 0
+    return found if rest == 1 and whole else None
 
 
 def _split_contraction(
-    node: Contraction, dim: int, parts: int, buffers: dict[str, Buffer]
+    node: Contraction, divided: Sequence[int], buffers: dict[str, Buffer]
 ) -> list[Node]:
-    name = f"{node.output}_parts"
-    result = buffers[node.output]
-    sizes = (as_expr(parts), *result.sizes)
-    buffers[name] = _parts_buffer(name, result, sizes)
+    """A batch of parts, so many of each inner dimension, and their sum."""
+    parts = math.prod(divided)
     batch = (as_expr(parts), *node.batch)
-    inner = list(node.inner)
-    inner[dim] = inner[dim] // parts
+    inner = tuple(size // count for size, count in zip(node.inner, divided, strict=True))
     b, k = iteration_symbols("b", batch), iteration_symbols("k", inner)
+    part = delinearize(b[0], [as_expr(count) for count in divided])
     moved: dict[Symbol, Expr] = dict(zip(numbered("b", node.batch), b[1:], strict=True))
-    moved.update(zip(numbered("k", node.inner), k, strict=True))
-    moved[numbered("k", node.inner)[dim]] = b[0] * inner[dim] + k[dim]
+    for symbol, number, size, within in zip(numbered("k", node.inner), part, inner, k, strict=True):
+        moved[symbol] = number * size + within
+    lhs, rhs = (substitute_symbols(body, moved) for body in (node.lhs, node.rhs))
+    return _as_parts(node, parts, inner, (lhs, rhs), moved, buffers)
+
+
+def _as_parts(
+    node: Contraction,
+    parts: int,
+    inner: tuple[Expr, ...],
+    operands: tuple[Scalar, Scalar],
+    moved: dict[Symbol, Expr],
+    buffers: dict[str, Buffer],
+) -> list[Node]:
+    """A product of parts, the first of its batch dimensions, and their sum.
+
+    Args:
+        inner: sizes of a part.
+        operands: of the product, over its own symbols.
+        moved: its symbols for those of the node.
+    """
+    name, result, dtype = f"{node.output}_parts", buffers[node.output], node.lhs.dtype
+    sizes = (as_expr(parts), *result.sizes)
+    # Each part in the result's own order, and as exact as it was summed.
+    buffers[name] = intermediate(name, dtype, sizes, (result.span, *result.strides))
+    batch = (as_expr(parts), *node.batch)
+    (b, *_) = iteration_symbols("b", batch)
     first = replace(
         node,
         output=name,
         batch=batch,
-        inner=tuple(inner),
-        lhs=substitute_symbols(node.lhs, moved),
-        rhs=substitute_symbols(node.rhs, moved),
-        index=(b[0], *(substitute(i, moved) for i in node.index)),
+        inner=inner,
+        lhs=operands[0],
+        rhs=operands[1],
+        index=(b, *(substitute(i, moved) for i in node.index)),
     )
-    at = point_of(numbered("i", result.sizes))
-    total: Scalar | None = None
-    for part in range(parts):
-        value = Load(name, (index(as_expr(part)), *(index(i) for i in at)), result.dtype)
-        total = value if total is None else apply("add", total, value)
-    assert total is not None
-    return [first, Pointwise(node.output, result.sizes, total, node.origins)]
-
-
-def _parts_buffer(name: str, result: Buffer, sizes: tuple[Expr, ...]) -> Buffer:
-    """Of parts of a result, each in the result's own order."""
-    return intermediate(name, result.dtype, sizes, (result.span, *result.strides))
+    at = [index(i) for i in point_of(numbered("i", result.sizes))]
+    if parts <= _MOST_ADDED:
+        loads: list[Scalar] = [
+            Load(name, (index(as_expr(part)), *at), dtype) for part in range(parts)
+        ]
+        total = cast(reduce(partial(apply, "add"), loads), result.dtype)
+        return [first, Pointwise(node.output, result.sizes, total, node.origins)]
+    wide = node.output if result.dtype is dtype else f"{node.output}_sum"
+    (r,) = iteration_symbols("r", (as_expr(parts),))
+    load = Load(name, (index(r), *at), dtype)
+    added = Reduction(wide, result.sizes, (as_expr(parts),), "sum", load, node.origins)
+    if wide == node.output:
+        return [first, added]
+    buffers[wide] = intermediate(wide, dtype, result.sizes)
+    narrow = cast(Load(wide, tuple(at), dtype), result.dtype)
+    return [first, added, Pointwise(node.output, result.sizes, narrow, node.origins)]
 
 
 def split_long_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -224,45 +304,36 @@ def split_long_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
     def parts_of(node: Node, buffers: dict[str, Buffer]) -> Sequence[Node] | None:
         inner = product(node.inner) if isinstance(node, Contraction) else ZERO
         if isinstance(node, Contraction) and inner.is_constant and int(inner) > most:
-            return _in_parts(node, int(inner), most, buffers)
+            return _in_parts(node, -(-int(inner) // most), _VECTOR, buffers)
         return None
 
     return graph.expanded(parts_of)
 
 
-def _in_parts(node: Contraction, inner: int, most: int, buffers: dict[str, Buffer]) -> list[Node]:
-    """Parts of at most ``most`` elements of the inner dimensions, which need not divide them."""
-    parts = -(-inner // most)
-    chunk = -(-inner // (parts * _VECTOR)) * _VECTOR
-    name, result = f"{node.output}_parts", buffers[node.output]
-    sizes = (as_expr(parts), *result.sizes)
-    buffers[name] = _parts_buffer(name, result, sizes)
+def _in_parts(node: Contraction, parts: int, step: int, buffers: dict[str, Buffer]) -> list[Node]:
+    """About so many parts of the inner dimensions, which they need not divide.
+
+    ``step``: elements of a part are a multiple of this, which is one of four.
+    """
+    inner = int(product(node.inner))
+    chunk = -(-inner // (parts * step)) * step
+    parts = -(-inner // chunk)
     batch = (as_expr(parts), *node.batch)
     b, (k,) = iteration_symbols("b", batch), iteration_symbols("k", (as_expr(chunk),))
     moved: dict[Symbol, Expr] = dict(zip(numbered("b", node.batch), b[1:], strict=True))
     position = b[0] * chunk + k
     within = iteration("position", inner)
     placed = flat_values("k", node.inner, within)
+    # Of whole vectors, four neighbours are inside together.
+    unit = _VECTOR if inner % _VECTOR == 0 else 1
 
     def part_of(body: Scalar) -> Scalar:
         own = substitute_symbols(body, {**moved, **placed})
         own = substitute_symbols(own, {symbol_keys((within,))[0]: position})
         if inner % chunk == 0:
             return own
-        inside = apply("lt", index(position), index(as_expr(inner)))
+        inside = apply("lt", index(position // unit), index(as_expr(inner // unit)))
         return Masked(inside, own, const(0, own.dtype))
 
-    first = replace(
-        node,
-        output=name,
-        batch=batch,
-        inner=(as_expr(chunk),),
-        lhs=part_of(node.lhs),
-        rhs=part_of(node.rhs),
-        index=(b[0], *(substitute(i, moved) for i in node.index)),
-    )
-    (part,) = iteration_symbols("r", (as_expr(parts),))
-    at = point_of(numbered("i", result.sizes))
-    load = Load(name, (index(part), *(index(i) for i in at)), result.dtype)
-    total = Reduction(node.output, result.sizes, (as_expr(parts),), "sum", load, node.origins)
-    return [first, total]
+    operands = part_of(node.lhs), part_of(node.rhs)
+    return _as_parts(node, parts, (as_expr(chunk),), operands, moved, buffers)

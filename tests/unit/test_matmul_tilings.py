@@ -1,0 +1,27 @@
+"""Which tilings products get, without an adapter."""
+
+from __future__ import annotations
+
+import pytest
+
+from torch_webgpu_compile.codegen.tilings.matmul import MatmulProblem, choose_matmul_tiling
+from torch_webgpu_compile.target import Target
+
+GPU = Target(max_workgroup_invocations=1024, max_workgroup_nbytes=49152)
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "columns", "tile"),
+    [
+        (1, 50257, 768, (128, 128)),
+        (4, 1024, 768, (128, 64)),
+        (1, 1 << 20, 64, (128, 64)),
+        (None, 512, 512, (128, 64)),
+        (1, 768, 3072, (64, 64)),
+    ],
+    ids=["many tiles", "few", "half empty ones", "an unknown number", "fewer"],
+)
+def test_the_largest_tiles_are_for_the_largest_results(batch, rows, columns, tile):
+    problem = MatmulProblem(batch, ((rows, columns),), 1024, 4, "rows", "columns")
+    tiling = choose_matmul_tiling(problem, GPU)
+    assert (tiling.rows, tiling.columns) == tile
