@@ -1,0 +1,244 @@
+"""How depthwise convolutions and their weights' gradients are divided among workgroups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ...ir.access import VECTOR
+from ...ir.depthwise_nodes import Windows
+from ...target import Target
+
+_SUBGROUP = 32
+_MOST_NBYTES = 24 << 10  # of workgroup memory, so that several workgroups share a multiprocessor
+_SUMS_NBYTES = 4 << 10  # of it, for sums of taps
+_NEIGHBOURS = 8  # channels that a workgroup takes where those are neighbours: sectors of 32 bytes
+_MOST_STATEMENTS = (
+    200  # multiply-adds of four: drivers compile longer code in more than linear time
+)
+# In multiply-adds: what an access of workgroup memory costs, one of memory, and a workgroup by
+# itself; and the invocations of a multiprocessor that hide how long accesses take.
+_TILE_ACCESS, _ACCESS, _WORKGROUP, _IN_FLIGHT = 4, 24, 4096, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A dimension of windows; without a number, one of a single position."""
+
+    windows: Windows
+    dim: int | None
+
+    @property
+    def taps(self) -> int:
+        """Elements of a window along it."""
+        return 1 if self.dim is None else self.windows.kernel[self.dim]
+
+    @property
+    def phases(self) -> int:
+        """What the results of an invocation are a multiple of, so that all read alike."""
+        return 1 if self.dim is None or not self.windows.transposed else self._stride
+
+    @property
+    def _stride(self) -> int:
+        return 1 if self.dim is None else self.windows.stride[self.dim]
+
+    def read_at(self, position: int, tap: int) -> int | None:
+        """See `Windows.read_at`."""
+        return 0 if self.dim is None else self.windows.read_at(self.dim, position, tap)
+
+    def advance(self, results: int) -> int:
+        """How much further the next run of so many results reads."""
+        return results // self.phases if self.phases > 1 else results * self._forward
+
+    @property
+    def _forward(self) -> int:
+        return 1 if self.dim is None or self.windows.transposed else self._stride
+
+    def reach(self, results: int) -> tuple[int, int]:
+        """The first and the last position that a run of results reads, from where it starts."""
+        every = [self.read_at(i, t) for i in range(results) for t in range(self.taps)]
+        found = [at for at in every if at is not None]
+        return min(found, default=0), max(found, default=0)
+
+
+def axes_of(windows: Windows) -> tuple[Axis, Axis]:
+    """The axis of lines, and that of elements of a line."""
+    if len(windows.kernel) == 1:
+        return Axis(windows, None), Axis(windows, 0)
+    return Axis(windows, 0), Axis(windows, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DepthwiseTiling:
+    """The work of a workgroup.
+
+    Attributes:
+        channels, images: planes; only a weight's gradient has several images.
+        lines, columns: invocations of each plane.
+        rows, vectors: lines of positions of an invocation, and fours of positions along each.
+    """
+
+    channels: int
+    images: int
+    lines: int
+    columns: int
+    rows: int
+    vectors: int
+
+    @property
+    def planes(self) -> int:
+        """Of a workgroup."""
+        return self.channels * self.images
+
+    @property
+    def workgroup(self) -> int:
+        """Invocations."""
+        return self.planes * self.lines * self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTile:
+    """What a workgroup has of each plane of the image, in fours along a line.
+
+    Attributes:
+        first_line, first_quad: where it starts, from where the workgroup's results start to be read.
+        lines, quads: its extent.
+        plane: fours from one plane to the next: an odd number, so that invocations side by side
+            that are in different planes access different banks.
+    """
+
+    first_line: int
+    first_quad: int
+    lines: int
+    quads: int
+
+    @property
+    def plane(self) -> int:
+        return self.lines * self.quads | 1
+
+
+def image_tile(tiling: DepthwiseTiling, windows: Windows) -> ImageTile:
+    """The image's tile of a workgroup."""
+    across, along = axes_of(windows)
+    first, last = across.reach(tiling.rows)
+    lines = (tiling.lines - 1) * across.advance(tiling.rows) + last - first + 1
+    run = VECTOR * tiling.vectors
+    start, end = (at // VECTOR for at in along.reach(run))
+    quads = (tiling.columns - 1) * along.advance(run) // VECTOR + end - start + 1
+    return ImageTile(first, start, lines, quads)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a tiling is chosen for.
+
+    Attributes:
+        images, channels, lines, elements: numbers of results (or, of a weight's gradient, positions
+            that are added up), typical ones where a call decides.
+        neighbours: whether channels, not positions, are neighbours in the image's memory, or in
+            that of the result or the other operand.
+        sums: whether it is a weight's gradient, which keeps sums of taps for all of its positions.
+    """
+
+    windows: Windows
+    images: int
+    channels: int
+    lines: int
+    elements: int
+    neighbours: bool
+    sums: bool = False
+
+
+def choose_depthwise_tiling(problem: Problem, target: Target) -> DepthwiseTiling:
+    """The tiling that takes the least time by what accesses and multiply-adds cost."""
+    budget = min(_MOST_NBYTES, target.max_workgroup_nbytes)
+    best, least = None, 0.0
+    for tiling in _candidates(problem, target):
+        if workgroup_nbytes(tiling, problem.windows, problem.sums) > budget:
+            continue
+        cost = _cost(tiling, problem, target)
+        if best is None or cost < least:
+            best, least = tiling, cost
+    assert best is not None, problem  # windows fit tiles
+    return best
+
+
+def workgroup_nbytes(tiling: DepthwiseTiling, windows: Windows, sums: bool) -> int:
+    """Workgroup memory of a tiling: the image's tile, and the taps or what adds up their sums."""
+    tile = 16 * tiling.planes * image_tile(tiling, windows).plane
+    if not sums:
+        return tile + 4 * tiling.planes * taps_pitch(windows)
+    return tile + 4 * tiling.workgroup * (1 + taps_together(tiling, windows))
+
+
+def taps_together(tiling: DepthwiseTiling, windows: Windows) -> int:
+    """Taps whose sums are added up together at the end of a weight's gradient."""
+    fitting = _SUMS_NBYTES // (4 * tiling.workgroup)
+    return max(1, min(windows.taps, fitting, tiling.workgroup // tiling.channels))
+
+
+def taps_pitch(windows: Windows) -> int:
+    """Elements from the weight of one plane to that of the next: an odd number, see `ImageTile`."""
+    return windows.taps | 1
+
+
+def _candidates(problem: Problem, target: Target) -> Iterator[DepthwiseTiling]:
+    across, along = axes_of(problem.windows)
+    vectors = along.phases
+    columns = -(-problem.elements // (VECTOR * vectors))
+    most = min(256, target.max_workgroup_invocations)
+    for times in (4, 2, 1):
+        rows = times * across.phases
+        statements = rows * vectors * problem.windows.taps
+        if times > 1 and (statements > _MOST_STATEMENTS or rows >= 2 * problem.lines):
+            continue
+        lines = -(-problem.lines // rows)
+        for wide in _parts(columns, most):
+            for high in _parts(lines, most // wide):
+                alone = DepthwiseTiling(1, 1, high, wide, rows, vectors)
+                yield from _with_planes(alone, problem, most)
+
+
+def _with_planes(alone: DepthwiseTiling, problem: Problem, most: int) -> Iterator[DepthwiseTiling]:
+    least = min(_NEIGHBOURS, problem.channels) if problem.neighbours else 1
+    for power in range(9):
+        planes = 1 << power
+        channels = min(planes, least) if problem.sums else planes
+        images = planes // channels
+        if planes * alone.workgroup > most or channels >= 2 * problem.channels * (
+            1 if problem.sums else problem.images
+        ):
+            return
+        if images >= 2 * problem.images:
+            return
+        if channels >= least or planes * 2 * alone.workgroup > most:
+            yield replace(alone, channels=channels, images=images)
+
+
+def _parts(count: int, most: int) -> list[int]:
+    """Numbers that divide a count into few runs, nearly evenly: the largest first."""
+    fewest = -(-count // most)
+    return list(dict.fromkeys(-(-count // parts) for parts in range(fewest, fewest + 16)))
+
+
+def _cost(tiling: DepthwiseTiling, problem: Problem, target: Target) -> float:
+    """Multiply-adds of all workgroups, with what else takes their time."""
+    windows = problem.windows
+    across, along = axes_of(windows)
+    tile = image_tile(tiling, windows)
+    lanes = -(-tiling.workgroup // _SUBGROUP) * _SUBGROUP
+    first, last = across.reach(tiling.rows)
+    start, end = along.reach(VECTOR * tiling.vectors)
+    accesses = (last - first + 1) * (end // VECTOR - start // VECTOR + 1) + windows.taps / 4
+    results = tiling.rows * tiling.vectors
+    each = VECTOR * results * windows.taps // (across.phases * along.phases)
+    each += _TILE_ACCESS * accesses + _ACCESS * results
+    loads = -(-tiling.planes * tile.lines * tile.quads // tiling.workgroup)
+    one = lanes * (each + _ACCESS * loads) + _WORKGROUP
+    tiles = -(-problem.lines // (tiling.lines * tiling.rows))
+    tiles *= -(-problem.elements // (VECTOR * tiling.vectors * tiling.columns))
+    planes = problem.images * problem.channels
+    count = tiles * -(-planes // tiling.planes)
+    filled = count * lanes / (target.machine.multiprocessors * _IN_FLIGHT)
+    # A weight's gradient goes from tile to tile: more workgroups would be more sums to add up.
+    return count * one / min(1.0, filled)
