@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ def _taps(
     ``image``: [..., *space]. What is read is [..., *(results by dimension)], 0 outside.
     """
     rank = len(positions)
-    for tap in product(*map(range, windows.kernel)):
+    for tap in np.ndindex(*windows.kernel):
         where: list[Array] = []
         read = image
         for dim, (count, size) in enumerate(zip(positions, image.shape[-rank:], strict=True)):
@@ -48,8 +47,9 @@ def convolution(windows: Windows, image: Array, weight: Array, positions: tuple[
     """
     out = np.zeros((*image.shape[:2], *positions), np.float32)
     for tap, where, read in _taps(windows, image, positions):
-        each = weight[(..., *tap)].reshape(*weight.shape[:3], *(1 for _ in positions))
-        out[(slice(None), slice(None), *np.ix_(*where))] += (read * each).sum(2)
+        each = weight.reshape(*weight.shape[:3], -1)[..., np.ravel_multi_index(tap, windows.kernel)]
+        found = (read * each.reshape(*each.shape, *(1 for _ in positions))).sum(2)
+        out[np.ix_(*map(range, out.shape[:2]), *where)] += found
     return out
 
 
@@ -59,7 +59,6 @@ def weight_gradient(windows: Windows, moved: Array, image: Array) -> Array:
     ``moved``: [channels, images, *positions]; ``image``: [channels, images, *space].
     """
     rank = len(windows.kernel)
-    out = np.zeros((moved.shape[0], *windows.kernel), np.float32)
-    for tap, _, read in _taps(windows, image, moved.shape[-rank:]):
-        out[(slice(None), *tap)] = (moved * read).sum(tuple(range(1, moved.ndim)))
-    return out
+    axes = tuple(range(1, moved.ndim))
+    found = [(moved * read).sum(axes) for _, _, read in _taps(windows, image, moved.shape[-rank:])]
+    return np.stack(found, -1).reshape(-1, *windows.kernel).astype(np.float32)

@@ -144,13 +144,13 @@ class DepthwiseConvolution(Anchor):
 
 @dataclass(frozen=True, slots=True)
 class DepthwiseWeightGradient(Anchor):
-    """Σ over p of output[index(p, c, k…)] = Σ over images r, m… of moved(c, r, m…) · image(c, r, read).
+    """Σ over p of output[index(p, c, k…)] = Σ over r, m… of moved(c, r, m…) · image(c, r, read).
 
-    ``channels`` c are those of the weight; results are in ``parts`` p, whose sum alone is defined:
-    which images and positions a part adds up is for the kernel to choose. ``positions`` m… are
-    those of ``moved``, which ``windows`` (not transposed) move over the image with; what they read
-    outside of the image, of ``image_sizes``, is 0. ``image`` is a scalar over (c0, r0, n…),
-    ``moved`` one over (c0, r0, m…), both float32.
+    ``channels`` c are those of the weight, ``images`` r. Results are in ``parts`` p, whose sum
+    alone is defined: which images and positions a part adds up is for the kernel to choose.
+    ``positions`` m… are those of ``moved``, which ``windows`` (not transposed) move over the image
+    with; what they read outside of the image, of ``image_sizes``, is 0. ``image`` is a scalar over
+    (c0, r0, n…), ``moved`` one over (c0, r0, m…), both float32.
     """
 
     OPERANDS: ClassVar[tuple[str, ...]] = (

@@ -288,7 +288,8 @@ def lower_convolution(
 
     The weight is [C_out, C / groups, *kernel], transposed [C, C_out / groups, *kernel]. A
     `Contraction`; for one input channel per group a `DepthwiseConvolution`, or a `Reduction` where
-    windows do not fit its tiles, and for integers. 16-bit floats are rounded once, after the bias. Raises NotLowered: for bool.
+    windows do not fit its tiles; a `Reduction` for integers. 16-bit floats are rounded once, after
+    the bias. Raises NotLowered: for bool.
     """
     lists = stride, padding, dilation
     geometry = Geometry.of(input.rank - 2, *lists, groups=groups, transposed=transposed)

@@ -165,6 +165,10 @@ _PRODUCT_WORKGROUPS = 384
 _JOINED_INNER_PART, _INNER_PART = 384, 768
 _MOST_INNER_PARTS = 8
 
+# Gradients of depthwise weights: workgroups that fill an H200, the positions of one that are worth
+# the kernel that adds up what several of them found, and the most whose results it adds.
+_TAP_WORKGROUPS, _TAP_PART, _MOST_TAP_PARTS = 528, 4096, 16
+
 # Attention: with more queries its tiles are used well. Workgroups to fill an H200 with, the keys
 # that one of them takes at a time, and parts of a number of keys that a call decides. A workgroup
 # with few queries waits for memory most of the time, so that many of them share a multiprocessor:
@@ -215,6 +219,15 @@ def most_inner_parts(
         return 1
     shortest = _JOINED_INNER_PART if joined else _INNER_PART
     return min(_MOST_INNER_PARTS, inner // shortest, -(-filling_workgroups(target) // workgroups))
+
+
+def tap_parts(channels: int, positions: int, target: Target) -> int:
+    """Parts that the sums of a depthwise convolution's taps are computed in; 1 or less: whole.
+
+    ``positions``: of all images, that each tap adds up for a channel.
+    """
+    filling = -(-target.machine.scaled(_TAP_WORKGROUPS) // max(1, channels))
+    return min(filling, positions // _TAP_PART, _MOST_TAP_PARTS)
 
 
 def waits_for_key_end(nbytes: int, target: Target) -> bool:

@@ -31,7 +31,6 @@ from ...symbolic.sizes import (
     iteration,
     linearize,
     product,
-    substitute,
 )
 from ...target import Target
 from ..tilings.depthwise import (
@@ -74,7 +73,10 @@ def generate_depthwise(
     images, channels = node.batch
     problem = Problem(
         node.windows,
-        *(typical_numel(size) for size in (images, channels, height, width)),
+        typical_numel(images),
+        typical_numel(channels),
+        typical_numel(height),
+        typical_numel(width),
         load_neighbours or store_neighbours,
     )
     tiling = choose_depthwise_tiling(problem, target)
@@ -144,7 +146,10 @@ def generate_depthwise_weight_gradient(
     moved_neighbours = _channels_are_neighbours(node.moved, node, buffers)
     problem = Problem(
         windows,
-        *(typical_numel(size) for size in (node.images, node.channels, height, width)),
+        typical_numel(node.images),
+        typical_numel(node.channels),
+        typical_numel(height),
+        typical_numel(width),
         load_neighbours or moved_neighbours,
         sums=True,
     )

@@ -101,7 +101,7 @@ class ImageTile:
     """What a workgroup has of each plane of the image, in fours along a line.
 
     Attributes:
-        first_line, first_quad: where it starts, from where the workgroup's results start to be read.
+        first_line, first_quad: where it starts, from where the workgroup starts to read.
         lines, quads: its extent.
         plane: fours from one plane to the next: an odd number, so that invocations side by side
             that are in different planes access different banks.
@@ -231,7 +231,7 @@ def _cost(tiling: DepthwiseTiling, problem: Problem, target: Target) -> float:
     start, end = along.reach(VECTOR * tiling.vectors)
     accesses = (last - first + 1) * (end // VECTOR - start // VECTOR + 1) + windows.taps / 4
     results = tiling.rows * tiling.vectors
-    each = VECTOR * results * windows.taps // (across.phases * along.phases)
+    each = VECTOR * results * windows.taps / (across.phases * along.phases)
     each += _TILE_ACCESS * accesses + _ACCESS * results
     loads = -(-tiling.planes * tile.lines * tile.quads // tiling.workgroup)
     one = lanes * (each + _ACCESS * loads) + _WORKGROUP
@@ -240,5 +240,4 @@ def _cost(tiling: DepthwiseTiling, problem: Problem, target: Target) -> float:
     planes = problem.images * problem.channels
     count = tiles * -(-planes // tiling.planes)
     filled = count * lanes / (target.machine.multiprocessors * _IN_FLIGHT)
-    # A weight's gradient goes from tile to tile: more workgroups would be more sums to add up.
     return count * one / min(1.0, filled)

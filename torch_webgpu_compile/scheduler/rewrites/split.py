@@ -9,11 +9,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...ir.access import flat_values, neighbours_in_rows
+from ...dtypes import DType
+from ...ir.access import flat_values, neighbours_in_rows, typical_numel
 from ...ir.buffers import Buffer, intermediate
+from ...ir.depthwise_nodes import DepthwiseWeightGradient
 from ...ir.graph import LoopGraph
 from ...ir.nodes import Contraction, Pointwise, Reduction, inputs_of
-from ...ir.scalar import Load, Masked, Scalar, apply, const, index, neutral, substitute_symbols
+from ...ir.scalar import (
+    Load,
+    Masked,
+    Scalar,
+    apply,
+    cast,
+    const,
+    index,
+    neutral,
+    substitute_symbols,
+)
 from ...ir.spaces import Node, iteration_symbols, numbered, symbol_keys
 from ...symbolic.sizes import ZERO, Expr, Symbol, as_expr, ceildiv, iteration, product, substitute
 from ...target import Target
@@ -28,6 +40,8 @@ SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
 _LOOP_SHARE, _ROW_STEP, _COLUMN_STEP = 8, 1024, 4
 # Elements of an inner dimension per iteration, those of the loop inside of a tile included.
 _INNER_STEP = 2
+# Positions that an iteration of a depthwise weight's gradient goes through, at least.
+_TAP_STEP = 8
 _VECTOR = 4  # parts are whole vectors of four
 
 
@@ -108,6 +122,50 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
     second = replace(node, reduce_ranges=(as_expr(parts),), body=again, origins=own)
     assert result.dtype is node.body.dtype or node.kind in SPLITTABLE
     return [first, second]
+
+
+def split_weight_gradients(graph: LoopGraph, target: Target) -> LoopGraph:
+    """The graph in which gradients of depthwise weights that would not fill the GPU are in parts.
+
+    Those that take more iterations than the driver allows a loop are, too. A pointwise node adds
+    their results.
+    """
+
+    def parts_of(node: Node, buffers: dict[str, Buffer]) -> Sequence[Node] | None:
+        if not isinstance(node, DepthwiseWeightGradient) or not node.channels.is_constant:
+            return None
+        positions = typical_numel(product((node.images, *node.positions)))
+        useful = 1  # few cores are full soon
+        if not target.software:
+            useful = cost.tap_parts(int(node.channels), positions, target)
+        most = target.max_loop_iterations * _TAP_STEP
+        needed = -(-positions // most) if most else 1
+        parts = max(useful, needed)
+        return None if parts <= 1 else _in_tap_parts(node, parts, buffers)
+
+    return graph.expanded(parts_of)
+
+
+def _in_tap_parts(
+    node: DepthwiseWeightGradient, parts: int, buffers: dict[str, Buffer]
+) -> list[Node]:
+    name = f"{node.output}_parts"
+    result = buffers[node.output]
+    buffers[name] = intermediate(name, node.image.dtype, (as_expr(parts), *result.sizes))
+    index = (*iteration_symbols("p", (parts,)), *node.index)
+    first = replace(node, output=name, parts=parts, index=index)
+    total = _sum_of_parts(name, parts, result.sizes, node.image.dtype)
+    return [first, Pointwise(node.output, result.sizes, cast(total, result.dtype), node.origins)]
+
+
+def _sum_of_parts(name: str, parts: int, sizes: Sequence[Expr], dtype: DType) -> Scalar:
+    at = point_of(numbered("i", sizes))
+    total: Scalar | None = None
+    for part in range(parts):
+        value = Load(name, (index(as_expr(part)), *(index(i) for i in at)), dtype)
+        total = value if total is None else apply("add", total, value)
+    assert total is not None
+    return total
 
 
 def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -198,12 +256,7 @@ def _split_contraction(
         rhs=substitute_symbols(node.rhs, moved),
         index=(b[0], *(substitute(i, moved) for i in node.index)),
     )
-    at = point_of(numbered("i", result.sizes))
-    total: Scalar | None = None
-    for part in range(parts):
-        value = Load(name, (index(as_expr(part)), *(index(i) for i in at)), result.dtype)
-        total = value if total is None else apply("add", total, value)
-    assert total is not None
+    total = _sum_of_parts(name, parts, result.sizes, result.dtype)
     return [first, Pointwise(node.output, result.sizes, total, node.origins)]
 
 
