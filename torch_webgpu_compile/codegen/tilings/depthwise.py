@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ...ir.access import VECTOR
 from ...ir.depthwise_nodes import Windows
@@ -12,7 +13,7 @@ from ...target import Target
 _SUBGROUP = 32
 _MOST_NBYTES = 24 << 10  # of workgroup memory, so that several workgroups share a multiprocessor
 _SUMS_NBYTES = 4 << 10  # of it, for sums of taps
-_NEIGHBOURS = 8  # channels that a workgroup takes where those are neighbours: sectors of 32 bytes
+_NEIGHBOURS = 8  # channels in a sector of 32 bytes, where those are neighbours
 _MOST_STATEMENTS = (
     200  # multiply-adds of four: drivers compile longer code in more than linear time
 )
@@ -56,9 +57,14 @@ class Axis:
 
     def reach(self, results: int) -> tuple[int, int]:
         """The first and the last position that a run of results reads, from where it starts."""
-        every = [self.read_at(i, t) for i in range(results) for t in range(self.taps)]
-        found = [at for at in every if at is not None]
-        return min(found, default=0), max(found, default=0)
+        return _reach(self, results)
+
+
+@lru_cache(maxsize=1024)
+def _reach(axis: Axis, results: int) -> tuple[int, int]:
+    every = [axis.read_at(i, t) for i in range(results) for t in range(axis.taps)]
+    found = [at for at in every if at is not None]
+    return min(found, default=0), max(found, default=0)
 
 
 def axes_of(windows: Windows) -> tuple[Axis, Axis]:
@@ -200,19 +206,17 @@ def _candidates(problem: Problem, target: Target) -> Iterator[DepthwiseTiling]:
 
 
 def _with_planes(alone: DepthwiseTiling, problem: Problem, most: int) -> Iterator[DepthwiseTiling]:
-    least = min(_NEIGHBOURS, problem.channels) if problem.neighbours else 1
-    for power in range(9):
+    together = min(_NEIGHBOURS, problem.channels) if problem.neighbours else 1
+    for power in range(most.bit_length()):
         planes = 1 << power
-        channels = min(planes, least) if problem.sums else planes
+        channels = min(planes, together) if problem.sums else planes
         images = planes // channels
-        if planes * alone.workgroup > most or channels >= 2 * problem.channels * (
-            1 if problem.sums else problem.images
-        ):
+        few = images < 2 * problem.images
+        if not problem.sums:
+            few = planes < 2 * problem.channels * problem.images
+        if not few or planes * alone.workgroup > most:
             return
-        if images >= 2 * problem.images:
-            return
-        if channels >= least or planes * 2 * alone.workgroup > most:
-            yield replace(alone, channels=channels, images=images)
+        yield replace(alone, channels=channels, images=images)
 
 
 def _parts(count: int, most: int) -> list[int]:
@@ -232,9 +236,12 @@ def _cost(tiling: DepthwiseTiling, problem: Problem, target: Target) -> float:
     accesses = (last - first + 1) * (end // VECTOR - start // VECTOR + 1) + windows.taps / 4
     results = tiling.rows * tiling.vectors
     each = VECTOR * results * windows.taps / (across.phases * along.phases)
-    each += _TILE_ACCESS * accesses + _ACCESS * results
+    each += _TILE_ACCESS * accesses
     loads = -(-tiling.planes * tile.lines * tile.quads // tiling.workgroup)
-    one = lanes * (each + _ACCESS * loads) + _WORKGROUP
+    access: float = _ACCESS
+    if problem.neighbours:  # of a sector's elements, others are of other workgroups
+        access *= max(1.0, min(_NEIGHBOURS, problem.channels) / tiling.channels)
+    one = lanes * (each + access * (loads + results)) + _WORKGROUP
     tiles = -(-problem.lines // (tiling.lines * tiling.rows))
     tiles *= -(-problem.elements // (VECTOR * tiling.vectors * tiling.columns))
     planes = problem.images * problem.channels
