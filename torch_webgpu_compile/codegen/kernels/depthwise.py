@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from ...ir.access import (
     VECTOR,
@@ -152,6 +153,7 @@ def generate_depthwise_weight_gradient(
         typical_numel(width),
         load_neighbours or moved_neighbours,
         sums=True,
+        factor=gcd(height.constant, *(coefficient for _, coefficient in height.terms)),
     )
     tiling = choose_depthwise_tiling(problem, target)
     across, along = axes_of(windows)
@@ -180,6 +182,10 @@ def generate_depthwise_weight_gradient(
     invocations = tiling.workgroup // tiling.channels
     segments = min(tiling.workgroup // pairs, invocations)
     loops = tiling.planes * tile.lines * tile.quads // tiling.workgroup + 2
+    run = VECTOR * tiling.vectors
+    ending = set() if is_multiple_of(width, run) else set(range(1, run))
+    if width.is_constant and ending:  # all of them in the last run of a line, or none
+        ending = {width.constant % run}
     rounds = [taps[k : k + together] for k in range(0, len(taps), together)]
     return builder.finish(
         "depthwise_weight_gradient",
@@ -206,7 +212,9 @@ def generate_depthwise_weight_gradient(
             "loads": [
                 (f"m{j}_{v}", j, v) for j in range(tiling.rows) for v in range(tiling.vectors)
             ],
-            "multiply": list(_add_to_taps(tiling, windows)),
+            "valid": f"y < {builder.index(height)} && {VECTOR} * x < {builder.index(width)}",
+            "inside": {k: f"{VECTOR} * x + {k} < {builder.index(width)}" for k in sorted(ending)},
+            "multiply": list(_add_to_taps(tiling, windows, ending)),
             "rounds": rounds,
             "pairs": pairs,
             "invocations": invocations,
@@ -410,19 +418,36 @@ def _add_results(tiling: DepthwiseTiling, windows: Windows) -> Iterator[str]:
         yield "}"
 
 
-def _add_to_taps(tiling: DepthwiseTiling, windows: Windows) -> Iterator[str]:
-    """Statements that add the products of a line, with all elements that meet it, to taps."""
+def _add_to_taps(
+    tiling: DepthwiseTiling, windows: Windows, ending: Collection[int]
+) -> Iterator[str]:
+    """Statements that add the products of a line, with all elements that meet it, to taps.
+
+    Args:
+        ending: numbers of the elements of an invocation's line at which the line may end: from
+            number k on, elements are there where ``inside{k}`` holds. What is read for others is
+            left out: it may be infinite, although the moved operand is 0 there.
+    """
     _, along = axes_of(windows)
     for loads, readers in _read_lines(tiling, windows):
         yield "{"
         yield from loads
+        masked: dict[tuple[int, int], str] = {}
+        products: list[str] = []
         for (row, down), tap in ((r, t) for r in readers for t in range(along.taps)):
             sums = f"s{down * along.taps + tap}"
             for vector in range(tiling.vectors):
                 total = sums
                 places = _places(tiling, windows, vector, tap)
-                for lane, at in zip("xyzw", places, strict=True):
+                for lane, at in enumerate(places):
                     assert at is not None  # windows are not transposed
-                    total = f"fma({_element(at)}, m{row}_{vector}.{lane}, {total})"
-                yield f"{sums} = {total};"
+                    image = _element(at)
+                    end = max((k for k in ending if k <= VECTOR * vector + lane), default=None)
+                    if end is not None:
+                        image = masked.setdefault((at, end), f"u{at}_{end}")
+                    total = f"fma({image}, m{row}_{vector}.{'xyzw'[lane]}, {total})"
+                products.append(f"{sums} = {total};")
+        for (at, end), name in masked.items():
+            yield f"let {name} = select(0.0f, {_element(at)}, inside{end});"
+        yield from products
         yield "}"

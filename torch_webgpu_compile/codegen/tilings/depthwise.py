@@ -144,6 +144,9 @@ class Problem:
         neighbours: whether channels, not positions, are neighbours in the image's memory, or in
             that of the result or the other operand.
         sums: whether it is a weight's gradient, which keeps sums of taps for all of its positions.
+        factor: what divides the number of lines, whatever a call decides. A weight's gradient has
+            no invocation of which some lines are there and others are not: what it reads for those
+            may be infinite, and no factor makes that 0.
     """
 
     windows: Windows
@@ -153,6 +156,7 @@ class Problem:
     elements: int
     neighbours: bool
     sums: bool = False
+    factor: int = 1
 
 
 def choose_depthwise_tiling(problem: Problem, target: Target) -> DepthwiseTiling:
@@ -198,6 +202,8 @@ def _candidates(problem: Problem, target: Target) -> Iterator[DepthwiseTiling]:
         statements = rows * vectors * problem.windows.taps
         if times > 1 and (statements > _MOST_STATEMENTS or rows >= 2 * problem.lines):
             continue
+        if problem.sums and problem.factor % rows:
+            continue
         lines = -(-problem.lines // rows)
         for wide in _parts(columns, most):
             for high in _parts(lines, most // wide):
@@ -222,7 +228,10 @@ def _with_planes(alone: DepthwiseTiling, problem: Problem, most: int) -> Iterato
 def _parts(count: int, most: int) -> list[int]:
     """Numbers that divide a count into few runs, nearly evenly: the largest first."""
     fewest = -(-count // most)
-    return list(dict.fromkeys(-(-count // parts) for parts in range(fewest, fewest + 16)))
+    parts = [*range(fewest, fewest + 16)]
+    while parts[-1] < count:  # where no tile of so few fits
+        parts.append(2 * parts[-1])
+    return list(dict.fromkeys(-(-count // number) for number in parts))
 
 
 def _cost(tiling: DepthwiseTiling, problem: Problem, target: Target) -> float:
