@@ -40,8 +40,8 @@ from ..tilings.depthwise import (
     axes_of,
     choose_depthwise_tiling,
     image_tile,
+    tap_sums,
     taps_pitch,
-    taps_together,
     workgroup_nbytes,
 )
 from ..values import Scope
@@ -176,17 +176,16 @@ def generate_depthwise_weight_gradient(
     each = ceildiv(chunks, node.parts)
     total = ceildiv(node.channels, tiling.channels) * node.parts
     own_y, own_x = across.advance(tiling.rows), along.advance(VECTOR * tiling.vectors) // VECTOR
-    together = taps_together(tiling, windows)
-    taps = list(range(windows.taps))
-    pairs = together * tiling.channels
-    invocations = tiling.workgroup // tiling.channels
-    segments = min(tiling.workgroup // pairs, invocations)
+    adding = tap_sums(tiling, windows)
+    names = [f"s{tap}" for tap in range(windows.taps)]
+    names += ["0.0f"] * (-len(names) % VECTOR)
+    quads = [", ".join(names[k : k + VECTOR]) for k in range(0, len(names), VECTOR)]
+    rounds = [quads[k : k + adding.quads] for k in range(0, len(quads), adding.quads)]
     loops = tiling.planes * tile.lines * tile.quads // tiling.workgroup + 2
     run = VECTOR * tiling.vectors
     ending = set() if is_multiple_of(width, run) else set(range(1, run))
     if width.is_constant and ending:  # all of them in the last run of a line, or none
         ending = {width.constant % run}
-    rounds = [taps[k : k + together] for k in range(0, len(taps), together)]
     return builder.finish(
         "depthwise_weight_gradient",
         "depthwise_weight_gradient.wgsl.jinja",
@@ -216,17 +215,16 @@ def generate_depthwise_weight_gradient(
             "inside": {k: f"{VECTOR} * x + {k} < {builder.index(width)}" for k in sorted(ending)},
             "multiply": list(_add_to_taps(tiling, windows, ending)),
             "rounds": rounds,
-            "pairs": pairs,
-            "invocations": invocations,
-            "segments": segments,
-            "segment": -(-invocations // segments),
+            "sums": adding,
+            "tile_size": max(tiling.planes * tile.plane, tiling.workgroup),
         },
         workgroup_size=tiling.workgroup,
         grid=fold_grid(total, target),
         origins=[*node.origins, *group_origins(group.epilogue)],
         flops=node.channels * node.images * product(node.positions) * (2 * windows.taps),
         workgroup_nbytes=workgroup_nbytes(tiling, windows, sums=True),
-        iterations=each * (loops + 1) + len(rounds) * (invocations // segments + 2),
+        iterations=each * (loops + 1)
+        + len(rounds) * (adding.quads * adding.segment + adding.segments + 3),
     )
 
 
@@ -355,7 +353,10 @@ def _store_taps(
     }
     members = anchor_members([group], builder.buffers)
     lines = render_epilogue(builder, members, {node.output: "value"}, [point])
-    return Store(1, lines, within or "true")
+    guards = [within] if within else []
+    if node.windows.taps % VECTOR:
+        guards.append(f"tap < {node.windows.taps}")
+    return Store(1, lines, " && ".join(guards) or "true")
 
 
 # -- arithmetic ------------------------------------------------------------------------------------

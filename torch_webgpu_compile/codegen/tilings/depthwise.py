@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import isqrt
 
 from ...ir.access import VECTOR
 from ...ir.depthwise_nodes import Windows
@@ -12,11 +13,10 @@ from ...target import Target
 
 _SUBGROUP = 32
 _MOST_NBYTES = 24 << 10  # of workgroup memory, so that several workgroups share a multiprocessor
-_SUMS_NBYTES = 4 << 10  # of it, for sums of taps
 _NEIGHBOURS = 8  # channels in a sector of 32 bytes, where those are neighbours
-_MOST_STATEMENTS = (
-    200  # multiply-adds of four: drivers compile longer code in more than linear time
-)
+# Multiply-adds of four in the code: drivers compile longer code in more than linear time. LLVM, for
+# CPUs, takes a second for 200, and CPUs have few registers to keep what several rows share.
+_MOST_STATEMENTS, _MOST_ON_CPUS = 200, 64
 # In multiply-adds: what an access of workgroup memory costs, one of memory, and a workgroup by
 # itself; and the invocations of a multiprocessor that hide how long accesses take.
 _TILE_ACCESS, _ACCESS, _WORKGROUP, _IN_FLIGHT = 4, 24, 4096, 512
@@ -175,16 +175,39 @@ def choose_depthwise_tiling(problem: Problem, target: Target) -> DepthwiseTiling
 
 def workgroup_nbytes(tiling: DepthwiseTiling, windows: Windows, sums: bool) -> int:
     """Workgroup memory of a tiling: the image's tile, and the taps or what adds up their sums."""
-    tile = 16 * tiling.planes * image_tile(tiling, windows).plane
+    tile = tiling.planes * image_tile(tiling, windows).plane
     if not sums:
-        return tile + 4 * tiling.planes * taps_pitch(windows)
-    return tile + 4 * tiling.workgroup * (1 + taps_together(tiling, windows))
+        return 16 * tile + 4 * tiling.planes * taps_pitch(windows)
+    return 16 * (max(tile, tiling.workgroup) + tiling.workgroup)
 
 
-def taps_together(tiling: DepthwiseTiling, windows: Windows) -> int:
-    """Taps whose sums are added up together at the end of a weight's gradient."""
-    fitting = _SUMS_NBYTES // (4 * tiling.workgroup)
-    return max(1, min(windows.taps, fitting, tiling.workgroup // tiling.channels))
+@dataclass(frozen=True, slots=True)
+class TapSums:
+    """How a workgroup adds up the sums of taps that its invocations have, in the tile's memory.
+
+    Attributes:
+        quads: fours of taps that are added up at a time.
+        invocations: of a channel.
+        segments: of those invocations, which are added up side by side, and then their sums.
+    """
+
+    quads: int
+    invocations: int
+    segments: int
+
+    @property
+    def segment(self) -> int:
+        """Invocations of a segment."""
+        return -(-self.invocations // self.segments)
+
+
+def tap_sums(tiling: DepthwiseTiling, windows: Windows) -> TapSums:
+    """How the sums of a weight's gradient are added up."""
+    tile = max(tiling.planes * image_tile(tiling, windows).plane, tiling.workgroup)
+    quads = min(-(-windows.taps // VECTOR), tile // tiling.workgroup)
+    invocations = tiling.workgroup // tiling.channels
+    segments = max(1, min(invocations // quads, isqrt(invocations)))
+    return TapSums(quads, invocations, segments)
 
 
 def taps_pitch(windows: Windows) -> int:
@@ -197,10 +220,11 @@ def _candidates(problem: Problem, target: Target) -> Iterator[DepthwiseTiling]:
     vectors = along.phases
     columns = -(-problem.elements // (VECTOR * vectors))
     most = min(256, target.max_workgroup_invocations)
+    longest = _MOST_ON_CPUS if target.software else _MOST_STATEMENTS
     for times in (4, 2, 1):
         rows = times * across.phases
         statements = rows * vectors * problem.windows.taps
-        if times > 1 and (statements > _MOST_STATEMENTS or rows >= 2 * problem.lines):
+        if times > 1 and (statements > longest or rows >= 2 * problem.lines):
             continue
         if problem.sums and problem.factor % rows:
             continue
