@@ -56,7 +56,7 @@ def test_gradients(dtype: torch.dtype) -> None:
 
 
 def test_gradients_of_few_channels_are_sums_of_parts() -> None:
-    g, x, w = torch.randn(2, 4, 70, 64), torch.randn(2, 4, 140, 128), torch.randn(4, 1, 3, 3)
+    g, x, w = torch.randn(6, 4, 70, 64), torch.randn(6, 4, 140, 128), torch.randn(4, 1, 3, 3)
     graph = lower_checked(capture(lambda *given: gradients(*given)[1], g, x, w))
     split = split_weight_gradients(graph, TARGET)
     verify_loop_graph(split)

@@ -9,18 +9,20 @@ from math import gcd
 from ...ir.access import (
     VECTOR,
     Lanes,
-    address_of,
     flat_values,
     is_multiple_of,
-    load_index,
-    step_of,
     typical_numel,
 )
 from ...ir.anchors import anchor_members, store_is_vector
 from ...ir.buffers import Buffer
+from ...ir.depthwise_access import (
+    channels_are_neighbours,
+    gradient_has_neighbours,
+    stores_neighbours,
+)
 from ...ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient, Windows
 from ...ir.graph import AnchorGroup, Member
-from ...ir.scalar import Scalar, loads_of
+from ...ir.scalar import Scalar
 from ...ir.spaces import numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import (
@@ -30,7 +32,6 @@ from ...symbolic.sizes import (
     as_expr,
     ceildiv,
     iteration,
-    linearize,
     product,
 )
 from ...target import Target
@@ -69,8 +70,8 @@ def generate_depthwise(
     builder = KernelBuilder(target, buffers)
     members = anchor_members([group], buffers)
     height, width = _plane(node.positions)
-    load_neighbours = _channels_are_neighbours(node.image, node, buffers)
-    store_neighbours = _stores_neighbours(members, node, buffers)
+    load_neighbours = channels_are_neighbours(node.image, node, buffers)
+    store_neighbours = stores_neighbours(members, node, buffers)
     images, channels = node.batch
     problem = Problem(
         node.windows,
@@ -143,16 +144,17 @@ def generate_depthwise_weight_gradient(
     builder = KernelBuilder(target, buffers)
     windows = node.windows
     height, width = _plane(node.positions)
-    load_neighbours = _channels_are_neighbours(node.image, node, buffers)
-    moved_neighbours = _channels_are_neighbours(node.moved, node, buffers)
+    load_neighbours = channels_are_neighbours(node.image, node, buffers)
+    moved_neighbours = channels_are_neighbours(node.moved, node, buffers)
     problem = Problem(
         windows,
         typical_numel(node.images),
         typical_numel(node.channels),
         typical_numel(height),
         typical_numel(width),
-        load_neighbours or moved_neighbours,
+        gradient_has_neighbours(node, buffers),
         sums=True,
+        parts=node.parts,
         factor=gcd(height.constant, *(coefficient for _, coefficient in height.terms)),
     )
     tiling = choose_depthwise_tiling(problem, target)
@@ -231,52 +233,6 @@ def generate_depthwise_weight_gradient(
 def _plane(sizes: Sequence[Expr]) -> tuple[Expr, Expr]:
     """Lines, and elements of a line."""
     return (ONE, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
-
-
-# -- layouts ---------------------------------------------------------------------------------------
-
-
-def _channels_are_neighbours(
-    body: Scalar,
-    node: DepthwiseConvolution | DepthwiseWeightGradient,
-    buffers: Mapping[str, Buffer],
-) -> bool:
-    """Whether channels, not elements of a line, are neighbours in an operand's largest buffer."""
-    loads = [load for load in loads_of(body) if load_index(load) is not None]
-    if not loads:
-        return False
-    largest = max(loads, key=lambda load: typical_numel(buffers[load.buffer].numel))
-    address = address_of(largest, buffers[largest.buffer].strides)
-    if isinstance(node, DepthwiseConvolution):
-        channel, last = numbered("b", node.batch)[1], numbered("n", node.image_sizes)[-1]
-    else:
-        (channel,) = numbered("c", (node.channels,))
-        image = body is node.image
-        sizes = node.image_sizes if image else node.positions
-        last = numbered("n" if image else "m", sizes)[-1]
-    return _is_nearer(address, channel, last)
-
-
-def _stores_neighbours(
-    members: Sequence[Member], node: DepthwiseConvolution, buffers: Mapping[str, Buffer]
-) -> bool:
-    """The same for the results that are stored."""
-    channel, last = numbered("b", node.batch)[1], numbered("m", node.positions)[-1]
-    return any(
-        _is_nearer(linearize(m.index, buffers[m.output].strides), channel, last)
-        for m in members
-        if m.store
-    )
-
-
-def _is_nearer(address: Expr, channel: Symbol, last: Symbol) -> bool:
-    """Whether neighbouring channels are neighbours in memory, and elements of a line are not.
-
-    Several channels may share an element.
-    """
-    if channel.extent is ONE or last.extent is ONE:
-        return channel.extent is not ONE and step_of(address, channel) == 1
-    return step_of(address, channel) <= 1 < step_of(address, last)
 
 
 # -- loads and stores ------------------------------------------------------------------------------

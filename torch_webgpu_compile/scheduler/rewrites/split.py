@@ -12,6 +12,7 @@ from dataclasses import replace
 from ...dtypes import DType
 from ...ir.access import flat_values, neighbours_in_rows, typical_numel
 from ...ir.buffers import Buffer, intermediate
+from ...ir.depthwise_access import gradient_has_neighbours
 from ...ir.depthwise_nodes import DepthwiseWeightGradient
 from ...ir.graph import LoopGraph
 from ...ir.nodes import Contraction, Pointwise, Reduction, inputs_of
@@ -137,7 +138,8 @@ def split_weight_gradients(graph: LoopGraph, target: Target) -> LoopGraph:
         positions = typical_numel(product((node.images, *node.positions)))
         useful = 1  # few cores are full soon
         if not target.software:
-            useful = cost.tap_parts(int(node.channels), positions, target)
+            neighbours = gradient_has_neighbours(node, buffers)
+            useful = cost.tap_parts(int(node.channels), positions, neighbours, target)
         most = target.max_loop_iterations * _TAP_STEP
         needed = -(-positions // most) if most else 1
         parts = max(useful, needed)
