@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -22,6 +23,7 @@ from torch_webgpu_compile.ir.depthwise_nodes import DepthwiseWeightGradient, Win
 from torch_webgpu_compile.ir.nodes import Pointwise
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.plan.model import KernelCall
+from torch_webgpu_compile.scheduler.cost import tap_parts
 from torch_webgpu_compile.scheduler.rewrites.split import split_weight_gradients
 
 
@@ -99,3 +101,27 @@ def test_tilings(neighbours: bool, sums: bool) -> None:
                 for position, tap in product(range(results), range(found.kernel[dim])):
                     at = found.read_at(dim, position, tap)
                     assert at is None or first <= at < first + count
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize("sums", [False, True])
+def test_tilings_fill_workgroups(neighbours: bool, sums: bool) -> None:
+    """They have many invocations, and all channels of the sectors that they load."""
+    target = replace(TARGET, max_workgroup_nbytes=48 << 10)
+    for kernel, (channels, size) in product((3, 7), ((96, 56), (192, 28), (384, 14))):
+        found = Windows((kernel,) * 2, (1, 1), (kernel // 2,) * 2, (1, 1))
+        parts = 8 * 96 // channels if sums and neighbours else 1
+        problem = Problem(found, 8, channels, size, size, neighbours, sums, size, parts)
+        tiling = choose_depthwise_tiling(problem, target)
+        assert tiling.workgroup >= 112
+        assert not neighbours or tiling.channels >= 8
+
+
+def test_gradients_with_few_workgroups_are_in_parts() -> None:
+    """A workgroup has one channel, or eight where those are neighbours in memory."""
+    positions = 8 * 56 * 56
+    assert tap_parts(96, positions, False, TARGET) == 1
+    assert tap_parts(32, positions, False, TARGET) > 1
+    assert tap_parts(96, positions, True, TARGET) >= 8
+    assert tap_parts(768, positions, True, TARGET) == 1
+    assert tap_parts(192, 8 * 7 * 7, True, TARGET) <= 1
