@@ -51,7 +51,11 @@ from .scheduler.rewrites.key_ends import find_key_ends
 from .scheduler.rewrites.layouts import choose_layouts
 from .scheduler.rewrites.new_rows import read_new_rows
 from .scheduler.rewrites.preparation import separate_preparation
-from .scheduler.rewrites.split import split_contractions, split_reductions
+from .scheduler.rewrites.split import (
+    split_contractions,
+    split_reductions,
+    split_weight_gradients,
+)
 from .scheduler.rewrites.split_attention import split_attention
 from .scheduler.rewrites.statistics import recompute_statistics
 from .target import Target
@@ -295,6 +299,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("inline_producers", GRAPH, GRAPH, _on_target(inline_producers)),
     Pass("choose_layouts", GRAPH, GRAPH, _on_target(choose_layouts)),
     Pass("split_contractions", GRAPH, GRAPH, _on_target(split_contractions)),
+    Pass("split_weight_gradients", GRAPH, GRAPH, _on_target(split_weight_gradients)),
     Pass("split_reductions", GRAPH, GRAPH, _on_target(split_reductions)),
     Pass("separate", GRAPH, GRAPHS, _on_target(separate_preparation)),
     # What shares a kernel.

@@ -50,6 +50,7 @@ DEBUG_STAGES = (
     "inline_producers",
     "choose_layouts",
     "split_contractions",
+    "split_weight_gradients",
     "split_reductions",
     "separate",
     "open_groups",

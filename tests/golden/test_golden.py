@@ -68,6 +68,14 @@ def attention_in_training(
     return output, *torch.ops.webgpu.attention_backward(*inputs, *dropout)
 
 
+def depthwise_gradients(
+    grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    options = [2, 2], [1, 0], [1, 1], False, [0, 0], 2, [True, True, False]
+    made = torch.ops.aten.convolution_backward(grad, x, w, None, *options)
+    return made[0], made[1]
+
+
 # name: (function, arguments, whether sizes are symbolic)
 GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
     "pointwise_of_several_outputs": (
@@ -112,6 +120,16 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
     "convolution": (
         lambda x, w: torch.relu(F.conv2d(x, w, stride=2, padding=1)),
         [randn(1, 3, 9, 9), randn(4, 3, 3, 3)],
+        False,
+    ),
+    "depthwise_convolution": (
+        lambda x, w: torch.relu(F.conv2d(x, w, padding=1, groups=2)),
+        [randn(1, 2, 6, 8), randn(2, 1, 3, 3)],
+        False,
+    ),
+    "depthwise_gradients": (
+        depthwise_gradients,
+        [randn(2, 2, 4, 3), randn(2, 2, 8, 6), randn(2, 1, 3, 2)],
         False,
     ),
     "channels_last_convolutions": (

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.harness import capture, check, lower_checked
+from torch_webgpu_compile.ir.depthwise_nodes import DepthwiseConvolution
 from torch_webgpu_compile.ir.nodes import Contraction, Pointwise, Reduction
 
 F = torch.nn.functional
@@ -78,6 +79,22 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ..
     "dilation": (lambda x, w: F.conv2d(x, w, dilation=(2, 1)), (2, 3, 9, 8), (4, 3, 3, 3)),
     "groups": (lambda x, w: F.conv2d(x, w, groups=2), (2, 4, 9, 8), (6, 2, 3, 3)),
     "depthwise": (lambda x, w: F.conv2d(x, w, groups=4), (2, 4, 20, 20), (4, 1, 3, 3)),
+    "depthwise stride": (
+        lambda x, w: F.conv2d(x, w, stride=(2, 3), padding=1, dilation=(1, 2), groups=4),
+        (2, 4, 9, 8),
+        (8, 1, 3, 3),
+    ),
+    "depthwise 1d": (lambda x, w: F.conv1d(x, w, padding=3, groups=4), (2, 4, 9), (4, 1, 4)),
+    "depthwise transposed": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, groups=4),
+        (2, 4, 5, 6),
+        (4, 2, 3, 3),
+    ),
+    "depthwise far": (
+        lambda x, w: F.conv2d(x, w, dilation=40, groups=4),
+        (1, 4, 90, 90),
+        (4, 1, 3, 3),
+    ),
     "same": (lambda x, w: F.conv2d(x, w, padding="same"), (2, 3, 9, 8), (4, 3, 5, 3)),
     "transposed": (F.conv_transpose2d, (2, 3, 5, 6), (3, 4, 3, 3)),
     "transposed stride": (
@@ -114,10 +131,13 @@ def test_gradients_of_convolutions(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_depthwise_convolutions_are_sums_over_taps(dtype: torch.dtype) -> None:
+def test_depthwise_convolutions_are_not_contractions(dtype: torch.dtype) -> None:
     x, w = floats(2, 4, 9, 8).to(dtype), floats(8, 1, 3, 3).to(dtype)
     graph = check(lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=4), x, w)
-    node = graph.nodes[0]
+    assert isinstance(graph.nodes[0], DepthwiseConvolution)
+    # Windows that reach too far for a tile are sums over taps.
+    far = check(lambda x, w: F.conv2d(x, w, padding=64, dilation=64, groups=4), x, w)
+    node = far.nodes[0]
     assert isinstance(node, Reduction)
     assert [int(size) for size in node.reduce_ranges] == [3, 3]
 

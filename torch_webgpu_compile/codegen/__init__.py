@@ -7,6 +7,7 @@ from typing import assert_never
 
 from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.buffers import Buffer
+from ..ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
 from ..ir.graph import (
     AnchorGroup,
     ForeachGroup,
@@ -29,6 +30,7 @@ from .kernels.attention import generate_attention
 from .kernels.attention_gradient import generate_attention_gradient
 from .kernels.attention_parts import generate_attention_parts
 from .kernels.contraction import Tilings, generate_contraction
+from .kernels.depthwise import generate_depthwise, generate_depthwise_weight_gradient
 from .kernels.foreach import generate_foreach
 from .kernels.fourier import generate_fourier
 from .kernels.joint import generate_joint
@@ -99,6 +101,10 @@ def _generate_kernel(
             if node.parts > 1:
                 return generate_attention_parts(group, buffers, target)
             return generate_attention(group, buffers, target)
+        case AnchorGroup(anchor=DepthwiseConvolution()):
+            return generate_depthwise(group, buffers, target)
+        case AnchorGroup(anchor=DepthwiseWeightGradient()):
+            return generate_depthwise_weight_gradient(group, buffers, target)
         case AnchorGroup() | SiblingGroup() | PairGroup():
             return generate_contraction(group, buffers, target, tilings)
         case SingleGroup(node=AttentionGradient() as node):

@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from ..errors import VerificationError
 from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
-from . import attention
+from . import attention, depthwise
 from .attention_nodes import Attention, AttentionGradient
 from .buffers import Buffer
+from .depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
 from .graph import GraphOutput, LoopGraph, is_effect
 from .nodes import (
     Contraction,
@@ -275,6 +276,25 @@ def _attention(run: Run, node: Attention) -> None:
 def _attention_gradient(run: Run, node: AttentionGradient) -> None:
     values = run.computed(node)
     run.store(node.output, attention.gradient(node, **values))
+
+
+@interprets(DepthwiseConvolution)
+def _depthwise_convolution(run: Run, node: DepthwiseConvolution) -> None:
+    values = run.computed(node)
+    positions = run.shape(node.positions)
+    result = depthwise.convolution(node.windows, values["image"], values["weight"], positions)
+    run.store(node.output, result)
+
+
+@interprets(DepthwiseWeightGradient)
+def _depthwise_weight_gradient(run: Run, node: DepthwiseWeightGradient) -> None:
+    values = run.computed(node)
+    result = depthwise.weight_gradient(node.windows, values["moved"], values["image"])
+    parts = np.zeros((node.parts, *result.shape), np.float32)
+    parts[0] = result  # whose sum alone is defined
+    out = np.full(run.shape(run.graph.buffers[node.output].sizes), np.nan, np.float32)
+    out[tuple(values["index"])] = parts
+    run.store(node.output, out)
 
 
 @interprets(Fourier)

@@ -9,8 +9,9 @@ from typing import Any
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.buffers import Buffer, BufferOrigin
+from ..ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
 from ..ir.folding import fold, narrow
-from ..ir.nodes import Contraction, HostCall, Pointwise, Reduction, Scatter
+from ..ir.nodes import Contraction, HostCall, Pointwise, Reduction, Scatter, map_bodies
 from ..ir.scalar import (
     Const,
     Index,
@@ -193,6 +194,20 @@ class Builder:
         self.nodes.append(
             replace(ranges, output=buffer.name, lhs=lhs, rhs=rhs, origins=(self.origin,))
         )
+        return self.load(buffer)
+
+    def depthwise(
+        self,
+        dtype: DType,
+        sizes: Sequence[Expr],
+        node: DepthwiseConvolution | DepthwiseWeightGradient,
+        *,
+        name: str = "",
+    ) -> Value:
+        """Adds a node, given without output and origins, that writes ``sizes`` in ``dtype``."""
+        buffer = self.new_buffer(dtype, sizes, self._named(name))
+        made = map_bodies(node, self.finished)
+        self.nodes.append(replace(made, output=buffer.name, origins=(self.origin,)))
         return self.load(buffer)
 
     def scatter(

@@ -13,8 +13,15 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
+from ..ir.depthwise_nodes import (
+    DepthwiseConvolution,
+    DepthwiseWeightGradient,
+    Windows,
+    tiled_windows,
+)
 from ..ir.nodes import Contraction
 from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.spaces import iteration_symbols
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, is_less, is_nonnegative, product
 from .builder import Builder, masked
 from .matmul import add_scaled
@@ -28,6 +35,9 @@ aten = torch.ops.aten
 # From this many output positions per image on, an image is a batch of the contraction: its columns
 # are then contiguous in memory. Below it, images share the columns so that tiles are full.
 BATCHED_POSITIONS = 256
+
+# Input channels of a group that a depthwise convolution's kernel goes through one by one.
+_MOST_DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,10 @@ class Geometry:
 
         stride, padding, dilation = map(full, lists)
         return Geometry(stride, padding, dilation, int(groups), bool(transposed))
+
+    def tiled(self, kernel: Sequence[Expr]) -> Windows | None:
+        """Its windows, if a kernel that keeps tiles of images can go through them."""
+        return tiled_windows(kernel, self.stride, self.padding, self.dilation, self.transposed)
 
     def window(
         self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
@@ -154,6 +168,9 @@ def convolve(
         return zeros(sizes, dtype)
     if dtype is dtypes.bool_:
         raise NotLowered("convolution of bool")
+    windows = geometry.tiled(kernel)
+    if windows is not None and _is_depthwise(geometry.groups, in_channels, out_channels, dtype):
+        return _depthwise(builder, input, weight, geometry, windows, sizes, dtype, name)
     if not dtype.is_float or (geometry.groups > 1 and in_channels is ONE):
         return _reduced(builder, input, weight, geometry, sizes, dtype, name)
     axes = _axes(images, geometry.groups, space)
@@ -176,6 +193,52 @@ def convolve(
         index=(axes.image, out_channel, *axes.space),
     )
     return builder.contract(dtype, sizes, node, name=name)
+
+
+def _is_depthwise(groups: int, read: Expr, made: Expr, dtype: DType) -> bool:
+    """Whether the channels of a group that are read, or those that are made of them, are one.
+
+    And few of those are read, each by itself.
+    """
+    f32 = dtype.is_float and compute_dtype(dtype) is dtypes.float32
+    few = read.is_constant and int(read) <= _MOST_DEPTH
+    return groups > 1 and f32 and few and ONE in (read, made)
+
+
+def _depthwise(
+    builder: Builder,
+    input: Value,
+    weight: Value,
+    geometry: Geometry,
+    windows: Windows,
+    sizes: tuple[Expr, ...],
+    dtype: DType,
+    name: str,
+) -> Value:
+    """A convolution of few input channels per group: a contraction's tiles would be nearly empty.
+
+    Neighbouring results read mostly the same elements, which a tile keeps.
+    """
+    depth = int(input.sizes[1] // geometry.groups)
+    multiplier = sizes[1] // geometry.groups
+    image, channel = iteration_symbols("b", sizes[:2])
+    (within,) = iteration_symbols("d", (depth,))
+    at = iteration_symbols("n", input.sizes[2:])
+    taps = iteration_symbols("k", windows.kernel)
+    in_channel = channel // multiplier * depth + within
+    pair = [in_channel, channel % multiplier] if geometry.transposed else [channel, within]
+    wide = compute_dtype(dtype)
+    node = DepthwiseConvolution(
+        output="",
+        batch=(sizes[0], sizes[1]),
+        positions=tuple(sizes[2:]),
+        image_sizes=tuple(input.sizes[2:]),
+        depth=depth,
+        windows=windows,
+        image=cast(input.at([image, in_channel, *at]), wide),
+        weight=cast(weight.at([*pair, *taps]), wide),
+    )
+    return builder.depthwise(dtype, sizes, node, name=name)
 
 
 def _reduced(
@@ -224,8 +287,9 @@ def lower_convolution(
     """The convolution of [N, C, *space] (or its transpose) with a weight, plus a bias per channel.
 
     The weight is [C_out, C / groups, *kernel], transposed [C, C_out / groups, *kernel]. A
-    `Contraction`; a `Reduction` for integers and for one input channel per group. 16-bit floats are
-    rounded once, after the bias. Raises NotLowered: for bool.
+    `Contraction`; for one input channel per group a `DepthwiseConvolution`, or a `Reduction` where
+    windows do not fit its tiles; a `Reduction` for integers. 16-bit floats are rounded once, after
+    the bias. Raises NotLowered: for bool.
     """
     lists = stride, padding, dilation
     geometry = Geometry.of(input.rank - 2, *lists, groups=groups, transposed=transposed)
@@ -288,6 +352,9 @@ def _weight_gradient(
     if not weight.dtype.is_float:
         raise NotLowered(f"the gradient of a convolution of {weight.dtype.name}")
     wide = compute_dtype(weight.dtype)
+    windows = replace(geometry, transposed=False).tiled(kernel)
+    if groups > 1 and channels is ONE and wide is dtypes.float32 and windows is not None:
+        return _depthwise_weight_gradient(builder, slow, fast, weight, windows, rows)
     if groups > 1 and channels is ONE:
         channel, _, *taps = positions(weight.sizes)
         image, *at = positions(inner, "r")
@@ -313,3 +380,26 @@ def _weight_gradient(
         index=(group * rows + row, channel, *taps),
     )
     return builder.contract(weight.dtype, weight.sizes, node, name="weight")
+
+
+def _depthwise_weight_gradient(
+    builder: Builder, slow: Value, fast: Value, weight: Value, windows: Windows, rows: Expr
+) -> Value:
+    """`_weight_gradient` of one channel per group on each side of it, or several that are rows."""
+    (channel,) = iteration_symbols("c", weight.sizes[:1])
+    (image,) = iteration_symbols("r", slow.sizes[:1])
+    taps = iteration_symbols("k", windows.kernel)
+    at, read = iteration_symbols("m", slow.sizes[2:]), iteration_symbols("n", fast.sizes[2:])
+    wide = compute_dtype(weight.dtype)
+    node = DepthwiseWeightGradient(
+        output="",
+        channels=weight.sizes[0],
+        images=slow.sizes[0],
+        positions=tuple(slow.sizes[2:]),
+        image_sizes=tuple(fast.sizes[2:]),
+        windows=windows,
+        index=(channel, ZERO, *taps),
+        moved=cast(slow.at([image, channel, *at]), wide),
+        image=cast(fast.at([image, channel // rows, *read]), wide),
+    )
+    return builder.depthwise(weight.dtype, weight.sizes, node, name="weight")

@@ -174,6 +174,13 @@ _SEVERAL_WAVES, _LARGE_WAVES = 4, 5.3
 # of its own costs, in dispatches: it waits for the product, and what follows waits for it.
 _MASKED, _SUM = 1.08, 2
 
+# Gradients of depthwise weights: workgroups that fill an H200, for which the sum of parts is not
+# worth a kernel more (96 take 29 µs as they are and in two parts, 192 of them 17 and 25), and those
+# to have in parts. Channels of a workgroup where those are neighbours in memory, and its tile, in
+# positions of all of its channels: a part has several tiles.
+_TAP_WORKGROUPS, _TAP_PARTS_WORKGROUPS, _MOST_TAP_PARTS = 92, 192, 16
+_TAP_CHANNELS, _TAP_TILE, _TAP_TILES = 8, 3584, 3
+
 # Attention: with more queries its tiles are used well. Workgroups to fill an H200 with, the keys
 # that one of them takes at a time, and parts of a number of keys that a call decides. A workgroup
 # with few queries waits for memory most of the time, so that many of them share a multiprocessor:
@@ -261,6 +268,22 @@ def _turns_share(waves: float) -> float:
     if waves < _SEVERAL_WAVES:
         return min(_SEVERAL, waves / math.ceil(waves))
     return _LARGE_TILES if waves >= _LARGE_WAVES else _SEVERAL
+
+
+def tap_parts(channels: int, positions: int, neighbours: bool, target: Target) -> int:
+    """Parts that the sums of a depthwise convolution's taps are computed in; 1 or less: whole.
+
+    Args:
+        channels: of the weight.
+        positions: of all images, that each tap adds up for a channel.
+        neighbours: whether channels are neighbours in memory, and workgroups have several.
+    """
+    together = min(_TAP_CHANNELS, channels) if neighbours else 1
+    workgroups = max(1, -(-channels // max(1, together)))
+    if workgroups >= target.machine.scaled(_TAP_WORKGROUPS):
+        return 1
+    wanted = -(-target.machine.scaled(_TAP_PARTS_WORKGROUPS) // workgroups)
+    return min(wanted, positions * together // (_TAP_TILES * _TAP_TILE), _MOST_TAP_PARTS)
 
 
 def waits_for_key_end(nbytes: int, target: Target) -> bool:

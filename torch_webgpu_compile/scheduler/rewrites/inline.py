@@ -10,6 +10,7 @@ from ... import dtypes
 from ...ir.access import load_index, typical_numel
 from ...ir.attention_nodes import Attention, AttentionGradient
 from ...ir.buffers import BufferOrigin
+from ...ir.depthwise_nodes import DepthwiseConvolution
 from ...ir.graph import LoopGraph
 from ...ir.nodes import (
     Contraction,
@@ -32,6 +33,7 @@ from .. import cost
 from ..looped import is_looped
 from ..mapping import point_of
 
+_SUMS = (Contraction, Attention, DepthwiseConvolution, Reduction)
 _MAX_BODY = 400  # nodes: drivers compile longer code in more than linear time
 
 
@@ -97,7 +99,7 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
     if any(user.TILED for user in users):
         # Tiles are loaded many times; and a producer's epilogue would compute this for free.
         reads_anchor = any(
-            isinstance(producer, (Contraction, Attention, AttentionGradient, Reduction))
+            isinstance(producer, (*_SUMS, AttentionGradient))
             for producer in graph.nodes
             if outputs_of(producer)[0] in {load.buffer for load in loads}
         )
@@ -183,11 +185,7 @@ def _is_loaded_once(node: Pointwise, user: Node) -> bool:
 
 def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
     """Whether a kernel of sums can compute a node from its results, at the same points."""
-    sums = {
-        outputs_of(producer)[0]
-        for producer in graph.nodes
-        if isinstance(producer, (Contraction, Attention, Reduction))
-    }
+    sums = {outputs_of(producer)[0] for producer in graph.nodes if isinstance(producer, _SUMS)}
     here = point_of(numbered("i", node.ranges))
     found = [load for load in loads_of(node.body) if load.buffer in sums]
     return bool(found) and all(load_index(load) == here for load in found)

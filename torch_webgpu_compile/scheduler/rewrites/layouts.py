@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from ...ir.access import address_of, load_index, step_of, typical_numel
 from ...ir.buffers import Buffer, BufferOrigin
+from ...ir.depthwise_nodes import DepthwiseConvolution
 from ...ir.graph import LoopGraph
 from ...ir.nodes import (
     Contraction,
@@ -28,7 +29,7 @@ from ...ir.nodes import (
     taken_whole,
 )
 from ...ir.scalar import Scalar, loads_of, scalar_symbols, substitute_symbols
-from ...ir.spaces import Node, numbered
+from ...ir.spaces import Node, numbered, symbol_keys
 from ...symbolic.sizes import (
     ONE,
     ZERO,
@@ -132,7 +133,7 @@ def _free_buffers(graph: LoopGraph) -> set[str]:
     fixed = set(graph.returned)
     for node in graph.nodes:
         fixed.update(taken_whole(node))
-        if isinstance(node, Pointwise | Reduction | Contraction):
+        if isinstance(node, Pointwise | Reduction | Contraction | DepthwiseConvolution):
             free.add(node.output)
     return {
         name
@@ -169,10 +170,16 @@ def _connected(
 
 def _links(node: Node, free: set[str]) -> Iterator[tuple[str, str]]:
     """Pairs of buffers that a node goes through with the same channel."""
-    if not isinstance(node, (Pointwise, Reduction)) or node.output not in free:
+    match node:
+        case Pointwise(body=body) | Reduction(body=body):
+            symbols = numbered("i", node.ranges)
+        case DepthwiseConvolution(image=body):
+            symbols = symbol_keys(node.symbols)
+        case _:
+            return
+    if node.output not in free:
         return
-    symbols = numbered("i", node.ranges)
-    for load in loads_of(node.body):
+    for load in loads_of(body):
         index = load_index(load)
         if load.buffer in free and index is not None and len(index) == len(symbols):
             others = (index[0], *index[2:])

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
 
-from ...ir.access import flat_values, neighbours_in_rows
+from ...ir.access import flat_values, neighbours_in_rows, typical_numel
 from ...ir.buffers import Buffer, intermediate
+from ...ir.depthwise_access import gradient_has_neighbours
+from ...ir.depthwise_nodes import DepthwiseWeightGradient
 from ...ir.graph import LoopGraph
 from ...ir.nodes import Contraction, Pointwise, Reduction, inputs_of
 from ...ir.scalar import (
@@ -50,6 +52,8 @@ SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
 _LOOP_SHARE, _ROW_STEP, _COLUMN_STEP = 8, 1024, 4
 # Elements of an inner dimension per iteration, those of the loop inside of a tile included.
 _INNER_STEP = 2
+# Positions that an iteration of a depthwise weight's gradient goes through, at least.
+_TAP_STEP = 8
 _VECTOR = 4  # parts are whole vectors of four
 _PART_STEP = 16  # elements of the inner dimension that most tiles take at a time
 _MOST_ADDED = 8  # parts whose sum is one expression, which joins what reads it
@@ -132,6 +136,40 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
     second = replace(node, reduce_ranges=(as_expr(parts),), body=again, origins=own)
     assert result.dtype is node.body.dtype or node.kind in SPLITTABLE
     return [first, second]
+
+
+def split_weight_gradients(graph: LoopGraph, target: Target) -> LoopGraph:
+    """The graph in which gradients of depthwise weights that would not fill the GPU are in parts.
+
+    Those that take more iterations than the driver allows a loop are, too. A pointwise node adds
+    their results.
+    """
+
+    def parts_of(node: Node, buffers: dict[str, Buffer]) -> Sequence[Node] | None:
+        if not isinstance(node, DepthwiseWeightGradient) or not node.channels.is_constant:
+            return None
+        positions = typical_numel(product((node.images, *node.positions)))
+        useful = 1  # few cores are full soon
+        if not target.software:
+            neighbours = gradient_has_neighbours(node, buffers)
+            useful = cost.tap_parts(int(node.channels), positions, neighbours, target)
+        most = target.max_loop_iterations * _TAP_STEP
+        needed = -(-positions // most) if most else 1
+        parts = max(useful, needed)
+        return None if parts <= 1 else _in_tap_parts(node, parts, buffers)
+
+    return graph.expanded(parts_of)
+
+
+def _in_tap_parts(
+    node: DepthwiseWeightGradient, parts: int, buffers: dict[str, Buffer]
+) -> list[Node]:
+    name = f"{node.output}_parts"
+    result = buffers[node.output]
+    buffers[name] = intermediate(name, node.image.dtype, (as_expr(parts), *result.sizes))
+    index = (*iteration_symbols("p", (parts,)), *node.index)
+    first = replace(node, output=name, parts=parts, index=index)
+    return [first, *_sum_of_parts(name, parts, node, buffers)]
 
 
 def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -274,22 +312,30 @@ def _as_parts(
         rhs=operands[1],
         index=(b, *(substitute(i, moved) for i in node.index)),
     )
+    return [first, *_sum_of_parts(name, parts, node, buffers)]
+
+
+def _sum_of_parts(
+    name: str, parts: int, node: Contraction | DepthwiseWeightGradient, buffers: dict[str, Buffer]
+) -> list[Node]:
+    """Nodes that add up the parts of a node's result in buffer ``name``: (parts, *its sizes)."""
+    dtype, result = buffers[name].dtype, buffers[node.output]
     at = [index(i) for i in point_of(numbered("i", result.sizes))]
     if parts <= _MOST_ADDED:
         loads: list[Scalar] = [
             Load(name, (index(as_expr(part)), *at), dtype) for part in range(parts)
         ]
         total = cast(reduce(partial(apply, "add"), loads), result.dtype)
-        return [first, Pointwise(node.output, result.sizes, total, node.origins)]
+        return [Pointwise(node.output, result.sizes, total, node.origins)]
     wide = node.output if result.dtype is dtype else f"{node.output}_sum"
     (r,) = iteration_symbols("r", (as_expr(parts),))
     load = Load(name, (index(r), *at), dtype)
     added = Reduction(wide, result.sizes, (as_expr(parts),), "sum", load, node.origins)
     if wide == node.output:
-        return [first, added]
+        return [added]
     buffers[wide] = intermediate(wide, dtype, result.sizes)
     narrow = cast(Load(wide, tuple(at), dtype), result.dtype)
-    return [first, added, Pointwise(node.output, result.sizes, narrow, node.origins)]
+    return [added, Pointwise(node.output, result.sizes, narrow, node.origins)]
 
 
 def split_long_contractions(graph: LoopGraph, target: Target) -> LoopGraph:

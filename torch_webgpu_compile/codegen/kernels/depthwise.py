@@ -1,0 +1,410 @@
+"""Depthwise convolutions and their weights' gradients, from tiles of the image."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from ...ir.access import (
+    VECTOR,
+    Lanes,
+    flat_values,
+    is_multiple_of,
+    typical_numel,
+)
+from ...ir.anchors import anchor_members, store_is_vector
+from ...ir.buffers import Buffer
+from ...ir.depthwise_access import (
+    channels_are_neighbours,
+    gradient_has_neighbours,
+    stores_neighbours,
+)
+from ...ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient, Windows
+from ...ir.graph import AnchorGroup, Member
+from ...ir.scalar import Scalar
+from ...ir.spaces import numbered
+from ...plan.model import KernelCall
+from ...symbolic.sizes import (
+    ONE,
+    Expr,
+    Symbol,
+    as_expr,
+    ceildiv,
+    iteration,
+    product,
+)
+from ...target import Target
+from ..tilings.depthwise import (
+    DepthwiseTiling,
+    Problem,
+    axes_of,
+    choose_depthwise_tiling,
+    image_tile,
+    tap_sums,
+    taps_pitch,
+    workgroup_nbytes,
+)
+from ..values import Scope
+from .builder import KernelBuilder, fold_grid
+from .epilogue import Store, render_epilogue
+from .pointwise import group_origins
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How four neighbours of a line are loaded at once, or one element; see `Store`."""
+
+    lanes: int
+    lines: list[str]
+    result: str
+    guard: str
+
+
+def generate_depthwise(
+    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+) -> KernelCall:
+    """The kernel of a depthwise convolution and its epilogue."""
+    node = group.anchor
+    assert isinstance(node, DepthwiseConvolution)
+    builder = KernelBuilder(target, buffers)
+    members = anchor_members([group], buffers)
+    height, width = _plane(node.positions)
+    load_neighbours = channels_are_neighbours(node.image, node, buffers)
+    store_neighbours = stores_neighbours(members, node, buffers)
+    images, channels = node.batch
+    problem = Problem(
+        node.windows,
+        typical_numel(images),
+        typical_numel(channels),
+        typical_numel(height),
+        typical_numel(width),
+        load_neighbours or store_neighbours,
+    )
+    tiling = choose_depthwise_tiling(problem, target)
+    across, along = axes_of(node.windows)
+    tile = image_tile(tiling, node.windows)
+    planes = product(node.batch)
+    plane = iteration("plane", planes)
+    batch = flat_values("b", node.batch, plane)
+    places = {**batch, **flat_values("d", (as_expr(node.depth),), iteration("depth", node.depth))}
+    taps = tuple(map(as_expr, node.windows.kernel))
+    tap = {**places, **flat_values("k", taps, iteration("tap", product(taps)))}
+    scope = Scope()
+    weight = builder.renderer([tap], scope, branches=True).render(node.weight)
+    within = "" if is_multiple_of(planes, tiling.planes) else f"plane < {builder.index(planes)}"
+    tiles_x = ceildiv(width, VECTOR * tiling.vectors * tiling.columns)
+    tiles_y = ceildiv(height, tiling.rows * tiling.lines)
+    plane_groups = ceildiv(planes, tiling.planes)
+    total = tiles_x * tiles_y * plane_groups
+    own_y, own_x = across.advance(tiling.rows), along.advance(VECTOR * tiling.vectors) // VECTOR
+    sums = [f"a{j}_{v}" for j in range(tiling.rows) for v in range(tiling.vectors)]
+    loops = tiling.planes * (tile.lines * tile.quads + node.windows.taps) // tiling.workgroup + 4
+    return builder.finish(
+        "depthwise",
+        "depthwise.wgsl.jinja",
+        {
+            "tiling": tiling,
+            "tile": tile,
+            "image": _load(builder, node.image, "n", node.image_sizes, places, within),
+            "weight": Load(1, scope.lines, weight.code, within or "true"),
+            "store": _store(builder, members, node, within),
+            "depth": node.depth,
+            "taps_count": node.windows.taps,
+            "taps_pitch": taps_pitch(node.windows),
+            "total": builder.index(total),
+            "plane_groups": builder.index(plane_groups),
+            "tiles_x": builder.index(tiles_x),
+            "tiles_y": builder.index(tiles_y),
+            "step_y": own_y * tiling.lines,
+            "step_x": own_x * tiling.columns,
+            "own_y": own_y,
+            "own_x": own_x,
+            "planes_fastest": load_neighbours,
+            "load_neighbours": load_neighbours,
+            "store_neighbours": store_neighbours,
+            "sums": sums,
+            "multiply": list(_add_results(tiling, node.windows)),
+        },
+        workgroup_size=tiling.workgroup,
+        grid=fold_grid(total, target),
+        origins=[*node.origins, *group_origins(group.epilogue)],
+        flops=product(node.batch) * product(node.positions) * (2 * node.depth * node.windows.taps),
+        workgroup_nbytes=workgroup_nbytes(tiling, node.windows, sums=False),
+        iterations=as_expr(node.depth * (loops + 1)),
+    )
+
+
+def generate_depthwise_weight_gradient(
+    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+) -> KernelCall:
+    """The kernel of the gradient of a depthwise convolution's weight, and its epilogue."""
+    node = group.anchor
+    assert isinstance(node, DepthwiseWeightGradient)
+    builder = KernelBuilder(target, buffers)
+    windows = node.windows
+    height, width = _plane(node.positions)
+    load_neighbours = channels_are_neighbours(node.image, node, buffers)
+    moved_neighbours = channels_are_neighbours(node.moved, node, buffers)
+    problem = Problem(
+        windows,
+        typical_numel(node.images),
+        typical_numel(node.channels),
+        typical_numel(height),
+        typical_numel(width),
+        gradient_has_neighbours(node, buffers),
+        sums=True,
+        parts=node.parts,
+        factor=gcd(height.constant, *(coefficient for _, coefficient in height.terms)),
+    )
+    tiling = choose_depthwise_tiling(problem, target)
+    across, along = axes_of(windows)
+    tile = image_tile(tiling, windows)
+    channel, picture = iteration("channel", node.channels), iteration("picture", node.images)
+    places = {
+        **flat_values("c", (node.channels,), channel),
+        **flat_values("r", (node.images,), picture),
+    }
+    guards = []
+    if not is_multiple_of(node.channels, tiling.channels):
+        guards.append(f"channel < {builder.index(node.channels)}")
+    of_channel = " && ".join(guards)
+    if not is_multiple_of(node.images, tiling.images):
+        guards.append(f"picture < {builder.index(node.images)}")
+    within = " && ".join(guards)
+    tiles_x = ceildiv(width, VECTOR * tiling.vectors * tiling.columns)
+    tiles_y = ceildiv(height, tiling.rows * tiling.lines)
+    chunks = tiles_x * tiles_y * ceildiv(node.images, tiling.images)
+    each = ceildiv(chunks, node.parts)
+    total = ceildiv(node.channels, tiling.channels) * node.parts
+    own_y, own_x = across.advance(tiling.rows), along.advance(VECTOR * tiling.vectors) // VECTOR
+    adding = tap_sums(tiling, windows)
+    names = [f"s{tap}" for tap in range(windows.taps)]
+    names += ["0.0f"] * (-len(names) % VECTOR)
+    quads = [", ".join(names[k : k + VECTOR]) for k in range(0, len(names), VECTOR)]
+    rounds = [quads[k : k + adding.quads] for k in range(0, len(quads), adding.quads)]
+    loops = tiling.planes * tile.lines * tile.quads // tiling.workgroup + 2
+    run = VECTOR * tiling.vectors
+    ending = set() if is_multiple_of(width, run) else set(range(1, run))
+    if width.is_constant and ending:  # all of them in the last run of a line, or none
+        ending = {width.constant % run}
+    return builder.finish(
+        "depthwise_weight_gradient",
+        "depthwise_weight_gradient.wgsl.jinja",
+        {
+            "tiling": tiling,
+            "tile": tile,
+            "image": _load(builder, node.image, "n", node.image_sizes, places, within),
+            "moved": _load(builder, node.moved, "m", node.positions, places, within),
+            "store": _store_taps(builder, group, node, of_channel),
+            "taps": windows.taps,
+            "total": builder.index(total),
+            "chunks": builder.index(chunks),
+            "each": builder.index(each),
+            "parts": node.parts,
+            "tiles_x": builder.index(tiles_x),
+            "tiles_y": builder.index(tiles_y),
+            "step_y": own_y * tiling.lines,
+            "step_x": own_x * tiling.columns,
+            "own_y": own_y,
+            "own_x": own_x,
+            "load_neighbours": load_neighbours,
+            "moved_neighbours": moved_neighbours,
+            "loads": [
+                (f"m{j}_{v}", j, v) for j in range(tiling.rows) for v in range(tiling.vectors)
+            ],
+            "valid": f"y < {builder.index(height)} && {VECTOR} * x < {builder.index(width)}",
+            "inside": {k: f"{VECTOR} * x + {k} < {builder.index(width)}" for k in sorted(ending)},
+            "multiply": list(_add_to_taps(tiling, windows, ending)),
+            "rounds": rounds,
+            "sums": adding,
+            "tile_size": max(tiling.planes * tile.plane, tiling.workgroup),
+        },
+        workgroup_size=tiling.workgroup,
+        grid=fold_grid(total, target),
+        origins=[*node.origins, *group_origins(group.epilogue)],
+        flops=node.channels * node.images * product(node.positions) * (2 * windows.taps),
+        workgroup_nbytes=workgroup_nbytes(tiling, windows, sums=True),
+        iterations=each * (loops + 1)
+        + len(rounds) * (adding.quads * adding.segment + adding.segments + 3),
+    )
+
+
+def _plane(sizes: Sequence[Expr]) -> tuple[Expr, Expr]:
+    """Lines, and elements of a line."""
+    return (ONE, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+# -- loads and stores ------------------------------------------------------------------------------
+
+
+def _load(
+    builder: KernelBuilder,
+    body: Scalar,
+    prefix: str,
+    sizes: Sequence[Expr],
+    places: Mapping[Symbol, Expr],
+    within: str,
+) -> Load:
+    """Of elements of a plane, by line ``y`` and by element, or four of them, ``x``.
+
+    ``within``: the condition under which the plane exists, "" if that is always.
+    """
+    height, width = _plane(sizes)
+    symbols = numbered(prefix, sizes)
+    y = iteration("y", height)
+    lanes: Lanes = []
+    if is_multiple_of(width, VECTOR):
+        limit = width // VECTOR
+        columns = [iteration("x", limit) * VECTOR + k for k in range(VECTOR)]
+    else:
+        limit = width
+        columns = [iteration("x", width)]
+    for column in columns:
+        at = (y, column) if len(symbols) == 2 else (column,)
+        lanes.append({**places, **dict(zip(symbols, at, strict=True))})
+    scope = Scope()
+    value = builder.renderer(lanes, scope, branches=True).render(body)
+    guards = [within] if within else []
+    guards += ["y >= 0", f"y < {builder.index(height)}", "x >= 0", f"x < {builder.index(limit)}"]
+    return Load(len(lanes), scope.lines, value.widen(len(lanes)), " && ".join(guards))
+
+
+def _store(
+    builder: KernelBuilder, members: Sequence[Member], node: DepthwiseConvolution, within: str
+) -> Store:
+    """Of four neighbouring results of a line where memory allows, else of one."""
+    height, width = _plane(node.positions)
+    symbols = numbered("m", node.positions)
+    batch = flat_values("b", node.batch, iteration("plane", product(node.batch)))
+    y = iteration("y", height)
+
+    def point(x: Expr) -> dict[Symbol, Expr]:
+        at = (y, x) if len(symbols) == 2 else (x,)
+        return {**batch, **dict(zip(symbols, at, strict=True))}
+
+    lanes: Lanes = []
+    limit = width
+    if is_multiple_of(width, VECTOR):
+        limit = width // VECTOR
+        lanes = [point(iteration("x", limit) * VECTOR + k) for k in range(VECTOR)]
+    if not lanes or not all(store_is_vector(builder.buffers, m, lanes) for m in members if m.store):
+        limit = width
+        lanes = [point(iteration("x", width))]
+    lines = render_epilogue(builder, members, {node.output: "value"}, lanes)
+    guards = [within] if within else []
+    guards += [f"y < {builder.index(height)}", f"x < {builder.index(limit)}"]
+    return Store(len(lanes), lines, " && ".join(guards))
+
+
+def _store_taps(
+    builder: KernelBuilder, group: AnchorGroup, node: DepthwiseWeightGradient, within: str
+) -> Store:
+    """Of the sum of one tap of a channel."""
+    taps = tuple(map(as_expr, node.windows.kernel))
+    point = {
+        **flat_values("p", (as_expr(node.parts),), iteration("part", node.parts)),
+        **flat_values("c", (node.channels,), iteration("channel", node.channels)),
+        **flat_values("k", taps, iteration("tap", product(taps))),
+    }
+    members = anchor_members([group], builder.buffers)
+    lines = render_epilogue(builder, members, {node.output: "value"}, [point])
+    guards = [within] if within else []
+    if node.windows.taps % VECTOR:
+        guards.append(f"tap < {node.windows.taps}")
+    return Store(1, lines, " && ".join(guards) or "true")
+
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+
+def _read_lines(
+    tiling: DepthwiseTiling, windows: Windows
+) -> Iterator[tuple[list[str], list[tuple[int, int]]]]:
+    """(statements that load a line of an invocation's image, the (row, tap) that read it)."""
+    across, along = axes_of(windows)
+    tile = image_tile(tiling, windows)
+    readers: dict[int, list[tuple[int, int]]] = {}
+    for row in range(tiling.rows):
+        for tap in range(across.taps):
+            at = across.read_at(row, tap)
+            if at is not None:
+                readers.setdefault(at - tile.first_line, []).append((row, tap))
+    reach = along.reach(VECTOR * tiling.vectors)
+    quads = [at // VECTOR - tile.first_quad for at in reach]
+    for line, found in sorted(readers.items()):
+        loads = [
+            f"let v{q} = tile[at + {line * tile.quads + q}];" for q in range(quads[0], quads[1] + 1)
+        ]
+        yield loads, found
+
+
+def _element(place: int) -> str:
+    return f"v{place // VECTOR}.{'xyzw'[place % VECTOR]}"
+
+
+def _places(tiling: DepthwiseTiling, windows: Windows, vector: int, tap: int) -> list[int | None]:
+    """Which elements of a line a tap reads for four results, counted from the first four."""
+    _, along = axes_of(windows)
+    start = image_tile(tiling, windows).first_quad * VECTOR
+    found = [along.read_at(VECTOR * vector + k, tap) for k in range(VECTOR)]
+    return [None if at is None else at - start for at in found]
+
+
+def _add_results(tiling: DepthwiseTiling, windows: Windows) -> Iterator[str]:
+    """Statements that add the products of a line, with all taps that meet it, to results."""
+    across, along = axes_of(windows)
+    for tap in range(across.taps * along.taps):
+        yield f"let w{tap} = taps[first + {tap}];"
+    for loads, readers in _read_lines(tiling, windows):
+        yield "{"
+        yield from loads
+        for (row, down), tap in ((r, t) for r in readers for t in range(along.taps)):
+            weight = f"w{down * along.taps + tap}"
+            for vector in range(tiling.vectors):
+                sums = f"a{row}_{vector}"
+                places = _places(tiling, windows, vector, tap)
+                whole = [_element(at) for at in places if at is not None]
+                if len(whole) == VECTOR:
+                    image = f"vec4<f32>({', '.join(whole)})"
+                    yield f"{sums} = fma({image}, vec4<f32>({weight}), {sums});"
+                    continue
+                for lane, at in zip("xyzw", places, strict=True):
+                    if at is not None:
+                        yield f"{sums}.{lane} = fma({_element(at)}, {weight}, {sums}.{lane});"
+        yield "}"
+
+
+def _add_to_taps(
+    tiling: DepthwiseTiling, windows: Windows, ending: Collection[int]
+) -> Iterator[str]:
+    """Statements that add the products of a line, with all elements that meet it, to taps.
+
+    Args:
+        ending: numbers of the elements of an invocation's line at which the line may end: from
+            number k on, elements are there where ``inside{k}`` holds. What is read for others is
+            left out: it may be infinite, although the moved operand is 0 there.
+    """
+    _, along = axes_of(windows)
+    for loads, readers in _read_lines(tiling, windows):
+        yield "{"
+        yield from loads
+        masked: dict[tuple[int, int], str] = {}
+        products: list[str] = []
+        for (row, down), tap in ((r, t) for r in readers for t in range(along.taps)):
+            sums = f"s{down * along.taps + tap}"
+            for vector in range(tiling.vectors):
+                total = sums
+                places = _places(tiling, windows, vector, tap)
+                for lane, at in enumerate(places):
+                    assert at is not None  # windows are not transposed
+                    image = _element(at)
+                    end = max((k for k in ending if k <= VECTOR * vector + lane), default=None)
+                    if end is not None:
+                        image = masked.setdefault((at, end), f"u{at}_{end}")
+                    total = f"fma({image}, m{row}_{vector}.{'xyzw'[lane]}, {total})"
+                products.append(f"{sums} = {total};")
+        for (at, end), name in masked.items():
+            yield f"let {name} = select(0.0f, {_element(at)}, inside{end});"
+        yield from products
+        yield "}"
