@@ -80,6 +80,7 @@ def _register() -> None:
     from .patches import (
         accelerate,
         accelerator,
+        compiled_optimizers,
         data_parallel,
         default_backend,
         device_mesh,
@@ -115,6 +116,7 @@ def _register() -> None:
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
         *(lightning, random_states, generator_class, precompiling, device_mesh),
+        *(compiled_optimizers,),
     ):
         patch.install()
 
