@@ -26,7 +26,7 @@ def install() -> None:
 
 
 def _patch(module: Any) -> None:
-    kind = getattr(module, "OptimizerVariable", None)
+    kind: Any = getattr(module, "OptimizerVariable", None)
     original: Callable[..., None] | None = getattr(kind, "_set_capturable", None)
     if original is None:
         return
