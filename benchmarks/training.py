@@ -1,9 +1,10 @@
 """Seconds and memory of a training step, as a user of `torch.compile` trains; and of some forwards.
 
 ``python -m benchmarks.training [--small] [--output FILE] [case …]``. A step is forward, backward,
-AdamW and `zero_grad`, in f32 without TF32. With CUDA, its eager mode and Inductor do the same, in
-the same process. Losses of the first steps are compared with eager CUDA's (without CUDA: the
-CPU's). The first step finds nothing in any cache. Goals are those of an H200.
+AdamW and `zero_grad`, in f32 without TF32. With CUDA, its eager mode and Inductor do the same.
+Each case has a process of its own, in which nothing is left of another one. Losses of the first
+steps are compared with eager CUDA's (without CUDA: the CPU's). The first step finds nothing in any
+cache. Goals are those of an H200.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -293,25 +296,31 @@ def main() -> None:
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "__GL_SHADER_DISK_CACHE": "0",
     }
-    chosen = {name: CASES[name] for name in arguments.cases or CASES}
-    theirs: dict[str, dict[str, Any]] = {name: {} for name in chosen}
-    if torch.cuda.is_available():  # first: see `device.autoload.load`
-        for name, case in chosen.items():
-            for system, backend in (("eager", None), ("inductor", "inductor")):
-                theirs[name][system] = measure(case, "cuda", backend, small)
-                torch.cuda.empty_cache()
-    register()
     results: dict[str, Any] = {}
-    for name, case in chosen.items():
-        systems = {OURS: measure(case, "webgpu", "webgpu", small), **theirs[name]}
-        reference = systems.get("eager") or _on_cpu(case, small)
-        systems[OURS] = figures(systems, reference.get("losses"))
-        judged = verdicts(case, systems, not small)
+    for name in arguments.cases or CASES:
+        with ProcessPoolExecutor(1, get_context("spawn")) as new_process:
+            systems = new_process.submit(compare, name, small).result()
+        judged = verdicts(CASES[name], systems, not small)
         results[name] = systems | {"goals": [asdict(verdict) for verdict in judged]}
         print(line(name, systems), flush=True)
         print_verdicts(judged)
         if arguments.output is not None:
             write_figures(arguments.output, {"cases": results})
+
+
+def compare(name: str, small: bool) -> dict[str, dict[str, Any]]:
+    """What was measured of a case by system, in a process that has used none of them before."""
+    case = CASES[name]
+    theirs: dict[str, dict[str, Any]] = {}
+    if torch.cuda.is_available():  # first: see `device.autoload.load`
+        for system, backend in (("eager", None), ("inductor", "inductor")):
+            theirs[system] = measure(case, "cuda", backend, small)
+            torch.cuda.empty_cache()
+    register()
+    systems = {OURS: measure(case, "webgpu", "webgpu", small), **theirs}
+    reference = systems.get("eager") or _on_cpu(case, small)
+    systems[OURS] = figures(systems, reference.get("losses"))
+    return systems
 
 
 def _on_cpu(case: Case, small: bool) -> dict[str, Any]:
