@@ -270,3 +270,21 @@ def test_a_number_that_decides_what_is_computed():
             torch.optim.Adagrad([param], weight_decay=weight_decay, fused=True).step()
             results.append(param.detach().cpu())
         torch.testing.assert_close(results[1], results[0])
+
+
+def test_in_place_in_a_compiled_function():
+    def f(device):
+        torch._dynamo.reset()
+        xs, ys, zs = (tensors(device, seed=k) for k in range(3))
+
+        def step(xs, ys, zs):
+            torch._foreach_sub_(xs, ys)
+            torch._foreach_zero_(ys)
+            torch._foreach_copy_(zs, xs)
+
+        call = step if device == "cpu" else torch.compile(step, backend="webgpu", fullgraph=True)
+        with torch.no_grad():
+            call(xs, ys, zs)
+        return xs, ys, zs
+
+    compare(f)

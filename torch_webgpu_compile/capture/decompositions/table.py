@@ -88,7 +88,16 @@ def _of_lists() -> dict[OpOverload, Decomposition]:
         op: OpOverload = getattr(getattr(aten, packet), overload or "default")
         if not op._schema.is_mutable and is_composite(op):
             found[op] = partial(op._op_dk, _COMPOSITE)
-    return found
+    return found | _LISTS_FROM_IN_PLACE
+
+
+# PyTorch made the functional forms of these from the in-place ones, which they call.
+_LISTS_FROM_IN_PLACE: dict[OpOverload, Decomposition] = {
+    aten._foreach_zero.default: lambda tensors: [aten.zeros_like.default(x) for x in tensors],
+    aten._foreach_copy.default: lambda tensors, sources, non_blocking=False: [
+        aten.copy.default(x, source) for x, source in zip(tensors, sources, strict=True)
+    ],
+}
 
 
 def is_composite(op: OpOverload) -> bool:
