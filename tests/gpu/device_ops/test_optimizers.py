@@ -355,3 +355,38 @@ def test_a_compiled_step_is_few_dispatches_at_any_learning_rate(name):
         return [p.detach() for p in params]
 
     compare(train, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at the loss's
+@pytest.mark.parametrize("compiled_autograd", [False, True])
+def test_a_whole_step_in_one_compiled_function(compiled_autograd):
+    def train(device):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4)).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
+        generator = torch.Generator().manual_seed(1)
+
+        def step(x, labels):
+            loss = nn.functional.cross_entropy(model(x), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        call = step if device == "cpu" else torch.compile(step, backend="webgpu")
+        losses = []
+        for k in range(6):
+            x = torch.randn(16, 8, generator=generator).to(device)
+            labels = torch.randint(4, (16,), generator=generator).to(device)
+            if k == 3:
+                counters.reset()
+            losses.append(call(x, labels))
+            schedule.step()
+        if device == DEVICE:
+            assert counters.plans_compiled == 0
+        return losses
+
+    with torch._dynamo.config.patch(compiled_autograd=compiled_autograd):
+        compare(train)
