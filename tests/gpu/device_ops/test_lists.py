@@ -69,6 +69,8 @@ def test_what_is_done_in_between_counts():
         torch._foreach_mul_(xs, ys)
         old = xs[1].detach()
         xs[1].data = torch.full((4, 4), 7.0, device=device)
+        torch._foreach_mul_(xs[1:], 3.0)
+        ys[1].data = torch.full((4, 4), 5.0, device=device)
         torch._foreach_add_(xs, 1.0)
         ys[1].copy_(xs[1])
         torch._foreach_add_(xs, ys)

@@ -201,6 +201,7 @@ class _Sequence:
         self._made: list[tuple[_Node, list[Tensor]]] = []
         self._count = 0  # of made tensors
         self._places: dict[int, int] = {}  # of tensors, by identity; ~place of made ones
+        self._addresses: dict[int, int] = {}  # of the same
         self._lists: dict[tuple[int, ...], tuple[int, list[int]]] = {}
 
     def __len__(self) -> int:
@@ -240,7 +241,9 @@ class _Sequence:
             return None
         made = node.spare.pop() if node.spare else self._make(node.results)
         identities, count = tuple(map(id, made)), self._count
-        self._lists[identities] = len(self._lists), list(map(data_ptr, made))
+        addresses = list(map(data_ptr, made))
+        self._lists[identities] = len(self._lists), addresses
+        self._addresses.update(zip(identities, addresses, strict=True))
         self._count += len(made)
         self._places.update(zip(identities, map(invert, range(count, self._count)), strict=True))
         self._made.append((node, made))
@@ -279,12 +282,14 @@ class _Sequence:
         if known is not None:
             if known[1] != addresses:  # ``tensor.data = other``
                 raise _DifferentError
-            key.append(known[0])
+            key.append(~known[0])  # a list of numbers has its length there
             return
         self._lists[identities] = len(self._lists), addresses
         if not self._places.keys().isdisjoint(identities):
             places = tuple(map(self._places.get, identities))
             key.append(places)
+            if list(map(self._addresses.get, identities, addresses)) != addresses:
+                raise _DifferentError
             tensors = [t for t, place in zip(tensors, places, strict=True) if place is None]
             identities, addresses = tuple(map(id, tensors)), list(map(data_ptr, tensors))
         dtypes = tuple(map(_dtype, tensors))
@@ -298,10 +303,11 @@ class _Sequence:
         if len(self._starts) < count:
             raise _DifferentError
         shapes, strides = tuple(map(_shape, tensors)), tuple(map(_stride, tensors))
-        self._layouts.add(addresses, shapes, strides)
+        self._layouts.add(dtypes, addresses, shapes, strides)
         key += dtypes, shapes, strides, tuple([a % BINDING_ALIGNMENT for a in addresses])
         first = len(self._tensors) + len(new)
         self._places.update(zip(identities, range(first, first + len(tensors)), strict=True))
+        self._addresses.update(zip(identities, addresses, strict=True))
         new += tensors
 
     def _grown(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Node:
@@ -435,6 +441,7 @@ class _Layouts:
     """
 
     def __init__(self) -> None:
+        self._dtypes: list[torch.dtype] = []
         self._addresses: list[int] = []
         self._shapes: list[torch.Size] = []
         self._strides: list[tuple[int, ...]] = []
@@ -442,11 +449,13 @@ class _Layouts:
 
     def add(
         self,
+        dtypes: Sequence[torch.dtype],
         addresses: Sequence[int],
         shapes: Sequence[torch.Size],
         strides: Sequence[tuple[int, ...]],
     ) -> None:
         """Remembers tensors."""
+        self._dtypes += dtypes
         self._addresses += addresses
         self._shapes += shapes
         self._strides += strides
@@ -466,8 +475,7 @@ class _Layouts:
         for k, tensor in enumerate(tensors):
             layout = self._addresses[k], self._shapes[k], self._strides[k]
             if layout != (data_ptr(tensor), tensor.shape, tensor.stride()):
-                memory, dtype = self._memory[k], tensor.dtype
-                tensor = storages.tensor_at(memory, dtype, *layout, index)
+                tensor = storages.tensor_at(self._memory[k], self._dtypes[k], *layout, index)
             made.append(tensor)
         return made
 
