@@ -33,7 +33,9 @@ REFUSED = (
 
 def test_fork_after_use() -> None:
     """Operators that the parent has compiled reach the GPU by themselves, to the same end."""
-    output = run("torch.ones(2, device='webgpu').sum().item()" + IN_CHILD)
+    many = "[torch.ones(2, device='webgpu') for _ in range(300)]"  # more than there is memory for
+    in_child = IN_CHILD.replace('torch.ones(2, device="webgpu").sum().item()', many)
+    output = run("torch.ones(2, device='webgpu').sum().item()" + in_child)
     assert "in a forked child process; start child processes with the 'spawn' method" in output
     assert output.endswith("in bad fork: True\n")
     other = "torch.ones(2, device='webgpu').sum().item()" + IN_CHILD.replace("ones(2", "ones(2, 2")

@@ -75,6 +75,10 @@ def test_what_is_done_in_between_counts():
         ys[1].copy_(xs[1])
         torch._foreach_add_(xs, ys)
         torch._foreach_mul_(ys, xs)
+        torch._foreach_add_(xs, 1.0)
+        for tensor in (xs[4], ys[4]):
+            tensor.t_()
+        torch._foreach_add_(xs, ys)
         xs[1].data, ys[1].data = ys[1], xs[1]
         xs[4].t_()
         return xs, ys, old

@@ -33,7 +33,6 @@ _COMPOSITE = frozenset(
         "resize_as_",
         "as_strided_copy",
         "as_strided_scatter",
-        "as_strided_",
         "_unsafe_view",
     }
 )
@@ -48,6 +47,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": factories.empty,
     "empty_strided": factories.empty_strided,
     "set_": factories.set_,
+    "as_strided_": factories.as_strided_,
     "resize_": factories.resize_,
     "copy_": copies.copy_,
     "_copy_from": copies.copy_from,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...symbolic.sizes import storage_span
 from .. import determinism, devices
+from .deferred import settle
 from .storages import CPU_KEYS, buffer_of, new_storage, new_tensor
 
 aten = torch.ops.aten
@@ -112,6 +113,17 @@ def set_(tensor: Tensor) -> Tensor:
     """``aten::set_`` without arguments: gives the tensor an empty storage and shape (0,)."""
     index = tensor.get_device()
     result: Tensor = _set.redispatch(CPU_KEYS, tensor, new_storage(0, index), 0, [0], [1])
+    return result
+
+
+def as_strided_(
+    tensor: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    """``aten::as_strided_``, as which ``t_``, ``squeeze_`` and their kin come."""
+    settle()  # what waits knows the tensor as it was
+    result: Tensor = aten.as_strided_.default._handle.redispatch_boxed(
+        CPU_KEYS, tensor, size, stride, storage_offset
+    )
     return result
 
 
