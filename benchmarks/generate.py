@@ -14,7 +14,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -319,6 +319,15 @@ def write_figures(path: Path, figures: Mapping[str, Any]) -> None:
     path.write_text(json.dumps({**gpu, **figures}, indent=1, ensure_ascii=False) + "\n")
 
 
+def parse_arguments(description: str | None, cases: Iterable[str]) -> argparse.Namespace:
+    """``cases``, ``small`` and ``output`` of the command line."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(cases)}")
+    parser.add_argument("--small", action="store_true", help="sizes for software adapters")
+    parser.add_argument("--output", type=Path, help="a JSON file with all figures")
+    return parser.parse_args()
+
+
 def line(name: str, case: Case, systems: Mapping[str, Mapping[str, Any]], copy: float) -> str:
     """A row for a person."""
     ours, theirs = systems["webgpu"], systems.get("cuda")
@@ -337,11 +346,7 @@ def line(name: str, case: Case, systems: Mapping[str, Mapping[str, Any]], copy: 
 
 def main() -> None:
     """Prints every case."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--small", action="store_true", help="sizes for software adapters")
-    parser.add_argument("--output", type=Path, help="a JSON file with all figures")
-    arguments = parser.parse_args()
+    arguments = parse_arguments(__doc__, CASES)
     chosen = {name: CASES[name] for name in arguments.cases or CASES}
     if arguments.small:
         chosen = {name: case.small() for name, case in chosen.items()}

@@ -9,7 +9,6 @@ cache. Goals are those of an H200.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import statistics
@@ -19,7 +18,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -28,7 +26,7 @@ from torch import Tensor, nn
 from torch_webgpu_compile.device.autoload import register
 
 from .cases import Classifier, Logits, mlp
-from .generate import LLAMA_1B, Geometry, print_verdicts, write_figures
+from .generate import LLAMA_1B, Geometry, parse_arguments, print_verdicts, write_figures
 from .goals import OURS, AtMost, Faster, Goal, Leaner, Verdict, Work, judge
 from .limits import synchronize, use_full_f32
 from .timing import host_seconds_per_call, seconds_per_call
@@ -285,12 +283,7 @@ def line(name: str, systems: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Prints every case."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--small", action="store_true", help="sizes for software adapters")
-    parser.add_argument("--output", type=Path, help="a JSON file with all figures")
-    arguments = parser.parse_args()
-    small = arguments.small
+    arguments = parse_arguments(__doc__, CASES)
     os.environ |= {
         "TORCH_WEBGPU_CACHE": "0",
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
@@ -299,8 +292,8 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name in arguments.cases or CASES:
         with ProcessPoolExecutor(1, get_context("spawn")) as new_process:
-            systems = new_process.submit(compare, name, small).result()
-        judged = verdicts(CASES[name], systems, not small)
+            systems = new_process.submit(compare, name, arguments.small).result()
+        judged = verdicts(CASES[name], systems, not arguments.small)
         results[name] = systems | {"goals": [asdict(verdict) for verdict in judged]}
         print(line(name, systems), flush=True)
         print_verdicts(judged)

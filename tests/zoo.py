@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from benchmarks.cases import CASES
+from benchmarks.targets import H200, NATIVE_FEATURES
 from tests.unit.test_models_lowered import MODELS
 from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.captured import CapturedGraph, Phase
@@ -37,17 +38,13 @@ from torch_webgpu_compile.target import Target
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
 
-_NATIVE = frozenset(
-    {"immediates", "shader-f16", "shader-f64", "shader-int64", "shader-float32-atomic"}
-    | {"subgroup", "subgroup-barrier", "timestamp-query"}
-)
 TARGETS = {
     "browser": Target(features=frozenset(), max_storage_buffers=10, max_buffer_nbytes=2 << 30),
     "software": Target(
         name="llvmpipe (LLVM 15.0.6, 256 bits)",
         vendor="mesa",
         software=True,
-        features=_NATIVE,
+        features=NATIVE_FEATURES,
         max_buffer_nbytes=2147483632,
         max_storage_buffers=32,
         max_workgroup_invocations=1024,
@@ -55,17 +52,7 @@ TARGETS = {
         subgroup_sizes=(4, 128),
         max_loop_iterations=65535,
     ),
-    "h200": Target(
-        name="NVIDIA H200",
-        vendor="nvidia",
-        features=_NATIVE,
-        max_binding_nbytes=(2 << 30) - 4,
-        max_buffer_nbytes=4 << 30,
-        max_storage_buffers=32,
-        max_workgroup_invocations=1024,
-        max_workgroup_nbytes=48 << 10,
-        subgroup_sizes=(32, 32),
-    ),
+    "h200": H200,
 }
 
 

@@ -80,9 +80,6 @@ class _Many:
         return True
 
 
-_FEWEST_OF_MANY = 8
-
-
 @dataclass(frozen=True, slots=True)
 class _Section:
     """A part of a call: see `runtime.sections`.
@@ -132,7 +129,7 @@ class _ResolvedCall:
         others: list[tuple[UploadRecipe, int]] = []
         for entry in self.inputs:
             (tensors if isinstance(values[entry[0].position], Tensor) else others).append(entry)
-        if len(tensors) < _FEWEST_OF_MANY:
+        if len(tensors) < storages.FEWEST_OF_MANY:
             self.others = self.inputs
         else:
             self.many, self.others = _Many(tensors), others

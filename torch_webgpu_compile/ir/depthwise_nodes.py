@@ -8,10 +8,10 @@ from math import prod
 from typing import ClassVar
 
 from .. import dtypes
-from ..symbolic.sizes import Expr, as_expr, symbols_of
+from ..symbolic.sizes import Expr, as_expr
 from .buffers import Buffer
 from .scalar import Scalar
-from .spaces import Anchor, Origin, Rule, Space, shape_rule, symbols_in
+from .spaces import Anchor, Origin, Rule, Space, index_rules, shape_rule
 
 # Kernels keep a sum or a weight for each tap in registers, and have code for each.
 _MOST_TAPS = 64
@@ -200,9 +200,4 @@ class DepthwiseWeightGradient(Anchor):
         yield len(self.positions) == len(self.image_sizes) == rank, "sizes of its windows' rank"
         tiled = self.windows.fits_tiles() and not self.windows.transposed
         yield tiled, "windows that fit tiles and are not transposed"
-        yield len(self.index) == len(buffers[self.output].sizes), "an index per dimension"
-        used = frozenset().union(*map(symbols_of, self.index))
-        for symbol in symbols_in(self.spaces["index"]):
-            extent = symbol.extent
-            one = extent is not None and extent.is_constant and extent.constant == 1
-            yield one or symbol in used, f"{symbol} in its output index"
+        yield from index_rules(self.index, self.spaces["index"], buffers[self.output])

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from .. import dtypes
 from ..dtypes import Kind
 from ..symbolic.nested import HostBuffer, buffers_in
-from ..symbolic.sizes import Expr, as_expr, symbols_of
+from ..symbolic.sizes import Expr, as_expr
 from .buffers import Buffer
 from .scalar import Scalar, checks_of, loads_of
 from .spaces import (
@@ -25,9 +25,9 @@ from .spaces import (
     Rule,
     Space,
     dtype_rule,
+    index_rules,
     named_bodies,
     shape_rule,
-    symbols_in,
 )
 
 
@@ -132,12 +132,7 @@ class Contraction(Anchor):
         dtype = self.lhs.dtype
         same = dtype is self.rhs.dtype and dtype in _CONTRACTED
         yield same, "float32, float64 or int32 operands"
-        yield len(self.index) == len(buffers[self.output].sizes), "an index per dimension"
-        used = frozenset().union(*map(symbols_of, self.index))
-        for symbol in symbols_in(self.spaces["index"]):
-            extent = symbol.extent
-            one = extent is not None and extent.is_constant and extent.constant == 1
-            yield one or symbol in used, f"{symbol} in its output index"
+        yield from index_rules(self.index, self.spaces["index"], buffers[self.output])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from ..symbolic.sizes import Expr, IntLike, Symbol, as_symbol, iteration
+from ..symbolic.sizes import Expr, IntLike, Symbol, as_symbol, iteration, symbols_of
 from .buffers import Buffer
 from .scalar import Scalar
 
@@ -142,6 +142,16 @@ def shape_rule(buffer: Buffer, sizes: Sequence[Expr]) -> Rule:
 def dtype_rule(body: Scalar, buffer: Buffer) -> Rule:
     """That an output has the dtype of a body."""
     return body.dtype is buffer.dtype, f"a body of {buffer.dtype}, not {body.dtype}"
+
+
+def index_rules(index: Sequence[Expr], space: Space, buffer: Buffer) -> Iterator[Rule]:
+    """That results over a space are each written to a place of their own in an output."""
+    yield len(index) == len(buffer.sizes), "an index per dimension"
+    used = frozenset().union(*map(symbols_of, index))
+    for symbol in symbols_in(space):
+        extent = symbol.extent
+        one = extent is not None and extent.is_constant and extent.constant == 1
+        yield one or symbol in used, f"{symbol} in its output index"
 
 
 def symbols_in(space: Space) -> tuple[Symbol, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -27,9 +28,22 @@ def run(code: str, *paths: Path, timeout: float = 300, **environment: str) -> st
     """
     given = os.environ.get("PYTHONPATH")
     path = os.pathsep.join(filter(None, [*map(str, paths), str(ROOT), given]))
+    more = {"PYTHONPATH": path, "TORCH_WEBGPU_FALLBACK": "silent"} | environment
+    return run_python(["-X", "faulthandler", "-c", code if paths else START + code], more, timeout)
+
+
+def run_python(arguments: Sequence[str], environment: Mapping[str, str], timeout: float) -> str:
+    """The output of Python with these arguments.
+
+    Args:
+        environment: more variables.
+
+    Raises:
+        AssertionError: it failed; with all that it printed.
+    """
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code if paths else START + code],
-        env=os.environ | {"PYTHONPATH": path, "TORCH_WEBGPU_FALLBACK": "silent"} | environment,
+        [sys.executable, *arguments],
+        env=os.environ | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.gpu.device.processes import ROOT, run
+from tests.gpu.device.processes import ROOT, run, run_python
 
 pytestmark = [
     pytest.mark.rotates(9),  # each process imports torch, and compiles
@@ -41,7 +39,7 @@ def torchrun(count: int, *arguments: object, options: tuple[str, ...] = ()) -> s
         AssertionError: one failed, or ran an operator on the CPU; with all that they printed.
     """
     adapter = os.environ.get("TORCH_WEBGPU_ADAPTER", "").split(",")[0]
-    environment = os.environ | {
+    environment = {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "TORCH_WEBGPU_ADAPTER": adapter,
         "TORCH_WEBGPU_FALLBACK": "error",
@@ -51,17 +49,7 @@ def torchrun(count: int, *arguments: object, options: tuple[str, ...] = ()) -> s
     }
     program = "-m", "tests.gpu.device.distributed_training"
     run = "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *options
-    done = subprocess.run(
-        [sys.executable, *run, *program, *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return run_python([*run, *program, *map(str, arguments)], environment, 400)
 
 
 @pytest.mark.rotates(1)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.gpu.device.processes import ROOT
+from tests.gpu.device.processes import ROOT, run_python
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device import devices
 
@@ -168,18 +165,10 @@ def test_processes_that_accelerate_launches(tmp_path):
         launch += " --mixed_precision no --dynamo_backend no --main_process_port 0"
         if place == "cpu":
             launch = "-m torch.distributed.run --standalone --nproc_per_node 2"
-        done = subprocess.run(
-            [sys.executable, *launch.split(), str(program), place],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "TORCH_WEBGPU_ADAPTER": "0"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-        lines = [line.split() for line in done.stdout.splitlines() if line.startswith(place)]
-        assert {words[1] for words in lines} == {"2"}, done.stdout
+        environment = {"PYTHONPATH": str(ROOT), "TORCH_WEBGPU_ADAPTER": "0"}
+        output = run_python([*launch.split(), str(program), place], environment, 300)
+        lines = [line.split() for line in output.splitlines() if line.startswith(place)]
+        assert {words[1] for words in lines} == {"2"}, output
         return [float(words[2]) for words in lines]
 
     found = losses("webgpu")

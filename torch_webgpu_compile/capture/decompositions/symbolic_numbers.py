@@ -24,14 +24,6 @@ def _is_symbol(number: Any) -> bool:
     return isinstance(number, torch.SymFloat) and not number.node.is_constant()
 
 
-def _add(x: Tensor, y: Tensor, alpha: Number = 1) -> Any:
-    return aten.add.Tensor(x, aten.mul.Tensor(y, alpha)) if _is_symbol(alpha) else NotImplemented
-
-
-def _sub(x: Tensor, y: Tensor, alpha: Number = 1) -> Any:
-    return aten.sub.Tensor(x, aten.mul.Tensor(y, alpha)) if _is_symbol(alpha) else NotImplemented
-
-
 def _with_number(op: Callable[..., Any]) -> Callable[..., Any]:
     """The overload of ``op`` that takes a number."""
 
@@ -41,16 +33,24 @@ def _with_number(op: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def _addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Any:
-    if not _is_symbol(value):
-        return NotImplemented
-    return aten.add.Tensor(x, aten.mul.Tensor(aten.mul.Tensor(y, value), z))
+def _with_factor(op: Callable[..., Any]) -> Callable[..., Any]:
+    """``op``, with a factor of its second tensor."""
+
+    def rule(x: Tensor, y: Tensor, *, alpha: Number = 1) -> Any:
+        return op(x, aten.mul.Tensor(y, alpha)) if _is_symbol(alpha) else NotImplemented
+
+    return rule
 
 
-def _addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Any:
-    if not _is_symbol(value):
-        return NotImplemented
-    return aten.add.Tensor(x, aten.div.Tensor(aten.mul.Tensor(y, value), z))
+def _added(op: Callable[..., Any]) -> Callable[..., Any]:
+    """``x + op(value · y, z)``"""
+
+    def rule(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Any:
+        if not _is_symbol(value):
+            return NotImplemented
+        return aten.add.Tensor(x, op(aten.mul.Tensor(y, value), z))
+
+    return rule
 
 
 def _lerp(x: Tensor, y: Tensor, weight: Number) -> Any:
@@ -60,13 +60,13 @@ def _lerp(x: Tensor, y: Tensor, weight: Number) -> Any:
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
-    aten.add.Tensor: _add,
-    aten.sub.Tensor: _sub,
+    aten.add.Tensor: _with_factor(aten.add.Tensor),
+    aten.sub.Tensor: _with_factor(aten.sub.Tensor),
     aten.add.Scalar: _with_number(aten.add.Tensor),
     aten.sub.Scalar: _with_number(aten.sub.Tensor),
     aten.mul.Scalar: _with_number(aten.mul.Tensor),
     aten.div.Scalar: _with_number(aten.div.Tensor),
-    aten.addcmul.default: _addcmul,
-    aten.addcdiv.default: _addcdiv,
+    aten.addcmul.default: _added(aten.mul.Tensor),
+    aten.addcdiv.default: _added(aten.div.Tensor),
     aten.lerp.Scalar: _lerp,
 }

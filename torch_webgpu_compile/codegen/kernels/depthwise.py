@@ -82,7 +82,6 @@ def generate_depthwise(
         load_neighbours or store_neighbours,
     )
     tiling = choose_depthwise_tiling(problem, target)
-    across, along = axes_of(node.windows)
     tile = image_tile(tiling, node.windows)
     planes = product(node.batch)
     plane = iteration("plane", planes)
@@ -93,11 +92,8 @@ def generate_depthwise(
     scope = Scope()
     weight = builder.renderer([tap], scope, branches=True).render(node.weight)
     within = "" if is_multiple_of(planes, tiling.planes) else f"plane < {builder.index(planes)}"
-    tiles_x = ceildiv(width, VECTOR * tiling.vectors * tiling.columns)
-    tiles_y = ceildiv(height, tiling.rows * tiling.lines)
     plane_groups = ceildiv(planes, tiling.planes)
-    total = tiles_x * tiles_y * plane_groups
-    own_y, own_x = across.advance(tiling.rows), along.advance(VECTOR * tiling.vectors) // VECTOR
+    total = product(_tiles(tiling, height, width)) * plane_groups
     sums = [f"a{j}_{v}" for j in range(tiling.rows) for v in range(tiling.vectors)]
     loops = tiling.planes * (tile.lines * tile.quads + node.windows.taps) // tiling.workgroup + 4
     return builder.finish(
@@ -114,12 +110,7 @@ def generate_depthwise(
             "taps_pitch": taps_pitch(node.windows),
             "total": builder.index(total),
             "plane_groups": builder.index(plane_groups),
-            "tiles_x": builder.index(tiles_x),
-            "tiles_y": builder.index(tiles_y),
-            "step_y": own_y * tiling.lines,
-            "step_x": own_x * tiling.columns,
-            "own_y": own_y,
-            "own_x": own_x,
+            **_walk(builder, tiling, node.windows, height, width),
             "planes_fastest": load_neighbours,
             "load_neighbours": load_neighbours,
             "store_neighbours": store_neighbours,
@@ -158,7 +149,6 @@ def generate_depthwise_weight_gradient(
         factor=gcd(height.constant, *(coefficient for _, coefficient in height.terms)),
     )
     tiling = choose_depthwise_tiling(problem, target)
-    across, along = axes_of(windows)
     tile = image_tile(tiling, windows)
     channel, picture = iteration("channel", node.channels), iteration("picture", node.images)
     places = {
@@ -172,12 +162,9 @@ def generate_depthwise_weight_gradient(
     if not is_multiple_of(node.images, tiling.images):
         guards.append(f"picture < {builder.index(node.images)}")
     within = " && ".join(guards)
-    tiles_x = ceildiv(width, VECTOR * tiling.vectors * tiling.columns)
-    tiles_y = ceildiv(height, tiling.rows * tiling.lines)
-    chunks = tiles_x * tiles_y * ceildiv(node.images, tiling.images)
+    chunks = product(_tiles(tiling, height, width)) * ceildiv(node.images, tiling.images)
     each = ceildiv(chunks, node.parts)
     total = ceildiv(node.channels, tiling.channels) * node.parts
-    own_y, own_x = across.advance(tiling.rows), along.advance(VECTOR * tiling.vectors) // VECTOR
     adding = tap_sums(tiling, windows)
     names = [f"s{tap}" for tap in range(windows.taps)]
     names += ["0.0f"] * (-len(names) % VECTOR)
@@ -202,12 +189,7 @@ def generate_depthwise_weight_gradient(
             "chunks": builder.index(chunks),
             "each": builder.index(each),
             "parts": node.parts,
-            "tiles_x": builder.index(tiles_x),
-            "tiles_y": builder.index(tiles_y),
-            "step_y": own_y * tiling.lines,
-            "step_x": own_x * tiling.columns,
-            "own_y": own_y,
-            "own_x": own_x,
+            **_walk(builder, tiling, windows, height, width),
             "load_neighbours": load_neighbours,
             "moved_neighbours": moved_neighbours,
             "loads": [
@@ -228,6 +210,33 @@ def generate_depthwise_weight_gradient(
         iterations=each * (loops + 1)
         + len(rounds) * (adding.quads * adding.segment + adding.segments + 3),
     )
+
+
+def _tiles(tiling: DepthwiseTiling, height: Expr, width: Expr) -> tuple[Expr, Expr]:
+    """Tiles of a plane of results, along lines and across them."""
+    columns = VECTOR * tiling.vectors * tiling.columns
+    return ceildiv(width, columns), ceildiv(height, tiling.rows * tiling.lines)
+
+
+def _walk(
+    builder: KernelBuilder, tiling: DepthwiseTiling, windows: Windows, height: Expr, width: Expr
+) -> dict[str, str | int]:
+    """How workgroups, and invocations inside of them, go over planes: for the templates.
+
+    Steps are those of what is read, of a workgroup (``step``) and of an invocation (``own``); along
+    lines in fours.
+    """
+    across, along = axes_of(windows)
+    tiles_x, tiles_y = _tiles(tiling, height, width)
+    own_y, own_x = across.advance(tiling.rows), along.advance(VECTOR * tiling.vectors) // VECTOR
+    return {
+        "tiles_x": builder.index(tiles_x),
+        "tiles_y": builder.index(tiles_y),
+        "step_y": own_y * tiling.lines,
+        "step_x": own_x * tiling.columns,
+        "own_y": own_y,
+        "own_x": own_x,
+    }
 
 
 def _plane(sizes: Sequence[Expr]) -> tuple[Expr, Expr]:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_structure
 from ...errors import AdapterError, DeviceError, ShaderError, UnsupportedOp
 from ...target import BINDING_ALIGNMENT
 from ..tensors import aliasing
-from ..tensors.storages import data_ptr
+from ..tensors.storages import FEWEST_OF_MANY, data_ptr
 from . import outputs
 from .compiled_op import CompiledOp, Placement, compile_op
 from .host import report, run_on_host
@@ -41,8 +41,7 @@ _NEED_ELEMENTS = frozenset(
     )
 )
 
-_FEWEST_OF_MANY = 8  # tensors in a list
-_TENSORS = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
+PLAIN_TENSORS = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 _PROPERTIES = (
     Tensor.dtype.__get__,  # type: ignore[attr-defined]
     Tensor.shape.__get__,  # type: ignore[attr-defined]
@@ -120,7 +119,7 @@ def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
                 key += (value.is_conj(), value.is_neg())
         elif kind is list or kind is tuple:
             key += (kind, len(value))
-            if len(value) < _FEWEST_OF_MANY or not _TENSORS.issuperset(map(type, value)):
+            if len(value) < FEWEST_OF_MANY or not PLAIN_TENSORS.issuperset(map(type, value)):
                 _describe(value, leaves, key)
             else:
                 leaves += value

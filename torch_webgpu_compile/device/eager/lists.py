@@ -28,7 +28,6 @@ from torch._ops import OpOverload
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from ...capture.eager.calls import TensorSpec
 from ...capture.eager.sequence import Leaf, Made, SequenceCall
 from ...errors import UnsupportedOp
 from ...runtime.buffers import EmptiedBuffer
@@ -44,7 +43,6 @@ _MOST_CALLS = 64
 _MOST_NODES = 1 << 12
 _MOST_PROGRAMS = 16  # of one sequence, by the numbers that are part of the code
 
-_PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 _none_yet = EmptiedBuffer(
     "a webgpu tensor has no contents, as the operators failed that were to compute it (see the "
     "error before this one): compute it again"
@@ -199,10 +197,9 @@ class _Sequence:
         self._starts: set[int] = set()  # of their storages: they share none
         self._numbers: list[float] = []
         self._made: list[tuple[_Node, list[Tensor]]] = []
-        self._count = 0  # of made tensors
         self._places: dict[int, int] = {}  # of tensors, by identity; ~place of made ones
         self._addresses: dict[int, int] = {}  # of the same
-        self._lists: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+        self._lists: dict[tuple[int, ...], int] = {}
 
     def __len__(self) -> int:
         return len(self._node.calls)
@@ -240,12 +237,11 @@ class _Sequence:
         if node.results is None:
             return None
         made = node.spare.pop() if node.spare else self._make(node.results)
-        identities, count = tuple(map(id, made)), self._count
-        addresses = list(map(data_ptr, made))
-        self._lists[identities] = len(self._lists), addresses
-        self._addresses.update(zip(identities, addresses, strict=True))
-        self._count += len(made)
-        self._places.update(zip(identities, map(invert, range(count, self._count)), strict=True))
+        identities, first = tuple(map(id, made)), len(self._all_made())
+        self._lists[identities] = len(self._lists)
+        self._addresses.update(zip(identities, map(data_ptr, made), strict=True))
+        places = map(invert, range(first, first + len(made)))
+        self._places.update(zip(identities, places, strict=True))
         self._made.append((node, made))
         return list(made)
 
@@ -278,22 +274,22 @@ class _Sequence:
     ) -> None:
         identities = tuple(map(id, tensors))
         addresses = list(map(data_ptr, tensors))
+        if list(map(self._addresses.get, identities, addresses)) != addresses:
+            raise _DifferentError  # ``tensor.data = other``
         known = self._lists.get(identities)
         if known is not None:
-            if known[1] != addresses:  # ``tensor.data = other``
-                raise _DifferentError
-            key.append(~known[0])  # a list of numbers has its length there
+            key.append(~known)  # a list of numbers has its length there
             return
-        self._lists[identities] = len(self._lists), addresses
+        self._lists[identities] = len(self._lists)
         if not self._places.keys().isdisjoint(identities):
             places = tuple(map(self._places.get, identities))
             key.append(places)
-            if list(map(self._addresses.get, identities, addresses)) != addresses:
-                raise _DifferentError
             tensors = [t for t, place in zip(tensors, places, strict=True) if place is None]
             identities, addresses = tuple(map(id, tensors)), list(map(data_ptr, tensors))
         dtypes = tuple(map(_dtype, tensors))
-        if not _COMPUTED.issuperset(dtypes) or not _PLAIN.issuperset(map(type, tensors)):
+        if not _COMPUTED.issuperset(dtypes):
+            raise _DifferentError
+        if not dispatch.PLAIN_TENSORS.issuperset(map(type, tensors)):
             raise _DifferentError
         if {*map(Tensor.get_device, tensors)} - {self._index} or any(map(Tensor.is_neg, tensors)):
             raise _DifferentError
@@ -324,7 +320,7 @@ class _Sequence:
             nonlocal numbers
             if isinstance(value, Tensor):
                 place = self._places[id(value)]
-                return Leaf(place) if place >= 0 else Made(~place, _layout(value))
+                return Leaf(place) if place >= 0 else Made(~place, *specs_of([value]))
             if type(value) is not float:
                 return value
             numbers += 1
@@ -359,7 +355,7 @@ class _Sequence:
             wanted = ()
         else:
             results = program.run([*self._tensors, *self._numbers])
-            made = [tensor for _, tensors in self._made for tensor in tensors]
+            made = self._all_made()
             for position, result in zip(wanted, results, strict=True):
                 _give(made[position], result)
             del made
@@ -367,13 +363,11 @@ class _Sequence:
 
     def _wanted(self) -> tuple[int, ...]:
         """The positions of the made tensors that somebody has."""
-        found: list[int] = []
-        first = 0
-        for _, tensors in self._made:
-            needed = _are_needed(tensors)
-            found += [first + k for k, is_needed in enumerate(needed) if is_needed]
-            first += len(tensors)
-        return tuple(found)
+        needed = chain(*(_are_needed(tensors) for _, tensors in self._made))
+        return tuple(k for k, is_needed in enumerate(needed) if is_needed)
+
+    def _all_made(self) -> list[Tensor]:
+        return [tensor for _, tensors in self._made for tensor in tensors]
 
     def _keep_spare(self) -> None:
         for node, tensors in self._made:
@@ -415,13 +409,12 @@ class _Sequence:
 
     def _run_singly(self) -> None:
         """Runs one call after the other."""
-        made = [tensors for _, tensors in self._made]
-        flat = list(chain(*made))
+        made = self._all_made()
 
         def value_of(place: Leaf | Made | _Number) -> Any:
             if isinstance(place, _Number):
                 return self._numbers[place.position]
-            return (flat if isinstance(place, Made) else self._tensors)[place.position]
+            return (made if isinstance(place, Made) else self._tensors)[place.position]
 
         later = iter(made)
         places = (Leaf, Made, _Number)
@@ -430,8 +423,8 @@ class _Sequence:
             changed = tuple(chain(*(args[position] for position in _written(call.op))))
             with _unsafe_preserve_version_counter(changed):  # they are counted
                 results = dispatch.run(call.op, *args, **kwargs)
-            for tensor, result in zip(next(later) if results else (), results or (), strict=True):
-                _give(tensor, result)
+            for result in results or ():
+                _give(next(later), result)
 
 
 class _Layouts:
@@ -495,10 +488,6 @@ _COMPUTED = {torch.float32, torch.float64, torch.bool, torch.uint8, torch.int32,
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _shape = Tensor.shape.__get__  # type: ignore[attr-defined]
 _stride = torch._C.TensorBase.stride
-
-
-def _layout(tensor: Tensor) -> TensorSpec:
-    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
 def _are_needed(tensors: Sequence[Tensor]) -> list[bool]:

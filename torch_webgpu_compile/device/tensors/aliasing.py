@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from ...symbolic.sizes import storage_span
-from .storages import data_ptr, is_dense, may_overlap, storage_address
+from .storages import data_ptr, is_dense, may_overlap, starts_of, storage_address
 
 # Writing the same value twice, or a warning only (ATen: TensorIterator's check is off).
 _MAY_REPEAT = frozenset({"aten::fill_", "aten::zero_"})
@@ -41,7 +41,7 @@ def sharing(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
     """
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     addresses = [data_ptr(t) for t in tensors if t.get_device() >= 0]  # a CPU tensor's is real
-    starts = [start for start in map(storage_address, addresses) if start]
+    starts = starts_of(addresses)
     if len({*starts}) == len(starts):
         return ()
     first: dict[int, tuple[int, int]] = {}

@@ -150,6 +150,10 @@ def find_buffer(
     return None
 
 
+FEWEST_OF_MANY = 8
+"""Tensors from which on it pays to look at all of them at once, one property after another."""
+
+
 def find_buffers(
     tensors: Sequence[Tensor],
     device: torch.device,
@@ -214,7 +218,7 @@ def replace(tensor: Tensor, buffer: GpuBuffer) -> None:
 
 def fill(tensor: Tensor, buffer: GpuBuffer) -> None:
     """Gives the storage of ``tensor``, which was made for this, its memory."""
-    reference = _references.get(tensor.untyped_storage().data_ptr() >> _SLOT_BITS)
+    reference = _reference_of(tensor.untyped_storage())
     if reference is not None:
         reference.buffer = buffer
 
@@ -286,7 +290,7 @@ def storage_address(address: int) -> int:
 
 def starts_of(addresses: Sequence[int]) -> list[int]:
     """Where the storages start that addresses point into, without those of empty tensors."""
-    return [start for address in addresses if (start := address & ~_OFFSET_MASK)]
+    return [start for start in map(storage_address, addresses) if start]
 
 
 def is_dense(tensor: Tensor) -> bool:
