@@ -14,9 +14,9 @@ from typing import Any
 
 from ..errors import AdapterError, OptionError
 from ..target import Target
-from .native_library import library, subgroup_sizes
+from . import dawn, wgpu_native
 
-PROVIDERS = {"wgpu": "wgpu", "wgpudawn": "wgpudawn"}
+_LIBRARIES: dict[str, Any] = {"wgpu": wgpu_native, "wgpudawn": dawn}
 
 WANTED_FEATURES = (
     "shader-f16",
@@ -125,10 +125,10 @@ _found: dict[str, list[tuple[AdapterInfo, Any]]] = {}
 
 def provider_module(provider: str) -> Any:
     """The module with wgpu-py's API. Raises OptionError or AdapterError (not installed)."""
-    if provider not in PROVIDERS:
-        raise OptionError(f"provider {provider!r} is unknown; use one of {', '.join(PROVIDERS)}")
+    if provider not in _LIBRARIES:
+        raise OptionError(f"provider {provider!r} is unknown; use one of {', '.join(_LIBRARIES)}")
     try:
-        return import_module(PROVIDERS[provider])
+        return import_module(provider)
     except ImportError as error:
         raise AdapterError(
             f"provider {provider!r} cannot be imported ({error}); run `pip install {provider}`"
@@ -170,11 +170,9 @@ def find_adapter(provider: str, wanted: int | str | None) -> tuple[AdapterInfo, 
 def _adapters(provider: str) -> list[tuple[AdapterInfo, Any]]:
     with _lock:
         if provider not in _found:
-            module = provider_module(provider)
-            if provider == "wgpu":
-                library()  # it makes the listing quicker
+            provider_module(provider)
             with _quiet_display():
-                objects = module.gpu.enumerate_adapters_sync()
+                objects = _LIBRARIES[provider].list_adapters()
             described = sorted(
                 ((_describe(provider, adapter), adapter) for adapter in objects),
                 key=lambda pair: _rank(pair[0]),
@@ -212,11 +210,7 @@ def _describe(provider: str, adapter: Any) -> AdapterInfo:
 
 
 def _subgroup_sizes(provider: str, adapter: Any) -> tuple[int, int]:
-    if provider == "wgpu":  # wgpu-py 0.32 reads a misspelt field and always gives (4, 128)
-        smallest, largest = subgroup_sizes(adapter)
-    else:
-        smallest = int(adapter.info.get("subgroup_min_size", 0))
-        largest = int(adapter.info.get("subgroup_max_size", 0))
+    smallest, largest = _LIBRARIES[provider].subgroup_sizes(adapter)
     # wgpu-native 29 leaves both 0. The WebGPU spec (GPUAdapterInfo) then says 4 and 128.
     known = _SUBGROUP_SIZES.get(int(adapter.info["vendor_id"]), (4, 128))
     return smallest or known[0], largest or known[1]

@@ -1,0 +1,250 @@
+"""Dawn, as the package wgpudawn brings it: see `library.Library`.
+
+wgpudawn has wgpu-py's API, of which only the listing of adapters is used: devices are opened, and
+used, through ``webgpu.h``.
+
+With the toggle ``enable_immediate_error_handling`` an error is reported inside the failing call,
+as wgpu-native does; without it, at some later call of any thread. With the feature
+``implicit-device-synchronization`` a device may be used by several threads; waiting is done
+without its lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .failures import cause_of
+from .interface import Handle
+from .library import Report
+from .process_life import process
+
+if TYPE_CHECKING:
+    from .adapters import AdapterInfo
+
+_BACKEND = "wgpudawn.backends.dawn"
+_SLICE = 100_000_000  # ns; a wait goes back to Python so often, for Ctrl-C
+_TIDY = 64  # waits and submissions between two of Dawn's own cleaning up
+
+# Of all adapters: subgroup matrices are not safe in Dawn's eyes, and f16 is off on NVIDIA's GPUs
+# as some of Chrome's users had trouble with it.
+_INSTANCE_TOGGLES = ("allow_unsafe_apis", "vulkan_enable_f16_on_nvidia")
+_TOGGLES = ("enable_immediate_error_handling",)
+_DISABLED_TOGGLES = ("timestamp_quantization",)  # to 0.1 ms
+# What is proved by this package's compiler, or costs time at every compilation.
+_UNCHECKED_TOGGLES = ("disable_robustness", "disable_workgroup_init")
+_UNCHECKED_DISABLED_TOGGLES = ("enable_spirv_validation", "blob_cache_hash_validation")
+
+_COMPONENTS = ("f32", "f16", "u32", "i32", "u8", "i8")  # webgpu.h, WGPUSubgroupMatrixComponentType
+
+_kept: list[Any] = []  # callbacks, which C may call until the process ends
+
+
+def _instance() -> Any:
+    return import_module(f"{_BACKEND}._helpers").get_wgpu_instance()
+
+
+def list_adapters() -> list[Any]:
+    """All adapters, as objects of wgpudawn."""
+    extras = import_module(f"{_BACKEND}.extras")
+    # The program has opened Dawn's instance before: its toggles hold, which may mean less features.
+    with suppress(RuntimeError):
+        extras.set_instance_extras(enable_toggles=_INSTANCE_TOGGLES)
+    found: list[Any] = import_module("wgpudawn").gpu.enumerate_adapters_sync()
+    return found
+
+
+def _bindings() -> tuple[Any, Any]:
+    module = import_module("wgpudawn._lib")
+    return module.ffi, module.lib
+
+
+def subgroup_sizes(adapter: Any) -> tuple[int, int]:
+    """Smallest and largest subgroup size."""
+    ffi, lib = _bindings()
+    info = ffi.new("WGPUAdapterInfo *")
+    lib.wgpuAdapterGetInfo(adapter._internal, info)
+    sizes = int(info.subgroupMinSize), int(info.subgroupMaxSize)
+    lib.wgpuAdapterInfoFreeMembers(info[0])
+    return sizes
+
+
+def subgroup_matrix_configs(adapter: Any) -> tuple[tuple[str, str, int, int, int], ...]:
+    """(component type, result type, M, N, K) of the subgroup matrices that the adapter has."""
+    ffi, lib = _bindings()
+    if not lib.wgpuAdapterHasFeature(
+        adapter._internal, lib.WGPUFeatureName_ChromiumExperimentalSubgroupMatrix
+    ):
+        return ()
+    found = ffi.new("WGPUAdapterPropertiesSubgroupMatrixConfigs *")
+    found.chain.sType = lib.WGPUSType_AdapterPropertiesSubgroupMatrixConfigs
+    info = ffi.new("WGPUAdapterInfo *")
+    info.nextInChain = ffi.cast("WGPUChainedStruct *", found)
+    if lib.wgpuAdapterGetInfo(adapter._internal, info) != lib.WGPUStatus_Success:
+        return ()
+    lib.wgpuAdapterInfoFreeMembers(info[0])
+    names = dict(enumerate(_COMPONENTS, 1))
+    configs = [
+        (names[c.componentType], names[c.resultComponentType], int(c.M), int(c.N), int(c.K))
+        for c in (found.configs[i] for i in range(found.configCount))
+        if c.componentType in names and c.resultComponentType in names
+    ]
+    lib.wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers(found[0])
+    return tuple(sorted(set(configs)))
+
+
+class _Reports:
+    """Errors and losses of one device, as Dawn reports them."""
+
+    def __init__(self, ffi: Any) -> None:
+        self._ffi = ffi
+        self.of_threads: dict[int, Report] = {}
+        self.losses: list[str] = []
+
+    def _text(self, view: Any) -> str:
+        return bytes(self._ffi.buffer(view.data, view.length)).decode(errors="replace")
+
+    def on_error(self, _device: Any, kind: int, message: Any, *_: Any) -> None:
+        """Dawn's callback for an error, in the thread of the failing call."""
+        kinds = {2: "Validation", 3: "OutOfMemory", 4: "Internal"}  # webgpu.h, WGPUErrorType
+        text = self._text(message)
+        self.of_threads[threading.get_ident()] = kinds.get(kind, "Unknown"), text
+
+    def on_loss(self, _device: Any, _reason: int, message: Any, *_: Any) -> None:
+        """Dawn's callback for the loss or the end of the device."""
+        self.losses.append(self._text(message))
+
+
+def open_library(adapter: Any, info: AdapterInfo, checked: bool) -> Dawn:
+    """A new device, see `library.open_library`."""
+    ffi, lib = _bindings()
+    reports = _Reports(ffi)
+    desc = ffi.new("WGPUDeviceDescriptor *")
+    names = [*info.requested_features, "implicit-device-synchronization"]
+    features = ffi.new("WGPUFeatureName []", [getattr(lib, _feature(name)) for name in names])
+    desc.requiredFeatureCount, desc.requiredFeatures = len(names), features
+    limits = ffi.new("WGPULimits *")
+    lib.wgpuAdapterGetLimits(adapter._internal, limits)
+    desc.requiredLimits = limits
+    enabled, disabled = list(_TOGGLES), list(_DISABLED_TOGGLES)
+    if not checked:
+        enabled += _UNCHECKED_TOGGLES
+        disabled += _UNCHECKED_DISABLED_TOGGLES
+    toggles = ffi.new("WGPUDawnTogglesDescriptor *")
+    toggles.chain.sType = lib.WGPUSType_DawnTogglesDescriptor
+    memory = [[ffi.new("char []", name.encode()) for name in part] for part in (enabled, disabled)]
+    arrays = [ffi.new("char const * []", part) for part in memory]
+    toggles.enabledToggleCount, toggles.enabledToggles = len(enabled), arrays[0]
+    toggles.disabledToggleCount, toggles.disabledToggles = len(disabled), arrays[1]
+    desc.nextInChain = ffi.cast("WGPUChainedStruct *", toggles)
+    on_error = ffi.callback("WGPUUncapturedErrorCallback", reports.on_error)
+    on_loss = ffi.callback("WGPUDeviceLostCallback", reports.on_loss)
+    desc.uncapturedErrorCallbackInfo.callback = on_error
+    desc.deviceLostCallbackInfo.callback = on_loss
+    desc.deviceLostCallbackInfo.mode = lib.WGPUCallbackMode_AllowSpontaneous
+    _kept.extend((on_error, on_loss))
+    made: list[Handle] = []
+    errors: list[str] = []
+
+    @ffi.callback("WGPURequestDeviceCallback")  # type: ignore[untyped-decorator]
+    def on_device(status: int, device: Handle, message: Any, *_: Any) -> None:
+        if status == lib.WGPURequestDeviceStatus_Success:
+            made.append(device)
+        else:
+            errors.append(bytes(ffi.buffer(message.data, message.length)).decode())
+
+    callback = ffi.new("WGPURequestDeviceCallbackInfo *")
+    callback.mode = lib.WGPUCallbackMode_WaitAnyOnly
+    callback.callback = on_device
+    _kept.append(on_device)
+    future = lib.wgpuAdapterRequestDevice(adapter._internal, desc, callback[0])
+    _wait_any(ffi, lib, _instance(), future)
+    if not made:
+        raise RuntimeError("; ".join(errors))
+    return Dawn(made[0], reports)
+
+
+def _feature(name: str) -> str:
+    """The constant of ``webgpu.h`` for a feature's name with dashes."""
+    words = "".join(word[:1].upper() + word[1:] for word in name.split("-"))
+    return f"WGPUFeatureName_{words}"
+
+
+def _wait_any(ffi: Any, lib: Any, instance: Any, future: Any) -> None:
+    info = ffi.new("WGPUFutureWaitInfo *")
+    info.future = future
+    while not info.completed:
+        status = lib.wgpuInstanceWaitAny(instance, 1, info, _SLICE)
+        if status == lib.WGPUWaitStatus_Error:
+            raise RuntimeError("wgpuInstanceWaitAny failed")
+
+
+class Dawn:
+    """`library.Library` on Dawn."""
+
+    def __init__(self, device: Handle, reports: _Reports) -> None:
+        self.ffi, self.lib = _bindings()
+        self._instance = _instance()
+        self._reports = reports
+        self.device = device
+        self.queue: Handle = self.lib.wgpuDeviceGetQueue(device)
+        self.submit = self.lib.wgpuQueueSubmit
+        self.callback_mode: int = self.lib.WGPUCallbackMode_WaitAnyOnly
+        # A future's wait says that it is completed; its callback has nothing to add. It is C code:
+        # Ctrl-C would be swallowed in Python code.
+        self._ignore = self.ffi.callback("void(int)", deque[int](maxlen=1).append)
+        self._work_done = self.ffi.new("WGPUQueueWorkDoneCallbackInfo *")
+        self._work_done.mode = self.lib.WGPUCallbackMode_WaitAnyOnly
+        self._work_done.callback = self.ffi.cast("WGPUQueueWorkDoneCallback", self._ignore)
+        _kept.append(self._ignore)
+
+    def __del__(self) -> None:
+        if not process.restricted:
+            self.lib.wgpuQueueRelease(self.queue)
+            self.lib.wgpuDeviceRelease(self.device)
+
+    def capture(self) -> None:
+        """Forgets errors of calls that nobody asked about."""
+        if self._reports.of_threads:
+            self._reports.of_threads.pop(threading.get_ident(), None)
+
+    def release(self) -> Report | None:
+        """The last error since `capture`."""
+        if not self._reports.of_threads:
+            return None
+        return self._reports.of_threads.pop(threading.get_ident(), None)
+
+    def find_loss(self) -> str:
+        """What Dawn has reported; nothing ends the process if it is lost without a report."""
+        losses = self._reports.losses
+        return (cause_of(losses[0]) or "lost") if losses else ""
+
+    def mark(self, submission: int) -> Handle:
+        """A future for what is submitted so far. The oldest work's end is a time to clean up."""
+        self.lib.wgpuInstanceProcessEvents(self._instance)
+        return self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
+
+    def wait(self, mark: Handle | None) -> None:
+        """Waits for a future, which is made now unless it was marked."""
+        if mark is None:
+            mark = self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
+        _wait_any(self.ffi, self.lib, self._instance, mark)
+
+    def wait_for_map(self, future: Handle, submission: int | None) -> None:
+        """Waits for the mapping itself, which waits for what uses the buffer."""
+        _wait_any(self.ffi, self.lib, self._instance, future)
+
+    def create_module(self, descriptor: Handle, checked: bool) -> Handle:
+        """A shader module; toggles of the device leave checks out."""
+        return self.lib.wgpuDeviceCreateShaderModule(self.device, descriptor)
+
+    def prepare_wgsl(self, wgsl: str) -> str:
+        """Declares the extensions that Tint wants declared and naga does not know by name."""
+        return f"enable subgroups; {wgsl}" if "subgroup" in wgsl else wgsl
+
+    def tick_seconds(self) -> float:
+        """Dawn gives nanoseconds."""
+        return 1e-9

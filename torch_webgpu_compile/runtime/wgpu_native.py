@@ -1,0 +1,126 @@
+"""wgpu-native, as wgpu-py brings it: see `library.Library`.
+
+It reports an error to a callback inside the failing call; wgpu-py's `ErrorHandler` collects it per
+thread. A few calls end the process on an error instead (wgpu-native 29): see `native`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .failures import cause_of, is_loss
+from .interface import COPY_DST, Handle
+from .library import Report
+from .type_strings import parse_only_needed
+
+if TYPE_CHECKING:
+    from .adapters import AdapterInfo
+
+_MODULE = "wgpu.backends.wgpu_native"
+_GUARD = "torch_webgpu_compile"
+
+
+def bindings() -> tuple[Any, Any]:
+    """(ffi, lib)."""
+    module = import_module(f"{_MODULE}._ffi")
+    parse_only_needed(module.ffi)
+    return module.ffi, module.lib
+
+
+def list_adapters() -> list[Any]:
+    """All adapters, as objects of wgpu-py."""
+    bindings()  # it makes the listing quicker
+    found: list[Any] = import_module("wgpu").gpu.enumerate_adapters_sync()
+    return found
+
+
+def subgroup_sizes(adapter: Any) -> tuple[int, int]:
+    """Smallest and largest subgroup size, 0 where unknown.
+
+    wgpu-py 0.32 reads a misspelt field and always says (4, 128).
+    """
+    ffi, lib = bindings()
+    info = ffi.new("WGPUAdapterInfo *")
+    lib.wgpuAdapterGetInfo(adapter._internal, info)
+    sizes = int(info.subgroupMinSize), int(info.subgroupMaxSize)
+    lib.wgpuAdapterInfoFreeMembers(info[0])
+    return sizes
+
+
+def subgroup_matrix_configs(adapter: Any) -> tuple[()]:
+    """None: wgpu-native 29 has the feature, but refuses every device that asks for it."""
+    return ()
+
+
+def open_library(adapter: Any, info: AdapterInfo, checked: bool) -> WgpuNative:
+    """A new device, see `library.open_library`."""
+    return WgpuNative(
+        adapter.request_device_sync(
+            required_features=list(info.requested_features), required_limits=dict(info.limits)
+        )
+    )
+
+
+class WgpuNative:
+    """`library.Library` on a device of wgpu-py."""
+
+    def __init__(self, device: Any) -> None:
+        self.ffi, self.lib = bindings()
+        self._errors = import_module(f"{_MODULE}._api").error_handler
+        self._owner = device  # keeps the handles below alive
+        self.device: Handle = device._internal
+        self.queue: Handle = device.queue._internal
+        self.submit = self.lib.wgpuQueueSubmitForIndex
+        self.callback_mode: int = self.lib.WGPUCallbackMode_AllowProcessEvents
+        desc = self.ffi.new("WGPUBufferDescriptor *")
+        desc.size, desc.usage = 16, COPY_DST
+        self._probe: Handle = self.lib.wgpuDeviceCreateBuffer(self.device, desc)
+
+    def capture(self) -> None:
+        """Begins to collect errors."""
+        self._errors.capture(_GUARD)
+
+    def release(self) -> Report | None:
+        """The last error since `capture`."""
+        report: Report | None = self._errors.release(_GUARD)
+        return report
+
+    def find_loss(self) -> str:
+        """Asks by an upload of nothing: the cheapest call that reports a loss, and survives it."""
+        report = None
+        self.capture()
+        try:
+            self.lib.wgpuQueueWriteBuffer(self.queue, self._probe, 0, self.ffi.NULL, 0)
+        finally:
+            report = self.release()
+        return cause_of(report[1]) if report is not None and is_loss(report[1]) else ""
+
+    def mark(self, submission: int) -> Handle:
+        """The submission's index."""
+        return self.ffi.new("WGPUSubmissionIndex *", submission)
+
+    def wait(self, mark: Handle | None) -> None:
+        """Polls the device."""
+        self.lib.wgpuDevicePoll(self.device, True, self.ffi.NULL if mark is None else mark)
+
+    def wait_for_map(self, future: Handle, submission: int | None) -> None:
+        """Polls the device: that calls callbacks. Its futures cannot be waited for."""
+        if submission is not None:
+            self.wait(self.mark(submission))
+        else:  # never used: there is nothing to wait for
+            self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
+
+    def create_module(self, descriptor: Handle, checked: bool) -> Handle:
+        """A shader module; ``wgpuDeviceCreateShaderModuleTrusted`` leaves checks out."""
+        if checked:
+            return self.lib.wgpuDeviceCreateShaderModule(self.device, descriptor)
+        return self.lib.wgpuDeviceCreateShaderModuleTrusted(self.device, descriptor, 0)
+
+    def prepare_wgsl(self, wgsl: str) -> str:
+        """The text as it is."""
+        return wgsl
+
+    def tick_seconds(self) -> float:
+        """What the adapter says."""
+        return float(self.lib.wgpuQueueGetTimestampPeriod(self.queue)) * 1e-9
