@@ -19,7 +19,6 @@ from runtime_plans import (
     dispatch,
     floats,
     plan,
-    portable_device,
     read,
 )
 
@@ -27,6 +26,7 @@ import torch_webgpu_compile
 from tests.compilations import compile_function
 from tests.compiling import compiled, native
 from tests.golden.test_golden import GRAPHS
+from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile.errors import IndexOutOfRangeError
 from torch_webgpu_compile.plan.model import Kernel, KernelBinding
 from torch_webgpu_compile.runtime import executor
@@ -311,9 +311,9 @@ def streaming_plan(numel: int) -> Any:
     return plan([kernel], buffers, [step])
 
 
-@pytest.fixture(params=["native", "portable"])
+@pytest.fixture(params=PROVIDERS)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    device = open_device() if request.param == "native" else portable_device()
+    device = device_of(request.param)
     device.synchronize()
     yield device
     device.synchronize()

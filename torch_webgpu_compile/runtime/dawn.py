@@ -57,6 +57,14 @@ def list_adapters() -> list[Any]:
     return found
 
 
+def _fresh(adapter: Any) -> Any:
+    """The same adapter again: one gives only one device, as the WebGPU spec says."""
+    for found in import_module("wgpudawn").gpu.enumerate_adapters_sync():
+        if dict(found.info) == dict(adapter.info):
+            return found
+    return adapter
+
+
 def _bindings() -> tuple[Any, Any]:
     module = import_module("wgpudawn._lib")
     return module.ffi, module.lib
@@ -121,6 +129,7 @@ class _Reports:
 def open_library(adapter: Any, info: AdapterInfo, checked: bool) -> Dawn:
     """A new device, see `library.open_library`."""
     ffi, lib = _bindings()
+    adapter = _fresh(adapter)
     reports = _Reports(ffi)
     desc = ffi.new("WGPUDeviceDescriptor *")
     names = [*info.requested_features, "implicit-device-synchronization"]
@@ -212,7 +221,9 @@ class Dawn:
             self._reports.of_threads.pop(threading.get_ident(), None)
 
     def release(self) -> Report | None:
-        """The last error since `capture`."""
+        """The last error since `capture`. On a lost device calls succeed and do nothing."""
+        if self._reports.losses:
+            return "Internal", f"device is lost\n{self.find_loss()}"
         if not self._reports.of_threads:
             return None
         return self._reports.of_threads.pop(threading.get_ident(), None)
@@ -220,7 +231,7 @@ class Dawn:
     def find_loss(self) -> str:
         """What Dawn has reported; nothing ends the process if it is lost without a report."""
         losses = self._reports.losses
-        return (cause_of(losses[0]) or "lost") if losses else ""
+        return (cause_of(losses[0]) or "no cause given") if losses else ""
 
     def mark(self, submission: int) -> Handle:
         """A future for what is submitted so far. The oldest work's end is a time to clean up."""
