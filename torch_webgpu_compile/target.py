@@ -177,8 +177,13 @@ class Target:
         low, high = self.subgroup_sizes
         return low if low == high and low > 1 and "subgroup" in self.features else 0
 
+    @property
+    def has_int64(self) -> bool:
+        """Whether WGSL has 64-bit integers; else kernels compute them in pairs of words."""
+        return "shader-int64" in self.features
+
     def supports(self, dtype: DType) -> bool:
         """Whether kernels can load, compute and store ``dtype``."""
-        if dtype is float64 and "shader-int64" not in self.features:
+        if dtype is float64 and not self.has_int64:
             return False  # its functions work on the bits
         return not dtype.feature or dtype.feature in self.features
