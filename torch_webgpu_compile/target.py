@@ -17,6 +17,16 @@ an adapter that allows smaller ones gains nothing.
 """
 
 
+MatrixConfig = tuple[str, str, int, int, int]
+"""A subgroup matrix: the type of the factors, that of the sum, M, N and K of one product.
+
+The types are ``f32``, ``f16``, ``u32``, ``i32``, ``u8`` or ``i8``.
+"""
+
+MATRIX_KERNELS: frozenset[MatrixConfig] = frozenset()
+"""Configurations that this package has kernels for; what makes a provider with them worth having."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """A part of a buffer that one binding reaches; ``nbytes`` None means to the end."""
@@ -116,6 +126,7 @@ class Target:
         max_loop_iterations: iterations of all loops of one invocation together, after which the
             driver ends every loop without an error; 0 where there is no such limit.
         subgroup_sizes: smallest and largest subgroup size, (0, 0) without subgroups.
+        subgroup_matrix_configs: of the matrix units, () where none are offered.
         machine: how fast it is.
     """
 
@@ -132,6 +143,7 @@ class Target:
     max_grid: int = 65535
     subgroup_sizes: tuple[int, int] = (0, 0)
     max_loop_iterations: int = 0
+    subgroup_matrix_configs: tuple[MatrixConfig, ...] = ()
     machine: Machine = Machine()
 
     @property

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from ..errors import AdapterError, OptionError
-from ..target import Target
+from ..options import AUTO
+from ..target import MATRIX_KERNELS, MatrixConfig, Target
 from . import dawn, wgpu_native
 
 _LIBRARIES: dict[str, Any] = {"wgpu": wgpu_native, "wgpudawn": dawn}
@@ -30,6 +32,7 @@ WANTED_FEATURES = (
     "timestamp-query",
     "timestamp-query-inside-passes",
     "timestamp-query-inside-encoders",
+    "chromium-experimental-subgroup-matrix",
 )
 
 _VENDORS = {
@@ -68,6 +71,7 @@ class AdapterInfo:
         features: WebGPU feature names.
         limits: WebGPU limits by name with dashes, e.g. ``max-buffer-size``.
         subgroup_sizes: smallest and largest subgroup size, (0, 0) without subgroups.
+        subgroup_matrix_configs: of its matrix units, as far as the provider offers them.
     """
 
     index: int
@@ -79,6 +83,7 @@ class AdapterInfo:
     features: frozenset[str]
     limits: Mapping[str, int] = field(repr=False)
     subgroup_sizes: tuple[int, int] = (0, 0)
+    subgroup_matrix_configs: tuple[MatrixConfig, ...] = ()
 
     @property
     def requested_features(self) -> tuple[str, ...]:
@@ -108,6 +113,7 @@ class AdapterInfo:
             max_workgroup_nbytes=limits["max-compute-workgroup-storage-size"],
             max_grid=limits["max-compute-workgroups-per-dimension"],
             subgroup_sizes=self.subgroup_sizes if "subgroup" in features else (0, 0),
+            subgroup_matrix_configs=self.subgroup_matrix_configs,
             max_loop_iterations=_LOOP_ITERATIONS if "llvmpipe" in self.name else 0,
         )
 
@@ -133,6 +139,37 @@ def provider_module(provider: str) -> Any:
         raise AdapterError(
             f"provider {provider!r} cannot be imported ({error}); run `pip install {provider}`"
         ) from error
+
+
+def is_installed(provider: str) -> bool:
+    """Whether a provider's package is there; it is not imported."""
+    return find_spec(provider) is not None
+
+
+def choose_provider(
+    provider: str, adapter: str = "", useful: frozenset[MatrixConfig] = MATRIX_KERNELS
+) -> str:
+    """The provider that is meant by ``auto``; any other is itself.
+
+    That is wgpu, unless Dawn is installed and reaches matrix units of the same GPU, which wgpu does
+    not, in a configuration for which there are kernels.
+
+    Args:
+        adapter: what `find_adapter` is asked for. A number is a place in wgpu's list.
+        useful: the configurations with kernels.
+
+    Raises:
+        AdapterError: no adapter of wgpu matches.
+    """
+    if provider != AUTO:
+        return provider
+    if not useful or adapter.isdecimal() or not is_installed("wgpudawn"):
+        return "wgpu"
+    name = find_adapter("wgpu", adapter)[0].name
+    for info in list_adapters("wgpudawn"):
+        if info.name == name and useful & set(info.subgroup_matrix_configs):
+            return "wgpudawn"
+    return "wgpu"
 
 
 def list_adapters(provider: str = "wgpu") -> list[AdapterInfo]:
@@ -206,6 +243,7 @@ def _describe(provider: str, adapter: Any) -> AdapterInfo:
         features=features,
         limits=dict(adapter.limits),
         subgroup_sizes=sizes,
+        subgroup_matrix_configs=_LIBRARIES[provider].subgroup_matrix_configs(adapter),
     )
 
 

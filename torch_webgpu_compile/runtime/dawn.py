@@ -11,12 +11,14 @@ without its lock.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..target import MatrixConfig
 from .failures import cause_of
 from .interface import Handle
 from .library import Report
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 _BACKEND = "wgpudawn.backends.dawn"
 _SLICE = 100_000_000  # ns; a wait goes back to Python so often, for Ctrl-C
-_TIDY = 64  # waits and submissions between two of Dawn's own cleaning up
 
 # Of all adapters: subgroup matrices are not safe in Dawn's eyes, and f16 is off on NVIDIA's GPUs
 # as some of Chrome's users had trouble with it.
@@ -39,6 +40,11 @@ _UNCHECKED_TOGGLES = ("disable_robustness", "disable_workgroup_init")
 _UNCHECKED_DISABLED_TOGGLES = ("enable_spirv_validation", "blob_cache_hash_validation")
 
 _COMPONENTS = ("f32", "f16", "u32", "i32", "u8", "i8")  # webgpu.h, WGPUSubgroupMatrixComponentType
+
+_EXTENSIONS = {
+    "subgroups": re.compile(r"\bsubgroup(?:[A-Z]\w*|_size|_invocation_id)\b"),
+    "chromium_experimental_subgroup_matrix": re.compile(r"\bsubgroup_matrix_|\bsubgroupMatrix"),
+}
 
 _kept: list[Any] = []  # callbacks, which C may call until the process ends
 
@@ -80,8 +86,8 @@ def subgroup_sizes(adapter: Any) -> tuple[int, int]:
     return sizes
 
 
-def subgroup_matrix_configs(adapter: Any) -> tuple[tuple[str, str, int, int, int], ...]:
-    """(component type, result type, M, N, K) of the subgroup matrices that the adapter has."""
+def subgroup_matrix_configs(adapter: Any) -> tuple[MatrixConfig, ...]:
+    """The matrices that the adapter's subgroups multiply."""
     ffi, lib = _bindings()
     if not lib.wgpuAdapterHasFeature(
         adapter._internal, lib.WGPUFeatureName_ChromiumExperimentalSubgroupMatrix
@@ -254,7 +260,8 @@ class Dawn:
 
     def prepare_wgsl(self, wgsl: str) -> str:
         """Declares the extensions that Tint wants declared and naga does not know by name."""
-        return f"enable subgroups; {wgsl}" if "subgroup" in wgsl else wgsl
+        used = [name for name, pattern in _EXTENSIONS.items() if pattern.search(wgsl)]
+        return "".join(f"enable {name}; " for name in used) + wgsl
 
     def tick_seconds(self) -> float:
         """Dawn gives nanoseconds."""

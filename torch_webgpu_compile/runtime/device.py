@@ -16,7 +16,7 @@ from ..errors import AdapterError, DeviceError, DeviceLostError, human_bytes
 from ..options import CompileOptions
 from ..plan.model import Kernel
 from ..target import Target
-from .adapters import AdapterInfo, find_adapter, list_adapters
+from .adapters import AdapterInfo, choose_provider, find_adapter, list_adapters
 from .buffers import (
     SMALL_NBYTES,
     SMALL_USAGE,
@@ -390,8 +390,9 @@ def open_device(
 def device_for(options: CompileOptions) -> Device:
     """The GPU that the options choose. Raises AdapterError when there is none."""
     first = options.adapter.split(",")[0].strip()  # one for each webgpu device
+    provider = choose_provider(options.provider, first)
     adapter = int(first) if first.isdecimal() else first or None
-    return open_device(options.provider or "wgpu", adapter, options.checked)
+    return open_device(provider, adapter, options.checked)
 
 
 def reopened(device: Device) -> Device:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..target import MatrixConfig
 from .failures import cause_of, is_loss
 from .interface import COPY_DST, Handle
 from .library import Report
@@ -48,7 +49,7 @@ def subgroup_sizes(adapter: Any) -> tuple[int, int]:
     return sizes
 
 
-def subgroup_matrix_configs(adapter: Any) -> tuple[()]:
+def subgroup_matrix_configs(adapter: Any) -> tuple[MatrixConfig, ...]:
     """None: wgpu-native 29 has the feature, but refuses every device that asks for it."""
     return ()
 
