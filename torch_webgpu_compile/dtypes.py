@@ -90,7 +90,9 @@ class DType:
 
 
 float32 = DType("float32", "f32", Kind.FLOAT, 4, "f32", "f32")
-float16 = DType("float16", "f16", Kind.FLOAT, 2, "f32", "f16", feature="shader-f16")
+float16 = DType("float16", "f16", Kind.FLOAT, 2, "f32", "f16")
+float16_in_words = DType("float16", "f16", Kind.FLOAT, 2, "f32", "u32", packing=2)
+"""Of graphs for GPUs without ``shader-f16``: the pass `store_float16_in_words` puts it there."""
 bfloat16 = DType("bfloat16", "bf16", Kind.FLOAT, 2, "f32", "u32", packing=2)
 float8_e4m3fn = DType("float8_e4m3fn", "f8e4m3fn", Kind.FLOAT, 1, "f32", "u32", packing=4)
 float8_e5m2 = DType("float8_e5m2", "f8e5m2", Kind.FLOAT, 1, "f32", "u32", packing=4)

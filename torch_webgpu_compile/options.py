@@ -41,6 +41,7 @@ from .errors import OptionError
 DEBUG_STAGES = (
     "fx",
     "ir",
+    "store_float16_in_words",
     "split_attention",
     "drop_unit_symbols",
     "share_equal_nodes",

@@ -190,6 +190,11 @@ class Target:
         return low if low == high and low > 1 and "subgroup" in self.features else 0
 
     @property
+    def has_float16(self) -> bool:
+        """Whether WGSL has `f16`; else float16 is stored in words of two elements."""
+        return "shader-f16" in self.features
+
+    @property
     def has_int64(self) -> bool:
         """Whether WGSL has 64-bit integers; else kernels compute them in pairs of words."""
         return "shader-int64" in self.features

@@ -240,8 +240,7 @@ class Dawn:
         return (cause_of(losses[0]) or "no cause given") if losses else ""
 
     def mark(self, submission: int) -> Handle:
-        """A future for what is submitted so far. The oldest work's end is a time to clean up."""
-        self.lib.wgpuInstanceProcessEvents(self._instance)
+        """A future for what is submitted so far."""
         return self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
 
     def wait(self, mark: Handle | None) -> None:
@@ -249,6 +248,7 @@ class Dawn:
         if mark is None:
             mark = self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
         _wait_any(self.ffi, self.lib, self._instance, mark)
+        self.lib.wgpuInstanceProcessEvents(self._instance)  # frees what was released
 
     def wait_for_map(self, future: Handle, submission: int | None) -> None:
         """Waits for the mapping itself, which waits for what uses the buffer."""
