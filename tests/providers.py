@@ -1,7 +1,7 @@
 """Devices of both providers, for tests of the runtime.
 
-Dawn takes no driver that Debian 12 has for machines without a GPU. `scripts/setup` puts SwiftShader,
-which it takes, beside the environment's packages where that is needed; only Dawn gets to see it.
+Dawn takes no driver that Debian 12 has for machines without a GPU. `scripts/setup` puts one that it
+takes, SwiftShader, beside the environment's packages where that is needed; only Dawn gets to see it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_webgpu_compile.runtime.device import Device, list_adapters, open_device
+from torch_webgpu_compile.options import from_environment
+from torch_webgpu_compile.runtime.device import Device, device_for, list_adapters, open_device
 
 PROVIDERS = ("wgpu", "wgpudawn")
 _SWIFTSHADER = Path(sys.prefix) / "swiftshader" / "vk_swiftshader_icd.json"
@@ -33,9 +34,7 @@ def environment(provider: str) -> Mapping[str, str]:
 @contextmanager
 def _driver(provider: str) -> Iterator[None]:
     before = os.environ.get("VK_DRIVER_FILES")
-    os.environ.update(
-        {k: v for k, v in environment(provider).items() if k == "VK_DRIVER_FILES"}
-    )
+    os.environ.update({k: v for k, v in environment(provider).items() if k == "VK_DRIVER_FILES"})
     try:
         yield
     finally:
@@ -63,3 +62,8 @@ def require(provider: str) -> str:
 def device_of(provider: str) -> Device:
     """The device that every test of a provider has; skips the test where there is none."""
     return open_device(require(provider))
+
+
+def device_in_use() -> Device:
+    """The device that models have, of the provider that the environment names."""
+    return device_for(from_environment())

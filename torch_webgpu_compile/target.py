@@ -24,7 +24,7 @@ The types are ``f32``, ``f16``, ``u32``, ``i32``, ``u8`` or ``i8``.
 """
 
 MATRIX_KERNELS: frozenset[MatrixConfig] = frozenset()
-"""Configurations that this package has kernels for; what makes a provider with them worth having."""
+"""Configurations that there are kernels for, which make a provider that has one worth having."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from runtime_plans import (
 from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.plan.model import Kernel
-from torch_webgpu_compile.runtime.device import Device, open_device
+from torch_webgpu_compile.runtime.device import Device
 from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.runtime.pipelines import PipelineCache
 

@@ -19,7 +19,7 @@ from runtime_plans import (
 )
 
 from tests.providers import PROVIDERS, device_of
-from torch_webgpu_compile.runtime.device import Device, open_device
+from torch_webgpu_compile.runtime.device import Device
 from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.runtime.interface import Copy
 from torch_webgpu_compile.runtime.queue import Recording

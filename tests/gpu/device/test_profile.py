@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import torch_webgpu_compile
+from tests.providers import device_in_use
 from torch_webgpu_compile import DeviceError, profile
-from torch_webgpu_compile.runtime.device import open_device
 
 pytestmark = pytest.mark.rotates(3)
 
@@ -97,7 +97,7 @@ def test_device_tensors_and_dynamic_sizes():
 
 
 def test_without_timestamps(monkeypatch):
-    device = open_device()
+    device = device_in_use()
     monkeypatch.setattr(device.backend, "submit_timed", lambda run, name: None)
     with profile() as found:
         (torch.ones(1000, device="webgpu") + 1).cpu()
@@ -106,7 +106,7 @@ def test_without_timestamps(monkeypatch):
 
 
 def test_an_error_ends_the_profile(monkeypatch):
-    device = open_device()
+    device = device_in_use()
 
     def fail(run, name):
         raise DeviceError("refused")

@@ -389,7 +389,7 @@ QUIRKS: tuple[Quirk, ...] = (
         "0.0, also of the cast of its bits",
         ("Dawn",),
         _SPECIAL + "test_special_values",
-        where="codegen/wgsl/literals.py",
+        where="codegen/wgsl/literals.py: tw_nzero_bits",
     ),
     Quirk(
         "long loops",
