@@ -1,7 +1,8 @@
 """Devices of both providers, for tests of the runtime.
 
-Dawn takes no driver that Debian 12 has for machines without a GPU. `scripts/setup` puts one that it
-takes, SwiftShader, beside the environment's packages where that is needed; only Dawn gets to see it.
+Dawn takes no driver that Debian 12 has for machines without a GPU. Where that is needed,
+`scripts/setup` puts one that it takes, SwiftShader, beside the environment's packages; only Dawn
+gets to see it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ SMALL = EXTREME.remainder(63)
 # Not the lowest: PyTorch dies of its quotient by -1.
 DIVIDENDS = torch.where(EXTREME == _LOW, 7, EXTREME)
 DIVISORS = torch.where(DIVIDENDS == 0, 5, DIVIDENDS)
-FLOATS = torch.tensor([0.0, -0.0, 1.5, -1.5, 2.0**31, -(2.0**40), 1e18, -1e18, 0.99, -2.0**63])
+FLOATS = torch.tensor([0.0, -0.0, 1.5, -1.5, 2.0**31, -(2.0**40), 1e18, -1e18, 0.99, -(2.0**63)])
 
 INTEGERS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "sums": (lambda a, b: (a + b, a - b, -a, a.abs(), a.sign()), (EXTREME[:, None], EXTREME)),
@@ -69,7 +69,18 @@ INTEGERS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     ),
     "orders": (lambda a: (*a.sort(), *a.topk(3)), (EXTREME,)),
 }
-SPECIAL = [float("nan"), float("inf"), float("-inf"), -0.0, 6e-8, 5e-5, 1.0, 1 / 3, 65504.0, -65504.0]
+SPECIAL = [
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    -0.0,
+    6e-8,
+    5e-5,
+    1.0,
+    1 / 3,
+    65504.0,
+    -65504.0,
+]
 HALVES = torch.tensor([*SPECIAL, *torch.linspace(-9, 9, 27).tolist()]).half()
 
 SMALL_FLOATS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {

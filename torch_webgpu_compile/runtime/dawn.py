@@ -14,18 +14,16 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..target import MatrixConfig
 from .failures import cause_of
 from .interface import Handle
 from .library import Report
 from .process_life import process
-
-if TYPE_CHECKING:
-    from .adapters import AdapterInfo
 
 _BACKEND = "wgpudawn.backends.dawn"
 _SLICE = 100_000_000  # ns; a wait goes back to Python so often, for Ctrl-C
@@ -110,6 +108,12 @@ def subgroup_matrix_configs(adapter: Any) -> tuple[MatrixConfig, ...]:
     return tuple(sorted(set(configs)))
 
 
+def with_extensions(wgsl: str) -> str:
+    """WGSL that declares the extensions that it uses, on its first line."""
+    used = [name for name, pattern in _EXTENSIONS.items() if pattern.search(wgsl)]
+    return "".join(f"enable {name}; " for name in used) + wgsl
+
+
 class _Reports:
     """Errors and losses of one device, as Dawn reports them."""
 
@@ -118,42 +122,32 @@ class _Reports:
         self.of_threads: dict[int, Report] = {}
         self.losses: list[str] = []
 
-    def _text(self, view: Any) -> str:
-        return bytes(self._ffi.buffer(view.data, view.length)).decode(errors="replace")
-
     def on_error(self, _device: Any, kind: int, message: Any, *_: Any) -> None:
         """Dawn's callback for an error, in the thread of the failing call."""
         kinds = {2: "Validation", 3: "OutOfMemory", 4: "Internal"}  # webgpu.h, WGPUErrorType
-        text = self._text(message)
+        text = _text(self._ffi, message)
         self.of_threads[threading.get_ident()] = kinds.get(kind, "Unknown"), text
 
     def on_loss(self, _device: Any, _reason: int, message: Any, *_: Any) -> None:
         """Dawn's callback for the loss or the end of the device."""
-        self.losses.append(self._text(message))
+        self.losses.append(_text(self._ffi, message))
 
 
-def open_library(adapter: Any, info: AdapterInfo, checked: bool) -> Dawn:
+def open_library(
+    adapter: Any, features: Sequence[str], limits: Mapping[str, int], checked: bool
+) -> Dawn:
     """A new device, see `library.open_library`."""
     ffi, lib = _bindings()
     adapter = _fresh(adapter)
     reports = _Reports(ffi)
     desc = ffi.new("WGPUDeviceDescriptor *")
-    names = [*info.requested_features, "implicit-device-synchronization"]
-    features = ffi.new("WGPUFeatureName []", [getattr(lib, _feature(name)) for name in names])
-    desc.requiredFeatureCount, desc.requiredFeatures = len(names), features
-    limits = ffi.new("WGPULimits *")
-    lib.wgpuAdapterGetLimits(adapter._internal, limits)
-    desc.requiredLimits = limits
-    enabled, disabled = list(_TOGGLES), list(_DISABLED_TOGGLES)
-    if not checked:
-        enabled += _UNCHECKED_TOGGLES
-        disabled += _UNCHECKED_DISABLED_TOGGLES
-    toggles = ffi.new("WGPUDawnTogglesDescriptor *")
-    toggles.chain.sType = lib.WGPUSType_DawnTogglesDescriptor
-    memory = [[ffi.new("char []", name.encode()) for name in part] for part in (enabled, disabled)]
-    arrays = [ffi.new("char const * []", part) for part in memory]
-    toggles.enabledToggleCount, toggles.enabledToggles = len(enabled), arrays[0]
-    toggles.disabledToggleCount, toggles.disabledToggles = len(disabled), arrays[1]
+    wanted = [*features, "implicit-device-synchronization"]
+    names = ffi.new("WGPUFeatureName []", [getattr(lib, _feature(name)) for name in wanted])
+    desc.requiredFeatureCount, desc.requiredFeatures = len(wanted), names
+    all_limits = ffi.new("WGPULimits *")
+    lib.wgpuAdapterGetLimits(adapter._internal, all_limits)
+    desc.requiredLimits = all_limits
+    toggles, keep = _toggles(ffi, lib, checked)
     desc.nextInChain = ffi.cast("WGPUChainedStruct *", toggles)
     on_error = ffi.callback("WGPUUncapturedErrorCallback", reports.on_error)
     on_loss = ffi.callback("WGPUDeviceLostCallback", reports.on_loss)
@@ -161,6 +155,28 @@ def open_library(adapter: Any, info: AdapterInfo, checked: bool) -> Dawn:
     desc.deviceLostCallbackInfo.callback = on_loss
     desc.deviceLostCallbackInfo.mode = lib.WGPUCallbackMode_AllowSpontaneous
     _kept.extend((on_error, on_loss))
+    device = _request_device(ffi, lib, adapter, desc)
+    del keep
+    return Dawn(device, reports)
+
+
+def _toggles(ffi: Any, lib: Any, checked: bool) -> tuple[Any, Any]:
+    """(the toggles of a device, for its descriptor; memory that they need until it is used)."""
+    enabled, disabled = list(_TOGGLES), list(_DISABLED_TOGGLES)
+    if not checked:
+        enabled += _UNCHECKED_TOGGLES
+        disabled += _UNCHECKED_DISABLED_TOGGLES
+    texts = [[ffi.new("char []", name.encode()) for name in part] for part in (enabled, disabled)]
+    arrays = [ffi.new("char const * []", part) for part in texts]
+    toggles = ffi.new("WGPUDawnTogglesDescriptor *")
+    toggles.chain.sType = lib.WGPUSType_DawnTogglesDescriptor
+    toggles.enabledToggleCount, toggles.enabledToggles = len(enabled), arrays[0]
+    toggles.disabledToggleCount, toggles.disabledToggles = len(disabled), arrays[1]
+    return toggles, (texts, arrays)
+
+
+def _request_device(ffi: Any, lib: Any, adapter: Any, desc: Any) -> Handle:
+    """``wgpuAdapterRequestDevice``, waited for. Raises RuntimeError."""
     made: list[Handle] = []
     errors: list[str] = []
 
@@ -169,7 +185,7 @@ def open_library(adapter: Any, info: AdapterInfo, checked: bool) -> Dawn:
         if status == lib.WGPURequestDeviceStatus_Success:
             made.append(device)
         else:
-            errors.append(bytes(ffi.buffer(message.data, message.length)).decode())
+            errors.append(_text(ffi, message))
 
     callback = ffi.new("WGPURequestDeviceCallbackInfo *")
     callback.mode = lib.WGPUCallbackMode_WaitAnyOnly
@@ -179,7 +195,16 @@ def open_library(adapter: Any, info: AdapterInfo, checked: bool) -> Dawn:
     _wait_any(ffi, lib, _instance(), future)
     if not made:
         raise RuntimeError("; ".join(errors))
-    return Dawn(made[0], reports)
+    return made[0]
+
+
+def _text(ffi: Any, view: Any) -> str:
+    """The text of a WGPUStringView."""
+    if not view.data:
+        return ""
+    is_terminated = view.length == (1 << 8 * ffi.sizeof("size_t")) - 1  # webgpu.h, WGPU_STRLEN
+    data = ffi.string(view.data) if is_terminated else ffi.buffer(view.data, view.length)[:]
+    return bytes(data).decode(errors="replace")
 
 
 def _feature(name: str) -> str:
@@ -260,8 +285,7 @@ class Dawn:
 
     def prepare_wgsl(self, wgsl: str) -> str:
         """Declares the extensions that Tint wants declared and naga does not know by name."""
-        used = [name for name, pattern in _EXTENSIONS.items() if pattern.search(wgsl)]
-        return "".join(f"enable {name}; " for name in used) + wgsl
+        return with_extensions(wgsl)
 
     def tick_seconds(self) -> float:
         """Dawn gives nanoseconds."""

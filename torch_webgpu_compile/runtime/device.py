@@ -411,7 +411,7 @@ def opened_devices() -> list[Device]:
 def create_device(provider: str, info: AdapterInfo, adapter: Any, checked: bool) -> Device:
     """A new device. Raises AdapterError if the adapter gives none."""
     try:
-        library = open_library(provider, adapter, info, checked)
+        library = open_library(provider, adapter, info.requested_features, info.limits, checked)
     except Exception as error:
         raise AdapterError(
             f"{info.name} ({info.backend}) does not give a device: {error}; choose another adapter "

@@ -6,16 +6,14 @@ of them it runs on is here. `wgpu_native` and `dawn` are the two tables.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from .interface import Handle
 
-if TYPE_CHECKING:
-    from .adapters import AdapterInfo
-
 Report = tuple[str, str]
-"""(kind, message) of an error: the kind is ``Validation``, ``OutOfMemory``, ``Internal``, ….."""
+"""(kind, message) of an error: the kind is ``Validation``, ``OutOfMemory``, ``Internal``, …."""
 
 
 class Library(Protocol):
@@ -69,16 +67,24 @@ class Library(Protocol):
         """The unit of timestamps."""
 
 
-def open_library(provider: str, adapter: Any, info: AdapterInfo, checked: bool) -> Library:
-    """A new device of a provider's adapter, with the features and limits that `info` names.
+def open_library(
+    provider: str,
+    adapter: Any,
+    features: Sequence[str],
+    limits: Mapping[str, int],
+    checked: bool,
+) -> Library:
+    """A new device of a provider's adapter.
 
     Args:
         adapter: the object of wgpu-py's API.
+        features: their names, of those that the adapter has.
+        limits: all that the adapter has.
         checked: shaders will be compiled with bounds checks.
 
     Raises:
         Exception: the library's own, if the adapter gives no device.
     """
     module = import_module(f".{'wgpu_native' if provider == 'wgpu' else 'dawn'}", __package__)
-    library: Library = module.open_library(adapter, info, checked)
+    library: Library = module.open_library(adapter, features, limits, checked)
     return library

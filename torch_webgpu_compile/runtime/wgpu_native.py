@@ -6,17 +6,15 @@ thread. A few calls end the process on an error instead (wgpu-native 29): see `n
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..target import MatrixConfig
 from .failures import cause_of, is_loss
 from .interface import COPY_DST, Handle
 from .library import Report
 from .type_strings import parse_only_needed
-
-if TYPE_CHECKING:
-    from .adapters import AdapterInfo
 
 _MODULE = "wgpu.backends.wgpu_native"
 _GUARD = "torch_webgpu_compile"
@@ -54,12 +52,12 @@ def subgroup_matrix_configs(adapter: Any) -> tuple[MatrixConfig, ...]:
     return ()
 
 
-def open_library(adapter: Any, info: AdapterInfo, checked: bool) -> WgpuNative:
+def open_library(
+    adapter: Any, features: Sequence[str], limits: Mapping[str, int], checked: bool
+) -> WgpuNative:
     """A new device, see `library.open_library`."""
     return WgpuNative(
-        adapter.request_device_sync(
-            required_features=list(info.requested_features), required_limits=dict(info.limits)
-        )
+        adapter.request_device_sync(required_features=list(features), required_limits=dict(limits))
     )
 
 
