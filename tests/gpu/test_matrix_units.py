@@ -6,6 +6,7 @@ That differs in how matrices of a subgroup are spelled, not in what is loaded an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,15 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.compilations import TARGET, compile_function
 from tests.providers import device_in_use
+from tests.tint import tint
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.codegen.kernels import contraction
+from torch_webgpu_compile.codegen.tilings import units
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling, units_fit
 from torch_webgpu_compile.plan import cache as plan_cache
 
-pytestmark = pytest.mark.rotates(8)
+UNITS = [Unit(8, 8, 8), Unit(8, 16, 16), Unit(16, 16, 16)]
 
-SMALL, WIDE, LARGE = Unit(8, 8, 8), Unit(8, 16, 16), Unit(16, 16, 16)
+SMALL, WIDE, LARGE = UNITS
 TILINGS = [
     UnitsTiling(LARGE, "f16", 32, 64, 64, 32, 2, 2, buffers=2, drained=2),
     UnitsTiling(LARGE, "f16", 32, 32, 64, 16, 1, 2, buffers=1),
@@ -82,6 +86,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plan_cache.clear()
 
 
+@pytest.mark.rotates(16)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
@@ -111,3 +116,23 @@ def test_products(
     if tiling.workgroup <= target.max_workgroup_invocations:
         assert all(found is not None for found in used) or name == "a pair"
     assert used
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_tint_accepts_the_kernels(name: str, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = "f16", "f32", unit.m, unit.n, unit.k
+    monkeypatch.setattr(units, "MATRIX_KERNELS", frozenset({config}))
+    target = replace(
+        TARGET,
+        features=TARGET.features | {"subgroup", "chromium-experimental-subgroup-matrix"},
+        subgroup_sizes=(32, 32),
+        max_workgroup_nbytes=48 << 10,
+        subgroup_matrix_configs=(config,),
+    )
+    function, arguments = CALLS[name]
+    compiled = compile_function(function, *arguments, target=target)
+    kernels = [k.wgsl for k in compiled.plan.kernels if "subgroupMatrix" in k.wgsl]
+    assert kernels
+    for kernel in kernels:
+        assert not tint().errors(kernel)

@@ -43,6 +43,12 @@ _EXTENSIONS = {
     "subgroups": re.compile(r"\bsubgroup(?:[A-Z]\w*|_size|_invocation_id)\b"),
     "chromium_experimental_subgroup_matrix": re.compile(r"\bsubgroup_matrix_|\bsubgroupMatrix"),
 }
+# Which subgroup an invocation is in is not uniform in the eyes of Tint, where it is counted.
+_DIAGNOSTICS = {
+    "chromium_experimental_subgroup_matrix": (
+        "diagnostic(off, chromium.subgroup_matrix_uniformity); "
+    )
+}
 
 _kept: list[Any] = []  # callbacks, which C may call until the process ends
 
@@ -111,7 +117,8 @@ def subgroup_matrix_configs(adapter: Any) -> tuple[MatrixConfig, ...]:
 def with_extensions(wgsl: str) -> str:
     """WGSL that declares the extensions that it uses, on its first line."""
     used = [name for name, pattern in _EXTENSIONS.items() if pattern.search(wgsl)]
-    return "".join(f"enable {name}; " for name in used) + wgsl
+    enabled = "".join(f"enable {name}; " for name in used)
+    return enabled + "".join(_DIAGNOSTICS.get(name, "") for name in used) + wgsl
 
 
 class _Reports:
