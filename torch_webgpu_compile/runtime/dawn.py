@@ -19,6 +19,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from ..errors import DeviceError
 from ..target import MatrixConfig
 from .failures import cause_of
 from .interface import Handle
@@ -54,7 +55,7 @@ def _instance() -> Any:
 def list_adapters() -> list[Any]:
     """All adapters, as objects of wgpudawn."""
     extras = import_module(f"{_BACKEND}.extras")
-    # The program has opened Dawn's instance before: its toggles hold, which may mean less features.
+    # Where the program has opened Dawn's instance before, its toggles hold, and features may lack.
     with suppress(RuntimeError):
         extras.set_instance_extras(enable_toggles=_INSTANCE_TOGGLES)
     found: list[Any] = import_module("wgpudawn").gpu.enumerate_adapters_sync()
@@ -214,12 +215,13 @@ def _feature(name: str) -> str:
 
 
 def _wait_any(ffi: Any, lib: Any, instance: Any, future: Any) -> None:
+    """Waits for a future, without the device's lock. Its callback has been called then."""
     info = ffi.new("WGPUFutureWaitInfo *")
     info.future = future
     while not info.completed:
         status = lib.wgpuInstanceWaitAny(instance, 1, info, _SLICE)
         if status == lib.WGPUWaitStatus_Error:
-            raise RuntimeError("wgpuInstanceWaitAny failed")
+            raise DeviceError("waiting for the GPU: wgpuInstanceWaitAny failed")
 
 
 class Dawn:
