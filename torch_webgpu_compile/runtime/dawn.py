@@ -234,6 +234,7 @@ class Dawn:
         self.device = device
         self.queue: Handle = self.lib.wgpuDeviceGetQueue(device)
         self.submit = self.lib.wgpuQueueSubmit
+        self.refuses_submits = True
         self.callback_mode: int = self.lib.WGPUCallbackMode_WaitAnyOnly
         # A future's wait says that it is completed; its callback has nothing to add. It is C code:
         # Ctrl-C would be swallowed in Python code.

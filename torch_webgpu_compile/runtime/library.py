@@ -24,6 +24,7 @@ class Library(Protocol):
         device, queue: handles, which are released with this object.
         submit: the C function ``f(queue, count, command buffers)`` that submits; its result is the
             number of the submission, or None.
+        refuses_submits: whether that reports what is wrong; else it ends the process.
         callback_mode: the ``WGPUCallbackMode`` of mappings.
     """
 
@@ -32,6 +33,7 @@ class Library(Protocol):
     device: Handle
     queue: Handle
     submit: Any
+    refuses_submits: bool
     callback_mode: int
 
     def capture(self) -> None:

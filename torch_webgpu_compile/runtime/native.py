@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from ..errors import DeviceError, DeviceLostError
@@ -61,9 +61,11 @@ class NativeBackend:
         self._small_guard = self.guard(
             lambda kind, text: device_error(kind, text, "a small upload")
         )
-        self._submit_guard = self.guard(
-            lambda kind, text: device_error(kind, text, "submitting commands")
-        )
+        self._submit_guard: AbstractContextManager[None] = nullcontext()
+        if library.refuses_submits:
+            self._submit_guard = self.guard(
+                lambda kind, text: device_error(kind, text, "submitting commands")
+            )
         self._unmap_guard = self.guard(
             lambda kind, text: device_error(kind, text, "the end of a mapping")
         )
