@@ -217,6 +217,8 @@ class NativeBackend:
                 pointer = self.lib.wgpuBufferGetConstMappedRange(handle, 0, nbytes)
             else:
                 pointer = self.lib.wgpuBufferGetMappedRange(handle, 0, nbytes)
+        if not pointer:
+            raise device_error("Mapping", "no memory", subject)
         return int(self.ffi.cast("intptr_t", pointer))
 
     def unmap(self, handle: Handle) -> None:
