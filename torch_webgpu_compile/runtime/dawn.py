@@ -286,6 +286,31 @@ class Dawn:
         """A shader module; toggles of the device leave checks out."""
         return self.lib.wgpuDeviceCreateShaderModule(self.device, descriptor)
 
+    def create_pipeline(self, descriptor: Handle) -> Handle:
+        """A compute pipeline, made by Dawn's threads: a device that is destroyed waits for them.
+
+        The call that makes one itself ends the process if another thread destroys the device.
+        """
+        ffi, made = self.ffi, list[Handle]()
+
+        @ffi.callback("WGPUCreateComputePipelineAsyncCallback")  # type: ignore[untyped-decorator]
+        def on_pipeline(status: int, pipeline: Handle, message: Any, *_: Any) -> None:
+            made.append(pipeline)
+            if status != self.lib.WGPUCreatePipelineAsyncStatus_Success:
+                self._reports.of_threads[own] = "Validation", _text(ffi, message)
+
+        own = threading.get_ident()
+        callback = ffi.new("WGPUCreateComputePipelineAsyncCallbackInfo *")
+        callback.mode = self.lib.WGPUCallbackMode_WaitAnyOnly
+        callback.callback = on_pipeline
+        future = self.lib.wgpuDeviceCreateComputePipelineAsync(self.device, descriptor, callback[0])
+        try:
+            _wait_any(ffi, self.lib, self._instance, future)
+        except BaseException:
+            _kept.append(on_pipeline)  # it may still be called
+            raise
+        return made[0] if made else ffi.NULL
+
     def prepare_wgsl(self, wgsl: str) -> str:
         """Declares the extensions that Tint wants declared and naga does not know by name."""
         return with_extensions(wgsl)

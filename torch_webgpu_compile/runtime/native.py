@@ -505,7 +505,7 @@ class _Pipelines:
                 module = self._create_module(kernel, label, checked)
             desc.compute.module = module
             with self._backend.guard(lambda kind, text: shader_error(kind, text, kernel)):
-                pipeline = lib.wgpuDeviceCreateComputePipeline(self._backend.device, desc)
+                pipeline = self._backend.library.create_pipeline(desc)
         except DeviceError:
             if pipeline:
                 lib.wgpuComputePipelineRelease(pipeline)
