@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.options import from_environment
 from torch_webgpu_compile.runtime.device import Device, device_for, list_adapters, open_device
 
@@ -68,3 +69,15 @@ def device_of(provider: str) -> Device:
 def device_in_use() -> Device:
     """The device that models have, of the provider that the environment names."""
     return device_for(from_environment())
+
+
+def require_float64() -> None:
+    """Skips the test where float64 runs on the host, which is a failure elsewhere."""
+    if not device_in_use().target.supports(dtypes.float64):
+        pytest.skip("this adapter has no shader-f64")
+
+
+def require_bindings(count: int) -> None:
+    """Skips the test where a kernel may not have so many buffers: there would be more of them."""
+    if device_in_use().target.max_storage_buffers < count:
+        pytest.skip(f"kernels of this adapter have less than {count} bindings")

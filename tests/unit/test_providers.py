@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from torch_webgpu_compile.runtime.adapters import AdapterInfo, choose_provider
 from torch_webgpu_compile.runtime.dawn import with_extensions
 from torch_webgpu_compile.target import MatrixConfig, Target
 
+ROOT = Path(__file__).parents[2]
 UNITS: MatrixConfig = ("f16", "f32", 16, 16, 16)
 LIMITS = {
     "max-storage-buffer-binding-size": 1 << 30,
@@ -49,6 +53,16 @@ def test_matrix_units_with_kernels_decide(found: dict[str, list[AdapterInfo]]) -
         choose_provider("auto", "no such GPU", useful)
     del found["wgpudawn"]
     assert choose_provider("auto", "", useful) == "wgpu"  # not installed
+
+
+def test_a_missing_provider_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wgpudawn", None)
+    monkeypatch.setattr(adapters, "_found", {})
+    with pytest.raises(AdapterError, match=r"pip install wgpudawn==[\d.]+`") as raised:
+        adapters.list_adapters("wgpudawn")
+    pinned = re.findall(r"wgpudawn==[\d.]+", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert len(pinned) == 2
+    assert all(requirement in str(raised.value) for requirement in pinned)
 
 
 def test_matrix_units_are_a_part_of_the_target() -> None:

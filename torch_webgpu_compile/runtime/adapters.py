@@ -19,6 +19,7 @@ from ..target import MATRIX_KERNELS, MatrixConfig, Target
 from . import dawn, wgpu_native
 
 _LIBRARIES: dict[str, Any] = {"wgpu": wgpu_native, "wgpudawn": dawn}
+_PACKAGES = {"wgpu": "'wgpu>=0.32'", "wgpudawn": "wgpudawn==0.32.0.4"}  # as in pyproject.toml
 
 WANTED_FEATURES = (
     "shader-f16",
@@ -137,7 +138,8 @@ def provider_module(provider: str) -> Any:
         return import_module(provider)
     except ImportError as error:
         raise AdapterError(
-            f"provider {provider!r} cannot be imported ({error}); run `pip install {provider}`"
+            f"provider {provider!r} cannot be imported ({error}); run "
+            f"`pip install {_PACKAGES[provider]}`"
         ) from error
 
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from ..errors import DeviceError
 from ..target import MatrixConfig
 from .failures import cause_of
 from .interface import Handle
@@ -60,7 +61,7 @@ def _instance() -> Any:
 def list_adapters() -> list[Any]:
     """All adapters, as objects of wgpudawn."""
     extras = import_module(f"{_BACKEND}.extras")
-    # The program has opened Dawn's instance before: its toggles hold, which may mean less features.
+    # Where the program has opened Dawn's instance before, its toggles hold, and features may lack.
     with suppress(RuntimeError):
         extras.set_instance_extras(enable_toggles=_INSTANCE_TOGGLES)
     found: list[Any] = import_module("wgpudawn").gpu.enumerate_adapters_sync()
@@ -221,12 +222,13 @@ def _feature(name: str) -> str:
 
 
 def _wait_any(ffi: Any, lib: Any, instance: Any, future: Any) -> None:
+    """Waits for a future, without the device's lock. Its callback has been called then."""
     info = ffi.new("WGPUFutureWaitInfo *")
     info.future = future
     while not info.completed:
         status = lib.wgpuInstanceWaitAny(instance, 1, info, _SLICE)
         if status == lib.WGPUWaitStatus_Error:
-            raise RuntimeError("wgpuInstanceWaitAny failed")
+            raise DeviceError("waiting for the GPU: wgpuInstanceWaitAny failed")
 
 
 class Dawn:
@@ -239,6 +241,7 @@ class Dawn:
         self.device = device
         self.queue: Handle = self.lib.wgpuDeviceGetQueue(device)
         self.submit = self.lib.wgpuQueueSubmit
+        self.refuses_submits = True
         self.callback_mode: int = self.lib.WGPUCallbackMode_WaitAnyOnly
         # A future's wait says that it is completed; its callback has nothing to add. It is C code:
         # Ctrl-C would be swallowed in Python code.
@@ -289,6 +292,31 @@ class Dawn:
     def create_module(self, descriptor: Handle, checked: bool) -> Handle:
         """A shader module; toggles of the device leave checks out."""
         return self.lib.wgpuDeviceCreateShaderModule(self.device, descriptor)
+
+    def create_pipeline(self, descriptor: Handle) -> Handle:
+        """A compute pipeline, made by Dawn's threads: a device that is destroyed waits for them.
+
+        The call that makes one itself ends the process if another thread destroys the device.
+        """
+        ffi, made = self.ffi, list[Handle]()
+
+        @ffi.callback("WGPUCreateComputePipelineAsyncCallback")  # type: ignore[untyped-decorator]
+        def on_pipeline(status: int, pipeline: Handle, message: Any, *_: Any) -> None:
+            made.append(pipeline)
+            if status != self.lib.WGPUCreatePipelineAsyncStatus_Success:
+                self._reports.of_threads[own] = "Validation", _text(ffi, message)
+
+        own = threading.get_ident()
+        callback = ffi.new("WGPUCreateComputePipelineAsyncCallbackInfo *")
+        callback.mode = self.lib.WGPUCallbackMode_WaitAnyOnly
+        callback.callback = on_pipeline
+        future = self.lib.wgpuDeviceCreateComputePipelineAsync(self.device, descriptor, callback[0])
+        try:
+            _wait_any(ffi, self.lib, self._instance, future)
+        except BaseException:
+            _kept.append(on_pipeline)  # it may still be called
+            raise
+        return made[0] if made else ffi.NULL
 
     def prepare_wgsl(self, wgsl: str) -> str:
         """Declares the extensions that Tint wants declared and naga does not know by name."""

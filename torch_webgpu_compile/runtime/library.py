@@ -24,6 +24,7 @@ class Library(Protocol):
         device, queue: handles, which are released with this object.
         submit: the C function ``f(queue, count, command buffers)`` that submits; its result is the
             number of the submission, or None.
+        refuses_submits: whether that reports what is wrong; else it ends the process.
         callback_mode: the ``WGPUCallbackMode`` of mappings.
     """
 
@@ -32,6 +33,7 @@ class Library(Protocol):
     device: Handle
     queue: Handle
     submit: Any
+    refuses_submits: bool
     callback_mode: int
 
     def capture(self) -> None:
@@ -59,6 +61,9 @@ class Library(Protocol):
 
     def create_module(self, descriptor: Handle, checked: bool) -> Handle:
         """``wgpuDeviceCreateShaderModule``; without ``checked`` bounds are not checked."""
+
+    def create_pipeline(self, descriptor: Handle) -> Handle:
+        """``wgpuDeviceCreateComputePipeline``. Several threads may be in it at once."""
 
     def prepare_wgsl(self, wgsl: str) -> str:
         """A kernel's text as this library's compiler wants it; its lines keep their numbers."""

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from ..errors import DeviceError, DeviceLostError
@@ -61,9 +61,11 @@ class NativeBackend:
         self._small_guard = self.guard(
             lambda kind, text: device_error(kind, text, "a small upload")
         )
-        self._submit_guard = self.guard(
-            lambda kind, text: device_error(kind, text, "submitting commands")
-        )
+        self._submit_guard: AbstractContextManager[None] = nullcontext()
+        if library.refuses_submits:
+            self._submit_guard = self.guard(
+                lambda kind, text: device_error(kind, text, "submitting commands")
+            )
         self._unmap_guard = self.guard(
             lambda kind, text: device_error(kind, text, "the end of a mapping")
         )
@@ -215,6 +217,8 @@ class NativeBackend:
                 pointer = self.lib.wgpuBufferGetConstMappedRange(handle, 0, nbytes)
             else:
                 pointer = self.lib.wgpuBufferGetMappedRange(handle, 0, nbytes)
+        if not pointer:
+            raise device_error("Mapping", "no memory", subject)
         return int(self.ffi.cast("intptr_t", pointer))
 
     def unmap(self, handle: Handle) -> None:
@@ -501,7 +505,7 @@ class _Pipelines:
                 module = self._create_module(kernel, label, checked)
             desc.compute.module = module
             with self._backend.guard(lambda kind, text: shader_error(kind, text, kernel)):
-                pipeline = lib.wgpuDeviceCreateComputePipeline(self._backend.device, desc)
+                pipeline = self._backend.library.create_pipeline(desc)
         except DeviceError:
             if pipeline:
                 lib.wgpuComputePipelineRelease(pipeline)

@@ -6,7 +6,8 @@ thread. A few calls end the process on an error instead (wgpu-native 29): see `n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -66,24 +67,19 @@ class WgpuNative:
 
     def __init__(self, device: Any) -> None:
         self.ffi, self.lib = bindings()
-        self._errors = import_module(f"{_MODULE}._api").error_handler
+        errors = import_module(f"{_MODULE}._api").error_handler
+        # Several times in every call: a partial costs less than a method.
+        self.capture: Callable[[], None] = partial(errors.capture, _GUARD)
+        self.release: Callable[[], Report | None] = partial(errors.release, _GUARD)
         self._owner = device  # keeps the handles below alive
         self.device: Handle = device._internal
         self.queue: Handle = device.queue._internal
         self.submit = self.lib.wgpuQueueSubmitForIndex
+        self.refuses_submits = False
         self.callback_mode: int = self.lib.WGPUCallbackMode_AllowProcessEvents
         desc = self.ffi.new("WGPUBufferDescriptor *")
         desc.size, desc.usage = 16, COPY_DST
         self._probe: Handle = self.lib.wgpuDeviceCreateBuffer(self.device, desc)
-
-    def capture(self) -> None:
-        """Begins to collect errors."""
-        self._errors.capture(_GUARD)
-
-    def release(self) -> Report | None:
-        """The last error since `capture`."""
-        report: Report | None = self._errors.release(_GUARD)
-        return report
 
     def find_loss(self) -> str:
         """Asks by an upload of nothing: the cheapest call that reports a loss, and survives it."""
@@ -115,6 +111,10 @@ class WgpuNative:
         if checked:
             return self.lib.wgpuDeviceCreateShaderModule(self.device, descriptor)
         return self.lib.wgpuDeviceCreateShaderModuleTrusted(self.device, descriptor, 0)
+
+    def create_pipeline(self, descriptor: Handle) -> Handle:
+        """A compute pipeline."""
+        return self.lib.wgpuDeviceCreateComputePipeline(self.device, descriptor)
 
     def prepare_wgsl(self, wgsl: str) -> str:
         """The text as it is."""

@@ -54,7 +54,7 @@ class _Module:
         start = self.parser.token.start
         code = self.parser.expression()
         end = self.parser.tokens[self.parser.place - 1].end
-        if _is_changed(self._text[start:end], code):
+        if _is_changed(self._text[start:end], code.text):
             self._replace(start, code.text)
         return code
 
@@ -177,10 +177,7 @@ class _Module:
         parser.expect("(")
         for end in (";", ";", ")"):
             if parser.token.text != end:
-                if end == ";" and parser.tokens[parser.place].text not in ("var", "let", "const"):
-                    self._simple()
-                else:
-                    self._simple()
+                self._simple()
             parser.expect(end)
         self._block()
         parser.types = outer
@@ -207,25 +204,20 @@ class _Module:
         start = parser.token.start
         target = parser.expression()
         sign = parser.accept(*_ASSIGNMENTS, "++", "--")
-        if sign in ("", "++", "--"):
-            if target.is_wide and sign:
+        if sign in ("++", "--"):
+            if target.is_wide:
                 raise ValueError(f"{target.text}{sign} of 64-bit integers has no translation")
-        elif sign == "=" or not target.is_wide:
-            value = parser.expression()
-            end = parser.tokens[parser.place - 1].end
-            text = f"{target.text} {sign} {value.text}"
-            if _is_changed(self._text[start:end], Code(text, "")):
-                self._replace(start, text)
             return
-        else:
-            value = binary(sign[:-1], target, parser.expression())
-            self._replace(start, f"{target.text} = {value.text}")
-            return
+        text = target.text
+        if sign and sign != "=" and target.is_wide:
+            text = f"{text} = {binary(sign[:-1], target, parser.expression()).text}"
+        elif sign:
+            text = f"{text} {sign} {parser.expression().text}"
         end = parser.tokens[parser.place - 1].end
-        if not sign and _is_changed(self._text[start:end], target):
-            self._replace(start, target.text)
+        if _is_changed(self._text[start:end], text):
+            self._replace(start, text)
 
 
-def _is_changed(before: str, code: Code) -> bool:
+def _is_changed(before: str, after: str) -> bool:
     """Whether a translation is more than other space."""
-    return re.sub(r"\s|//[^\n]*", "", before) != re.sub(r"\s", "", code.text)
+    return re.sub(r"\s|//[^\n]*", "", before) != re.sub(r"\s", "", after)
