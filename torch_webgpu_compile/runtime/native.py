@@ -71,8 +71,10 @@ class NativeBackend:
         self._last_index = 0
         on_cpu = device.adapter.info["adapter_type"].lower() == "cpu"
         self._awake_seconds = 0.0 if on_cpu else _AWAKE_SECONDS
-        self._mappings: dict[int, _Mapping] = {}
-        self._abandoned: list[_Mapping] = []  # C may still call them
+        self._mappings: dict[int, _Signal] = {}
+        self._abandoned: list[_Signal] = []  # C may still call them
+        self._signals: list[_Signal] = []  # those of waits
+        self._free_signals: deque[_Signal] = deque()
         self._dropped_buffers: deque[Handle] = deque()
         self._dropped_pipelines: deque[Handle] = deque()
         self._dropped_groups: deque[Handle] = deque()
@@ -205,7 +207,9 @@ class NativeBackend:
         key = int(self.ffi.cast("intptr_t", handle))
         mapping = self._mappings.get(key)
         if mapping is None:
-            mapping = self._mappings[key] = _Mapping(self.ffi, self.lib)
+            mapping = self._mappings[key] = _Signal(
+                self.ffi, self.lib, "WGPUBufferMapCallback"
+            )
         mapping.statuses.clear()
         subject = f"mapping {nbytes} bytes"
         with self.guard(lambda kind, text: device_error(kind, text, subject)):
@@ -385,20 +389,34 @@ class NativeBackend:
         """Waits until a submission is done, or (None) all of them. Raises DeviceLostError."""
         self.check("waiting for the GPU")
         last = self._last_index
-        if (submission is not None and submission < last) or not self._is_done_soon():
+        is_last = submission is None or submission >= last
+        done = self._signal_when_done() if is_last and self._awake_seconds else None
+        if done is None or not self._is_done_soon(done):
             index = self.ffi.NULL
             if submission is not None:
                 index = self.ffi.new("WGPUSubmissionIndex *", submission)
             self.lib.wgpuDevicePoll(self.device, True, index)
-        self._finished_index = max(self._finished_index, submission or last)
+        if done is not None and done.statuses:  # else C may still call it
+            self._free_signals.append(done)
+        self._finished_index = max(self._finished_index, last if submission is None else submission)
 
-    def _is_done_soon(self) -> bool:
-        """Whether the GPU has done everything, or does so while this thread stays awake."""
+    def _signal_when_done(self) -> _Signal:
+        """A signal that is given when the GPU has done all that was submitted."""
+        try:
+            done = self._free_signals.pop()
+        except IndexError:
+            done = _Signal(self.ffi, self.lib, "WGPUQueueWorkDoneCallback")
+            self._signals.append(done)
+        done.statuses.clear()
+        self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, done.info[0])
+        return done
+
+    def _is_done_soon(self, done: _Signal) -> bool:
+        """Whether a signal is given while this thread stays awake."""
         end = time.perf_counter() + self._awake_seconds
-        while time.perf_counter() < end:
-            if self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL):
-                return True
-        return False
+        while not done.statuses and time.perf_counter() < end:
+            self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
+        return bool(done.statuses)
 
     def submit_timed(self, run: DispatchRun, name: str) -> list[Span] | None:
         """Runs dispatches one by one and waits; None, and nothing run, without timestamps."""
@@ -475,24 +493,27 @@ class Guard:
             raise self._backend.error(self._make_error, *failure)
 
 
-class _Mapping:
-    """The callback of one staging buffer.
+class _Signal:
+    """A callback, to be used for one thing after another.
+
+    Args:
+        kind: WGPUBufferMapCallback or WGPUQueueWorkDoneCallback.
 
     Attributes:
         statuses: what the callback was given since the list was emptied: empty while it is awaited.
-        info: for `wgpuBufferMapAsync`.
+        info: for the function that calls back.
     """
 
-    def __init__(self, ffi: Any, lib: Any) -> None:
+    def __init__(self, ffi: Any, lib: Any, kind: str) -> None:
         self.statuses: list[int] = []
         # The callback's first argument is its status. The others are left where the caller put
         # them, as every calling convention of 64-bit machines allows: with one argument the
         # callback can be C code, which Ctrl-C does not interrupt. The text of a failure is
         # reported to `Guard` besides.
         self._callback = ffi.callback("void(int)", self.statuses.append)
-        self.info = ffi.new("WGPUBufferMapCallbackInfo *")
+        self.info = ffi.new(f"{kind}Info *")
         self.info.mode = lib.WGPUCallbackMode_AllowProcessEvents
-        self.info.callback = ffi.cast("WGPUBufferMapCallback", self._callback)
+        self.info.callback = ffi.cast(kind, self._callback)
 
 
 class _Pipelines:
