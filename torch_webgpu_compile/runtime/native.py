@@ -207,9 +207,7 @@ class NativeBackend:
         key = int(self.ffi.cast("intptr_t", handle))
         mapping = self._mappings.get(key)
         if mapping is None:
-            mapping = self._mappings[key] = _Signal(
-                self.ffi, self.lib, "WGPUBufferMapCallback"
-            )
+            mapping = self._mappings[key] = _Signal(self.ffi, self.lib, "WGPUBufferMapCallback")
         mapping.statuses.clear()
         subject = f"mapping {nbytes} bytes"
         with self.guard(lambda kind, text: device_error(kind, text, subject)):
