@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -107,6 +108,16 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ..
         (1, 4, 5, 6),
         (4, 3, 3, 3),
     ),
+    "transposed dilation": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=(1, 3), dilation=(2, 3)),
+        (2, 4, 5, 6),
+        (4, 3, 3, 4),
+    ),
+    "fewer taps than strides": (
+        lambda x, w: F.conv2d(x, w, stride=(2, 4), padding=(0, 1)),
+        (2, 4, 9, 8),
+        (3, 4, 1, 2),
+    ),
     "transposed 1d": (lambda x, w: F.conv_transpose1d(x, w, stride=2), (2, 3, 7), (3, 2, 4)),
 }
 
@@ -128,6 +139,19 @@ def test_gradients_of_convolutions(name: str) -> None:
 
     x, w = floats(*x_sizes).requires_grad_(), floats(*w_sizes).requires_grad_()
     check(gradients, x, w, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("kernel", "products"), [(1, 1), (2, 4), (3, 16), (4, 16)])
+def test_strided_transposed_convolutions_leave_out_what_is_zero(kernel: int, products: int) -> None:
+    """Of kernel² taps for each of 16 × 16 results a quarter; odd ones are filled up with a tap."""
+    x, w = floats(2, 4, 8, 8), floats(4, 8, kernel, kernel)
+    padding = (kernel - 1) // 2
+    lowered = lower_checked(
+        capture(lambda x, w: F.conv_transpose2d(x, w, None, 2, padding, kernel % 2), x, w)
+    )
+    (node,) = (node for node in lowered.nodes if isinstance(node, Contraction))
+    sizes = (*node.batch, *node.rows, *node.columns, *node.inner)
+    assert math.prod(map(int, sizes)) == 2 * 8 * 4 * 8 * 8 * products
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

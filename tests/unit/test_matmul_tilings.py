@@ -25,3 +25,20 @@ def test_the_largest_tiles_are_for_the_largest_results(batch, rows, columns, til
     problem = MatmulProblem(batch, ((rows, columns),), 1024, 4, "rows", "columns")
     tiling = choose_matmul_tiling(problem, GPU)
     assert (tiling.rows, tiling.columns) == tile
+
+
+def test_tiles_are_full():
+    """Of 64 rows, half of a larger tile would be empty."""
+    assert choose_matmul_tiling(problem_of(16, 64, 3136), GPU).rows == 64
+    assert choose_matmul_tiling(problem_of(16, 96, 3136), GPU).rows == 128
+
+
+def test_tiles_of_windows_are_tall():
+    """Each tile of rows loads all windows, element by element."""
+    windows = problem_of(16, 128, 784, rhs="scalar_inner")
+    assert choose_matmul_tiling(windows, GPU).rows == 128
+    assert choose_matmul_tiling(problem_of(16, 128, 784), GPU).rows == 64
+
+
+def problem_of(batch, rows, columns, rhs="outer"):
+    return MatmulProblem(batch, ((rows, columns),), 1152, 4, "inner", rhs)

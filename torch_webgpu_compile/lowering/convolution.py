@@ -6,6 +6,7 @@ is [C, O/groups, *kernel].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,19 @@ from ..ir.depthwise_nodes import (
 from ..ir.nodes import Contraction
 from ..ir.scalar import Index, Scalar, apply, cast, const
 from ..ir.spaces import iteration_symbols
-from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, is_less, is_nonnegative, product
+from ..symbolic.sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    IntLike,
+    as_expr,
+    ceildiv,
+    contiguous_strides,
+    is_less,
+    is_nonnegative,
+    linearize,
+    product,
+)
 from .builder import Builder, masked
 from .matmul import add_scaled
 from .promotion import compute_dtype
@@ -125,28 +138,83 @@ def _is_batched(positions_per_image: Expr) -> bool:
 
 @dataclass(frozen=True)
 class _Axes:
-    """How (image, group, row channel, column space) map to a contraction's symbols."""
+    """How (image, phases, group, column space) map to a contraction's symbols."""
 
     batch: tuple[Expr, ...]
     columns: tuple[Expr, ...]
     image: Expr
+    phases: tuple[Expr, ...]
     group: Expr
     space: tuple[Expr, ...]
 
 
-def _axes(images: Expr, groups: int, space: Sequence[Expr]) -> _Axes:
+def _axes(images: Expr, groups: int, space: Sequence[Expr], phases: Sequence[Expr] = ()) -> _Axes:
     in_batch = images is not ONE and _is_batched(product(space))
-    group_size = as_expr(groups)
-    batch = [size for size, keep in ((images, in_batch), (group_size, groups > 1)) if keep]
-    symbols = list(positions(batch, "b"))
-    image = symbols.pop(0) if in_batch else ZERO
-    group = symbols.pop(0) if groups > 1 else ZERO
+    loops = (images if in_batch else ONE, *phases, as_expr(groups))
+    batch = tuple(size for size in loops if size is not ONE)
+    used = iter(positions(batch, "b"))
+    image, *symbols, group = (ZERO if size is ONE else next(used) for size in loops)
     lead = [] if in_batch or images is ONE else [images]
     columns = (*lead, *space)
     column_symbols = list(positions(columns, "n"))
     if lead:
         image = column_symbols.pop(0)
-    return _Axes(tuple(batch), columns, image, group, tuple(column_symbols))
+    return _Axes(batch, columns, image, tuple(symbols), group, tuple(column_symbols))
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """A dimension of a transposed convolution, whose results are in groups by the taps they read.
+
+    Result y reads tap t at (y + padding − t·dilation) / stride, where that is whole. That depends
+    on y modulo the stride: there is a first tap, which numbers the group, and every ``stride``-th
+    from it. Where the kernel has fewer taps than the stride, the other results read nothing.
+
+    Attributes:
+        kernel: the number of taps.
+        count: of groups.
+        taps: of a group, at most.
+        size: results of a group.
+    """
+
+    stride: int
+    padding: int
+    dilation: int
+    kernel: int
+    count: int
+    taps: int
+    size: Expr
+
+    @staticmethod
+    def of(geometry: Geometry, k: int, kernel: Expr, size: Expr) -> _Phases | None:
+        """Those of dimension ``k``; None where they are not known, or taps are in several groups.
+
+        Args:
+            size: of the result.
+        """
+        given = geometry.stride[k], geometry.padding[k], geometry.dilation[k], kernel
+        if not all(value.is_constant for value in given):
+            return None
+        stride, padding, dilation, taps = map(int, given)
+        if math.gcd(stride, dilation) > 1:
+            return None
+        count, most = min(stride, taps), -(-taps // stride)
+        return _Phases(stride, padding, dilation, taps, count, most, ceildiv(size, stride))
+
+    def tap(self, group: Expr, number: Expr) -> Expr:
+        """The number of a group's tap among all; those from ``kernel`` on do not exist."""
+        return group + number * self.stride
+
+    def read(self, group: Expr, position: Expr, number: Expr) -> Expr:
+        """Where a group's result reads for one of its taps, perhaps outside."""
+        skipped = (group * self.dilation - self.padding) // self.stride
+        return position - skipped - number * self.dilation
+
+    def place(self, result: Expr) -> tuple[Expr, Expr]:
+        """The group of a result, and the position there; groups from ``count`` on do not exist."""
+        inverse = pow(self.dilation, -1, self.stride)
+        group = (result + self.padding) % self.stride * inverse % self.stride
+        return group, result // self.stride
 
 
 def convolve(
@@ -173,6 +241,12 @@ def convolve(
         return _depthwise(builder, input, weight, geometry, windows, sizes, dtype, name)
     if not dtype.is_float or (geometry.groups > 1 and in_channels is ONE):
         return _reduced(builder, input, weight, geometry, sizes, dtype, name)
+    if geometry.transposed and any(step is not ONE for step in geometry.stride):
+        dims = enumerate(zip(kernel, space, strict=True))
+        phases = [_Phases.of(geometry, k, taps, size) for k, (taps, size) in dims]
+        known = [found for found in phases if found is not None]
+        if len(known) == len(phases):
+            return _in_phases(builder, input, weight, geometry, known, sizes, dtype, name)
     axes = _axes(images, geometry.groups, space)
     (row,) = positions((out_channels,), "m")
     channel, *taps = positions(inner, "k")
@@ -193,6 +267,68 @@ def convolve(
         index=(axes.image, out_channel, *axes.space),
     )
     return builder.contract(dtype, sizes, node, name=name)
+
+
+def _in_phases(
+    builder: Builder,
+    input: Value,
+    weight: Value,
+    geometry: Geometry,
+    phases: Sequence[_Phases],
+    sizes: tuple[Expr, ...],
+    dtype: DType,
+    name: str,
+) -> Value:
+    """A transposed convolution with strides, without the products of taps that read nothing.
+
+    Those are three of four with a stride of two in both dimensions of an image. The results of each
+    group of `_Phases` lie side by side, as channels of their own, and are put in order by what
+    reads them.
+    """
+    images, all_channels = sizes[:2]
+    in_channels = input.sizes[1] // geometry.groups
+    out_channels = all_channels // geometry.groups
+    counts = [as_expr(found.count) for found in phases]
+    axes = _axes(images, geometry.groups, [found.size for found in phases], counts)
+    inner = (in_channels, *(as_expr(found.taps) for found in phases))
+    (row,) = positions((out_channels,), "m")
+    channel, *numbers = positions(inner, "k")
+    in_channel = axes.group * in_channels + channel
+    taps, at = [], []
+    exist: list[Scalar] = []
+    inside: list[Scalar] = []
+    for k, found in enumerate(phases):
+        taps.append(found.tap(axes.phases[k], numbers[k]))
+        at.append(found.read(axes.phases[k], axes.space[k], numbers[k]))
+        exist += in_range(taps[k], as_expr(found.kernel))
+        inside += in_range(at[k], input.sizes[2 + k])
+    inside += exist
+    lhs = masked(all_of(exist), weight.at([in_channel, row, *taps]), 0)
+    rhs = masked(all_of(inside), input.at([axes.image, in_channel, *at]), 0)
+    wide = compute_dtype(dtype)
+    strides = contiguous_strides((*counts, all_channels))
+    group = linearize((*axes.phases, axes.group * out_channels + row), strides)
+    node = Contraction(
+        output="",
+        batch=axes.batch,
+        rows=(out_channels,),
+        columns=axes.columns,
+        inner=inner,
+        lhs=cast(lhs, wide),
+        rhs=cast(rhs, wide),
+        index=(axes.image, group, *axes.space),
+    )
+    grouped = (images, product((*counts, all_channels)), *(found.size for found in phases))
+    together = builder.contract(dtype, grouped, node, name=f"{name}_phases" if name else "phases")
+    image, out_channel, *results = positions(sizes)
+    numbers, at, exist = [], [], []
+    for found, result in zip(phases, results, strict=True):
+        number, position = found.place(result)
+        numbers.append(number)
+        at.append(position)
+        exist += in_range(number, as_expr(found.count))
+    value = together.at([image, linearize((*numbers, out_channel), strides), *at])
+    return builder.pointwise(masked(all_of(exist), value, 0), sizes, name=name)
 
 
 def _is_depthwise(groups: int, read: Expr, made: Expr, dtype: DType) -> bool:

@@ -42,6 +42,7 @@ from .interface import (
 )
 from .library import Library
 from .process_life import process, refuse
+from .signals import Signal
 
 _MAX_QUERIES = 4096  # WebGPU spec, the largest query set
 _THROTTLE = 64  # submissions after which the host waits for those before them: bounds queued work
@@ -71,8 +72,8 @@ class NativeBackend:
         )
         self.submissions = 0
         self._throttled: Handle | None = None
-        self._mappings: dict[int, _Mapping] = {}
-        self._abandoned: list[_Mapping] = []  # C may still call them
+        self._mappings: dict[int, Signal] = {}
+        self._abandoned: list[Signal] = []  # C may still call them
         self._dropped_buffers: deque[Handle] = deque()
         self._dropped_pipelines: deque[Handle] = deque()
         self._dropped_groups: deque[Handle] = deque()
@@ -198,7 +199,9 @@ class NativeBackend:
         key = int(self.ffi.cast("intptr_t", handle))
         mapping = self._mappings.get(key)
         if mapping is None:
-            mapping = self._mappings[key] = _Mapping(self.library)
+            mapping = self._mappings[key] = Signal(
+                self.ffi, "WGPUBufferMapCallback", self.library.callback_mode
+            )
         mapping.statuses.clear()
         subject = f"mapping {nbytes} bytes"
         with self.guard(lambda kind, text: device_error(kind, text, subject)):
@@ -457,27 +460,6 @@ class Guard:
         failure = self._release()
         if failure is not None and kind is None:
             raise self._backend.error(self._make_error, *failure)
-
-
-class _Mapping:
-    """The callback of one staging buffer.
-
-    Attributes:
-        statuses: what the callback was given since the list was emptied: empty while it is awaited.
-        info: for `wgpuBufferMapAsync`.
-    """
-
-    def __init__(self, library: Library) -> None:
-        ffi = library.ffi
-        self.statuses: list[int] = []
-        # The callback's first argument is its status. The others are left where the caller put
-        # them, as every calling convention of 64-bit machines allows: with one argument the
-        # callback can be C code, which Ctrl-C does not interrupt. The text of a failure is
-        # reported to `Guard` besides.
-        self._callback = ffi.callback("void(int)", self.statuses.append)
-        self.info = ffi.new("WGPUBufferMapCallbackInfo *")
-        self.info.mode = library.callback_mode
-        self.info.callback = ffi.cast("WGPUBufferMapCallback", self._callback)
 
 
 class _Pipelines:

@@ -6,6 +6,8 @@ thread. A few calls end the process on an error instead (wgpu-native 29): see `n
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -15,10 +17,12 @@ from ..target import MatrixConfig
 from .failures import cause_of, is_loss
 from .interface import COPY_DST, Handle
 from .library import Report
+from .signals import Signal
 from .type_strings import parse_only_needed
 
 _MODULE = "wgpu.backends.wgpu_native"
 _GUARD = "torch_webgpu_compile"
+_AWAKE_SECONDS = 1e-3  # a thread that sleeps notices the end 70 µs late on an H100's host
 
 
 def bindings() -> tuple[Any, Any]:
@@ -72,6 +76,10 @@ class WgpuNative:
         self.capture: Callable[[], None] = partial(errors.capture, _GUARD)
         self.release: Callable[[], Report | None] = partial(errors.release, _GUARD)
         self._owner = device  # keeps the handles below alive
+        on_cpu = device.adapter.info["adapter_type"].lower() == "cpu"
+        self.awake_seconds = 0.0 if on_cpu else _AWAKE_SECONDS
+        self._signals: list[Signal] = []  # C may call them
+        self._free_signals: deque[Signal] = deque()
         self.device: Handle = device._internal
         self.queue: Handle = device.queue._internal
         self.submit = self.lib.wgpuQueueSubmitForIndex
@@ -96,15 +104,47 @@ class WgpuNative:
         return self.ffi.new("WGPUSubmissionIndex *", submission)
 
     def wait(self, mark: Handle | None) -> None:
-        """Polls the device."""
-        self.lib.wgpuDevicePoll(self.device, True, self.ffi.NULL if mark is None else mark)
+        """Polls the device; for all of its work, staying awake at first."""
+        if mark is None:
+            self._wait_awake(self.ffi.NULL)
+        else:
+            self.lib.wgpuDevicePoll(self.device, True, mark)
 
     def wait_for_map(self, future: Handle, submission: int | None) -> None:
         """Polls the device: that calls callbacks. Its futures cannot be waited for."""
         if submission is not None:
-            self.wait(self.mark(submission))
+            self._wait_awake(self.mark(submission))
         else:  # never used: there is nothing to wait for
             self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
+
+    def _wait_awake(self, mark: Handle) -> None:
+        """Until all is done that was submitted or, if that takes longer, what was marked."""
+        done = self.signal_when_done() if self.awake_seconds else None
+        if done is None or not self._is_done_soon(done):
+            self.lib.wgpuDevicePoll(self.device, True, mark)
+        if done is not None and done.statuses:  # else C may still call it
+            self._free_signals.append(done)
+
+    def signal_when_done(self) -> Signal:
+        """A signal that is given when the GPU has done all that was submitted."""
+        try:
+            done = self._free_signals.pop()
+        except IndexError:
+            done = Signal(self.ffi, "WGPUQueueWorkDoneCallback", self.callback_mode)
+            self._signals.append(done)
+        done.statuses.clear()
+        self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, done.info[0])
+        return done
+
+    def _is_done_soon(self, done: Signal) -> bool:
+        """Whether a signal is given while this thread stays awake.
+
+        What `wgpuDevicePoll` returns says nothing: with wgpu-native 29 it is always true.
+        """
+        end = time.perf_counter() + self.awake_seconds
+        while not done.statuses and time.perf_counter() < end:
+            self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
+        return bool(done.statuses)
 
     def create_module(self, descriptor: Handle, checked: bool) -> Handle:
         """A shader module; ``wgpuDeviceCreateShaderModuleTrusted`` leaves checks out."""
