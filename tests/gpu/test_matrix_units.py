@@ -69,6 +69,13 @@ case(
 )
 case("a pair", lambda a, b, c: F.silu(a @ b) * (a @ c), half(68, 48), half(48, 72), half(48, 72))
 case(
+    "rows that indices choose",
+    lambda a, b, c: F.embedding(b, a) @ c * b.unsqueeze(-1),
+    half(100, 64),
+    torch.randint(100, (70,)),
+    half(64, 96),
+)
+case(
     "a convolution",
     lambda a, b: F.conv2d(a, b, stride=2, padding=1),
     half(2, 12, 19, 23),
@@ -104,10 +111,10 @@ def test_products(
     monkeypatch.setattr(contraction, "units_tiling", choose)
     function, arguments = CALLS[name]
     if tiling.factor == "f32":
-        arguments = tuple(argument.float() for argument in arguments)
+        arguments = tuple(a.float() if a.is_floating_point() else a for a in arguments)
     compiled = torch.compile(function, backend="webgpu", fullgraph=True, dynamic=dynamic)
     got = compiled(*arguments)
-    wanted = function(*(argument.double() for argument in arguments))
+    wanted = function(*(a.double() if a.is_floating_point() else a for a in arguments))
     tolerance = 1e-4 if tiling.factor == "f32" else 4e-3
     torch.testing.assert_close(
         torch.utils._pytree.tree_map(Tensor.double, got), wanted, rtol=tolerance, atol=tolerance
@@ -125,7 +132,7 @@ def test_tint_accepts_the_kernels(name: str, unit: Unit, monkeypatch: pytest.Mon
     monkeypatch.setattr(units, "MATRIX_KERNELS", frozenset({config}))
     target = replace(
         TARGET,
-        features=TARGET.features | {"subgroup", "chromium-experimental-subgroup-matrix"},
+        features=frozenset({"shader-f16", "subgroup", "chromium-experimental-subgroup-matrix"}),
         subgroup_sizes=(32, 32),
         max_workgroup_nbytes=48 << 10,
         subgroup_matrix_configs=(config,),

@@ -54,7 +54,8 @@ _NAMES = {
     ">=": "ge",
 }
 _SIGNED = frozenset({"div", "rem", "shr", "lt", "le", "gt", "ge", "min", "max", "clamp"})
-_TEMPLATED = frozenset({"vec2", "vec3", "vec4", "array", "bitcast", "ptr", "atomic"})
+_MATRIX_CALLS = frozenset({"subgroupMatrixLoad", "subgroupMatrixStore"})
+_TEMPLATED = _MATRIX_CALLS | {"vec2", "vec3", "vec4", "array", "bitcast", "ptr", "atomic"}
 _BUILTINS = frozenset({"min", "max", "abs", "sign", "clamp", "select"})
 _SCALARS = frozenset({"i32", "u32", "f32", "f16", "bool", "i64", "u64"})
 _COMPONENTS = {"x": 0, "y": 1, "z": 2, "w": 3, "r": 0, "g": 1, "b": 2, "a": 3}
@@ -193,6 +194,8 @@ class Parser:
 
     def _constructed(self, type: str) -> Code:
         arguments = self._arguments()
+        if type.split("<")[0] in _MATRIX_CALLS:  # of no integers
+            return Code(f"{type}({_list(arguments)})", "")
         if type.startswith("bitcast<"):
             return _bitcast(type[len("bitcast<") : -1], arguments[0])
         if is_wide(type) or any(a.is_wide for a in arguments):
