@@ -46,6 +46,7 @@ from .scheduler.grouping.order import order_groups, verify_grouping
 from .scheduler.grouping.products import join_pairs, join_siblings
 from .scheduler.rewrites.causal import find_causal
 from .scheduler.rewrites.equal_nodes import drop_unit_symbols, share_equal_nodes
+from .scheduler.rewrites.float16_words import store_float16_in_words
 from .scheduler.rewrites.inline import inline_producers
 from .scheduler.rewrites.key_ends import find_key_ends
 from .scheduler.rewrites.layouts import choose_layouts
@@ -289,6 +290,7 @@ def _each(run: PassFunction) -> PassFunction:
 PASSES: tuple[Pass, ...] = (
     # What is computed: loops over index expressions.
     Pass("ir", CAPTURED, GRAPH, _lower),
+    Pass("store_float16_in_words", GRAPH, GRAPH, _on_target(store_float16_in_words)),
     Pass("split_attention", GRAPH, GRAPH, _on_target(split_attention)),
     Pass("drop_unit_symbols", GRAPH, GRAPH, _alone(drop_unit_symbols)),
     Pass("share_equal_nodes", GRAPH, GRAPH, _alone(share_equal_nodes)),

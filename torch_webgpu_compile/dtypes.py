@@ -90,14 +90,16 @@ class DType:
 
 
 float32 = DType("float32", "f32", Kind.FLOAT, 4, "f32", "f32")
-float16 = DType("float16", "f16", Kind.FLOAT, 2, "f32", "f16", feature="shader-f16")
+float16 = DType("float16", "f16", Kind.FLOAT, 2, "f32", "f16")
+float16_in_words = DType("float16", "f16", Kind.FLOAT, 2, "f32", "u32", packing=2)
+"""Of graphs for GPUs without ``shader-f16``: the pass `store_float16_in_words` puts it there."""
 bfloat16 = DType("bfloat16", "bf16", Kind.FLOAT, 2, "f32", "u32", packing=2)
 float8_e4m3fn = DType("float8_e4m3fn", "f8e4m3fn", Kind.FLOAT, 1, "f32", "u32", packing=4)
 float8_e5m2 = DType("float8_e5m2", "f8e5m2", Kind.FLOAT, 1, "f32", "u32", packing=4)
 float8_e4m3fnuz = DType("float8_e4m3fnuz", "f8e4m3fnuz", Kind.FLOAT, 1, "f32", "u32", packing=4)
 float8_e5m2fnuz = DType("float8_e5m2fnuz", "f8e5m2fnuz", Kind.FLOAT, 1, "f32", "u32", packing=4)
 float64 = DType("float64", "f64", Kind.FLOAT, 8, "f64", "f64", feature="shader-f64")
-int64 = DType("int64", "i64", Kind.SIGNED, 8, "i64", "i64", feature="shader-int64")
+int64 = DType("int64", "i64", Kind.SIGNED, 8, "i64", "i64")
 int32 = DType("int32", "i32", Kind.SIGNED, 4, "i32", "i32")
 int16 = DType("int16", "i16", Kind.SIGNED, 2, "i32", "u32", packing=2)
 int8 = DType("int8", "i8", Kind.SIGNED, 1, "i32", "u32", packing=4)

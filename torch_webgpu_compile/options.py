@@ -13,7 +13,8 @@ environment                      ``options={...}``     meaning
 ``TORCH_WEBGPU_CACHE``           ``"cache"``           folder of compiled plans and of what was
                                                        measured; 0 (default): none
 ``TORCH_WEBGPU_ADAPTER``         –                     part of the adapter's name, or its number
-``TORCH_WEBGPU_PROVIDER``        –                     wgpu or wgpudawn
+``TORCH_WEBGPU_PROVIDER``        –                     auto (default), wgpu or wgpudawn; see
+                                                       `runtime.adapters.choose_provider`
 ``TORCH_WEBGPU_DEVICE``          –                     1: the device is known even beside CUDA,
                                                        0: never; see `device.autoload`
 ``TORCH_WEBGPU_PROGRESS``        ``"progress"``        a compilation of more than 2 s says so on
@@ -40,6 +41,7 @@ from .errors import OptionError
 DEBUG_STAGES = (
     "fx",
     "ir",
+    "store_float16_in_words",
     "split_attention",
     "drop_unit_symbols",
     "share_equal_nodes",
@@ -71,7 +73,8 @@ DEBUG_STAGES = (
 """``fx`` is the captured graph, ``schedule`` the last result of those passes that regroup kernels;
 the others are the passes of `compiler.PASSES`."""
 FALLBACK_POLICIES = ("warn", "error", "silent")
-PROVIDERS = ("wgpu", "wgpudawn")
+AUTO = "auto"
+PROVIDERS = (AUTO, "wgpu", "wgpudawn")
 PROGRESS_POLICIES = ("auto", "1", "0")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -90,7 +93,7 @@ class CompileOptions:
         fusion: fuse nodes into common kernels.
         mode: ``torch.compile``'s mode, one of `MODES`.
         adapter: part of the wanted adapter's name or its index, "" for the best one.
-        provider: the WebGPU implementation, "" for the first that is installed.
+        provider: the WebGPU implementation, one of `PROVIDERS`.
         deterministic: results are the same bits in every run.
         fill_empty: ``torch.empty`` gives NaN and largest integers.
 
@@ -106,7 +109,7 @@ class CompileOptions:
     fusion: bool = True
     mode: str = "default"
     adapter: str = ""
-    provider: str = ""
+    provider: str = AUTO
     deterministic: bool = False
     fill_empty: bool = False
 

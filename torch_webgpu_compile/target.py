@@ -17,6 +17,16 @@ an adapter that allows smaller ones gains nothing.
 """
 
 
+MatrixConfig = tuple[str, str, int, int, int]
+"""A subgroup matrix: the type of the factors, that of the sum, M, N and K of one product.
+
+The types are ``f32``, ``f16``, ``u32``, ``i32``, ``u8`` or ``i8``.
+"""
+
+MATRIX_KERNELS: frozenset[MatrixConfig] = frozenset()
+"""Configurations that there are kernels for, which make a provider that has one worth having."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """A part of a buffer that one binding reaches; ``nbytes`` None means to the end."""
@@ -116,6 +126,7 @@ class Target:
         max_loop_iterations: iterations of all loops of one invocation together, after which the
             driver ends every loop without an error; 0 where there is no such limit.
         subgroup_sizes: smallest and largest subgroup size, (0, 0) without subgroups.
+        subgroup_matrix_configs: of the matrix units, () where none are offered.
         machine: how fast it is.
     """
 
@@ -132,6 +143,7 @@ class Target:
     max_grid: int = 65535
     subgroup_sizes: tuple[int, int] = (0, 0)
     max_loop_iterations: int = 0
+    subgroup_matrix_configs: tuple[MatrixConfig, ...] = ()
     machine: Machine = Machine()
 
     @property
@@ -177,8 +189,18 @@ class Target:
         low, high = self.subgroup_sizes
         return low if low == high and low > 1 and "subgroup" in self.features else 0
 
+    @property
+    def has_float16(self) -> bool:
+        """Whether WGSL has `f16`; else float16 is stored in words of two elements."""
+        return "shader-f16" in self.features
+
+    @property
+    def has_int64(self) -> bool:
+        """Whether WGSL has 64-bit integers; else kernels compute them in pairs of words."""
+        return "shader-int64" in self.features
+
     def supports(self, dtype: DType) -> bool:
         """Whether kernels can load, compute and store ``dtype``."""
-        if dtype is float64 and "shader-int64" not in self.features:
+        if dtype is float64 and not self.has_int64:
             return False  # its functions work on the bits
         return not dtype.feature or dtype.feature in self.features

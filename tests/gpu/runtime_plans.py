@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ from torch_webgpu_compile.plan.model import (
     PlanOutput,
     Step,
 )
-from torch_webgpu_compile.runtime.adapters import find_adapter
-from torch_webgpu_compile.runtime.device import Device, GpuBuffer, create_device
+from torch_webgpu_compile.runtime.device import Device, GpuBuffer
 from torch_webgpu_compile.symbolic.sizes import Expr, IntLike, as_expr, ceildiv
 
 ADD = """
@@ -43,12 +41,6 @@ SCALE = """
 """
 
 _RNG = np.random.default_rng(0)
-
-
-@cache
-def portable_device() -> Device:
-    """The provider-independent path, on wgpu."""
-    return create_device("wgpu", *find_adapter("wgpu", None), checked=False, portable=True)
 
 
 def floats(numel: int) -> np.ndarray:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.compiling import native
+from tests.providers import device_in_use
 from torch_webgpu_compile import counters, explain
 from torch_webgpu_compile.codegen.kernels import attention_gradient
 from torch_webgpu_compile.codegen.tilings.attention import (
@@ -15,7 +16,6 @@ from torch_webgpu_compile.codegen.tilings.attention import (
     AttentionGradientTiling,
 )
 from torch_webgpu_compile.plan import cache as plan_cache
-from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.symbolic.sizes import evaluate
 from torch_webgpu_compile.torch_ops import custom_ops
 
@@ -211,7 +211,7 @@ TILINGS = [
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 def test_tilings(tiling, monkeypatch):
-    target = open_device().target
+    target = device_in_use().target
     used = []
 
     def choose(*_):

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tests.eager_calls import describe, run_eagerly
+from tests.providers import device_in_use
 from torch_webgpu_compile.backend import compile_graph, native_operators, signature_of
 from torch_webgpu_compile.callables.signature import bound_offset
 from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.options import resolve
 from torch_webgpu_compile.plan.model import PlanOutput
-from torch_webgpu_compile.runtime.device import Device, open_device
+from torch_webgpu_compile.runtime.device import Device
 from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.symbolic.sizes import evaluate
 from torch_webgpu_compile.torch_ops.dtypes import torch_dtype
@@ -28,7 +29,7 @@ R = torch.randn
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    return open_device()
+    return device_in_use()
 
 
 class Runner:

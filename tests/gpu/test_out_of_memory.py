@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from tests.providers import device_in_use
 from torch_webgpu_compile.errors import OutOfMemoryError
-from torch_webgpu_compile.runtime.device import Device, opened_devices
+from torch_webgpu_compile.runtime.device import Device
 
 
 @pytest.fixture
 def device() -> Device:
     torch.ones(1, device="webgpu")
-    return opened_devices()[0]
+    return device_in_use()
 
 
 @pytest.fixture

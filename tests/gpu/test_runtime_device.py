@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_plans import add_plan, chain_plan, portable_device
+from runtime_plans import add_plan, chain_plan
 
+from tests.providers import PROVIDERS, device_of, environment, require
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.runtime import transfer
 from torch_webgpu_compile.runtime.buffers import bucket_nbytes
@@ -24,9 +25,9 @@ pytestmark = pytest.mark.rotates(3)
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(params=["native", "portable"])
+@pytest.fixture(params=PROVIDERS)
 def device(request: pytest.FixtureRequest) -> Device:
-    return open_device() if request.param == "native" else portable_device()
+    return device_of(request.param)
 
 
 def random_bytes(nbytes: int) -> np.ndarray:
@@ -267,15 +268,15 @@ def test_staging_memory_is_reused() -> None:
 def test_a_wait_ends_when_the_work_is_done(
     awake_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = open_device()
-    backend: Any = device.backend
-    monkeypatch.setattr(backend, "_awake_seconds", awake_seconds)
+    device = device_of("wgpu")
+    library: Any = device.backend.library  # type: ignore[attr-defined]
+    monkeypatch.setattr(library, "awake_seconds", awake_seconds)
     source, target = device.allocate(16 << 20), device.allocate(16 << 20)
     for _ in range(3):
         for _ in range(20):
             device.copy(source, 0, target, 0, 16 << 20)
         device.queue.flush()
-        done = backend._signal_when_done()
+        done = library.signal_when_done()
         device.synchronize()
         assert done.statuses == [1]
 
@@ -332,7 +333,7 @@ def test_threads_with_one_executor(device: Device) -> None:
 # ---- the end
 
 
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, provider: str) -> subprocess.CompletedProcess[str]:
     prelude = (
         "import sys; sys.path.insert(0, 'tests/gpu')\n"
         "import numpy as np\n"
@@ -340,7 +341,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
         "from torch_webgpu_compile import errors\n"
         "from torch_webgpu_compile.runtime.device import open_device\n"
         "from torch_webgpu_compile.runtime.executor import Executor\n"
-        "device = open_device()\n"
+        f"device = open_device({require(provider)!r})\n"
         "executor = Executor(add_plan(64), device)\n"
         "bound = executor.bind()\n"
         "bound.replay()\n"
@@ -351,20 +352,22 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=120,
         check=False,
+        env=environment(provider),
     )
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(
     "code",
     [
         "bound.replay()",
         "device.close(); bound.replay()",
-        "device.close(); assert open_device() is not device",
+        "device.close(); assert open_device(*device.opened_as) is not device",
         "device.upload(bound.buffer('a'), bytes(256)); sys.exit(0)",
     ],
 )
-def test_interpreter_exit_is_quiet(code: str) -> None:
-    done = run_python(code)
+def test_interpreter_exit_is_quiet(code: str, provider: str) -> None:
+    done = run_python(code, provider)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -390,7 +393,7 @@ lost(device.download, staged, bytearray(8))
 lost(device.synchronize)
 assert device.is_lost
 warnings.simplefilter("ignore")  # that it is opened again
-fresh = open_device()
+fresh = open_device(*device.opened_as)
 assert fresh is not device
 bound = Executor(add_plan(64), fresh).bind()
 bound.replay()
@@ -398,8 +401,9 @@ fresh.synchronize()
 """
 
 
-def test_a_lost_device_raises_and_can_be_reopened() -> None:
-    done = run_python(LOST)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_lost_device_raises_and_can_be_reopened(provider: str) -> None:
+    done = run_python(LOST, provider)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -422,6 +426,7 @@ device.synchronize()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
-def test_a_forked_child_gets_an_error() -> None:
-    done = run_python(FORK)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_forked_child_gets_an_error(provider: str) -> None:
+    done = run_python(FORK, provider)
     assert (done.returncode, done.stderr) == (0, "")

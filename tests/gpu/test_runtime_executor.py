@@ -19,9 +19,9 @@ from runtime_plans import (
     floats,
     on_gpu,
     plan,
-    portable_device,
 )
 
+from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.plan.model import Binding, CopyBuffer, HostStep
 from torch_webgpu_compile.runtime import program
@@ -36,9 +36,9 @@ from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(params=["native", "portable"])
+@pytest.fixture(params=PROVIDERS)
 def device(request: pytest.FixtureRequest) -> Device:
-    return open_device() if request.param == "native" else portable_device()
+    return device_of(request.param)
 
 
 def read(device: Device, bound: BoundPlan, name: str, numel: int) -> np.ndarray:

@@ -15,22 +15,22 @@ from runtime_plans import (
     floats,
     kernel,
     on_gpu,
-    portable_device,
     read,
 )
 
+from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.plan.model import Kernel
-from torch_webgpu_compile.runtime.device import Device, open_device
+from torch_webgpu_compile.runtime.device import Device
 from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.runtime.pipelines import PipelineCache
 
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(params=["native", "portable"])
+@pytest.fixture(params=PROVIDERS)
 def device(request: pytest.FixtureRequest) -> Device:
-    return open_device() if request.param == "native" else portable_device()
+    return device_of(request.param)
 
 
 def fresh_kernel() -> Kernel:

@@ -15,10 +15,10 @@ from runtime_plans import (
     chain_plan,
     floats,
     on_gpu,
-    portable_device,
     read,
 )
 
+from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.plan.model import Dispatch
 from torch_webgpu_compile.runtime import queue
@@ -33,9 +33,9 @@ from torch_webgpu_compile.symbolic.sizes import as_expr
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(params=["native", "portable"])
+@pytest.fixture(params=PROVIDERS)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    device = open_device() if request.param == "native" else portable_device()
+    device = device_of(request.param)
     device.synchronize()
     yield device
     device.synchronize()

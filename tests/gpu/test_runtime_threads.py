@@ -15,19 +15,19 @@ from runtime_plans import (
     dispatch,
     on_gpu,
     plan,
-    portable_device,
     read,
 )
 
-from torch_webgpu_compile.runtime.device import Device, open_device
+from tests.providers import PROVIDERS, device_of
+from torch_webgpu_compile.runtime.device import Device
 from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.runtime.interface import Copy
 from torch_webgpu_compile.runtime.queue import Recording
 
 
-@pytest.fixture(params=["native", "portable"])
+@pytest.fixture(params=PROVIDERS)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    device = open_device() if request.param == "native" else portable_device()
+    device = device_of(request.param)
     device.synchronize()
     yield device
     device.synchronize()

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.providers import device_in_use
 from torch_webgpu_compile import explain
 from torch_webgpu_compile.codegen.kernels import contraction
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling, fits
 from torch_webgpu_compile.plan import cache as plan_cache
-from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.tuning import autotune
 
 pytestmark = [pytest.mark.rotates(12), pytest.mark.usefixtures("fresh")]
@@ -159,7 +159,7 @@ def test_a_batched_pair():
     ids=str,
 )
 def test_pairs_in_tilings(tiling, monkeypatch):
-    if not fits(tiling, 4, ("inner", "outer"), open_device().target):
+    if not fits(tiling, 4, ("inner", "outer"), device_in_use().target):
         pytest.skip("the adapter's workgroups are smaller")
     monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
     monkeypatch.setattr(contraction, "choose_matmul_tiling", lambda *_: tiling)

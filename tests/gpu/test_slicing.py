@@ -19,7 +19,6 @@ from runtime_plans import (
     dispatch,
     floats,
     plan,
-    portable_device,
     read,
 )
 
@@ -27,10 +26,11 @@ import torch_webgpu_compile
 from tests.compilations import compile_function
 from tests.compiling import compiled, native
 from tests.golden.test_golden import GRAPHS
+from tests.providers import PROVIDERS, device_in_use, device_of
 from torch_webgpu_compile.errors import IndexOutOfRangeError
 from torch_webgpu_compile.plan.model import Kernel, KernelBinding
 from torch_webgpu_compile.runtime import executor
-from torch_webgpu_compile.runtime.device import Device, open_device
+from torch_webgpu_compile.runtime.device import Device
 from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.runtime.pacing import Grid, Pace, sliced_kernel, slices_of
 from torch_webgpu_compile.runtime.profiler import time_steps
@@ -102,7 +102,7 @@ def test_slices_cover_a_grid_once_and_are_small_enough(grid: Grid, part: float) 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_kernel_has_a_variant_that_compiles(name: str) -> None:
     function, arguments, dynamic = GRAPHS[name]
-    device = open_device()
+    device = device_in_use()
     dynamic_or_none = True if dynamic else None
     state = compile_function(function, *arguments, dynamic=dynamic_or_none, target=device.target)
     found = state.plan
@@ -223,7 +223,7 @@ def test_divided_kernels_compute_the_same(
 ) -> None:
     """In a few slices; and workgroup by workgroup, of folded grids."""
     function, arguments = ZOO[name]
-    device = open_device()
+    device = device_in_use()
     wanted = results(function, arguments)
     torch._dynamo.reset()
     if max_grid:
@@ -245,7 +245,7 @@ def test_sizes_that_are_known_at_the_call(
     fresh: None, sized: list[SizedPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One variant for all sizes: its parameters follow the kernel's."""
-    device = open_device()
+    device = device_in_use()
     slow(device, monkeypatch)
     model = torch.compile(
         lambda x: torch.softmax(x, -1) * x.shape[0], backend="webgpu", dynamic=True
@@ -262,7 +262,7 @@ def test_sizes_that_are_known_at_the_call(
 def test_indices_are_checked_in_every_slice(
     fresh: None, sized: list[SizedPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow(open_device(), monkeypatch)
+    slow(device_in_use(), monkeypatch)
     model = native(lambda x, i: x[i] * 2)
     x, i = randn(50, 40), torch.arange(300) % 50
     torch.testing.assert_close(model(x, i), x[i] * 2)
@@ -277,7 +277,7 @@ def test_indices_are_checked_in_every_slice(
 def test_windows_of_a_buffer_beyond_the_binding_limit(
     fresh: None, sized: list[SizedPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = open_device()
+    device = device_in_use()
     small = replace(device.target, max_binding_nbytes=1 << 16)
     monkeypatch.setattr(device, "target", small)
     slow(device, monkeypatch)
@@ -311,9 +311,9 @@ def streaming_plan(numel: int) -> Any:
     return plan([kernel], buffers, [step])
 
 
-@pytest.fixture(params=["native", "portable"])
+@pytest.fixture(params=PROVIDERS)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    device = open_device() if request.param == "native" else portable_device()
+    device = device_of(request.param)
     device.synchronize()
     yield device
     device.synchronize()
@@ -365,7 +365,7 @@ def test_times_of_slices_are_their_kernels(device: Device, monkeypatch: pytest.M
 def test_a_profile_shows_each_slice_with_its_part_of_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = open_device()
+    device = device_in_use()
     slow(device, monkeypatch)
     bound, _, _ = run(device, 640)
     monkeypatch.undo()
@@ -379,7 +379,7 @@ def test_a_profile_shows_each_slice_with_its_part_of_the_work(
 
 
 def test_nothing_is_divided_or_compiled_for_short_work(sized: list[SizedPlan]) -> None:
-    device = open_device()
+    device = device_in_use()
     bound, _, _ = run(device, 640)
     before = device.kernels_compiled
     second, _, _ = run(device, 6400)

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.providers import device_in_use
 from tests.rotation import picked
 from torch_webgpu_compile.codegen.kernels import attention, contraction
 from torch_webgpu_compile.codegen.tilings.attention import AttentionTiling
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
 from torch_webgpu_compile.plan import cache as plan_cache
-from torch_webgpu_compile.runtime.device import open_device
 from torch_webgpu_compile.tuning import autotune
 
 pytestmark = pytest.mark.rotates(16)
@@ -73,7 +73,7 @@ PRODUCTS = [
 
 @pytest.mark.parametrize("tiling", MATMULS, ids=str)
 def test_matmul(tiling, monkeypatch, forget_plans, every_case):
-    target = open_device().target
+    target = device_in_use().target
     if tiling.workgroup > target.max_workgroup_invocations:
         pytest.skip("the adapter's workgroups are smaller")
     monkeypatch.setattr(contraction, "choose_matmul_tiling", lambda *_: tiling)
@@ -103,7 +103,7 @@ def test_attention(tiling, kind, monkeypatch, forget_plans):
 @pytest.mark.parametrize("tiling", ATTENTIONS[1:5], ids=str)
 def test_attention_with_shuffles(tiling, kind, monkeypatch, forget_plans):
     """Lavapipe promises no subgroup size, but has that of its vectors."""
-    target = open_device().target
+    target = device_in_use().target
     size = target.subgroup_size or (8 if "256 bits" in target.name else 0)
     if not size:
         pytest.skip("the adapter's subgroup size is not known")

@@ -23,9 +23,9 @@ def gpu_nbytes() -> dict[str, int]:
     """Allocated and reserved GPU memory of the process."""
     if BACKEND != "webgpu":
         return {}
-    from torch_webgpu_compile.runtime.device import open_device
+    from tests.providers import device_in_use
 
-    stats = open_device().memory_stats()
+    stats = device_in_use().memory_stats()
     return {name: stats[name] for name in ("allocated", "reserved")}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cffi import FFI, CDefError, cparser
 
-from torch_webgpu_compile.runtime.native_library import parse_only_needed
+from torch_webgpu_compile.runtime.type_strings import parse_only_needed
 
 HEADER = """
 typedef struct Impl *Handle;

@@ -43,20 +43,23 @@ _state = _DeviceState()
 _lock = threading.RLock()
 _open: dict[int, Device] = {}
 _ordinals: list[_Ordinal] | None = None
+_provider = ""  # of the adapters that they name
 _forked = False
 _when_several: list[Callable[[], None]] = []
 
 
 def _find() -> list[_Ordinal]:
-    global _ordinals
+    global _ordinals, _provider
     with _lock:
         check_fork()
         if _ordinals is None:
             from ..options import resolve
+            from ..runtime.adapters import choose_provider
             from ..runtime.device import list_adapters
 
             options = resolve(None, None)
-            adapters = list_adapters(options.provider or "wgpu")
+            _provider = choose_provider(options.provider, options.adapter.split(",")[0].strip())
+            adapters = list_adapters(_provider)
             wanted = [part.strip() for part in options.adapter.split(",") if part.strip()]
             found = [_match(part, adapters) for part in wanted] or _distinct(adapters)
             numbers = [info.index for info in found]
@@ -234,7 +237,7 @@ def _open_device(index: int) -> Device:
 
         options = resolve(None, None)
         adapter, instance = _find()[index]
-        device = open_device(options.provider or "wgpu", adapter.index, options.checked, instance)
+        device = open_device(_provider, adapter.index, options.checked, instance)
         _open[index] = device
         return device
 

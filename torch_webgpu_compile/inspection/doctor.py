@@ -5,9 +5,14 @@ from __future__ import annotations
 import platform
 import sys
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from ..errors import WebGPUCompileError, human_bytes
-from ..options import from_environment
+from ..options import AUTO, PROVIDERS, from_environment
+from ..target import MATRIX_KERNELS
+
+if TYPE_CHECKING:
+    from ..runtime.adapters import AdapterInfo
 
 LIMITS = (
     ("max-buffer-size", "largest buffer", True),
@@ -45,25 +50,58 @@ def doctor(measure: bool = False) -> int:
     _print_versions()
     try:
         options = from_environment()
+        from ..runtime.adapters import choose_provider, is_installed
         from ..runtime.device import list_adapters
 
-        adapters = list_adapters(options.provider or "wgpu")
+        asked = options.provider
+        providers = [p for p in PROVIDERS if p != AUTO and (p == asked or is_installed(p))]
+        found = {provider: list_adapters(provider) for provider in providers}
+        used = choose_provider(asked, options.adapter) if found.get("wgpu") else asked
     except WebGPUCompileError as error:
         print(f"\n{error}\n\n{INSTALL}")
         return 1
-    if not adapters:
+    if not found.get(used):
         print(f"\n{INSTALL}")
         return 1
     print("\nAdapters (choose with TORCH_WEBGPU_ADAPTER=number or part of the name):")
-    for adapter in adapters:
-        driver = f", {adapter.driver}" if adapter.driver else ""
-        print(f"  [{adapter.index}] {adapter.name} ({adapter.backend}, {adapter.type}{driver})")
-        for name, meaning, is_bytes in LIMITS:
-            value = adapter.limits.get(name)
-            if value is not None:
-                print(f"      {meaning:27}{human_bytes(value) if is_bytes else value}")
-        print(f"      {'features':27}{', '.join(sorted(adapter.requested_features)) or 'none'}")
+    for provider, adapters in found.items():
+        print(f"  {provider}{'' if adapters else ': none'}")
+        for adapter in adapters:
+            _print_adapter(adapter)
+    _print_recommendation(found, used, asked)
     return _self_test() or (_measure() if measure else 0)
+
+
+def _print_adapter(adapter: AdapterInfo) -> None:
+    driver = f", {adapter.driver}" if adapter.driver else ""
+    print(f"    [{adapter.index}] {adapter.name} ({adapter.backend}, {adapter.type}{driver})")
+    for name, meaning, is_bytes in LIMITS:
+        value = adapter.limits.get(name)
+        if value is not None:
+            print(f"      {meaning:27}{human_bytes(value) if is_bytes else value}")
+    print(f"      {'features':27}{', '.join(sorted(adapter.requested_features)) or 'none'}")
+    configs = ", ".join(
+        f"{m}x{n}x{k} {factor} to {total}"
+        for factor, total, m, n, k in adapter.subgroup_matrix_configs
+    )
+    print(f"      {'matrix units':27}{configs or 'not offered'}")
+
+
+def _print_recommendation(found: dict[str, list[AdapterInfo]], used: str, asked: str) -> None:
+    """Which provider is used, and which would be better, and why."""
+    print(f"\nProvider in use: {used} (TORCH_WEBGPU_PROVIDER={asked})")
+    with_units = [p for p, adapters in found.items() if _usable(adapters)]
+    if with_units and used not in with_units:
+        print(f"Recommended: {with_units[0]}, which reaches this GPU's matrix units")
+    elif "wgpudawn" not in found:
+        print("On GPUs with matrix units Dawn may reach them: pip install wgpudawn==0.32.0.4")
+    else:
+        print(f"Recommended: {used}")
+
+
+def _usable(adapters: list[AdapterInfo]) -> bool:
+    """Whether the best adapter has matrix units for which there are kernels."""
+    return bool(adapters) and bool(MATRIX_KERNELS & set(adapters[0].subgroup_matrix_configs))
 
 
 def _print_versions() -> None:

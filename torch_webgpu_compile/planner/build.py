@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .. import dtypes
 from ..ir.buffers import Buffer, BufferOrigin
 from ..ir.graph import GraphOutput, LoopGraph, Schedule, is_effect
 from ..ir.nodes import HostCall
@@ -144,7 +145,7 @@ def _plan_buffer(buffer: Buffer, returned: bool, slot: int | None) -> PlanBuffer
     return PlanBuffer(
         buffer.name,
         role,
-        buffer.dtype,
+        dtypes.BY_NAME[buffer.dtype.name],  # how kernels store it is theirs
         buffer.sizes,
         buffer.strides,
         buffer.offset,

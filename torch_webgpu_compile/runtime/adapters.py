@@ -10,13 +10,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from ..errors import AdapterError, OptionError
-from ..target import Target
-from .native_library import library, subgroup_sizes
+from ..options import AUTO
+from ..target import MATRIX_KERNELS, MatrixConfig, Target
+from . import dawn, wgpu_native
 
-PROVIDERS = {"wgpu": "wgpu", "wgpudawn": "wgpudawn"}
+_LIBRARIES: dict[str, Any] = {"wgpu": wgpu_native, "wgpudawn": dawn}
+_PACKAGES = {"wgpu": "'wgpu>=0.32'", "wgpudawn": "wgpudawn==0.32.0.4"}  # as in pyproject.toml
 
 WANTED_FEATURES = (
     "shader-f16",
@@ -30,6 +33,7 @@ WANTED_FEATURES = (
     "timestamp-query",
     "timestamp-query-inside-passes",
     "timestamp-query-inside-encoders",
+    "chromium-experimental-subgroup-matrix",
 )
 
 _VENDORS = {
@@ -68,6 +72,7 @@ class AdapterInfo:
         features: WebGPU feature names.
         limits: WebGPU limits by name with dashes, e.g. ``max-buffer-size``.
         subgroup_sizes: smallest and largest subgroup size, (0, 0) without subgroups.
+        subgroup_matrix_configs: of its matrix units, as far as the provider offers them.
     """
 
     index: int
@@ -79,6 +84,7 @@ class AdapterInfo:
     features: frozenset[str]
     limits: Mapping[str, int] = field(repr=False)
     subgroup_sizes: tuple[int, int] = (0, 0)
+    subgroup_matrix_configs: tuple[MatrixConfig, ...] = ()
 
     @property
     def requested_features(self) -> tuple[str, ...]:
@@ -108,6 +114,7 @@ class AdapterInfo:
             max_workgroup_nbytes=limits["max-compute-workgroup-storage-size"],
             max_grid=limits["max-compute-workgroups-per-dimension"],
             subgroup_sizes=self.subgroup_sizes if "subgroup" in features else (0, 0),
+            subgroup_matrix_configs=self.subgroup_matrix_configs,
             max_loop_iterations=_LOOP_ITERATIONS if "llvmpipe" in self.name else 0,
         )
 
@@ -125,14 +132,46 @@ _found: dict[str, list[tuple[AdapterInfo, Any]]] = {}
 
 def provider_module(provider: str) -> Any:
     """The module with wgpu-py's API. Raises OptionError or AdapterError (not installed)."""
-    if provider not in PROVIDERS:
-        raise OptionError(f"provider {provider!r} is unknown; use one of {', '.join(PROVIDERS)}")
+    if provider not in _LIBRARIES:
+        raise OptionError(f"provider {provider!r} is unknown; use one of {', '.join(_LIBRARIES)}")
     try:
-        return import_module(PROVIDERS[provider])
+        return import_module(provider)
     except ImportError as error:
         raise AdapterError(
-            f"provider {provider!r} cannot be imported ({error}); run `pip install {provider}`"
+            f"provider {provider!r} cannot be imported ({error}); run "
+            f"`pip install {_PACKAGES[provider]}`"
         ) from error
+
+
+def is_installed(provider: str) -> bool:
+    """Whether a provider's package is there; it is not imported."""
+    return find_spec(provider) is not None
+
+
+def choose_provider(
+    provider: str, adapter: str = "", useful: frozenset[MatrixConfig] = MATRIX_KERNELS
+) -> str:
+    """The provider that is meant by ``auto``; any other is itself.
+
+    That is wgpu, unless Dawn is installed and reaches matrix units of the same GPU, which wgpu does
+    not, in a configuration for which there are kernels.
+
+    Args:
+        adapter: what `find_adapter` is asked for. A number is a place in wgpu's list.
+        useful: the configurations with kernels.
+
+    Raises:
+        AdapterError: no adapter of wgpu matches.
+    """
+    if provider != AUTO:
+        return provider
+    if not useful or adapter.isdecimal() or not is_installed("wgpudawn"):
+        return "wgpu"
+    name = find_adapter("wgpu", adapter)[0].name
+    for info in list_adapters("wgpudawn"):
+        if info.name == name and useful & set(info.subgroup_matrix_configs):
+            return "wgpudawn"
+    return "wgpu"
 
 
 def list_adapters(provider: str = "wgpu") -> list[AdapterInfo]:
@@ -170,11 +209,9 @@ def find_adapter(provider: str, wanted: int | str | None) -> tuple[AdapterInfo, 
 def _adapters(provider: str) -> list[tuple[AdapterInfo, Any]]:
     with _lock:
         if provider not in _found:
-            module = provider_module(provider)
-            if provider == "wgpu":
-                library()  # it makes the listing quicker
+            provider_module(provider)
             with _quiet_display():
-                objects = module.gpu.enumerate_adapters_sync()
+                objects = _LIBRARIES[provider].list_adapters()
             described = sorted(
                 ((_describe(provider, adapter), adapter) for adapter in objects),
                 key=lambda pair: _rank(pair[0]),
@@ -208,15 +245,12 @@ def _describe(provider: str, adapter: Any) -> AdapterInfo:
         features=features,
         limits=dict(adapter.limits),
         subgroup_sizes=sizes,
+        subgroup_matrix_configs=_LIBRARIES[provider].subgroup_matrix_configs(adapter),
     )
 
 
 def _subgroup_sizes(provider: str, adapter: Any) -> tuple[int, int]:
-    if provider == "wgpu":  # wgpu-py 0.32 reads a misspelt field and always gives (4, 128)
-        smallest, largest = subgroup_sizes(adapter)
-    else:
-        smallest = int(adapter.info.get("subgroup_min_size", 0))
-        largest = int(adapter.info.get("subgroup_max_size", 0))
+    smallest, largest = _LIBRARIES[provider].subgroup_sizes(adapter)
     # wgpu-native 29 leaves both 0. The WebGPU spec (GPUAdapterInfo) then says 4 and 128.
     known = _SUBGROUP_SIZES.get(int(adapter.info["vendor_id"]), (4, 128))
     return smallest or known[0], largest or known[1]

@@ -16,7 +16,7 @@ from ..errors import AdapterError, DeviceError, DeviceLostError, human_bytes
 from ..options import CompileOptions
 from ..plan.model import Kernel
 from ..target import Target
-from .adapters import AdapterInfo, find_adapter, list_adapters
+from .adapters import AdapterInfo, choose_provider, find_adapter, list_adapters
 from .buffers import (
     SMALL_NBYTES,
     SMALL_USAGE,
@@ -27,10 +27,10 @@ from .buffers import (
 )
 from .failures import lost_error
 from .interface import Backend, Copy
+from .library import open_library
 from .native import NativeBackend
 from .pacing import pace_of
 from .pipelines import Pipeline, PipelineCache
-from .portable import PortableBackend
 from .queue import CommandQueue, Recording
 from .status import Status
 from .transfer import BufferRange, Download, Transfers, host_memory
@@ -390,8 +390,9 @@ def open_device(
 def device_for(options: CompileOptions) -> Device:
     """The GPU that the options choose. Raises AdapterError when there is none."""
     first = options.adapter.split(",")[0].strip()  # one for each webgpu device
+    provider = choose_provider(options.provider, first)
     adapter = int(first) if first.isdecimal() else first or None
-    return open_device(options.provider or "wgpu", adapter, options.checked)
+    return open_device(provider, adapter, options.checked)
 
 
 def reopened(device: Device) -> Device:
@@ -407,21 +408,13 @@ def opened_devices() -> list[Device]:
         return [d for d in _devices.values() if not (d.is_closed or d.is_lost)]
 
 
-def create_device(
-    provider: str, info: AdapterInfo, adapter: Any, checked: bool, portable: bool = False
-) -> Device:
-    """A new device; ``portable`` forces the path through wgpu-py's objects."""
+def create_device(provider: str, info: AdapterInfo, adapter: Any, checked: bool) -> Device:
+    """A new device. Raises AdapterError if the adapter gives none."""
     try:
-        opened = adapter.request_device_sync(
-            required_features=list(info.requested_features), required_limits=dict(info.limits)
-        )
+        library = open_library(provider, adapter, info.requested_features, info.limits, checked)
     except Exception as error:
         raise AdapterError(
             f"{info.name} ({info.backend}) does not give a device: {error}; choose another adapter "
             "with TORCH_WEBGPU_ADAPTER or update its driver"
         ) from error
-    backend: Backend
-    backend = (
-        NativeBackend(opened) if provider == "wgpu" and not portable else PortableBackend(opened)
-    )
-    return Device(info, backend, checked)
+    return Device(info, NativeBackend(library), checked)

@@ -9,7 +9,7 @@ from ..plan.model import Kernel
 
 _LOST = re.compile(r"device (is|was) lost|device lost|DEVICE_LOST", re.IGNORECASE)
 _MEMORY = re.compile(r"out of memory|OutOfMemory|not enough memory", re.IGNORECASE)
-_POSITION = re.compile(r"wgsl:(\d+):(\d+)")
+_POSITION = re.compile(r":(\d+):(\d+)")
 
 
 def tidy(message: str) -> str:

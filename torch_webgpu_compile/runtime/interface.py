@@ -1,7 +1,6 @@
 """What the runtime needs from a WebGPU provider: `Backend`, and the commands that it submits.
 
-Two implementations: `native.NativeBackend` (cffi on wgpu-native's handles, fast) and
-`portable.PortableBackend` (wgpu-py's objects, any provider with its API). Handles are opaque.
+`native.NativeBackend` is it, for each library that speaks ``webgpu.h``. Handles are opaque.
 """
 
 from __future__ import annotations
@@ -95,13 +94,13 @@ class Backend(Protocol):
         """
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
-        """Encodes and submits in order, without waiting; a number for `wait`.
+        """Encodes and submits in order, without waiting; a number for `map`.
 
         Adjacent dispatches share a compute pass. Nothing is submitted when an error is raised.
         """
 
-    def wait(self, submission: int | None = None) -> None:
-        """Until the submission (None: everything submitted) is done."""
+    def wait(self) -> None:
+        """Until everything that was submitted is done."""
 
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
         """Copies host memory into a buffer before the next submit; multiples of 4 bytes."""

@@ -1,7 +1,7 @@
-"""wgpu-native through cffi: what runs once per dispatch never touches wgpu-py's Python objects.
+"""``webgpu.h`` through cffi: what runs once per dispatch touches no Python objects of a provider.
 
-wgpu-native reports an error to a callback inside the failing call; wgpu-py's `ErrorHandler`
-collects it per thread. A few calls end the process on an error instead (wgpu-native 29):
+The same code runs on wgpu-native and on Dawn; what differs is a `library.Library`. Both report an
+error inside the failing call. In wgpu-native 29 a few calls end the process on an error instead:
 `wgpuQueueSubmit`, `wgpuBufferGetMappedRange` and `wgpuDevicePoll`. So nothing is submitted unless
 its encoder finished without an error, buffers are released and never destroyed, ranges are asked
 for only after a successful mapping, and before each of those calls another one, which does report
@@ -20,12 +20,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Kernel
-from .failures import cause_of, device_error, is_loss, lost_error, shader_error
+from .failures import device_error, lost_error, shader_error
 from .host_copy import copy_memory
 from .interface import (
     COPY_DST,
@@ -40,50 +40,50 @@ from .interface import (
     Handle,
     Span,
 )
-from .native_library import library, process, refuse
+from .library import Library
+from .process_life import process, refuse
+from .signals import Signal
 
-_GUARD = "torch_webgpu_compile"
 _MAX_QUERIES = 4096  # WebGPU spec, the largest query set
-_AWAKE_SECONDS = 1e-3  # a thread that sleeps notices the end 70 µs late on an H100's host
 _THROTTLE = 64  # submissions after which the host waits for those before them: bounds queued work
 
 
 class NativeBackend:
-    """`interface.Backend` on wgpu-native's handles."""
+    """`interface.Backend` on the handles of a library."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, library: Library) -> None:
         process.used = True
-        self.ffi, self.lib, self.errors = library()
-        self._owner = device  # keeps the handles below alive
-        self.device: Any = device._internal
-        self.queue: Any = device.queue._internal
+        self.library = library
+        self.ffi, self.lib = library.ffi, library.lib
+        self.device: Handle = library.device
+        self.queue: Handle = library.queue
         self._lock = threading.Lock()
         self._pipelines = _Pipelines(self)
         self._small_guard = self.guard(
             lambda kind, text: device_error(kind, text, "a small upload")
         )
+        self._submit_guard: AbstractContextManager[None] = nullcontext()
+        if library.refuses_submits:
+            self._submit_guard = self.guard(
+                lambda kind, text: device_error(kind, text, "submitting commands")
+            )
         self._unmap_guard = self.guard(
             lambda kind, text: device_error(kind, text, "the end of a mapping")
         )
         self.submissions = 0
-        self._throttled = 0
-        self._finished_index = 0  # this submission and all before it are done
-        self._last_index = 0
-        on_cpu = device.adapter.info["adapter_type"].lower() == "cpu"
-        self._awake_seconds = 0.0 if on_cpu else _AWAKE_SECONDS
-        self._mappings: dict[int, _Signal] = {}
-        self._abandoned: list[_Signal] = []  # C may still call them
-        self._signals: list[_Signal] = []  # those of waits
-        self._free_signals: deque[_Signal] = deque()
+        self._throttled: Handle | None = None
+        self._mappings: dict[int, Signal] = {}
+        self._abandoned: list[Signal] = []  # C may still call them
         self._dropped_buffers: deque[Handle] = deque()
         self._dropped_pipelines: deque[Handle] = deque()
         self._dropped_groups: deque[Handle] = deque()
-        self._timestamps = "timestamp-query" in device.features
+        self._timestamps = bool(
+            self.lib.wgpuDeviceHasFeature(self.device, self.lib.WGPUFeatureName_TimestampQuery)
+        )
         self.lost_cause = ""
         self._encoder_desc = self.ffi.new("WGPUCommandEncoderDescriptor *")
         self._finish_desc = self.ffi.new("WGPUCommandBufferDescriptor *")
         self._pass_desc = self.ffi.new("WGPUComputePassDescriptor *")
-        self._probe: Handle = self.create_buffer(16, COPY_DST)
 
     # ---- errors
 
@@ -92,16 +92,9 @@ class NativeBackend:
         return Guard(self, make_error)
 
     def find_loss(self) -> bool:
-        """Whether the device is lost; asks wgpu-native, by an upload of 0 bytes that reports it."""
+        """Whether the device is lost; asks the library."""
         if not self.lost_cause and not process.forked:
-            failure = None
-            self.errors.capture(_GUARD)
-            try:  # an upload of nothing: the cheapest call that reports it
-                self.lib.wgpuQueueWriteBuffer(self.queue, self._probe, 0, self.ffi.NULL, 0)
-            finally:
-                failure = self.errors.release(_GUARD)
-            if failure is not None and is_loss(failure[1]):
-                self.lost_cause = cause_of(failure[1])
+            self.lost_cause = self.library.find_loss()
         return self.lost_cause != ""
 
     def check(self, subject: str) -> None:
@@ -145,7 +138,7 @@ class NativeBackend:
                     self.lib.wgpuBufferRelease(failed)
 
     def release_buffer(self, handle: Handle) -> None:
-        """Releases a buffer now; wgpu-native keeps its memory while the GPU uses it."""
+        """Releases a buffer now; the library keeps its memory while the GPU uses it."""
         self.ffi.gc(handle, None)
         self._dropped_buffers.append(handle)
         self._release_dropped()
@@ -175,7 +168,6 @@ class NativeBackend:
         self.lib.wgpuBufferRelease(handle)
 
     def __del__(self) -> None:
-        self._probe = None
         self._release_dropped()
 
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
@@ -207,15 +199,15 @@ class NativeBackend:
         key = int(self.ffi.cast("intptr_t", handle))
         mapping = self._mappings.get(key)
         if mapping is None:
-            mapping = self._mappings[key] = _Signal(self.ffi, self.lib, "WGPUBufferMapCallback")
+            mapping = self._mappings[key] = Signal(
+                self.ffi, "WGPUBufferMapCallback", self.library.callback_mode
+            )
         mapping.statuses.clear()
         subject = f"mapping {nbytes} bytes"
         with self.guard(lambda kind, text: device_error(kind, text, subject)):
-            self.lib.wgpuBufferMapAsync(handle, mode, 0, nbytes, mapping.info[0])
-        if submission is not None:
-            self.wait(submission)
-        else:  # never used: there is nothing to wait for
-            self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
+            future = self.lib.wgpuBufferMapAsync(handle, mode, 0, nbytes, mapping.info[0])
+        self.check(subject)
+        self.library.wait_for_map(future, submission)
         # Another thread that polls may run the callback, a moment after this thread's poll returns.
         while not mapping.statuses:
             time.sleep(0.0005)
@@ -224,7 +216,12 @@ class NativeBackend:
             self.check(subject)
             if mapping.statuses[0] != self.lib.WGPUMapAsyncStatus_Success:
                 raise device_error("Mapping", f"status {mapping.statuses[0]}", subject)
-            pointer = self.lib.wgpuBufferGetMappedRange(handle, 0, nbytes)
+            if mode == MAP_READ:  # Dawn gives no other range of what is mapped for reading
+                pointer = self.lib.wgpuBufferGetConstMappedRange(handle, 0, nbytes)
+            else:
+                pointer = self.lib.wgpuBufferGetMappedRange(handle, 0, nbytes)
+        if not pointer:
+            raise device_error("Mapping", "no memory", subject)
         return int(self.ffi.cast("intptr_t", pointer))
 
     def unmap(self, handle: Handle) -> None:
@@ -315,9 +312,9 @@ class NativeBackend:
         buffers = self.ffi.new("WGPUCommandBuffer []", [command_buffer])
         indices: list[Any] = []
         try:
-            indices.extend(map(self.lib.wgpuQueueSubmitForIndex, (self.queue,), (1,), (buffers,)))
-            self._last_index = int(indices[0])
-            return self._last_index
+            with self._submit_guard:
+                indices.extend(map(self.library.submit, (self.queue,), (1,), (buffers,)))
+            return self.submissions + 1 if indices[0] is None else int(indices[0])
         finally:  # also after Ctrl-C the count is right, by which the queue knows what has run
             if indices:
                 self.submissions += 1
@@ -332,11 +329,12 @@ class NativeBackend:
                 self.lib.wgpuCommandBufferRelease(command_buffer)
                 raise lost_error(f"running {name}", self.lost_cause)
             index = self._submit(command_buffer)
-            must_finish = 0
+            must_finish = None
             if self.submissions % _THROTTLE == 0:
-                must_finish, self._throttled = self._throttled, index
-        if must_finish > self._finished_index:
-            self.wait(must_finish)
+                must_finish, self._throttled = self._throttled, self.library.mark(index)
+        if must_finish is not None:
+            self.check("waiting for the GPU")
+            self.library.wait(must_finish)
         return index
 
     def _record(self, encode: Callable[[Handle], None], name: str) -> Handle:
@@ -383,38 +381,10 @@ class NativeBackend:
                 lib.wgpuComputePassEncoderEnd(encoder_pass)
                 lib.wgpuComputePassEncoderRelease(encoder_pass)
 
-    def wait(self, submission: int | None = None) -> None:
-        """Waits until a submission is done, or (None) all of them. Raises DeviceLostError."""
+    def wait(self) -> None:
+        """Waits until all submissions are done. Raises DeviceLostError."""
         self.check("waiting for the GPU")
-        last = self._last_index
-        is_last = submission is None or submission >= last
-        done = self._signal_when_done() if is_last and self._awake_seconds else None
-        if done is None or not self._is_done_soon(done):
-            index = self.ffi.NULL
-            if submission is not None:
-                index = self.ffi.new("WGPUSubmissionIndex *", submission)
-            self.lib.wgpuDevicePoll(self.device, True, index)
-        if done is not None and done.statuses:  # else C may still call it
-            self._free_signals.append(done)
-        self._finished_index = max(self._finished_index, last if submission is None else submission)
-
-    def _signal_when_done(self) -> _Signal:
-        """A signal that is given when the GPU has done all that was submitted."""
-        try:
-            done = self._free_signals.pop()
-        except IndexError:
-            done = _Signal(self.ffi, self.lib, "WGPUQueueWorkDoneCallback")
-            self._signals.append(done)
-        done.statuses.clear()
-        self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, done.info[0])
-        return done
-
-    def _is_done_soon(self, done: _Signal) -> bool:
-        """Whether a signal is given while this thread stays awake."""
-        end = time.perf_counter() + self._awake_seconds
-        while not done.statuses and time.perf_counter() < end:
-            self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
-        return bool(done.statuses)
+        self.library.wait(None)
 
     def submit_timed(self, run: DispatchRun, name: str) -> list[Span] | None:
         """Runs dispatches one by one and waits; None, and nothing run, without timestamps."""
@@ -463,7 +433,7 @@ class NativeBackend:
             lib.wgpuQuerySetRelease(query_set)
             self.release_buffer(values)
             self.release_buffer(staging)
-        period = lib.wgpuQueueGetTimestampPeriod(self.queue) * 1e-9
+        period = self.library.tick_seconds()
         return [
             (ticks[i] * period, max(ticks[i], ticks[i + 1]) * period) for i in range(0, count, 2)
         ]
@@ -472,46 +442,24 @@ class NativeBackend:
 class Guard:
     """See `NativeBackend.guard`. A class, as a generator's context manager costs 1 µs more."""
 
-    __slots__ = ("_backend", "_make_error")
+    __slots__ = ("_backend", "_capture", "_make_error", "_release")
 
     def __init__(
         self, backend: NativeBackend, make_error: Callable[[str, str], DeviceError]
     ) -> None:
         self._backend = backend
         self._make_error = make_error
+        self._capture, self._release = backend.library.capture, backend.library.release
 
     def __enter__(self) -> None:
         if process.restricted:
             refuse()
-        self._backend.errors.capture(_GUARD)
+        self._capture()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        failure = self._backend.errors.release(_GUARD)
+        failure = self._release()
         if failure is not None and kind is None:
             raise self._backend.error(self._make_error, *failure)
-
-
-class _Signal:
-    """A callback, to be used for one thing after another.
-
-    Args:
-        kind: WGPUBufferMapCallback or WGPUQueueWorkDoneCallback.
-
-    Attributes:
-        statuses: what the callback was given since the list was emptied: empty while it is awaited.
-        info: for the function that calls back.
-    """
-
-    def __init__(self, ffi: Any, lib: Any, kind: str) -> None:
-        self.statuses: list[int] = []
-        # The callback's first argument is its status. The others are left where the caller put
-        # them, as every calling convention of 64-bit machines allows: with one argument the
-        # callback can be C code, which Ctrl-C does not interrupt. The text of a failure is
-        # reported to `Guard` besides.
-        self._callback = ffi.callback("void(int)", self.statuses.append)
-        self.info = ffi.new(f"{kind}Info *")
-        self.info.mode = lib.WGPUCallbackMode_AllowProcessEvents
-        self.info.callback = ffi.cast(kind, self._callback)
 
 
 class _Pipelines:
@@ -539,7 +487,7 @@ class _Pipelines:
                 module = self._create_module(kernel, label, checked)
             desc.compute.module = module
             with self._backend.guard(lambda kind, text: shader_error(kind, text, kernel)):
-                pipeline = lib.wgpuDeviceCreateComputePipeline(self._backend.device, desc)
+                pipeline = self._backend.library.create_pipeline(desc)
         except DeviceError:
             if pipeline:
                 lib.wgpuComputePipelineRelease(pipeline)
@@ -552,17 +500,15 @@ class _Pipelines:
 
     def _create_module(self, kernel: Kernel, label: Any, checked: bool) -> Handle:
         ffi, lib = self._backend.ffi, self._backend.lib
-        code, keep_code = self._string(kernel.wgsl)
+        library = self._backend.library
+        code, keep_code = self._string(library.prepare_wgsl(kernel.wgsl))
         source = ffi.new("WGPUShaderSourceWGSL *")
         source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
         source.code = code
         desc = ffi.new("WGPUShaderModuleDescriptor *")
         desc.nextInChain = ffi.cast("WGPUChainedStruct *", source)
         desc.label = label
-        if checked:
-            module = lib.wgpuDeviceCreateShaderModule(self._backend.device, desc)
-        else:
-            module = lib.wgpuDeviceCreateShaderModuleTrusted(self._backend.device, desc, 0)
+        module = library.create_module(desc, checked)
         del keep_code
         return module
 

@@ -161,7 +161,7 @@ class CommandQueue:
                 self._send()
 
     def flush(self) -> int | None:
-        """Submits what is pending, without waiting; its number for `Backend.wait`, None if nothing.
+        """Submits what is pending, without waiting; its number for `Backend.map`, None if nothing.
 
         Raises:
             DeviceError: commands were refused.

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.device_checks import compare
+from tests.providers import require_float64
 
 pytestmark = pytest.mark.rotates(16)
 
@@ -20,6 +21,9 @@ def numbers(device, dtype=torch.int64, sizes=(5, 40)):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_unique(dtype):
+    if dtype is torch.float64:
+        require_float64()
+
     def f(device):
         x = numbers(device, dtype)
         return (
@@ -44,6 +48,9 @@ def test_unique_of_nan():
     ("sizes", "dim"), [((40, 2), 0), ((3, 50), -1), ((30, 5), 0), ((6, 9, 3), 1)]
 )
 def test_unique_rows(dtype, sizes, dim):
+    if dtype is torch.float64:
+        require_float64()
+
     def f(device):
         x = (numbers(device, sizes=sizes) % 3).to(dtype)
         return (

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tests.device_checks import DEVICE, compare
+from tests.providers import device_in_use
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.runtime.device import open_device
 
 pytestmark = pytest.mark.rotates(18)
 
@@ -111,12 +111,12 @@ def test_counters_are_one_dispatch():
     torch._foreach_add_(steps, 1)
     counters.reset()
     torch._foreach_add_(steps, 1)
-    assert counters.dispatches == -(-20 // min(20, open_device().target.max_storage_buffers))
+    assert counters.dispatches == -(-20 // min(20, device_in_use().target.max_storage_buffers))
     assert all(float(step) == 2 for step in steps)
 
 
 def test_dispatches_of_an_operator():
-    limit = open_device().target.max_storage_buffers
+    limit = device_in_use().target.max_storage_buffers
     shapes = [(k % 7 + 1, 4 * (k % 5 + 1)) for k in range(40)]
     xs, ys = tensors(DEVICE, shapes=shapes), tensors(DEVICE, shapes=shapes, seed=1)
     for _ in range(2):
@@ -246,7 +246,7 @@ KEYWORDS |= {"amsgrad": False, "maximize": False}
 
 
 def test_a_fused_step_is_few_dispatches():
-    limit = open_device().target.max_storage_buffers
+    limit = device_in_use().target.max_storage_buffers
     params = [nn.Parameter(torch.randn(k + 1, 4).to(DEVICE)) for k in range(24)]
     optimizer = torch.optim.AdamW(params, fused=True)
     for _ in range(3):

@@ -12,6 +12,7 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.testing._internal.common_optimizers import optim_db
 
 from tests.device_checks import DEVICE, compare
+from tests.providers import require_bindings
 from torch_webgpu_compile import counters
 
 pytestmark = pytest.mark.rotates(20)
@@ -325,6 +326,8 @@ COMPILED = [name for name in STEADY if name != "Adafactor"]  # has matrices to m
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_step_is_few_dispatches_at_any_learning_rate(name):
+    require_bindings(16)
+
     def train(device):
         torch._dynamo.reset()
         generator = torch.Generator().manual_seed(0)

@@ -9,6 +9,7 @@ import torch
 import torch.ao.quantization.fx._decomposed
 
 from tests.compiling import native
+from tests.providers import require_float64
 from torch_webgpu_compile import counters
 
 pytestmark = [pytest.mark.rotates(3), pytest.mark.usefixtures("fresh")]
@@ -99,6 +100,9 @@ def test_as_eager(function, sizes):
 
 @pytest.mark.parametrize("function", CHOOSING)
 def test_parameters_from_the_numbers(function):
+    if function in (chosen_here, chosen_symmetric):  # their smallest scale is a float64
+        require_float64()
+
     given = arguments(5, 6)
     wanted = function(*given)
     found = [

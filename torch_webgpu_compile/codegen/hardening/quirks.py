@@ -385,6 +385,13 @@ QUIRKS: tuple[Quirk, ...] = (
         where="ir/ranges.py: Decisions",
     ),
     Quirk(
+        "the constant -0.0",
+        "0.0, also of the cast of its bits",
+        ("Dawn",),
+        _SPECIAL + "test_special_values",
+        where="codegen/wgsl/literals.py: tw_nzero_bits",
+    ),
+    Quirk(
         "long loops",
         "counts the iterations of all loops of an invocation, nested ones too, and ends every loop"
         " after 65,535 of them, without an error",

@@ -135,5 +135,5 @@ def _may_be_vast(dividend: Scalar, divisor: Scalar) -> bool:
     if isinstance(dividend, Const) and abs(dividend.value) <= 1:
         return False
     return not (isinstance(divisor, Op) and divisor.name == "cast") or (
-        divisor.args[0].dtype.is_float and divisor.args[0].dtype is not dtypes.float16
+        divisor.args[0].dtype.is_float and divisor.args[0].dtype.name != dtypes.float16.name
     )

@@ -15,7 +15,7 @@ HIDDEN_RESULTS = ("sqrt", "rsqrt", "sigmoid", "sign")
 
 # What templates print for ``{{ entry }}``, and the variables that `hide_bits` hides there.
 ENTRY = "  // the entry point begins"
-_BITS = ("tw_zero_bits", "tw_inf_bits", "tw_ninf_bits", "tw_nan_bits")
+_BITS = ("tw_zero_bits", "tw_nzero_bits", "tw_inf_bits", "tw_ninf_bits", "tw_nan_bits")
 
 
 def suffix(dtype: DType, lanes: int) -> str:

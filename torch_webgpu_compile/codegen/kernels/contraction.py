@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ... import dtypes
 from ...ir.access import VECTOR, elements_per_access, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
 from ...ir.buffers import Buffer
 from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup
+from ...ir.scalar import Op, Scalar
 from ...ir.spaces import Origin, numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product
@@ -22,6 +24,7 @@ from ..tilings.matmul import (
     fits,
     has_few_rows,
 )
+from ..tilings.units import UnitsTiling, dialect_of, unit_config, units_tilings
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
@@ -51,6 +54,9 @@ def generate_contraction(
     problem = problem_of(group, buffers)
     if has_few_rows(problem):
         return generate_few_rows(group, buffers, target, problem)
+    units = units_tiling(group, problem, target)
+    if units is not None:
+        return generate_in_units(group, buffers, target, problem, units)
     tiling = tilings.get(problem.key or "")
     if tiling is None or not fits(tiling, problem.itemsize, problem.axes, target):
         tiling = choose_matmul_tiling(problem, target)
@@ -82,6 +88,46 @@ def generate_tiled(
         tiling.workgroup,
         nbytes,
         _iterations(kernel.inner, tiling),
+    )
+
+
+def units_tiling(
+    group: ContractionGroup, problem: MatmulProblem, target: Target
+) -> UnitsTiling | None:
+    """The tiling of a contraction in the target's matrix units; None where they cannot do it.
+
+    They multiply what is f16, or f32, before it is made f32 for the sums: never less than that.
+    """
+    nodes = [contraction_of(part) for part in products_of(group)]
+    bodies = [body for node in nodes for body in (node.lhs, node.rhs)]
+    if any(body.dtype is not dtypes.float32 for body in bodies):
+        return None
+    config = unit_config("f16" if all(map(_is_half, bodies)) else "f32", target)
+    return None if config is None else next(units_tilings(problem, config, target), None)
+
+
+def _is_half(body: Scalar) -> bool:
+    return isinstance(body, Op) and body.name == "cast" and body.args[0].dtype is dtypes.float16
+
+
+def generate_in_units(
+    group: ContractionGroup,
+    buffers: dict[str, Buffer],
+    target: Target,
+    problem: MatmulProblem,
+    tiling: UnitsTiling,
+) -> KernelCall:
+    """The kernel of contractions and their epilogues in matrix units, in a given tiling."""
+    kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
+    width = tiling.columns // 2 if problem.paired else tiling.columns
+    return kernel.finish(
+        "matmul_units.wgsl.jinja",
+        (tiling.rows, width, tiling.inner),
+        None,
+        {"tiling": tiling, "columns": width, "dialect": dialect_of(target)},
+        tiling.workgroup,
+        tiling.workgroup_nbytes(problem.axes, problem.paired),
+        ceildiv(kernel.inner, tiling.inner) + 1,
     )
 
 

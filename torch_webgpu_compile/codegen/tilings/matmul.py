@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Protocol
 
 from ...ir.access import VECTOR
 from ...symbolic.sizes import Expr, power_of_two_at_least
 from ...target import Target
 
 _UNKNOWN = 512  # sizes that a call decides count as large
+
+
+class Tile(Protocol):
+    """What a workgroup computes of a result, in whatever way."""
+
+    @property
+    def rows(self) -> int:
+        """Its rows."""
+
+    @property
+    def columns(self) -> int:
+        """Its columns, those of both where two products are a pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +91,7 @@ class MatmulProblem:
         groups = sum(-(-(columns or _UNKNOWN) // size) for _, columns in self.shapes)
         return (self.batch or _UNKNOWN) * groups
 
-    def workgroups(self, tiling: MatmulTiling) -> int:
+    def workgroups(self, tiling: Tile) -> int:
         """Tiles of the results."""
         width = self.columns_of(tiling)
         return (self.batch or _UNKNOWN) * sum(
@@ -92,7 +105,7 @@ class MatmulProblem:
         area = tiling.rows * self.columns_of(tiling)
         return (self.batch or _UNKNOWN) * results / (self.workgroups(tiling) * area)
 
-    def columns_of(self, tiling: MatmulTiling) -> int:
+    def columns_of(self, tiling: Tile) -> int:
         """Columns of a product that a workgroup computes: of a pair, half of the tile's each."""
         return tiling.columns // 2 if self.paired else tiling.columns
 

@@ -311,7 +311,7 @@ def bits_of(dtype: DType, value: str) -> str:
         case "bf16":
             return f"bf16_bits({value})"
         case "f16":
-            return f"(pack2x16float(vec2<f32>(tw_f16_rounded({value}), 0.0f)) & 0xffffu)"
+            return f"tw_f16_bits(tw_f16_rounded({value}))"
         case _ if dtype.is_float8:
             return f"tw_{dtype.name.removeprefix('float8_')}_bits({value})"
         case _:

@@ -65,7 +65,7 @@ def cast(value: Text, dtype: DType, let: Let) -> Text:
 
 def rounded(value: Text, let: Let) -> Text:
     """A float of 8 or 16 bits, computed in 32, rounded to what a buffer of its dtype holds."""
-    if value.dtype is dtypes.float16:
+    if value.dtype.name == dtypes.float16.name:
         return _by_lane(value, "tw_f16_rounded({})".format, value.dtype, let)
     return _by_lane(
         value, lambda v: value_of(value.dtype, bits_of(value.dtype, v)), value.dtype, let

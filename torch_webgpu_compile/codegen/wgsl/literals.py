@@ -22,7 +22,7 @@ def one_of(dtype: DType) -> str:
 def literal(node: Const) -> str:
     """A constant in WGSL.
 
-    Infinities and NaN are not literals there: they come from private variables.
+    Infinities and NaN are not literals there: they come from private variables, as does -0.0.
     """
     value, dtype = node.value, node.dtype
     if dtype.kind is Kind.BOOL:
@@ -40,6 +40,8 @@ def literal(node: Const) -> str:
 def _float_literal(value: float, dtype: DType) -> str:
     if dtype.compute == "f64":
         return _signed(value, "lf") if math.isfinite(value) else f"f64({_not_finite(value)})"
+    if value == 0 and math.copysign(1, value) < 0:  # Dawn's compiler makes 0.0 of the literal
+        return "bitcast<f32>(tw_nzero_bits)"
     if math.isfinite(value) and abs(value) <= 3.4028235677973366e38:
         return _signed(struct.unpack("f", struct.pack("f", value))[0], "f")
     return _not_finite(value)

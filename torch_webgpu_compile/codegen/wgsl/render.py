@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ...plan.model import Parameter
 from ..hardening.spelling import ENTRY, hide_bits
 from .storage import Bindings
+from .words import without_int64
 
 _LIBRARIES = (
     "math",
@@ -23,6 +24,7 @@ _LIBRARIES = (
     "math_f64_angle",
     "math_polynomials",
     "math_series",
+    "math_words",
 )
 _WORD = re.compile(r"\b(?:tw_\w+|bf16_bits|floor_(?:div|mod)_index)\b")
 
@@ -71,8 +73,11 @@ def render_module(
         )
     text = "\n".join([*functions, body])
     helpers = _helpers(text)
-    parts = [*declared, *helpers.values(), hide_bits(text, helpers)]
-    module = "\n".join(line for line in "\n".join(parts).splitlines() if line.strip())
+    module = "\n".join([*declared, *helpers.values(), hide_bits(text, helpers)])
+    if not bindings.target.has_int64:
+        module = without_int64(module)
+        module = "\n".join([*_helpers(module, helpers).values(), module])
+    module = "\n".join(line for line in module.splitlines() if line.strip())
     enables = "enable f16;\n" if re.search(r"\bf16\b", _without_comments(module)) else ""
     return enables + module + "\n"
 
@@ -94,8 +99,11 @@ def _library() -> dict[str, str]:
     return found
 
 
-def _helpers(text: str) -> dict[str, str]:
-    """The library definitions that ``text`` needs by name, in the library's order."""
+def _helpers(text: str, defined: Container[str] = ()) -> dict[str, str]:
+    """The library definitions that ``text`` needs by name, in the library's order.
+
+    ``defined``: those that it has.
+    """
     library = _library()
     needed: set[str] = set()
     pending = set(_WORD.findall(text))
@@ -104,4 +112,8 @@ def _helpers(text: str) -> dict[str, str]:
         if name in library and name not in needed:
             needed.add(name)
             pending |= set(_WORD.findall(library[name])) - needed
-    return {name: definition for name, definition in library.items() if name in needed}
+    return {
+        name: definition
+        for name, definition in library.items()
+        if name in needed and name not in defined
+    }

@@ -1,20 +1,16 @@
-"""wgpu-native's library: its cffi objects, and what it does not survive, a fork and the exit."""
+"""Where the process is in its life: a WebGPU library survives neither a fork nor the exit."""
 
 from __future__ import annotations
 
 import atexit
 import os
-import re
 import sys
 import threading
 import time
-from importlib import import_module
 from types import FrameType
-from typing import Any
 
 from ..errors import DeviceError
 
-_MODULE = "wgpu.backends.wgpu_native"
 _EXIT_SECONDS = 2.0  # how long the process waits for other threads to leave this package
 _QUIET_SECONDS = 0.02  # several switch intervals of the interpreter, for threads on their way here
 
@@ -88,50 +84,3 @@ def refuse() -> None:
         )
     if process.exiting and threading.current_thread() is not threading.main_thread():
         raise SystemExit
-
-
-def library() -> tuple[Any, Any, Any]:
-    """(ffi, lib, wgpu-py's error handler)."""
-    ffi_module = import_module(f"{_MODULE}._ffi")
-    parse_only_needed(ffi_module.ffi)
-    return ffi_module.ffi, ffi_module.lib, import_module(f"{_MODULE}._api").error_handler
-
-
-def subgroup_sizes(adapter: Any) -> tuple[int, int]:
-    """Smallest and largest subgroup size of a wgpu-py adapter."""
-    ffi, lib, _ = library()
-    info = ffi.new("WGPUAdapterInfo *")
-    lib.wgpuAdapterGetInfo(adapter._internal, info)
-    sizes = int(info.subgroupMinSize), int(info.subgroupMaxSize)
-    lib.wgpuAdapterInfoFreeMembers(info[0])
-    return sizes
-
-
-def parse_only_needed(ffi: Any) -> None:
-    """Makes the parser of an `FFI` see only the type names that a string mentions.
-
-    For ``ffi.new("WGPUBufferDescriptor *")`` cffi parses, beside that string, a declaration of
-    every type name of the library's header: 13 ms of a server's time for each of the forty strings
-    that a device's opening needs, half a second of every program's first call.
-    """
-    parser: Any = getattr(ffi, "_parser", None)
-    if not hasattr(parser, "_parse") or not hasattr(parser, "_declarations"):
-        return  # a cffi with other insides: as slow as before
-    if "_parse" in vars(parser):
-        return  # done before
-    parse = parser._parse
-
-    def parse_with_mentioned(source: str) -> Any:
-        everything = parser._declarations
-        words = set(re.findall(r"\w+", source))
-        parser._declarations = {
-            name: declared
-            for name, declared in everything.items()
-            if name.removeprefix("typedef ") in words
-        }
-        try:
-            return parse(source)
-        finally:
-            parser._declarations = everything
-
-    parser._parse = parse_with_mentioned

@@ -1,0 +1,83 @@
+"""Devices of both providers, for tests of the runtime.
+
+Dawn takes no driver that Debian 12 has for machines without a GPU. Where that is needed,
+`scripts/setup` puts one that it takes, SwiftShader, beside the environment's packages; only Dawn
+gets to see it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from torch_webgpu_compile import dtypes
+from torch_webgpu_compile.options import from_environment
+from torch_webgpu_compile.runtime.device import Device, device_for, list_adapters, open_device
+
+PROVIDERS = ("wgpu", "wgpudawn")
+_SWIFTSHADER = Path(sys.prefix) / "swiftshader" / "vk_swiftshader_icd.json"
+
+
+def environment(provider: str) -> Mapping[str, str]:
+    """The variables of a program that is to run on a provider."""
+    variables = {**os.environ, "TORCH_WEBGPU_PROVIDER": provider}
+    if provider == "wgpudawn" and _SWIFTSHADER.exists():
+        variables["VK_DRIVER_FILES"] = str(_SWIFTSHADER)
+    return variables
+
+
+@contextmanager
+def _driver(provider: str) -> Iterator[None]:
+    before = os.environ.get("VK_DRIVER_FILES")
+    os.environ.update({k: v for k, v in environment(provider).items() if k == "VK_DRIVER_FILES"})
+    try:
+        yield
+    finally:
+        os.environ.pop("VK_DRIVER_FILES", None)
+        if before is not None:
+            os.environ["VK_DRIVER_FILES"] = before
+
+
+@cache
+def has_provider(provider: str) -> bool:
+    """Whether it is installed and has an adapter."""
+    if find_spec(provider) is None:
+        return False
+    with _driver(provider):
+        return bool(list_adapters(provider))
+
+
+def require(provider: str) -> str:
+    """The provider; skips the test where there is none."""
+    if not has_provider(provider):
+        pytest.skip(f"{provider} is not installed or accepts no adapter of this machine")
+    return provider
+
+
+def device_of(provider: str) -> Device:
+    """The device that every test of a provider has; skips the test where there is none."""
+    return open_device(require(provider))
+
+
+def device_in_use() -> Device:
+    """The device that models have, of the provider that the environment names."""
+    return device_for(from_environment())
+
+
+def require_float64() -> None:
+    """Skips the test where float64 runs on the host, which is a failure elsewhere."""
+    if not device_in_use().target.supports(dtypes.float64):
+        pytest.skip("this adapter has no shader-f64")
+
+
+def require_bindings(count: int) -> None:
+    """Skips the test where a kernel may not have so many buffers: there would be more of them."""
+    if device_in_use().target.max_storage_buffers < count:
+        pytest.skip(f"kernels of this adapter have less than {count} bindings")

@@ -1,0 +1,87 @@
+"""Which provider ``auto`` means, and what the two tables of differences say."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torch_webgpu_compile.errors import AdapterError
+from torch_webgpu_compile.runtime import adapters
+from torch_webgpu_compile.runtime.adapters import AdapterInfo, choose_provider
+from torch_webgpu_compile.runtime.dawn import with_extensions
+from torch_webgpu_compile.target import MatrixConfig, Target
+
+ROOT = Path(__file__).parents[2]
+UNITS: MatrixConfig = ("f16", "f32", 16, 16, 16)
+LIMITS = {
+    "max-storage-buffer-binding-size": 1 << 30,
+    "max-buffer-size": 1 << 30,
+    "max-storage-buffers-per-shader-stage": 10,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-storage-size": 1 << 15,
+    "max-compute-workgroups-per-dimension": 65535,
+}
+PLAIN = AdapterInfo(0, "A GPU", "", "Vulkan", "discrete", "", frozenset(), LIMITS)
+WITH_UNITS = replace(PLAIN, subgroup_matrix_configs=(UNITS,))
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[AdapterInfo]]:
+    lists = {"wgpu": [PLAIN], "wgpudawn": [WITH_UNITS]}
+    monkeypatch.setattr(
+        adapters, "_adapters", lambda provider: [(info, None) for info in lists[provider]]
+    )
+    monkeypatch.setattr(adapters, "is_installed", lists.__contains__)
+    return lists
+
+
+def test_matrix_units_with_kernels_decide(found: dict[str, list[AdapterInfo]]) -> None:
+    useful = frozenset({UNITS})
+    assert choose_provider("auto", "", useful) == "wgpudawn"
+    assert choose_provider("auto", "a gpu", useful) == "wgpudawn"
+    assert choose_provider("wgpu", "", useful) == "wgpu"
+    assert choose_provider("wgpudawn", "", frozenset()) == "wgpudawn"
+    assert choose_provider("auto", "", frozenset()) == "wgpu"  # no kernels would use them
+    assert choose_provider("auto", "0", useful) == "wgpu"  # a place in wgpu's list
+    found["wgpudawn"] = [replace(WITH_UNITS, name="another GPU")]
+    assert choose_provider("auto", "", useful) == "wgpu"
+    with pytest.raises(AdapterError, match="no adapter matches"):
+        choose_provider("auto", "no such GPU", useful)
+    del found["wgpudawn"]
+    assert choose_provider("auto", "", useful) == "wgpu"  # not installed
+
+
+def test_a_missing_provider_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wgpudawn", None)
+    monkeypatch.setattr(adapters, "_found", {})
+    with pytest.raises(AdapterError, match=r"pip install wgpudawn==[\d.]+`") as raised:
+        adapters.list_adapters("wgpudawn")
+    pinned = re.findall(r"wgpudawn==[\d.]+", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert len(pinned) == 2
+    assert all(requirement in str(raised.value) for requirement in pinned)
+
+
+def test_matrix_units_are_a_part_of_the_target() -> None:
+    assert WITH_UNITS.target().subgroup_matrix_configs == (UNITS,)
+    assert WITH_UNITS.target().text != PLAIN.target().text
+    assert Target().subgroup_matrix_configs == ()
+
+
+@pytest.mark.parametrize(
+    ("wgsl", "declared"),
+    [
+        ("let subgroup = 1;", ""),
+        ("let x = subgroupAdd(y);", "enable subgroups; "),
+        ("fn main(@builtin(subgroup_size) n: u32) {}", "enable subgroups; "),
+        (
+            "var m: subgroup_matrix_left<f16, 8, 8>;",
+            "enable chromium_experimental_subgroup_matrix; ",
+        ),
+    ],
+)
+def test_dawn_wants_extensions_declared(wgsl: str, declared: str) -> None:
+    assert with_extensions(wgsl) == declared + wgsl

@@ -1,0 +1,95 @@
+"""`Library`: what differs between the libraries that speak ``webgpu.h``.
+
+`native.NativeBackend` runs on both through their cffi functions; all that it has to know of which
+of them it runs on is here. `wgpu_native` and `dawn` are the two tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from .interface import Handle
+
+Report = tuple[str, str]
+"""(kind, message) of an error: the kind is ``Validation``, ``OutOfMemory``, ``Internal``, …."""
+
+
+class Library(Protocol):
+    """A device, opened through one of the libraries.
+
+    Attributes:
+        ffi, lib: the library's cffi objects.
+        device, queue: handles, which are released with this object.
+        submit: the C function ``f(queue, count, command buffers)`` that submits; its result is the
+            number of the submission, or None.
+        refuses_submits: whether that reports what is wrong; else it ends the process.
+        callback_mode: the ``WGPUCallbackMode`` of mappings.
+    """
+
+    ffi: Any
+    lib: Any
+    device: Handle
+    queue: Handle
+    submit: Any
+    refuses_submits: bool
+    callback_mode: int
+
+    def capture(self) -> None:
+        """From here on this thread's errors are collected for `release`, its counterpart."""
+
+    def release(self) -> Report | None:
+        """The last error of this thread's calls since `capture`."""
+
+    def find_loss(self) -> str:
+        """The cause, if the device is lost, known so far or not; else ""."""
+
+    def mark(self, submission: int) -> Handle:
+        """What `wait` takes to wait for a submission, which is the last one until now."""
+
+    def wait(self, mark: Handle | None) -> None:
+        """Until what was marked is done; with None, until everything that was submitted is."""
+
+    def wait_for_map(self, future: Handle, submission: int | None) -> None:
+        """Until a mapping's callback has been called, or another thread is about to call it.
+
+        Args:
+            future: what ``wgpuBufferMapAsync`` gave.
+            submission: the last that uses the buffer, None for none.
+        """
+
+    def create_module(self, descriptor: Handle, checked: bool) -> Handle:
+        """``wgpuDeviceCreateShaderModule``; without ``checked`` bounds are not checked."""
+
+    def create_pipeline(self, descriptor: Handle) -> Handle:
+        """``wgpuDeviceCreateComputePipeline``. Several threads may be in it at once."""
+
+    def prepare_wgsl(self, wgsl: str) -> str:
+        """A kernel's text as this library's compiler wants it; its lines keep their numbers."""
+
+    def tick_seconds(self) -> float:
+        """The unit of timestamps."""
+
+
+def open_library(
+    provider: str,
+    adapter: Any,
+    features: Sequence[str],
+    limits: Mapping[str, int],
+    checked: bool,
+) -> Library:
+    """A new device of a provider's adapter.
+
+    Args:
+        adapter: the object of wgpu-py's API.
+        features: their names, of those that the adapter has.
+        limits: all that the adapter has.
+        checked: shaders will be compiled with bounds checks.
+
+    Raises:
+        Exception: the library's own, if the adapter gives no device.
+    """
+    module = import_module(f".{'wgpu_native' if provider == 'wgpu' else 'dawn'}", __package__)
+    library: Library = module.open_library(adapter, features, limits, checked)
+    return library
