@@ -333,7 +333,7 @@ FAULTS = (
     ),
     Fault(
         "the_last_band_of_tiles_as_high_as_others",
-        "templates/matmul_tile.wgsl.jinja",
+        "templates/matmul_loads.wgsl.jinja",
         "let band_rows = min(({{ tiles_m }}) - band * {{ tiling.swizzle }}, {{ tiling.swizzle }});",
         "let band_rows = {{ tiling.swizzle }};",
         _tests("gpu/test_tilings.py gpu/test_slicing.py gpu/test_siblings.py"),
@@ -347,7 +347,7 @@ FAULTS = (
     ),
     Fault(
         "the_other_half_of_a_paired_product",
-        "templates/matmul_tile.wgsl.jinja",
+        "templates/matmul_loads.wgsl.jinja",
         'set within = " % " ~ half if halves else ""',
         'set within = ""',
         _tests("gpu/test_siblings.py"),

@@ -6,12 +6,12 @@ Dawn has an adapter that runs nothing and offers everything, matrix units includ
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
+from tests.providers import has_provider
 from torch_webgpu_compile.runtime import dawn
 
 _FEATURES = ("ShaderF16", "Subgroups", "ChromiumExperimentalSubgroupMatrix")
@@ -21,7 +21,8 @@ class Tint:
     """Dawn's null device."""
 
     def __init__(self) -> None:
-        dawn.list_adapters()  # with the toggles that unsafe features need
+        # Opens Dawn's instance with the toggles that this needs, and the driver of other tests.
+        has_provider("wgpudawn")
         self.ffi, self.lib = dawn._bindings()
         self._messages: list[str] = []
         made: list[Any] = []
@@ -76,5 +77,4 @@ def tint() -> Tint:
     """The compiler; skips the test where Dawn is not installed."""
     if find_spec("wgpudawn") is None:
         pytest.skip("wgpudawn is not installed")
-    import_module("wgpudawn")
     return _tint()

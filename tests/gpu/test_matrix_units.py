@@ -88,6 +88,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Plans are remembered by what they compute, not by a patched choice."""
     monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
     torch._dynamo.reset()
+    counters.reset()
     plan_cache.clear()
     yield
     plan_cache.clear()

@@ -103,6 +103,7 @@ def lose(feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(function: Callable[..., Any], *arguments: Tensor) -> None:
+    counters.reset()
     compiled = torch.compile(function, backend="webgpu", fullgraph=True)
     got, wanted = compiled(*arguments), function(*arguments)
     torch.testing.assert_close(got, wanted, equal_nan=True)

@@ -79,7 +79,8 @@ def test_matrix_units_are_a_part_of_the_target() -> None:
         ("fn main(@builtin(subgroup_size) n: u32) {}", "enable subgroups; "),
         (
             "var m: subgroup_matrix_left<f16, 8, 8>;",
-            "enable chromium_experimental_subgroup_matrix; ",
+            "enable chromium_experimental_subgroup_matrix; "
+            "diagnostic(off, chromium.subgroup_matrix_uniformity); ",
         ),
     ],
 )
