@@ -212,7 +212,7 @@ def verdicts(half: Half, systems: dict[str, dict[str, Any]], is_real: bool) -> l
     ours, theirs = systems[OURS], systems.get("eager", {})
     if "difference" in ours and theirs.get("difference"):
         ours["difference_share"] = ours["difference"] / theirs["difference"]
-    work, has_cuda = Work(flops=half.flops), "eager" in systems
+    work, has_cuda = Work(flops=half.flops if is_real else 0), "eager" in systems
     found = [judge(goal, systems, {}, work, has_cuda) for goal in half.case.goals]
     return found if is_real else [replace(verdict, reached=None) for verdict in found]
 
