@@ -27,7 +27,7 @@ from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.runtime import limits
 
 from .cases import static_cache
-from .goals import AtLeast, AtMost, CopyShare, Faster, Goal, Verdict, Work, judge
+from .goals import AtLeast, AtMost, CopyShare, Faster, Goal, Verdict, Work, judge_all
 from .limits import copy_bytes_per_second, synchronize, use_full_f32
 from .timing import host_seconds_per_call, seconds_per_call
 
@@ -296,8 +296,7 @@ def verdicts(
     """
     work = Work(nbytes=round(systems["webgpu"]["nbytes"]))
     rates = {"copy_bytes_per_second": copy}
-    found = [judge(goal, systems, rates, work, by_cuda) for goal in case.goals]
-    return found if is_real else [replace(verdict, reached=None) for verdict in found]
+    return judge_all(case.goals, systems, rates, work, by_cuda, is_real)
 
 
 _MARKS = {True: "reached", False: "missed", None: "not judged"}
@@ -308,6 +307,28 @@ def print_verdicts(judged: Sequence[Verdict]) -> None:
     for verdict in judged:
         notes = f" ({verdict.note})" if verdict.note else ""
         print(f"  {verdict.goal}: {verdict.measured}, {_MARKS[verdict.reached]}{notes}")
+
+
+def report(
+    results: dict[str, Any],
+    name: str,
+    systems: Mapping[str, Any],
+    judged: Sequence[Verdict],
+    text: str,
+    output: Path | None,
+    **besides: Any,
+) -> None:
+    """Adds a case to the results, prints it, and writes all of them, with figures ``besides``.
+
+    Args:
+        text: its row for a person.
+        output: the file, if one is wanted.
+    """
+    results[name] = {**systems, "goals": [asdict(verdict) for verdict in judged]}
+    print(text, flush=True)
+    print_verdicts(judged)
+    if output is not None:
+        write_figures(output, {**besides, "cases": results})
 
 
 def write_figures(path: Path, figures: Mapping[str, Any]) -> None:
@@ -373,12 +394,9 @@ def main() -> None:
         judged = verdicts(
             case, systems, copy, by_cuda=copied_by == "cuda", is_real=not arguments.small
         )
-        results[name] = systems | {"goals": [asdict(verdict) for verdict in judged]}
-        print(line(name, case, systems, copy), flush=True)
-        print_verdicts(judged)
-        if arguments.output is not None:
-            copied = {"copy_bytes_per_second": copy, "copied_by": copied_by}
-            write_figures(arguments.output, copied | {"cases": results})
+        text = line(name, case, systems, copy)
+        copied = {"copy_bytes_per_second": copy, "copied_by": copied_by}
+        report(results, name, systems, judged, text, arguments.output, **copied)
 
 
 if __name__ == "__main__":

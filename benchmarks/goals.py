@@ -7,8 +7,8 @@ system (see `systems`). Nothing here measures anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -181,6 +181,23 @@ def judge(
         return Verdict(text, note=note)
     reached = share >= 1 if is_peer_here else None
     return Verdict(text, measured, value, share, reached, "" if is_peer_here else "no CUDA")
+
+
+def judge_all(
+    goals: Iterable[Goal],
+    results: Results,
+    limits: Mapping[str, float],
+    work: Work,
+    has_cuda: bool,
+    is_real: bool,
+) -> list[Verdict]:
+    """`judge` for each goal.
+
+    Args:
+        is_real: whether sizes and GPU are those that goals mean: else nothing is reached or missed.
+    """
+    found = [judge(goal, results, limits, work, has_cuda) for goal in goals]
+    return found if is_real else [replace(verdict, reached=None) for verdict in found]
 
 
 def _needs_cuda(goal: Goal) -> bool:

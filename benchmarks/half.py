@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch_webgpu_compile.device.autoload import register
 
 from . import cases, training
-from .generate import parse_arguments, print_verdicts, write_figures
-from .goals import OURS, AtMost, Faster, FlopRate, Goal, Verdict, Work, judge, systems_of
-from .training import Built, Case
+from .generate import parse_arguments, report
+from .goals import OURS, AtMost, FlopRate, Goal, Verdict, Work, judge_all, systems_of
+from .training import Built, Case, as_fast
 
 _PROVIDERS = {OURS: "wgpudawn", "f32": "wgpudawn", "wgpu": "wgpu"}
 
@@ -113,10 +113,6 @@ class Half:
         return module.to(self.dtype), moved
 
 
-def _as_fast(system: str, label: str, factor: float) -> Faster:
-    return Faster(system, factor, label, "stream", needs_cuda=system in ("eager", "inductor"))
-
-
 _ACCURACY = AtMost("difference_share", 2, what="of the rounding of eager CUDA")
 
 
@@ -130,7 +126,7 @@ def _forward(build: Any, dtype: torch.dtype | None, *goals: Goal) -> Half:
     return Half(Case(build, "forward", goals), dtype)
 
 
-_EAGER = _as_fast("eager", "eager CUDA", 1.0)
+_EAGER = as_fast("eager", "eager CUDA")
 
 CASES: dict[str, Half] = {
     "matmul_4096": _product(4096, 4096, 4096, 160),
@@ -139,16 +135,16 @@ CASES: dict[str, Half] = {
     "llama_512_f16": _forward(training.llama, torch.float16, _EAGER, _ACCURACY),
     "llama_512_bf16": _forward(training.llama, torch.bfloat16, _EAGER, _ACCURACY),
     "resnet50_32_f16": _forward(
-        resnet50, torch.float16, _as_fast("eager", "eager CUDA", 1 / 1.2), _ACCURACY
+        resnet50, torch.float16, as_fast("eager", "eager CUDA", 1 / 1.2), _ACCURACY
     ),
     "attention_f16": _forward(
-        attention, torch.float16, _as_fast("f32", "the same in f32", 3.0), _ACCURACY
+        attention, torch.float16, as_fast("f32", "the same in f32", 3.0), _ACCURACY
     ),
     "gpt2_step_f16": Half(
-        Case(training.gpt2, "step", (_as_fast("f32", "the same in f32", 1.6),)), is_autocast=True
+        Case(training.gpt2, "step", (as_fast("f32", "the same in f32", 1.6),)), is_autocast=True
     ),
     **{
-        f"{name}_f32": _forward(partial(model, name=name), None, _as_fast("wgpu", "wgpu-native", 1))
+        f"{name}_f32": _forward(partial(model, name=name), None, as_fast("wgpu", "wgpu-native"))
         for name in ("gpt2", "bert", "vit", "resnet50")
     },
 }
@@ -164,36 +160,32 @@ def systems_for(half: Half) -> list[str]:
     return sorted(wanted, key=[OURS, "f32", "wgpu", "eager", "inductor"].index)
 
 
-def measure(name: str, system: str, small: bool) -> dict[str, Any]:
+def measure(name: str, system: str, small: bool, wanted: Tensor | None) -> dict[str, Any]:
     """One system, in a process that has used none before: see `training.measure`.
 
-    ``difference``: of a forward's result from PyTorch's in f32, relative to its largest.
+    Args:
+        wanted: what a forward gives in f32; the result's ``difference`` is relative to its largest.
     """
-    half = CASES[name]
-    case = half.of(system)
-    if system in _PROVIDERS:
-        os.environ["TORCH_WEBGPU_PROVIDER"] = _PROVIDERS[system]
-        register()
-        found = training.measure(case, "webgpu", "webgpu", small)
-        device, backend = "webgpu", "webgpu"
-    else:
-        device, backend = "cuda", "" if system == "eager" else system
-        found = training.measure(case, "cuda", backend or None, small)
-    if case.kind == "forward":
-        torch.manual_seed(0)
-        module, inputs = case.build(small)
-        module, inputs = module.to(device).eval(), tuple(x.to(device) for x in inputs)
-        torch._dynamo.reset()
-        call = torch.compile(module, backend=backend) if backend else module
-        with torch.no_grad():
-            got = call(*inputs).float().cpu()
-        wanted = _in_f32(half, small)
-        found["difference"] = ((got - wanted).abs().max() / wanted.abs().max()).item()
-    return found
+
+    def difference(result: Tensor) -> dict[str, Any]:
+        if wanted is None:
+            return {}
+        error = (result.float().cpu() - wanted).abs().max() / wanted.abs().max()
+        return {"difference": error.item()}
+
+    case = CASES[name].of(system)
+    if system not in _PROVIDERS:
+        backend = None if system == "eager" else system
+        return training.measure(case, "cuda", backend, small, difference)
+    os.environ["TORCH_WEBGPU_PROVIDER"] = _PROVIDERS[system]
+    register()
+    return training.measure(case, "webgpu", "webgpu", small, difference)
 
 
-def _in_f32(half: Half, small: bool) -> Tensor:
-    """PyTorch's own result on the CPU, from the same weights, which were rounded."""
+def in_f32(half: Half, small: bool) -> Tensor | None:
+    """A forward's result by PyTorch on the CPU, from the same weights, which were rounded."""
+    if half.case.kind != "forward":
+        return None
     torch.manual_seed(0)
     module, inputs = half.of(OURS).build(small)
     with torch.no_grad():
@@ -212,9 +204,8 @@ def verdicts(half: Half, systems: dict[str, dict[str, Any]], is_real: bool) -> l
     ours, theirs = systems[OURS], systems.get("eager", {})
     if "difference" in ours and theirs.get("difference"):
         ours["difference_share"] = ours["difference"] / theirs["difference"]
-    work, has_cuda = Work(flops=half.flops if is_real else 0), "eager" in systems
-    found = [judge(goal, systems, {}, work, has_cuda) for goal in half.case.goals]
-    return found if is_real else [replace(verdict, reached=None) for verdict in found]
+    work = Work(flops=half.flops if is_real else 0)
+    return judge_all(half.case.goals, systems, {}, work, "eager" in systems, is_real)
 
 
 def line(name: str, systems: Mapping[str, Mapping[str, Any]]) -> str:
@@ -235,17 +226,14 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name in arguments.cases or CASES:
         systems: dict[str, dict[str, Any]] = {}
+        wanted = in_f32(CASES[name], arguments.small)
         for system in systems_for(CASES[name]):
             with ProcessPoolExecutor(1, get_context("spawn")) as new_process:
                 systems[system] = new_process.submit(
-                    measure, name, system, arguments.small
+                    measure, name, system, arguments.small, wanted
                 ).result()
         judged = verdicts(CASES[name], systems, not arguments.small)
-        results[name] = systems | {"goals": [asdict(verdict) for verdict in judged]}
-        print(line(name, systems), flush=True)
-        print_verdicts(judged)
-        if arguments.output is not None:
-            write_figures(arguments.output, {"cases": results})
+        report(results, name, systems, judged, line(name, systems), arguments.output)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,15 @@ import argparse
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from torch_webgpu_compile.codegen.kernels import contraction
-from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling
+from torch_webgpu_compile.codegen.tilings.matmul import MatmulProblem
+from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling, units_fit
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.errors import DeviceError
 from torch_webgpu_compile.options import from_environment
@@ -42,9 +44,7 @@ def tilings(config: MatrixConfig, lanes: int) -> Iterator[UnitsTiling]:
         tiling = UnitsTiling(Unit(m, n, k), factor, lanes, *tile, inner, *parts, buffers)
         if tiling.is_whole and 2 <= tiling.units_m * tiling.units_n <= _MOST_UNITS:
             for drained in sorted({1, tiling.units_n}):
-                yield UnitsTiling(
-                    Unit(m, n, k), factor, lanes, *tile, inner, *parts, buffers, drained
-                )
+                yield replace(tiling, drained=drained)
 
 
 def measure(a: Tensor, b: Tensor, tiling: UnitsTiling | None) -> tuple[float, float]:
@@ -119,13 +119,12 @@ def main() -> None:
         seconds, error = measure(a, b, None)
         print(f"{size}: chosen {flops / seconds / 1e12:.1f} TFLOP/s (error {error:.1e}){cuda}")
         found: list[tuple[float, float, str]] = []
+        problem = MatmulProblem(1, ((m, n),), k, 4, "inner", "outer")
         for tiling in tilings(config, lanes):
-            nbytes = tiling.workgroup_nbytes(("inner", "outer"), False)
-            is_possible = tiling.workgroup <= target.max_workgroup_invocations
             if time.monotonic() > until:
                 print("  (not all)")
                 break
-            if not is_possible or nbytes > target.max_workgroup_nbytes:
+            if not units_fit(tiling, problem, target):
                 continue
             try:
                 found.append((*measure(a, b, tiling), text_of(tiling)))

@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from typing import Any, Literal
@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch_webgpu_compile.device.autoload import register
 
 from .cases import Classifier, Logits, mlp
-from .generate import LLAMA_1B, Geometry, parse_arguments, print_verdicts, write_figures
-from .goals import OURS, AtMost, Faster, Goal, Leaner, Verdict, Work, judge
+from .generate import LLAMA_1B, Geometry, parse_arguments, report
+from .goals import OURS, AtMost, Faster, Goal, Leaner, Verdict, Work, judge_all
 from .limits import synchronize, use_full_f32
 from .timing import host_seconds_per_call, seconds_per_call
 
@@ -134,11 +134,13 @@ class Case:
     goals: tuple[Goal, ...] = ()
 
 
-def _as_fast(system: str, label: str, factor: float = 1.0) -> Faster:
-    return Faster(system, factor, label, "stream")
+def as_fast(system: str, label: str, factor: float = 1.0) -> Faster:
+    """The goal to be so many times as fast as a system, in a stream of calls."""
+    by_cuda = system in ("eager", "inductor")
+    return Faster(system, factor, label, "stream", needs_cuda=by_cuda)
 
 
-_INDUCTOR, _EAGER = _as_fast("inductor", "Inductor"), _as_fast("eager", "eager CUDA")
+_INDUCTOR, _EAGER = as_fast("inductor", "Inductor"), as_fast("eager", "eager CUDA")
 _MEMORY = Leaner("inductor", 1.1, "Inductor")
 _FIRST = AtMost("first_share", 0.7, what="of Inductor's first step")
 _HOST = AtMost("host_share", 1, what="of a step's time on the host")
@@ -147,7 +149,7 @@ _STEP = (_INDUCTOR, _MEMORY, _FIRST, _HOST)
 CASES = {
     "gpt2": Case(gpt2, goals=_STEP),
     "gpt2_compiled_optimizer": Case(
-        gpt2, "compiled optimizer", (_as_fast("inductor", "Inductor", 1.1), _MEMORY, _FIRST, _HOST)
+        gpt2, "compiled optimizer", (as_fast("inductor", "Inductor", 1.1), _MEMORY, _FIRST, _HOST)
     ),
     "resnet50_16": Case(partial(resnet50, batch=16), goals=(_EAGER, *_STEP)),
     "resnet50_64": Case(partial(resnet50, batch=64), goals=(_EAGER, *_STEP)),
@@ -157,7 +159,7 @@ CASES = {
         partial(convnext, batch=8, trained=False), "forward", (_INDUCTOR, _MEMORY, _FIRST)
     ),
     "llama_512_forward": Case(llama, "forward", (_INDUCTOR, _MEMORY, _FIRST)),
-    "mlp_waited": Case(mlp, "waited call", (_as_fast("eager", "eager CUDA", 1 / 1.1),)),
+    "mlp_waited": Case(mlp, "waited call", (as_fast("eager", "eager CUDA", 1 / 1.1),)),
 }
 
 
@@ -188,12 +190,18 @@ def _step(case: Case, module: nn.Module, inputs: tuple[Tensor, ...], backend: st
     return step
 
 
-def measure(case: Case, device: str, backend: str | None, small: bool) -> dict[str, Any]:
+def measure(
+    case: Case,
+    device: str,
+    backend: str | None,
+    small: bool,
+    inspect: Callable[[Any], dict[str, Any]] = lambda result: {},
+) -> dict[str, Any]:
     """One system.
 
     ``first_s``: of the first step; ``seconds`` of a later one, in a stream of them (or waited for);
     ``host_s`` that the host spends in it; ``gpu_nbytes`` allocated at most; ``losses`` of the
-    first steps.
+    first steps; and what ``inspect`` says of the first result.
     """
     use_full_f32()
     torch._dynamo.reset()
@@ -217,9 +225,10 @@ def measure(case: Case, device: str, backend: str | None, small: bool) -> dict[s
     results += [call() for _ in range(_LOSSES - 1)]
     if case.kind in ("step", "compiled optimizer"):
         found["losses"] = [result.item() for result in results]
-    del results
     if memory is not None:
         found["gpu_nbytes"] = memory.max_memory_allocated()
+    found |= inspect(results[0])
+    del results
     if case.kind == "waited call":
         found["seconds"] = _waited_seconds(call, wait)
     else:
@@ -261,9 +270,7 @@ def verdicts(case: Case, systems: Mapping[str, Mapping[str, Any]], is_real: bool
     Args:
         is_real: whether sizes and GPU are those that goals mean: else nothing is reached or missed.
     """
-    has_cuda = "eager" in systems
-    found = [judge(goal, systems, {}, Work(), has_cuda) for goal in case.goals]
-    return found if is_real else [replace(verdict, reached=None) for verdict in found]
+    return judge_all(case.goals, systems, {}, Work(), "eager" in systems, is_real)
 
 
 def line(name: str, systems: Mapping[str, Mapping[str, Any]]) -> str:
@@ -294,11 +301,7 @@ def main() -> None:
         with ProcessPoolExecutor(1, get_context("spawn")) as new_process:
             systems = new_process.submit(compare, name, arguments.small).result()
         judged = verdicts(CASES[name], systems, not arguments.small)
-        results[name] = systems | {"goals": [asdict(verdict) for verdict in judged]}
-        print(line(name, systems), flush=True)
-        print_verdicts(judged)
-        if arguments.output is not None:
-            write_figures(arguments.output, {"cases": results})
+        report(results, name, systems, judged, line(name, systems), arguments.output)
 
 
 def compare(name: str, small: bool) -> dict[str, dict[str, Any]]:

@@ -94,7 +94,10 @@ def _print_recommendation(found: dict[str, list[AdapterInfo]], used: str, asked:
     if with_units and used not in with_units:
         print(f"Recommended: {with_units[0]}, which reaches this GPU's matrix units")
     elif "wgpudawn" not in found:
-        print("On GPUs with matrix units Dawn may reach them: pip install wgpudawn==0.32.0.4")
+        from ..runtime.adapters import REQUIREMENTS
+
+        wanted = REQUIREMENTS["wgpudawn"]
+        print(f"On GPUs with matrix units Dawn may reach them: pip install {wanted}")
     else:
         print(f"Recommended: {used}")
 

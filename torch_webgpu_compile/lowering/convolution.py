@@ -255,18 +255,31 @@ def convolve(
     channels = [in_channel, row] if geometry.transposed else [out_channel, channel]
     lhs = weight.at([*channels, *taps])
     rhs = geometry.window(input, [axes.image, in_channel], axes.space, taps)
+    node = _contraction(axes, out_channels, inner, lhs, rhs, dtype, out_channel)
+    return builder.contract(dtype, sizes, node, name=name)
+
+
+def _contraction(
+    axes: _Axes,
+    rows: Expr,
+    inner: tuple[Expr, ...],
+    weight: Scalar,
+    window: Scalar,
+    dtype: DType,
+    channel: Expr,
+) -> Contraction:
+    """The products of a weight's and a window's elements, summed into a channel of the result."""
     wide = compute_dtype(dtype)
-    node = Contraction(
+    return Contraction(
         output="",
         batch=axes.batch,
-        rows=(out_channels,),
+        rows=(rows,),
         columns=axes.columns,
         inner=inner,
-        lhs=cast(lhs, wide),
-        rhs=cast(rhs, wide),
-        index=(axes.image, out_channel, *axes.space),
+        lhs=cast(weight, wide),
+        rhs=cast(window, wide),
+        index=(axes.image, channel, *axes.space),
     )
-    return builder.contract(dtype, sizes, node, name=name)
 
 
 def _in_phases(
@@ -305,19 +318,9 @@ def _in_phases(
     inside += exist
     lhs = masked(all_of(exist), weight.at([in_channel, row, *taps]), 0)
     rhs = masked(all_of(inside), input.at([axes.image, in_channel, *at]), 0)
-    wide = compute_dtype(dtype)
     strides = contiguous_strides((*counts, all_channels))
     group = linearize((*axes.phases, axes.group * out_channels + row), strides)
-    node = Contraction(
-        output="",
-        batch=axes.batch,
-        rows=(out_channels,),
-        columns=axes.columns,
-        inner=inner,
-        lhs=cast(lhs, wide),
-        rhs=cast(rhs, wide),
-        index=(axes.image, group, *axes.space),
-    )
+    node = _contraction(axes, out_channels, inner, lhs, rhs, dtype, group)
     grouped = (images, product((*counts, all_channels)), *(found.size for found in phases))
     together = builder.contract(dtype, grouped, node, name=f"{name}_phases" if name else "phases")
     image, out_channel, *results = positions(sizes)

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,9 +17,10 @@ from ..errors import AdapterError, OptionError
 from ..options import AUTO
 from ..target import MATRIX_KERNELS, MatrixConfig, Target
 from . import dawn, wgpu_native
+from .library import Library
 
 _LIBRARIES: dict[str, Any] = {"wgpu": wgpu_native, "wgpudawn": dawn}
-_PACKAGES = {"wgpu": "'wgpu>=0.32'", "wgpudawn": "wgpudawn==0.32.0.4"}  # as in pyproject.toml
+REQUIREMENTS = {"wgpu": "'wgpu>=0.32'", "wgpudawn": "wgpudawn==0.32.0.4"}  # as in pyproject.toml
 
 WANTED_FEATURES = (
     "shader-f16",
@@ -139,7 +140,7 @@ def provider_module(provider: str) -> Any:
     except ImportError as error:
         raise AdapterError(
             f"provider {provider!r} cannot be imported ({error}); run "
-            f"`pip install {_PACKAGES[provider]}`"
+            f"`pip install {REQUIREMENTS[provider]}`"
         ) from error
 
 
@@ -206,6 +207,28 @@ def find_adapter(provider: str, wanted: int | str | None) -> tuple[AdapterInfo, 
     raise AdapterError(f"no adapter matches {wanted!r}; there are {names}")
 
 
+def open_library(
+    provider: str,
+    adapter: Any,
+    features: Sequence[str],
+    limits: Mapping[str, int],
+    checked: bool,
+) -> Library:
+    """A new device of a provider's adapter.
+
+    Args:
+        adapter: the object of wgpu-py's API.
+        features: their names, of those that the adapter has.
+        limits: all that the adapter has.
+        checked: shaders will be compiled with bounds checks.
+
+    Raises:
+        Exception: the library's own, if the adapter gives no device.
+    """
+    library: Library = _LIBRARIES[provider].open_library(adapter, features, limits, checked)
+    return library
+
+
 def _adapters(provider: str) -> list[tuple[AdapterInfo, Any]]:
     with _lock:
         if provider not in _found:
@@ -250,7 +273,11 @@ def _describe(provider: str, adapter: Any) -> AdapterInfo:
 
 
 def _subgroup_sizes(provider: str, adapter: Any) -> tuple[int, int]:
-    smallest, largest = _LIBRARIES[provider].subgroup_sizes(adapter)
+    ffi, lib = _LIBRARIES[provider].bindings()
+    info = ffi.new("WGPUAdapterInfo *")  # wgpu-py 0.32 reads a misspelt field: always (4, 128)
+    lib.wgpuAdapterGetInfo(adapter._internal, info)
+    smallest, largest = int(info.subgroupMinSize), int(info.subgroupMaxSize)
+    lib.wgpuAdapterInfoFreeMembers(info[0])
     # wgpu-native 29 leaves both 0. The WebGPU spec (GPUAdapterInfo) then says 4 and 128.
     known = _SUBGROUP_SIZES.get(int(adapter.info["vendor_id"]), (4, 128))
     return smallest or known[0], largest or known[1]

@@ -76,24 +76,15 @@ def _fresh(adapter: Any) -> Any:
     return adapter
 
 
-def _bindings() -> tuple[Any, Any]:
+def bindings() -> tuple[Any, Any]:
+    """(ffi, lib)."""
     module = import_module("wgpudawn._lib")
     return module.ffi, module.lib
 
 
-def subgroup_sizes(adapter: Any) -> tuple[int, int]:
-    """Smallest and largest subgroup size."""
-    ffi, lib = _bindings()
-    info = ffi.new("WGPUAdapterInfo *")
-    lib.wgpuAdapterGetInfo(adapter._internal, info)
-    sizes = int(info.subgroupMinSize), int(info.subgroupMaxSize)
-    lib.wgpuAdapterInfoFreeMembers(info[0])
-    return sizes
-
-
 def subgroup_matrix_configs(adapter: Any) -> tuple[MatrixConfig, ...]:
     """The matrices that the adapter's subgroups multiply."""
-    ffi, lib = _bindings()
+    ffi, lib = bindings()
     if not lib.wgpuAdapterHasFeature(
         adapter._internal, lib.WGPUFeatureName_ChromiumExperimentalSubgroupMatrix
     ):
@@ -144,8 +135,8 @@ class _Reports:
 def open_library(
     adapter: Any, features: Sequence[str], limits: Mapping[str, int], checked: bool
 ) -> Dawn:
-    """A new device, see `library.open_library`."""
-    ffi, lib = _bindings()
+    """A new device, see `adapters.open_library`."""
+    ffi, lib = bindings()
     adapter = _fresh(adapter)
     reports = _Reports(ffi)
     desc = ffi.new("WGPUDeviceDescriptor *")
@@ -235,7 +226,7 @@ class Dawn:
     """`library.Library` on Dawn."""
 
     def __init__(self, device: Handle, reports: _Reports) -> None:
-        self.ffi, self.lib = _bindings()
+        self.ffi, self.lib = bindings()
         self._instance = _instance()
         self._reports = reports
         self.device = device

@@ -16,7 +16,7 @@ from ..errors import AdapterError, DeviceError, DeviceLostError, human_bytes
 from ..options import CompileOptions
 from ..plan.model import Kernel
 from ..target import Target
-from .adapters import AdapterInfo, choose_provider, find_adapter, list_adapters
+from .adapters import AdapterInfo, choose_provider, find_adapter, list_adapters, open_library
 from .buffers import (
     SMALL_NBYTES,
     SMALL_USAGE,
@@ -27,7 +27,6 @@ from .buffers import (
 )
 from .failures import lost_error
 from .interface import Backend, Copy
-from .library import open_library
 from .native import NativeBackend
 from .pacing import pace_of
 from .pipelines import Pipeline, PipelineCache

@@ -6,8 +6,6 @@ of them it runs on is here. `wgpu_native` and `dawn` are the two tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any, Protocol
 
 from .interface import Handle
@@ -70,26 +68,3 @@ class Library(Protocol):
 
     def tick_seconds(self) -> float:
         """The unit of timestamps."""
-
-
-def open_library(
-    provider: str,
-    adapter: Any,
-    features: Sequence[str],
-    limits: Mapping[str, int],
-    checked: bool,
-) -> Library:
-    """A new device of a provider's adapter.
-
-    Args:
-        adapter: the object of wgpu-py's API.
-        features: their names, of those that the adapter has.
-        limits: all that the adapter has.
-        checked: shaders will be compiled with bounds checks.
-
-    Raises:
-        Exception: the library's own, if the adapter gives no device.
-    """
-    module = import_module(f".{'wgpu_native' if provider == 'wgpu' else 'dawn'}", __package__)
-    library: Library = module.open_library(adapter, features, limits, checked)
-    return library

@@ -39,19 +39,6 @@ def list_adapters() -> list[Any]:
     return found
 
 
-def subgroup_sizes(adapter: Any) -> tuple[int, int]:
-    """Smallest and largest subgroup size, 0 where unknown.
-
-    wgpu-py 0.32 reads a misspelt field and always says (4, 128).
-    """
-    ffi, lib = bindings()
-    info = ffi.new("WGPUAdapterInfo *")
-    lib.wgpuAdapterGetInfo(adapter._internal, info)
-    sizes = int(info.subgroupMinSize), int(info.subgroupMaxSize)
-    lib.wgpuAdapterInfoFreeMembers(info[0])
-    return sizes
-
-
 def subgroup_matrix_configs(adapter: Any) -> tuple[MatrixConfig, ...]:
     """None: wgpu-native 29 has the feature, but refuses every device that asks for it."""
     return ()
@@ -60,7 +47,7 @@ def subgroup_matrix_configs(adapter: Any) -> tuple[MatrixConfig, ...]:
 def open_library(
     adapter: Any, features: Sequence[str], limits: Mapping[str, int], checked: bool
 ) -> WgpuNative:
-    """A new device, see `library.open_library`."""
+    """A new device, see `adapters.open_library`."""
     return WgpuNative(
         adapter.request_device_sync(required_features=list(features), required_limits=dict(limits))
     )
