@@ -98,7 +98,7 @@ class UnitsTiling:
 
 # (rows, columns, subgroups along each) by falling size, with the workgroups of an H200 that make
 # each worth while: one and a half per multiprocessor.
-_BY_SIZE = (((128, 128), (2, 2), 200), ((64, 64), (2, 2), 0))
+_BY_SIZE = (((128, 128), (2, 2), 200), ((64, 128), (1, 4), 100), ((64, 64), (2, 2), 0))
 _INNER = 32
 
 
@@ -127,24 +127,12 @@ def units_tilings(
     """Tilings of a problem for a configuration that the target's limits allow, best first."""
     factor, _, m, n, k = config
     for (rows, columns), subgroups, least in _BY_SIZE:
-        for buffers in (2, 1):
-            tiling = UnitsTiling(
-                Unit(m, n, k),
-                factor,
-                target.subgroup_size,
-                rows,
-                columns,
-                _INNER,
-                *subgroups,
-                buffers,
-            )
-            if problem.workgroups(tiling) < target.machine.scaled(least):
-                continue
-            drained = tiling.units_n // 2 if problem.paired else tiling.units_n
-            for together in (drained, 1):
-                found = replace(tiling, drained=together)
-                if units_fit(found, problem, target):
-                    yield found
+        unit = Unit(m, n, k)
+        size = rows, columns, _INNER
+        tiling = UnitsTiling(unit, factor, target.subgroup_size, *size, *subgroups, buffers=1)
+        enough = problem.workgroups(tiling) >= target.machine.scaled(least)
+        if enough and units_fit(tiling, problem, target):
+            yield tiling
 
 
 def units_fit(tiling: UnitsTiling, problem: MatmulProblem, target: Target) -> bool:
