@@ -3,9 +3,10 @@
     TORCH_WEBGPU_PROVIDER=wgpudawn python -m benchmarks.matrix_units [--seconds 200] [MxKxN …]
 
 Factors are f16, sums f32, the result f16; by default the sizes that goals name. After ``MxKxNt``
-the right one lies as a linear layer's weight does. ``--unit 16x8x16`` chooses among the sizes of
-matrices that the GPU has. Where CUDA is, its rate comes first. Without matrix units, as on a
-software adapter, ``--small`` shows that it runs: small sizes, computed by invocations.
+the right one lies as a linear layer's weight does, and after ``MxKxNp`` so do two, those of a gated
+layer, with half of the columns each. ``--unit 16x8x16`` chooses among the sizes of matrices that
+the GPU has. Where CUDA is, its rate comes first. Without matrix units, as on a software adapter,
+``--small`` shows that it runs: small sizes, computed by invocations.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torch_webgpu_compile import backend
@@ -56,12 +58,15 @@ def tilings(config: MatrixConfig, lanes: int) -> Iterator[UnitsTiling]:
             yield tiling
 
 
+Inputs = tuple[Tensor, ...]
+
+
 class Product:
     """A product on the device, whose kernel can be made in any tiling."""
 
-    def __init__(self, a: Tensor, b: Tensor, device: Device) -> None:
-        self.a, self.b, self.device = a, b, device
-        self.wanted = a.float() @ b.float()
+    def __init__(self, function: Callable[..., Tensor], inputs: Inputs, device: Device) -> None:
+        self.function, self.inputs, self.device = function, inputs, device
+        self.wanted = function(*(x.float() for x in inputs))
         schedules: list[Schedule] = []
 
         def tune(schedule: Schedule) -> Tilings:
@@ -107,18 +112,36 @@ class Product:
         if tiling is not None:
             contraction.units_tiling = lambda *_: tiling
         try:
-            call = torch.compile(torch.mm, backend="webgpu", dynamic=False, mode=mode)
-            got = call(self.a, self.b).float()
+            call = torch.compile(self.function, backend="webgpu", dynamic=False, mode=mode)
+            got = call(*self.inputs).float()
         finally:
             contraction.units_tiling = chosen
         return ((got - self.wanted).abs().max() / self.wanted.abs().max()).item()
 
 
-def cuda_seconds(a: Tensor, b: Tensor) -> float:
+def cuda_seconds(function: Callable[..., Tensor], inputs: Inputs) -> float:
     """Seconds of PyTorch's own product, with its sums in f32."""
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    x, y = a.cuda(), b.cuda()
-    return seconds_per_call(lambda: x @ y, torch.cuda.synchronize, 0.2)
+    moved = [x.cuda() for x in inputs]
+    return seconds_per_call(lambda: function(*moved), torch.cuda.synchronize, 0.2)
+
+
+def gated(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """The gated layer of a Llama, before its second product."""
+    return F.silu(x @ gate) * (x @ up)
+
+
+def work(size: str) -> tuple[Callable[..., Tensor], Inputs, float]:
+    """(function, its inputs, 10¹² operations of a call) of a size on the command line."""
+    m, k, n = map(int, size.rstrip("tp").split("x"))
+    flops = 2e-12 * m * k * n
+    x = torch.randn(m, k).half()
+    if size.endswith("p"):
+        scale = k**-0.5
+        gate, up = ((torch.randn(n // 2, k) * scale).half().t() for _ in range(2))
+        return gated, (x, gate, up), flops
+    y = torch.randn(n, k).half().t() if size.endswith("t") else torch.randn(k, n).half()
+    return torch.mm, (x, y), flops
 
 
 def text_of(tiling: UnitsTiling) -> str:
@@ -158,19 +181,15 @@ def main() -> None:
     target = device.target
     config, lanes = config_of(target, arguments.unit, arguments.small)
     print(f"{target.name}: {config} of {target.subgroup_matrix_configs}", flush=True)
-    sizes = ["70x50x90"] if arguments.small else arguments.sizes
+    sizes = ["70x50x90", "70x50x80p"] if arguments.small else arguments.sizes
     for done, size in enumerate(sizes):
-        m, k, n = map(int, size.removesuffix("t").split("x"))
         until = time.monotonic() + arguments.seconds / len(sizes)
         torch.manual_seed(done)
-        a, b = torch.randn(m, k).half(), torch.randn(k, n).half()
-        if size.endswith("t"):
-            b = torch.randn(n, k).half().t()
-        made = Product(a, b, device)
-        tflops = 2e-12 * m * k * n
+        function, inputs, tflops = work(size)
+        made = Product(function, inputs, device)
         cuda = ""
         if torch.cuda.is_available():
-            cuda = f", CUDA {tflops / cuda_seconds(a, b):.1f} TFLOP/s"
+            cuda = f", CUDA {tflops / cuda_seconds(function, inputs):.1f} TFLOP/s"
         chosen = made.chosen()
         found: dict[UnitsTiling, float] = {}
         for tiling in filter(made.fits, (*filter(None, [chosen]), *tilings(config, lanes))):
