@@ -114,7 +114,7 @@ def generate_in_units(
         None,
         {"tiling": tiling, "columns": width, "dialect": dialect_of(target)},
         tiling.workgroup,
-        tiling.workgroup_nbytes(problem.axes, problem.paired),
+        tiling.workgroup_nbytes(problem.axes),
         ceildiv(kernel.inner, tiling.inner) + 1,
     )
 

@@ -33,7 +33,9 @@ class UnitsTiling:
         rows, columns, inner: the workgroup's tile, elements.
         subgroups_m, subgroups_n: how many subgroups share its rows, and its columns.
         buffers: 2: the next tile is stored beside the one that is multiplied; 1: after it.
-        drained: units of a row that a subgroup stores to workgroup memory at once.
+        drained: units of a row that a subgroup stores to workgroup memory at once. More of it is
+            worse: with 28 KiB, a multiprocessor of an H100 takes only one workgroup at a time, with
+            24 KiB two.
         swizzle: row tiles that consecutive workgroups share before the next column tile.
     """
 
@@ -85,15 +87,15 @@ class UnitsTiling:
         """Elements of an operand's tile."""
         return self.line(axis, size) * (size if axis == "inner" else self.inner)
 
-    def sums(self, paired: bool) -> int:
+    @property
+    def sums(self) -> int:
         """Results that are in workgroup memory at once."""
-        each = self.unit.m * self.unit.n * self.drained * (2 if paired else 1)
-        return self.subgroups_m * self.subgroups_n * each
+        return self.subgroups_m * self.subgroups_n * self.unit.m * self.unit.n * self.drained
 
-    def workgroup_nbytes(self, axes: Sequence[str], paired: bool) -> int:
+    def workgroup_nbytes(self, axes: Sequence[str]) -> int:
         """Workgroup memory. ``axes``: along which the tiles of lhs and rhs are loaded."""
         tiles = self.numel(axes[0], self.rows) + self.numel(axes[1], self.columns)
-        return self.buffers * tiles * _NBYTES[self.factor] + 4 * self.sums(paired)
+        return self.buffers * tiles * _NBYTES[self.factor] + 4 * self.sums
 
 
 # (rows, columns, subgroups along each) by falling size, with the workgroups of an H200 that make
@@ -126,9 +128,10 @@ def units_tilings(
 
 def units_fit(tiling: UnitsTiling, problem: MatmulProblem, target: Target) -> bool:
     """Whether a tiling can compute a problem within the target's limits."""
+    products = 2 if problem.paired else 1
     return (
         tiling.is_whole
-        and not (problem.paired and tiling.units_n % 2)
+        and tiling.units_n % (products * tiling.drained) == 0
         and tiling.workgroup <= target.max_workgroup_invocations
-        and tiling.workgroup_nbytes(problem.axes, problem.paired) <= target.max_workgroup_nbytes
+        and tiling.workgroup_nbytes(problem.axes) <= target.max_workgroup_nbytes
     )
