@@ -11,7 +11,6 @@ from ...ir.access import VECTOR, elements_per_access, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
 from ...ir.buffers import Buffer
 from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup
-from ...ir.scalar import Op, Scalar
 from ...ir.spaces import Origin, numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product
@@ -28,7 +27,7 @@ from ..tilings.units import UnitsTiling, dialect_of, unit_config, units_tilings
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
-from .operands import load_operand
+from .operands import is_half, load_operand
 from .pointwise import group_origins
 
 Tilings = Mapping[str, MatmulTiling]
@@ -102,12 +101,8 @@ def units_tiling(
     bodies = [body for node in nodes for body in (node.lhs, node.rhs)]
     if any(body.dtype is not dtypes.float32 for body in bodies):
         return None
-    config = unit_config("f16" if all(map(_is_half, bodies)) else "f32", target)
+    config = unit_config("f16" if all(map(is_half, bodies)) else "f32", target)
     return None if config is None else next(units_tilings(problem, config, target), None)
-
-
-def _is_half(body: Scalar) -> bool:
-    return isinstance(body, Op) and body.name == "cast" and body.args[0].dtype is dtypes.float16
 
 
 def generate_in_units(

@@ -1,13 +1,14 @@
-"""How contractions load tiles of their operands."""
+"""What contractions multiply, and how they load tiles of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...dtypes import float16
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
 from ...ir.nodes import Contraction
-from ...ir.scalar import Scalar
+from ...ir.scalar import Op, Scalar
 from ...symbolic.sizes import (
     Expr,
     Symbol,
@@ -35,6 +36,11 @@ class TileLoad:
     lines: list[str]
     result: str
     guard: str
+
+
+def is_half(body: Scalar) -> bool:
+    """Whether an element is a float16 that was made a float32: nothing is lost by making it f16."""
+    return isinstance(body, Op) and body.name == "cast" and body.args[0].dtype is float16
 
 
 def load_operand(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ...ir.access import is_multiple_of
 from ...symbolic.sizes import Expr, ceildiv
 from ...target import Target
 
@@ -64,6 +65,15 @@ class AttentionTiling:
     def shuffles(self, subgroup: int) -> tuple[int, ...]:
         """The bits in which the numbers of invocations that share a query differ."""
         return _shuffles(self.block(subgroup), self.sharing)
+
+    def stays_within(self, name: str, count: Expr, row: Expr | None = None) -> bool:
+        """Whether no load passes the end ``count`` of a coordinate: m, n, k or d.
+
+        ``row``: elements that each n has, of a key or value.
+        """
+        step = {"m": self.queries, "n": self.keys * self.slices}.get(name, 4)
+        vectors = self.keys * int(ceildiv(row, 4)) if row is not None else 0
+        return is_multiple_of(count, step) and vectors % self.slice_workgroup == 0
 
     def keys_size(self, head: int) -> int:
         """vec4s of a slice's tile of keys, whose place the probabilities take later."""

@@ -1,0 +1,166 @@
+"""How attention is tiled for matrix units: the tilings to choose from, and the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...ir.access import is_multiple_of
+from ...symbolic.sizes import Expr, ceildiv
+from ...target import MatrixConfig, Target
+from .units import PADDING_NBYTES, Unit, factor_nbytes
+
+SHARING = 4
+"""Invocations of a subgroup that have a row of scores together."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionUnitsTiling:
+    """A tile of queries per workgroup, of which each subgroup has some rows.
+
+    Attributes:
+        unit: of the matrix units.
+        factor: the WGSL type of what is multiplied; scores and sums are f32.
+        lanes: invocations of a subgroup.
+        subgroups: of a workgroup.
+        row_units: units of queries of a subgroup.
+        keys: per step.
+        scored: of a subgroup's units of queries, those whose scores are in workgroup memory at once.
+    """
+
+    unit: Unit
+    factor: str
+    lanes: int
+    subgroups: int
+    row_units: int
+    keys: int
+    scored: int
+
+    @property
+    def queries(self) -> int:
+        """Of a workgroup."""
+        return self.subgroups * self.row_units * self.unit.m
+
+    @property
+    def workgroup(self) -> int:
+        """Invocations of a workgroup."""
+        return self.subgroups * self.lanes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether units fill the tiles, and invocations share rows as they have to."""
+        unit = self.unit
+        whole_keys = self.keys % unit.n == 0 == self.keys % unit.k and self.keys % SHARING == 0
+        whole_rows = self.row_units % self.scored == 0
+        return whole_keys and whole_rows and SHARING * unit.m % self.lanes == 0
+
+    def widths(self, head: int, value_head: int) -> tuple[int, int]:
+        """Head sizes rounded up to units."""
+        k, n = self.unit.k, self.unit.n
+        return -(-head // k) * k, -(-value_head // n) * n
+
+    def stays_within(self, name: str, count: Expr, _row: Expr | None = None) -> bool:
+        """Whether no load passes the end ``count`` of a coordinate: m, n, k or d."""
+        steps = {"m": self.queries, "n": self.keys, "k": self.unit.k, "d": self.unit.n}
+        return is_multiple_of(count, steps[name])
+
+    def line(self, size: int) -> int:
+        """Elements from a line of ``size`` factors to the next one."""
+        return size + PADDING_NBYTES // factor_nbytes(self.factor)
+
+    @property
+    def score_line(self) -> int:
+        """Elements from a row of scores to the next one."""
+        return self.keys + PADDING_NBYTES // 4
+
+    @property
+    def scores_size(self) -> int:
+        """Scores that are in workgroup memory at once, with what is between them."""
+        return self.subgroups * self.scored * self.unit.m * self.score_line
+
+    def keys_size(self, head: int) -> int:
+        """Factors of the tile of keys, whose place the probabilities take later."""
+        return max(self.keys * self.line(head), self.queries * self.line(self.keys))
+
+    def queries_at(self, head: int, value_head: int, are_kept: bool) -> int:
+        """Where the tile of queries is: behind the others if it is kept, else where they will be."""
+        return self.keys_size(head) + self.keys * self.line(value_head) if are_kept else 0
+
+    def tiles_size(self, head: int, value_head: int, queries_are_kept: bool) -> int:
+        """Factors of all tiles."""
+        last = self.queries_at(head, value_head, queries_are_kept) + self.queries * self.line(head)
+        return max(last, self.queries_at(head, value_head, True))
+
+    def workgroup_nbytes(self, head: int, value_head: int, queries_are_kept: bool) -> int:
+        """Workgroup memory, for these head sizes (whole units)."""
+        tiles = self.tiles_size(head, value_head, queries_are_kept) * factor_nbytes(self.factor)
+        extra = self.workgroup if queries_are_kept else 0
+        return tiles + 4 * (self.scores_size + extra + 2)
+
+    def registers(self, head: int, value_head: int) -> int:
+        """32-bit registers of an invocation for matrices and for what it fetches."""
+        factors, (m, n) = 4 // factor_nbytes(self.factor), (self.unit.m, self.unit.n)
+        rows = self.row_units * m
+        sums = rows * value_head + rows * self.keys
+        halves = rows * head + max(m, n) * self.unit.k + n * self.unit.k
+        fetched = self.keys * (head + value_head) // (factors * self.workgroup)
+        return (sums + halves // factors) // self.lanes + fetched
+
+
+# (subgroups, units of queries of each, keys per step, units scored at once), best first, with the
+# workgroups of an H200 that make each worth while.
+_SHAPES = (
+    ((4, 2, 32, 1), 132),
+    ((8, 1, 32, 1), 132),
+    ((4, 1, 64, 1), 132),
+    ((4, 1, 32, 1), 0),
+    ((2, 1, 32, 1), 0),
+)
+_MOST_REGISTERS = 168  # of 255, which addresses and a row's scores need too
+_FEWEST_QUERIES = 17
+
+
+def attention_units_candidates(
+    config: MatrixConfig, lanes: int
+) -> Iterator[tuple[AttentionUnitsTiling, int]]:
+    """All tilings, best first, with the workgroups of an H200 that each wants."""
+    factor, _, *unit = config
+    for shape, wanted in _SHAPES:
+        yield AttentionUnitsTiling(Unit(*unit), factor, lanes, *shape), wanted
+
+
+def choose_attention_units_tiling(
+    heads: Expr, queries: Expr, sizes: tuple[int, int], config: MatrixConfig, target: Target
+) -> AttentionUnitsTiling | None:
+    """The first tiling that fits, wastes few queries and makes enough workgroups; None if none does.
+
+    Args:
+        heads: of the whole batch.
+        sizes: of a head of the queries and keys, and of the values.
+    """
+    if queries.is_constant and int(queries) < _FEWEST_QUERIES:
+        return None
+    for tiling, wanted in attention_units_candidates(config, target.subgroup_size):
+        tiles = heads * ceildiv(queries, tiling.queries)
+        few = tiles.is_constant and int(tiles) < target.machine.scaled(wanted)
+        wasteful = queries.is_constant and tiling.queries >= 2 * int(queries)
+        if not few and not wasteful and attention_units_fit(tiling, sizes, target):
+            return tiling
+    return None
+
+
+def attention_units_fit(
+    tiling: AttentionUnitsTiling,
+    sizes: tuple[int, int],
+    target: Target,
+    queries_are_kept: bool = False,
+) -> bool:
+    """Whether a tiling can compute heads of these sizes within the target's limits."""
+    if not tiling.is_whole:
+        return False
+    widths = tiling.widths(*sizes)
+    return (
+        tiling.registers(*widths) <= _MOST_REGISTERS
+        and tiling.workgroup <= target.max_workgroup_invocations
+        and tiling.workgroup_nbytes(*widths, queries_are_kept) <= target.max_workgroup_nbytes
+    )
