@@ -1,0 +1,143 @@
+"""Attention in matrix units, which no software adapter has: there, invocations compute their parts.
+
+That differs in how matrices of a subgroup are spelled, not in what is loaded and stored where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.compilations import TARGET, compile_function
+from tests.providers import device_in_use
+from tests.tint import tint
+from torch_webgpu_compile import counters
+from torch_webgpu_compile.codegen.kernels import attention
+from torch_webgpu_compile.codegen.tilings.attention_units import (
+    AttentionUnitsTiling,
+    attention_units_fit,
+)
+from torch_webgpu_compile.codegen.tilings.units import Unit, dialect_of
+from torch_webgpu_compile.plan import cache as plan_cache
+
+SMALL, WIDE, LARGE = Unit(8, 8, 8), Unit(8, 16, 16), Unit(16, 16, 16)
+TILINGS = [
+    AttentionUnitsTiling(LARGE, "f16", 32, 2, 2, 32, 1),
+    AttentionUnitsTiling(LARGE, "f16", 32, 4, 1, 32, 1),
+    AttentionUnitsTiling(LARGE, "f16", 64, 2, 1, 64, 1),
+    AttentionUnitsTiling(WIDE, "f16", 32, 3, 2, 16, 2),
+    AttentionUnitsTiling(SMALL, "f16", 16, 2, 2, 16, 1),
+]
+KINDS = ["none", "causal", "bool", "lowest", "float", "no key", "grouped", "growing", "written"]
+SIZES = [(2, 70, 70, 32, 32), (1, 33, 100, 12, 40)]
+
+
+def attention_of(kind: str, sizes: tuple[int, ...]) -> tuple[Any, tuple[Tensor, ...]]:
+    """A function and its arguments. ``sizes``: heads, queries, keys, head, value head."""
+    heads, queries, keys, head, value_head = sizes
+    torch.manual_seed(0)
+    q, k = torch.randn(2, heads, queries, head).half(), torch.randn(2, heads, keys, head).half()
+    v = torch.randn(2, heads, keys, value_head).half()
+    causal = torch.ones(queries, keys, dtype=torch.bool).tril()
+    lowest = torch.finfo(torch.float16).min
+    mask = {
+        "bool": causal & (torch.arange(keys) > 40),  # whole tiles without keys, and whole rows
+        "lowest": torch.where(causal, 0.0, lowest).index_fill(0, torch.tensor([3]), lowest).half(),
+        "float": torch.randn(queries, keys).half(),
+        "no key": causal & (torch.arange(queries) != 5).unsqueeze(1),
+    }.get(kind)
+    if kind == "grouped":
+        q = q.repeat(1, 3, 1, 1)
+    if kind == "growing":  # scores of later keys are far larger, and last of all infinite
+        k = k * torch.linspace(0.2, 30, keys).unsqueeze(1).half()
+        q[0, 0, 3] = torch.inf
+
+    def fused(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+        grouped = kind == "grouped"
+        return F.scaled_dot_product_attention(
+            q, k, v, *mask, is_causal=kind == "causal", enable_gqa=grouped
+        )
+
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.transpose(-2, -1)).float() * 0.25
+        scores = scores.masked_fill(~causal.to(q.device), -1e9)
+        return torch.softmax(scores, -1).to(v.dtype) @ v
+
+    return written if kind == "written" else fused, (q, k, v, *(() if mask is None else (mask,)))
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plans are remembered by what they compute, not by a patched choice."""
+    monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
+    torch._dynamo.reset()
+    counters.reset()
+    plan_cache.clear()
+    yield
+    plan_cache.clear()
+
+
+def use(tiling: AttentionUnitsTiling, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Makes attention use a tiling where it fits; the tilings used."""
+    target = device_in_use().target
+    used: list[Any] = []
+
+    def choose(node: Any, _target: Any) -> AttentionUnitsTiling | None:
+        assert all(map(attention.is_half, (node.query, node.key, node.value)))
+        sizes = int(node.sizes[4]), int(node.sizes[5])
+        fits = attention_units_fit(tiling, sizes, target, dialect_of(target) == "lanes")
+        used.append(tiling if fits else None)
+        return used[-1]
+
+    monkeypatch.setattr(attention, "attention_units_tiling", choose)
+    return used
+
+
+@pytest.mark.rotates(16)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+def test_attention(
+    tiling: AttentionUnitsTiling, kind: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = use(tiling, monkeypatch)
+    for sizes in SIZES:
+        function, arguments = attention_of(kind, sizes)
+        torch._dynamo.reset()
+        if dynamic:
+            for x in arguments[:3]:
+                torch._dynamo.mark_dynamic(x, 2)
+        with torch.no_grad():
+            compiled = torch.compile(function, backend="webgpu", fullgraph=True)
+            got = compiled(*arguments)
+            wanted = function(*(a.double() if a.is_floating_point() else a for a in arguments))
+        # Probabilities are rounded to f16, by 2⁻¹¹ of each, and so is the result.
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-3, atol=2e-3, equal_nan=True)
+    assert any(used)
+    assert not counters.fallbacks
+
+
+@pytest.mark.parametrize("unit", [SMALL, WIDE, LARGE], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tint_accepts_the_kernels(kind: str, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = replace(
+        TARGET,
+        features=frozenset({"shader-f16", "subgroup", "chromium-experimental-subgroup-matrix"}),
+        subgroup_sizes=(32, 32),
+        max_workgroup_nbytes=48 << 10,
+    )
+    for subgroups, row_units, scored in ((4, 1, 1), (2, 2, 1), (2, 2, 2)):
+        tiling = AttentionUnitsTiling(unit, "f16", 32, subgroups, row_units, 32, scored)
+        monkeypatch.setattr(attention, "attention_units_tiling", lambda *_, t=tiling: t)
+        function, arguments = attention_of(kind, SIZES[0])
+        compiled = compile_function(function, *arguments, target=target)
+        kernels = [k.wgsl for k in compiled.plan.kernels if "subgroupMatrix" in k.wgsl]
+        assert kernels
+        for kernel in kernels:
+            assert not tint().error(kernel)
