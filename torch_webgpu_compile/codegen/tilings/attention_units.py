@@ -154,13 +154,14 @@ def attention_units_fit(
     sizes: tuple[int, int],
     target: Target,
     queries_are_kept: bool = False,
+    most_registers: int = _MOST_REGISTERS,
 ) -> bool:
     """Whether a tiling can compute heads of these sizes within the target's limits."""
     if not tiling.is_whole:
         return False
     widths = tiling.widths(*sizes)
     return (
-        tiling.registers(*widths) <= _MOST_REGISTERS
+        tiling.registers(*widths) <= most_registers
         and tiling.workgroup <= target.max_workgroup_invocations
         and tiling.workgroup_nbytes(*widths, queries_are_kept) <= target.max_workgroup_nbytes
     )
