@@ -19,12 +19,17 @@ from tests.providers import device_in_use
 from tests.tint import tint
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.codegen.kernels import attention
+from torch_webgpu_compile.codegen.tilings import units
 from torch_webgpu_compile.codegen.tilings.attention_units import (
     AttentionUnitsTiling,
     attention_units_fit,
+    choose_attention_units_tiling,
 )
 from torch_webgpu_compile.codegen.tilings.units import Unit, dialect_of
 from torch_webgpu_compile.plan import cache as plan_cache
+from torch_webgpu_compile.scheduler import cost
+from torch_webgpu_compile.symbolic.sizes import as_expr
+from torch_webgpu_compile.target import MatrixConfig, Target
 
 SMALL, WIDE, LARGE = Unit(8, 8, 8), Unit(8, 16, 16), Unit(16, 16, 16)
 TILINGS = [
@@ -35,6 +40,7 @@ TILINGS = [
     AttentionUnitsTiling(SMALL, "f16", 16, 2, 2, 16, 1),
 ]
 KINDS = ["none", "causal", "bool", "lowest", "float", "no key", "grouped", "growing", "written"]
+KINDS += ["cache"]  # of which a mask's number of keys is read
 SIZES = [(2, 70, 70, 32, 32), (1, 33, 100, 12, 40)]
 
 
@@ -52,6 +58,14 @@ def attention_of(kind: str, sizes: tuple[int, ...]) -> tuple[Any, tuple[Tensor, 
         "float": torch.randn(queries, keys).half(),
         "no key": causal & (torch.arange(queries) != 5).unsqueeze(1),
     }.get(kind)
+    if kind == "cache":
+
+        def cached(q: Tensor, k: Tensor, v: Tensor, at: Tensor) -> Tensor:
+            seen = torch.arange(q.shape[2], device=q.device).unsqueeze(1) + at
+            mask = torch.arange(k.shape[2], device=q.device) <= seen
+            return F.scaled_dot_product_attention(q, k, v, mask)
+
+        return cached, (q, k, v, torch.tensor(keys // 3))
     if kind == "grouped":
         q = q.repeat(1, 3, 1, 1)
     if kind == "growing":  # scores of later keys are far larger, and last of all infinite
@@ -107,12 +121,13 @@ def test_attention(
     tiling: AttentionUnitsTiling, kind: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = use(tiling, monkeypatch)
+    monkeypatch.setattr(cost, "waits_for_key_end", lambda *_: True)
     for sizes in SIZES:
         function, arguments = attention_of(kind, sizes)
         torch._dynamo.reset()
         if dynamic:
             for x in arguments[:3]:
-                torch._dynamo.mark_dynamic(x, 2)
+                torch._dynamo.maybe_mark_dynamic(x, 2)
         with torch.no_grad():
             compiled = torch.compile(function, backend="webgpu", fullgraph=True)
             got = compiled(*arguments)
@@ -123,21 +138,93 @@ def test_attention(
     assert not counters.fallbacks
 
 
-@pytest.mark.parametrize("unit", [SMALL, WIDE, LARGE], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-def test_tint_accepts_the_kernels(kind: str, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = replace(
+@pytest.mark.parametrize("written", [False, True], ids=["fused", "written"])
+def test_training(written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the gradient starts from, and dropout: as the kernel without matrix units has them."""
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not written:
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=True)
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        weights = F.softmax((q @ k.transpose(-2, -1) * 0.2).masked_fill(later, -torch.inf), dim=-1)
+        return F.dropout(weights, 0.3) @ v
+
+    def run() -> list[Tensor]:
+        torch._dynamo.reset()
+        plan_cache.clear()
+        torch.manual_seed(3)
+        leaves = [torch.randn(1, 2, 40, 32).half().requires_grad_() for _ in range(3)]
+        result = torch.compile(f, backend="webgpu", fullgraph=True)(*leaves)
+        return [result, *torch.autograd.grad(result.float().square().sum(), leaves)]
+
+    wanted = run()
+    used = use(TILINGS[0], monkeypatch)
+    for got, expected in zip(run(), wanted, strict=True):
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+    assert all(used)
+    assert used
+
+
+def on_a_gpu(config: MatrixConfig) -> Target:
+    return replace(
         TARGET,
         features=frozenset({"shader-f16", "subgroup", "chromium-experimental-subgroup-matrix"}),
         subgroup_sizes=(32, 32),
+        max_workgroup_invocations=1024,
         max_workgroup_nbytes=48 << 10,
+        subgroup_matrix_configs=(config,),
     )
-    for subgroups, row_units, scored in ((4, 1, 1), (2, 2, 1), (2, 2, 2)):
-        tiling = AttentionUnitsTiling(unit, "f16", 32, subgroups, row_units, 32, scored)
-        monkeypatch.setattr(attention, "attention_units_tiling", lambda *_, t=tiling: t)
+
+
+@pytest.mark.parametrize("unit", [SMALL, WIDE, LARGE], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tint_accepts_the_kernels(kind: str, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = "f16", "f32", unit.m, unit.n, unit.k
+    monkeypatch.setattr(units, "MATRIX_KERNELS", frozenset({config}))
+    monkeypatch.setattr(cost, "waits_for_key_end", lambda *_: True)
+    shared = AttentionUnitsTiling(unit, "f16", 32, 2, 2, 32, 1)
+    for tiling in (None, shared, replace(shared, scored=2)):
+        if tiling is not None:
+            monkeypatch.setattr(attention, "attention_units_tiling", lambda *_, t=tiling: t)
         function, arguments = attention_of(kind, SIZES[0])
-        compiled = compile_function(function, *arguments, target=target)
-        kernels = [k.wgsl for k in compiled.plan.kernels if "subgroupMatrix" in k.wgsl]
-        assert kernels
-        for kernel in kernels:
-            assert not tint().error(kernel)
+        compiled = compile_function(function, *arguments, target=on_a_gpu(config))
+        (kernel,) = [k.wgsl for k in compiled.plan.kernels if k.kind == "attention"]
+        assert "subgroupMatrixMultiplyAccumulate" in kernel
+        assert not tint().error(kernel)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "in_units"),
+    [
+        ((2, 70, 70, 64, 64), torch.float16, True),
+        ((2, 70, 70, 128, 128), torch.float16, True),
+        ((2, 70, 70, 64, 64), torch.float32, False),
+        ((2, 70, 70, 64, 64), torch.bfloat16, False),
+        ((2, 9, 70, 64, 64), torch.float16, False),
+        ((2, 70, 70, 256, 256), torch.float16, False),
+    ],
+    ids=str,
+)
+def test_what_is_computed_in_units(
+    sizes: tuple[int, ...], dtype: torch.dtype, in_units: bool
+) -> None:
+    function, arguments = attention_of("none", sizes)
+    target = on_a_gpu(("f16", "f32", 16, 16, 16))
+    compiled = compile_function(function, *(x.to(dtype) for x in arguments), target=target)
+    assert any("subgroupMatrix" in k.wgsl for k in compiled.plan.kernels) == in_units
+
+
+def test_the_largest_tilings_have_enough_workgroups() -> None:
+    config = "f16", "f32", 16, 16, 16
+    target = on_a_gpu(config)
+
+    def queries(heads: int, length: int, head: int) -> int:
+        sizes = head, head
+        found = choose_attention_units_tiling(
+            as_expr(heads), as_expr(length), sizes, config, target
+        )
+        assert found is not None
+        assert attention_units_fit(found, sizes, target)
+        return found.queries
+
+    assert queries(128, 1024, 64) > queries(12, 512, 64) >= queries(2, 40, 64)

@@ -17,7 +17,11 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
 from ...target import Target
 from ..tilings.attention import AttentionTiling, attention_subgroup, choose_attention_tiling
-from ..tilings.attention_units import AttentionUnitsTiling, choose_attention_units_tiling
+from ..tilings.attention_units import (
+    SHARING,
+    AttentionUnitsTiling,
+    choose_attention_units_tiling,
+)
 from ..tilings.units import dialect_of, unit_config
 from ..values import Scope
 from .builder import KernelBuilder, fold_grid
@@ -118,14 +122,20 @@ class _AttentionKernel:
         _, _, _, keys, head, value_head = self.node.sizes
         widths = tiling.widths(int(head), int(value_head))
         staged = tiling.queries * widths[0] // (VECTOR * tiling.workgroup) + 1
+        voted = tiling.rows_of_invocation * (tiling.keys // SHARING + 1) if self.node.bias else 0
+        drained = tiling.rows_of_invocation * (widths[1] // (VECTOR * SHARING) + 2)
         return self._finish(
             "attention_units.wgsl.jinja",
             tiling,
             widths,
             # e⁵ = 148 times what dropout multiplies by has to be less than 65504, the most of f16.
-            {"dialect": dialect, "growth": "2.0f" if self.node.kept is not None else "5.0f"},
+            {
+                "dialect": dialect,
+                "growth": "2.0f" if self.node.kept is not None else "5.0f",
+                "whole_keys": is_multiple_of(keys, tiling.keys),
+            },
             tiling.workgroup_nbytes(*widths, queries_are_kept=dialect == "lanes"),
-            (ceildiv(keys, tiling.keys) + 1) * (tiling.queries * (tiling.keys // 4 + 1)) + staged,
+            (ceildiv(keys, tiling.keys) + 1) * (voted + 1) + staged + drained,
         )
 
     def _finish(

@@ -25,7 +25,7 @@ class AttentionUnitsTiling:
         subgroups: of a workgroup.
         row_units: units of queries of a subgroup.
         keys: per step.
-        scored: of a subgroup's units of queries, those whose scores are in workgroup memory at once.
+        scored: units of queries of a subgroup whose scores are in workgroup memory at once.
     """
 
     unit: Unit
@@ -47,12 +47,22 @@ class AttentionUnitsTiling:
         return self.subgroups * self.lanes
 
     @property
+    def turns(self) -> int:
+        """How often the invocations of a subgroup pass over a unit to have all of its rows."""
+        return SHARING * self.unit.m // self.lanes
+
+    @property
+    def rows_of_invocation(self) -> int:
+        """Rows of scores that an invocation has a part of."""
+        return self.row_units * self.turns
+
+    @property
     def is_whole(self) -> bool:
         """Whether units fill the tiles, and invocations share rows as they have to."""
         unit = self.unit
         whole_keys = self.keys % unit.n == 0 == self.keys % unit.k and self.keys % SHARING == 0
         whole_rows = self.row_units % self.scored == 0
-        return whole_keys and whole_rows and SHARING * unit.m % self.lanes == 0
+        return whole_keys and whole_rows and self.turns * self.lanes == SHARING * unit.m > 0
 
     def widths(self, head: int, value_head: int) -> tuple[int, int]:
         """Head sizes rounded up to units."""
@@ -83,7 +93,7 @@ class AttentionUnitsTiling:
         return max(self.keys * self.line(head), self.queries * self.line(self.keys))
 
     def queries_at(self, head: int, value_head: int, are_kept: bool) -> int:
-        """Where the tile of queries is: behind the others if it is kept, else where they will be."""
+        """Where the queries are: behind the other tiles if they stay, else where those will be."""
         return self.keys_size(head) + self.keys * self.line(value_head) if are_kept else 0
 
     def tiles_size(self, head: int, value_head: int, queries_are_kept: bool) -> int:
@@ -132,7 +142,7 @@ def attention_units_candidates(
 def choose_attention_units_tiling(
     heads: Expr, queries: Expr, sizes: tuple[int, int], config: MatrixConfig, target: Target
 ) -> AttentionUnitsTiling | None:
-    """The first tiling that fits, wastes few queries and makes enough workgroups; None if none does.
+    """The first tiling that fits, wastes few queries and makes enough workgroups; else None.
 
     Args:
         heads: of the whole batch.
