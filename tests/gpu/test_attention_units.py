@@ -18,10 +18,12 @@ from tests.compilations import TARGET, compile_function
 from tests.providers import device_in_use
 from tests.tint import tint
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.codegen.kernels import attention
+from torch_webgpu_compile.codegen.kernels import attention, attention_gradient
 from torch_webgpu_compile.codegen.tilings import units
 from torch_webgpu_compile.codegen.tilings.attention_units import (
+    AttentionGradientUnitsTiling,
     AttentionUnitsTiling,
+    attention_gradient_units_fit,
     attention_units_fit,
     choose_attention_units_tiling,
 )
@@ -138,31 +140,91 @@ def test_attention(
     assert not counters.fallbacks
 
 
-@pytest.mark.parametrize("written", [False, True], ids=["fused", "written"])
-def test_training(written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the gradient starts from, and dropout: as the kernel without matrix units has them."""
+def use_for_gradients(
+    tiling: AttentionGradientUnitsTiling, monkeypatch: pytest.MonkeyPatch
+) -> list[Any]:
+    """Makes gradients of attention use a tiling where it fits; the tilings used."""
+    target = device_in_use().target
+    used: list[Any] = []
 
-    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if not written:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=True)
+    def choose(node: Any, _target: Any) -> AttentionGradientUnitsTiling | None:
+        of_half = map(attention_gradient.is_half, (node.query, node.key, node.value, node.gradient))
+        assert all(of_half)
+        sizes, by_keys = (int(node.sizes[5]), int(node.sizes[6])), node.of == "keys"
+        are_kept = dialect_of(target) == "lanes"
+        fits = attention_gradient_units_fit(tiling, sizes, by_keys, target, are_kept)
+        used.append(tiling if fits else None)
+        return used[-1]
+
+    monkeypatch.setattr(attention_gradient, "attention_gradient_units_tiling", choose)
+    return used
+
+
+def in_training(kind: str) -> tuple[Any, list[Tensor]]:
+    """A function and leaves."""
+    heads, queries, keys, head, value_head = 2, 40, 70, 32, 24
+    torch.manual_seed(3)
+    if kind in ("dropout", "written"):
+        keys = queries
+    sizes = (heads * 3 if kind == "grouped" else heads, queries, head), (heads, keys, head)
+    leaves = [torch.randn(1, *size).half() for size in (*sizes, (heads, keys, value_head))]
+    mask = torch.randn(queries, keys).half()
+    mask = {"float": mask.masked_fill(mask < -1, -torch.inf), "bool": mask > 0}.get(kind)
+    if mask is not None:
+        mask[5] = mask[6, 0] if kind == "float" else False
+
+    def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        options = {"dropout_p": 0.3 if kind == "dropout" else 0.0, "is_causal": kind == "causal"}
+        allowed = mask if mask is None or kind == "bool" else mask.to(q.dtype)
+        grouped = kind == "grouped"
+        return F.scaled_dot_product_attention(q, k, v, allowed, enable_gqa=grouped, **options)
+
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
-        weights = F.softmax((q @ k.transpose(-2, -1) * 0.2).masked_fill(later, -torch.inf), dim=-1)
-        return F.dropout(weights, 0.3) @ v
+        scores = (q @ k.transpose(-2, -1) * 0.2).masked_fill(later, -torch.inf)
+        return F.softmax(scores, dim=-1) @ v
 
-    def run() -> list[Tensor]:
+    return written if kind == "written" else fused, leaves
+
+
+@pytest.mark.rotates(8)
+@pytest.mark.parametrize(
+    "kind", ["none", "causal", "bool", "float", "grouped", "dropout", "written"]
+)
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        AttentionGradientUnitsTiling(LARGE, "f16", 32, 2, 32),
+        AttentionGradientUnitsTiling(LARGE, "f16", 64, 3, 16),
+        AttentionGradientUnitsTiling(SMALL, "f16", 16, 4, 16),
+    ],
+    ids=str,
+)
+def test_training(
+    tiling: AttentionGradientUnitsTiling, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, as the kernels without matrix units; else as exact gradients."""
+    function, leaves = in_training(kind)
+
+    def run(f: Any, *arguments: Tensor) -> list[Tensor]:
         torch._dynamo.reset()
         plan_cache.clear()
         torch.manual_seed(3)
-        leaves = [torch.randn(1, 2, 40, 32).half().requires_grad_() for _ in range(3)]
-        result = torch.compile(f, backend="webgpu", fullgraph=True)(*leaves)
-        return [result, *torch.autograd.grad(result.float().square().sum(), leaves)]
+        arguments = tuple(x.detach().requires_grad_() for x in arguments)
+        result = f(*arguments)
+        cotangent = torch.linspace(-1, 1, result.numel(), dtype=result.dtype)
+        return [result, *torch.autograd.grad(result, arguments, cotangent.view(result.shape))]
 
-    wanted = run()
-    used = use(TILINGS[0], monkeypatch)
-    for got, expected in zip(run(), wanted, strict=True):
-        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
-    assert all(used)
-    assert used
+    compiled = torch.compile(function, backend="webgpu", fullgraph=True)
+    if kind == "dropout":
+        wanted = run(compiled, *leaves)
+    else:
+        wanted = run(function, *(x.double() for x in leaves))
+    used = use(TILINGS[0], monkeypatch), use_for_gradients(tiling, monkeypatch)
+    for got, expected in zip(run(compiled, *leaves), wanted, strict=True):
+        torch.testing.assert_close(got.double(), expected.double(), rtol=4e-3, atol=4e-3)
+    assert all(map(any, used))
+    assert not counters.fallbacks
 
 
 def on_a_gpu(config: MatrixConfig) -> Target:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 from ...ir.access import is_multiple_of
 from ...symbolic.sizes import Expr, ceildiv
@@ -236,6 +237,8 @@ class AttentionGradientTiling:
     workgroup: int
     unroll: int = 2
     direct: bool = False
+
+    head_step: ClassVar[int] = 4  # elements of a head that loads take together
 
     @property
     def scoring(self) -> int:

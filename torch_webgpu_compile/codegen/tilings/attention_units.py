@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -174,4 +175,164 @@ def attention_units_fit(
         tiling.registers(*widths) <= most_registers
         and tiling.workgroup <= target.max_workgroup_invocations
         and tiling.workgroup_nbytes(*widths, queries_are_kept) <= target.max_workgroup_nbytes
+    )
+
+
+# -- gradients -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGradientUnitsTiling:
+    """A tile of rows that a workgroup owns, see `AttentionGradientTiling`: a unit per subgroup.
+
+    Attributes:
+        unit: of the matrix units.
+        factor: the WGSL type of what is multiplied; scores and sums are f32.
+        lanes: invocations of a subgroup.
+        subgroups: of a workgroup.
+        walked: rows per step.
+    """
+
+    unit: Unit
+    factor: str
+    lanes: int
+    subgroups: int
+    walked: int
+
+    @property
+    def owned(self) -> int:
+        """Rows whose gradients a workgroup computes."""
+        return self.subgroups * self.unit.m
+
+    @property
+    def workgroup(self) -> int:
+        """Invocations of a workgroup."""
+        return self.subgroups * self.lanes
+
+    @property
+    def turns(self) -> int:
+        """How often the invocations of a subgroup pass over a unit to have all of its rows."""
+        return SHARING * self.unit.m // self.lanes
+
+    @property
+    def head_step(self) -> int:
+        """Elements of a head that loads take together."""
+        return math.lcm(self.unit.k, self.unit.n)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether units fill the tiles, and invocations share rows as they have to."""
+        whole = self.walked % math.lcm(self.unit.n, self.unit.k, SHARING) == 0
+        return whole and self.turns * self.lanes == SHARING * self.unit.m > 0
+
+    def widths(self, head: int, value_head: int) -> tuple[int, int]:
+        """Head sizes rounded up to units."""
+        step = self.head_step
+        return -(-head // step) * step, -(-value_head // step) * step
+
+    def line(self, size: int) -> int:
+        """Elements from a line of ``size`` factors to the next one."""
+        return size + PADDING_NBYTES // factor_nbytes(self.factor)
+
+    @property
+    def score_line(self) -> int:
+        """Elements from a row of scores to the next one."""
+        return self.walked + PADDING_NBYTES // 4
+
+    @property
+    def scores_size(self) -> int:
+        """Scores that are in workgroup memory at once, with what is between them."""
+        return self.owned * self.score_line
+
+    def places(
+        self, head: int, value_head: int, by_keys: bool, owned_are_kept: bool
+    ) -> dict[str, int]:
+        """Where each tile of factors starts, and the ``end`` of all.
+
+        Gradients of queries need no weights. If the owned rows are not kept, others take their
+        place.
+        """
+        weights = self.owned * self.line(self.walked)
+        places = {"walked": 0, "walked_values": self.walked * self.line(head)}
+        places["weights"] = places["walked_values"] + self.walked * self.line(value_head)
+        places["changes"] = places["weights"] + (weights if by_keys else 0)
+        end = places["changes"] + weights
+        places["owned"] = end if owned_are_kept else 0
+        places["owned_values"] = places["owned"] + self.owned * self.line(head)
+        places["end"] = max(end, places["owned_values"] + self.owned * self.line(value_head))
+        return places
+
+    def workgroup_nbytes(
+        self, head: int, value_head: int, by_keys: bool, owned_are_kept: bool
+    ) -> int:
+        """Workgroup memory, for these head sizes (whole units)."""
+        tiles = self.places(head, value_head, by_keys, owned_are_kept)["end"]
+        return tiles * factor_nbytes(self.factor) + 4 * self.scores_size
+
+    def registers(self, head: int, value_head: int, by_keys: bool) -> int:
+        """32-bit registers of an invocation for matrices, scores and what it fetches."""
+        factors, unit = 4 // factor_nbytes(self.factor), self.unit
+        sums = unit.m * (head + (value_head if by_keys else 0) + 3 * self.walked)
+        halves = unit.m * (head + value_head) + 2 * unit.n * unit.k
+        fetched = self.walked * (head + value_head) // (factors * self.workgroup)
+        return (sums + halves // factors) // self.lanes + fetched
+
+
+# (subgroups, walked rows), best first.
+_GRADIENT_SHAPES = ((8, 32), (4, 32), (8, 16), (4, 16), (2, 32), (2, 16))
+
+
+def choose_attention_gradient_units_tiling(
+    owned: Expr,
+    heads: Expr,
+    sizes: tuple[int, int],
+    by_keys: bool,
+    config: MatrixConfig,
+    target: Target,
+) -> AttentionGradientUnitsTiling | None:
+    """The first tiling that fits, wastes few rows and makes enough workgroups; else None.
+
+    Args:
+        owned: rows of a head that gradients are computed of.
+        heads: that own rows, of the whole batch.
+        sizes: of a head of the queries and keys, and of the values.
+        by_keys: whether keys are owned.
+    """
+    if owned.is_constant and int(owned) < _FEWEST_QUERIES:
+        return None
+    factor, _, *unit = config
+    fitting = [
+        tiling
+        for tiling in (
+            AttentionGradientUnitsTiling(Unit(*unit), factor, target.subgroup_size, *shape)
+            for shape in _GRADIENT_SHAPES
+        )
+        if attention_gradient_units_fit(tiling, sizes, by_keys, target)
+    ]
+    for tiling in fitting:
+        tiles = heads * ceildiv(owned, tiling.owned)
+        few = tiles.is_constant and int(tiles) < target.machine.multiprocessors
+        wasteful = owned.is_constant and tiling.owned >= 2 * int(owned)
+        if not few and not wasteful:
+            return tiling
+    return min(fitting, key=lambda tiling: tiling.owned, default=None)
+
+
+def attention_gradient_units_fit(
+    tiling: AttentionGradientUnitsTiling,
+    sizes: tuple[int, int],
+    by_keys: bool,
+    target: Target,
+    owned_are_kept: bool = False,
+    most_registers: int = _MOST_REGISTERS,
+) -> bool:
+    """Whether a tiling can compute heads of these sizes within the target's limits."""
+    if not tiling.is_whole:
+        return False
+    widths = tiling.widths(*sizes)
+    nbytes = tiling.workgroup_nbytes(*widths, by_keys, owned_are_kept)
+    return (
+        tiling.registers(*widths, by_keys) <= most_registers
+        and tiling.workgroup <= target.max_workgroup_invocations
+        and nbytes <= target.max_workgroup_nbytes
     )
