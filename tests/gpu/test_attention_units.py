@@ -42,7 +42,7 @@ TILINGS = [
     AttentionUnitsTiling(SMALL, "f16", 16, 2, 2, 16, 1),
 ]
 KINDS = ["none", "causal", "bool", "lowest", "float", "no key", "grouped", "growing", "written"]
-KINDS += ["cache"]  # of which a mask's number of keys is read
+KINDS += ["cache"]  # where the keys end that a mask leaves
 SIZES = [(2, 70, 70, 32, 32), (1, 33, 100, 12, 40)]
 
 
@@ -115,15 +115,11 @@ def use(tiling: AttentionUnitsTiling, monkeypatch: pytest.MonkeyPatch) -> list[A
     return used
 
 
-@pytest.mark.rotates(16)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tiling", TILINGS, ids=str)
-def test_attention(
-    tiling: AttentionUnitsTiling, kind: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+def check(
+    tiling: AttentionUnitsTiling, kind: str, dynamic: bool, patch: pytest.MonkeyPatch
 ) -> None:
-    used = use(tiling, monkeypatch)
-    monkeypatch.setattr(cost, "waits_for_key_end", lambda *_: True)
+    used = use(tiling, patch)
+    patch.setattr(cost, "waits_for_key_end", lambda *_: True)
     for sizes in SIZES:
         function, arguments = attention_of(kind, sizes)
         torch._dynamo.reset()
@@ -138,6 +134,20 @@ def test_attention(
         torch.testing.assert_close(got.double(), wanted, rtol=2e-3, atol=2e-3, equal_nan=True)
     assert any(used)
     assert not counters.fallbacks
+
+
+@pytest.mark.rotates(16)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+def test_attention(
+    tiling: AttentionUnitsTiling, kind: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(tiling, kind, dynamic, monkeypatch)
+
+
+def test_sums_follow_maxima_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(TILINGS[0], "growing", False, monkeypatch)
 
 
 def use_for_gradients(
@@ -252,6 +262,25 @@ def test_tint_accepts_the_kernels(kind: str, unit: Unit, monkeypatch: pytest.Mon
         compiled = compile_function(function, *arguments, target=on_a_gpu(config))
         (kernel,) = [k.wgsl for k in compiled.plan.kernels if k.kind == "attention"]
         assert "subgroupMatrixMultiplyAccumulate" in kernel
+        assert not tint().error(kernel)
+
+
+@pytest.mark.parametrize("unit", [SMALL, WIDE, LARGE], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_tint_accepts_gradients(causal: bool, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = "f16", "f32", unit.m, unit.n, unit.k
+    monkeypatch.setattr(units, "MATRIX_KERNELS", frozenset({config}))
+    _, (q, k, v) = attention_of("none", SIZES[0])
+    statistics = torch.randn(q.shape[:3]), torch.randn(q.shape[:3])
+    arguments = q, q, k, v, torch.randn(q.shape[2], k.shape[2]), *statistics
+
+    def f(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
+        return torch.ops.webgpu.attention_backward(grad, q, k, v, *rest, causal, 0.3)  # type: ignore[no-any-return]
+
+    compiled = compile_function(f, *arguments, target=on_a_gpu(config))
+    kernels = [k.wgsl for k in compiled.plan.kernels if "subgroupMatrix" in k.wgsl]
+    assert len(kernels) == 2
+    for kernel in kernels:
         assert not tint().error(kernel)
 
 
