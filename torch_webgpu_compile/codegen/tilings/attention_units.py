@@ -16,31 +16,20 @@ SHARING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionUnitsTiling:
-    """A tile of queries per workgroup, of which each subgroup has some rows.
+class RowsInUnits:
+    """What tilings have in common: each subgroup has rows of units of scores.
 
     Attributes:
         unit: of the matrix units.
         factor: the WGSL type of what is multiplied; scores and sums are f32.
         lanes: invocations of a subgroup.
         subgroups: of a workgroup.
-        row_units: units of queries of a subgroup.
-        keys: per step.
-        scored: units of queries of a subgroup whose scores are in workgroup memory at once.
     """
 
     unit: Unit
     factor: str
     lanes: int
     subgroups: int
-    row_units: int
-    keys: int
-    scored: int
-
-    @property
-    def queries(self) -> int:
-        """Of a workgroup."""
-        return self.subgroups * self.row_units * self.unit.m
 
     @property
     def workgroup(self) -> int:
@@ -52,6 +41,35 @@ class AttentionUnitsTiling:
         """How often the invocations of a subgroup pass over a unit to have all of its rows."""
         return SHARING * self.unit.m // self.lanes
 
+    def are_shared(self, columns: int) -> bool:
+        """Whether units fill rows of so many scores, and invocations share them as they have to."""
+        whole = columns % math.lcm(self.unit.n, self.unit.k, SHARING) == 0
+        return whole and self.turns * self.lanes == SHARING * self.unit.m > 0
+
+    def line(self, size: int) -> int:
+        """Elements from a line of ``size`` factors to the next one."""
+        return size + PADDING_NBYTES // factor_nbytes(self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionUnitsTiling(RowsInUnits):
+    """A tile of queries per workgroup, of which each subgroup has some rows.
+
+    Attributes:
+        row_units: units of queries of a subgroup.
+        keys: per step.
+        scored: units of queries of a subgroup whose scores are in workgroup memory at once.
+    """
+
+    row_units: int
+    keys: int
+    scored: int
+
+    @property
+    def queries(self) -> int:
+        """Of a workgroup."""
+        return self.subgroups * self.row_units * self.unit.m
+
     @property
     def rows_of_invocation(self) -> int:
         """Rows of scores that an invocation has a part of."""
@@ -60,10 +78,7 @@ class AttentionUnitsTiling:
     @property
     def is_whole(self) -> bool:
         """Whether units fill the tiles, and invocations share rows as they have to."""
-        unit = self.unit
-        whole_keys = self.keys % unit.n == 0 == self.keys % unit.k and self.keys % SHARING == 0
-        whole_rows = self.row_units % self.scored == 0
-        return whole_keys and whole_rows and self.turns * self.lanes == SHARING * unit.m > 0
+        return self.are_shared(self.keys) and self.row_units % self.scored == 0
 
     def widths(self, head: int, value_head: int) -> tuple[int, int]:
         """Head sizes rounded up to units."""
@@ -74,10 +89,6 @@ class AttentionUnitsTiling:
         """Whether no load passes the end ``count`` of a coordinate: m, n, k or d."""
         steps = {"m": self.queries, "n": self.keys, "k": self.unit.k, "d": self.unit.n}
         return is_multiple_of(count, steps[name])
-
-    def line(self, size: int) -> int:
-        """Elements from a line of ``size`` factors to the next one."""
-        return size + PADDING_NBYTES // factor_nbytes(self.factor)
 
     @property
     def score_line(self) -> int:
@@ -182,37 +193,19 @@ def attention_units_fit(
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionGradientUnitsTiling:
+class AttentionGradientUnitsTiling(RowsInUnits):
     """A tile of rows that a workgroup owns, see `AttentionGradientTiling`: a unit per subgroup.
 
     Attributes:
-        unit: of the matrix units.
-        factor: the WGSL type of what is multiplied; scores and sums are f32.
-        lanes: invocations of a subgroup.
-        subgroups: of a workgroup.
         walked: rows per step.
     """
 
-    unit: Unit
-    factor: str
-    lanes: int
-    subgroups: int
     walked: int
 
     @property
     def owned(self) -> int:
         """Rows whose gradients a workgroup computes."""
         return self.subgroups * self.unit.m
-
-    @property
-    def workgroup(self) -> int:
-        """Invocations of a workgroup."""
-        return self.subgroups * self.lanes
-
-    @property
-    def turns(self) -> int:
-        """How often the invocations of a subgroup pass over a unit to have all of its rows."""
-        return SHARING * self.unit.m // self.lanes
 
     @property
     def head_step(self) -> int:
@@ -222,17 +215,12 @@ class AttentionGradientUnitsTiling:
     @property
     def is_whole(self) -> bool:
         """Whether units fill the tiles, and invocations share rows as they have to."""
-        whole = self.walked % math.lcm(self.unit.n, self.unit.k, SHARING) == 0
-        return whole and self.turns * self.lanes == SHARING * self.unit.m > 0
+        return self.are_shared(self.walked)
 
     def widths(self, head: int, value_head: int) -> tuple[int, int]:
         """Head sizes rounded up to units."""
         step = self.head_step
         return -(-head // step) * step, -(-value_head // step) * step
-
-    def line(self, size: int) -> int:
-        """Elements from a line of ``size`` factors to the next one."""
-        return size + PADDING_NBYTES // factor_nbytes(self.factor)
 
     @property
     def score_line(self) -> int:
