@@ -237,8 +237,8 @@ class AttentionGradientUnitsTiling(RowsInUnits):
     ) -> dict[str, int]:
         """Where each tile of factors starts, and the ``end`` of all.
 
-        Gradients of queries need no weights. If the owned rows are not kept, others take their
-        place.
+        Gradients of queries need no weights. If the owned tiles are not kept, each is in the place
+        of others for a while.
         """
         weights = self.owned * self.line(self.walked)
         places = {"walked": 0, "walked_values": self.walked * self.line(head)}
@@ -246,8 +246,12 @@ class AttentionGradientUnitsTiling(RowsInUnits):
         places["changes"] = places["weights"] + (weights if by_keys else 0)
         end = places["changes"] + weights
         places["owned"] = end if owned_are_kept else 0
-        places["owned_values"] = places["owned"] + self.owned * self.line(head)
-        places["end"] = max(end, places["owned_values"] + self.owned * self.line(value_head))
+        places["owned_values"] = end + self.owned * self.line(head) if owned_are_kept else 0
+        last = max(
+            places["owned"] + self.owned * self.line(head),
+            places["owned_values"] + self.owned * self.line(value_head),
+        )
+        places["end"] = max(end, last)
         return places
 
     def workgroup_nbytes(
