@@ -43,7 +43,7 @@ TILINGS = [
 ]
 KINDS = ["none", "causal", "bool", "lowest", "float", "no key", "grouped", "growing", "written"]
 KINDS += ["cache"]  # where the keys end that a mask leaves
-SIZES = [(2, 70, 70, 32, 32), (1, 33, 100, 12, 40)]
+SIZES = [(2, 70, 70, 32, 32), (1, 33, 100, 44, 40)]
 
 
 def attention_of(kind: str, sizes: tuple[int, ...]) -> tuple[Any, tuple[Tensor, ...]]:

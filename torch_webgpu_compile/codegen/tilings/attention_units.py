@@ -15,6 +15,9 @@ SHARING = 4
 """Invocations of a subgroup that have a row of scores together."""
 
 
+_STAGED = 32
+
+
 @dataclass(frozen=True, slots=True)
 class RowsInUnits:
     """What tilings have in common: each subgroup has rows of units of scores.
@@ -104,13 +107,20 @@ class AttentionUnitsTiling(RowsInUnits):
         """Factors of the tile of keys, whose place the probabilities take later."""
         return max(self.keys * self.line(head), self.queries * self.line(self.keys))
 
+    def staged(self, head: int) -> int:
+        """Elements of each query that are in workgroup memory at once, on their way to matrices."""
+        return min(head, -(-_STAGED // self.unit.k) * self.unit.k)
+
     def queries_at(self, head: int, value_head: int, are_kept: bool) -> int:
         """Where the queries are: behind the other tiles if they stay, else where those will be."""
         return self.keys_size(head) + self.keys * self.line(value_head) if are_kept else 0
 
     def tiles_size(self, head: int, value_head: int, queries_are_kept: bool) -> int:
         """Factors of all tiles."""
-        last = self.queries_at(head, value_head, queries_are_kept) + self.queries * self.line(head)
+        staged = self.staged(head)
+        parts = -(-head // staged) if queries_are_kept else 1
+        last = self.queries_at(head, value_head, queries_are_kept)
+        last += parts * self.queries * self.line(staged)
         return max(last, self.queries_at(head, value_head, True))
 
     def workgroup_nbytes(self, head: int, value_head: int, queries_are_kept: bool) -> int:
