@@ -18,7 +18,12 @@ def factor_of(nodes: Iterable[Contraction]) -> str:
 
     It is f16 where all operands are float16 before they are cast to float32.
     """
-    bodies = [body for node in nodes for body in (node.lhs, node.rhs)]
+    return type_of_factors(body for node in nodes for body in (node.lhs, node.rhs))
+
+
+def type_of_factors(bodies: Iterable[Scalar]) -> str:
+    """The same of operands by themselves, as attention has them."""
+    bodies = list(bodies)
     if any(body.dtype is not dtypes.float32 for body in bodies):
         return ""
     sources = {_source(body) for body in bodies}

@@ -10,7 +10,14 @@ from ...target import MatrixConfig, Target
 from .matmul import MatmulProblem
 
 _NBYTES = {"f16": 2, "f32": 4}
-_PADDING_NBYTES = 16  # between lines of a tile, which start in other banks then; all are aligned
+
+PADDING_NBYTES = 16
+"""Between lines of a tile, which start in other banks then; all are aligned."""
+
+
+def factor_nbytes(factor: str) -> int:
+    """Bytes of an element of a tile of this WGSL type."""
+    return _NBYTES[factor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ class UnitsTiling:
         Lines go along what neighbours are loaded along: the inner dimension, or the other one,
         which has ``size`` elements.
         """
-        return (self.inner if axis == "inner" else size) + _PADDING_NBYTES // _NBYTES[self.factor]
+        return (self.inner if axis == "inner" else size) + PADDING_NBYTES // _NBYTES[self.factor]
 
     def numel(self, axis: str, size: int) -> int:
         """Elements of an operand's tile."""
