@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ... import dtypes
@@ -30,6 +31,9 @@ from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
 from .operands import load_operand
 from .pointwise import group_origins
+from .words import bytes_of, load_words, word_axis
+
+_DOT = {"": "", "i8": "dot4I8Packed", "u8": "dot4U8Packed"}
 
 Tilings = Mapping[str, MatmulTiling]
 """Measured tilings, by `MatmulProblem.key`."""
@@ -43,8 +47,13 @@ def problem_of(group: ContractionGroup, buffers: dict[str, Buffer]) -> MatmulPro
     rhs = right[0] if len(set(right)) == 1 else "scalar_inner"
     paired = isinstance(group, PairGroup)
     shapes = [(product(n.rows), product(n.columns)) for n in (nodes[:1] if paired else nodes)]
-    sizes = product(nodes[0].batch), product(nodes[0].inner)
-    return MatmulProblem.of(sizes, shapes, nodes[0].lhs.dtype.itemsize, (lhs, rhs), paired)
+    batch, inner = product(nodes[0].batch), product(nodes[0].inner)
+    factor = bytes_of([body for node in nodes for body in (node.lhs, node.rhs)])
+    if factor:
+        lhs, rhs = word_axis(lhs, inner), word_axis(rhs, inner)
+        inner = ceildiv(inner, VECTOR)
+    itemsize = nodes[0].lhs.dtype.itemsize
+    return MatmulProblem.of((batch, inner), shapes, itemsize, (lhs, rhs), paired, factor)
 
 
 def generate_contraction(
@@ -96,13 +105,17 @@ def units_tiling(
 ) -> UnitsTiling | None:
     """The tiling of a contraction in the target's matrix units; None where they cannot do it.
 
-    They multiply what is f16, or f32, before it is made f32 for the sums: never less than that.
+    They multiply what is f16, or f32, before it is made f32 for the sums: never less than that; and
+    bytes, which are made int32.
     """
-    nodes = [contraction_of(part) for part in products_of(group)]
-    bodies = [body for node in nodes for body in (node.lhs, node.rhs)]
-    if any(body.dtype is not dtypes.float32 for body in bodies):
-        return None
-    config = unit_config("f16" if all(map(_is_half, bodies)) else "f32", target)
+    factor = problem.factor
+    if not factor:
+        nodes = [contraction_of(part) for part in products_of(group)]
+        bodies = [body for node in nodes for body in (node.lhs, node.rhs)]
+        if any(body.dtype is not dtypes.float32 for body in bodies):
+            return None
+        factor = "f16" if all(map(_is_half, bodies)) else "f32"
+    config = unit_config(factor, target)
     return None if config is None else next(units_tilings(problem, config, target), None)
 
 
@@ -132,7 +145,7 @@ def generate_in_units(
 
 
 def _run(group: ContractionGroup, buffers: dict[str, Buffer]) -> int:
-    """Fours of elements along the inner dimension that one access holds of every rhs."""
+    """Fours of elements, or of words of bytes, that one access holds of every rhs."""
     nodes = [contraction_of(part) for part in products_of(group)]
     found = (elements_per_access([n.rhs], buffers, numbered("k", n.inner), 8) for n in nodes)
     return max(1, min(found) // VECTOR)
@@ -145,7 +158,8 @@ def generate_few_rows(
     problem: MatmulProblem,
 ) -> KernelCall:
     """The kernel of contractions of few rows, without tiles."""
-    tiling = few_rows_tiling(problem, target, _run(group, buffers))
+    run = 1 if problem.factor else _run(group, buffers)
+    tiling = few_rows_tiling(problem, target, run)
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
     width = tiling.columns * tiling.groups
     return kernel.finish(
@@ -171,6 +185,8 @@ class _ProductKernel:
         self.parts = products_of(group)
         self.nodes = [contraction_of(part) for part in self.parts]
         self.batch, self.inner = product(self.nodes[0].batch), product(self.nodes[0].inner)
+        if problem.factor:
+            self.inner = ceildiv(self.inner, VECTOR)
         self.stored = [self.parts] if problem.paired else [(part,) for part in self.parts]
 
     def finish(
@@ -187,8 +203,8 @@ class _ProductKernel:
         """The kernel.
 
         Args:
-            tile: rows, columns of each product, and elements of the inner dimension, that a
-                workgroup takes.
+            tile: rows, columns of each product, and elements of the inner dimension, or words of
+                bytes, that a workgroup takes.
             divided: the tiling, where the last columns are in smaller tiles.
             inputs: of the template, besides those of all kernels.
             run: fours along the inner dimension that one call loads, where that is the axis.
@@ -196,17 +212,17 @@ class _ProductKernel:
         builder, problem, nodes = self.builder, self.problem, self.nodes
         rows, columns, depth = tile
         dtype = nodes[0].lhs.dtype
+        element = dtypes.uint32 if problem.factor else dtype
         # An operand that all siblings share is loaded by one function for all.
         one_lhs = len({(node.lhs, node.rows) for node in nodes}) == 1
         one_rhs = len({(node.rhs, node.columns) for node in nodes}) == 1 and not problem.paired
+        load = load_words if problem.factor else partial(load_operand, run=run)
         lhs = [
-            load_operand(builder, node, node.lhs, problem.lhs, ("m", node.rows), rows, depth, run)
+            load(builder, node, node.lhs, problem.lhs, ("m", node.rows), rows, depth)
             for node in (nodes[:1] if one_lhs else nodes)
         ]
         rhs = [
-            load_operand(
-                builder, node, node.rhs, problem.rhs, ("n", node.columns), columns, depth, run
-            )
+            load(builder, node, node.rhs, problem.rhs, ("n", node.columns), columns, depth)
             for node in (nodes[:1] if one_rhs else nodes)
         ]
         shapes = [
@@ -222,6 +238,9 @@ class _ProductKernel:
                 **inputs,
                 "type": dtype.compute,
                 "zero": zero_of(dtype),
+                "element": element.compute,
+                "nothing": zero_of(element),
+                "dot": _DOT[problem.factor],
                 "paired": problem.paired,
                 "lhs": lhs,
                 "rhs": rhs,
@@ -232,7 +251,7 @@ class _ProductKernel:
             workgroup_size=workgroup,
             grid=fold_grid(regions[-1].end, builder.target),
             origins=_origins(self.parts),
-            flops=self.batch * self.inner * 2 * results,
+            flops=self.batch * product(nodes[0].inner) * 2 * results,
             workgroup_nbytes=workgroup_nbytes,
             iterations=iterations,
         )

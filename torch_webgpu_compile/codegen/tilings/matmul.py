@@ -31,10 +31,11 @@ class MatmulProblem:
     """What the best tiling of a contraction, or of several in one dispatch, depends on.
 
     Attributes:
-        batch, inner: sizes; None for those that a call decides.
+        batch, inner: sizes; None for those that a call decides. Inner ones are in words, of bytes.
         shapes: rows and columns of each product, likewise.
         paired: whether there are two products of the one shape, both computed by each invocation.
-        itemsize: bytes of an element while it is multiplied.
+        itemsize: bytes of an element, or of a word of bytes, while it is multiplied.
+        factor: ``i8`` or ``u8`` where words of four inner neighbours are multiplied, else "".
         lhs, rhs: how the operands lie in memory: the axis along which their tiles are loaded, see
             `contraction.Operand`.
     """
@@ -46,6 +47,7 @@ class MatmulProblem:
     lhs: str
     rhs: str
     paired: bool = False
+    factor: str = ""
 
     @classmethod
     def of(
@@ -55,11 +57,12 @@ class MatmulProblem:
         itemsize: int,
         axes: tuple[str, str],
         paired: bool,
+        factor: str = "",
     ) -> MatmulProblem:
         """``sizes``: batch and inner; ``axes``: of lhs and rhs."""
         batch, inner = map(_known, sizes)
         known = tuple((_known(rows), _known(columns)) for rows, columns in shapes)
-        return cls(batch, known, inner, itemsize, *axes, paired)
+        return cls(batch, known, inner, itemsize, *axes, paired, factor)
 
     @property
     def axes(self) -> tuple[str, str]:
@@ -84,7 +87,8 @@ class MatmulProblem:
         times = "2*" if self.paired else ""
         shapes = "+".join(f"{rows}x{times}{columns}" for rows, columns in self.shapes)
         sizes = f"{self.batch}x{shapes}x{self.inner}"
-        return f"{self.itemsize * 8}-bit {sizes} {self.lhs} {self.rhs}"
+        bits = 8 if self.factor else self.itemsize * 8
+        return f"{bits}-bit {sizes} {self.lhs} {self.rhs}"
 
     def column_groups(self, size: int) -> int:
         """Groups of so many columns, of all products and the batch."""
