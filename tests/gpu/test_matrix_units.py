@@ -18,11 +18,11 @@ from tests.compilations import TARGET, compile_function
 from tests.providers import device_in_use
 from tests.tint import tint
 from torch_webgpu_compile import counters
+from torch_webgpu_compile import target as targets
 from torch_webgpu_compile.codegen.kernels import contraction
-from torch_webgpu_compile.codegen.tilings import units
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling, units_fit
 from torch_webgpu_compile.plan import cache as plan_cache
-from torch_webgpu_compile.target import MatrixConfig
+from torch_webgpu_compile.target import MatrixConfig, Target
 
 UNITS = [Unit(8, 8, 8), Unit(8, 16, 16), Unit(16, 16, 16)]
 
@@ -89,10 +89,49 @@ case(
 )
 
 
+def grouped(levels: Tensor, scales: Tensor) -> Tensor:
+    """Of levels (N, K) and float16 scales (groups, N), weights in float16."""
+    by_group = levels.half().reshape(len(levels), len(scales), -1)
+    return (by_group * scales.t().unsqueeze(-1)).flatten(1)
+
+
+def of_pairs(x: Tensor, pairs: Tensor, scales: Tensor) -> Tensor:
+    shifts = torch.arange(28, 20, -4, dtype=torch.int32, device=pairs.device)
+    return F.linear(x, grouped(((pairs[..., None].int() << shifts) >> 28).flatten(1), scales))
+
+
+def of_words(x: Tensor, words: Tensor, scales: Tensor) -> Tensor:
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
+    return F.linear(x, grouped(((words[..., None] >> shifts) & 15).flatten(1) - 8, scales))
+
+
 def integers(*sizes: int, dtype: torch.dtype = torch.int8) -> Tensor:
     info = torch.iinfo(dtype)
     return torch.randint(info.min, info.max + 1, sizes, dtype=dtype)
 
+
+# Rows of a whole tile and of a part, and a part of an access along the inner dimension.
+PACKED_CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "scaled bytes": (
+        lambda x, w, s: F.linear(x, w.half()) * s,
+        (half(70, 64), integers(68, 64), half(68)),
+    ),
+    "bytes in groups": (
+        lambda x, w, s: F.linear(x, grouped(w, s)),
+        (half(70, 96), integers(68, 96), half(6, 68) / 64),
+    ),
+    "bytes by columns": (
+        lambda x, w, s: x @ (w.half() * s),
+        (half(40, 36), integers(36, 68), half(68) / 64),
+    ),
+    "pairs": (of_pairs, (half(70, 128), integers(68, 64), half(8, 68))),
+    "pairs, and a part of an access": (of_pairs, (half(40, 48), integers(36, 24), half(3, 36))),
+    "words": (of_words, (half(70, 128), integers(68, 16, dtype=torch.int32), half(8, 68))),
+    "a gated pair": (
+        lambda x, w, v, s: F.silu(of_pairs(x, w, s)) * of_pairs(x, v, s),
+        (half(70, 64), integers(72, 32), integers(72, 32), half(4, 72) / 8),
+    ),
+}
 
 BYTE_CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "whole tiles": (torch._int_mm, (integers(64, 128), integers(128, 64))),
@@ -176,6 +215,24 @@ def test_products(
 
 
 @pytest.mark.rotates(4)
+@pytest.mark.parametrize("name", PACKED_CALLS)
+@pytest.mark.parametrize("tiling", [replace(TILINGS[0], drained=1), TILINGS[1]], ids=str)
+def test_products_of_packed_weights(
+    tiling: UnitsTiling, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are dequantized where they are read: no dispatch does only that."""
+    monkeypatch.setattr(contraction, "units_tiling", lambda *_: tiling)
+    monkeypatch.setattr(Target, "matrix_config", lambda *types: (*types[1:], 16, 16, 16))
+    function, arguments = PACKED_CALLS[name]
+    compiled = torch.compile(function, backend="webgpu", fullgraph=True, dynamic=False)
+    compiled(*arguments)
+    before = counters.dispatches
+    got = compiled(*arguments)
+    assert counters.dispatches == before + 1
+    torch.testing.assert_close(got, function(*arguments), rtol=4e-3, atol=4e-2)
+
+
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", BYTE_CALLS)
 @pytest.mark.parametrize("tiling", [None, *BYTE_TILINGS], ids=str)
@@ -200,6 +257,16 @@ def test_products_of_bytes(
     assert set(used) <= {"i8", "u8"}
 
 
+@pytest.mark.parametrize("name", PACKED_CALLS)
+def test_tint_accepts_the_kernels_of_packed_weights(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call loads whole accesses of 16 bytes, where there are any."""
+    texts = check_with_tint(monkeypatch, (("f16", "f32", 16, 16, 16),), *PACKED_CALLS[name])
+    are_whole = name not in ("bytes by columns", "pairs, and a part of an access")
+    assert ("-> array<vec4<f32>, " in "".join(texts)) == are_whole
+
+
 @pytest.mark.parametrize("name", BYTE_CALLS)
 def test_tint_accepts_the_kernels_of_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = OF_BYTES.m, OF_BYTES.n, OF_BYTES.k
@@ -219,9 +286,9 @@ def check_with_tint(
     function: Callable[..., Any],
     arguments: tuple[Tensor, ...],
     are_few: bool = False,
-) -> None:
-    """That Tint accepts the kernels of a function, which has matrix units but for few rows."""
-    monkeypatch.setattr(units, "MATRIX_KERNELS", frozenset(configs))
+) -> list[str]:
+    """The kernels of a function, which Tint accepts, and which has matrix units but for few rows."""
+    monkeypatch.setattr(targets, "MATRIX_KERNELS", frozenset(configs))
     target = replace(
         TARGET,
         features=frozenset({"shader-f16", "subgroup", "chromium-experimental-subgroup-matrix"}),
@@ -234,6 +301,7 @@ def check_with_tint(
     assert any("subgroupMatrix" in kernel for kernel in kernels) != are_few
     for kernel in kernels:
         assert not tint().error(kernel)
+    return kernels
 
 
 def test_tint_refuses_what_is_no_kernel() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ... import dtypes
@@ -12,6 +11,7 @@ from ...ir.access import VECTOR, elements_per_access, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
 from ...ir.buffers import Buffer
 from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup
+from ...ir.nodes import Contraction
 from ...ir.scalar import Op, Scalar
 from ...ir.spaces import Origin, numbered
 from ...plan.model import KernelCall
@@ -29,10 +29,11 @@ from ..tilings.units import UnitsTiling, dialect_of, unit_config, units_tilings
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
-from .operands import load_operand
+from .operands import TileLoad, load_operand
 from .pointwise import group_origins
 from .words import bytes_of, load_words, word_axis
 
+_PACKED_RUN = 4  # fours of elements of a byte or less that 16 bytes have, at least
 _DOT = {"": "", "i8": "dot4I8Packed", "u8": "dot4U8Packed"}
 
 Tilings = Mapping[str, MatmulTiling]
@@ -141,11 +142,28 @@ def generate_in_units(
         tiling.workgroup,
         tiling.workgroup_nbytes(problem.axes, problem.paired),
         ceildiv(kernel.inner, tiling.inner) + 1,
+        (1, _packed_run(group, buffers, problem, tiling)),
     )
 
 
+def _packed_run(
+    group: ContractionGroup,
+    buffers: dict[str, Buffer],
+    problem: MatmulProblem,
+    tiling: UnitsTiling,
+) -> int:
+    """Fours of a dequantized weight that one access holds and a call loads together, or 1."""
+    if problem.rhs != "inner" or problem.factor or problem.inner is None:
+        return 1
+    run = _run(group, buffers)
+    if run < _PACKED_RUN:
+        return 1
+    run = min(run, tiling.inner // VECTOR)
+    return run if tiling.inner % (VECTOR * run) == problem.inner % (VECTOR * run) == 0 else 1
+
+
 def _run(group: ContractionGroup, buffers: dict[str, Buffer]) -> int:
-    """Fours of elements, or of words of bytes, that one access holds of every rhs."""
+    """Fours of elements that one access holds of every rhs."""
     nodes = [contraction_of(part) for part in products_of(group)]
     found = (elements_per_access([n.rhs], buffers, numbered("k", n.inner), 8) for n in nodes)
     return max(1, min(found) // VECTOR)
@@ -170,7 +188,7 @@ def generate_few_rows(
         tiling.workgroup,
         tiling.terms(2 if problem.paired else 1) * problem.itemsize,
         ceildiv(kernel.inner, VECTOR * tiling.run * tiling.threads) + tiling.threads + 2,
-        tiling.run,
+        (tiling.run, tiling.run),
     )
 
 
@@ -198,7 +216,7 @@ class _ProductKernel:
         workgroup: int,
         workgroup_nbytes: int,
         iterations: Expr,
-        run: int = 1,
+        runs: tuple[int, int] = (1, 1),
     ) -> KernelCall:
         """The kernel.
 
@@ -207,7 +225,7 @@ class _ProductKernel:
                 bytes, that a workgroup takes.
             divided: the tiling, where the last columns are in smaller tiles.
             inputs: of the template, besides those of all kernels.
-            run: fours along the inner dimension that one call loads, where that is the axis.
+            runs: `TileLoad.run` of lhs and of rhs.
         """
         builder, problem, nodes = self.builder, self.problem, self.nodes
         rows, columns, depth = tile
@@ -216,13 +234,12 @@ class _ProductKernel:
         # An operand that all siblings share is loaded by one function for all.
         one_lhs = len({(node.lhs, node.rows) for node in nodes}) == 1
         one_rhs = len({(node.rhs, node.columns) for node in nodes}) == 1 and not problem.paired
-        load = load_words if problem.factor else partial(load_operand, run=run)
         lhs = [
-            load(builder, node, node.lhs, problem.lhs, ("m", node.rows), rows, depth)
+            self._load(node, "lhs", rows, depth, runs[0])
             for node in (nodes[:1] if one_lhs else nodes)
         ]
         rhs = [
-            load(builder, node, node.rhs, problem.rhs, ("n", node.columns), columns, depth)
+            self._load(node, "rhs", columns, depth, runs[1])
             for node in (nodes[:1] if one_rhs else nodes)
         ]
         shapes = [
@@ -255,6 +272,17 @@ class _ProductKernel:
             workgroup_nbytes=workgroup_nbytes,
             iterations=iterations,
         )
+
+
+    def _load(self, node: Contraction, side: str, tile: int, depth: int, run: int) -> TileLoad:
+        """How an operand, "lhs" or "rhs", is loaded in tiles of these sizes."""
+        if side == "lhs":
+            body, axis, outer = node.lhs, self.problem.lhs, ("m", node.rows)
+        else:
+            body, axis, outer = node.rhs, self.problem.rhs, ("n", node.columns)
+        if self.problem.factor:
+            return load_words(self.builder, node, body, axis, outer, tile, depth)
+        return load_operand(self.builder, node, body, axis, outer, tile, depth, run)
 
 
 def _iterations(inner: Expr, tiling: MatmulTiling) -> Expr:

@@ -29,12 +29,14 @@ class TileLoad:
         lines: WGSL statements that make ``result``.
         result: the WGSL expression of one element, or of the four.
         guard: the condition under which the element exists, "" if that is always.
+        run: with the axis "inner", fours of neighbours that one call loads: an array, if several.
     """
 
     axis: str
     lines: list[str]
     result: str
     guard: str
+    run: int = 1
 
 
 def load_operand(
@@ -54,8 +56,7 @@ def load_operand(
         axis: see `TileLoad.axis`.
         outer: the prefix (m or n) and the sizes of the operand's outer symbols.
         tile, inner_tile: elements of a tile along the outer and the inner dimension.
-        run: with the axis "inner", loads of four neighbours that are made together: the result is
-            an array of them, and k their number.
+        run: see `TileLoad.run`; k is the number of such an array. 1 for other axes.
     """
     prefix, outer_sizes = outer
     outer_count, inner_count = product(outer_sizes), product(node.inner)
@@ -79,7 +80,7 @@ def load_operand(
     if run > 1:
         result = f"array<vec4<{body.dtype.compute}>, {run}>({', '.join(results)})"
     are_whole = is_multiple_of(outer_count, tile), is_multiple_of(inner_count, inner_tile)
-    return TileLoad(axis, lines, result, guard_of(builder, prefix, limits, are_whole))
+    return TileLoad(axis, lines, result, guard_of(builder, prefix, limits, are_whole), run)
 
 
 def points_of(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ...target import MATRIX_KERNELS, MatrixConfig, Target
+from ...target import MatrixConfig, Target
 from .matmul import MatmulProblem
 
 _NBYTES = {"f16": 2, "f32": 4, "i8": 1, "u8": 1}
@@ -136,15 +136,8 @@ _INNER, _INNER_WORDS = 32, 16
 
 
 def unit_config(factor: str, target: Target) -> MatrixConfig | None:
-    """The largest configuration of a target that multiplies a type, of those with kernels."""
-    if not target.subgroup_size:
-        return None
-    usable = [
-        config
-        for config in target.subgroup_matrix_configs
-        if config in MATRIX_KERNELS and config[:2] == (factor, _SUMS[factor])
-    ]
-    return max(usable, key=lambda config: config[2] * config[3] * config[4], default=None)
+    """The configuration in which a target's matrix units multiply a type; None if they do not."""
+    return target.matrix_config(factor, _SUMS[factor])
 
 
 def dialect_of(target: Target) -> str:
@@ -170,9 +163,10 @@ def units_tilings(
 
 def units_fit(tiling: UnitsTiling, problem: MatmulProblem, target: Target) -> bool:
     """Whether a tiling can compute a problem within the target's limits."""
+    products = 2 if problem.paired else 1
     return (
         tiling.is_whole
-        and not (problem.paired and tiling.units_n % 2)
+        and tiling.units_n % (products * tiling.drained) == 0
         and tiling.workgroup <= target.max_workgroup_invocations
         and tiling.workgroup_nbytes(problem.axes, problem.paired) <= target.max_workgroup_nbytes
     )

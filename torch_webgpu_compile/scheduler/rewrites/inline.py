@@ -105,7 +105,8 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         )
         cheap = cost.is_cheap_in_tiles(own_work, len(loads), target)
         once = len(users) == 1 and _is_loaded_once(node, users[0])
-        return not loads or ((cheap or once) and not reads_anchor)
+        beside = len(users) == 1 and _is_beside_units(node, users[0], own_work, target)
+        return not loads or ((cheap or once or beside) and not reads_anchor)
     if not loads:
         return cost.is_cheap(own_work, 4, target) or len(users) == 1
     if _is_widening(node):
@@ -181,6 +182,24 @@ def _is_loaded_once(node: Pointwise, user: Node) -> bool:
         return False
     others = any(load.buffer == node.output for load in loads_of(user.lhs))
     return not others and cost.are_few_rows(product(user.rows).constant)
+
+
+def _is_beside_units(node: Pointwise, user: Node, work: int, target: Target) -> bool:
+    """Whether a node is the right operand, of 16 bits, of a product in matrix units.
+
+    They leave invocations free for the arithmetic, and dequantized weights need no memory.
+    """
+    if not isinstance(user, Contraction) or not product(user.rows).is_constant:
+        return False
+    if any(load.buffer == node.output for load in loads_of(user.lhs)):
+        return False
+    are_half = all(
+        isinstance(body, Op) and body.name == "cast" and body.args[0].dtype is dtypes.float16
+        for body in (user.lhs, user.rhs)
+    )
+    rows = product(user.rows).constant
+    has_units = are_half and target.matrix_config("f16", "f32") is not None
+    return has_units and cost.is_cheap_in_units(work, rows, target)
 
 
 def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
