@@ -287,7 +287,7 @@ def check_with_tint(
     arguments: tuple[Tensor, ...],
     are_few: bool = False,
 ) -> list[str]:
-    """The kernels of a function, which Tint accepts, and which has matrix units but for few rows."""
+    """A function's kernels, which Tint accepts, and which have matrix units but for few rows."""
     monkeypatch.setattr(targets, "MATRIX_KERNELS", frozenset(configs))
     target = replace(
         TARGET,

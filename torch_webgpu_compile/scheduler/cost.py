@@ -59,8 +59,8 @@ def _products_nbytes(flops: int, target: Target) -> float:
 # Of a body that is computed again in each reader, instead of one stored and loaded element, and as
 # part of a tile's loads: operations, for each operation that an H200 does per byte of memory.
 _CHEAP, _CHEAP_IN_TILES = 6 / 16, 4 / 16
-# Of one that is computed again for every tile of rows that matrix units multiply it with: instead of
-# writing and reading two bytes of a dequantized weight. An estimate: nothing was measured.
+# Of one that is computed again for every tile of rows that matrix units multiply it with, instead
+# of writing and reading two bytes of a dequantized weight. An estimate: nothing was measured.
 _CHEAP_IN_UNITS = 3
 _UNIT_ROWS = 128  # of such a tile
 # Loads that replace one when a tile is loaded, and readers of what is computed from inputs alone.

@@ -273,7 +273,6 @@ class _ProductKernel:
             iterations=iterations,
         )
 
-
     def _load(self, node: Contraction, side: str, tile: int, depth: int, run: int) -> TileLoad:
         """How an operand, "lhs" or "rhs", is loaded in tiles of these sizes."""
         if side == "lhs":
