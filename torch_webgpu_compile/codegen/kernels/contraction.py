@@ -18,6 +18,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product
 from ...target import Target
 from ..tilings.matmul import (
+    BYTES,
     MatmulProblem,
     MatmulTiling,
     choose_matmul_tiling,
@@ -31,10 +32,11 @@ from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
 from .operands import TileLoad, load_operand
 from .pointwise import group_origins
-from .words import bytes_of, load_words, word_axis
+from .words import load_words, word_axis
 
 _PACKED_RUN = 4  # fours of elements of a byte or less that 16 bytes have, at least
-_DOT = {"": "", "i8": "dot4I8Packed", "u8": "dot4U8Packed"}
+_NOTHING = {"u32": "0u", "f16": "0h"}
+_DOT = {"i8": "dot4I8Packed", "u8": "dot4U8Packed"}
 
 Tilings = Mapping[str, MatmulTiling]
 """Measured tilings, by `MatmulProblem.key`."""
@@ -49,12 +51,36 @@ def problem_of(group: ContractionGroup, buffers: dict[str, Buffer]) -> MatmulPro
     paired = isinstance(group, PairGroup)
     shapes = [(product(n.rows), product(n.columns)) for n in (nodes[:1] if paired else nodes)]
     batch, inner = product(nodes[0].batch), product(nodes[0].inner)
-    factor = bytes_of([body for node in nodes for body in (node.lhs, node.rhs)])
-    if factor:
+    factor = _factor(nodes)
+    if factor in BYTES:
         lhs, rhs = word_axis(lhs, inner), word_axis(rhs, inner)
         inner = ceildiv(inner, VECTOR)
     itemsize = nodes[0].lhs.dtype.itemsize
     return MatmulProblem.of((batch, inner), shapes, itemsize, (lhs, rhs), paired, factor)
+
+
+# What is multiplied before it is made the type of the sums, in which a product of two is exact:
+# a smaller type, or one that has all of its values.
+_FACTORS = {
+    (dtypes.float16, dtypes.float32): "f16",
+    (dtypes.int8, dtypes.float32): "f16",
+    (dtypes.uint8, dtypes.float32): "f16",
+    (dtypes.int8, dtypes.int32): "i8",
+    (dtypes.uint8, dtypes.int32): "u8",
+}
+
+
+def _factor(nodes: Sequence[Contraction]) -> str:
+    """`MatmulProblem.factor` of products that share a kernel."""
+    found = {_factor_of(body) for node in nodes for body in (node.lhs, node.rhs)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _factor_of(body: Scalar) -> str:
+    match body:
+        case Op("cast", (source,), dtype):
+            return _FACTORS.get((source.dtype, dtype), "")
+    return ""
 
 
 def generate_contraction(
@@ -84,6 +110,8 @@ def generate_tiled(
     if problem.key is None or problem.paired or not tiling.is_divisible:
         tiling = replace(tiling, strips=0)
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
+    if problem.factor != "f16" or not target.has_float16:
+        tiling = replace(tiling, halves=False)
     nbytes = tiling.workgroup_nbytes(problem.itemsize, problem.axes)
     return kernel.finish(
         "matmul.wgsl.jinja",
@@ -92,12 +120,13 @@ def generate_tiled(
         {
             "tiling": tiling,
             "columns": problem.columns_of(tiling),
-            "memory_size": nbytes // (VECTOR * problem.itemsize),
+            "memory_size": nbytes // (VECTOR * tiling.stored_nbytes(problem.itemsize)),
             "small_from": len(kernel.stored),
         },
         tiling.workgroup,
         nbytes,
         _iterations(kernel.inner, tiling),
+        element="f16" if tiling.halves else "",
     )
 
 
@@ -109,19 +138,10 @@ def units_tiling(
     They multiply what is f16, or f32, before it is made f32 for the sums: never less than that; and
     bytes, which are made int32.
     """
-    factor = problem.factor
-    if not factor:
-        nodes = [contraction_of(part) for part in products_of(group)]
-        bodies = [body for node in nodes for body in (node.lhs, node.rhs)]
-        if any(body.dtype is not dtypes.float32 for body in bodies):
-            return None
-        factor = "f16" if all(map(_is_half, bodies)) else "f32"
-    config = unit_config(factor, target)
+    (dtype,) = {contraction_of(part).lhs.dtype for part in products_of(group)}
+    factor = problem.factor or ("f32" if dtype is dtypes.float32 else "")
+    config = unit_config(factor, target) if factor else None
     return None if config is None else next(units_tilings(problem, config, target), None)
-
-
-def _is_half(body: Scalar) -> bool:
-    return isinstance(body, Op) and body.name == "cast" and body.args[0].dtype is dtypes.float16
 
 
 def generate_in_units(
@@ -153,7 +173,7 @@ def _packed_run(
     tiling: UnitsTiling,
 ) -> int:
     """Fours of a dequantized weight that one access holds and a call loads together, or 1."""
-    if problem.rhs != "inner" or problem.factor or problem.inner is None:
+    if problem.rhs != "inner" or problem.factor in BYTES or problem.inner is None:
         return 1
     run = _run(group, buffers)
     if run < _PACKED_RUN:
@@ -176,7 +196,7 @@ def generate_few_rows(
     problem: MatmulProblem,
 ) -> KernelCall:
     """The kernel of contractions of few rows, without tiles."""
-    run = 1 if problem.factor else _run(group, buffers)
+    run = 1 if problem.factor in BYTES else _run(group, buffers)
     tiling = few_rows_tiling(problem, target, run)
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
     width = tiling.columns * tiling.groups
@@ -203,7 +223,7 @@ class _ProductKernel:
         self.parts = products_of(group)
         self.nodes = [contraction_of(part) for part in self.parts]
         self.batch, self.inner = product(self.nodes[0].batch), product(self.nodes[0].inner)
-        if problem.factor:
+        if problem.factor in BYTES:
             self.inner = ceildiv(self.inner, VECTOR)
         self.stored = [self.parts] if problem.paired else [(part,) for part in self.parts]
 
@@ -217,6 +237,7 @@ class _ProductKernel:
         workgroup_nbytes: int,
         iterations: Expr,
         runs: tuple[int, int] = (1, 1),
+        element: str = "",
     ) -> KernelCall:
         """The kernel.
 
@@ -226,20 +247,21 @@ class _ProductKernel:
             divided: the tiling, where the last columns are in smaller tiles.
             inputs: of the template, besides those of all kernels.
             runs: `TileLoad.run` of lhs and of rhs.
+            element: the WGSL type of what is loaded, where it is not a word or that of the sums.
         """
         builder, problem, nodes = self.builder, self.problem, self.nodes
         rows, columns, depth = tile
         dtype = nodes[0].lhs.dtype
-        element = dtypes.uint32 if problem.factor else dtype
+        element = element or ("u32" if problem.factor in BYTES else dtype.compute)
         # An operand that all siblings share is loaded by one function for all.
         one_lhs = len({(node.lhs, node.rows) for node in nodes}) == 1
         one_rhs = len({(node.rhs, node.columns) for node in nodes}) == 1 and not problem.paired
         lhs = [
-            self._load(node, "lhs", rows, depth, runs[0])
+            self._load(node, "lhs", rows, depth, runs[0], element)
             for node in (nodes[:1] if one_lhs else nodes)
         ]
         rhs = [
-            self._load(node, "rhs", columns, depth, runs[1])
+            self._load(node, "rhs", columns, depth, runs[1], element)
             for node in (nodes[:1] if one_rhs else nodes)
         ]
         shapes = [
@@ -255,9 +277,9 @@ class _ProductKernel:
                 **inputs,
                 "type": dtype.compute,
                 "zero": zero_of(dtype),
-                "element": element.compute,
-                "nothing": zero_of(element),
-                "dot": _DOT[problem.factor],
+                "element": element,
+                "nothing": _NOTHING.get(element) or zero_of(dtype),
+                "dot": _DOT.get(problem.factor, ""),
                 "paired": problem.paired,
                 "lhs": lhs,
                 "rhs": rhs,
@@ -273,15 +295,17 @@ class _ProductKernel:
             iterations=iterations,
         )
 
-    def _load(self, node: Contraction, side: str, tile: int, depth: int, run: int) -> TileLoad:
+    def _load(
+        self, node: Contraction, side: str, tile: int, depth: int, run: int, element: str
+    ) -> TileLoad:
         """How an operand, "lhs" or "rhs", is loaded in tiles of these sizes."""
         if side == "lhs":
             body, axis, outer = node.lhs, self.problem.lhs, ("m", node.rows)
         else:
             body, axis, outer = node.rhs, self.problem.rhs, ("n", node.columns)
-        if self.problem.factor:
+        if self.problem.factor in BYTES:
             return load_words(self.builder, node, body, axis, outer, tile, depth)
-        return load_operand(self.builder, node, body, axis, outer, tile, depth, run)
+        return load_operand(self.builder, node, body, axis, outer, tile, depth, run, element)
 
 
 def _iterations(inner: Expr, tiling: MatmulTiling) -> Expr:

@@ -48,6 +48,7 @@ def load_operand(
     tile: int,
     inner_tile: int,
     run: int = 1,
+    element: str = "",
 ) -> TileLoad:
     """How a kernel loads an operand of a contraction: statements, and the condition to be inside.
 
@@ -57,6 +58,7 @@ def load_operand(
         outer: the prefix (m or n) and the sizes of the operand's outer symbols.
         tile, inner_tile: elements of a tile along the outer and the inner dimension.
         run: see `TileLoad.run`; k is the number of such an array. 1 for other axes.
+        element: the WGSL type of an element; "" for that of the body.
     """
     prefix, outer_sizes = outer
     outer_count, inner_count = product(outer_sizes), product(node.inner)
@@ -76,9 +78,13 @@ def load_operand(
         loads = [[environment(iteration(prefix, outer_count), iteration("k", inner_count))]]
         limits = (outer_count, inner_count)
     lines, results = _render(builder, body, loads)
+    element = element or body.dtype.compute
+    if element != body.dtype.compute:
+        kind = f"vec4<{element}>" if len(loads[0]) > 1 else element
+        results = [f"{kind}({result})" for result in results]
     result = results[0]
     if run > 1:
-        result = f"array<vec4<{body.dtype.compute}>, {run}>({', '.join(results)})"
+        result = f"array<vec4<{element}>, {run}>({', '.join(results)})"
     are_whole = is_multiple_of(outer_count, tile), is_multiple_of(inner_count, inner_tile)
     return TileLoad(axis, lines, result, guard_of(builder, prefix, limits, are_whole), run)
 

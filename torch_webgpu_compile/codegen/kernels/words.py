@@ -18,19 +18,7 @@ from ..values import Scope
 from .builder import KernelBuilder
 from .operands import TileLoad, guard_of, points_of
 
-_BYTES = {dtypes.int8: "i8", dtypes.uint8: "u8"}
 _PER_ACCESS = VECTOR * VECTOR
-
-
-def bytes_of(bodies: Sequence[Scalar]) -> str:
-    """``i8`` or ``u8`` if operands are all of such bytes, in int32 for the sums; else ""."""
-    found = {_factor_of(body) for body in bodies}
-    return found.pop() if len(found) == 1 else ""
-
-
-def _factor_of(body: Scalar) -> str:
-    is_cast = isinstance(body, Op) and body.name == "cast" and body.dtype is dtypes.int32
-    return _BYTES.get(body.args[0].dtype, "") if is_cast else ""
 
 
 def word_axis(axis: str, inner: Expr) -> str:
