@@ -37,8 +37,8 @@ MATMULS = [
     MatmulTiling(32, 96, 8, 8, 8, True, 8, slices=2, strips=1),
 ]
 HALVES = [
-    MatmulTiling(64, 64, 16, 8, 8, True, 8, halves=True),
-    MatmulTiling(32, 96, 8, 4, 8, False, 8, halves=True),
+    MatmulTiling(64, 64, 16, 8, 8, True, 8),
+    MatmulTiling(32, 96, 8, 4, 8, False, 8),
 ]
 ATTENTIONS = [
     AttentionTiling(32, 64),
@@ -106,6 +106,7 @@ def test_matmul_of_halves(tiling, transposed, monkeypatch, forget_plans):
         return generate(*given)
 
     monkeypatch.setattr(contraction, "choose_matmul_tiling", lambda *_: tiling)
+    monkeypatch.setattr(contraction, "keeps_halves", lambda *_: True)
     monkeypatch.setattr(contraction, "generate_tiled", remember)
     for rows, inner, columns in ((64, 64, 64), (70, 33, 50), (40, 3000, 36)):
         x, bias = torch.rand(rows, inner).half(), torch.randn(columns).half()

@@ -25,6 +25,7 @@ from ..tilings.matmul import (
     few_rows_tiling,
     fits,
     has_few_rows,
+    keeps_halves,
 )
 from ..tilings.units import UnitsTiling, dialect_of, unit_config, units_tilings
 from ..wgsl.literals import zero_of
@@ -110,9 +111,9 @@ def generate_tiled(
     if problem.key is None or problem.paired or not tiling.is_divisible:
         tiling = replace(tiling, strips=0)
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
-    if problem.factor != "f16" or not target.has_float16:
-        tiling = replace(tiling, halves=False)
-    nbytes = tiling.workgroup_nbytes(problem.itemsize, problem.axes)
+    halves = keeps_halves(tiling, problem, target)
+    itemsize = dtypes.float16.itemsize if halves else problem.itemsize
+    nbytes = tiling.workgroup_nbytes(itemsize, problem.axes)
     return kernel.finish(
         "matmul.wgsl.jinja",
         (tiling.rows, problem.columns_of(tiling), tiling.depth),
@@ -120,13 +121,13 @@ def generate_tiled(
         {
             "tiling": tiling,
             "columns": problem.columns_of(tiling),
-            "memory_size": nbytes // (VECTOR * tiling.stored_nbytes(problem.itemsize)),
+            "memory_size": nbytes // (VECTOR * itemsize),
             "small_from": len(kernel.stored),
         },
         tiling.workgroup,
         nbytes,
         _iterations(kernel.inner, tiling),
-        element="f16" if tiling.halves else "",
+        element="f16" if halves else "",
     )
 
 

@@ -145,9 +145,6 @@ class MatmulTiling:
         strips: columns of tiles, the last ones of each product, that are computed in `small` tiles
             instead, so that the last workgroups are short where their number fits a GPU badly.
             Sizes have to be known.
-        halves: of factors that are f16, keep them so until they are multiplied, in half the
-            workgroup memory; they are converted for each use. Without slices and strips, whose sums
-            take that memory. Other factors ignore it.
     """
 
     rows: int
@@ -160,14 +157,6 @@ class MatmulTiling:
     slices: int = 1
     swizzle: int = 8
     strips: int = 0
-    halves: bool = False
-
-    def __post_init__(self) -> None:
-        assert not self.halves or (self.slices == 1 and self.strips == 0)
-
-    def stored_nbytes(self, itemsize: int) -> int:
-        """Bytes in workgroup memory of an element whose sums have ``itemsize``."""
-        return itemsize // 2 if self.halves else itemsize
 
     @property
     def workgroup(self) -> int:
@@ -213,7 +202,7 @@ class MatmulTiling:
         buffers = 2 if self.double_buffer else 1
         lines = self.rows + self.columns + VECTOR * sum(map(self.padding, axes))
         tiles = self.slices * buffers * self.inner * lines
-        own = self.stored_nbytes(itemsize) * max(tiles, self.slices // 2 * self.rows * self.columns)
+        own = itemsize * max(tiles, self.slices // 2 * self.rows * self.columns)
         return max(own, self.small.workgroup_nbytes(itemsize, axes)) if self.strips else own
 
 
@@ -346,7 +335,8 @@ _FEW_ROWS = (
 _SOFTWARE = MatmulTiling(32, 32, 16, 4, 4, True, 8)
 _SOFTWARE_FEW_ROWS = MatmulTiling(16, 64, 16, 4, 4, True, 8)
 
-# Those of the tilings that are faster with factors of f16 in half the memory; none was measured.
+# Those of the tilings without slices and strips, whose sums take the memory of the tiles, that are
+# faster with factors of f16 in half of it; none was measured.
 _FASTER_IN_HALVES: frozenset[MatmulTiling] = frozenset()
 
 # What is measured under ``mode="max-autotune"``: rows, columns, inner, register tile, slices.
@@ -400,6 +390,11 @@ def fits(tiling: MatmulTiling, itemsize: int, axes: Sequence[str], target: Targe
     )
 
 
+def keeps_halves(tiling: MatmulTiling, problem: MatmulProblem, target: Target) -> bool:
+    """Whether factors of f16 stay so in workgroup memory, to be converted for each use."""
+    return problem.factor == "f16" and target.has_float16 and tiling in _FASTER_IN_HALVES
+
+
 def matmul_candidates(problem: MatmulProblem, target: Target) -> Iterator[MatmulTiling]:
     """The tilings worth measuring for a problem."""
     found: Sequence[MatmulTiling] = _MEASURED
@@ -449,8 +444,6 @@ def choose_matmul_tiling(problem: MatmulProblem, target: Target) -> MatmulTiling
     for tiling in map(problem.adapt, found):
         if problem.itemsize == 8:  # twice the workgroup memory: one buffer instead of two
             tiling = replace(tiling, double_buffer=False)
-        if problem.factor == "f16" and tiling in _FASTER_IN_HALVES:
-            tiling = replace(tiling, halves=True)
         if fits(tiling, problem.itemsize, problem.axes, target):
             return tiling
     return problem.adapt(replace(_SMALLEST, double_buffer=False))
