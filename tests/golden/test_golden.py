@@ -112,6 +112,15 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
         [randn(20, 16), randn(24, 16), randn(8, 16), randn(24)],
         False,
     ),
+    "linear_of_bytes": (
+        lambda x, w, scale: torch._int_mm(x, w.t()) * scale,
+        [
+            torch.ones(64, 48, dtype=torch.int8),
+            torch.ones(32, 48, dtype=torch.int8),
+            torch.ones(64, 1),
+        ],
+        False,
+    ),
     "gated_linear": (
         lambda x, gate, up: F.silu(F.linear(x, gate)) * F.linear(x, up),
         [randn(20, 16), randn(24, 16), randn(24, 16)],

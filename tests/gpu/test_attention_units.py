@@ -28,7 +28,7 @@ from torch_webgpu_compile.codegen.tilings.attention_units import (
     choose_attention_units_tiling,
 )
 from torch_webgpu_compile.codegen.tilings.units import Unit, dialect_of
-from torch_webgpu_compile.ir.factors import type_of_factors
+from torch_webgpu_compile.ir.factors import common_factor
 from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.scheduler import cost
 from torch_webgpu_compile.symbolic.sizes import as_expr
@@ -106,7 +106,7 @@ def use(tiling: AttentionUnitsTiling, monkeypatch: pytest.MonkeyPatch) -> list[A
     used: list[Any] = []
 
     def choose(node: Any, _target: Any) -> AttentionUnitsTiling | None:
-        assert type_of_factors((node.query, node.key, node.value)) == "f16"
+        assert common_factor((node.query, node.key, node.value)) == "f16"
         sizes = int(node.sizes[4]), int(node.sizes[5])
         fits = attention_units_fit(tiling, sizes, target, dialect_of(target) == "lanes")
         used.append(tiling if fits else None)
@@ -159,7 +159,7 @@ def use_for_gradients(
     used: list[Any] = []
 
     def choose(node: Any, _target: Any) -> AttentionGradientUnitsTiling | None:
-        assert type_of_factors((node.query, node.key, node.value, node.gradient)) == "f16"
+        assert common_factor((node.query, node.key, node.value, node.gradient)) == "f16"
         sizes, by_keys = (int(node.sizes[5]), int(node.sizes[6])), node.of == "keys"
         are_kept = dialect_of(target) == "lanes"
         fits = attention_gradient_units_fit(tiling, sizes, by_keys, target, are_kept)

@@ -36,6 +36,10 @@ MATMULS = [
     MatmulTiling(48, 64, 8, 8, 8, True, 8, slices=2, strips=1),
     MatmulTiling(32, 96, 8, 8, 8, True, 8, slices=2, strips=1),
 ]
+HALVES = [
+    MatmulTiling(64, 64, 16, 8, 8, True, 8),
+    MatmulTiling(32, 96, 8, 4, 8, False, 8),
+]
 ATTENTIONS = [
     AttentionTiling(32, 64),
     AttentionTiling(32, 32, 8),
@@ -88,6 +92,32 @@ def test_matmul(tiling, monkeypatch, forget_plans, every_case):
 
         got = torch.compile(f, backend="webgpu", dynamic=False)(x, w, bias)
         torch.testing.assert_close(got, f(x, w, bias), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("tiling", HALVES, ids=lambda tiling: f"{tiling.rows}x{tiling.columns}")
+def test_matmul_of_halves(tiling, transposed, monkeypatch, forget_plans):
+    """Sums stay in float32: of many terms of one sign, the result is off by its rounding alone."""
+    texts = []
+    generate = contraction.generate_tiled
+
+    def remember(*given):
+        texts.append(generate(*given).kernel.wgsl)
+        return generate(*given)
+
+    monkeypatch.setattr(contraction, "choose_matmul_tiling", lambda *_: tiling)
+    monkeypatch.setattr(contraction, "keeps_halves", lambda *_: True)
+    monkeypatch.setattr(contraction, "generate_tiled", remember)
+    for rows, inner, columns in ((64, 64, 64), (70, 33, 50), (40, 3000, 36)):
+        x, bias = torch.rand(rows, inner).half(), torch.randn(columns).half()
+        w = torch.rand(inner, columns).half()
+        w = w.t().contiguous().t() if transposed else w
+        torch._dynamo.reset()
+        got = torch.compile(torch.addmm, backend="webgpu", dynamic=False)(bias, x, w)
+        wanted = torch.addmm(bias.double(), x.double(), w.double())
+        torch.testing.assert_close(got.double(), wanted, rtol=6e-4, atol=1e-3)
+    assert len(texts) == 3
+    assert all("tiles: array<vec4<f16>, " in text for text in texts)
 
 
 KINDS = ["none", "causal", "bool", "lowest", "float", "no key"]

@@ -56,6 +56,28 @@ def test_a_chain_becomes_one_node():
     assert len(graph.nodes) == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "has_units", "wanted"),
+    [(256, True, ["anchor"]), (4096, True, ["map", "anchor"]), (256, False, ["map", "anchor"])],
+)
+def test_weights_are_dequantized_for_few_tiles_of_matrix_units(rows, has_units, wanted):
+    """Every tile of rows makes them again: where that costs more, they are stored in between."""
+    config = ("f16", "f32", 16, 16, 16)
+    target = replace(
+        TARGET,
+        features=TARGET.features | {"subgroup"},
+        subgroup_sizes=(32, 32),
+        subgroup_matrix_configs=(config,) if has_units else (),
+    )
+
+    def function(x, levels, scale):
+        return F.linear(x, ((levels & 15) - 8).half() * scale)
+
+    levels = torch.ones(4096, 64, dtype=torch.int8)
+    arguments = randn(rows, 64).half(), levels, randn(4096, 1).half()
+    assert kinds(function, *arguments, target=target) == wanted
+
+
 def test_a_producer_of_two_readers_is_computed_once_when_it_is_expensive():
     def function(x):
         y = torch.tanh(torch.sin(x) + torch.exp(x))

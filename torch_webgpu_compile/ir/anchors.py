@@ -22,6 +22,7 @@ from .access import (
     Lanes,
     address_of,
     are_aligned_neighbours,
+    elements_per_access,
     flat_values,
     is_multiple_of,
     lane_addresses,
@@ -31,6 +32,7 @@ from .buffers import Buffer
 from .graph import AnchorGroup, ContractionGroup, Member, PairGroup, Schedule, SiblingGroup
 from .nodes import Contraction
 from .scalar import Index, Load, Scalar, loads_of
+from .spaces import numbered
 
 
 def products_of(group: ContractionGroup) -> tuple[AnchorGroup, ...]:
@@ -102,6 +104,9 @@ def store_lanes(together: Sequence[AnchorGroup], buffers: Mapping[str, Buffer]) 
     return [environment(iteration("n", columns))]
 
 
+_PACKED = 16  # elements that 16 bytes hold, at least, of what is packed
+
+
 # -- loads -----------------------------------------------------------------------------------------
 
 
@@ -138,6 +143,11 @@ def _choose_axis(
                 return axis
         first = flat_values(name, sizes, iteration("flat", count))
         steps[axis] = _smallest_step(buffers, body, first)
+    if is_multiple_of(inner_count, VECTOR):
+        # Of weights that are packed in words, whose scales may lie otherwise.
+        found = elements_per_access([body], buffers, numbered("k", node.inner), _PACKED)
+        if found >= _PACKED:
+            return "inner"
     return "scalar_inner" if steps["inner"] <= steps["outer"] else "scalar_outer"
 
 

@@ -5,46 +5,56 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .. import dtypes
-from ..dtypes import DType
 from ..target import MatrixConfig, Target
 from .nodes import Contraction
 from .scalar import Const, Masked, Op, Scalar
 
-_FACTORS = {dtypes.float16: "f16", dtypes.float32: "f32"}
+BYTES = frozenset({"i8", "u8"})
+"""Factors of which four are in a word."""
+
+# What is multiplied before it is made the type of the sums, in which a product of two is exact:
+# a smaller type, or one that has all of its values.
+_FACTORS = {
+    (dtypes.float16, dtypes.float32): "f16",
+    (dtypes.int8, dtypes.float32): "f16",
+    (dtypes.uint8, dtypes.float32): "f16",
+    (dtypes.int8, dtypes.int32): "i8",
+    (dtypes.uint8, dtypes.int32): "u8",
+}
+_SUMS = {"f16": "f32", "f32": "f32", "i8": "i32", "u8": "u32"}
 
 
 def factor_of(nodes: Iterable[Contraction]) -> str:
-    """The WGSL type of what contractions multiply, of those with sums in f32; else "".
+    """The type of what contractions multiply, if it is smaller than that of their sums; else "".
 
-    It is f16 where all operands are float16 before they are cast to float32.
+    It is ``f16``, ``i8`` or ``u8``, where all operands are casts of that.
     """
-    return type_of_factors(body for node in nodes for body in (node.lhs, node.rhs))
+    return common_factor(body for node in nodes for body in (node.lhs, node.rhs))
 
 
-def type_of_factors(bodies: Iterable[Scalar]) -> str:
-    """The same of operands by themselves, as attention has them."""
-    bodies = list(bodies)
-    if any(body.dtype is not dtypes.float32 for body in bodies):
-        return ""
-    sources = {_source(body) for body in bodies}
-    return _FACTORS.get(sources.pop(), "f32") if len(sources) == 1 else "f32"
+def common_factor(bodies: Iterable[Scalar]) -> str:
+    """`factor_of` operands by themselves, as attention has them."""
+    found = set(map(_factor, bodies))
+    return found.pop() if len(found) == 1 else ""
 
 
 def units_config(nodes: Iterable[Contraction], target: Target) -> MatrixConfig | None:
     """The configuration of the target's matrix units that computes contractions; None: none does.
 
-    They multiply what is f16, or f32, before it is made f32 for the sums: never less than that.
+    They multiply what is f16, or f32, before it is made f32 for the sums: never less than that; and
+    bytes, which are made int32.
     """
-    factor = factor_of(nodes)
-    return target.matrix_config(factor, "f32") if factor else None
+    nodes = list(nodes)
+    (dtype,) = {node.lhs.dtype for node in nodes}
+    factor = factor_of(nodes) or ("f32" if dtype is dtypes.float32 else "")
+    return target.matrix_config(factor, _SUMS[factor]) if factor else None
 
 
-def _source(body: Scalar) -> DType:
-    """The dtype of what a cast, or one that is 0 outside of a part, is of; else the body's own."""
+def _factor(body: Scalar) -> str:
     match body:
-        case Op(name="cast"):
-            return body.args[0].dtype
+        case Op("cast", (source,), dtype):
+            return _FACTORS.get((source.dtype, dtype), "")
         case Masked(_, inside, Const(0)):
-            return _source(inside)
-        case _:
-            return body.dtype
+            found = _factor(inside)
+            return "" if found in BYTES else found  # words have no elements that are left out
+    return ""

@@ -100,15 +100,32 @@ def matmul(builder: Builder, lhs: Value, rhs: Value, dtype: DType) -> Value:
     return converted(builder, builder.contract(wide, sizes, node), dtype)
 
 
-@lowers(aten.mm.default, aten.bmm.default, aten._int_mm.default, aten.mm.dtype, aten.bmm.dtype)
+@lowers(aten.mm.default, aten.bmm.default, aten.mm.dtype, aten.bmm.dtype)
 def lower_mm(builder: Builder, self: Value, mat2: Value, *out_dtype: torch.dtype) -> Value:
-    """[…, m, k] · […, k, n], in the dtype of the operands; int8 products of ``_int_mm`` are int32.
+    """[…, m, k] · […, k, n], in the dtype of the operands.
 
     16-bit floats are summed in float32 and rounded once (to ``out_dtype``, if that is given).
     Products with a single row or column, and those of int64 or bool, are a `Reduction`, others a
     `Contraction`.
     """
     return matmul(builder, self, mat2, builder.out.dtype)
+
+
+@lowers(aten._int_mm.default)
+def lower_int_mm(builder: Builder, self: Value, mat2: Value) -> Value:
+    """[m, k] · [k, n] of int8, or of uint8 and int8, in int32.
+
+    No instruction multiplies bytes of both kinds: u · v is (u - 128) · v + 128 · v, and the last
+    term's sum does not depend on the row. Of weights, it is computed once.
+    """
+    if self.dtype is not dtypes.uint8 or mat2.dtype is not dtypes.int8:
+        return matmul(builder, self, mat2, dtypes.int32)
+    signed = cast(cast(self.at(positions(self.sizes)), dtypes.int32) - 128, dtypes.int8)
+    product = matmul(builder, builder.pointwise(signed, self.sizes), mat2, dtypes.int32)
+    (k,), (column,) = positions(mat2.sizes[:1], "r"), positions(mat2.sizes[1:])
+    terms = cast(mat2.at([k, column]), dtypes.int32)
+    columns = builder.reduce("sum", terms, mat2.sizes[1:], mat2.sizes[:1])
+    return elementwise(builder, lambda p, s: p + s * 128, product, columns)
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)

@@ -60,6 +60,10 @@ def _products_nbytes(flops: int, target: Target) -> float:
 # Of a body that is computed again in each reader, instead of one stored and loaded element, and as
 # part of a tile's loads: operations, for each operation that an H200 does per byte of memory.
 _CHEAP, _CHEAP_IN_TILES = 6 / 16, 4 / 16
+# Of one that is computed again for every tile of rows that matrix units multiply it with, instead
+# of writing and reading two bytes of a dequantized weight. An estimate: nothing was measured.
+_CHEAP_IN_UNITS = 3
+_UNIT_ROWS = 128  # of such a tile
 # Loads that replace one when a tile is loaded, and readers of what is computed from inputs alone.
 _TILE_LOADS, _FEW_READERS = 2, 4
 # Elements of a row that caches hold, and the readers that make its sum worth computing again.
@@ -82,6 +86,15 @@ def is_cheap_in_tiles(operations: int, loads: int, target: Target) -> bool:
     """Whether a body may be computed wherever a tile loads it: tiles load it many times."""
     cheap = operations <= _CHEAP_IN_TILES * target.machine.flops_per_byte
     return cheap and loads <= _TILE_LOADS
+
+
+def is_cheap_in_units(operations: int, rows: int, target: Target) -> bool:
+    """Whether an operand of so many rows' product in matrix units may be computed where it is read.
+
+    ``rows``: of the other operand.
+    """
+    tiles = -(-rows // _UNIT_ROWS)
+    return operations * tiles <= _CHEAP_IN_UNITS * target.machine.flops_per_byte
 
 
 def are_few_readers(readers: int) -> bool:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.rotates(3), pytest.mark.usefixtures("fresh")]
 aten = torch.ops.aten
 
 N, K, GROUP = 64, 128, 32
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def levels() -> Tensor:
@@ -91,7 +91,10 @@ def test_int4_linear(dtype):
     weight = q * by_group(scale) + by_group(zero)
     wanted = (product(x.double(), weight) + bias.double()).to(dtype)
     check(int4.linear, x, packed, scale, zero, bias, wanted=wanted)
-    torch.testing.assert_close(int4.linear(x, packed, scale, zero, bias), wanted)
+    here = int4.linear(x, packed, scale, zero, bias)
+    # Of float16, elements of up to 16 are rounded to 11 bits.
+    tolerance = {"atol": 2e-2, "rtol": 1e-3} if dtype is torch.float16 else {}
+    torch.testing.assert_close(here, wanted, **tolerance)
 
 
 def test_gradient_of_the_input_of_int4_linear():

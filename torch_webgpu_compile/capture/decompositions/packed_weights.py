@@ -126,12 +126,14 @@ def _of_cpu(packed: Tensor, block: int, *, are_halves: bool) -> Tensor:
 
 def weight_int8pack_mm(self: Tensor, mat2: Tensor, scales: Tensor) -> Tensor:
     """``aten::_weight_int8pack_mm``: x · Wᵀ · scales of int8 (N, K) and (N,), rounded once."""
-    return (self.float() @ mat2.float().t() * scales.float()).to(self.dtype)
+    weight = mat2.to(self.dtype).float()  # exact: 16-bit floats have integers up to 256
+    return (self.float() @ weight.t() * scales.float()).to(self.dtype)
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """x · Wᵀ with a weight in float32, rounded once."""
-    return (x.float() @ weight.t()).to(x.dtype)
+    """x · Wᵀ of a weight in float32, rounded once; see `int4.multiplied`."""
+    weight = int4.multiplied(weight, x.dtype)
+    return (x.to(weight.dtype) @ weight.t()).to(x.dtype)
 
 
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {

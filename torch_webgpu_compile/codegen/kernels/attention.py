@@ -11,7 +11,7 @@ from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of, lane_addres
 from ...ir.anchors import anchor_members, store_is_vector
 from ...ir.attention_nodes import Attention
 from ...ir.buffers import Buffer
-from ...ir.factors import type_of_factors
+from ...ir.factors import common_factor
 from ...ir.graph import AnchorGroup
 from ...ir.scalar import Scalar
 from ...plan.model import KernelCall
@@ -65,7 +65,7 @@ def attention_units_tiling(node: Attention, target: Target) -> AttentionUnitsTil
     multiplied. Probabilities become f16, as in the kernels of other systems.
     """
     config = target.matrix_config("f16", "f32")
-    if config is None or type_of_factors((node.query, node.key, node.value)) != "f16":
+    if config is None or common_factor((node.query, node.key, node.value)) != "f16":
         return None
     batch, heads, queries, _, head, value_head = node.sizes
     if not (head.is_constant and value_head.is_constant):

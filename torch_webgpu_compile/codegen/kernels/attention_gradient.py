@@ -11,7 +11,7 @@ from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
 from ...ir.anchors import store_is_vector
 from ...ir.attention_nodes import AttentionGradient
 from ...ir.buffers import Buffer
-from ...ir.factors import type_of_factors
+from ...ir.factors import common_factor
 from ...ir.graph import Member
 from ...ir.scalar import Scalar, const
 from ...ir.spaces import symbol_keys
@@ -97,7 +97,7 @@ def attention_gradient_units_tiling(
     """
     config = target.matrix_config("f16", "f32")
     operands = node.query, node.key, node.value, node.gradient
-    if config is None or type_of_factors(operands) != "f16":
+    if config is None or common_factor(operands) != "f16":
         return None
     head, value_head = node.sizes[5:]
     if not (head.is_constant and value_head.is_constant):

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ... import dtypes
 from ...ir.access import VECTOR, elements_per_access, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
 from ...ir.buffers import Buffer
-from ...ir.factors import units_config
+from ...ir.factors import BYTES, factor_of, units_config
 from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup
+from ...ir.nodes import Contraction
 from ...ir.spaces import Origin, numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product
@@ -22,13 +24,19 @@ from ..tilings.matmul import (
     few_rows_tiling,
     fits,
     has_few_rows,
+    keeps_halves,
 )
 from ..tilings.units import UnitsTiling, dialect_of, units_tilings
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
-from .operands import load_operand
+from .operands import TileLoad, load_operand
 from .pointwise import group_origins
+from .words import load_words, word_axis
+
+_PACKED_RUN = 4  # fours of elements of a byte or less that 16 bytes have, at least
+_NOTHING = {"u32": "0u", "f16": "0h"}
+_DOT = {"i8": "dot4I8Packed", "u8": "dot4U8Packed"}
 
 Tilings = Mapping[str, MatmulTiling]
 """Measured tilings, by `MatmulProblem.key`."""
@@ -42,8 +50,13 @@ def problem_of(group: ContractionGroup, buffers: dict[str, Buffer]) -> MatmulPro
     rhs = right[0] if len(set(right)) == 1 else "scalar_inner"
     paired = isinstance(group, PairGroup)
     shapes = [(product(n.rows), product(n.columns)) for n in (nodes[:1] if paired else nodes)]
-    sizes = product(nodes[0].batch), product(nodes[0].inner)
-    return MatmulProblem.of(sizes, shapes, nodes[0].lhs.dtype.itemsize, (lhs, rhs), paired)
+    batch, inner = product(nodes[0].batch), product(nodes[0].inner)
+    factor = factor_of(nodes)
+    if factor in BYTES:
+        lhs, rhs = word_axis(lhs, inner), word_axis(rhs, inner)
+        inner = ceildiv(inner, VECTOR)
+    itemsize = nodes[0].lhs.dtype.itemsize
+    return MatmulProblem.of((batch, inner), shapes, itemsize, (lhs, rhs), paired, factor)
 
 
 def generate_contraction(
@@ -73,7 +86,9 @@ def generate_tiled(
     if problem.key is None or problem.paired or not tiling.is_divisible:
         tiling = replace(tiling, strips=0)
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
-    nbytes = tiling.workgroup_nbytes(problem.itemsize, problem.axes)
+    halves = keeps_halves(tiling, problem, target)
+    itemsize = dtypes.float16.itemsize if halves else problem.itemsize
+    nbytes = tiling.workgroup_nbytes(itemsize, problem.axes)
     return kernel.finish(
         "matmul.wgsl.jinja",
         (tiling.rows, problem.columns_of(tiling), tiling.depth),
@@ -81,12 +96,13 @@ def generate_tiled(
         {
             "tiling": tiling,
             "columns": problem.columns_of(tiling),
-            "memory_size": nbytes // (VECTOR * problem.itemsize),
+            "memory_size": nbytes // (VECTOR * itemsize),
             "small_from": len(kernel.stored),
         },
         tiling.workgroup,
         nbytes,
         _iterations(kernel.inner, tiling),
+        element="f16" if halves else "",
     )
 
 
@@ -116,11 +132,29 @@ def generate_in_units(
         tiling.workgroup,
         tiling.workgroup_nbytes(problem.axes),
         ceildiv(kernel.inner, tiling.inner) + 1,
+        (1, _packed_run(group, buffers, problem, tiling)),
+        element="" if problem.factor in BYTES else tiling.factor,
     )
 
 
+def _packed_run(
+    group: ContractionGroup,
+    buffers: dict[str, Buffer],
+    problem: MatmulProblem,
+    tiling: UnitsTiling,
+) -> int:
+    """Fours of a dequantized weight that one access holds and a call loads together, or 1."""
+    if problem.rhs != "inner" or problem.factor in BYTES or problem.inner is None:
+        return 1
+    run = _run(group, buffers)
+    if run < _PACKED_RUN:
+        return 1
+    run = min(run, tiling.inner // VECTOR)
+    return run if tiling.inner % (VECTOR * run) == problem.inner % (VECTOR * run) == 0 else 1
+
+
 def _run(group: ContractionGroup, buffers: dict[str, Buffer]) -> int:
-    """Fours of elements along the inner dimension that one access holds of every rhs."""
+    """Fours of elements that one access holds of every rhs."""
     nodes = [contraction_of(part) for part in products_of(group)]
     found = (elements_per_access([n.rhs], buffers, numbered("k", n.inner), 8) for n in nodes)
     return max(1, min(found) // VECTOR)
@@ -133,7 +167,8 @@ def generate_few_rows(
     problem: MatmulProblem,
 ) -> KernelCall:
     """The kernel of contractions of few rows, without tiles."""
-    tiling = few_rows_tiling(problem, target, _run(group, buffers))
+    run = 1 if problem.factor in BYTES else _run(group, buffers)
+    tiling = few_rows_tiling(problem, target, run)
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
     width = tiling.columns * tiling.groups
     return kernel.finish(
@@ -144,7 +179,7 @@ def generate_few_rows(
         tiling.workgroup,
         tiling.terms(2 if problem.paired else 1) * problem.itemsize,
         ceildiv(kernel.inner, VECTOR * tiling.run * tiling.threads) + tiling.threads + 2,
-        tiling.run,
+        (tiling.run, tiling.run),
     )
 
 
@@ -159,6 +194,8 @@ class _ProductKernel:
         self.parts = products_of(group)
         self.nodes = [contraction_of(part) for part in self.parts]
         self.batch, self.inner = product(self.nodes[0].batch), product(self.nodes[0].inner)
+        if problem.factor in BYTES:
+            self.inner = ceildiv(self.inner, VECTOR)
         self.stored = [self.parts] if problem.paired else [(part,) for part in self.parts]
 
     def finish(
@@ -170,31 +207,32 @@ class _ProductKernel:
         workgroup: int,
         workgroup_nbytes: int,
         iterations: Expr,
-        run: int = 1,
+        runs: tuple[int, int] = (1, 1),
+        element: str = "",
     ) -> KernelCall:
         """The kernel.
 
         Args:
-            tile: rows, columns of each product, and elements of the inner dimension, that a
-                workgroup takes.
+            tile: rows, columns of each product, and elements of the inner dimension, or words of
+                bytes, that a workgroup takes.
             divided: the tiling, where the last columns are in smaller tiles.
             inputs: of the template, besides those of all kernels.
-            run: fours along the inner dimension that one call loads, where that is the axis.
+            runs: `TileLoad.run` of lhs and of rhs.
+            element: the WGSL type of what is loaded, where it is not a word or that of the sums.
         """
         builder, problem, nodes = self.builder, self.problem, self.nodes
         rows, columns, depth = tile
         dtype = nodes[0].lhs.dtype
+        element = element or ("u32" if problem.factor in BYTES else dtype.compute)
         # An operand that all siblings share is loaded by one function for all.
         one_lhs = len({(node.lhs, node.rows) for node in nodes}) == 1
         one_rhs = len({(node.rhs, node.columns) for node in nodes}) == 1 and not problem.paired
         lhs = [
-            load_operand(builder, node, node.lhs, problem.lhs, ("m", node.rows), rows, depth, run)
+            self._load(node, "lhs", rows, depth, runs[0], element)
             for node in (nodes[:1] if one_lhs else nodes)
         ]
         rhs = [
-            load_operand(
-                builder, node, node.rhs, problem.rhs, ("n", node.columns), columns, depth, run
-            )
+            self._load(node, "rhs", columns, depth, runs[1], element)
             for node in (nodes[:1] if one_rhs else nodes)
         ]
         shapes = [
@@ -210,6 +248,9 @@ class _ProductKernel:
                 **inputs,
                 "type": dtype.compute,
                 "zero": zero_of(dtype),
+                "element": element,
+                "nothing": _NOTHING.get(element) or zero_of(dtype),
+                "dot": _DOT.get(problem.factor, ""),
                 "paired": problem.paired,
                 "lhs": lhs,
                 "rhs": rhs,
@@ -220,10 +261,22 @@ class _ProductKernel:
             workgroup_size=workgroup,
             grid=fold_grid(regions[-1].end, builder.target),
             origins=_origins(self.parts),
-            flops=self.batch * self.inner * 2 * results,
+            flops=self.batch * product(nodes[0].inner) * 2 * results,
             workgroup_nbytes=workgroup_nbytes,
             iterations=iterations,
         )
+
+    def _load(
+        self, node: Contraction, side: str, tile: int, depth: int, run: int, element: str
+    ) -> TileLoad:
+        """How an operand, "lhs" or "rhs", is loaded in tiles of these sizes."""
+        if side == "lhs":
+            body, axis, outer = node.lhs, self.problem.lhs, ("m", node.rows)
+        else:
+            body, axis, outer = node.rhs, self.problem.rhs, ("n", node.columns)
+        if self.problem.factor in BYTES:
+            return load_words(self.builder, node, body, axis, outer, tile, depth)
+        return load_operand(self.builder, node, body, axis, outer, tile, depth, run, element)
 
 
 def _iterations(inner: Expr, tiling: MatmulTiling) -> Expr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
@@ -29,12 +29,14 @@ class TileLoad:
         lines: WGSL statements that make ``result``.
         result: the WGSL expression of one element, or of the four.
         guard: the condition under which the element exists, "" if that is always.
+        run: with the axis "inner", fours of neighbours that one call loads: an array, if several.
     """
 
     axis: str
     lines: list[str]
     result: str
     guard: str
+    run: int = 1
 
 
 def load_operand(
@@ -46,6 +48,7 @@ def load_operand(
     tile: int,
     inner_tile: int,
     run: int = 1,
+    element: str = "",
 ) -> TileLoad:
     """How a kernel loads an operand of a contraction: statements, and the condition to be inside.
 
@@ -54,20 +57,12 @@ def load_operand(
         axis: see `TileLoad.axis`.
         outer: the prefix (m or n) and the sizes of the operand's outer symbols.
         tile, inner_tile: elements of a tile along the outer and the inner dimension.
-        run: with the axis "inner", loads of four neighbours that are made together: the result is
-            an array of them, and k their number.
+        run: see `TileLoad.run`; k is the number of such an array. 1 for other axes.
+        element: the WGSL type of an element; "" for that of the body.
     """
     prefix, outer_sizes = outer
     outer_count, inner_count = product(outer_sizes), product(node.inner)
-    batch = flat_values("b", node.batch, iteration("b", product(node.batch)))
-
-    def environment(o: Expr, i: Expr) -> dict[Symbol, Expr]:
-        return {
-            **batch,
-            **flat_values(prefix, outer_sizes, o),
-            **flat_values("k", node.inner, i),
-        }
-
+    environment = points_of(node, outer)
     loads: list[Lanes]
     if axis == "inner":
         o = iteration(prefix, outer_count)
@@ -83,15 +78,39 @@ def load_operand(
         loads = [[environment(iteration(prefix, outer_count), iteration("k", inner_count))]]
         limits = (outer_count, inner_count)
     lines, results = _render(builder, body, loads)
-    guards = []
-    if not is_multiple_of(outer_count, tile):
-        guards.append(f"{prefix} < {builder.index(limits[0])}")
-    if not is_multiple_of(inner_count, inner_tile):
-        guards.append(f"k < {builder.index(limits[1])}")
+    element = element or body.dtype.compute
+    if element != body.dtype.compute:
+        kind = f"vec4<{element}>" if len(loads[0]) > 1 else element
+        results = [f"{kind}({result})" for result in results]
     result = results[0]
     if run > 1:
-        result = f"array<vec4<{body.dtype.compute}>, {run}>({', '.join(results)})"
-    return TileLoad(axis, lines, result, " && ".join(guards))
+        result = f"array<vec4<{element}>, {run}>({', '.join(results)})"
+    are_whole = is_multiple_of(outer_count, tile), is_multiple_of(inner_count, inner_tile)
+    return TileLoad(axis, lines, result, guard_of(builder, prefix, limits, are_whole), run)
+
+
+def points_of(
+    node: Contraction, outer: tuple[str, Sequence[Expr]]
+) -> Callable[[Expr, Expr], dict[Symbol, Expr]]:
+    """The values of all symbols of an operand at flat outer and inner positions; see above."""
+    batch = flat_values("b", node.batch, iteration("b", product(node.batch)))
+    prefix, sizes = outer
+    return lambda o, i: {
+        **batch,
+        **flat_values(prefix, sizes, o),
+        **flat_values("k", node.inner, i),
+    }
+
+
+def guard_of(
+    builder: KernelBuilder,
+    prefix: str,
+    limits: tuple[Expr, Expr],
+    are_whole: tuple[bool, bool],
+) -> str:
+    """`TileLoad.guard`: below the limits of m or n and of k, where tiles are not known to be."""
+    names = zip((prefix, "k"), limits, are_whole, strict=True)
+    return " && ".join(f"{n} < {builder.index(limit)}" for n, limit, whole in names if not whole)
 
 
 def _render(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...ir.access import is_multiple_of
 from ...symbolic.sizes import Expr, ceildiv
 from ...target import MatrixConfig, Target
-from .units import PADDING_NBYTES, Unit, factor_nbytes
+from .units import PADDING_NBYTES, InUnits, Unit
 
 SHARING = 4
 """Invocations of a subgroup that have a row of scores together."""
@@ -19,19 +19,13 @@ _STAGED = 32
 
 
 @dataclass(frozen=True, slots=True)
-class RowsInUnits:
+class RowsInUnits(InUnits):
     """What tilings have in common: each subgroup has rows of units of scores.
 
     Attributes:
-        unit: of the matrix units.
-        factor: the WGSL type of what is multiplied; scores and sums are f32.
-        lanes: invocations of a subgroup.
         subgroups: of a workgroup.
     """
 
-    unit: Unit
-    factor: str
-    lanes: int
     subgroups: int
 
     @property
@@ -51,7 +45,7 @@ class RowsInUnits:
 
     def line(self, size: int) -> int:
         """Elements from a line of ``size`` factors to the next one."""
-        return size + PADDING_NBYTES // factor_nbytes(self.factor)
+        return size + PADDING_NBYTES // self.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +119,13 @@ class AttentionUnitsTiling(RowsInUnits):
 
     def workgroup_nbytes(self, head: int, value_head: int, queries_are_kept: bool) -> int:
         """Workgroup memory, for these head sizes (whole units)."""
-        tiles = self.tiles_size(head, value_head, queries_are_kept) * factor_nbytes(self.factor)
+        tiles = self.tiles_size(head, value_head, queries_are_kept) * self.itemsize
         extra = self.workgroup if queries_are_kept else 0
         return tiles + 4 * (self.scores_size + extra + 2)
 
     def registers(self, head: int, value_head: int) -> int:
         """32-bit registers of an invocation for matrices and for what it fetches."""
-        factors, (m, n) = 4 // factor_nbytes(self.factor), (self.unit.m, self.unit.n)
+        factors, (m, n) = 4 // self.itemsize, (self.unit.m, self.unit.n)
         rows = self.row_units * m
         sums = rows * value_head + rows * self.keys
         halves = rows * head + max(m, n) * self.unit.k + n * self.unit.k
@@ -269,11 +263,11 @@ class AttentionGradientUnitsTiling(RowsInUnits):
     ) -> int:
         """Workgroup memory, for these head sizes (whole units)."""
         tiles = self.places(head, value_head, by_keys, owned_are_kept)["end"]
-        return tiles * factor_nbytes(self.factor) + 4 * self.scores_size
+        return tiles * self.itemsize + 4 * self.scores_size
 
     def registers(self, head: int, value_head: int, by_keys: bool) -> int:
         """32-bit registers of an invocation for matrices, scores and what it fetches."""
-        factors, unit = 4 // factor_nbytes(self.factor), self.unit
+        factors, unit = 4 // self.itemsize, self.unit
         sums = unit.m * (head + (value_head if by_keys else 0) + 3 * self.walked)
         halves = unit.m * (head + value_head) + 2 * unit.n * unit.k
         fetched = self.walked * (head + value_head) // (factors * self.workgroup)

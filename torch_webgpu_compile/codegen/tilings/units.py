@@ -9,15 +9,11 @@ from typing import ClassVar
 from ...target import MatrixConfig, Target
 from .matmul import MatmulProblem
 
-_NBYTES = {"f16": 2, "f32": 4}
+_NBYTES = {"f16": 2, "f32": 4, "i8": 1, "u8": 1}
+_SUMS = {"f16": "f32", "f32": "f32", "i8": "i32", "u8": "u32"}
 
 PADDING_NBYTES = 16
 """Between lines of a tile, which start in other banks then; all are aligned."""
-
-
-def factor_nbytes(factor: str) -> int:
-    """Bytes of an element of a tile of this WGSL type."""
-    return _NBYTES[factor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +26,52 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitsTiling:
-    """A tile of a contraction's result per workgroup, of which each subgroup computes a part.
+class InUnits:
+    """What tilings for matrix units have in common.
 
     Attributes:
         unit: of the matrix units.
-        factor: the WGSL type of what is multiplied, ``f16`` or ``f32``; sums are f32.
+        factor: the type of what is multiplied: ``f16``, ``f32``, ``i8`` or ``u8``.
         lanes: invocations of a subgroup.
-        rows, columns, inner: the workgroup's tile, elements.
+    """
+
+    unit: Unit
+    factor: str
+    lanes: int
+
+    @property
+    def packing(self) -> int:
+        """Elements of the inner dimension that count as one, as they share a word."""
+        return 4 if _NBYTES[self.factor] == 1 else 1
+
+    @property
+    def stored(self) -> str:
+        """The WGSL type of what lies in workgroup memory; of bytes, of their words."""
+        return _SUMS[self.factor] if self.packing > 1 else self.factor
+
+    @property
+    def sum_type(self) -> str:
+        """The WGSL type of a sum."""
+        return _SUMS[self.factor]
+
+    @property
+    def unit_inner(self) -> int:
+        """What a unit takes of the inner dimension."""
+        return self.unit.k // self.packing
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of what lies in workgroup memory."""
+        return _NBYTES[self.factor] * self.packing
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsTiling(InUnits):
+    """A tile of a contraction's result per workgroup, of which each subgroup computes a part.
+
+    Attributes:
+        rows, columns, inner: the workgroup's tile, elements; along the inner dimension, of bytes,
+            words of four.
         subgroups_m, subgroups_n: how many subgroups share its rows, and its columns.
         buffers: 2: the next tile is stored beside the one that is multiplied; 1: after it.
         drained: units of a row that a subgroup stores to workgroup memory at once. More of it is
@@ -46,9 +80,6 @@ class UnitsTiling:
         swizzle: row tiles that consecutive workgroups share before the next column tile.
     """
 
-    unit: Unit
-    factor: str
-    lanes: int
     rows: int
     columns: int
     inner: int
@@ -80,19 +111,26 @@ class UnitsTiling:
         """Whether units fill the parts of subgroups."""
         whole_m = self.units_m * self.subgroups_m * self.unit.m == self.rows > 0
         whole_n = self.units_n * self.subgroups_n * self.unit.n == self.columns > 0
-        return whole_m and whole_n and self.inner % self.unit.k == 0
+        return whole_m and whole_n and self.inner % self.unit_inner == 0
+
+    def is_along_inner(self, axis: str) -> bool:
+        """Whether lines of an operand's tile, loaded along ``axis``, go along the inner dimension.
+
+        They go along what neighbours are loaded along; but words have inner neighbours.
+        """
+        return axis == "inner" or self.packing > 1
 
     def line(self, axis: str, size: int) -> int:
-        """Elements from a line of an operand's tile to the next one.
+        """Elements, or words of bytes, from a line of an operand's tile to the next one.
 
-        Lines go along what neighbours are loaded along: the inner dimension, or the other one,
-        which has ``size`` elements.
+        ``size``: elements of the dimension that is not the inner one.
         """
-        return (self.inner if axis == "inner" else size) + PADDING_NBYTES // _NBYTES[self.factor]
+        length = self.inner if self.is_along_inner(axis) else size
+        return length + PADDING_NBYTES // self.itemsize
 
     def numel(self, axis: str, size: int) -> int:
-        """Elements of an operand's tile."""
-        return self.line(axis, size) * (size if axis == "inner" else self.inner)
+        """Elements, or words of bytes, of an operand's tile."""
+        return self.line(axis, size) * (size if self.is_along_inner(axis) else self.inner)
 
     @property
     def sums(self) -> int:
@@ -102,14 +140,14 @@ class UnitsTiling:
     def workgroup_nbytes(self, axes: Sequence[str]) -> int:
         """Workgroup memory. ``axes``: along which the tiles of lhs and rhs are loaded."""
         tiles = self.numel(axes[0], self.rows) + self.numel(axes[1], self.columns)
-        return self.buffers * tiles * _NBYTES[self.factor] + 4 * self.sums
+        return self.buffers * tiles * self.itemsize + 4 * self.sums
 
 
 # (rows, columns, subgroups along each) by falling size, with the workgroups of an H200 that make
 # each worth while. On an H100, 512×2048×8192 in 256 of the large ones has 207 TFLOP/s, 192 of them
 # for 1024×768×3072 140, and 512×8192×2048 in 256 of the small ones 114: in 128 of 64×128 it has 98.
 _BY_SIZE = (((128, 128), (1, 4), 160), ((64, 64), (2, 2), 0))
-_INNER = 32
+_INNER, _INNER_WORDS = 32, 16
 
 
 def dialect_of(target: Target) -> str:
@@ -126,7 +164,7 @@ def units_tilings(
     factor, _, m, n, k = config
     for (rows, columns), subgroups, least in _BY_SIZE:
         unit = Unit(m, n, k)
-        size = rows, columns, _INNER
+        size = rows, columns, _INNER_WORDS if _NBYTES[factor] == 1 else _INNER
         tiling = UnitsTiling(unit, factor, target.subgroup_size, *size, *subgroups, buffers=1)
         enough = problem.workgroups(tiling) >= target.machine.scaled(least)
         if enough and units_fit(tiling, problem, target):

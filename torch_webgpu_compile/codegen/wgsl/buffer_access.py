@@ -16,6 +16,7 @@ from ...symbolic.sizes import Expr, as_expr
 from ...target import Window
 
 PAIR = 2
+WORD_NBYTES = 4
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Use:
     @property
     def reads(self) -> bool:
         """Whether the kernel loads from the buffer; an atomic addition loads too."""
-        return any(f.startswith(("load", "words", "add")) for f in self.functions)
+        return any(f.startswith(("load", "word", "add")) for f in self.functions)
 
     @property
     def writes(self) -> bool:
@@ -98,7 +99,7 @@ def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]
     back = "" if value else "return "
     text.append(_signature(use, verb, use.alias) + " {")
     itemsize = use.buffer.dtype.itemsize
-    step = ACCESS_NBYTES if verb == "words" else itemsize * _verb_lanes(verb)
+    step = {"words": ACCESS_NBYTES, "word": WORD_NBYTES}.get(verb, itemsize * _verb_lanes(verb))
     starts = [window.offset_nbytes // step for window in windows]
     calls = [f"{verb}_{use.alias}_w{w}(i - {start}{value});" for w, start in enumerate(starts)]
     for call, end in zip(calls, starts[1:], strict=False):
@@ -112,8 +113,8 @@ def _verb_lanes(verb: str) -> int:
 
 
 def _signature(use: Use, verb: str, name: str) -> str:
-    if verb == "words":
-        return f"fn words_{name}(i: i32) -> vec4<u32>"
+    if verb in ("word", "words"):
+        return f"fn {verb}_{name}(i: i32) -> {'u32' if verb == 'word' else 'vec4<u32>'}"
     compute = use.buffer.dtype.compute
     lanes = _verb_lanes(verb)
     value = f"vec{lanes}<{compute}>" if lanes > 1 else compute
@@ -178,6 +179,11 @@ def _words(use: Use, element: str) -> list[str]:
         return [f"  return {use.alias}[i];"]
     words = [_word(use.alias, element, f"4 * i + {k}") for k in range(VECTOR)]
     return [f"  return vec4<u32>({', '.join(words)});"]
+
+
+def _whole_word(use: Use, element: str) -> list[str]:
+    """A word as it is, of a dtype that is packed in words."""
+    return [f"  return {_word(use.alias, element, 'i')};"]
 
 
 def _word(x: str, element: str, at: str) -> str:
@@ -265,6 +271,7 @@ _BODIES = {
     "load2": _load2,
     "load4": _load4,
     "words": _words,
+    "word": _whole_word,
     "store": _store,
     "store2": _store2,
     "store4": _store4,

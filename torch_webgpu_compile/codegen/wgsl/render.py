@@ -16,6 +16,7 @@ from .words import without_int64
 
 _LIBRARIES = (
     "math",
+    "math_bytes",
     "math_float8",
     "math_f32",
     "math_f32_angle",

@@ -12,7 +12,14 @@ from functools import partial
 from ... import dtypes
 from ...dtypes import DType
 from ...errors import UnsupportedOp
-from ...ir.access import ACCESS_NBYTES, VECTOR, is_multiple_of
+from ...ir.access import (
+    ACCESS_NBYTES,
+    VECTOR,
+    address_of,
+    are_aligned_neighbours,
+    is_multiple_of,
+    load_index,
+)
 from ...ir.folding import COMPARISONS, as_index
 from ...ir.scalar import (
     Checked,
@@ -295,6 +302,23 @@ class Renderer:
             return scope.once(key, make)
         finally:
             self.scope = own
+
+    def words(self, node: Load) -> Text | None:
+        """The lanes of a load, four or sixteen bytes, as the words in memory that they are.
+
+        None where they are not. Nothing else is rendered for those lanes.
+        """
+        buffer = self.bindings.buffers[node.buffer]
+        index = load_index(node)
+        if index is None or node.dtype.packing != VECTOR or self.predicates:
+            return None
+        addresses = self.per_lane(address_of(node, buffer.strides) + buffer.offset)
+        if not are_aligned_neighbours(addresses):
+            return None
+        count = len(addresses)
+        function = self._load_function(node, "word" if count == VECTOR else "words", [])
+        at = self._address(addresses[0] // count, [], 0, count)
+        return self.let(f"{function}({at})", count // VECTOR, dtypes.uint32)
 
     def _scalar_load(self, node: Load, address: Expr, gathers: list[Gather], lane: int) -> Text:
         function = self._load_function(node, "load", gathers)

@@ -11,6 +11,7 @@ from ...ir.access import load_index, typical_numel
 from ...ir.attention_nodes import Attention, AttentionGradient
 from ...ir.buffers import BufferOrigin
 from ...ir.depthwise_nodes import DepthwiseConvolution
+from ...ir.factors import factor_of, units_config
 from ...ir.graph import LoopGraph
 from ...ir.nodes import (
     Contraction,
@@ -105,7 +106,8 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         )
         cheap = cost.is_cheap_in_tiles(own_work, len(loads), target)
         once = len(users) == 1 and _is_loaded_once(node, users[0])
-        return not loads or ((cheap or once) and not reads_anchor)
+        beside = len(users) == 1 and _is_beside_units(node, users[0], own_work, target)
+        return not loads or ((cheap or once or beside) and not reads_anchor)
     if not loads:
         return cost.is_cheap(own_work, 4, target) or len(users) == 1
     if _is_widening(node):
@@ -181,6 +183,20 @@ def _is_loaded_once(node: Pointwise, user: Node) -> bool:
         return False
     others = any(load.buffer == node.output for load in loads_of(user.lhs))
     return not others and cost.are_few_rows(product(user.rows).constant)
+
+
+def _is_beside_units(node: Pointwise, user: Node, work: int, target: Target) -> bool:
+    """Whether a node is the right operand, of 16 bits, of a product in matrix units.
+
+    They leave invocations free for the arithmetic, and dequantized weights need no memory.
+    """
+    if not isinstance(user, Contraction) or not product(user.rows).is_constant:
+        return False
+    if any(load.buffer == node.output for load in loads_of(user.lhs)):
+        return False
+    has_units = factor_of([user]) == "f16" and units_config([user], target) is not None
+    rows = product(user.rows).constant
+    return has_units and cost.is_cheap_in_units(work, rows, target)
 
 
 def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
