@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import dtypes
+from ...dtypes import DType
 from ...ir.access import VECTOR, elements_per_access, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
 from ...ir.buffers import Buffer
@@ -24,7 +25,14 @@ from ..tilings.matmul import (
     fits,
     has_few_rows,
 )
-from ..tilings.units import UnitsTiling, dialect_of, unit_config, units_tilings
+from ..tilings.units import (
+    BFLOAT16_PASSES,
+    MOST_MISSED,
+    UnitsTiling,
+    dialect_of,
+    unit_config,
+    units_tilings,
+)
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
@@ -96,18 +104,27 @@ def units_tiling(
 ) -> UnitsTiling | None:
     """The tiling of a contraction in the target's matrix units; None where they cannot do it.
 
-    They multiply what is f16, or f32, before it is made f32 for the sums: never less than that.
+    They multiply what is f16, bfloat16 or f32 before it is made f32 for the sums: never less than
+    that.
     """
     nodes = [contraction_of(part) for part in products_of(group)]
     bodies = [body for node in nodes for body in (node.lhs, node.rhs)]
     if any(body.dtype is not dtypes.float32 for body in bodies):
         return None
-    config = unit_config("f16" if all(map(_is_half, bodies)) else "f32", target)
-    return None if config is None else next(units_tilings(problem, config, target), None)
+    sources = {_source(body) for body in bodies}
+    factor = _FACTORS.get(sources.pop(), "f32") if len(sources) == 1 else "f32"
+    config = unit_config(factor, target)
+    if config is None:
+        return None
+    return next(units_tilings(problem, factor, config, target), None)
 
 
-def _is_half(body: Scalar) -> bool:
-    return isinstance(body, Op) and body.name == "cast" and body.args[0].dtype is dtypes.float16
+_FACTORS = {dtypes.float16: "f16", dtypes.bfloat16: "bf16"}
+
+
+def _source(body: Scalar) -> DType:
+    """The dtype of what is cast to a body's, or its own."""
+    return body.args[0].dtype if isinstance(body, Op) and body.name == "cast" else body.dtype
 
 
 def generate_in_units(
@@ -120,14 +137,22 @@ def generate_in_units(
     """The kernel of contractions and their epilogues in matrix units, in a given tiling."""
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
     width = tiling.columns // 2 if problem.paired else tiling.columns
+    is_bfloat16 = tiling.factor == "bf16"
+    passes = 1 + BFLOAT16_PASSES if is_bfloat16 else 1
     return kernel.finish(
         "matmul_units.wgsl.jinja",
         (tiling.rows, width, tiling.inner),
         None,
-        {"tiling": tiling, "columns": width, "dialect": dialect_of(target)},
+        {
+            "tiling": tiling,
+            "columns": width,
+            "dialect": dialect_of(target),
+            "most_missed": MOST_MISSED,
+        },
         tiling.workgroup,
         tiling.workgroup_nbytes(problem.axes, problem.paired),
-        ceildiv(kernel.inner, tiling.inner) + 1,
+        (ceildiv(kernel.inner, tiling.inner) + 1) * passes,
+        packed=is_bfloat16,
     )
 
 
@@ -183,6 +208,7 @@ class _ProductKernel:
         workgroup_nbytes: int,
         iterations: Expr,
         run: int = 1,
+        packed: bool = False,
     ) -> KernelCall:
         """The kernel.
 
@@ -192,6 +218,7 @@ class _ProductKernel:
             divided: the tiling, where the last columns are in smaller tiles.
             inputs: of the template, besides those of all kernels.
             run: fours along the inner dimension that one call loads, where that is the axis.
+            packed: whether operands are loaded as they are in memory, see `load_operand`.
         """
         builder, problem, nodes = self.builder, self.problem, self.nodes
         rows, columns, depth = tile
@@ -200,12 +227,14 @@ class _ProductKernel:
         one_lhs = len({(node.lhs, node.rows) for node in nodes}) == 1
         one_rhs = len({(node.rhs, node.columns) for node in nodes}) == 1 and not problem.paired
         lhs = [
-            load_operand(builder, node, node.lhs, problem.lhs, ("m", node.rows), rows, depth, run)
+            load_operand(
+                builder, node, node.lhs, problem.lhs, ("m", node.rows), rows, depth, run, packed
+            )
             for node in (nodes[:1] if one_lhs else nodes)
         ]
         rhs = [
             load_operand(
-                builder, node, node.rhs, problem.rhs, ("n", node.columns), columns, depth, run
+                builder, node, node.rhs, problem.rhs, ("n", node.columns), columns, depth, run, packed
             )
             for node in (nodes[:1] if one_rhs else nodes)
         ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
 from ...ir.nodes import Contraction
-from ...ir.scalar import Scalar
+from ...ir.scalar import Const, Load, Masked, Op, Scalar
 from ...symbolic.sizes import (
     Expr,
     Symbol,
@@ -16,6 +16,8 @@ from ...symbolic.sizes import (
     product,
 )
 from ..values import Scope
+from ..wgsl.literals import zero_of
+from ..wgsl.scalars import Renderer
 from .builder import KernelBuilder
 
 
@@ -29,12 +31,16 @@ class TileLoad:
         lines: WGSL statements that make ``result``.
         result: the WGSL expression of one element, or of the four.
         guard: the condition under which the element exists, "" if that is always.
+        type: the WGSL type of the result.
+        outside: the result where the element does not exist.
     """
 
     axis: str
     lines: list[str]
     result: str
     guard: str
+    type: str
+    outside: str
 
 
 def load_operand(
@@ -46,6 +52,7 @@ def load_operand(
     tile: int,
     inner_tile: int,
     run: int = 1,
+    packed: bool = False,
 ) -> TileLoad:
     """How a kernel loads an operand of a contraction: statements, and the condition to be inside.
 
@@ -56,6 +63,8 @@ def load_operand(
         tile, inner_tile: elements of a tile along the outer and the inner dimension.
         run: with the axis "inner", loads of four neighbours that are made together: the result is
             an array of them, and k their number.
+        packed: of a body that is a cast of bfloat16: the result is two words of two elements each,
+            or one word that has the one element twice.
     """
     prefix, outer_sizes = outer
     outer_count, inner_count = product(outer_sizes), product(node.inner)
@@ -82,30 +91,69 @@ def load_operand(
     else:
         loads = [[environment(iteration(prefix, outer_count), iteration("k", inner_count))]]
         limits = (outer_count, inner_count)
-    lines, results = _render(builder, body, loads)
+    lines, results = _render(builder, body, loads, packed)
     guards = []
     if not is_multiple_of(outer_count, tile):
         guards.append(f"{prefix} < {builder.index(limits[0])}")
     if not is_multiple_of(inner_count, inner_tile):
         guards.append(f"k < {builder.index(limits[1])}")
     result = results[0]
+    element, zero = ("u32", "0u") if packed else (body.dtype.compute, zero_of(body.dtype))
+    type, outside = element, zero
+    if len(loads[0]) > 1:
+        type = f"vec{VECTOR // 2 if packed else VECTOR}<{element}>"
+        outside = f"{type}({zero})"
     if run > 1:
-        result = f"array<vec4<{body.dtype.compute}>, {run}>({', '.join(results)})"
-    return TileLoad(axis, lines, result, " && ".join(guards))
+        type = f"array<{type}, {run}>"
+        result, outside = f"{type}({', '.join(results)})", f"{type}()"
+    return TileLoad(axis, lines, result, " && ".join(guards), type, outside)
 
 
 def _render(
-    builder: KernelBuilder, body: Scalar, loads: Sequence[Lanes]
+    builder: KernelBuilder, body: Scalar, loads: Sequence[Lanes], packed: bool
 ) -> tuple[list[str], list[str]]:
     """Statements, and the value of each load; what several of them access at once is there once."""
     wide = Scope() if len(loads) > 1 else None
     lines, results = [], []
     for lanes in loads:
         own = Scope(parent=wide)
-        value = builder.renderer(lanes, own, wide=wide).render(body)
-        results.append(value.widen(len(lanes)))
+        renderer = builder.renderer(lanes, own, wide=wide)
+        if packed:
+            results.append(_packed(renderer, body, len(lanes)))
+        else:
+            results.append(renderer.render(body).widen(len(lanes)))
         if wide is not None:
             lines += wide.lines
             wide.lines = []
         lines += own.lines
     return lines, results
+
+
+def _packed(renderer: Renderer, body: Scalar, lanes: int) -> str:
+    """The words of a body that is a cast of bfloat16."""
+    assert isinstance(body, Op)
+    (source,) = body.args
+    found = renderer.packed(source) if isinstance(source, Load) else None
+    if found is not None:
+        return found
+    value = renderer.render(source)
+    # What was computed is not rounded yet.
+    bits = "(bitcast<u32>({}) >> 16u)" if _is_in_memory(source) else "bf16_bits({})"
+    parts = [bits.format(value.lane(k)) for k in range(lanes)]
+    if lanes == 1:
+        return f"{parts[0]} * 0x10001u"
+    words = (f"{low} | ({high} << 16u)" for low, high in zip(parts[::2], parts[1::2], strict=True))
+    return f"vec2<u32>({', '.join(words)})"
+
+
+def _is_in_memory(value: Scalar) -> bool:
+    """Whether a value is an element of a buffer, or 0."""
+    match value:
+        case Load():
+            return True
+        case Const(number):
+            return number == 0
+        case Masked(_, inside, outside):
+            return _is_in_memory(inside) and _is_in_memory(outside)
+        case _:
+            return False

@@ -6,11 +6,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ...ir.access import VECTOR
 from ...target import MATRIX_KERNELS, MatrixConfig, Target
 from .matmul import MatmulProblem
 
-_NBYTES = {"f16": 2, "f32": 4}
+_NBYTES = {"f16": 2, "bf16": 2, "f32": 4}
 _PADDING_NBYTES = 16  # between lines of a tile, which start in other banks then; all are aligned
+
+MOST_MISSED = 64
+"""Elements of bfloat16 outside of f16's range that a tile's sums are corrected for.
+
+A tile with more is computed again. Of normally distributed numbers, every 10⁸th is one.
+"""
+BFLOAT16_NBYTES = 8 * MOST_MISSED + 28
+"""Workgroup memory of what is known of elements' exponents."""
+BFLOAT16_PASSES = 9 * 9 + 1
+"""The most passes over its operands that a tile of bfloat16 takes, after the first one.
+
+The 254 exponents of each operand are in ranges of 30, one of each operand in a pass; another one is
+for infinities and NaN.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +43,8 @@ class UnitsTiling:
 
     Attributes:
         unit: of the matrix units.
-        factor: the WGSL type of what is multiplied, ``f16`` or ``f32``; sums are f32.
+        factor: what is multiplied, ``f16``, ``f32``, or ``bf16``: by units of f16, see
+            ``bfloat16_units.wgsl.jinja``. Sums are f32.
         lanes: invocations of a subgroup.
         rows, columns, inner: the workgroup's tile, elements.
         subgroups_m, subgroups_n: how many subgroups share its rows, and its columns.
@@ -50,6 +66,11 @@ class UnitsTiling:
     swizzle: int = 8
 
     strips: ClassVar[int] = 0
+
+    @property
+    def type(self) -> str:
+        """The WGSL type of what is multiplied."""
+        return "f16" if self.factor == "bf16" else self.factor
 
     @property
     def workgroup(self) -> int:
@@ -90,10 +111,17 @@ class UnitsTiling:
         each = self.unit.m * self.unit.n * self.drained * (2 if paired else 1)
         return self.subgroups_m * self.subgroups_n * each
 
+    def slots(self, paired: bool) -> int:
+        """Fours of results that an invocation takes from workgroup memory in the end."""
+        products = 2 if paired else 1
+        quads = -(-self.unit.m * self.unit.n * self.drained // (VECTOR * self.lanes))
+        return products * self.units_m * (self.units_n // (products * self.drained)) * quads
+
     def workgroup_nbytes(self, axes: Sequence[str], paired: bool) -> int:
         """Workgroup memory. ``axes``: along which the tiles of lhs and rhs are loaded."""
         tiles = self.numel(axes[0], self.rows) + self.numel(axes[1], self.columns)
-        return self.buffers * tiles * _NBYTES[self.factor] + 4 * self.sums(paired)
+        own = BFLOAT16_NBYTES if self.factor == "bf16" else 0
+        return self.buffers * tiles * _NBYTES[self.factor] + 4 * self.sums(paired) + own
 
 
 # (rows, columns, subgroups along each) by falling size, with the workgroups of an H200 that make
@@ -103,13 +131,17 @@ _INNER = 32
 
 
 def unit_config(factor: str, target: Target) -> MatrixConfig | None:
-    """The largest configuration of a target that multiplies a type, of those with kernels."""
+    """The largest configuration of a target that multiplies a type, of those with kernels.
+
+    ``factor``: as in `UnitsTiling`.
+    """
+    type = "f16" if factor == "bf16" else factor
     if not target.subgroup_size:
         return None
     usable = [
         config
         for config in target.subgroup_matrix_configs
-        if config in MATRIX_KERNELS and config[:2] == (factor, "f32")
+        if config in MATRIX_KERNELS and config[:2] == (type, "f32")
     ]
     return max(usable, key=lambda config: config[2] * config[3] * config[4], default=None)
 
@@ -122,10 +154,13 @@ def dialect_of(target: Target) -> str:
 
 
 def units_tilings(
-    problem: MatmulProblem, config: MatrixConfig, target: Target
+    problem: MatmulProblem, factor: str, config: MatrixConfig, target: Target
 ) -> Iterator[UnitsTiling]:
-    """Tilings of a problem for a configuration that the target's limits allow, best first."""
-    factor, _, m, n, k = config
+    """Tilings of a problem for a configuration that the target's limits allow, best first.
+
+    ``factor``: as in `UnitsTiling`.
+    """
+    *_, m, n, k = config
     for (rows, columns), subgroups, least in _BY_SIZE:
         unit = Unit(m, n, k)
         size = rows, columns, _INNER

@@ -48,7 +48,7 @@ class Use:
     @property
     def reads(self) -> bool:
         """Whether the kernel loads from the buffer; an atomic addition loads too."""
-        return any(f.startswith(("load", "words", "add")) for f in self.functions)
+        return any(f.startswith(("load", "words", "pairs", "add")) for f in self.functions)
 
     @property
     def writes(self) -> bool:
@@ -78,6 +78,8 @@ def element_type(use: Use) -> str:
         return "atomic<u32>"
     if "words" in use.functions and not use.writes:
         return "vec4<u32>"
+    if use.functions == {"pairs"}:
+        return "vec2<u32>"
     lanes = _storage_lanes(use)
     return f"vec{lanes}<{dtype.storage}>" if lanes > 1 else dtype.storage
 
@@ -98,7 +100,7 @@ def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]
     back = "" if value else "return "
     text.append(_signature(use, verb, use.alias) + " {")
     itemsize = use.buffer.dtype.itemsize
-    step = ACCESS_NBYTES if verb == "words" else itemsize * _verb_lanes(verb)
+    step = {"words": ACCESS_NBYTES, "pairs": 8}.get(verb, itemsize * _verb_lanes(verb))
     starts = [window.offset_nbytes // step for window in windows]
     calls = [f"{verb}_{use.alias}_w{w}(i - {start}{value});" for w, start in enumerate(starts)]
     for call, end in zip(calls, starts[1:], strict=False):
@@ -112,8 +114,8 @@ def _verb_lanes(verb: str) -> int:
 
 
 def _signature(use: Use, verb: str, name: str) -> str:
-    if verb == "words":
-        return f"fn words_{name}(i: i32) -> vec4<u32>"
+    if verb in ("words", "pairs"):
+        return f"fn {verb}_{name}(i: i32) -> vec{4 if verb == 'words' else 2}<u32>"
     compute = use.buffer.dtype.compute
     lanes = _verb_lanes(verb)
     value = f"vec{lanes}<{compute}>" if lanes > 1 else compute
@@ -178,6 +180,14 @@ def _words(use: Use, element: str) -> list[str]:
         return [f"  return {use.alias}[i];"]
     words = [_word(use.alias, element, f"4 * i + {k}") for k in range(VECTOR)]
     return [f"  return vec4<u32>({', '.join(words)});"]
+
+
+def _pairs(use: Use, element: str) -> list[str]:
+    """Two words as they are, of a dtype that is packed in words."""
+    if element.startswith("vec2"):
+        return [f"  return {use.alias}[i];"]
+    words = [_word(use.alias, element, f"2 * i + {k}") for k in range(PAIR)]
+    return [f"  return vec2<u32>({', '.join(words)});"]
 
 
 def _word(x: str, element: str, at: str) -> str:
@@ -265,6 +275,7 @@ _BODIES = {
     "load2": _load2,
     "load4": _load4,
     "words": _words,
+    "pairs": _pairs,
     "store": _store,
     "store2": _store2,
     "store4": _store4,
