@@ -32,7 +32,13 @@ TILINGS = [
     UnitsTiling(WIDE, "f16", 32, 32, 64, 32, 4, 1, buffers=1, drained=2),
     UnitsTiling(SMALL, "f16", 16, 32, 32, 32, 2, 1, buffers=2, drained=2),
     UnitsTiling(SMALL, "f32", 32, 64, 32, 8, 4, 2, buffers=1),
+    UnitsTiling(LARGE, "bf16", 32, 64, 64, 32, 2, 2, buffers=1),
+    UnitsTiling(WIDE, "bf16", 32, 32, 64, 16, 1, 2, buffers=2),
 ]
+# How far results may be from sums of products: f32 sums in another order, the result rounded to 11
+# or to 8 bits.
+TOLERANCES = {"f32": 1e-4, "f16": 4e-3, "bf16": 3e-2}
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def half(*sizes: int) -> Tensor:
@@ -94,6 +100,10 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plan_cache.clear()
 
 
+def in_dtype(arguments: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(a.to(dtype) if a.is_floating_point() else a for a in arguments)
+
+
 @pytest.mark.rotates(16)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CALLS)
@@ -111,13 +121,11 @@ def test_products(
 
     monkeypatch.setattr(contraction, "units_tiling", choose)
     function, arguments = CALLS[name]
-    if tiling.factor == "f32":
-        arguments = tuple(a.float() if a.is_floating_point() else a for a in arguments)
+    arguments = in_dtype(arguments, DTYPES[tiling.factor])
     compiled = torch.compile(function, backend="webgpu", fullgraph=True, dynamic=dynamic)
     got = compiled(*arguments)
     wanted = function(*(a.double() if a.is_floating_point() else a for a in arguments))
-    # Sums are in f32, in another order; of f16 factors the result is rounded, too: by 2⁻¹¹ of it.
-    tolerance = 1e-4 if tiling.factor == "f32" else 4e-3
+    tolerance = TOLERANCES[tiling.factor]
     torch.testing.assert_close(
         torch.utils._pytree.tree_map(Tensor.double, got), wanted, rtol=tolerance, atol=tolerance
     )
@@ -127,9 +135,12 @@ def test_products(
     assert used
 
 
+@pytest.mark.parametrize("factor", ["f16", "bf16"])
 @pytest.mark.parametrize("unit", UNITS, ids=str)
 @pytest.mark.parametrize("name", CALLS)
-def test_tint_accepts_the_kernels(name: str, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tint_accepts_the_kernels(
+    name: str, unit: Unit, factor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = "f16", "f32", unit.m, unit.n, unit.k
     monkeypatch.setattr(units, "MATRIX_KERNELS", frozenset({config}))
     target = replace(
@@ -140,6 +151,7 @@ def test_tint_accepts_the_kernels(name: str, unit: Unit, monkeypatch: pytest.Mon
         subgroup_matrix_configs=(config,),
     )
     function, arguments = CALLS[name]
+    arguments = in_dtype(arguments, DTYPES[factor])
     compiled = compile_function(function, *arguments, target=target)
     kernels = [k.wgsl for k in compiled.plan.kernels if "subgroupMatrix" in k.wgsl]
     assert kernels
