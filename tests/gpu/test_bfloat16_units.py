@@ -78,6 +78,11 @@ def factors(m: int, k: int, n: int) -> dict[str, tuple[Tensor, Tensor]]:
     left[1, 16], right[17, 1] = 2.0**120, 2.0**120
     found["sums that would be lost when scales grow"] = left, right
 
+    left = torch.zeros(m, k)
+    left[0, 0], left[1, 8:12], left[6, 8:12] = 1, 2.0**40, 2.0**-10
+    found["small in the step in which others are large"] = left, b
+    found["rows of all scales"] = a * torch.exp2(torch.linspace(-120, 120, m)).unsqueeze(1), b
+
     for high in (20, 60):
         name = f"exponents from -{high} to {high}"
         found[name] = spread(m, k, -high, high), -spread(k, n, -high, high)
@@ -87,7 +92,7 @@ def factors(m: int, k: int, n: int) -> dict[str, tuple[Tensor, Tensor]]:
 
     left, right = a.clone(), b.clone()
     left[4, 6], left[9, 18], left[20, 3], left[21, 3:5] = torch.inf, torch.nan, -torch.inf, torch.inf
-    right[6, 2], right[11, 11] = 0, -torch.inf
+    right[6, 2], right[6, 7], right[11, 11] = 0, 2.0**-60, -torch.inf
     found["infinities and NaN"] = left, right
     found["infinities and NaN among all exponents"] = (
         torch.where(left.isfinite(), spread(m, k, -60, 60), left),
