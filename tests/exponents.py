@@ -1,4 +1,4 @@
-"""What products of bfloat16 have to be right for, whatever computes them: numbers of all exponents."""
+"""What products of bfloat16 have to be right for: numbers of all exponents."""
 
 from __future__ import annotations
 
@@ -60,7 +60,12 @@ def factors(m: int, k: int, n: int) -> dict[str, tuple[Tensor, Tensor]]:
     found["products that are too small"] = a * 2.0**-100, b * 2.0**-100
 
     left, right = a.clone(), b.clone()
-    left[4, 6], left[9, 18], left[20, 3], left[21, 3:5] = torch.inf, torch.nan, -torch.inf, torch.inf
+    left[4, 6], left[9, 18], left[20, 3], left[21, 3:5] = (
+        torch.inf,
+        torch.nan,
+        -torch.inf,
+        torch.inf,
+    )
     right[6, 2], right[6, 7], right[11, 11] = 0, 2.0**-60, -torch.inf
     found["infinities and NaN"] = left, right
     found["infinities and NaN among all exponents"] = (

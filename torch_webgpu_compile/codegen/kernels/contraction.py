@@ -234,7 +234,15 @@ class _ProductKernel:
         ]
         rhs = [
             load_operand(
-                builder, node, node.rhs, problem.rhs, ("n", node.columns), columns, depth, run, packed
+                builder,
+                node,
+                node.rhs,
+                problem.rhs,
+                ("n", node.columns),
+                columns,
+                depth,
+                run,
+                packed,
             )
             for node in (nodes[:1] if one_rhs else nodes)
         ]
