@@ -57,6 +57,7 @@ def factors(m: int, k: int, n: int) -> dict[str, tuple[Tensor, Tensor]]:
         found[name] = spread(m, k, -high, high), -spread(k, n, -high, high)
     found["all exponents on one side"] = spread(m, k, -126, 127), spread(k, n, -30, -10)
     found["products that are too large"] = a.abs() * 2.0**100, b.abs() * 2.0**100
+    found["products that are small"] = a * 2.0**-58, b * 2.0**-58
     found["products that are too small"] = a * 2.0**-100, b * 2.0**-100
 
     left, right = a.clone(), b.clone()
