@@ -50,6 +50,9 @@ def factors(m: int, k: int, n: int) -> dict[str, tuple[Tensor, Tensor]]:
     left = torch.zeros(m, k)
     left[0, 0], left[1, 8:12], left[6, 8:12] = 1, 2.0**40, 2.0**-10
     found["small in the step in which others are large"] = left, b
+    left = a.clone()
+    left[5], left[5, :4], left[6, 4] = 0, 2.0**-110, 2.0**-20
+    found["tiny numbers in the first step"] = left, b * 2.0**40
     found["rows of all scales"] = a * torch.exp2(torch.linspace(-120, 120, m)).unsqueeze(1), b
 
     for high in (20, 60):
