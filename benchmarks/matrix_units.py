@@ -4,10 +4,10 @@
         [--dtype bf16] [--few] [--linear] [MxKxN …]
 
 Sums are f32, the result is of the factors' dtype; by default the sizes that goals name. Where CUDA
-is, its rate comes first. With bfloat16, each tiling's rate for f16 stands beside its own, and so do
-rates of factors that are more work: zeros among them, and numbers of too many exponents. ``--few``:
-the tilings that may win; ``--linear``: also with the other factor transposed, as weights are.
-Without matrix units, as on a software adapter, ``--small`` shows that it runs: small sizes,
+is, its rate comes first. With bfloat16, the rates of the best tilings for f16 stand beside their
+own, and rates of factors that are more work: zeros among them, and numbers of too many exponents.
+``--few``: the tilings that may win; ``--linear``: also with the other factor transposed, as weights
+are. Without matrix units, as on a software adapter, ``--small`` shows that it runs: small sizes,
 computed by invocations.
 """
 
@@ -42,14 +42,24 @@ _SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (4, 4), (1, 2))
 _MOST_UNITS = 16  # of a subgroup, whose sums it has registers for
 # (rows, columns, inner, subgroups along each): the likely ones.
 _FEW = (
-    *((128, 128, 32, *parts) for parts in ((2, 2), (2, 4), (4, 2), (1, 4), (4, 4))),
-    *((128, 256, 32, *parts) for parts in ((2, 4), (4, 4))),
-    *((256, 128, 32, *parts) for parts in ((4, 2), (4, 4))),
-    (128, 128, 64, 2, 2),
-    *((64, 128, 32, *parts) for parts in ((1, 4), (2, 2))),
-    *((128, 64, 32, *parts) for parts in ((2, 2), (4, 1))),
+    (128, 128, 32, 2, 2),
     (64, 64, 32, 2, 2),
+    (64, 128, 32, 1, 4),
+    (128, 256, 32, 2, 4),
+    (256, 128, 32, 4, 2),
+    (128, 128, 32, 2, 4),
+    (128, 128, 32, 4, 2),
+    (64, 64, 64, 2, 2),
+    (64, 128, 32, 2, 2),
+    (128, 64, 32, 2, 2),
+    (64, 64, 32, 1, 2),
+    (128, 128, 64, 2, 2),
+    (64, 128, 64, 1, 4),
+    (128, 128, 32, 4, 4),
+    (128, 256, 32, 4, 4),
+    (32, 64, 32, 1, 2),
 )
+_BESIDE = 5  # tilings whose rate for f16 is shown beside that for bfloat16
 _DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 _TOLERANCES = {"f16": 1e-3, "bf16": 8e-3}  # largest errors relative to the largest result
 
@@ -58,8 +68,8 @@ def tilings(config: MatrixConfig, factor: str, lanes: int, few: bool) -> Iterato
     """All that may be worth measuring, or few of them, the likely ones first."""
     unit = Unit(*config[2:])
     if few:
-        for rows, columns, inner, *parts in _FEW:
-            yield UnitsTiling(unit, factor, lanes, rows, columns, inner, *parts, buffers=1)
+        for each in _FEW:
+            yield UnitsTiling(unit, factor, lanes, *each, buffers=1)
         return
     for inner, parts, tile, buffers in product((32, 64, 16), _SUBGROUPS, _TILES, (2, 1)):
         tiling = UnitsTiling(unit, factor, lanes, *tile, inner, *parts, buffers)
@@ -194,27 +204,27 @@ def report(case: Case, fitting: list[UnitsTiling], dtype: str, until: float) -> 
     cuda = f", CUDA {rate(cuda_seconds(case))} TFLOP/s" if torch.cuda.is_available() else ""
     seconds, error = measure(case, wanted, None)
     print(f"chosen {rate(seconds)} TFLOP/s (error {error:.1e}){cuda}", flush=True)
-    found: list[tuple[float, float, str, UnitsTiling]] = []
+    found: list[tuple[float, float, UnitsTiling]] = []
     for tiling in fitting:
         if time.monotonic() > until:
             print("  (not all)")
             break
         try:
-            seconds, error = measure(case, wanted, tiling)
-            text = text_of(tiling)
-            if dtype == "bf16":
-                half, _ = measure(case.of(torch.float16), None, replace(tiling, factor="f16"))
-                text += f", f16 {rate(half)}"
-            found.append((seconds, error, text, tiling))
+            found.append((*measure(case, wanted, tiling), tiling))
         except DeviceError as failure:
             print(f"  {text_of(tiling)}: {str(failure).splitlines()[0]}")
     found.sort(key=lambda each: each[:2])
-    for seconds, error, text, _ in found[:15]:
+    for place, (seconds, error, tiling) in enumerate(found[:16]):
+        beside = ""
+        if dtype == "bf16" and place < _BESIDE:
+            half, _ = measure(case.of(torch.float16), None, replace(tiling, factor="f16"))
+            beside = f", f16 {rate(half)}"
+        text = text_of(tiling) + beside
         print(f"  {rate(seconds)} TFLOP/s  error {error:.1e}  {text}", flush=True)
-    wrong = [text for _, error, text, _ in found if not error <= _TOLERANCES[dtype]]
+    wrong = [text_of(tiling) for _, error, tiling in found if not error <= _TOLERANCES[dtype]]
     print(f"  {len(found)} measured, {len(wrong)} wrong {wrong[:3]}", flush=True)
     if dtype == "bf16" and found:
-        best = found[0][3]
+        best = found[0][2]
         for name, hard in harder(case).items():
             exact = hard.call(hard.a.float(), hard.b.float())
             seconds, error = measure(hard, exact, best)
