@@ -479,7 +479,7 @@ FAULTS = (
     ),
     Fault(
         "products_of_two_small_bfloat16_twice",
-        "templates/bfloat16_units.wgsl.jinja",
+        "templates/bfloat16_functions.wgsl.jinja",
         "      if (!both) {\n",
         "      if (true) {\n",
         _tests("gpu/test_bfloat16_units.py"),
