@@ -2,7 +2,8 @@
 
     TORCH_WEBGPU_PROVIDER=wgpudawn python -m benchmarks.matrix_units [--seconds 200] [MxKxN …]
 
-Factors are f16, sums f32, the result f16; by default the sizes that goals name. After ``MxKxNt``
+Factors are f16, or with ``--dtype bf16`` bfloat16, and so is the result; sums are f32. By default
+the sizes are those that goals name. After ``MxKxNt``
 the right one lies as a linear layer's weight does, and after ``MxKxNp`` so do two, those of a gated
 layer, with half of the columns each. ``--unit 16x8x16`` chooses among the sizes of matrices that
 the GPU has. Where CUDA is, its rate comes first. Without matrix units, as on a software adapter,
@@ -46,14 +47,15 @@ _TILES = (
 )
 _SUBGROUPS = ((2, 2), (1, 4), (2, 4), (4, 2), (4, 1), (1, 2))
 _DISPATCHES = 8  # of a submission, that its cost does not count
+_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 _MOST_UNITS = 16  # of a subgroup, whose sums it has registers for
 
 
-def tilings(config: MatrixConfig, lanes: int) -> Iterator[UnitsTiling]:
+def tilings(config: MatrixConfig, factor: str, lanes: int) -> Iterator[UnitsTiling]:
     """All that may be worth measuring, the likely ones first."""
-    factor, _, m, n, k = config
-    for inner, buffers, parts, tile in product((32, 64, 16), (1, 2), _SUBGROUPS, _TILES):
-        tiling = UnitsTiling(Unit(m, n, k), factor, lanes, *tile, inner, *parts, buffers)
+    _, _, m, n, k = config
+    for inner, parts, tile in product((32, 64, 16), _SUBGROUPS, _TILES):
+        tiling = UnitsTiling(Unit(m, n, k), factor, lanes, *tile, inner, *parts)
         if tiling.is_whole and 4 <= tiling.units_m * tiling.units_n <= _MOST_UNITS:
             yield tiling
 
@@ -122,6 +124,7 @@ class Product:
 def cuda_seconds(function: Callable[..., Tensor], inputs: Inputs) -> float:
     """Seconds of PyTorch's own product, with its sums in f32."""
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     moved = [x.cuda() for x in inputs]
     return seconds_per_call(lambda: function(*moved), torch.cuda.synchronize, 0.2)
 
@@ -131,24 +134,24 @@ def gated(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(x @ gate) * (x @ up)
 
 
-def work(size: str) -> tuple[Callable[..., Tensor], Inputs, float]:
+def work(size: str, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Inputs, float]:
     """(function, its inputs, 10¹² operations of a call) of a size on the command line."""
     m, k, n = map(int, size.rstrip("tp").split("x"))
     flops = 2e-12 * m * k * n
-    x = torch.randn(m, k).half()
+    x = torch.randn(m, k).to(dtype)
     if size.endswith("p"):
         scale = k**-0.5
-        gate, up = ((torch.randn(n // 2, k) * scale).half().t() for _ in range(2))
+        gate, up = ((torch.randn(n // 2, k) * scale).to(dtype).t() for _ in range(2))
         return gated, (x, gate, up), flops
-    y = torch.randn(n, k).half().t() if size.endswith("t") else torch.randn(k, n).half()
-    return torch.mm, (x, y), flops
+    y = torch.randn(n, k).t() if size.endswith("t") else torch.randn(k, n)
+    return torch.mm, (x, y.to(dtype)), flops
 
 
 def text_of(tiling: UnitsTiling) -> str:
     """A tiling, briefly."""
     tile = f"{tiling.rows}x{tiling.columns}x{tiling.inner}"
     parts = f"{tiling.subgroups_m}x{tiling.subgroups_n}"
-    return f"{tile} in {parts} subgroups, {tiling.buffers} buffers, {tiling.drained} drained"
+    return f"{tile} in {parts} subgroups"
 
 
 def config_of(target: Target, unit: str, small: bool) -> tuple[MatrixConfig, int]:
@@ -172,6 +175,7 @@ def main() -> None:
     parser.add_argument("sizes", nargs="*", default=list(_SIZES))
     parser.add_argument("--seconds", type=float, default=200, help="for all sizes together")
     parser.add_argument("--best", type=int, default=12, help="how many are shown and checked")
+    parser.add_argument("--dtype", choices=list(_DTYPES), default="f16")
     parser.add_argument("--unit", default="", help="MxNxK of matrices, such as 16x8x16")
     parser.add_argument("--small", action="store_true")
     arguments = parser.parse_args()
@@ -185,14 +189,16 @@ def main() -> None:
     for done, size in enumerate(sizes):
         until = time.monotonic() + arguments.seconds / len(sizes)
         torch.manual_seed(done)
-        function, inputs, tflops = work(size)
+        function, inputs, tflops = work(size, _DTYPES[arguments.dtype])
         made = Product(function, inputs, device)
         cuda = ""
         if torch.cuda.is_available():
             cuda = f", CUDA {tflops / cuda_seconds(function, inputs):.1f} TFLOP/s"
         chosen = made.chosen()
         found: dict[UnitsTiling, float] = {}
-        for tiling in filter(made.fits, (*filter(None, [chosen]), *tilings(config, lanes))):
+        for tiling in filter(
+            made.fits, (*filter(None, [chosen]), *tilings(config, arguments.dtype, lanes))
+        ):
             if time.monotonic() > until:
                 break
             try:

@@ -485,6 +485,20 @@ FAULTS = (
         _tests("gpu/test_packed_products.py"),
     ),
     Fault(
+        "products_of_two_small_bfloat16_twice",
+        "templates/bfloat16_functions.wgsl.jinja",
+        "      if (!both) {\n",
+        "      if (true) {\n",
+        _tests("gpu/test_bfloat16_units.py"),
+    ),
+    Fault(
+        "small_bfloat16_zeroed_when_scales_rise",
+        "templates/bfloat16_units.wgsl.jinja",
+        "lhs_care = select(lhs_care, 2u, lhs_floor != lhs_window.x);",
+        "",
+        _tests("gpu/test_bfloat16_units.py"),
+    ),
+    Fault(
         "dequantized_weights_kept",
         "scheduler/rewrites/preparation.py",
         "8 * typical_numel(b.numel) >= numel",

@@ -29,16 +29,22 @@ UNITS = [Unit(8, 8, 8), Unit(8, 16, 16), Unit(16, 16, 16)]
 SMALL, WIDE, LARGE = UNITS
 OF_BYTES = Unit(16, 16, 32)
 TILINGS = [
-    UnitsTiling(LARGE, "f16", 32, 64, 64, 32, 2, 2, buffers=2, drained=2),
-    UnitsTiling(LARGE, "f16", 32, 32, 64, 16, 1, 2, buffers=1),
-    UnitsTiling(WIDE, "f16", 32, 32, 64, 32, 4, 1, buffers=1, drained=2),
-    UnitsTiling(SMALL, "f16", 16, 32, 32, 32, 2, 1, buffers=2, drained=2),
-    UnitsTiling(SMALL, "f32", 32, 64, 32, 8, 4, 2, buffers=1),
+    UnitsTiling(LARGE, "f16", 32, 64, 64, 32, 2, 2, drained=2),
+    UnitsTiling(LARGE, "f16", 32, 32, 64, 16, 1, 2),
+    UnitsTiling(WIDE, "f16", 32, 32, 64, 32, 4, 1, drained=2),
+    UnitsTiling(SMALL, "f16", 16, 32, 32, 32, 2, 1, drained=2),
+    UnitsTiling(SMALL, "f32", 32, 64, 32, 8, 4, 2),
+    UnitsTiling(LARGE, "bf16", 32, 64, 64, 32, 2, 2),
+    UnitsTiling(WIDE, "bf16", 32, 32, 64, 16, 1, 2),
 ]
 BYTE_TILINGS = [
-    UnitsTiling(OF_BYTES, "i8", 32, 64, 64, 16, 2, 2, buffers=2, drained=2),
-    UnitsTiling(OF_BYTES, "i8", 32, 32, 64, 8, 1, 2, buffers=1),
+    UnitsTiling(OF_BYTES, "i8", 32, 64, 64, 16, 2, 2, drained=2),
+    UnitsTiling(OF_BYTES, "i8", 32, 32, 64, 8, 1, 2),
 ]
+# How far results may be from sums of products: f32 sums in another order, the result rounded to 11
+# or to 8 bits.
+TOLERANCES = {"f32": 1e-4, "f16": 4e-3, "bf16": 3e-2}
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def half(*sizes: int) -> Tensor:
@@ -181,6 +187,10 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plan_cache.clear()
 
 
+def in_dtype(arguments: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(a.to(dtype) if a.is_floating_point() else a for a in arguments)
+
+
 @pytest.mark.rotates(16)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CALLS)
@@ -198,13 +208,11 @@ def test_products(
 
     monkeypatch.setattr(contraction, "units_tiling", choose)
     function, arguments = CALLS[name]
-    if tiling.factor == "f32":
-        arguments = tuple(a.float() if a.is_floating_point() else a for a in arguments)
+    arguments = in_dtype(arguments, DTYPES[tiling.factor])
     compiled = torch.compile(function, backend="webgpu", fullgraph=True, dynamic=dynamic)
     got = compiled(*arguments)
     wanted = function(*(a.double() if a.is_floating_point() else a for a in arguments))
-    # Sums are in f32, in another order; of f16 factors the result is rounded, too: by 2⁻¹¹ of it.
-    tolerance = 1e-4 if tiling.factor == "f32" else 4e-3
+    tolerance = TOLERANCES[tiling.factor]
     torch.testing.assert_close(
         torch.utils._pytree.tree_map(Tensor.double, got), wanted, rtol=tolerance, atol=tolerance
     )
@@ -274,10 +282,15 @@ def test_tint_accepts_the_kernels_of_bytes(name: str, monkeypatch: pytest.Monkey
     check_with_tint(monkeypatch, configs, *BYTE_CALLS[name], are_few=name == "few rows")
 
 
+@pytest.mark.parametrize("factor", ["f16", "bf16"])
 @pytest.mark.parametrize("unit", UNITS, ids=str)
 @pytest.mark.parametrize("name", CALLS)
-def test_tint_accepts_the_kernels(name: str, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_with_tint(monkeypatch, (("f16", "f32", unit.m, unit.n, unit.k),), *CALLS[name])
+def test_tint_accepts_the_kernels(
+    name: str, unit: Unit, factor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, arguments = CALLS[name]
+    arguments = in_dtype(arguments, DTYPES[factor])
+    check_with_tint(monkeypatch, (("f16", "f32", unit.m, unit.n, unit.k),), function, arguments)
 
 
 def check_with_tint(

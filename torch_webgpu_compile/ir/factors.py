@@ -16,18 +16,26 @@ BYTES = frozenset({"i8", "u8"})
 # a smaller type, or one that has all of its values.
 _FACTORS = {
     (dtypes.float16, dtypes.float32): "f16",
+    (dtypes.bfloat16, dtypes.float32): "bf16",
     (dtypes.int8, dtypes.float32): "f16",
     (dtypes.uint8, dtypes.float32): "f16",
     (dtypes.int8, dtypes.int32): "i8",
     (dtypes.uint8, dtypes.int32): "u8",
 }
-_SUMS = {"f16": "f32", "f32": "f32", "i8": "i32", "u8": "u32"}
+# What matrix units multiply them as, and the type of their sums.
+_UNITS = {
+    "f16": ("f16", "f32"),
+    "bf16": ("f16", "f32"),
+    "f32": ("f32", "f32"),
+    "i8": ("i8", "i32"),
+    "u8": ("u8", "u32"),
+}
 
 
 def factor_of(nodes: Iterable[Contraction]) -> str:
     """The type of what contractions multiply, if it is smaller than that of their sums; else "".
 
-    It is ``f16``, ``i8`` or ``u8``, where all operands are casts of that.
+    It is ``f16``, ``bf16``, ``i8`` or ``u8``, where all operands are casts of that.
     """
     return common_factor(body for node in nodes for body in (node.lhs, node.rhs))
 
@@ -41,13 +49,13 @@ def common_factor(bodies: Iterable[Scalar]) -> str:
 def units_config(nodes: Iterable[Contraction], target: Target) -> MatrixConfig | None:
     """The configuration of the target's matrix units that computes contractions; None: none does.
 
-    They multiply what is f16, or f32, before it is made f32 for the sums: never less than that; and
-    bytes, which are made int32.
+    They multiply what is f16, bfloat16 or f32 before it is made f32 for the sums: never less than
+    that; and bytes, which are made int32.
     """
     nodes = list(nodes)
     (dtype,) = {node.lhs.dtype for node in nodes}
     factor = factor_of(nodes) or ("f32" if dtype is dtypes.float32 else "")
-    return target.matrix_config(factor, _SUMS[factor]) if factor else None
+    return target.matrix_config(*_UNITS[factor]) if factor else None
 
 
 def _factor(body: Scalar) -> str:

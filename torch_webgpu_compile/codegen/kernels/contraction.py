@@ -26,7 +26,13 @@ from ..tilings.matmul import (
     has_few_rows,
     keeps_halves,
 )
-from ..tilings.units import UnitsTiling, dialect_of, units_tilings
+from ..tilings.units import (
+    BFLOAT16_PASSES,
+    MOST_MISSED,
+    UnitsTiling,
+    dialect_of,
+    units_tilings,
+)
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
@@ -35,7 +41,6 @@ from .pointwise import group_origins
 from .words import load_words, word_axis
 
 _PACKED_RUN = 4  # fours of elements of a byte or less that 16 bytes have, at least
-_NOTHING = {"u32": "0u", "f16": "0h"}
 _DOT = {"i8": "dot4I8Packed", "u8": "dot4U8Packed"}
 
 Tilings = Mapping[str, MatmulTiling]
@@ -111,7 +116,9 @@ def units_tiling(
 ) -> UnitsTiling | None:
     """The tiling of a contraction in the target's matrix units; None where they cannot do it."""
     config = units_config(map(contraction_of, products_of(group)), target)
-    return None if config is None else next(units_tilings(problem, config, target), None)
+    if config is None:
+        return None
+    return next(units_tilings(problem, problem.factor or "f32", config, target), None)
 
 
 def generate_in_units(
@@ -124,14 +131,21 @@ def generate_in_units(
     """The kernel of contractions and their epilogues in matrix units, in a given tiling."""
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
     width = tiling.columns // 2 if problem.paired else tiling.columns
+    is_bfloat16 = tiling.factor == "bf16"
+    passes = 1 + BFLOAT16_PASSES if is_bfloat16 else 1
     return kernel.finish(
         "matmul_units.wgsl.jinja",
         (tiling.rows, width, tiling.inner),
         None,
-        {"tiling": tiling, "columns": width, "dialect": dialect_of(target)},
+        {
+            "tiling": tiling,
+            "columns": width,
+            "dialect": dialect_of(target),
+            "most_missed": MOST_MISSED,
+        },
         tiling.workgroup,
         tiling.workgroup_nbytes(problem.axes),
-        ceildiv(kernel.inner, tiling.inner) + 1,
+        (ceildiv(kernel.inner, tiling.inner) + 1) * passes,
         (1, _packed_run(group, buffers, problem, tiling)),
         element="" if problem.factor in BYTES else tiling.factor,
     )
@@ -144,7 +158,7 @@ def _packed_run(
     tiling: UnitsTiling,
 ) -> int:
     """Fours of a dequantized weight that one access holds and a call loads together, or 1."""
-    if problem.rhs != "inner" or problem.factor in BYTES or problem.inner is None:
+    if problem.rhs != "inner" or problem.factor in (*BYTES, "bf16") or problem.inner is None:
         return 1
     run = _run(group, buffers)
     if run < _PACKED_RUN:
@@ -249,7 +263,6 @@ class _ProductKernel:
                 "type": dtype.compute,
                 "zero": zero_of(dtype),
                 "element": element,
-                "nothing": _NOTHING.get(element) or zero_of(dtype),
                 "dot": _DOT.get(problem.factor, ""),
                 "paired": problem.paired,
                 "lhs": lhs,

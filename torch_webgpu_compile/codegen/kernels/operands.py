@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
 from ...ir.nodes import Contraction
-from ...ir.scalar import Scalar
+from ...ir.scalar import Const, Load, Masked, Op, Scalar
 from ...symbolic.sizes import (
     Expr,
     Symbol,
@@ -16,7 +16,11 @@ from ...symbolic.sizes import (
     product,
 )
 from ..values import Scope
+from ..wgsl.literals import zero_of
+from ..wgsl.scalars import Renderer
 from .builder import KernelBuilder
+
+_ZEROS = {"u32": "0u", "f16": "0h"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class TileLoad:
         lines: WGSL statements that make ``result``.
         result: the WGSL expression of one element, or of the four.
         guard: the condition under which the element exists, "" if that is always.
+        type: the WGSL type of the result.
+        outside: the result where the element does not exist.
         run: with the axis "inner", fours of neighbours that one call loads: an array, if several.
     """
 
@@ -36,6 +42,8 @@ class TileLoad:
     lines: list[str]
     result: str
     guard: str
+    type: str
+    outside: str
     run: int = 1
 
 
@@ -58,7 +66,8 @@ def load_operand(
         outer: the prefix (m or n) and the sizes of the operand's outer symbols.
         tile, inner_tile: elements of a tile along the outer and the inner dimension.
         run: see `TileLoad.run`; k is the number of such an array. 1 for other axes.
-        element: the WGSL type of an element; "" for that of the body.
+        element: the WGSL type of an element; "" for that of the body; "bf16" for two words of two
+            elements each, or one word that has the one element twice, of a cast of bfloat16.
     """
     prefix, outer_sizes = outer
     outer_count, inner_count = product(outer_sizes), product(node.inner)
@@ -77,16 +86,24 @@ def load_operand(
     else:
         loads = [[environment(iteration(prefix, outer_count), iteration("k", inner_count))]]
         limits = (outer_count, inner_count)
-    lines, results = _render(builder, body, loads)
-    element = element or body.dtype.compute
-    if element != body.dtype.compute:
-        kind = f"vec4<{element}>" if len(loads[0]) > 1 else element
-        results = [f"{kind}({result})" for result in results]
+    is_packed = element == "bf16"
+    lines, results = _render(builder, body, loads, is_packed)
+    is_converted = not is_packed and element not in ("", body.dtype.compute)
+    element = "u32" if is_packed else element or body.dtype.compute
+    type = element
+    if len(loads[0]) > 1:
+        type = f"vec{VECTOR // 2 if is_packed else VECTOR}<{element}>"
+    if is_converted:
+        results = [f"{type}({result})" for result in results]
+    zero = _ZEROS.get(element) or zero_of(body.dtype)
+    outside = zero if type == element else f"{type}({zero})"
     result = results[0]
     if run > 1:
-        result = f"array<vec4<{element}>, {run}>({', '.join(results)})"
+        type = f"array<{type}, {run}>"
+        result, outside = f"{type}({', '.join(results)})", f"{type}()"
     are_whole = is_multiple_of(outer_count, tile), is_multiple_of(inner_count, inner_tile)
-    return TileLoad(axis, lines, result, guard_of(builder, prefix, limits, are_whole), run)
+    guard = guard_of(builder, prefix, limits, are_whole)
+    return TileLoad(axis, lines, result, guard, type, outside, run)
 
 
 def points_of(
@@ -114,17 +131,58 @@ def guard_of(
 
 
 def _render(
-    builder: KernelBuilder, body: Scalar, loads: Sequence[Lanes]
+    builder: KernelBuilder, body: Scalar, loads: Sequence[Lanes], packed: bool
 ) -> tuple[list[str], list[str]]:
     """Statements, and the value of each load; what several of them access at once is there once."""
     wide = Scope() if len(loads) > 1 else None
     lines, results = [], []
     for lanes in loads:
         own = Scope(parent=wide)
-        value = builder.renderer(lanes, own, wide=wide).render(body)
-        results.append(value.widen(len(lanes)))
+        renderer = builder.renderer(lanes, own, wide=wide)
+        if packed:
+            results.append(_packed(renderer, body, len(lanes)))
+        else:
+            results.append(renderer.render(body).widen(len(lanes)))
         if wide is not None:
             lines += wide.lines
             wide.lines = []
         lines += own.lines
     return lines, results
+
+
+def _packed(renderer: Renderer, body: Scalar, lanes: int) -> str:
+    """The words of a body that is a cast of bfloat16."""
+    source = _before_cast(body)
+    found = renderer.packed(source) if isinstance(source, Load) else None
+    if found is not None:
+        return found
+    value = renderer.render(source)
+    # What was computed is not rounded yet.
+    bits = "(bitcast<u32>({}) >> 16u)" if _is_in_memory(source) else "bf16_bits({})"
+    parts = [bits.format(value.lane(k)) for k in range(lanes)]
+    if lanes == 1:
+        return f"{parts[0]} * 0x10001u"
+    words = (f"{low} | ({high} << 16u)" for low, high in zip(parts[::2], parts[1::2], strict=True))
+    return f"vec2<u32>({', '.join(words)})"
+
+
+def _before_cast(body: Scalar) -> Scalar:
+    """What a cast, or one that is 0 outside of a part, is of."""
+    if isinstance(body, Masked):
+        inside = _before_cast(body.body)
+        return Masked(body.condition, inside, Const(0, inside.dtype))
+    assert isinstance(body, Op)
+    return body.args[0]
+
+
+def _is_in_memory(value: Scalar) -> bool:
+    """Whether a value is an element of a buffer, or 0."""
+    match value:
+        case Load():
+            return True
+        case Const(number):
+            return number == 0
+        case Masked(_, inside, outside):
+            return _is_in_memory(inside) and _is_in_memory(outside)
+        case _:
+            return False

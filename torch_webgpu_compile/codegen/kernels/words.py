@@ -74,7 +74,11 @@ def load_words(
     else:
         result = loading.word([at(o, i * VECTOR + x) for x in range(VECTOR)])
     are_whole = is_multiple_of(outer_count, tile), is_multiple_of(words, inner_tile)
-    return TileLoad(axis, loading.lines, result, guard_of(builder, outer[0], limits, are_whole))
+    guard = guard_of(builder, outer[0], limits, are_whole)
+    type = "u32" if axis.startswith("scalar") else "vec4<u32>"
+    return TileLoad(
+        axis, loading.lines, result, guard, type, "0u" if type == "u32" else f"{type}(0u)"
+    )
 
 
 class _Loading:

@@ -6,14 +6,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ...ir.access import VECTOR
 from ...target import MatrixConfig, Target
 from .matmul import MatmulProblem
 
-_NBYTES = {"f16": 2, "f32": 4, "i8": 1, "u8": 1}
-_SUMS = {"f16": "f32", "f32": "f32", "i8": "i32", "u8": "u32"}
+_NBYTES = {"f16": 2, "bf16": 2, "f32": 4, "i8": 1, "u8": 1}
+_SUMS = {"f16": "f32", "bf16": "f32", "f32": "f32", "i8": "i32", "u8": "u32"}
 
 PADDING_NBYTES = 16
 """Between lines of a tile, which start in other banks then; all are aligned."""
+
+MOST_MISSED = 64
+"""Elements of bfloat16 outside of f16's range that a tile's sums are corrected for.
+
+A tile with more is computed again. Of normally distributed numbers, every 10⁸th is one.
+"""
+BFLOAT16_NBYTES = 8 * MOST_MISSED + 28
+"""Workgroup memory of what is known of elements' exponents."""
+BFLOAT16_PASSES = 9 * 9 + 1
+"""The most passes over its operands that a tile of bfloat16 takes, after the first one.
+
+The 254 exponents of each operand are in ranges of 30, one of each operand in a pass; another one is
+for infinities and NaN.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +46,19 @@ class InUnits:
 
     Attributes:
         unit: of the matrix units.
-        factor: the type of what is multiplied: ``f16``, ``f32``, ``i8`` or ``u8``.
+        factor: what is multiplied: ``f16``, ``f32``, ``i8``, ``u8``, or ``bf16``, by units of f16,
+            see ``bfloat16_units.wgsl.jinja``.
         lanes: invocations of a subgroup.
     """
 
     unit: Unit
     factor: str
     lanes: int
+
+    @property
+    def type(self) -> str:
+        """The type of what the units multiply."""
+        return "f16" if self.factor == "bf16" else self.factor
 
     @property
     def packing(self) -> int:
@@ -47,7 +68,7 @@ class InUnits:
     @property
     def stored(self) -> str:
         """The WGSL type of what lies in workgroup memory; of bytes, of their words."""
-        return _SUMS[self.factor] if self.packing > 1 else self.factor
+        return _SUMS[self.factor] if self.packing > 1 else self.type
 
     @property
     def sum_type(self) -> str:
@@ -73,7 +94,6 @@ class UnitsTiling(InUnits):
         rows, columns, inner: the workgroup's tile, elements; along the inner dimension, of bytes,
             words of four.
         subgroups_m, subgroups_n: how many subgroups share its rows, and its columns.
-        buffers: 2: the next tile is stored beside the one that is multiplied; 1: after it.
         drained: units of a row that a subgroup stores to workgroup memory at once. More of it is
             worse: with 28 KiB, a multiprocessor of an H100 takes only one workgroup at a time, with
             24 KiB two.
@@ -85,7 +105,6 @@ class UnitsTiling(InUnits):
     inner: int
     subgroups_m: int
     subgroups_n: int
-    buffers: int
     drained: int = 1
     swizzle: int = 8
 
@@ -137,10 +156,17 @@ class UnitsTiling(InUnits):
         """Results that are in workgroup memory at once."""
         return self.subgroups_m * self.subgroups_n * self.unit.m * self.unit.n * self.drained
 
+    def slots(self, paired: bool) -> int:
+        """Fours of results that an invocation takes from workgroup memory in the end."""
+        products = 2 if paired else 1
+        quads = -(-self.unit.m * self.unit.n * self.drained // (VECTOR * self.lanes))
+        return products * self.units_m * (self.units_n // (products * self.drained)) * quads
+
     def workgroup_nbytes(self, axes: Sequence[str]) -> int:
         """Workgroup memory. ``axes``: along which the tiles of lhs and rhs are loaded."""
         tiles = self.numel(axes[0], self.rows) + self.numel(axes[1], self.columns)
-        return self.buffers * tiles * self.itemsize + 4 * self.sums
+        own = BFLOAT16_NBYTES if self.factor == "bf16" else 0
+        return tiles * self.itemsize + 4 * self.sums + own
 
 
 # (rows, columns, subgroups along each) by falling size, with the workgroups of an H200 that make
@@ -158,14 +184,17 @@ def dialect_of(target: Target) -> str:
 
 
 def units_tilings(
-    problem: MatmulProblem, config: MatrixConfig, target: Target
+    problem: MatmulProblem, factor: str, config: MatrixConfig, target: Target
 ) -> Iterator[UnitsTiling]:
-    """Tilings of a problem for a configuration that the target's limits allow, best first."""
-    factor, _, m, n, k = config
+    """Tilings of a problem for a configuration that the target's limits allow, best first.
+
+    ``factor``: as in `UnitsTiling`.
+    """
+    *_, m, n, k = config
     for (rows, columns), subgroups, least in _BY_SIZE:
         unit = Unit(m, n, k)
         size = rows, columns, _INNER_WORDS if _NBYTES[factor] == 1 else _INNER
-        tiling = UnitsTiling(unit, factor, target.subgroup_size, *size, *subgroups, buffers=1)
+        tiling = UnitsTiling(unit, factor, target.subgroup_size, *size, *subgroups)
         enough = problem.workgroups(tiling) >= target.machine.scaled(least)
         if enough and units_fit(tiling, problem, target):
             yield tiling

@@ -49,7 +49,7 @@ class Use:
     @property
     def reads(self) -> bool:
         """Whether the kernel loads from the buffer; an atomic addition loads too."""
-        return any(f.startswith(("load", "word", "add")) for f in self.functions)
+        return any(f.startswith(("load", "word", "pairs", "add")) for f in self.functions)
 
     @property
     def writes(self) -> bool:
@@ -79,6 +79,8 @@ def element_type(use: Use) -> str:
         return "atomic<u32>"
     if "words" in use.functions and not use.writes:
         return "vec4<u32>"
+    if use.functions == {"pairs"}:
+        return "vec2<u32>"
     lanes = _storage_lanes(use)
     return f"vec{lanes}<{dtype.storage}>" if lanes > 1 else dtype.storage
 
@@ -99,7 +101,7 @@ def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]
     back = "" if value else "return "
     text.append(_signature(use, verb, use.alias) + " {")
     itemsize = use.buffer.dtype.itemsize
-    step = {"words": ACCESS_NBYTES, "word": WORD_NBYTES}.get(verb, itemsize * _verb_lanes(verb))
+    step = _STEPS.get(verb, itemsize * _verb_lanes(verb))
     starts = [window.offset_nbytes // step for window in windows]
     calls = [f"{verb}_{use.alias}_w{w}(i - {start}{value});" for w, start in enumerate(starts)]
     for call, end in zip(calls, starts[1:], strict=False):
@@ -108,13 +110,17 @@ def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]
     return [*text, "}"]
 
 
+_WORDS = {"word": "u32", "pairs": "vec2<u32>", "words": "vec4<u32>"}
+_STEPS = {"word": WORD_NBYTES, "pairs": 2 * WORD_NBYTES, "words": ACCESS_NBYTES}
+
+
 def _verb_lanes(verb: str) -> int:
     return int(verb[-1]) if verb[-1].isdigit() else 1
 
 
 def _signature(use: Use, verb: str, name: str) -> str:
-    if verb in ("word", "words"):
-        return f"fn {verb}_{name}(i: i32) -> {'u32' if verb == 'word' else 'vec4<u32>'}"
+    if verb in _WORDS:
+        return f"fn {verb}_{name}(i: i32) -> {_WORDS[verb]}"
     compute = use.buffer.dtype.compute
     lanes = _verb_lanes(verb)
     value = f"vec{lanes}<{compute}>" if lanes > 1 else compute
@@ -184,6 +190,14 @@ def _words(use: Use, element: str) -> list[str]:
 def _whole_word(use: Use, element: str) -> list[str]:
     """A word as it is, of a dtype that is packed in words."""
     return [f"  return {_word(use.alias, element, 'i')};"]
+
+
+def _pairs(use: Use, element: str) -> list[str]:
+    """Two words as they are, of a dtype that is packed in words."""
+    if element.startswith("vec2"):
+        return [f"  return {use.alias}[i];"]
+    words = [_word(use.alias, element, f"2 * i + {k}") for k in range(PAIR)]
+    return [f"  return vec2<u32>({', '.join(words)});"]
 
 
 def _word(x: str, element: str, at: str) -> str:
@@ -272,6 +286,7 @@ _BODIES = {
     "load4": _load4,
     "words": _words,
     "word": _whole_word,
+    "pairs": _pairs,
     "store": _store,
     "store2": _store2,
     "store4": _store4,

@@ -195,7 +195,21 @@ class Renderer:
 
     # -- loads ---------------------------------------------------------------------------------
 
-    def _load(self, node: Load) -> Text:
+    def packed(self, node: Load) -> str | None:
+        """Four neighbours of a 16-bit dtype in two words, as in memory; None if no access has them.
+
+        The value of a member is not in memory.
+        """
+        if self._member(node) is not None:
+            return None
+        addresses, gathers = self._places(node)
+        if not (self._is_uniform(gathers) and self._are_neighbours(node, addresses, gathers)):
+            return None
+        function = self._load_function(node, "pairs", gathers)
+        return f"{function}({self._address(addresses[0] // VECTOR, gathers, 0, VECTOR)})"
+
+    def _places(self, node: Load) -> tuple[list[Expr], list[Gather]]:
+        """What a load adds to the start of its buffer, in each lane: known, and from data."""
         buffer = self.bindings.buffers[node.buffer]
         entries = list(map(as_index, node.index))
         affine = [as_expr(0) if entry is None else entry for entry in entries]
@@ -207,9 +221,27 @@ class Renderer:
             )
             if entry is None
         ]
-        addresses = self.per_lane(address)
+        return self.per_lane(address), gathers
+
+    def _is_uniform(self, gathers: list[Gather]) -> bool:
+        """Whether all lanes load alike, but for what is known of their addresses."""
         masks = [m for m in self.predicates if isinstance(m, Text)]
-        uniform = all(m.lanes == 1 for m in masks) and all(g.value.lanes == 1 for g in gathers)
+        return all(m.lanes == 1 for m in masks) and all(g.value.lanes == 1 for g in gathers)
+
+    def _are_neighbours(self, node: Load, addresses: list[Expr], gathers: list[Gather]) -> bool:
+        """Whether the lanes, which load alike, are four elements that one access has."""
+        step = [a - addresses[0] for a in addresses]
+        return (
+            len(step) == VECTOR
+            and all(s.is_constant and s.constant == k for k, s in enumerate(step))
+            and is_multiple_of(addresses[0], VECTOR)
+            and all(is_multiple_of(g.stride, VECTOR) for g in gathers)
+            and self.bindings.can_vectorize(node.dtype)
+        )
+
+    def _load(self, node: Load) -> Text:
+        addresses, gathers = self._places(node)
+        uniform = self._is_uniform(gathers)
         if self.wide is not None and uniform and not self.masked:
             found = self._wide_load(node, addresses, gathers, self.wide)
             if found is not None:
@@ -218,15 +250,7 @@ class Renderer:
             if self.wide is not None and not gathers and not self.masked:
                 return self._shared_load(node, addresses[0], self.wide)
             return self._scalar_load(node, addresses[0], gathers, 0)
-        step = [a - addresses[0] for a in addresses]
-        contiguous = [s.is_constant and s.constant == k for k, s in enumerate(step)]
-        if (
-            uniform
-            and all(contiguous)
-            and is_multiple_of(addresses[0], VECTOR)
-            and all(is_multiple_of(g.stride, VECTOR) for g in gathers)
-            and self.bindings.can_vectorize(node.dtype)
-        ):
+        if uniform and self._are_neighbours(node, addresses, gathers):
             function = self._load_function(node, "load4", gathers)
             at = self._address(as_expr(0) + addresses[0] // VECTOR, gathers, 0, VECTOR)
             return self.let(f"{function}({at})", VECTOR, node.dtype)

@@ -1,0 +1,86 @@
+"""Products of bfloat16 in matrix units of f16, whose exponents are fewer: nothing may be lost.
+
+Where there are no matrix units, invocations compute their parts (`test_matrix_units`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.exponents import check, factors
+from torch_webgpu_compile import counters
+from torch_webgpu_compile.codegen.kernels import contraction
+from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling
+from torch_webgpu_compile.plan import cache as plan_cache
+
+# Few products of units in a pass: a driver may end loops after 65,535 iterations, and tiles of all
+# exponents take 81 passes.
+TILING = UnitsTiling(Unit(8, 8, 8), "bf16", 32, 32, 32, 8, 2, 2)
+SEVERAL = UnitsTiling(Unit(8, 8, 8), "bf16", 32, 32, 64, 8, 2, 2, drained=2)
+
+M, K, N = 40, 20, 36
+
+
+@pytest.fixture(autouse=True)
+def _tiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plans are remembered by what they compute, not by a patched choice."""
+    monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
+    monkeypatch.setattr(contraction, "units_tiling", lambda *_: TILING)
+    torch._dynamo.reset()
+    counters.reset()
+    plan_cache.clear()
+    yield
+    plan_cache.clear()
+
+
+@pytest.mark.parametrize("most_missed", [64, 1], ids=["noted", "computed again"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["as they are", "transposed"])
+@pytest.mark.parametrize("sizes", [(M, K, N), (M - 1, K - 1, N - 1)], ids=["by fours", "by ones"])
+def test_exponents(
+    sizes: tuple[int, int, int],
+    transposed: bool,
+    most_missed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contraction, "MOST_MISSED", most_missed)
+    product = torch.compile(torch.mm, backend="webgpu", fullgraph=True, dynamic=False)
+    for name, (a, b) in factors(*sizes).items():
+        if transposed:
+            a, b = a.t().contiguous().t(), b.t().contiguous().t()
+        check(name, product(a, b), a, b)
+    assert not counters.fallbacks
+
+
+CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "several of one": lambda a, b, c: (a @ b, a @ c[:, :16]),
+    "a pair": lambda a, b, c: (a @ b) * torch.tanh(a @ c),
+    "a batch": lambda a, b, c: torch.bmm(torch.stack([a, a[:, :20] * 2]), torch.stack([b, c])),
+    "computed": lambda a, b, c: (a.float() * 3).bfloat16() @ (b + c),
+    "with a prologue and an epilogue": lambda a, b, c: (a.relu() @ b) * c[:1].exp(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", CALLS)
+def test_missed_elements_in_groups(
+    name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "a pair":
+        monkeypatch.setattr(contraction, "units_tiling", lambda *_: SEVERAL)
+    torch.manual_seed(0)
+    a, b, c = (torch.randn(s).bfloat16() for s in ((M, K), (K, N), (K, N)))
+    # Rows and columns that are small alone, so that what is missed is all there is of them.
+    a[5] *= 2.0**-40
+    b[:, 33] *= 2.0**-35
+    c[:, 7] *= 2.0**-45
+    call = CALLS[name]
+    compiled = torch.compile(call, backend="webgpu", fullgraph=True, dynamic=dynamic)
+    wanted = torch.utils._pytree.tree_leaves(call(a, b, c))
+    for got, want in zip(torch.utils._pytree.tree_leaves(compiled(a, b, c)), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=3e-2, atol=0)
+    assert not counters.fallbacks
