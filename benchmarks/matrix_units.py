@@ -3,11 +3,11 @@
     TORCH_WEBGPU_PROVIDER=wgpudawn python -m benchmarks.matrix_units [--seconds 200] [MxKxN …]
 
 Factors are f16, or with ``--dtype bf16`` bfloat16, and so is the result; sums are f32. By default
-the sizes are those that goals name. After ``MxKxNt``
-the right one lies as a linear layer's weight does, and after ``MxKxNp`` so do two, those of a gated
-layer, with half of the columns each. ``--unit 16x8x16`` chooses among the sizes of matrices that
-the GPU has. Where CUDA is, its rate comes first. Without matrix units, as on a software adapter,
-``--small`` shows that it runs: small sizes, computed by invocations.
+the sizes are those that goals name. After ``MxKxNt`` the right one lies as a linear layer's weight
+does, and after ``MxKxNp`` so do two, those of a gated layer, with half of the columns each.
+``--unit 16x8x16`` chooses among the sizes of matrices that the GPU has. Where CUDA is, its rate
+comes first. Without matrix units, as on a software adapter, ``--small`` shows that it runs: small
+sizes, computed by invocations.
 """
 
 from __future__ import annotations
