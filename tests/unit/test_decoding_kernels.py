@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -116,3 +119,13 @@ def test_small_maps_that_need_each_other_by_a_detour_stay_apart():
 
     groups = compile_function(function, randn(64), randn(64)).schedule.groups
     assert len(groups) > 1
+
+
+def test_every_column_of_few_rows_is_stored():
+    """Of eight, where the invocations that share a sum are a subgroup and need no memory."""
+    target = replace(TARGET, features=frozenset({"subgroup"}), subgroup_sizes=(32, 32))
+    state = compile_function(F.linear, randn(8, 512), randn(16384, 512), target=target)
+    (kernel,) = state.plan.kernels
+    assert "var<workgroup>" not in kernel.wgsl
+    values = re.findall(r"let value0_\d = (.*);", kernel.wgsl)
+    assert re.findall(r"c0_0_(\d)", "".join(values)) == list("01234567")
