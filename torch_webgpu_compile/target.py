@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from .dtypes import DType, float64
@@ -23,10 +24,15 @@ MatrixConfig = tuple[str, str, int, int, int]
 The types are ``f32``, ``f16``, ``u32``, ``i32``, ``u8`` or ``i8``.
 """
 
-MATRIX_KERNELS: frozenset[MatrixConfig] = frozenset({("f16", "f32", 16, 16, 16)})
-"""Configurations whose kernels a GPU has shown to be right.
+MATRIX_KERNELS: Mapping[str, frozenset[MatrixConfig]] = {
+    "product": frozenset({("f16", "f32", 16, 16, 16)}),
+    "bfloat16 product": frozenset(),
+    "attention": frozenset(),
+}
+"""Of each kind of kernel the configurations in which a GPU has shown it to be right, and fast.
 
-They make a provider that has one worth having.
+They make a provider that has one worth having. On an H100, attention in matrix units gave NaN and
+products of bfloat16 that are computed again were wrong, at 6 TFLOP/s; products of int8 were wrong.
 """
 
 
@@ -192,14 +198,21 @@ class Target:
         low, high = self.subgroup_sizes
         return low if low == high and low > 1 and "subgroup" in self.features else 0
 
-    def matrix_config(self, factor: str, total: str) -> MatrixConfig | None:
-        """The largest configuration of the matrix units for these types, of those with kernels."""
+    def matrix_config(
+        self, factor: str, total: str, kernel: str = "product"
+    ) -> MatrixConfig | None:
+        """The largest configuration of the matrix units for these types, of those of `kernel`.
+
+        Args:
+            factor, total: what is multiplied, and summed up.
+            kernel: of `MATRIX_KERNELS`.
+        """
         if not self.subgroup_size:
             return None
         usable = [
             config
             for config in self.subgroup_matrix_configs
-            if config in MATRIX_KERNELS and config[:2] == (factor, total)
+            if config in MATRIX_KERNELS[kernel] and config[:2] == (factor, total)
         ]
         return max(usable, key=lambda config: config[2] * config[3] * config[4], default=None)
 

@@ -252,7 +252,7 @@ def on_a_gpu(config: MatrixConfig) -> Target:
 @pytest.mark.parametrize("kind", KINDS)
 def test_tint_accepts_the_kernels(kind: str, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
     config = "f16", "f32", unit.m, unit.n, unit.k
-    monkeypatch.setattr(target_module, "MATRIX_KERNELS", frozenset({config}))
+    monkeypatch.setattr(target_module, "MATRIX_KERNELS", {"attention": frozenset({config})})
     monkeypatch.setattr(cost, "waits_for_key_end", lambda *_: True)
     shared = AttentionUnitsTiling(unit, "f16", 32, 2, 2, 32, 1)
     for tiling in (None, shared, replace(shared, scored=2)):
@@ -269,7 +269,7 @@ def test_tint_accepts_the_kernels(kind: str, unit: Unit, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("causal", [False, True])
 def test_tint_accepts_gradients(causal: bool, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
     config = "f16", "f32", unit.m, unit.n, unit.k
-    monkeypatch.setattr(target_module, "MATRIX_KERNELS", frozenset({config}))
+    monkeypatch.setattr(target_module, "MATRIX_KERNELS", {"attention": frozenset({config})})
     _, (q, k, v) = attention_of("none", SIZES[0])
     statistics = torch.randn(q.shape[:3]), torch.randn(q.shape[:3])
     arguments = q, q, k, v, torch.randn(q.shape[2], k.shape[2]), *statistics

@@ -230,7 +230,7 @@ def test_products_of_packed_weights(
 ) -> None:
     """They are dequantized where they are read: no dispatch does only that."""
     monkeypatch.setattr(contraction, "units_tiling", lambda *_: tiling)
-    monkeypatch.setattr(Target, "matrix_config", lambda *types: (*types[1:], 16, 16, 16))
+    monkeypatch.setattr(Target, "matrix_config", lambda *types: (*types[1:3], 16, 16, 16))
     function, arguments = PACKED_CALLS[name]
     compiled = torch.compile(function, backend="webgpu", fullgraph=True, dynamic=False)
     compiled(*arguments)
@@ -301,7 +301,8 @@ def check_with_tint(
     are_few: bool = False,
 ) -> list[str]:
     """A function's kernels, which Tint accepts, and which have matrix units but for few rows."""
-    monkeypatch.setattr(targets, "MATRIX_KERNELS", frozenset(configs))
+    kernels_of_all = dict.fromkeys(targets.MATRIX_KERNELS, frozenset(configs))
+    monkeypatch.setattr(targets, "MATRIX_KERNELS", kernels_of_all)
     target = replace(
         TARGET,
         features=frozenset({"shader-f16", "subgroup", "chromium-experimental-subgroup-matrix"}),

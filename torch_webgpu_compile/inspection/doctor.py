@@ -104,7 +104,9 @@ def _print_recommendation(found: dict[str, list[AdapterInfo]], used: str, asked:
 
 def _usable(adapters: list[AdapterInfo]) -> bool:
     """Whether the best adapter has matrix units for which there are kernels."""
-    return bool(adapters) and bool(MATRIX_KERNELS & set(adapters[0].subgroup_matrix_configs))
+    return bool(adapters) and any(
+        kernels & set(adapters[0].subgroup_matrix_configs) for kernels in MATRIX_KERNELS.values()
+    )
 
 
 def _print_versions() -> None:

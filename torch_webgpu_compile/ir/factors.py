@@ -55,7 +55,8 @@ def units_config(nodes: Iterable[Contraction], target: Target) -> MatrixConfig |
     nodes = list(nodes)
     (dtype,) = {node.lhs.dtype for node in nodes}
     factor = factor_of(nodes) or ("f32" if dtype is dtypes.float32 else "")
-    return target.matrix_config(*_UNITS[factor]) if factor else None
+    kernel = "bfloat16 product" if factor == "bf16" else "product"
+    return target.matrix_config(*_UNITS[factor], kernel) if factor else None
 
 
 def _factor(body: Scalar) -> str:

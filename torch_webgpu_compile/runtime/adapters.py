@@ -150,7 +150,9 @@ def is_installed(provider: str) -> bool:
 
 
 def choose_provider(
-    provider: str, adapter: str = "", useful: frozenset[MatrixConfig] = MATRIX_KERNELS
+    provider: str,
+    adapter: str = "",
+    useful: frozenset[MatrixConfig] = frozenset().union(*MATRIX_KERNELS.values()),
 ) -> str:
     """The provider that is meant by ``auto``; any other is itself.
 

@@ -64,7 +64,7 @@ def attention_units_tiling(node: Attention, target: Target) -> AttentionUnitsTil
     Queries, keys and values are f16 before they are made f32 for the scores, and so that is what is
     multiplied. Probabilities become f16, as in the kernels of other systems.
     """
-    config = target.matrix_config("f16", "f32")
+    config = target.matrix_config("f16", "f32", "attention")
     if config is None or common_factor((node.query, node.key, node.value)) != "f16":
         return None
     batch, heads, queries, _, head, value_head = node.sizes

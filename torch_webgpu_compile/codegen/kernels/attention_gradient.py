@@ -95,7 +95,7 @@ def attention_gradient_units_tiling(
     What is multiplied was f16 before it is made f32. Weights and the gradients of scores become
     f16, as in the kernels of other systems.
     """
-    config = target.matrix_config("f16", "f32")
+    config = target.matrix_config("f16", "f32", "attention")
     operands = node.query, node.key, node.value, node.gradient
     if config is None or common_factor(operands) != "f16":
         return None
