@@ -298,6 +298,13 @@ QUIRKS: tuple[Quirk, ...] = (
         _FOUND + "test_counts_are_compared_with_numbers",
         where="codegen/wgsl/scalars.py: Renderer._narrow",
     ),
+    Quirk(
+        "the exponential of NaN",
+        "infinity, so that a sigmoid of NaN is 0",
+        ("SwiftShader",),
+        _COMPOSED,
+        where=f"{_SPELLING}: exponentials",
+    ),
     # ---- in the functions of templates
     Quirk(
         "a comparison with a select",
