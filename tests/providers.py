@@ -82,6 +82,12 @@ def require_float64() -> None:
         pytest.skip("this adapter has no shader-f64")
 
 
+def require_float16() -> None:
+    """Skips a test of kernels that compute in float16, not only store it."""
+    if not device_in_use().target.has_float16:
+        pytest.skip("this adapter has no shader-f16")
+
+
 def require_bindings(count: int) -> None:
     """Skips the test where a kernel may not have so many buffers: there would be more of them."""
     if device_in_use().target.max_storage_buffers < count:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.compilations import TARGET, compile_function
-from tests.providers import device_in_use
+from tests.providers import device_in_use, require_float16
 from tests.tint import tint
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.codegen.kernels import contraction
@@ -101,6 +101,8 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_products(
     tiling: UnitsTiling, name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if tiling.factor == "f16":
+        require_float16()
     target = device_in_use().target
     used = []
 
