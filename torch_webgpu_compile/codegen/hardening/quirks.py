@@ -305,6 +305,13 @@ QUIRKS: tuple[Quirk, ...] = (
         _COMPOSED,
         where=f"{_SPELLING}: exponentials",
     ),
+    Quirk(
+        "many branches",
+        "compiles a kernel for minutes that checks bounds by && in what is loaded often",
+        ("SwiftShader",),
+        "tests/gpu/test_written_attention.py::test_masks_that_replace",
+        where=f"{_SPELLING}: all_of",
+    ),
     # ---- in the functions of templates
     Quirk(
         "a comparison with a select",

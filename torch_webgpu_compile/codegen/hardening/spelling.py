@@ -81,6 +81,13 @@ def exponentials(module: str, target: Target) -> str:
     return module.replace("tw_fast_exp", "tw_exp")
 
 
+def all_of(conditions: Sequence[str]) -> str:
+    """Their conjunction, without branches; "" of none."""
+    if len(conditions) <= 1:
+        return "".join(conditions)
+    return f"({' & '.join(f'({condition})' for condition in conditions)})"
+
+
 def hide_bits(text: str, helpers: Collection[str]) -> str:
     """``text``, whose entry point may change the variables that hold infinities, NaN and 0.
 

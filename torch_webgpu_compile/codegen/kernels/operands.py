@@ -15,6 +15,7 @@ from ...symbolic.sizes import (
     iteration,
     product,
 )
+from ..hardening.spelling import all_of
 from ..values import Scope
 from .builder import KernelBuilder
 
@@ -91,7 +92,7 @@ def load_operand(
     result = results[0]
     if run > 1:
         result = f"array<vec4<{body.dtype.compute}>, {run}>({', '.join(results)})"
-    return TileLoad(axis, lines, result, " && ".join(guards))
+    return TileLoad(axis, lines, result, all_of(guards))
 
 
 def _render(
