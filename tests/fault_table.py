@@ -366,6 +366,13 @@ FAULTS = (
         "at <= vec4<i32>({{",
         _tests("gpu/test_compiled_attention.py gpu/test_tilings.py"),
     ),
+    Fault(
+        "sums_of_attention_relative_to_an_older_maximum",
+        "templates/attention_units_step.wgsl.jinja",
+        "*= rescale{{ u }}_{{ t }};",
+        "*= 1.0f;",
+        _tests("gpu/test_attention_units.py"),
+    ),
     # ---- planner
     Fault(
         "memory_used_again_a_step_too_early",

@@ -194,6 +194,17 @@ class Target:
         low, high = self.subgroup_sizes
         return low if low == high and low > 1 and "subgroup" in self.features else 0
 
+    def matrix_config(self, factor: str, total: str) -> MatrixConfig | None:
+        """The largest configuration of the matrix units for these types, of those with kernels."""
+        if not self.subgroup_size:
+            return None
+        usable = [
+            config
+            for config in self.subgroup_matrix_configs
+            if config in MATRIX_KERNELS and config[:2] == (factor, total)
+        ]
+        return max(usable, key=lambda config: config[2] * config[3] * config[4], default=None)
+
     @property
     def has_float16(self) -> bool:
         """Whether WGSL has `f16`; else float16 is stored in words of two elements."""

@@ -18,8 +18,8 @@ from tests.compilations import TARGET, compile_function
 from tests.providers import device_in_use, require_float16
 from tests.tint import tint
 from torch_webgpu_compile import counters
+from torch_webgpu_compile import target as target_module
 from torch_webgpu_compile.codegen.kernels import contraction
-from torch_webgpu_compile.codegen.tilings import units
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling, units_fit
 from torch_webgpu_compile.plan import cache as plan_cache
 
@@ -133,7 +133,7 @@ def test_products(
 @pytest.mark.parametrize("name", CALLS)
 def test_tint_accepts_the_kernels(name: str, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
     config = "f16", "f32", unit.m, unit.n, unit.k
-    monkeypatch.setattr(units, "MATRIX_KERNELS", frozenset({config}))
+    monkeypatch.setattr(target_module, "MATRIX_KERNELS", frozenset({config}))
     target = replace(
         TARGET,
         features=frozenset({"shader-f16", "subgroup", "chromium-experimental-subgroup-matrix"}),

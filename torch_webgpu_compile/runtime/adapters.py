@@ -169,9 +169,11 @@ def choose_provider(
         return provider
     if not useful or adapter.isdecimal() or not is_installed("wgpudawn"):
         return "wgpu"
-    name = find_adapter("wgpu", adapter)[0].name
+    found = find_adapter("wgpu", adapter)[0]
+    if found.type == "cpu":  # which has none; Dawn may warn of it
+        return "wgpu"
     for info in list_adapters("wgpudawn"):
-        if info.name == name and useful & set(info.subgroup_matrix_configs):
+        if info.name == found.name and useful & set(info.subgroup_matrix_configs):
             return "wgpudawn"
     return "wgpu"
 

@@ -9,6 +9,7 @@ them to other GPUs.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from ..target import Target
 
@@ -158,18 +159,39 @@ _FEW_ROWS, _ROW_WORKGROUPS, _THREADS = 64, 2048, 1 << 18
 # Columns are divided into many parts or not at all.
 _FEWEST_COLUMN_PARTS = 16
 
-# Products: the tile that multiplies fastest, and the workgroups of it that fill an H200, which is
-# about three for each multiprocessor.
-_TILE = (64, 64)
-_PRODUCT_WORKGROUPS = 384
-# The shortest worthwhile part of the inner dimension, the most parts, and how many more elements of
-# it would take as long as a workgroup's start and end do.
-_INNER_PART, _MOST_INNER_PARTS, _WORKGROUP_INNER = 192, 256, 48
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """How fast a GPU multiplies matrices in its fastest tile.
+
+    Attributes:
+        tile: rows and columns of it.
+        workgroups: that fill an H200.
+        share: of the rate of independent multiply-adds.
+        start: elements of the inner dimension that take as long as a workgroup's start and end do.
+    """
+
+    tile: tuple[int, int]
+    workgroups: int
+    share: float
+    start: int
+
+
+# By invocations, about three workgroups for each multiprocessor; and in matrix units, whose rate is
+# that of 4096×4096×4096 in f16 without the starts and the last turn: 261 TFLOP/s on an H100.
+_PRODUCTS = _Products((64, 64), 384, _PRODUCTS_SHARE, 48)
+_IN_UNITS = _Products((128, 128), 264, 4.3, 300)
+# The shortest worthwhile part of the inner dimension, and the most parts.
+_INNER_PART, _MOST_INNER_PARTS = 192, 256
 # The part of a product's rate that is reached by a workgroup which is alone on a multiprocessor; by
 # smaller tiles, of which there are four times as many; by several workgroups; and by larger tiles,
 # which want more of them.
 _ALONE, _SMALL_TILES, _SEVERAL, _LARGE_TILES = 0.8, 0.6, 0.97, 0.99
 _SEVERAL_WAVES, _LARGE_WAVES = 4, 5.3
+# In matrix units, workgroups that a multiprocessor has at once; and the part of their rate that
+# tiles of a quarter of the size reach, and for each workgroup of the large ones that would be on a
+# multiprocessor.
+_UNITS_AT_ONCE, _SMALL_UNITS, _SMALL_UNITS_WAVES = 2, 0.45, 0.93
 # What masks of parts that do not divide the inner dimension cost beside the arithmetic. What a sum
 # of its own costs, in dispatches: it waits for the product, and what follows waits for it.
 _MASKED, _SUM = 1.08, 2
@@ -207,21 +229,25 @@ def column_parts(columns: int, length: int, target: Target) -> int:
     return min(wanted, length // _COLUMN_PART)
 
 
-def product_workgroups(batch: int, rows: int, columns: int) -> int:
-    """Workgroups of a product's fastest tile."""
-    return batch * -(-rows // _TILE[0]) * -(-columns // _TILE[1])
+def product_workgroups(batch: int, rows: int, columns: int, *, in_units: bool = False) -> int:
+    """Workgroups of a product's fastest tile. ``in_units``: whether matrix units compute it."""
+    tile = (_IN_UNITS if in_units else _PRODUCTS).tile
+    return batch * -(-rows // tile[0]) * -(-columns // tile[1])
 
 
-def filling_workgroups(target: Target) -> int:
+def filling_workgroups(target: Target, *, in_units: bool = False) -> int:
     """Workgroups of a product's fastest tile that fill a GPU."""
-    return target.machine.scaled(_PRODUCT_WORKGROUPS)
+    return target.machine.scaled((_IN_UNITS if in_units else _PRODUCTS).workgroups)
 
 
-def inner_part_counts(rows: int, columns: int, inner: int, target: Target) -> range:
+def inner_part_counts(
+    rows: int, columns: int, inner: int, target: Target, *, in_units: bool = False
+) -> range:
     """The numbers of parts that a product's inner dimension may be worth dividing into."""
-    if min(rows, columns) < min(_TILE):
+    if min(rows, columns) < min(_PRODUCTS.tile):
         return range(1, 2)
-    filling = -(-2 * filling_workgroups(target) // product_workgroups(1, rows, columns))
+    workgroups = product_workgroups(1, rows, columns, in_units=in_units)
+    filling = -(-2 * filling_workgroups(target, in_units=in_units) // workgroups)
     return range(1, 1 + max(1, min(_MOST_INNER_PARTS, inner // _INNER_PART, filling)))
 
 
@@ -233,6 +259,7 @@ def parts_nbytes(
     *,
     joined: bool,
     masked: bool,
+    in_units: bool = False,
 ) -> float:
     """What a product costs whose inner dimension is computed in so many parts, and their sum.
 
@@ -245,12 +272,15 @@ def parts_nbytes(
         workgroups: of all products that share its dispatch, each in one part.
         joined: whether the sum of the parts has a kernel to join.
         masked: whether the parts do not divide the inner dimension.
+        in_units: whether matrix units compute it.
     """
     batch, rows, columns, inner = sizes
-    share = workgroups / product_workgroups(batch, rows, columns)
-    flops = round(share * 2 * batch * rows * columns * (inner + _WORKGROUP_INNER * parts))
-    used = _used_share(workgroups * parts / target.machine.multiprocessors)
-    total = _products_nbytes(flops, target) / used * (_MASKED if masked else 1)
+    how = _IN_UNITS if in_units else _PRODUCTS
+    share = workgroups / product_workgroups(batch, rows, columns, in_units=in_units)
+    flops = round(share * 2 * batch * rows * columns * (inner + how.start * parts))
+    waves = workgroups * parts / target.machine.multiprocessors
+    used = how.share * (_used_share_of_units(waves) if in_units else _used_share(waves))
+    total = flops / (used * target.machine.flops_per_byte) * (_MASKED if masked else 1)
     if parts > 1:
         total += 2 * parts * share * 4 * batch * rows * columns
         total += 0 if joined else _SUM * target.machine.dispatch_nbytes
@@ -260,6 +290,12 @@ def parts_nbytes(
 def _used_share(waves: float) -> float:
     """The part of the rate of products that so many workgroups of each multiprocessor reach."""
     return _turns_share(waves) if waves >= 1 else _SMALL_TILES * _turns_share(4 * waves)
+
+
+def _used_share_of_units(waves: float) -> float:
+    """The same in matrix units, in large tiles or in small ones, whichever is faster."""
+    turns = waves / _UNITS_AT_ONCE
+    return max(turns / math.ceil(turns), min(_SMALL_UNITS, _SMALL_UNITS_WAVES * waves))
 
 
 def _turns_share(waves: float) -> float:

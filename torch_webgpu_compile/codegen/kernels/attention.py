@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of, lane_addresses
 from ...ir.anchors import anchor_members, store_is_vector
 from ...ir.attention_nodes import Attention
 from ...ir.buffers import Buffer
+from ...ir.factors import type_of_factors
 from ...ir.graph import AnchorGroup
 from ...ir.scalar import Scalar
 from ...plan.model import KernelCall
@@ -17,6 +19,12 @@ from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, produ
 from ...target import Target
 from ..hardening.spelling import all_of
 from ..tilings.attention import AttentionTiling, attention_subgroup, choose_attention_tiling
+from ..tilings.attention_units import (
+    SHARING,
+    AttentionUnitsTiling,
+    choose_attention_units_tiling,
+)
+from ..tilings.units import dialect_of
 from ..values import Scope
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
@@ -46,67 +54,148 @@ def generate_attention(
     Raises:
         UnsupportedOp: the head sizes are symbolic or too large for workgroup memory.
     """
-    node = group.anchor
-    assert isinstance(node, Attention)
-    batch, heads, queries, keys, head, value_head = node.sizes
+    kernel = _AttentionKernel(group, KernelBuilder(target, buffers))
+    units = attention_units_tiling(kernel.node, target)
+    return kernel.tiled() if units is None else kernel.in_units(units)
+
+
+def attention_units_tiling(node: Attention, target: Target) -> AttentionUnitsTiling | None:
+    """The tiling of attention in the target's matrix units; None where they cannot do it.
+
+    Queries, keys and values are f16 before they are made f32 for the scores, and so that is what is
+    multiplied. Probabilities become f16, as in the kernels of other systems.
+    """
+    config = target.matrix_config("f16", "f32")
+    if config is None or type_of_factors((node.query, node.key, node.value)) != "f16":
+        return None
+    batch, heads, queries, _, head, value_head = node.sizes
     if not (head.is_constant and value_head.is_constant):
-        raise UnsupportedOp("attention", "the head size is symbolic", "mark it static")
-    wide, value_wide = (4 * int(ceildiv(s, 4)) for s in (head, value_head))
-    tiling = choose_attention_tiling(batch * heads, queries, wide, value_wide, target)
-    if tiling is None:
-        raise UnsupportedOp(
-            "attention",
-            f"a head size of {int(head)} does not fit {target.max_workgroup_nbytes} bytes of "
-            "workgroup memory",
-            "use smaller heads",
+        return None
+    sizes = int(head), int(value_head)
+    return choose_attention_units_tiling(batch * heads, queries, sizes, config, target)
+
+
+class _AttentionKernel:
+    """What kernels of attention have in common, however they divide their work."""
+
+    def __init__(self, group: AnchorGroup, builder: KernelBuilder) -> None:
+        assert isinstance(group.anchor, Attention)
+        self.group, self.builder, self.node = group, builder, group.anchor
+        batch, heads, *_ = self.node.sizes
+        self.batch = batch * heads
+        self.b = flat_values("b", (batch, heads), iteration("b", self.batch))
+
+    def tiled(self) -> KernelCall:
+        """The kernel in which invocations multiply."""
+        target = self.builder.target
+        _, _, queries, keys, head, value_head = self.node.sizes
+        if not (head.is_constant and value_head.is_constant):
+            raise UnsupportedOp("attention", "the head size is symbolic", "mark it static")
+        wide, value_wide = (4 * int(ceildiv(s, 4)) for s in (head, value_head))
+        tiling = choose_attention_tiling(self.batch, queries, wide, value_wide, target)
+        if tiling is None:
+            raise UnsupportedOp(
+                "attention",
+                f"a head size of {int(head)} does not fit {target.max_workgroup_nbytes} bytes of "
+                "workgroup memory",
+                "use smaller heads",
+            )
+        subgroup = attention_subgroup(tiling, target)
+        steps = ceildiv(keys, tiling.keys * tiling.slices)
+        in_step = wide // 4 + tiling.keys // 4 + tiling.workgroup // max(1, subgroup) + 5
+        whole_queries = is_multiple_of(queries, tiling.queries)
+        return self._finish(
+            "attention.wgsl.jinja",
+            tiling,
+            (wide, value_wide),
+            {
+                "whole_keys": is_multiple_of(keys, tiling.keys * tiling.slices),
+                "queries": "" if whole_queries else self.builder.index(queries),
+                "subgroup": subgroup,
+            },
+            tiling.workgroup_nbytes(wide, value_wide, subgroup),
+            (steps + 1) * in_step + wide,
         )
-    builder = KernelBuilder(target, buffers)
-    b = flat_values("b", (batch, heads), iteration("b", batch * heads))
-    make = LoadFunctionMaker(builder, b, tiling)
-    query = make(node.query, ("m", queries), ("k", head))
-    key = make(node.key, ("n", keys), ("k", head))
-    value = make(node.value, ("n", keys), ("d", value_head))
-    pairs = {
-        name: None if body is None else make(body, ("m", queries), ("n", keys))
-        for name, body in (("bias", node.bias), ("replaced", node.replaced), ("kept", node.kept))
-    }
-    subgroup = attention_subgroup(tiling, target)
-    tiles = ceildiv(queries, tiling.queries)
-    total = batch * heads * tiles
-    steps = ceildiv(keys, tiling.keys * tiling.slices)
-    in_step = wide // 4 + tiling.keys // 4 + tiling.workgroup // max(1, subgroup) + 5
-    return builder.finish(
-        "attention",
-        "attention.wgsl.jinja",
-        {
-            "tiling": tiling,
-            "head": wide,
-            "value_head": value_wide,
-            "query": query,
-            "key": key,
-            "value": value,
-            **pairs,
-            "safe": node.safe,
-            "statistic": _store_statistic(builder, node, b),
-            "causal": node.causal,
-            "end": make.of_row(node.end, queries),
-            "last_query": builder.index(queries - 1),
-            "scale": f"{node.scale!r}f",
-            "keys": builder.index(keys),
-            "whole_keys": is_multiple_of(keys, tiling.keys * tiling.slices),
-            "queries": "" if is_multiple_of(queries, tiling.queries) else builder.index(queries),
-            "subgroup": subgroup,
-            "total": builder.index(total),
-            "tiles": builder.index(tiles),
-            "store": _store(builder, group, node, b),
-        },
-        workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, target),
-        origins=[*node.origins, *group_origins(group.epilogue)],
-        flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
-        workgroup_nbytes=tiling.workgroup_nbytes(wide, value_wide, subgroup),
-        iterations=(steps + 1) * in_step + wide,
-    )
+
+    def in_units(self, tiling: AttentionUnitsTiling) -> KernelCall:
+        """The kernel in which matrix units multiply."""
+        dialect = dialect_of(self.builder.target)
+        _, _, _, keys, head, value_head = self.node.sizes
+        widths = tiling.widths(int(head), int(value_head))
+        staged = tiling.queries * widths[0] // (VECTOR * tiling.workgroup) + 1
+        voted = tiling.rows_of_invocation * (tiling.keys // SHARING + 1) if self.node.bias else 0
+        drained = tiling.rows_of_invocation * (widths[1] // (VECTOR * SHARING) + 2)
+        return self._finish(
+            "attention_units.wgsl.jinja",
+            tiling,
+            widths,
+            # e⁵ = 148 times what dropout multiplies by has to be less than 65504, the most of f16.
+            {
+                "dialect": dialect,
+                "growth": "2.0f" if self.node.kept is not None else "5.0f",
+                "whole_keys": is_multiple_of(keys, tiling.keys),
+            },
+            tiling.workgroup_nbytes(*widths, queries_are_kept=dialect == "lanes"),
+            (ceildiv(keys, tiling.keys) + 1) * (voted + 1) + staged + drained,
+        )
+
+    def _finish(
+        self,
+        template: str,
+        tiling: AttentionTiling | AttentionUnitsTiling,
+        widths: tuple[int, int],
+        inputs: dict[str, Any],
+        workgroup_nbytes: int,
+        iterations: Expr,
+    ) -> KernelCall:
+        """The kernel. ``widths``: head sizes, rounded up; ``inputs``: those of this template."""
+        builder, node = self.builder, self.node
+        batch, heads, queries, keys, head, value_head = node.sizes
+        make = LoadFunctionMaker(builder, self.b, tiling)
+        query = make(node.query, ("m", queries), ("k", head))
+        key = make(node.key, ("n", keys), ("k", head))
+        value = make(node.value, ("n", keys), ("d", value_head))
+        vector = isinstance(tiling, AttentionTiling)
+        pairs = {
+            name: None if body is None else make(body, ("m", queries), ("n", keys), vector)
+            for name, body in (
+                ("bias", node.bias),
+                ("replaced", node.replaced),
+                ("kept", node.kept),
+            )
+        }
+        tiles = ceildiv(queries, tiling.queries)
+        total = batch * heads * tiles
+        return builder.finish(
+            "attention",
+            template,
+            {
+                "tiling": tiling,
+                "head": widths[0],
+                "value_head": widths[1],
+                "query": query,
+                "key": key,
+                "value": value,
+                **pairs,
+                "safe": node.safe,
+                "statistic": _store_statistic(builder, node, self.b),
+                "causal": node.causal,
+                "end": make.of_row(node.end, queries),
+                "last_query": builder.index(queries - 1),
+                "scale": f"{node.scale!r}f",
+                "keys": builder.index(keys),
+                "total": builder.index(total),
+                "tiles": builder.index(tiles),
+                "store": _store(builder, self.group, node, self.b),
+                **inputs,
+            },
+            workgroup_size=tiling.workgroup,
+            grid=fold_grid(total, builder.target),
+            origins=[*node.origins, *group_origins(self.group.epilogue)],
+            flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
+            workgroup_nbytes=workgroup_nbytes,
+            iterations=iterations,
+        )
 
 
 @dataclass
@@ -120,7 +209,7 @@ class LoadFunctionMaker:
 
     builder: KernelBuilder
     batch: dict[Symbol, Expr]
-    tiling: AttentionTiling | None = None
+    tiling: AttentionTiling | AttentionUnitsTiling | None = None
 
     def __call__(
         self,
@@ -166,11 +255,9 @@ class LoadFunctionMaker:
             yield name, count
             yield prefix, limit
             return
-        steps = {"m": tiling.queries, "n": tiling.keys * tiling.slices, "k": VECTOR, "d": VECTOR}
-        vectors = tiling.keys * int(ceildiv(size, VECTOR)) if name == "n" else 0
-        if not is_multiple_of(count, steps[name]) or vectors % tiling.slice_workgroup:
+        if not tiling.stays_within(name, count, size if name == "n" else None):
             yield name, count
-        if not is_multiple_of(size, steps[prefix]):
+        if not tiling.stays_within(prefix, size):
             yield prefix, limit
 
 

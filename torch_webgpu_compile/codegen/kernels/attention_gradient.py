@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
 from ...ir.anchors import store_is_vector
 from ...ir.attention_nodes import AttentionGradient
 from ...ir.buffers import Buffer
+from ...ir.factors import type_of_factors
 from ...ir.graph import Member
 from ...ir.scalar import Scalar, const
 from ...ir.spaces import symbol_keys
@@ -18,6 +20,12 @@ from ...symbolic.sizes import ZERO, Expr, Symbol, atom_expr, ceildiv, iteration,
 from ...target import Target
 from ..hardening.spelling import all_of
 from ..tilings.attention import AttentionGradientTiling, choose_attention_gradient_tiling
+from ..tilings.attention_units import (
+    SHARING,
+    AttentionGradientUnitsTiling,
+    choose_attention_gradient_units_tiling,
+)
+from ..tilings.units import dialect_of
 from ..values import Scope, Text
 from .attention import LoadFunction
 from .builder import KernelBuilder, fold_grid
@@ -25,28 +33,37 @@ from .epilogue import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """Rows of one operand in workgroup memory.
-
-    The vec4s of a row are exchanged in a pattern that changes from row to row (a power of two
-    divides the width), so that invocations read different rows from different banks: vec4 c of row
-    r is vec4 c ^ (r & mask).
+class Rows:
+    """Rows of one operand.
 
     Attributes:
         operand: how they are loaded.
         name: of the load function.
         parameters: of the load function, in WGSL.
         outer: arguments of the load function before the row.
-        at: where the tile starts, in vec4s.
-        width: vec4s of a row.
-        scaled: whether it is multiplied by the scale of scores.
-        unroll: vec4s of a row that are multiplied per iteration; they divide the width.
     """
 
     operand: LoadFunction
     name: str
     parameters: str
     outer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tile(Rows):
+    """Rows of one operand in workgroup memory, for a kernel in which invocations multiply.
+
+    The vec4s of a row are exchanged in a pattern that changes from row to row (a power of two
+    divides the width), so that invocations read different rows from different banks: vec4 c of row
+    r is vec4 c ^ (r & mask).
+
+    Attributes:
+        at: where the tile starts, in vec4s.
+        width: vec4s of a row.
+        scaled: whether it is multiplied by the scale of scores.
+        unroll: vec4s of a row that are multiplied per iteration; they divide the width.
+    """
+
     at: int
     width: int
     scaled: bool
@@ -66,13 +83,48 @@ def generate_attention_gradient(
     Raises:
         UnsupportedOp: the head sizes are symbolic or too large for workgroup memory.
     """
-    batch, heads, group, queries, keys, head, value_head = node.sizes
+    builder = KernelBuilder(target, buffers)
+    units = attention_gradient_units_tiling(node, target)
+    return _tiled(node, builder) if units is None else _in_units(node, builder, units)
+
+
+def attention_gradient_units_tiling(
+    node: AttentionGradient, target: Target
+) -> AttentionGradientUnitsTiling | None:
+    """The tiling of a gradient in the target's matrix units; None where they cannot do it.
+
+    What is multiplied was f16 before it is made f32. Weights and the gradients of scores become
+    f16, as in the kernels of other systems.
+    """
+    config = target.matrix_config("f16", "f32")
+    operands = node.query, node.key, node.value, node.gradient
+    if config is None or type_of_factors(operands) != "f16":
+        return None
+    head, value_head = node.sizes[5:]
+    if not (head.is_constant and value_head.is_constant):
+        return None
+    owned, _, owners = _work(node)
+    sizes = int(head), int(value_head)
+    by_keys = node.of == "keys"
+    return choose_attention_gradient_units_tiling(owned, owners, sizes, by_keys, config, target)
+
+
+def _work(node: AttentionGradient) -> tuple[Expr, Expr, Expr]:
+    """(rows that are owned, rows that are walked over, heads of the batch that own rows)."""
+    batch, heads, group, queries, keys, *_ = node.sizes
+    if node.of == "keys":
+        return keys, queries, batch * heads
+    return queries, keys, batch * heads * group
+
+
+def _tiled(node: AttentionGradient, builder: KernelBuilder) -> KernelCall:
+    """The kernel in which invocations multiply."""
+    target = builder.target
+    *_, head, value_head = node.sizes
     if not (head.is_constant and value_head.is_constant):
         raise UnsupportedOp("attention", "the head size is symbolic", "mark it static")
     width, value_width = (int(ceildiv(size, VECTOR)) for size in (head, value_head))
-    by_keys = node.of == "keys"
-    owned, walked = (keys, queries) if by_keys else (queries, keys)
-    owners = batch * heads if by_keys else batch * heads * group
+    owned, walked, owners = _work(node)
     tiling = choose_attention_gradient_tiling(owned, owners, width, value_width, target)
     if tiling is None:
         raise UnsupportedOp(
@@ -81,21 +133,65 @@ def generate_attention_gradient(
             f"{target.max_workgroup_nbytes} bytes of workgroup memory",
             "use smaller heads",
         )
-    builder = KernelBuilder(target, buffers)
     make = _FunctionMaker(builder, node, tiling)
+    steps = (ceildiv(walked, tiling.walked) + 1) * (node.sizes[2] if node.of == "keys" else 1)
+    return _finish(
+        node,
+        make,
+        "attention_gradient.wgsl.jinja",
+        {"tiles": make.tiles(width, value_width)},
+        tiling.workgroup_nbytes(width, value_width),
+        steps * (width + value_width + tiling.walked // 2 + 6),
+    )
+
+
+def _in_units(
+    node: AttentionGradient, builder: KernelBuilder, tiling: AttentionGradientUnitsTiling
+) -> KernelCall:
+    """The kernel in which matrix units multiply."""
+    dialect, by_keys = dialect_of(builder.target), node.of == "keys"
+    widths = tiling.widths(*(int(size) for size in node.sizes[5:]))
+    make = _FunctionMaker(builder, node, tiling)
+    _, walked, _ = _work(node)
+    steps = (ceildiv(walked, tiling.walked) + 1) * (node.sizes[2] if by_keys else 1)
+    staged = tiling.owned * sum(widths) // (VECTOR * tiling.workgroup) + 2
+    drained = tiling.turns * (sum(widths) // (VECTOR * SHARING) + 4)
+    return _finish(
+        node,
+        make,
+        "attention_gradient_units.wgsl.jinja",
+        {
+            "tiles": make.rows(),
+            "head": widths[0],
+            "value_head": widths[1],
+            "dialect": dialect,
+        },
+        tiling.workgroup_nbytes(*widths, by_keys, owned_are_kept=dialect == "lanes"),
+        steps + staged + drained,
+    )
+
+
+def _finish(
+    node: AttentionGradient,
+    make: _FunctionMaker,
+    template: str,
+    inputs: dict[str, Any],
+    workgroup_nbytes: int,
+    iterations: Expr,
+) -> KernelCall:
+    """The kernel. ``inputs``: those of this template."""
+    builder, tiling, by_keys = make.builder, make.tiling, node.of == "keys"
+    batch, heads, group, queries, keys, head, value_head = node.sizes
+    owned, walked, owners = _work(node)
     tiles = ceildiv(owned, tiling.owned)
     total = owners * tiles
-    scores = product((batch, heads, group, queries, keys))
     products = 2 * (head + value_head) if by_keys else 2 * head + value_head
-    steps = (ceildiv(walked, tiling.walked) + 1) * (group if by_keys else 1)
-    in_step = width + value_width + tiling.walked // 2 + 6
     return builder.finish(
         "attention",
-        "attention_gradient.wgsl.jinja",
+        template,
         {
             "tiling": tiling,
             "by_keys": by_keys,
-            "tiles": make.tiles(width, value_width),
             "rows": {name: make.row(body) for name, body in node.rows.items()},
             "pairs": {name: make.pair(body) for name, body in node.pairs.items()},
             "causal": node.causal,
@@ -108,13 +204,14 @@ def generate_attention_gradient(
             "total": builder.index(total),
             "count": builder.index(tiles),
             "stores": make.stores(),
+            **inputs,
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, target),
+        grid=fold_grid(total, builder.target),
         origins=node.origins,
-        flops=scores * 2 * products,
-        workgroup_nbytes=tiling.workgroup_nbytes(width, value_width),
-        iterations=steps * in_step,
+        flops=product((batch, heads, group, queries, keys)) * 2 * products,
+        workgroup_nbytes=workgroup_nbytes,
+        iterations=iterations,
     )
 
 
@@ -126,7 +223,10 @@ class _FunctionMaker:
     """
 
     def __init__(
-        self, builder: KernelBuilder, node: AttentionGradient, tiling: AttentionGradientTiling
+        self,
+        builder: KernelBuilder,
+        node: AttentionGradient,
+        tiling: AttentionGradientTiling | AttentionGradientUnitsTiling,
     ) -> None:
         self.builder = builder
         self.node = node
@@ -140,39 +240,42 @@ class _FunctionMaker:
             **flat_values("n", (self.keys,), iteration("n", self.keys)),
         }
 
-    def tiles(self, width: int, value_width: int) -> dict[str, Tile]:
-        """The tiles by their role.
+    def rows(self) -> dict[str, Rows]:
+        """The operands by their role.
 
         Scores are owned · walked, gradients of weights owned_values · walked_values.
         """
-        tiling, node = self.tiling, self.node
+        node = self.node
         by_query = {"query": node.query, "gradient": node.gradient}
         by_key = {"key": node.key, "value": node.value}
         owned, walked = (by_key, by_query) if node.of == "keys" else (by_query, by_key)
-        sizes = [
-            tiling.owned_size(width),
-            tiling.owned_size(value_width),
-            tiling.walked_size(width),
-        ]
-        starts = [sum(sizes[:k]) for k in range(4)]
         roles = ("owned", "owned_values", "walked", "walked_values")
         found = {}
-        for role, at, (name, body) in zip(
-            roles, starts, [*owned.items(), *walked.items()], strict=True
-        ):
-            prefix, k = ("d", 1) if role.endswith("_values") else ("k", 0)
+        for role, (name, body) in zip(roles, [*owned.items(), *walked.items()], strict=True):
+            prefix, size = "k", self.elements[0]
+            if role.endswith("_values"):
+                prefix, size = "d", self.elements[1]
             row = "m" if name in by_query else "n"
             outer = ("b", "g") if row == "m" else ("b",)
-            found[role] = Tile(
-                self._vectors(body, row, prefix, self.elements[k]),
+            found[role] = Rows(
+                self._vectors(body, row, prefix, size),
                 name,
                 ", ".join(f"{p}: i32" for p in (*outer, row, prefix)),
                 ", ".join(outer),
-                at,
-                value_width if k else width,
-                name == "query",
-                math.gcd(tiling.unroll, value_width if k else width),
             )
+        return found
+
+    def tiles(self, width: int, value_width: int) -> dict[str, Tile]:
+        """The operands in workgroup memory."""
+        tiling = self.tiling
+        assert isinstance(tiling, AttentionGradientTiling)
+        found, at = {}, 0
+        for role, rows in self.rows().items():
+            wide = value_width if role.endswith("_values") else width
+            unroll = math.gcd(tiling.unroll, wide)
+            parts = rows.operand, rows.name, rows.parameters, rows.outer
+            found[role] = Tile(*parts, at, wide, rows.name == "query", unroll)
+            at += tiling.owned_size(wide) if role.startswith("owned") else tiling.walked_size(wide)
         return found
 
     def row(self, body: Scalar) -> LoadFunction:
@@ -189,7 +292,8 @@ class _FunctionMaker:
         at = iteration(prefix, limit)
         positions = [at * VECTOR + x for x in range(VECTOR)] if vector else [at]
         lanes: Lanes = [{**self.fixed, **flat_values(prefix, (size,), p)} for p in positions]
-        inside = "" if vector else f"{prefix} < {self.builder.index(limit)}"
+        whole = is_multiple_of(size, self.tiling.head_step)
+        inside = "" if whole else f"{prefix} < {self.builder.index(limit)}"
         return self._operand(body, lanes, [self._guard(row), inside])
 
     def _operand(self, body: Scalar, lanes: Lanes, guards: list[str]) -> LoadFunction:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ... import dtypes
 from ...ir.access import VECTOR, elements_per_access, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
 from ...ir.buffers import Buffer
+from ...ir.factors import units_config
 from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup
-from ...ir.scalar import Op, Scalar
 from ...ir.spaces import Origin, numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product
@@ -25,7 +24,7 @@ from ..tilings.matmul import (
     fits,
     has_few_rows,
 )
-from ..tilings.units import UnitsTiling, dialect_of, unit_config, units_tilings
+from ..tilings.units import UnitsTiling, dialect_of, units_tilings
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
@@ -95,20 +94,9 @@ def generate_tiled(
 def units_tiling(
     group: ContractionGroup, problem: MatmulProblem, target: Target
 ) -> UnitsTiling | None:
-    """The tiling of a contraction in the target's matrix units; None where they cannot do it.
-
-    They multiply what is f16, or f32, before it is made f32 for the sums: never less than that.
-    """
-    nodes = [contraction_of(part) for part in products_of(group)]
-    bodies = [body for node in nodes for body in (node.lhs, node.rhs)]
-    if any(body.dtype is not dtypes.float32 for body in bodies):
-        return None
-    config = unit_config("f16" if all(map(_is_half, bodies)) else "f32", target)
+    """The tiling of a contraction in the target's matrix units; None where they cannot do it."""
+    config = units_config(map(contraction_of, products_of(group)), target)
     return None if config is None else next(units_tilings(problem, config, target), None)
-
-
-def _is_half(body: Scalar) -> bool:
-    return isinstance(body, Op) and body.name == "cast" and body.args[0].dtype is dtypes.float16
 
 
 def generate_in_units(
@@ -127,7 +115,7 @@ def generate_in_units(
         None,
         {"tiling": tiling, "columns": width, "dialect": dialect_of(target)},
         tiling.workgroup,
-        tiling.workgroup_nbytes(problem.axes, problem.paired),
+        tiling.workgroup_nbytes(problem.axes),
         ceildiv(kernel.inner, tiling.inner) + 1,
     )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
+from ...ir.access import is_multiple_of
 from ...symbolic.sizes import Expr, ceildiv
 from ...target import Target
 
@@ -64,6 +66,15 @@ class AttentionTiling:
     def shuffles(self, subgroup: int) -> tuple[int, ...]:
         """The bits in which the numbers of invocations that share a query differ."""
         return _shuffles(self.block(subgroup), self.sharing)
+
+    def stays_within(self, name: str, count: Expr, row: Expr | None = None) -> bool:
+        """Whether no load passes the end ``count`` of a coordinate: m, n, k or d.
+
+        ``row``: elements that each n has, of a key or value.
+        """
+        step = {"m": self.queries, "n": self.keys * self.slices}.get(name, 4)
+        vectors = self.keys * int(ceildiv(row, 4)) if row is not None else 0
+        return is_multiple_of(count, step) and vectors % self.slice_workgroup == 0
 
     def keys_size(self, head: int) -> int:
         """vec4s of a slice's tile of keys, whose place the probabilities take later."""
@@ -226,6 +237,8 @@ class AttentionGradientTiling:
     workgroup: int
     unroll: int = 2
     direct: bool = False
+
+    head_step: ClassVar[int] = 4  # elements of a head that loads take together
 
     @property
     def scoring(self) -> int:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from ...target import MATRIX_KERNELS, MatrixConfig, Target
+from ...target import MatrixConfig, Target
 from .matmul import MatmulProblem
 
 _NBYTES = {"f16": 2, "f32": 4}
-_PADDING_NBYTES = 16  # between lines of a tile, which start in other banks then; all are aligned
+
+PADDING_NBYTES = 16
+"""Between lines of a tile, which start in other banks then; all are aligned."""
+
+
+def factor_nbytes(factor: str) -> int:
+    """Bytes of an element of a tile of this WGSL type."""
+    return _NBYTES[factor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,9 @@ class UnitsTiling:
         rows, columns, inner: the workgroup's tile, elements.
         subgroups_m, subgroups_n: how many subgroups share its rows, and its columns.
         buffers: 2: the next tile is stored beside the one that is multiplied; 1: after it.
-        drained: units of a row that a subgroup stores to workgroup memory at once.
+        drained: units of a row that a subgroup stores to workgroup memory at once. More of it is
+            worse: with 28 KiB, a multiprocessor of an H100 takes only one workgroup at a time, with
+            24 KiB two.
         swizzle: row tiles that consecutive workgroups share before the next column tile.
     """
 
@@ -79,39 +88,28 @@ class UnitsTiling:
         Lines go along what neighbours are loaded along: the inner dimension, or the other one,
         which has ``size`` elements.
         """
-        return (self.inner if axis == "inner" else size) + _PADDING_NBYTES // _NBYTES[self.factor]
+        return (self.inner if axis == "inner" else size) + PADDING_NBYTES // _NBYTES[self.factor]
 
     def numel(self, axis: str, size: int) -> int:
         """Elements of an operand's tile."""
         return self.line(axis, size) * (size if axis == "inner" else self.inner)
 
-    def sums(self, paired: bool) -> int:
+    @property
+    def sums(self) -> int:
         """Results that are in workgroup memory at once."""
-        each = self.unit.m * self.unit.n * self.drained * (2 if paired else 1)
-        return self.subgroups_m * self.subgroups_n * each
+        return self.subgroups_m * self.subgroups_n * self.unit.m * self.unit.n * self.drained
 
-    def workgroup_nbytes(self, axes: Sequence[str], paired: bool) -> int:
+    def workgroup_nbytes(self, axes: Sequence[str]) -> int:
         """Workgroup memory. ``axes``: along which the tiles of lhs and rhs are loaded."""
         tiles = self.numel(axes[0], self.rows) + self.numel(axes[1], self.columns)
-        return self.buffers * tiles * _NBYTES[self.factor] + 4 * self.sums(paired)
+        return self.buffers * tiles * _NBYTES[self.factor] + 4 * self.sums
 
 
 # (rows, columns, subgroups along each) by falling size, with the workgroups of an H200 that make
-# each worth while: one and a half per multiprocessor.
-_BY_SIZE = (((128, 128), (2, 2), 200), ((64, 128), (1, 4), 100), ((64, 64), (2, 2), 0))
+# each worth while. On an H100, 512×2048×8192 in 256 of the large ones has 207 TFLOP/s, 192 of them
+# for 1024×768×3072 140, and 512×8192×2048 in 256 of the small ones 114: in 128 of 64×128 it has 98.
+_BY_SIZE = (((128, 128), (1, 4), 160), ((64, 64), (2, 2), 0))
 _INNER = 32
-
-
-def unit_config(factor: str, target: Target) -> MatrixConfig | None:
-    """The largest configuration of a target that multiplies a type, of those with kernels."""
-    if not target.subgroup_size:
-        return None
-    usable = [
-        config
-        for config in target.subgroup_matrix_configs
-        if config in MATRIX_KERNELS and config[:2] == (factor, "f32")
-    ]
-    return max(usable, key=lambda config: config[2] * config[3] * config[4], default=None)
 
 
 def dialect_of(target: Target) -> str:
@@ -137,9 +135,10 @@ def units_tilings(
 
 def units_fit(tiling: UnitsTiling, problem: MatmulProblem, target: Target) -> bool:
     """Whether a tiling can compute a problem within the target's limits."""
+    products = 2 if problem.paired else 1
     return (
         tiling.is_whole
-        and not (problem.paired and tiling.units_n % 2)
+        and tiling.units_n % (products * tiling.drained) == 0
         and tiling.workgroup <= target.max_workgroup_invocations
-        and tiling.workgroup_nbytes(problem.axes, problem.paired) <= target.max_workgroup_nbytes
+        and tiling.workgroup_nbytes(problem.axes) <= target.max_workgroup_nbytes
     )

@@ -15,6 +15,7 @@ from ...ir.access import flat_values, neighbours_in_rows, typical_numel
 from ...ir.buffers import Buffer, intermediate
 from ...ir.depthwise_access import gradient_has_neighbours
 from ...ir.depthwise_nodes import DepthwiseWeightGradient
+from ...ir.factors import units_config
 from ...ir.graph import LoopGraph
 from ...ir.nodes import Contraction, Pointwise, Reduction, inputs_of
 from ...ir.scalar import (
@@ -217,7 +218,8 @@ def _tiles(node: Contraction, target: Target) -> int:
     batch, rows, columns = (product(s) for s in (node.batch, node.rows, node.columns))
     if not all(size.is_constant for size in (batch, rows, columns)):
         return cost.filling_workgroups(target)
-    return cost.product_workgroups(int(batch), int(rows), int(columns))
+    in_units = units_config([node], target) is not None
+    return cost.product_workgroups(int(batch), int(rows), int(columns), in_units=in_units)
 
 
 def _inner_parts(
@@ -236,18 +238,22 @@ def _inner_parts(
     batch, rows, columns, inner = (
         product(s) for s in (node.batch, node.rows, node.columns, node.inner)
     )
-    if tiles >= cost.filling_workgroups(target) or not all(s.is_constant for s in node.inner):
+    in_units = units_config([node], target) is not None
+    is_full = tiles >= cost.filling_workgroups(target, in_units=in_units)
+    if is_full or not all(size.is_constant for size in node.inner):
         return None
     sizes = int(batch), int(rows), int(columns), int(inner)
     best: Sequence[int] | int | None = None
     least = math.inf
-    for parts in cost.inner_part_counts(*sizes[1:], target):
+    for parts in cost.inner_part_counts(*sizes[1:], target, in_units=in_units):
         divided = _divisors(node.inner, parts)
         if divided is None and len(node.inner) > 1:
             continue
         joined = reduced and parts <= _MOST_ADDED
         masked = divided is None
-        nbytes = cost.parts_nbytes(sizes, parts, tiles, target, joined=joined, masked=masked)
+        nbytes = cost.parts_nbytes(
+            sizes, parts, tiles, target, joined=joined, masked=masked, in_units=in_units
+        )
         if nbytes < least:
             best, least = (parts if divided is None else divided) if parts > 1 else None, nbytes
     return best
