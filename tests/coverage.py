@@ -257,14 +257,19 @@ def _shares(coverage: Coverage) -> list[str]:
 
 
 def _providers(found: Mapping[str, Coverage]) -> list[str]:
-    """A row for each, and the entries that are not native on both or on neither of two."""
+    """A row for each, and the entries that are native on the first one only."""
     if len(found) == 1:
         return []
     first, *others = found
     rows, sections = [], []
     for provider, coverage in found.items():
         outcomes = sum((Counter(run["outcomes"]) for run in coverage.runs), Counter[str]())
-        failed = sum(outcomes[name] for name in FAILURES)
+        failed = sum(
+            state == "failed"
+            for by_dtype in coverage.entries.values()
+            for states in by_dtype.values()
+            for state in states.values()
+        )
         adapters = dict.fromkeys(run["adapter"] for run in coverage.runs)
         native, total = coverage.total()
         share = f"{native} of {total} ({native / total:.1%})"
@@ -274,25 +279,24 @@ def _providers(found: Mapping[str, Coverage]) -> list[str]:
         runs = list(map(_run_line, found[provider].runs))
         own = [
             (f"`{op}`", *(_cell(by_dtype.get(dtype, {})) for dtype in DTYPES))
-            for op, by_dtype in _otherwise(found[provider], found[first]).items()
+            for op, by_dtype in _lost(found[provider], found[first]).items()
         ]
-        head = f"Otherwise on {provider} than on {first}, of what was run on both:"
+        head = f"Native on {first}, but not on {provider}:"
         table = _table(("operator", *DTYPES.values()), own)
         sections += [*runs, "", head, "", *table, ""] if own else [*runs, ""]
-    columns = ("provider", "adapter", "samples", "not right", "native entries")
+    columns = ("provider", "adapter", "samples", "failed entries", "native entries")
     return ["## Providers", "", *_table(columns, rows), "", *sections]
 
 
-def _otherwise(found: Coverage, other: Coverage) -> dict[str, dict[str, dict[str, str]]]:
-    """The entries of `found` that are native there and not in `other`, or the other way round."""
-    differing: dict[str, dict[str, dict[str, str]]] = {}
+def _lost(found: Coverage, first: Coverage) -> dict[str, dict[str, dict[str, str]]]:
+    """The entries of `found` that are native in `first` only."""
+    lost: dict[str, dict[str, dict[str, str]]] = {}
     for op in sorted(found.entries):
         for dtype, states in found.entries[op].items():
             for kind, state in states.items():
-                known = kind in other.entries.get(op, {}).get(dtype, {})
-                if known and found.is_native(op, dtype, kind) != other.is_native(op, dtype, kind):
-                    differing.setdefault(op, {}).setdefault(dtype, {})[kind] = state
-    return differing
+                if first.is_native(op, dtype, kind) and not found.is_native(op, dtype, kind):
+                    lost.setdefault(op, {}).setdefault(dtype, {})[kind] = state
+    return lost
 
 
 def _on_the_host(coverage: Coverage) -> list[str]:
