@@ -4,7 +4,7 @@ A test marked ``rotates(n)`` runs with every n-th commit, so that n commits toge
 the cases of a function are spread evenly over them. In a file that rotates, ``rotates(1)`` marks a
 test that runs each time, as no other one finds its fault (`tests.faults`). ``--every-case``
 (``scripts/nightly``) runs all of them, and so does naming tests: a file's path with ``::``, ``-k``
-or ``-m``. With ``--one-of 24`` all tests take turns, and those that rotate 24 times as slowly.
+or ``-m``. With ``--one-of 16`` all tests take turns, and those that rotate 16 times as slowly.
 """
 
 from __future__ import annotations
