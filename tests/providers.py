@@ -88,6 +88,12 @@ def require_float16() -> None:
         pytest.skip("this adapter has no shader-f16")
 
 
+def require_quick_compiler() -> None:
+    """Skips a test of unusual tilings whose many branches SwiftShader compiles for minutes."""
+    if "SwiftShader" in device_in_use().target.name:
+        pytest.skip("SwiftShader needs minutes and gigabytes to compile many branches")
+
+
 def require_bindings(count: int) -> None:
     """Skips the test where a kernel may not have so many buffers: there would be more of them."""
     if device_in_use().target.max_storage_buffers < count:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.providers import device_in_use
+from tests.providers import device_in_use, require_quick_compiler
 from torch_webgpu_compile import explain
 from torch_webgpu_compile.codegen.kernels import contraction
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling, fits
@@ -159,6 +159,7 @@ def test_a_batched_pair():
     ids=str,
 )
 def test_pairs_in_tilings(tiling, monkeypatch):
+    require_quick_compiler()  # each element chooses from which of the two products it is loaded
     if not fits(tiling, 4, ("scalar_inner", "scalar_inner"), device_in_use().target):
         pytest.skip("the adapter's workgroups are smaller")
     monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
