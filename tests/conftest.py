@@ -14,6 +14,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help=golden)
     every = "run all cases of the tests that run in turn, see tests/rotation.py"
     parser.addoption("--every-case", action="store_true", help=every)
+    one_of = "run one of so many shares of all tests, another one with every commit"
+    parser.addoption("--one-of", type=int, default=1, metavar="SHARES", help=one_of)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -21,7 +23,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     named = config.option.keyword or config.option.markexpr or any("::" in a for a in config.args)
     if config.option.every_case or named:
         return
-    resting = rotation.resting(items)
+    resting = rotation.resting(items, config.option.one_of)
     if resting:
         config.hook.pytest_deselected(items=list(resting))
         items[:] = [item for item in items if item not in resting]

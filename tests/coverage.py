@@ -5,9 +5,11 @@
     python -m tests.coverage --kind out these kinds again, likewise
     python -m tests.coverage --kind forward,backward --dtype float32,int64
     python -m tests.coverage --render   the page again, from the JSON
+    TORCH_WEBGPU_PROVIDER=wgpudawn python -m tests.coverage --limit 10      the page's row of Dawn
 
 The run takes most of an hour on two cores with a software adapter. A test compares a share of all
 samples with the JSON file on each run: an entry may not get worse without it being written there.
+Each provider has a JSON file; the page is that of wgpu, with what is otherwise on another one.
 """
 
 from __future__ import annotations
@@ -16,15 +18,20 @@ import argparse
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from tests.providers import PROVIDERS
 from tests.sweep_device import FAILURES, OUTCOMES, Totals, label_of, make_requests, run_requests
+from torch_webgpu_compile.options import from_environment
+from torch_webgpu_compile.runtime.adapters import choose_provider
 
 PAGE = Path(__file__).parent.parent / "docs" / "operators.md"
-DATA = PAGE.with_suffix(".json")
+DATA = PAGE.with_suffix(".json")  # of wgpu
 
 DTYPES = {
     "float32": "f32",
@@ -122,6 +129,11 @@ class Coverage:
         state = self.entries.get(op, {}).get(dtype, {}).get(kind)
         return state in ("native", "recompiled")
 
+    def total(self) -> tuple[int, int]:
+        """`share` of all dtypes and kinds together."""
+        shares = [self.share(dtype, kind) for dtype in DTYPES for kind in KINDS]
+        return sum(native for native, _ in shares), sum(total for _, total in shares)
+
     def save(self, path: Path) -> None:
         """Writes it as JSON, with letters for states, one line for each operator."""
         lines = [json.dumps({"runs": self.runs})[1:-1]]
@@ -178,8 +190,23 @@ is a dtype that PyTorch's CPU kernels do not have either.
 """
 
 
-def render(coverage: Coverage) -> str:
-    """The page."""
+def data_of(provider: str) -> Path:
+    """The JSON file of a provider."""
+    return DATA if provider == "wgpu" else DATA.with_stem(f"{DATA.stem}-{provider}")
+
+
+def page() -> str:
+    """The page, from all JSON files."""
+    others = {p: Coverage.load(data_of(p)) for p in PROVIDERS[1:] if data_of(p).exists()}
+    return render(Coverage.load(DATA), others)
+
+
+def render(coverage: Coverage, others: Mapping[str, Coverage] = MappingProxyType({})) -> str:
+    """The page.
+
+    Args:
+        others: what was found on other providers, by their names.
+    """
     parts = [
         "# Operators",
         "",
@@ -191,6 +218,7 @@ def render(coverage: Coverage) -> str:
         _LEGEND,
         *_shares(coverage),
         "",
+        *_providers({"wgpu": coverage, **others}),
         *_on_the_host(coverage),
         "",
         "## All entries",
@@ -226,6 +254,49 @@ def _shares(coverage: Coverage) -> list[str]:
         "",
         *_table(("dtype", *KINDS), rows),
     ]
+
+
+def _providers(found: Mapping[str, Coverage]) -> list[str]:
+    """A row for each, and the entries that are native on the first one only."""
+    if len(found) == 1:
+        return []
+    first, *others = found
+    rows, sections = [], []
+    for provider, coverage in found.items():
+        outcomes = sum((Counter(run["outcomes"]) for run in coverage.runs), Counter[str]())
+        failed = sum(
+            state == "failed"
+            for by_dtype in coverage.entries.values()
+            for states in by_dtype.values()
+            for state in states.values()
+        )
+        adapters = dict.fromkeys(run["adapter"] for run in coverage.runs)
+        native, total = coverage.total()
+        share = f"{native} of {total} ({native / total:.1%})"
+        samples = f"{outcomes.total():,}"
+        rows.append((provider, ", ".join(adapters), samples, str(failed), share))
+    for provider in others:
+        runs = list(map(_run_line, found[provider].runs))
+        own = [
+            (f"`{op}`", *(_cell(by_dtype.get(dtype, {})) for dtype in DTYPES))
+            for op, by_dtype in _lost(found[provider], found[first]).items()
+        ]
+        head = f"Native on {first}, but not on {provider}:"
+        table = _table(("operator", *DTYPES.values()), own)
+        sections += [*runs, "", head, "", *table, ""] if own else [*runs, ""]
+    columns = ("provider", "adapter", "samples", "failed entries", "native entries")
+    return ["## Providers", "", *_table(columns, rows), "", *sections]
+
+
+def _lost(found: Coverage, first: Coverage) -> dict[str, dict[str, dict[str, str]]]:
+    """The entries of `found` that are native in `first` only."""
+    lost: dict[str, dict[str, dict[str, str]]] = {}
+    for op in sorted(found.entries):
+        for dtype, states in found.entries[op].items():
+            for kind, state in states.items():
+                if first.is_native(op, dtype, kind) and not found.is_native(op, dtype, kind):
+                    lost.setdefault(op, {}).setdefault(dtype, {})[kind] = state
+    return lost
 
 
 def _on_the_host(coverage: Coverage) -> list[str]:
@@ -275,18 +346,18 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="samples of each entry; all by default")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one entry")
-    parser.add_argument("--data", type=Path, default=DATA, help="another JSON file")
     options = parser.parse_args()
+    failed, data = 0, data_of(choose_provider(from_environment().provider))
     if not options.render:
-        failed = _run(options)
-    coverage = Coverage.load(options.data)
-    options.data.with_suffix(".md").write_text(render(coverage))
+        failed = _run(options, data)
+    PAGE.write_text(page())
+    coverage = Coverage.load(data)
     for kind in KINDS:
         print(kind, *(f"{d} {n}/{t}" for d in DTYPES for n, t in [coverage.share(d, kind)] if t))
-    raise SystemExit(0 if options.render else failed)
+    raise SystemExit(failed)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, data: Path) -> int:
     """Runs everything and writes the JSON file; 1 if something failed."""
     import torch
 
@@ -304,7 +375,7 @@ def _run(options: argparse.Namespace) -> int:
             requests.append({**request, "limit": min(limits, default=None)})
     totals, start = Totals(), time.monotonic()
     is_share = bool(options.ops or options.kind or options.dtype)
-    coverage = Coverage.load(options.data) if is_share and options.data.exists() else Coverage()
+    coverage = Coverage.load(data) if is_share and data.exists() else Coverage()
     for name in options.ops or list(coverage.entries):
         coverage.forget(name, kinds, dtypes)
     for request, result in run_requests(requests, options.workers, options.timeout):
@@ -329,7 +400,7 @@ def _run(options: argparse.Namespace) -> int:
         "workers": options.workers,
     }
     coverage.add_run(run)
-    coverage.save(options.data)
+    coverage.save(data)
     return 1 if totals.failed else 0
 
 

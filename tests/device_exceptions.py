@@ -45,6 +45,15 @@ NOT_COMPILED = {
 }
 """Operators that are not compiled whole, or to other results, with the reason."""
 
+IN_FLOAT64 = frozenset(
+    {"cdouble", "double", "float_power", "to"}  # results
+    | {"log_softmax.with_dtype", "nn.functional.softmin.with_dtype", "softmax.with_dtype"}
+    | {"linalg.matrix_rank", "linalg.matrix_rank.hermitian", "pinverse"}  # tolerances
+    | {"logspace", "logspace.tensor_overload"}  # powers
+    | {"renorm"}  # norms, of its gradient
+)
+"""Operators of float32 with float64 in between: on the host where the device has none."""
+
 STRIDES_OF_OUT = {
     "cholesky_inverse": "its kernels make an empty out= column-major, its meta function row-major",
 }

@@ -277,7 +277,7 @@ FAULTS = (
     Fault(
         "sum_of_softmax_not_rescaled_when_merged",
         "codegen/kernels/accumulate.py",
-        "{total}_b * exp(tw_above_ninf({largest}_b) - {largest}_shift);",
+        "{total}_b * tw_fast_exp(tw_above_ninf({largest}_b) - {largest}_shift);",
         "{total}_b;",
         _tests("gpu/test_row_kernels.py"),
     ),
@@ -348,8 +348,8 @@ FAULTS = (
     Fault(
         "the_other_half_of_a_paired_product",
         "templates/matmul_loads.wgsl.jinja",
-        'set within = " % " ~ half if halves else ""',
-        'set within = ""',
+        '"(o - " ~ number * half ~ ")"',
+        '"o"',
         _tests("gpu/test_siblings.py"),
     ),
     Fault(

@@ -71,10 +71,27 @@ def device_in_use() -> Device:
     return device_for(from_environment())
 
 
+def has_float64() -> bool:
+    """Whether float64 is computed on the device; elsewhere it runs on the host, as it has to."""
+    return device_in_use().target.supports(dtypes.float64)
+
+
 def require_float64() -> None:
-    """Skips the test where float64 runs on the host, which is a failure elsewhere."""
-    if not device_in_use().target.supports(dtypes.float64):
+    """Skips a test of what runs on the host, instead of on the device, without float64."""
+    if not has_float64():
         pytest.skip("this adapter has no shader-f64")
+
+
+def require_float16() -> None:
+    """Skips a test of kernels that compute in float16, not only store it."""
+    if not device_in_use().target.has_float16:
+        pytest.skip("this adapter has no shader-f16")
+
+
+def require_quick_compiler() -> None:
+    """Skips a test of unusual tilings whose many branches SwiftShader compiles for minutes."""
+    if "SwiftShader" in device_in_use().target.name:
+        pytest.skip("SwiftShader needs minutes and gigabytes to compile many branches")
 
 
 def require_bindings(count: int) -> None:

@@ -4,7 +4,7 @@ A test marked ``rotates(n)`` runs with every n-th commit, so that n commits toge
 the cases of a function are spread evenly over them. In a file that rotates, ``rotates(1)`` marks a
 test that runs each time, as no other one finds its fault (`tests.faults`). ``--every-case``
 (``scripts/nightly``) runs all of them, and so does naming tests: a file's path with ``::``, ``-k``
-or ``-m``.
+or ``-m``. With ``--one-of 16`` all tests take turns, and those that rotate 16 times as slowly.
 """
 
 from __future__ import annotations
@@ -46,16 +46,21 @@ def picked(key: str, choices: Sequence[T]) -> T:
     return choices[(mixed(key) + turn()) % len(choices)]
 
 
-def resting(items: Iterable[Any]) -> set[Any]:
-    """Those of pytest's items whose turn it is not."""
+def resting(items: Iterable[Any], one_of: int = 1) -> set[Any]:
+    """Those of pytest's items whose turn it is not.
+
+    Args:
+        one_of: a run takes one of so many shares of what it would take otherwise.
+    """
     families: dict[tuple[str, int], list[Any]] = {}
     for item in items:
         marker = item.get_closest_marker("rotates")
-        if marker is not None:
-            families.setdefault((str(item.path), marker.args[0]), []).append(item)
+        shares = one_of * (1 if marker is None else marker.args[0])
+        families.setdefault((item.nodeid.partition("::")[0], shares), []).append(item)
     left = set()
-    for (_, shares), members in families.items():
+    for (path, shares), members in families.items():
         # Functions stay together, so that each turn has some of every function's cases.
         members.sort(key=lambda item: (item.originalname, mixed(item.nodeid)))
-        left |= {item for k, item in enumerate(members) if (k + turn()) % shares != 0}
+        first = mixed(path) + turn()  # not the first test of every file in the same turn
+        left |= {item for k, item in enumerate(members) if (k + first) % shares != 0}
     return left

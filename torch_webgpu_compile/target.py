@@ -134,6 +134,7 @@ class Target:
         max_grid: workgroups per grid dimension.
         max_loop_iterations: iterations of all loops of one invocation together, after which the
             driver ends every loop without an error; 0 where there is no such limit.
+        exp_keeps_nan: whether WGSL's ``exp`` of NaN is NaN.
         subgroup_sizes: smallest and largest subgroup size, (0, 0) without subgroups.
         subgroup_matrix_configs: of the matrix units, () where none are offered.
         machine: how fast it is.
@@ -152,6 +153,7 @@ class Target:
     max_grid: int = 65535
     subgroup_sizes: tuple[int, int] = (0, 0)
     max_loop_iterations: int = 0
+    exp_keeps_nan: bool = True
     subgroup_matrix_configs: tuple[MatrixConfig, ...] = ()
     machine: Machine = Machine()
 

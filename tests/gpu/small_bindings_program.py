@@ -31,7 +31,7 @@ from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.device.eager import dispatch
-from torch_webgpu_compile.options import CompileOptions
+from torch_webgpu_compile.options import CompileOptions, from_environment
 from torch_webgpu_compile.runtime import adapters
 from torch_webgpu_compile.runtime import device as runtime_device
 
@@ -43,11 +43,12 @@ SIZES = (20, 30, 50, LARGE, 70)
 
 def open_small(**limits: int) -> None:
     """Makes a device with these limits the one that all tensors are on."""
-    info, adapter = adapters.find_adapter("wgpu", None)
+    provider = adapters.choose_provider(from_environment().provider)
+    info, adapter = adapters.find_adapter(provider, None)
     small = replace(info, limits={**info.limits, **limits})
-    device = runtime_device.create_device("wgpu", small, adapter, checked=False)
+    device = runtime_device.create_device(provider, small, adapter, checked=False)
     devices._open[0] = device
-    runtime_device._devices["wgpu", info.index, False, 0] = device
+    runtime_device._devices[provider, info.index, False, 0] = device
 
 
 def last(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.compilations import TARGET, compile_function
-from tests.providers import device_in_use
+from tests.providers import device_in_use, require_float16
 from tests.tint import tint
 from torch_webgpu_compile import counters
 from torch_webgpu_compile import target as target_module
@@ -119,6 +119,7 @@ def use(tiling: AttentionUnitsTiling, monkeypatch: pytest.MonkeyPatch) -> list[A
 def check(
     tiling: AttentionUnitsTiling, kind: str, dynamic: bool, patch: pytest.MonkeyPatch
 ) -> None:
+    require_float16()
     used = use(tiling, patch)
     patch.setattr(cost, "waits_for_key_end", lambda *_: True)
     for sizes in SIZES:
@@ -155,6 +156,7 @@ def use_for_gradients(
     tiling: AttentionGradientUnitsTiling, monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
     """Makes gradients of attention use a tiling where it fits; the tilings used."""
+    require_float16()
     target = device_in_use().target
     used: list[Any] = []
 
@@ -297,10 +299,12 @@ def test_tint_accepts_gradients(causal: bool, unit: Unit, monkeypatch: pytest.Mo
     ids=str,
 )
 def test_what_is_computed_in_units(
-    sizes: tuple[int, ...], dtype: torch.dtype, in_units: bool
+    sizes: tuple[int, ...], dtype: torch.dtype, in_units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = "f16", "f32", 16, 16, 16
+    monkeypatch.setattr(target_module, "MATRIX_KERNELS", {"attention": frozenset({config})})
     function, arguments = attention_of("none", sizes)
-    target = on_a_gpu(("f16", "f32", 16, 16, 16))
+    target = on_a_gpu(config)
     compiled = compile_function(function, *(x.to(dtype) for x in arguments), target=target)
     assert any("subgroupMatrix" in k.wgsl for k in compiled.plan.kernels) == in_units
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import torch_webgpu_compile
 from tests.decoding import Layer, Sizes, decode, layers_of
+from tests.providers import require_bindings
 from torch_webgpu_compile.device import autoload
 from torch_webgpu_compile.scheduler import cost
 
@@ -160,6 +161,7 @@ def test_values_that_are_no_numbers(device: str) -> None:
 
 
 def test_a_profile_shows_every_op() -> None:
+    require_bindings(16)  # of joint kernels
     sizes = replace(Sizes(), layers=1)
     own = [on_device(layer, "webgpu") for layer in layers_of(sizes)]
     x, at = torch.randn(1, 1, sizes.hidden).to("webgpu"), torch.tensor([5]).to("webgpu")

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from torch_webgpu_compile.device import devices
+from tests.providers import require_float64
 
 pytestmark = pytest.mark.rotates(6)
 
@@ -22,8 +22,7 @@ SPECIAL = torch.tensor(
 
 @pytest.fixture(autouse=True, scope="module")
 def _adapter():
-    if "shader-f64" not in devices.get_device(0).target.features:
-        pytest.skip("this adapter has no shader-f64")
+    require_float64()
 
 
 def close(fn, *tensors, ulps=4):

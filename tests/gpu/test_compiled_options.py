@@ -10,8 +10,8 @@ from torch import nn
 
 import torch_webgpu_compile
 from tests.compiling import compiled
-from tests.providers import device_in_use
-from torch_webgpu_compile import counters, dtypes
+from tests.providers import has_float64
+from torch_webgpu_compile import counters
 from torch_webgpu_compile.errors import OptionError, UnsupportedOp
 from torch_webgpu_compile.options import DEBUG_STAGES
 from torch_webgpu_compile.plan import cache as plan_cache
@@ -143,7 +143,7 @@ def test_a_fallback_of_an_eager_call_warns_once_at_its_line():
         unsupported(x.to("webgpu"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        if device_in_use().target.supports(dtypes.float64):
+        if has_float64():
             unsupported(x.to("webgpu", torch.float64))
     (warning,) = w
     assert str(warning.message).count("has no WebGPU kernel") == 1

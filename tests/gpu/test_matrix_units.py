@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.compilations import TARGET, compile_function
-from tests.providers import device_in_use
+from tests.providers import device_in_use, require_float16
 from tests.tint import tint
 from torch_webgpu_compile import counters
 from torch_webgpu_compile import target as targets
@@ -198,6 +198,8 @@ def in_dtype(arguments: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor,
 def test_products(
     tiling: UnitsTiling, name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if tiling.factor == "f16":
+        require_float16()
     target = device_in_use().target
     used = []
 

@@ -18,11 +18,11 @@ from runtime_plans import (
     read,
 )
 
-from tests.providers import PROVIDERS, device_of
+from tests.providers import PROVIDERS, device_in_use, device_of
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.plan.model import Dispatch
 from torch_webgpu_compile.runtime import queue
-from torch_webgpu_compile.runtime.device import Device, GpuBuffer, open_device
+from torch_webgpu_compile.runtime.device import Device, GpuBuffer
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.interface import Copy, DispatchRun
 from torch_webgpu_compile.runtime.pacing import Pace, pace_of
@@ -75,7 +75,7 @@ def test_a_compiled_call_is_one_submit() -> None:
         return torch.softmax(x @ x, dim=-1).sum(0)
 
     compiled = torch.compile(function, backend="webgpu")
-    backend = open_device().backend
+    backend = device_in_use().backend
     x = torch.randn(32, 32)
     compiled(x)
     for _ in range(3):

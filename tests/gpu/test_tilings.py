@@ -46,8 +46,8 @@ ATTENTIONS = [
     AttentionTiling(32, 32, 4, 8),
     AttentionTiling(32, 32, 8, 8),
     AttentionTiling(16, 16, 8, slices=2),
-    AttentionTiling(16, 32, 4, 8, slices=4),
-    AttentionTiling(4, 32, slices=8),
+    AttentionTiling(16, 16, 4, 8, slices=4),
+    AttentionTiling(4, 8, slices=8),
     AttentionTiling(4, 4),
 ]
 
@@ -145,6 +145,10 @@ def test_attention_with_shuffles(tiling, kind, monkeypatch, forget_plans):
 
 
 def _check_attention(tiling, kind, monkeypatch):
+    target = device_in_use().target
+    subgroup = attention.attention_subgroup(tiling, target)
+    if tiling.workgroup_nbytes(32, 32, subgroup) > target.max_workgroup_nbytes:
+        pytest.skip("the adapter's workgroups have less memory")
     monkeypatch.setattr(attention, "choose_attention_tiling", lambda *_: tiling)
     for heads, queries, keys, head, value_head in ((2, 70, 70, 32, 32), (1, 33, 100, 12, 20)):
         q, k = torch.randn(1, heads, queries, head), torch.randn(1, heads, keys, head)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.providers import require_float64
 from torch_webgpu_compile.ir import transposition
 from torch_webgpu_compile.ir.transposition import TransposeTiling
 from torch_webgpu_compile.plan import cache as plan_cache
@@ -93,6 +94,8 @@ def test_two_dimensions(name, sizes):
 )
 @pytest.mark.parametrize("sizes", [(256, 192), (203, 331)], ids=str)
 def test_dtypes(dtype, sizes):
+    if dtype is torch.float64:
+        require_float64()
     x = filled(sizes, dtype)
     check(lambda x: x.t().contiguous(), x)
     check(lambda x: (x.t().contiguous(), x.t() != 0), x)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.compilations import TARGET, compile_function
 from torch_webgpu_compile import dtypes
@@ -121,6 +122,14 @@ def test_the_interpreter_knows_no_other_ops():
 
 def kernels(function, *arguments, **options):
     return compile_function(function, *arguments, **options).plan.kernels
+
+
+def softmax(x):
+    return F.softmax(x, -1)
+
+
+def attention(x):
+    return F.scaled_dot_product_attention(x, x, x)
 
 
 def wgsl(function, *arguments, **options):
@@ -240,6 +249,16 @@ def test_no_constant_expression_is_left_to_wgsl(function):
 )
 def test_numbers_that_drivers_could_know_are_opaque(function):
     assert re.search("tw_opaque|tw_quotient", wgsl(function, randn(8)).split("fn main")[1])
+
+
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.tanh, softmax, attention])
+@pytest.mark.parametrize("keeps_nan", [True, False])
+def test_exponentials_are_the_drivers_if_it_keeps_nan(function, keeps_nan):
+    target = replace(TARGET, exp_keeps_nan=keeps_nan)
+    text = "".join(k.wgsl for k in kernels(function, randn(1, 1, 16, 16), target=target))
+    assert ("fn tw_exp" in text) == (not keeps_nan)
+    assert bool(re.search(r"\bexp\(", text)) == keeps_nan
+    assert "tw_fast_exp" not in text
 
 
 # ---- limits

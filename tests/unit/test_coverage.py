@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.coverage import DATA, DTYPES, KINDS, PAGE, Coverage, render, state_of
+from tests.coverage import DATA, DTYPES, KINDS, PAGE, Coverage, page, render, state_of
 from tests.device_samples import OPERATORS
 
 RUN = {
@@ -120,8 +120,21 @@ def test_what_the_page_shows():
     assert "| `airy` | `aten.airy.default` |" in page
 
 
+def test_what_the_page_shows_of_another_provider():
+    other = Coverage([{**RUN, "adapter": "another adapter"}])
+    other.add(request("add"), result(["aten.add.Tensor"], passed=3))
+    other.add(request("airy"), result(["aten.airy.default"], passed=2))
+    page = render(some(), {"wgpudawn": other})
+    assert "| wgpu | an adapter | 18 | 1 | 2 of 4 (50.0%) |" in page
+    assert "| wgpudawn | another adapter | 15 | 0 | 0 of 2 (0.0%) |" in page
+    _, differing = page.split("Native on wgpu, but not on wgpudawn:")
+    rows = differing.split("## On the host")[0]
+    assert "| `add` | f |" in rows
+    assert "airy" not in rows
+
+
 def test_the_page_is_what_its_data_say():
-    assert PAGE.read_text() == render(Coverage.load(DATA)), "python -m tests.coverage --render"
+    assert PAGE.read_text() == page(), "python -m tests.coverage --render"
 
 
 def test_the_page_has_every_operator_and_dtype():

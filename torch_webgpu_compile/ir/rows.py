@@ -347,7 +347,9 @@ def choose_row_tiling(
     registers = machine.registers // (4 * machine.workgroup_invocations) // 2
     lanes = vector if is_multiple_of(length, vector) else 1
     if not length.is_constant:
-        return RowTiling(min(128, limit), 1, True, lanes, None)
+        # SwiftShader took ten minutes to compile four copies of positions in pairs of words.
+        unroll = 1 if target.software and not target.has_int64 else 4
+        return RowTiling(min(128, limit), 1, True, lanes, None, unroll)
     vectors = -(-int(length) // lanes)
     if vectors % run:
         run = 1

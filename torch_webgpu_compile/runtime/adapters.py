@@ -117,6 +117,7 @@ class AdapterInfo:
             subgroup_sizes=self.subgroup_sizes if "subgroup" in features else (0, 0),
             subgroup_matrix_configs=self.subgroup_matrix_configs,
             max_loop_iterations=_LOOP_ITERATIONS if "llvmpipe" in self.name else 0,
+            exp_keeps_nan="SwiftShader" not in self.name,
         )
 
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
 from tests.device_checks import DEVICE
 from torch_webgpu_compile.runtime import sections
 
-LAYERS, ROWS, WIDTH = 4, 128, 32
+LAYERS, ROWS, WIDTH = 4, 256, 32
 
 
 class Layer(nn.Module):

@@ -100,7 +100,7 @@ def test_as_eager(function, sizes):
 
 @pytest.mark.parametrize("function", CHOOSING)
 def test_parameters_from_the_numbers(function):
-    if function in (chosen_here, chosen_symmetric):  # their smallest scale is a float64
+    if function is not in_groups:  # scales, or the smallest of them, are float64
         require_float64()
 
     given = arguments(5, 6)

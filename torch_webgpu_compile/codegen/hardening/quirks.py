@@ -298,6 +298,20 @@ QUIRKS: tuple[Quirk, ...] = (
         _FOUND + "test_counts_are_compared_with_numbers",
         where="codegen/wgsl/scalars.py: Renderer._narrow",
     ),
+    Quirk(
+        "the exponential of NaN",
+        "infinity, so that a sigmoid of NaN is 0",
+        ("SwiftShader",),
+        _COMPOSED,
+        where=f"{_SPELLING}: exponentials",
+    ),
+    Quirk(
+        "many branches",
+        "compiles a kernel for minutes that checks bounds by && in what is loaded often",
+        ("SwiftShader",),
+        "tests/gpu/test_written_attention.py::test_masks_that_replace",
+        where=f"{_SPELLING}: all_of",
+    ),
     # ---- in the functions of templates
     Quirk(
         "a comparison with a select",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ...dtypes import DType
 from ...symbolic.sizes import ZERO, Expr
+from ...target import Target
 from ..values import Text
 
 # Of what these give, drivers know too much: they take roots for positive (√-0 is -0, its reciprocal
@@ -67,6 +69,23 @@ def avoids_neutral(reduction: str, dtype: DType) -> bool:
 def exchanged_type(compute: str) -> str:
     """The type in workgroup memory of elements of a WGSL type: booleans are words there."""
     return "u32" if compute == "bool" else compute
+
+
+def exponentials(module: str, target: Target) -> str:
+    """``module`` with the driver's ``exp`` for ``tw_fast_exp``, or this package's if NaN is lost.
+
+    SwiftShader's exp of NaN is infinite, and a sigmoid of it 0.
+    """
+    if target.exp_keeps_nan:
+        return re.sub(r"\btw_fast_exp4?\(", "exp(", module)
+    return module.replace("tw_fast_exp", "tw_exp")
+
+
+def all_of(conditions: Sequence[str]) -> str:
+    """Their conjunction, without branches; "" of none."""
+    if len(conditions) <= 1:
+        return "".join(conditions)
+    return f"({' & '.join(f'({condition})' for condition in conditions)})"
 
 
 def hide_bits(text: str, helpers: Collection[str]) -> str:

@@ -138,7 +138,8 @@ class ExpSum:
         peaks, terms = [], []
         for value, predicate in values:
             code = value.widen(self.lanes)
-            term = f"exp({code} - {vector.format('shift')})"
+            own = suffix(dtypes.float32, self.lanes)
+            term = f"tw_fast_exp{own}({code} - {vector.format('shift')})"
             # Elements past the end are dropped after exp: they hold numbers of another row.
             peaks.append(f"select({lowest}, {code}, {predicate})" if predicate else code)
             terms.append(f"select({zero}, {term}, {predicate})" if predicate else term)
@@ -148,7 +149,7 @@ class ExpSum:
             f"  let peak = {_in_pairs(peaks, self.lanes)};",
             f"  let top = tw_maximum({largest.name}, {_in_pairs(lanes, 1)});",
             "  let shift = tw_above_ninf(top);",
-            f"  let scale = exp(tw_above_ninf({largest.name}) - shift);",
+            f"  let scale = tw_fast_exp(tw_above_ninf({largest.name}) - shift);",
             f"  {wide} = {wide} * scale + ({' + '.join(terms)});",
             f"  {largest.name} = top;",
             "}",
@@ -170,7 +171,7 @@ class ExpSum:
         largest, total = (part.name for part in self.parts)
         if shift == largest:  # Mesa takes x − x for 0
             return f"select({total}, bitcast<f32>(tw_nan_bits), tw_isinf({largest}))"
-        return f"(select({total}, 1.0f, tw_isinf({largest})) * exp({largest} - {shift}))"
+        return f"(select({total}, 1.0f, tw_isinf({largest})) * tw_fast_exp({largest} - {shift}))"
 
 
 def _in_pairs(codes: Sequence[str], lanes: int) -> str:
@@ -192,8 +193,8 @@ def exp_sum(largest: str, total: str, lanes: int) -> ExpSum:
     merges = (
         f"let {largest}_top = tw_maximum({largest}, {largest}_b);",
         f"let {largest}_shift = tw_above_ninf({largest}_top);",
-        f"{total} = {total} * exp(tw_above_ninf({largest}) - {largest}_shift)"
-        f" + {total}_b * exp(tw_above_ninf({largest}_b) - {largest}_shift);",
+        f"{total} = {total} * tw_fast_exp(tw_above_ninf({largest}) - {largest}_shift)"
+        f" + {total}_b * tw_fast_exp(tw_above_ninf({largest}_b) - {largest}_shift);",
         f"{largest} = {largest}_top;",
     )
     return ExpSum(lanes, parts, merges)

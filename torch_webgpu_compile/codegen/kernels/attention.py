@@ -17,6 +17,7 @@ from ...ir.scalar import Scalar
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
 from ...target import Target
+from ..hardening.spelling import all_of
 from ..tilings.attention import AttentionTiling, attention_subgroup, choose_attention_tiling
 from ..tilings.attention_units import (
     SHARING,
@@ -231,7 +232,7 @@ class LoadFunctionMaker:
         scope = Scope()
         result = self.builder.renderer(lanes, scope, branches=True).render(body)
         guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
-        code, guard = result.widen(len(lanes)), " && ".join(guards)
+        code, guard = result.widen(len(lanes)), all_of(guards)
         return LoadFunction(len(lanes), scope.lines, code, guard, body.dtype.compute)
 
     def of_row(self, body: Scalar | None, rows: Expr) -> LoadFunction | None:
@@ -297,5 +298,5 @@ def _store(
         lanes = [{**fixed, **flat_values("d", (size,), iteration("d", size))}]
         limit = size
     lines = render_epilogue(builder, members, {node.output: "value"}, lanes)
-    guard = f"m < {builder.index(queries)} && d < {builder.index(limit)}"
+    guard = all_of([f"m < {builder.index(queries)}", f"d < {builder.index(limit)}"])
     return Store(len(lanes), lines, guard)

@@ -18,6 +18,7 @@ from ...ir.spaces import symbol_keys
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, Symbol, atom_expr, ceildiv, iteration, product
 from ...target import Target
+from ..hardening.spelling import all_of
 from ..tilings.attention import AttentionGradientTiling, choose_attention_gradient_tiling
 from ..tilings.attention_units import (
     SHARING,
@@ -298,7 +299,7 @@ class _FunctionMaker:
     def _operand(self, body: Scalar, lanes: Lanes, guards: list[str]) -> LoadFunction:
         scope = Scope()
         result = self.builder.renderer(lanes, scope).render(body)
-        guard = " && ".join(g for g in guards if g)
+        guard = all_of([g for g in guards if g])
         code = result.widen(len(lanes))
         return LoadFunction(len(lanes), scope.lines, code, guard, body.dtype.compute)
 
@@ -335,4 +336,4 @@ class _FunctionMaker:
             lanes = [{**self.fixed, last: iteration("e", limit)}]
         lines = builder.store(member, Text("value", len(lanes), dtype), lanes)
         guards = [self._guard(row[-2]), f"e < {builder.index(limit)}"]
-        return Store(len(lanes), lines, " && ".join(g for g in guards if g))
+        return Store(len(lanes), lines, all_of([g for g in guards if g]))

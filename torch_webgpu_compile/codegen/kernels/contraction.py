@@ -17,6 +17,7 @@ from ...ir.spaces import Origin, numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product
 from ...target import Target
+from ..hardening.spelling import all_of
 from ..tilings.matmul import (
     MatmulProblem,
     MatmulTiling,
@@ -367,4 +368,4 @@ def _store(
         guards.append(f"m < {builder.index(rows)}")
     if not is_multiple_of(columns, tile_n):
         guards.append(f"n < {builder.index(columns // len(lanes))}")
-    return Store(len(lanes), lines, " && ".join(guards))
+    return Store(len(lanes), lines, all_of(guards))

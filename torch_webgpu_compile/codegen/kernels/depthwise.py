@@ -35,6 +35,7 @@ from ...symbolic.sizes import (
     product,
 )
 from ...target import Target
+from ..hardening.spelling import all_of
 from ..tilings.depthwise import (
     DepthwiseTiling,
     Problem,
@@ -158,10 +159,10 @@ def generate_depthwise_weight_gradient(
     guards = []
     if not is_multiple_of(node.channels, tiling.channels):
         guards.append(f"channel < {builder.index(node.channels)}")
-    of_channel = " && ".join(guards)
+    of_channel = all_of(guards)
     if not is_multiple_of(node.images, tiling.images):
         guards.append(f"picture < {builder.index(node.images)}")
-    within = " && ".join(guards)
+    within = all_of(guards)
     chunks = product(_tiles(tiling, height, width)) * ceildiv(node.images, tiling.images)
     each = ceildiv(chunks, node.parts)
     total = ceildiv(node.channels, tiling.channels) * node.parts
@@ -195,7 +196,9 @@ def generate_depthwise_weight_gradient(
             "loads": [
                 (f"m{j}_{v}", j, v) for j in range(tiling.rows) for v in range(tiling.vectors)
             ],
-            "valid": f"y < {builder.index(height)} && {VECTOR} * x < {builder.index(width)}",
+            "valid": all_of(
+                [f"y < {builder.index(height)}", f"{VECTOR} * x < {builder.index(width)}"]
+            ),
             "inside": {k: f"{VECTOR} * x + {k} < {builder.index(width)}" for k in sorted(ending)},
             "multiply": list(_add_to_taps(tiling, windows, ending)),
             "rounds": rounds,
@@ -276,7 +279,7 @@ def _load(
     value = builder.renderer(lanes, scope, branches=True).render(body)
     guards = [within] if within else []
     guards += ["y >= 0", f"y < {builder.index(height)}", "x >= 0", f"x < {builder.index(limit)}"]
-    return Load(len(lanes), scope.lines, value.widen(len(lanes)), " && ".join(guards))
+    return Load(len(lanes), scope.lines, value.widen(len(lanes)), all_of(guards))
 
 
 def _store(
@@ -303,7 +306,7 @@ def _store(
     lines = render_epilogue(builder, members, {node.output: "value"}, lanes)
     guards = [within] if within else []
     guards += [f"y < {builder.index(height)}", f"x < {builder.index(limit)}"]
-    return Store(len(lanes), lines, " && ".join(guards))
+    return Store(len(lanes), lines, all_of(guards))
 
 
 def _store_taps(
@@ -321,7 +324,7 @@ def _store_taps(
     guards = [within] if within else []
     if node.windows.taps % VECTOR:
         guards.append(f"tap < {node.windows.taps}")
-    return Store(1, lines, " && ".join(guards) or "true")
+    return Store(1, lines, all_of(guards) or "true")
 
 
 # -- arithmetic ------------------------------------------------------------------------------------

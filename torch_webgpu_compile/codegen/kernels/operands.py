@@ -15,6 +15,7 @@ from ...symbolic.sizes import (
     iteration,
     product,
 )
+from ..hardening.spelling import all_of
 from ..values import Scope
 from ..wgsl.literals import zero_of
 from ..wgsl.scalars import Renderer
@@ -127,7 +128,8 @@ def guard_of(
 ) -> str:
     """`TileLoad.guard`: below the limits of m or n and of k, where tiles are not known to be."""
     names = zip((prefix, "k"), limits, are_whole, strict=True)
-    return " && ".join(f"{n} < {builder.index(limit)}" for n, limit, whole in names if not whole)
+    guards = [f"{n} < {builder.index(limit)}" for n, limit, whole in names if not whole]
+    return all_of(guards)
 
 
 def _render(

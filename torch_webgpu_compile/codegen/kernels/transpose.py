@@ -17,6 +17,7 @@ from ...ir.transposition import Transposition, extent_of
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, delinearize, iteration, product
 from ...target import Target
+from ..hardening.spelling import all_of
 from ..values import Scope, Text
 from ..wgsl.scalars import Renderer
 from .builder import KernelBuilder, fold_grid
@@ -146,7 +147,7 @@ class _TransposeKernel:
         ]
         predicate = None
         if tests:
-            test = self.builder.renderer(lanes, scope).let(" && ".join(tests), 1, dtypes.bool_)
+            test = self.builder.renderer(lanes, scope).let(all_of(tests), 1, dtypes.bool_)
             predicate = test.code
         return predicate, self.builder.renderer(lanes, scope, predicate=predicate)
 

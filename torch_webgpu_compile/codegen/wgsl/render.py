@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...plan.model import Parameter
-from ..hardening.spelling import ENTRY, hide_bits
+from ..hardening.spelling import ENTRY, exponentials, hide_bits
 from .storage import Bindings
 from .words import without_int64
 
@@ -75,9 +75,10 @@ def render_module(
     text = "\n".join([*functions, body])
     helpers = _helpers(text)
     module = "\n".join([*declared, *helpers.values(), hide_bits(text, helpers)])
+    module = exponentials(module, bindings.target)
     if not bindings.target.has_int64:
         module = without_int64(module)
-        module = "\n".join([*_helpers(module, helpers).values(), module])
+    module = "\n".join([*_helpers(module, helpers).values(), module])
     module = "\n".join(line for line in module.splitlines() if line.strip())
     enables = "enable f16;\n" if re.search(r"\bf16\b", _without_comments(module)) else ""
     return enables + module + "\n"

@@ -73,7 +73,7 @@ class _Module:
             parser.name()
             if parser.token.text == "(":
                 self._skip_parentheses()
-        if parser.accept("enable", "requires", "diagnostic"):
+        if parser.accept("enable", "requires", "diagnostic", "alias"):  # aliases: of no i64
             while not parser.accept(";"):
                 parser.place += 1
         elif parser.accept("fn"):
