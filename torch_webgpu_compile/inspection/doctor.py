@@ -119,13 +119,16 @@ def _print_versions() -> None:
 
 
 def _self_test() -> int:
-    """Compiles a small model, forward and backward, and compares it with eager PyTorch."""
+    """Compares a small model, forward and backward, and a product of f16 with eager PyTorch.
+
+    The latter is computed in matrix units, where kernels use them.
+    """
     import torch
 
     from ..backend import webgpu
     from ..runtime.device import device_for
 
-    print("\nSelf-test: a small model, forward and backward … ", end="", flush=True)
+    print("\nSelf-test: a small model, forward and backward, and a product of f16 … ", end="", flush=True)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 8)
@@ -140,6 +143,10 @@ def _self_test() -> int:
         torch.testing.assert_close(result, eager, atol=1e-4, rtol=1e-4)
         for a, b in zip(got, wanted, strict=True):
             torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+        factors = torch.randn(200, 100).half(), torch.randn(100, 150).half()
+        product = torch.compile(torch.mm, backend=webgpu, fullgraph=True)(*factors)
+        exact = torch.mm(*(factor.double() for factor in factors))
+        torch.testing.assert_close(product.double(), exact, atol=1e-2, rtol=1e-3)
     except Exception as error:
         print("FAILED", file=sys.stdout)
         print(f"{type(error).__name__}: {error}")
