@@ -14,6 +14,7 @@ from tests.rotation import picked
 from torch_webgpu_compile.codegen.kernels import attention, contraction
 from torch_webgpu_compile.codegen.tilings.attention import AttentionTiling
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
+from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling
 from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.tuning import autotune
 
@@ -169,6 +170,35 @@ def _check_attention(tiling, kind, monkeypatch):
         with torch.no_grad():
             got = torch.compile(f, backend="webgpu", dynamic=False)(q, k, v, mask)
             torch.testing.assert_close(got, f(q, k, v, mask), rtol=1e-4, atol=1e-5)
+
+
+def test_tilings_for_matrix_units_are_measured(monkeypatch):
+    """And the fastest one is used: `max-autotune` with the kernel of invocations in their place."""
+    unit = Unit(16, 16, 16)
+    chosen, slow, fast = (
+        UnitsTiling(unit, "f16", 32, size, size, inner, 2, 1)
+        for size, inner in ((64, 32), (64, 16), (32, 16))
+    )
+    for module in (contraction, autotune):
+        monkeypatch.setattr(module, "units_tiling", lambda *_: chosen)
+    monkeypatch.setattr(autotune, "units_candidates", lambda *_: [chosen, slow, fast])
+    monkeypatch.setattr(autotune, "_measured", {})
+    monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
+    generated = []
+    original = contraction.generate_in_units
+
+    def generate(*arguments):
+        generated.append(arguments[-1])
+        return original(*arguments)
+
+    monkeypatch.setattr(autotune, "generate_in_units", generate)
+    monkeypatch.setattr(contraction, "generate_in_units", generate)
+    times = iter([3e-6, 2e-6, 1e-6])
+    monkeypatch.setattr(autotune, "seconds_of", lambda *_: next(times))
+    x, w = torch.randn(48, 72).half(), torch.randn(72, 40).half()
+    function = torch.compile(torch.mm, backend="webgpu", mode="max-autotune")
+    torch.testing.assert_close(function(x, w), x @ w, rtol=4e-3, atol=4e-2)
+    assert generated == [chosen, slow, fast, fast]
 
 
 def test_measured_tilings_are_kept(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ import torch
 from tests.compilations import TARGET, compile_function
 from tests.plan_mutations import altered, damaged, without_program
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
+from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.plan import cache as plan_cache
@@ -416,3 +417,42 @@ def test_tables_hold_tilings_that_could_be_measured(change, is_used, tmp_path, m
     autotune._measured.clear()
     narrow = replace(target, max_workgroup_invocations=32)
     assert key not in autotune.known_tilings(narrow, str(tmp_path))
+
+
+UNITS_TILING = UnitsTiling(Unit(16, 16, 16), "f16", 32, 128, 128, 32, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_used"),
+    [
+        ({}, True),
+        ({"factor": "bf16"}, True),
+        ({"inner": 64}, True),
+        ({"inner": 48}, False),
+        ({"factor": "f64"}, False),
+        ({"lanes": 16}, False),
+        ({"drained": 0}, False),
+        ({"unit": {"m": 16, "n": 16, "k": 0}}, False),
+        ({"unit": None}, False),
+    ],
+)
+def test_tables_hold_tilings_of_the_matrix_units(change, is_used, tmp_path, monkeypatch):
+    monkeypatch.setattr(autotune, "_measured", {})
+    config = UNITS_TILING.config
+    target = replace(
+        TARGET,
+        name="Some GPU",
+        features=frozenset({"subgroup"}),
+        subgroup_sizes=(32, 32),
+        subgroup_matrix_configs=(config,),
+    )
+    key = "32-bit 1x512x512x512 inner inner f16 in units"
+    content = json.dumps({key: asdict(UNITS_TILING) | change}).encode()
+    autotune._tables_in(str(tmp_path)).write("some-gpu-vulkan.json", target.identity, content)
+    known = autotune.known_tilings(target, str(tmp_path))
+    assert (key in known) == is_used
+    if not change:
+        assert known[key] == UNITS_TILING
+    autotune._measured.clear()
+    without = replace(target, subgroup_matrix_configs=())
+    assert key not in autotune.known_tilings(without, str(tmp_path))

@@ -128,7 +128,8 @@ def _self_test() -> int:
     from ..backend import webgpu
     from ..runtime.device import device_for
 
-    print("\nSelf-test: a small model, forward and backward, and a product of f16 … ", end="", flush=True)
+    what = "a small model, forward and backward, and a product of f16"
+    print(f"\nSelf-test: {what} … ", end="", flush=True)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 8)

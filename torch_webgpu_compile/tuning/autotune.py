@@ -16,7 +16,14 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..codegen.kernels.contraction import Tilings, generate_tiled, problem_of
+from ..codegen.kernels.contraction import (
+    Tiling,
+    Tilings,
+    generate_in_units,
+    generate_tiled,
+    problem_of,
+    units_tiling,
+)
 from ..codegen.tilings.matmul import (
     MatmulProblem,
     MatmulTiling,
@@ -25,12 +32,20 @@ from ..codegen.tilings.matmul import (
     matmul_candidates,
     measurable_tilings,
 )
+from ..codegen.tilings.units import (
+    FACTORS,
+    IN_UNITS,
+    UnitsTiling,
+    units_candidates,
+    units_fit,
+    units_key,
+)
 from ..errors import DeviceError, DeviceLostError, OutOfMemoryError
 from ..ir.anchors import contraction_groups
 from ..ir.graph import ContractionGroup, Schedule
 from ..options import CompileOptions
 from ..plan.cache_folder import CacheFolder, write_atomically
-from ..plan.codec import read_json
+from ..plan.codec import codec_of
 from ..plan.model import STATUS, STATUS_BUFFER, KernelCall, Plan, PlanBuffer
 from ..runtime.device import Device
 from ..runtime.executor import Executor
@@ -46,7 +61,7 @@ _ROUNDS = 3
 _ROUND_SECONDS = 0.004
 _SHIPPED = Path(__file__).parent / "tables"
 _lock = threading.Lock()
-_measured: dict[tuple[str, str | None], dict[str, MatmulTiling]] = {}
+_measured: dict[tuple[str, str | None], dict[str, Tiling]] = {}
 
 
 def known_tilings(target: Target, folder: str | None) -> Tilings:
@@ -78,11 +93,12 @@ def tuner(device: Device, folder: str | None) -> Tune:
         work: dict[str, _Candidates] = {}
         for group in contraction_groups(schedule):
             problem = problem_of(group, schedule.graph.buffers)
-            key = problem.key
+            units = units_tiling(group, problem, device.target)
+            key = problem.key if units is None else units_key(problem, units)
             if key is None or key in known or key in work or problem.itemsize == 8:
                 continue
             if not has_few_rows(problem):
-                work[key] = _candidates(group, schedule, problem, device.target)
+                work[key] = _candidates(group, schedule, problem, units, device.target)
         with suppress(DeviceError):  # of a kernel that the driver refuses; the others are compiled
             device.compile_many([c.kernel for calls in work.values() for c in calls.values()])
         found = {key: _fastest(key, calls, schedule, device) for key, calls in work.items()}
@@ -96,20 +112,31 @@ def tuner(device: Device, folder: str | None) -> Tune:
 # ---- measuring
 
 
-_Candidates = dict[MatmulTiling, KernelCall]
+_Candidates = dict[Tiling, KernelCall]
 
 
 def _candidates(
-    group: ContractionGroup, schedule: Schedule, problem: MatmulProblem, target: Target
+    group: ContractionGroup,
+    schedule: Schedule,
+    problem: MatmulProblem,
+    units: UnitsTiling | None,
+    target: Target,
 ) -> _Candidates:
+    """``units``: the tiling for matrix units that is chosen without a measurement, if any."""
+    if units is not None:
+        return {
+            tiling: generate_in_units(group, schedule.graph.buffers, target, problem, tiling)
+            for tiling in units_candidates(units.unit, units.factor, units.lanes)
+            if units_fit(tiling, problem, target)
+        }
     return {
         tiling: generate_tiled(group, schedule.graph.buffers, target, problem, tiling)
         for tiling in matmul_candidates(problem, target)
     }
 
 
-def _fastest(key: str, calls: _Candidates, schedule: Schedule, device: Device) -> MatmulTiling:
-    times: dict[MatmulTiling, float] = {}
+def _fastest(key: str, calls: _Candidates, schedule: Schedule, device: Device) -> Tiling:
+    times: dict[Tiling, float] = {}
     for tiling, call in calls.items():
         try:
             times[tiling] = seconds_of(call, schedule, device)
@@ -154,8 +181,10 @@ def _single(call: KernelCall, schedule: Schedule) -> Plan:
 
 # ---- tables
 
+_OF_INVOCATIONS, _OF_UNITS = codec_of(MatmulTiling), codec_of(UnitsTiling)
 
-def _table(target: Target, folder: str | None) -> dict[str, MatmulTiling]:
+
+def _table(target: Target, folder: str | None) -> dict[str, Tiling]:
     key = target.name, folder
     if key not in _measured:
         found = _shipped(target)
@@ -165,13 +194,13 @@ def _table(target: Target, folder: str | None) -> dict[str, MatmulTiling]:
     return _measured[key]
 
 
-def _shipped(target: Target) -> dict[str, MatmulTiling]:
+def _shipped(target: Target) -> dict[str, Tiling]:
     with suppress(OSError):
         return read_table(_SHIPPED / target.file_name)
     return {}
 
 
-def _add(target: Target, folder: str | None, found: dict[str, MatmulTiling]) -> None:
+def _add(target: Target, folder: str | None, found: dict[str, Tiling]) -> None:
     with _lock:
         table = _table(target, folder)
         table.update(found)
@@ -185,7 +214,7 @@ def _tables_in(folder: str) -> CacheFolder:
     return CacheFolder(Path(folder) / "tunings")
 
 
-def _stored(target: Target, folder: str) -> dict[str, MatmulTiling]:
+def _stored(target: Target, folder: str) -> dict[str, Tiling]:
     """The table in a cache folder, without what this version would not measure on this adapter."""
     content = _tables_in(folder).read(target.file_name, target.identity)
     if content is None:
@@ -197,7 +226,11 @@ def _stored(target: Target, folder: str) -> dict[str, MatmulTiling]:
     return {key: tiling for key, tiling in table.items() if _is_measurable(key, tiling, target)}
 
 
-def _is_measurable(key: str, tiling: MatmulTiling, target: Target) -> bool:
+def _is_measurable(key: str, tiling: Tiling, target: Target) -> bool:
+    if isinstance(tiling, UnitsTiling):
+        unit, factor, lanes = tiling.unit, tiling.factor, target.subgroup_size
+        is_offered = factor in FACTORS and tiling.config in target.subgroup_matrix_configs
+        return is_offered and tiling in units_candidates(unit, factor, lanes)
     bits, axes = re.match(r"(\d+)-bit ", key), key.split(" ")[-2:]
     return (
         bits is not None
@@ -207,7 +240,7 @@ def _is_measurable(key: str, tiling: MatmulTiling, target: Target) -> bool:
     )
 
 
-def read_table(path: Path) -> dict[str, MatmulTiling]:
+def read_table(path: Path) -> dict[str, Tiling]:
     """A table as those in ``tuning/tables``. Raises OSError, and ValueError for what is none."""
     return _parse(path.read_bytes())
 
@@ -222,7 +255,13 @@ def _text(table: Tilings) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _parse(content: bytes) -> dict[str, MatmulTiling]:
+def _parse(content: bytes) -> dict[str, Tiling]:
     """Raises ValueError for what is no table."""
-    table: dict[str, MatmulTiling] = read_json(dict[str, MatmulTiling], content)
-    return table
+    try:
+        table = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(table, dict):
+        raise ValueError("it is no table")
+    codecs = {key: _OF_UNITS if key.endswith(IN_UNITS) else _OF_INVOCATIONS for key in table}
+    return {key: codecs[key].decode(fields) for key, fields in table.items()}

@@ -32,6 +32,8 @@ from ..tilings.units import (
     MOST_MISSED,
     UnitsTiling,
     dialect_of,
+    units_fit,
+    units_key,
     units_tilings,
 )
 from ..wgsl.literals import zero_of
@@ -44,8 +46,9 @@ from .words import load_words, word_axis
 _PACKED_RUN = 4  # fours of elements of a byte or less that 16 bytes have, at least
 _DOT = {"i8": "dot4I8Packed", "u8": "dot4U8Packed"}
 
-Tilings = Mapping[str, MatmulTiling]
-"""Measured tilings, by `MatmulProblem.key`."""
+Tiling = MatmulTiling | UnitsTiling
+Tilings = Mapping[str, Tiling]
+"""Measured tilings, by `MatmulProblem.key` or `units_key`."""
 
 
 def problem_of(group: ContractionGroup, buffers: dict[str, Buffer]) -> MatmulProblem:
@@ -74,9 +77,14 @@ def generate_contraction(
         return generate_few_rows(group, buffers, target, problem)
     units = units_tiling(group, problem, target)
     if units is not None:
+        measured = tilings.get(units_key(problem, units) or "")
+        if isinstance(measured, UnitsTiling) and units_fit(measured, problem, target):
+            units = measured
         return generate_in_units(group, buffers, target, problem, units)
     tiling = tilings.get(problem.key or "")
-    if tiling is None or not fits(tiling, problem.itemsize, problem.axes, target):
+    if not isinstance(tiling, MatmulTiling) or not fits(
+        tiling, problem.itemsize, problem.axes, target
+    ):
         tiling = choose_matmul_tiling(problem, target)
     return generate_tiled(group, buffers, target, problem, tiling)
 

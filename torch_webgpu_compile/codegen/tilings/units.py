@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
 from ...ir.access import VECTOR
@@ -13,9 +14,13 @@ from .matmul import MatmulProblem
 _NBYTES = {"f16": 2, "bf16": 2, "f32": 4, "i8": 1, "u8": 1}
 _SUMS = {"f16": "f32", "bf16": "f32", "f32": "f32", "i8": "i32", "u8": "u32"}
 
+FACTORS = frozenset(_NBYTES)
+"""What `InUnits.factor` may be."""
 PADDING_NBYTES = 16
 """Between lines of a tile, which start in other banks then; all are aligned."""
 
+IN_UNITS = " in units"
+"""How keys of tables of tilings end that have a `UnitsTiling`."""
 MOST_MISSED = 64
 """Elements of bfloat16 outside of f16's range that a tile's sums are corrected for.
 
@@ -59,6 +64,11 @@ class InUnits:
     def type(self) -> str:
         """The type of what the units multiply."""
         return "f16" if self.factor == "bf16" else self.factor
+
+    @property
+    def config(self) -> MatrixConfig:
+        """Of the matrix units."""
+        return self.type, self.sum_type, self.unit.m, self.unit.n, self.unit.k
 
     @property
     def packing(self) -> int:
@@ -193,11 +203,41 @@ def units_tilings(
     *_, m, n, k = config
     for (rows, columns), subgroups, least in _BY_SIZE:
         unit = Unit(m, n, k)
-        size = rows, columns, _INNER_WORDS if _NBYTES[factor] == 1 else _INNER
+        size = rows, columns, _inner(factor)
         tiling = UnitsTiling(unit, factor, target.subgroup_size, *size, *subgroups)
         enough = problem.workgroups(tiling) >= target.machine.scaled(least)
         if enough and units_fit(tiling, problem, target):
             yield tiling
+
+
+# What is worth measuring: rows, columns, and subgroups along each.
+_MEASURED = (
+    (128, 128, 1, 4),
+    (128, 128, 2, 2),
+    (128, 128, 4, 1),
+    (128, 256, 2, 4),
+    (256, 128, 4, 2),
+    (64, 128, 1, 4),
+    (128, 64, 4, 1),
+    (64, 64, 2, 2),
+    (64, 64, 1, 4),
+    (64, 64, 1, 2),
+    (32, 64, 1, 2),
+    (32, 32, 1, 1),
+)
+
+
+def units_candidates(unit: Unit, factor: str, lanes: int) -> Iterator[UnitsTiling]:
+    """The tilings worth measuring."""
+    inner = _inner(factor)
+    for size, (rows, columns, *subgroups) in product((inner, 2 * inner), _MEASURED):
+        tiling = UnitsTiling(unit, factor, lanes, rows, columns, size, *subgroups)
+        if tiling.is_whole:
+            yield tiling
+
+
+def _inner(factor: str) -> int:
+    return _INNER_WORDS if _NBYTES[factor] == 1 else _INNER
 
 
 def units_fit(tiling: UnitsTiling, problem: MatmulProblem, target: Target) -> bool:
@@ -209,3 +249,8 @@ def units_fit(tiling: UnitsTiling, problem: MatmulProblem, target: Target) -> bo
         and tiling.workgroup <= target.max_workgroup_invocations
         and tiling.workgroup_nbytes(problem.axes) <= target.max_workgroup_nbytes
     )
+
+
+def units_key(problem: MatmulProblem, tiling: UnitsTiling) -> str | None:
+    """Names a problem that matrix units compute in tables of tilings; see `MatmulProblem.key`."""
+    return problem.key and f"{problem.key} {tiling.factor}{IN_UNITS}"
