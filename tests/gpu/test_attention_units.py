@@ -138,7 +138,7 @@ def check(
     assert not counters.fallbacks
 
 
-@pytest.mark.rotates(16)
+@pytest.mark.rotates(32)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
@@ -199,7 +199,7 @@ def in_training(kind: str) -> tuple[Any, list[Tensor]]:
     return written if kind == "written" else fused, leaves
 
 
-@pytest.mark.rotates(8)
+@pytest.mark.rotates(16)
 @pytest.mark.parametrize(
     "kind", ["none", "causal", "bool", "float", "grouped", "dropout", "written"]
 )
@@ -250,6 +250,7 @@ def on_a_gpu(config: MatrixConfig) -> Target:
     )
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("unit", [SMALL, WIDE, LARGE], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tint_accepts_the_kernels(kind: str, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +268,7 @@ def test_tint_accepts_the_kernels(kind: str, unit: Unit, monkeypatch: pytest.Mon
         assert not tint().error(kernel)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("unit", [SMALL, WIDE, LARGE], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 def test_tint_accepts_gradients(causal: bool, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def _tiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plan_cache.clear()
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("most_missed", [64, 1], ids=["noted", "computed again"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["as they are", "transposed"])
 @pytest.mark.parametrize("sizes", [(M, K, N), (M - 1, K - 1, N - 1)], ids=["by fours", "by ones"])
@@ -65,6 +66,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CALLS)
 def test_missed_elements_in_groups(

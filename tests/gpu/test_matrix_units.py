@@ -191,7 +191,7 @@ def in_dtype(arguments: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor,
     return tuple(a.to(dtype) if a.is_floating_point() else a for a in arguments)
 
 
-@pytest.mark.rotates(16)
+@pytest.mark.rotates(24)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
@@ -224,7 +224,7 @@ def test_products(
     assert used
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("name", PACKED_CALLS)
 @pytest.mark.parametrize("tiling", [replace(TILINGS[0], drained=1), TILINGS[1]], ids=str)
 def test_products_of_packed_weights(
@@ -242,7 +242,7 @@ def test_products_of_packed_weights(
     torch.testing.assert_close(got, function(*arguments), rtol=4e-3, atol=4e-2)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(12)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", BYTE_CALLS)
 @pytest.mark.parametrize("tiling", [None, *BYTE_TILINGS], ids=str)
@@ -284,6 +284,7 @@ def test_tint_accepts_the_kernels_of_bytes(name: str, monkeypatch: pytest.Monkey
     check_with_tint(monkeypatch, configs, *BYTE_CALLS[name], are_few=name == "few rows")
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("factor", ["f16", "bf16"])
 @pytest.mark.parametrize("unit", UNITS, ids=str)
 @pytest.mark.parametrize("name", CALLS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from tests.compilations import compile_function
 from tests.harness import TARGET, capture, check, lower_checked
 from torch_webgpu_compile import dtypes
-from torch_webgpu_compile.codegen.hardening.spelling import suffix
+from torch_webgpu_compile.codegen.hardening.spelling import exponentials, suffix
 from torch_webgpu_compile.codegen.wgsl.op_table import op_row
 from torch_webgpu_compile.codegen.wgsl.render import _WORD, _library
 from torch_webgpu_compile.ir.nodes import Contraction, HostCall, Scatter
@@ -98,8 +99,9 @@ def test_every_helper_exists(lanes: int) -> None:
         if row is not None:
             text = row.format(*"abc", T="f64", s="f64", v=suffix(dtypes.float64, lanes))
             assert set(_WORD.findall(text)) <= set(library), text
-    for name, definition in library.items():
-        missing = set(_WORD.findall(definition)) - set(library)
+    for keeps_nan, (name, definition) in product((False, True), library.items()):
+        target = replace(FLOAT64, exp_keeps_nan=keeps_nan)
+        missing = set(_WORD.findall(exponentials(definition, target))) - set(library)
         assert not missing, (name, missing)
 
 
