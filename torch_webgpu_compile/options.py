@@ -92,7 +92,8 @@ class CompileOptions:
         progress: whether a long compilation says how far it is: ``auto``, ``1`` or ``0``.
         fusion: fuse nodes into common kernels.
         mode: ``torch.compile``'s mode, one of `MODES`.
-        adapter: part of the wanted adapter's name or its index, "" for the best one.
+        adapter: part of the wanted adapter's name or its index, "" for the best one; several, with
+            commas, are those of ``webgpu:0``, ``webgpu:1`` and so on.
         provider: the WebGPU implementation, one of `PROVIDERS`.
         deterministic: results are the same bits in every run.
         fill_empty: ``torch.empty`` gives NaN and largest integers.
@@ -112,6 +113,16 @@ class CompileOptions:
     provider: str = AUTO
     deterministic: bool = False
     fill_empty: bool = False
+
+    @property
+    def adapters(self) -> list[str]:
+        """The wanted adapters, one for each ``webgpu`` device; empty where none is asked for."""
+        return [part.strip() for part in self.adapter.split(",") if part.strip()]
+
+    @property
+    def first_adapter(self) -> str:
+        """The wanted adapter of what is not a ``webgpu`` device; "" for the best one."""
+        return next(iter(self.adapters), "")
 
     @property
     def autotune(self) -> bool:

@@ -196,7 +196,8 @@ def dawn():
     return has_provider("wgpudawn")
 
 
-def test_doctor(capsys, dawn):
+def test_doctor(capsys, dawn, monkeypatch):
+    monkeypatch.setenv("TORCH_WEBGPU_ADAPTER", "0,0")  # two webgpu devices
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
     assert "[0]" in printed

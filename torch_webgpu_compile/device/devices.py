@@ -58,10 +58,9 @@ def _find() -> list[_Ordinal]:
             from ..runtime.device import list_adapters
 
             options = resolve(None, None)
-            _provider = choose_provider(options.provider, options.adapter.split(",")[0].strip())
+            _provider = choose_provider(options.provider, options.first_adapter)
             adapters = list_adapters(_provider)
-            wanted = [part.strip() for part in options.adapter.split(",") if part.strip()]
-            found = [_match(part, adapters) for part in wanted] or _distinct(adapters)
+            found = [_match(part, adapters) for part in options.adapters] or _distinct(adapters)
             numbers = [info.index for info in found]
             ordinals = [
                 _Ordinal(info, numbers[:position].count(info.index))

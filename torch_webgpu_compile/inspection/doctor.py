@@ -56,7 +56,7 @@ def doctor(measure: bool = False) -> int:
         asked = options.provider
         providers = [p for p in PROVIDERS if p != AUTO and (p == asked or is_installed(p))]
         found = {provider: list_adapters(provider) for provider in providers}
-        used = choose_provider(asked, options.adapter) if found.get("wgpu") else asked
+        used = choose_provider(asked, options.first_adapter) if found.get("wgpu") else asked
     except WebGPUCompileError as error:
         print(f"\n{error}\n\n{INSTALL}")
         return 1

@@ -388,7 +388,7 @@ def open_device(
 
 def device_for(options: CompileOptions) -> Device:
     """The GPU that the options choose. Raises AdapterError when there is none."""
-    first = options.adapter.split(",")[0].strip()  # one for each webgpu device
+    first = options.first_adapter
     provider = choose_provider(options.provider, first)
     adapter = int(first) if first.isdecimal() else first or None
     return open_device(provider, adapter, options.checked)
