@@ -1,0 +1,180 @@
+"""`Manifest`: what a bundle holds, as data. ``docs/bundle.md`` describes the files for others.
+
+A manifest is the JSON that `plan.codec` makes of these dataclasses. Plans are JSON as
+`plan.serialize` writes it, except that a kernel's ``wgsl`` is a number: its module is in
+`Variant.kernels`, a list of texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..dtypes import DType
+from ..symbolic.sizes import Expr
+
+FORMAT = "torch-webgpu-bundle"
+VERSION = 1
+
+CHUNK_NBYTES = 4 << 20
+"""How much of a file is hashed, and may be fetched, by itself. A multiple of 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a bundle.
+
+    Attributes:
+        nbytes: its length.
+        sha256: of all of it, in hexadecimal.
+        chunks: the same of each `Manifest.chunk_nbytes` of it; the last chunk may be shorter.
+    """
+
+    nbytes: int
+    sha256: str
+    chunks: tuple[str, ...]
+
+
+Kind = Literal["parameter", "buffer", "optimizer", "tensor"]
+"""Of state: a module's parameter, a persistent buffer, an optimizer's, or anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A tensor that stays on the GPU between calls, and that entries share.
+
+    Attributes:
+        kind: where it was found.
+        dtype: of its elements on the GPU and in the file.
+        sizes: its shape; elements are in rows, without gaps.
+        changes: whether an entry writes it.
+        file: the safetensors file with its first value; None where all of its bytes are 0.
+        offset: of its first byte in the file.
+    """
+
+    kind: Kind
+    dtype: DType
+    sizes: tuple[int, ...]
+    changes: bool
+    file: str | None
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size symbol: a dimension of an input, in elements.
+
+    Attributes:
+        name: the dimension's name for people, as given to `torch.export.Dim`.
+        low, high: its smallest and largest value.
+        input, dim: where a call's value is found.
+    """
+
+    name: str
+    low: int
+    high: int
+    input: str
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What a position of `Plan.inputs` takes: one of the three.
+
+    Attributes:
+        input: the name of an input.
+        state: the name of a state; where the plan has a `PlanOutput` that mutates this position,
+            the call changes the state.
+        seeds: how many rows of two random i32 the call draws: int32 (seeds, 2).
+    """
+
+    input: str | None = None
+    state: str | None = None
+    seeds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input or a result of an entry. Elements of an input are in rows, without gaps."""
+
+    dtype: DType
+    sizes: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A tensor that an entry returns: one of the three.
+
+    Attributes:
+        output: a position among the plan's outputs that mutate nothing.
+        input, state: the name of what is returned, as it is after the call.
+    """
+
+    tensor: Tensor
+    output: int | None = None
+    input: str | None = None
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A callable of a bundle.
+
+    Attributes:
+        plan: the file with its plan.
+        sizes: the plan's size symbols, by name.
+        arguments: by position of `Plan.inputs`.
+        inputs, results: by name, in order.
+        structure: what the PyTorch function returned, with names of results for tensors: a
+            tuple or list is a list, a dictionary or a named tuple an object of which each value is
+            the same again, a tensor ``{"result": name}``, anything else ``{"constant": value}``.
+    """
+
+    plan: str
+    sizes: dict[str, Size]
+    arguments: tuple[Argument, ...]
+    inputs: dict[str, Tensor]
+    results: dict[str, Result]
+    structure: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """All entries, compiled for one class of devices, with weights of one precision.
+
+    Attributes:
+        name: e.g. ``float32``.
+        features: the WebGPU features that its kernels need.
+        limits: the limits, by WebGPU's names, that a device has to have: those above the defaults
+            that every device has.
+        kernels: the file with the WGSL modules of all its plans: a list of texts.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    limits: dict[str, int]
+    kernels: str
+    state: dict[str, State]
+    entries: dict[str, Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """See the module.
+
+    Attributes:
+        format, version: `FORMAT` and `VERSION`.
+        name: of the bundle, for people.
+        producer: what wrote it, for people.
+        chunk_nbytes: see `File`.
+        files: all others of the bundle, by path relative to the manifest.
+        variants: the best first; a runtime takes the first that its device can run.
+    """
+
+    format: str
+    version: int
+    name: str
+    producer: str
+    chunk_nbytes: int
+    files: dict[str, File]
+    variants: tuple[Variant, ...]
