@@ -8,7 +8,7 @@ A manifest is the JSON that `plan.codec` makes of these dataclasses. Plans are J
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ..dtypes import DType
 from ..symbolic.sizes import Expr
