@@ -245,9 +245,9 @@ class _Snapshot:
                 yield value, now
 
     def restore(self) -> None:
-        for parameter, gradient in self._gradients:
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
+        for holder, gradient in self._gradients:
+            if holder.grad is not gradient:
+                holder.grad = gradient
         for owner, name, value in self._buffers:
             owner._buffers[name] = value
         for group, old in self._groups:
