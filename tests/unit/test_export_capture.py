@@ -116,6 +116,15 @@ def test_gradients_that_stay_are_state():
     torch.testing.assert_close(runner.states[labels.index("0.weight")], model[0].weight.detach())
 
 
+def test_ranges_that_are_left_open():
+    def paths(x):
+        return x * 2 if 1 < x.shape[0] < 500 else x
+
+    found, _ = captured(paths, torch.randn(8), dynamic_shapes=({0: Dim("n")},))
+    (n,) = found.dimensions
+    assert (n.low, n.high, n.is_open) == (2, 499, True)
+
+
 class Counter(nn.Module):
     def __init__(self):
         super().__init__()

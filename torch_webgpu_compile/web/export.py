@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..capture.export.capture import CapturedFunction, capture_function
-from ..capture.export.inputs import ExportInputs
+from ..capture.export.inputs import ExportInputs, largest
 from ..capture.export.names import Key, Names, key_of
 from ..compiler import compile_graph, native_operators
 from ..dtypes import DType
@@ -141,7 +141,7 @@ class _Compiled:
 
     captured: CapturedFunction
     plan: Plan
-    largest: dict[str, int]
+    most: dict[str, int]
 
 
 class _Exporter:
@@ -208,10 +208,19 @@ class _Exporter:
     ) -> _Compiled:
         inputs = ExportInputs(entry.function, entry.args, entry.kwargs or {}, entry.dynamic_shapes)
         captured = capture_function(name, inputs, self._names, self._native, half)
-        plan = compile_graph(captured.graph, captured.phase, target, self._options).plan
-        largest = {d.symbol: d.high for d in captured.dimensions}
-        _check_plan(name, plan, largest, captured, target)
-        return _Compiled(captured, _published(plan), largest)
+        try:
+            plan = compile_graph(captured.graph, captured.phase, target, self._options).plan
+        except UnsupportedOp as error:
+            raise UnsupportedOp(
+                error.op,
+                f"{error.cause} (target {target.name})",
+                "compute it outside of the exported function: a bundle has no host to run it on",
+                error.source,
+            ) from error
+        _close_ranges(name, plan, captured, target)
+        most = {d.symbol: d.high for d in captured.dimensions}
+        _check_plan(name, plan, most, captured, target)
+        return _Compiled(captured, _published(plan), most)
 
     # ---- writing
 
@@ -252,7 +261,7 @@ class _Exporter:
             made[name] = _entry(path, entry, named.get(name, []))
         kernels = f"kernels/{precision}.json"
         writer.add(kernels, json.dumps(list(modules), separators=(",", ":")).encode())
-        limits = needed_limits((entry.plan, entry.largest) for entry in entries.values())
+        limits = needed_limits((entry.plan, entry.most) for entry in entries.values())
         features = ("shader-f16",) if precision == "float16" else ()
         return Variant(precision, features, limits, kernels, states, made)
 
@@ -340,8 +349,30 @@ def _short(source: str) -> str:
 # ---- whether a plan runs on the target
 
 
+def _close_ranges(name: str, plan: Plan, captured: CapturedFunction, target: Target) -> None:
+    """Gives open sizes the largest value at which the plan runs, all of them at once."""
+    opened = [d for d in captured.dimensions if d.is_open]
+    if not opened:
+        return
+
+    def runs(size: int) -> bool:
+        sizes = {d.symbol: d.high for d in captured.dimensions}
+        sizes |= {d.symbol: max(d.hint, min(size, d.high)) for d in opened}
+        try:
+            _check_plan(name, plan, sizes, captured, target)
+        except UnsupportedOp:
+            return False
+        return True
+
+    least = max(d.hint for d in opened)
+    if runs(least):
+        size = largest(least, max(d.high for d in opened), runs)
+        for d in opened:
+            d.high = max(d.hint, min(size, d.high))
+
+
 def _check_plan(
-    name: str, plan: Plan, largest: Mapping[str, int], captured: CapturedFunction, target: Target
+    name: str, plan: Plan, sizes: Mapping[str, int], captured: CapturedFunction, target: Target
 ) -> None:
     """Raises UnsupportedOp for a plan that the target cannot run at its largest sizes."""
     for part in filter(None, (plan, plan.preparation)):
@@ -354,9 +385,9 @@ def _check_plan(
                     step.source,
                 )
             if isinstance(step, Dispatch):
-                _check_dispatch(name, part, step, largest, captured, target)
+                _check_dispatch(name, part, step, sizes, captured, target)
         for buffer in part.buffers.values():
-            nbytes = buffer.nbytes_for(largest)
+            nbytes = buffer.nbytes_for(sizes)
             if nbytes > target.max_buffer_nbytes:
                 raise UnsupportedOp(
                     f"export of {name}",
@@ -378,7 +409,7 @@ def _check_dispatch(
     name: str,
     plan: Plan,
     step: Dispatch,
-    largest: Mapping[str, int],
+    sizes: Mapping[str, int],
     captured: CapturedFunction,
     target: Target,
 ) -> None:
@@ -386,7 +417,7 @@ def _check_dispatch(
     what = ", ".join(kernel.ops) or kernel.name
     source = next(iter(kernel.sources), "")
     for binding in step.bindings:
-        nbytes = bound_nbytes(binding, plan.buffers[binding.buffer], largest)
+        nbytes = bound_nbytes(binding, plan.buffers[binding.buffer], sizes)
         if nbytes > target.max_binding_nbytes:
             raise UnsupportedOp(
                 what,
@@ -395,8 +426,8 @@ def _check_dispatch(
                 _SMALLER,
                 source,
             )
-    grid = [evaluate(size, largest) for size in step.grid]
-    wide = [n for n in step.narrow if evaluate(n, largest) not in INT32]
+    grid = [evaluate(size, sizes) for size in step.grid]
+    wide = [n for n in step.narrow if evaluate(n, sizes) not in INT32]
     if wide or max(grid) > target.max_grid:
         raise UnsupportedOp(
             what, f"its sizes{_at(captured)} are beyond 32-bit integers", _SMALLER, source

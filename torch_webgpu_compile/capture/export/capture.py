@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,7 +96,7 @@ def capture_function(
         values = [*fakes, *(_fake(inputs, s, k in halved) for k, s in enumerate(states))]
         table = decompositions(native) | symbolic_numbers.DECOMPOSITIONS
         traced = _functional(recorded, values, len(fakes), inputs, table, native)
-    inputs.refuse_guards()
+    inputs.settle()
     _refuse_aliases(states, traced.mutated, len(fakes))
     for position in traced.mutated:
         if position < len(fakes):
@@ -221,7 +221,10 @@ def _results(traced: Traced, values: Sequence[Tensor]) -> tuple[tuple[Returned, 
     """Ends the graph with an output node; the results."""
     graph = traced.module.graph
     positions = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
-    found, spec = tree_flatten_with_path(traced.results)
+    results = traced.results
+    if isinstance(results, Mapping) and type(results) is not dict:
+        results = dict(results)  # of a class, as transformers and diffusers return
+    found, spec = tree_flatten_with_path(results)
     outputs: list[Any] = []
     returned: dict[str, Returned] = {}
     by_leaf: list[Any] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ class Dimension:
         name: as `torch.export.Dim` has it.
         value, symbol: the symbol, and its name in expressions.
         low, high: its smallest and largest value.
+        is_open: whether the caller set no largest value.
     """
 
     name: str
@@ -38,6 +39,12 @@ class Dimension:
     symbol: str
     low: int
     high: int
+    is_open: bool = False
+
+    @property
+    def hint(self) -> int:
+        """The value in the example call."""
+        return int(self.value.node.hint)
 
 
 @dataclass
@@ -133,7 +140,7 @@ class ExportInputs:
 
     def _size(self, name: str, dim: int, wanted: Any, value: int) -> Any:
         if wanted in (Dim.AUTO, Dim.DYNAMIC):
-            label, low, high = f"{name}.{dim}", 2, LARGEST
+            label, low, high = f"{name}.{dim}", 0, LARGEST
         elif hasattr(wanted, "root"):  # as 2 * Dim("pairs")
             root = self.dimensions.get(wanted.root.__name__)
             if root is None:
@@ -143,8 +150,8 @@ class ExportInputs:
                 )
             return wanted.fn(root.value)
         else:
-            label, low = wanted.__name__, max(1, int(wanted.min))
-            high = min(LARGEST, int(wanted.max)) if wanted.max < LARGEST else LARGEST
+            label, low = wanted.__name__, int(wanted.min)
+            high = int(wanted.max) if wanted.max < LARGEST else LARGEST
         known = self.dimensions.get(label)
         if known is None:
             if not low <= value <= high or value < 2:
@@ -153,10 +160,10 @@ class ExportInputs:
                     f"{label} is in {max(low, 2)} … {high}"
                 )
             known = self.dimensions[label] = self._dimension(label, low, high, value)
-        if value != int(known.value.node.hint):
+        if value != known.hint:
             raise ValueError(
                 f"dimension {dim} of the example {name} is {value}, the size {label} is "
-                f"{known.value.node.hint} elsewhere; make them equal"
+                f"{known.hint} elsewhere; make them equal"
             )
         return known.value
 
@@ -166,12 +173,14 @@ class ExportInputs:
             value,
             source,
             dynamic_dim=DimDynamic.DYNAMIC,
-            constraint_dim=StrictMinMaxConstraint(vr=ValueRanges(low, high), warn_only=False),
+            constraint_dim=StrictMinMaxConstraint(
+                vr=ValueRanges(max(1, low), high), warn_only=False
+            ),
             do_not_specialize_zero_one=True,
         )
         made = self.env.create_symintnode(symbol, hint=value, source=source)
         assert isinstance(made, torch.SymInt)
-        return Dimension(label, made, str(symbol), low, high)
+        return Dimension(label, made, str(symbol), low, high, high == LARGEST)
 
     def fakes(self) -> list[FakeTensor]:
         """New fake tensors, one per name; of floats without gradients."""
@@ -182,10 +191,12 @@ class ExportInputs:
             made.append(FakeTensor(self.mode, meta, example.device))
         return made
 
-    def refuse_guards(self) -> None:
-        """Raises UnsupportedOp where the captured call does not hold for all sizes asked for.
+    def settle(self) -> None:
+        """Ends the ranges that the caller left open where the captured call stops to hold.
 
-        The guards are tried at the ends of each size's range and at some sizes between them.
+        Raises:
+            UnsupportedOp: it does not hold for all sizes that the caller asked for. They are tried
+                at the ends of each range and at some sizes between them.
         """
         for d in self.dimensions.values():
             if str(d.value.node.expr) != d.symbol:
@@ -194,29 +205,43 @@ class ExportInputs:
                     f"the function fixes the size {d.name} to {d.value.node.expr}",
                     f"leave {d.name} out of dynamic_shapes, or do not combine it with other sizes",
                 )
-        symbols = [d.value.node.expr for d in self.dimensions.values()]
-        for guard in self.env.guards:
-            for sizes in self._some_sizes():
-                values = dict(zip(symbols, sizes, strict=True))
-                if guard.expr.subs(values) == False:  # noqa: E712  (sympy's)
-                    pairs = zip(self.dimensions, sizes, strict=True)
-                    shown = ", ".join(f"{name} = {size}" for name, size in pairs)
-                    labels = map(Symbol, self.dimensions)
-                    meaning = guard.expr.subs(dict(zip(symbols, labels, strict=True)))
-                    raise UnsupportedOp(
-                        "export",
-                        f"the function takes another path where {meaning} does not hold, as for "
-                        f"{shown}",
-                        "narrow the range (Dim(min=…, max=…)), or export two entries",
-                    )
+        example = {name: d.hint for name, d in self.dimensions.items()}
+        for name, d in self.dimensions.items():
+            if d.low < 1:
+                d.low = 1 if self._broken({**example, name: 1}) is None else 2
+            if d.is_open:
 
-    def _some_sizes(self) -> list[tuple[int, ...]]:
+                def holds(size: int, name: str = name) -> bool:
+                    return self._broken({**example, name: size}) is None
+
+                d.high = largest(d.hint, d.high, holds)
+        for sizes in self._some_sizes():
+            broken = self._broken(sizes)
+            if broken is not None:
+                shown = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+                raise UnsupportedOp(
+                    "export",
+                    f"the function takes another path where {broken} does not hold, as for {shown}",
+                    "narrow the range (Dim(min=…, max=…)), or export two entries",
+                )
+
+    def _broken(self, sizes: Mapping[str, int]) -> Any:
+        """A guard that does not hold for these sizes by name; None where all do."""
+        symbols = {name: d.value.node.expr for name, d in self.dimensions.items()}
+        values = {symbols[name]: size for name, size in sizes.items()}
+        for guard in self.env.guards:
+            if guard.expr.subs(values) == False:  # noqa: E712  (sympy's)
+                return guard.expr.subs({symbol: Symbol(n) for n, symbol in symbols.items()})
+        return None
+
+    def _some_sizes(self) -> Iterator[dict[str, int]]:
         ranges = []
         for d in self.dimensions.values():
-            near = {d.low, d.low + 1, d.low + 2, int(d.value.node.hint), d.high - 1, d.high}
+            near = {d.low, d.low + 1, d.low + 2, d.hint, d.high - 1, d.high}
             steps = {d.low + (d.high - d.low) * k // 7 for k in range(8)}
             ranges.append(sorted(size for size in near | steps if d.low <= size <= d.high))
-        return list(itertools.islice(itertools.product(*ranges), 4096))
+        for sizes in itertools.islice(itertools.product(*ranges), 4096):
+            yield dict(zip(self.dimensions, sizes, strict=True))
 
     def call(self, values: Sequence[Any]) -> Any:
         """The function of other tensors in the places of the examples."""
@@ -230,6 +255,19 @@ class ExportInputs:
         positional = [by_name[key] for key in keys[: self._positional]]
         named = {key: by_name[key] for key in keys[self._positional :]}
         return self.function(*positional, **named)
+
+
+def largest(good: int, most: int, holds: Callable[[int], bool]) -> int:
+    """The largest size up to ``most`` for which something holds that does for ``good``.
+
+    What holds for a size is taken to hold for smaller ones.
+    """
+    if holds(most):
+        return most
+    while most - good > 1:
+        middle = (good + most) // 2
+        good, most = (middle, most) if holds(middle) else (good, middle)
+    return good
 
 
 def path_name(path: Sequence[Any]) -> str:

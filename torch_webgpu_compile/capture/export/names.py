@@ -90,8 +90,8 @@ class Names:
             for name, buffer in module.named_buffers():
                 yield Named(prefix + name, "buffer" if name in kept else "tensor", buffer)
         for variable, optimizer in self.optimizers.items():
-            for number, (parameter, state) in enumerate(optimizer.state.items()):
-                owner = parameters.get(id(parameter), str(number))
+            for number, (weight, state) in enumerate(optimizer.state.items()):
+                owner = parameters.get(id(weight), str(number))
                 for name, value in state.items():
                     if isinstance(value, Tensor):
                         yield Named(f"{variable}.{owner}.{name}", "optimizer", value)
