@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...web.manifest import Kind
 
@@ -53,6 +54,8 @@ class Names:
         found: dict[int, tuple[str, Any]] = {}
         for function in functions.values():
             for name, value in _reached(function):
+                if isinstance(value, torch.nn.Module):
+                    value = getattr(value, "_orig_mod", value)  # inside of a compiled one
                 found.setdefault(id(value), (name, value))
         roots = [
             (n, v) for n, v in found.values() if isinstance(v, (torch.nn.Module, Optimizer, Tensor))
@@ -75,7 +78,8 @@ class Names:
         """Every tensor that has a name now; optimizers may make theirs while they are traced."""
         found: dict[Key, Named] = {}
         for named in self._all():
-            found.setdefault(key_of(named.tensor), named)
+            for part in _parts(named):
+                found.setdefault(key_of(part.tensor), part)
         return found
 
     def _all(self) -> Iterator[Named]:
@@ -135,6 +139,16 @@ class Names:
         """A name for a tensor that was found nowhere."""
         self._count += 1
         return f"tensor{self._count}"
+
+
+def _parts(named: Named) -> Iterator[Named]:
+    """The plain tensors that a tensor consists of, as a quantized weight does; or itself."""
+    if not is_traceable_wrapper_subclass(named.tensor):
+        yield named
+        return
+    for name in named.tensor.__tensor_flatten__()[0]:
+        inner = getattr(named.tensor, name)
+        yield from _parts(Named(f"{named.name}.{name}", named.kind, inner))
 
 
 def _reached(function: Any, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:

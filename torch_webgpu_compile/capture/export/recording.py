@@ -178,6 +178,7 @@ def _record(
         recorder.input(f"input{number}", fake)
     with ExitStack() as stack:
         stack.enter_context(_optimizers(recorder))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(any_sizes())
         stack.enter_context(enable_python_dispatcher())
         if autocast is not None:
