@@ -5,6 +5,8 @@
     ├── UnsupportedOp          an ATen operator (or a dtype of it) that cannot run on the GPU
     ├── VerificationError      a compiler stage produced an inconsistent state (a bug here)
     ├── AdapterError           no adapter, or one without a needed limit or feature
+    ├── BundleError            files that are no bundle, or a damaged one
+    ├── InputError             a call of a bundle with something that its entry does not take
     └── DeviceError            raised while a plan runs
         ├── ShaderError        a kernel was rejected by the WGSL compiler
         ├── OutOfMemoryError   an allocation failed
@@ -53,6 +55,14 @@ class VerificationError(WebGPUCompileError):
 
 class AdapterError(WebGPUCompileError):
     """No usable WebGPU adapter, or one that lacks a needed feature or limit."""
+
+
+class BundleError(WebGPUCompileError, ValueError):
+    """The files of a bundle are missing, damaged, of another version, or not to be trusted."""
+
+
+class InputError(WebGPUCompileError, ValueError):
+    """A call of a bundle got something that the entry does not take."""
 
 
 class DeviceError(WebGPUCompileError):
