@@ -1,5 +1,6 @@
 /** `Files`: a bundle's files, chunk by chunk: fetched, checked by their hashes, and kept in the browser's cache. */
 
+import { demand, refuse } from "./checks.js";
 import { BundleError } from "./errors.js";
 import type { Manifest } from "./manifest.js";
 
@@ -7,18 +8,19 @@ export type Fetch = typeof fetch;
 
 const CACHE = "torch-webgpu";
 const TRIES = 4;
+const LARGEST_JSON = 1 << 28;
 
 /** A SHA-256 in hexadecimal. */
 export async function sha256(data: Uint8Array<ArrayBuffer>): Promise<string> {
-  if (!globalThis.crypto?.subtle) throw new BundleError("hashes need a page from https or localhost; serve it so");
+  if (!globalThis.crypto?.subtle) throw new BundleError("hashes need https or localhost; serve the page so");
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", data));
   return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /** Why a response has no content. */
 export function unreadable({ url, status }: Response): Error {
-  const kind = status >= 500 ? TypeError : BundleError; // a server may recover: `fetch` fails alike
-  return new kind(`${url} cannot be read: HTTP ${status}; check the address, and that all files were uploaded`);
+  const kind = status >= 500 || status === 429 ? TypeError : BundleError; // a server may recover: `fetch` fails alike
+  return new kind(`${url} cannot be read: HTTP ${status}; check the address, and that it was uploaded`);
 }
 
 export class Files {
@@ -28,29 +30,30 @@ export class Files {
     private readonly manifest: Manifest,
     private readonly base: URL,
     private readonly fetcher: Fetch,
-    private readonly signal: AbortSignal | undefined,
     private readonly onBytes: (count: number) => void,
+    /** Ends what is read while it is set. */
+    public signal: AbortSignal | undefined,
   ) {}
 
   static async open(
-    manifest: Manifest, base: URL, fetcher: Fetch, useCache: boolean, signal: AbortSignal | undefined,
-    onBytes: (count: number) => void,
+    manifest: Manifest, base: URL, fetcher: Fetch, useCache: boolean, onBytes: (count: number) => void, signal?: AbortSignal,
   ): Promise<Files> {
-    const files = new Files(manifest, base, fetcher, signal, onBytes);
+    const files = new Files(manifest, base, fetcher, onBytes, signal);
     // Without one, or where the user has forbidden it, the network alone will do.
     if (useCache) files.cache = (await globalThis.caches?.open(CACHE).catch(() => null)) ?? null;
     return files;
   }
 
   /** A whole file of JSON. */
-  async json(path: string): Promise<unknown> {
+  async parsed(path: string): Promise<unknown> {
     const { nbytes } = this.manifest.files[path]!;
+    demand(nbytes <= LARGEST_JSON, path, "is too large");
     const all = new Uint8Array(nbytes);
     await this.read(path, [[0, nbytes]], (start, chunk) => all.set(chunk, start));
     try {
       return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(all));
     } catch (error) {
-      throw new BundleError(`${path} is no JSON (${(error as Error).message}); export the model again`);
+      return refuse(path, `is no JSON (${(error as Error).message})`);
     }
   }
 
@@ -115,10 +118,10 @@ export class Files {
     for (let failures = 0; next < first + count; ) {
       let current: number = next;
       try {
-        for await (const chunk of this.stream(path, next * size, end)) {
+        for await (const chunk of this.chunksOf(path, next * size, end)) {
           const wanted = chunks[current]!;
           if ((await sha256(chunk)) !== wanted) {
-            throw new BundleError(`${path} is damaged: chunk ${current} has another SHA-256; upload or export the bundle again`);
+            throw new BundleError(`${path} is damaged: chunk ${current} has another SHA-256; upload the bundle again`);
           }
           await this.cache?.put(this.key(wanted), new Response(chunk)).catch(() => (this.cache = null)); // it is full
           this.onBytes(chunk.length);
@@ -128,7 +131,10 @@ export class Files {
         }
         if (next < first + count) throw new TypeError("the response ended early");
       } catch (error) {
-        if (error instanceof BundleError || !(error instanceof TypeError) || ++failures === TRIES) throw error;
+        if (!(error instanceof TypeError)) throw error;
+        if (++failures === TRIES) {
+          throw new BundleError(`${path} cannot be read: ${error.message}; load again later, what has come is kept`);
+        }
         await new Promise((resolve) => setTimeout(resolve, 100 * 4 ** failures));
         this.signal?.throwIfAborted();
       }
@@ -136,7 +142,7 @@ export class Files {
   }
 
   /** The bytes start … end of a file in chunks of the manifest's size, the last one shorter. */
-  private async *stream(path: string, start: number, end: number): AsyncGenerator<Uint8Array<ArrayBuffer>> {
+  private async *chunksOf(path: string, start: number, end: number): AsyncGenerator<Uint8Array<ArrayBuffer>> {
     const url = new URL(path, this.base);
     const whole = end === this.manifest.files[path]!.nbytes && start === 0;
     const headers: HeadersInit = whole ? {} : { Range: `bytes=${start}-${end - 1}` };

@@ -1,6 +1,6 @@
 /** `Program`: a plan on a device. What a call does over and over is made once and kept in arrays. */
 
-import { BundleError } from "./errors.js";
+import { refuse } from "./checks.js";
 import type { Sizes } from "./expressions.js";
 import type { Buffer, Gpu } from "./gpu.js";
 import { type Plan, type Role } from "./plan.js";
@@ -30,7 +30,7 @@ export class Pipelines {
       const key = `${wgsl} ${signature}`;
       let pipeline = this.made.get(key);
       if (!pipeline) {
-        pipeline = this.compile(name, wgsl, signature);
+        pipeline = this.compileOne(name, wgsl, signature);
         pipeline.catch(() => undefined); // whoever awaits them all gets it
         this.made.set(key, pipeline);
       }
@@ -38,7 +38,7 @@ export class Pipelines {
     }));
   }
 
-  private async compile(name: string, number: number, signature: string): Promise<Pipeline> {
+  private async compileOne(name: string, number: number, signature: string): Promise<Pipeline> {
     const { device } = this.gpu;
     let layout = this.layouts.get(signature);
     if (!layout) {
@@ -60,30 +60,28 @@ export class Pipelines {
       return { pipeline, layout };
     } catch (error) {
       this.gpu.check();
-      throw new BundleError(`kernel ${name} was refused: ${(error as Error).message}; export the model again`);
+      return refuse(`kernel ${name}`, `was refused: ${(error as Error).message}`);
     }
   }
 }
 
-interface Pipeline { pipeline: GPUComputePipeline; layout: GPUBindGroupLayout }
+export interface Pipeline { pipeline: GPUComputePipeline; layout: GPUBindGroupLayout }
 
-/** Buffers that hold nothing between calls: every program of a model uses the same. */
+/** Buffers that hold nothing between calls, by slot: every program of a model uses the same. */
 export class Arena {
   /** Changes whenever a buffer does. */
   generation = 0;
-  private readonly buffers = new Map<string, Buffer>();
+  readonly slots = new Map<string, Buffer>();
 
   constructor(private readonly gpu: Gpu) {}
 
-  /** The buffer of a slot, with room for so many bytes. */
-  get(slot: string, nbytes: number): Buffer {
-    const old = this.buffers.get(slot);
-    if (old && old.nbytes >= nbytes) return old;
+  /** Gives a slot room for so many bytes. */
+  reserve(slot: string, nbytes: number): void {
+    const old = this.slots.get(slot);
+    if (old && old.nbytes >= nbytes) return;
     if (old) this.gpu.release(old);
-    const made = this.gpu.allocate(nbytes);
-    this.buffers.set(slot, made);
+    this.slots.set(slot, this.gpu.allocate(nbytes));
     this.generation++;
-    return made;
   }
 }
 
@@ -91,8 +89,6 @@ export class Arena {
 export interface Sized {
   plan: SizedPlan;
   uniform: Buffer;
-  /** Bytes that it needs of each slot of the arena. */
-  slots: Map<string, number>;
   /** The arena's generation when it had them. */
   generation: number;
   bound: Map<string, Bound>;
@@ -108,10 +104,12 @@ export class Program {
   private readonly constants = new Map<number, Buffer>();
   private readonly sized = new Map<string, Sized>();
   private readonly outer: number[];
-  private readonly slots: (string | null)[];
+  /** In the arena, of intermediates. */
+  private readonly slots: string[];
   private readonly groups: Map<string, GPUBindGroup>[];
 
   /**
+   * @param label of its own in the model.
    * @param pipelines of the plan's kernels.
    * @param firstChecks the number of the first check of each step.
    * @param status the buffer in which kernels report.
@@ -128,25 +126,20 @@ export class Program {
     this.names = Object.keys(plan.buffers);
     this.roles = this.names.map((name) => plan.buffers[name]!.role);
     this.outer = this.names.flatMap((_, k) => (["input", "output", "prepared"].includes(this.roles[k]!) ? [k] : []));
-    this.slots = this.names.map((name, k) => {
-      if (this.roles[k] !== "intermediate") return null;
-      const { slot } = plan.buffers[name]!;
-      return slot === null ? `${label} ${k}` : `slot ${slot}`;
-    });
+    this.slots = this.names.map((name, k) =>
+      this.roles[k] === "intermediate" ? String(plan.buffers[name]!.slot ?? `${label} ${k}`) : "");
     this.groups = plan.steps.map(() => new Map());
     this.names.forEach((name, k) => {
       if (this.roles[k] !== "constant") return;
-      const data = Uint8Array.from(atob(plan.constants[name]!), (letter) => letter.charCodeAt(0));
+      const data = plan.constants[name]!;
       const buffer = gpu.allocate(data.length);
-      const padded = new Uint8Array(buffer.nbytes);
-      padded.set(data);
-      gpu.device.queue.writeBuffer(buffer.gpu, 0, padded);
+      gpu.upload(buffer, data);
       this.constants.set(k, buffer);
     });
   }
 
   /** The plan at these sizes; those of the last few calls are kept. */
-  at(sizes: Sizes): Sized {
+  sizedAt(sizes: Sizes): Sized {
     const key = Object.values(sizes).join();
     let found = this.sized.get(key);
     if (found) {
@@ -158,12 +151,8 @@ export class Program {
     }
     const plan = sizePlan(this.plan, sizes, this.firstChecks, this.gpu.device.limits);
     const uniform = this.gpu.allocate(plan.uniform.length, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
-    this.gpu.device.queue.writeBuffer(uniform.gpu, 0, plan.uniform);
-    const slots = new Map<string, number>();
-    this.slots.forEach((slot, k) => {
-      if (slot !== null) slots.set(slot, Math.max(slots.get(slot) ?? 0, plan.nbytes[k]!));
-    });
-    found = { plan, uniform, slots, generation: -1, bound: new Map() };
+    this.gpu.upload(uniform, plan.uniform);
+    found = { plan, uniform, generation: -1, bound: new Map() };
     this.sized.set(key, found);
     if (this.sized.size > MOST_SIZES) {
       const [oldest, { uniform: unused }] = this.sized.entries().next().value!;
@@ -176,7 +165,7 @@ export class Program {
 
   /** Adds the plan's commands; `given` are the buffers of inputs, outputs and what is prepared, by position. */
   encode(encoder: GPUCommandEncoder, sized: Sized, given: readonly (Buffer | undefined)[]): number {
-    const bound = this.bind(sized, given);
+    const bound = this.boundTo(sized, given);
     for (const part of bound.parts) {
       if ("nbytes" in part) {
         encoder.copyBufferToBuffer(part.source.gpu, 0, part.destination.gpu, 0, part.nbytes);
@@ -196,28 +185,26 @@ export class Program {
     return bound.dispatches;
   }
 
-  private bind(sized: Sized, given: readonly (Buffer | undefined)[]): Bound {
-    if (sized.generation !== this.arena.generation) {
-      for (const [slot, nbytes] of sized.slots) this.arena.get(slot, nbytes);
-      sized.generation = this.arena.generation;
-      sized.bound.clear();
-    }
+  /** Makes room in the arena: before anything is encoded, as what it replaces is gone at once. */
+  reserve(sized: Sized): void {
+    if (sized.generation === this.arena.generation) return;
+    this.slots.forEach((slot, k) => slot && this.arena.reserve(slot, sized.plan.nbytes[k]!));
+    sized.generation = this.arena.generation;
+    sized.bound.clear();
+  }
+
+  private boundTo(sized: Sized, given: readonly (Buffer | undefined)[]): Bound {
     let key = "";
     for (const k of this.outer) key += `,${given[k]!.id}`;
     let bound = sized.bound.get(key);
     if (!bound) {
       const buffers = this.names.map((_, k) =>
-        this.roles[k] === "status" ? this.status : (this.own(k, sized) ?? this.constants.get(k) ?? given[k]!));
+        this.roles[k] === "status" ? this.status : (this.arena.slots.get(this.slots[k]!) ?? this.constants.get(k) ?? given[k]!));
       bound = this.build(sized, buffers);
       sized.bound.set(key, bound);
       if (sized.bound.size > MOST_BOUND) sized.bound.delete(sized.bound.keys().next().value!);
     }
     return bound;
-  }
-
-  private own(position: number, { slots }: Sized): Buffer | undefined {
-    const slot = this.slots[position] ?? null;
-    return slot === null ? undefined : this.arena.get(slot, slots.get(slot)!);
   }
 
   private build({ plan, uniform }: Sized, buffers: readonly Buffer[]): Bound {
