@@ -5,6 +5,7 @@
     ├── UnsupportedOp          an ATen operator (or a dtype of it) that cannot run on the GPU
     ├── VerificationError      a compiler stage produced an inconsistent state (a bug here)
     ├── AdapterError           no adapter, or one without a needed limit or feature
+    ├── BundleError            a file of a bundle is damaged, missing or made for something else
     └── DeviceError            raised while a plan runs
         ├── ShaderError        a kernel was rejected by the WGSL compiler
         ├── OutOfMemoryError   an allocation failed
@@ -18,6 +19,7 @@ A message names what failed, why, and the next step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike, fspath
 
 
 class WebGPUCompileError(RuntimeError):
@@ -53,6 +55,27 @@ class VerificationError(WebGPUCompileError):
 
 class AdapterError(WebGPUCompileError):
     """No usable WebGPU adapter, or one that lacks a needed feature or limit."""
+
+
+class BundleError(WebGPUCompileError, ValueError):
+    """A bundle is not what `docs/bundle.md` says, or was changed since it was written.
+
+    Args:
+        file: the path of the file, or of the bundle.
+        cause: what is wrong with it.
+        next_step: what the user can do.
+    """
+
+    def __init__(
+        self,
+        file: str | PathLike[str],
+        cause: str,
+        next_step: str = "export the bundle again, or copy it again from where it is whole",
+    ) -> None:
+        self.file = fspath(file)
+        self.cause = cause
+        self.next_step = next_step
+        super().__init__(f"{self.file}: {cause}; {next_step}")
 
 
 class DeviceError(WebGPUCompileError):

@@ -8,13 +8,16 @@ A manifest is the JSON that `plan.codec` makes of these dataclasses. Plans are J
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ..dtypes import DType
 from ..symbolic.sizes import Expr
 
 FORMAT = "torch-webgpu-bundle"
 VERSION = 1
+
+MANIFEST = "manifest.json"
+"""The name of the file in the bundle's folder."""
 
 CHUNK_NBYTES = 4 << 20
 """How much of a file is hashed, and may be fetched, by itself. A multiple of 4."""

@@ -1,0 +1,263 @@
+"""`BundleWriter`: writes the files of a bundle, its manifest last.
+
+    with BundleWriter("bundle") as writer:
+        where = writer.add_tensors("weights/float32", {"w": ("float32", (2, 3), array)})
+        writer.add("plans/float32-forward.json", text)
+        manifest = writer.finish(manifest)
+
+Files are written into a folder within the bundle's, and moved to their places when all of them are
+there. Until then an older bundle in the same folder stays as it was; without its manifest, which is
+moved last, a folder is no bundle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import prod
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from safetensors import TensorSpec, serialize_file
+
+from ..dtypes import BY_NAME
+from ..errors import BundleError
+from ..plan.codec import codec_of
+from .manifest import CHUNK_NBYTES, FORMAT, MANIFEST, File, Manifest
+from .tensors import read_header
+
+SHARD_NBYTES = 64 << 20
+"""Of a file with weights. Where static sites are hosted, files of 100 MB are too large."""
+
+_STAGING = ".writing"
+_PART = re.compile(r"\w([\w.-]*[\w-])?", re.ASCII)
+_MAX_NAME = 200
+_HEADER_NBYTES = 160  # of a tensor in a safetensors header, without its name: at most
+
+Tensor = tuple[str, Sequence[int], Any]
+"""(name of the dtype, sizes, its bytes as PyTorch has them, in rows without gaps: anything with the
+buffer protocol)."""
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a bundle may have a file of this name, wherever the bundle is: in a folder, on a
+    server. That are letters, digits and ``_.-`` between slashes, relative, and without ``..``.
+    """
+    is_plain = all(_PART.fullmatch(part) for part in name.split("/"))
+    return is_plain and len(name) <= _MAX_NAME and name != MANIFEST
+
+
+class BundleWriter:
+    """Writes a bundle into a folder that is new, empty, or holds a bundle, which it replaces.
+
+    As a context manager it removes what it has written where it was not finished.
+
+    Args:
+        path: the folder.
+        shard_nbytes: the largest file with weights; a larger tensor has a file of its own.
+
+    Attributes:
+        files: what has been written, by name.
+
+    Raises:
+        BundleError: the folder holds something else.
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], shard_nbytes: int = SHARD_NBYTES) -> None:
+        self._path = Path(path)
+        self._shard_nbytes = shard_nbytes
+        self._staging = self._path / _STAGING
+        self.files: dict[str, File] = {}
+        if not _may_be_replaced(self._path):
+            raise BundleError(
+                path, "this is not empty, and holds no bundle", "name another folder, or empty it"
+            )
+        shutil.rmtree(self._staging, ignore_errors=True)  # of a writer that was interrupted
+        self._staging.mkdir(parents=True)
+
+    def __enter__(self) -> BundleWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def add(self, name: str, data: bytes | str) -> None:
+        """Writes a file; text as UTF-8.
+
+        Raises:
+            BundleError: there is a file of this name, or no file may have it.
+        """
+        content = data.encode() if isinstance(data, str) else data
+        self._place(name).write_bytes(content)
+        self.files[name] = file_of([memoryview(content)])
+
+    def add_tensors(
+        self, stem: str, tensors: Mapping[str, Tensor]
+    ) -> dict[str, tuple[str | None, int]]:
+        """Writes tensors to the files ``<stem>-00001.safetensors`` and so on.
+
+        Args:
+            stem: what the names of the files start with.
+            tensors: by name.
+
+        Returns:
+            By name, the file and the offset of the first byte in it; (None, 0) for a tensor of
+            which all bytes are 0, which is not written.
+
+        Raises:
+            BundleError: a tensor has another number of bytes than its sizes say, or as in `add`.
+        """
+        arrays = {name: self._array(name, tensor) for name, tensor in tensors.items()}
+        where: dict[str, tuple[str | None, int]] = dict.fromkeys(arrays, (None, 0))
+        stored = [name for name, array in arrays.items() if array.any()]
+        nbytes = {name: arrays[name].nbytes + _HEADER_NBYTES + 6 * len(name) for name in stored}
+        for number, names in enumerate(_shards(stored, nbytes, self._shard_nbytes), 1):
+            file = f"{stem}-{number:05}.safetensors"
+            path = self._place(file)
+            specs = {
+                name: TensorSpec(
+                    dtype=tensors[name][0],
+                    shape=list(tensors[name][1]),
+                    data_ptr=arrays[name].ctypes.data,
+                    data_len=arrays[name].nbytes,
+                )
+                for name in names
+            }
+            serialize_file(specs, path)
+            self.files[file] = file_of(_chunks_of(path))
+            where |= {name: (file, found.offset) for name, found in read_header(path).items()}
+        return where
+
+    def finish(self, manifest: Manifest) -> Manifest:
+        """Writes the manifest and moves all files to their places.
+
+        Args:
+            manifest: its ``files`` and ``chunk_nbytes`` are filled in.
+
+        Returns:
+            The manifest as it was written.
+        """
+        manifest = replace(manifest, files=self.files, chunk_nbytes=CHUNK_NBYTES)
+        text = json.dumps(codec_of(Manifest).encode(manifest), allow_nan=False, indent=1)
+        (self._staging / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        before = _files_in(self._path)
+        (self._path / MANIFEST).unlink(missing_ok=True)
+        for name in before:
+            (self._path / name).unlink(missing_ok=True)
+        for name in (*self.files, MANIFEST):
+            (self._path / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self._staging / name, self._path / name)
+        shutil.rmtree(self._staging)
+        for folder in {self._path / name.rpartition("/")[0] for name in before}:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+        return manifest
+
+    def _place(self, name: str) -> Path:
+        if not is_file_name(name):
+            raise BundleError(
+                self._path, f"no file may be named {name!r}", "use letters, digits, _, - and ."
+            )
+        if name in self.files:
+            raise BundleError(self._path, f"two files are named {name}", "name one differently")
+        path = self._staging / PurePosixPath(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _array(self, name: str, tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The bytes of a tensor."""
+        dtype, sizes, contents = tensor
+        array = np.frombuffer(contents, np.uint8)
+        nbytes = prod(sizes) * BY_NAME[dtype].itemsize
+        if array.nbytes != nbytes:
+            raise BundleError(
+                self._path,
+                f"the {dtype} tensor {name} {tuple(sizes)} has {array.nbytes} bytes, not {nbytes}",
+                "give all of its elements, in rows without gaps",
+            )
+        return array
+
+
+def file_of(chunks: Iterable[memoryview]) -> File:
+    """The hashes of a file that consists of these pieces of whatever lengths."""
+    whole, part, nbytes = hashlib.sha256(), hashlib.sha256(), 0
+    hashes = []
+    for chunk in chunks:
+        whole.update(chunk)
+        while chunk:
+            piece = chunk[: CHUNK_NBYTES - nbytes % CHUNK_NBYTES]
+            part.update(piece)
+            nbytes += len(piece)
+            chunk = chunk[len(piece) :]
+            if nbytes % CHUNK_NBYTES == 0:
+                hashes.append(part.hexdigest())
+                part = hashlib.sha256()
+    if nbytes % CHUNK_NBYTES:
+        hashes.append(part.hexdigest())
+    return File(nbytes, whole.hexdigest(), tuple(hashes))
+
+
+def _chunks_of(path: Path) -> Iterator[memoryview]:
+    buffer = bytearray(CHUNK_NBYTES)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            yield memoryview(buffer)[:count]
+
+
+def _shards(
+    names: Sequence[str], nbytes: Mapping[str, int], most_nbytes: int
+) -> Iterator[list[str]]:
+    """Names in order, in groups of at most so many bytes if they have more than one member."""
+    group: list[str] = []
+    total = 0
+    for name in names:
+        if group and total + nbytes[name] > most_nbytes:
+            yield group
+            group, total = [], 0
+        group.append(name)
+        total += nbytes[name]
+    if group:
+        yield group
+
+
+def _may_be_replaced(path: Path) -> bool:
+    if not path.exists():
+        return True
+    if not path.is_dir():
+        return False
+    found = {entry.name for entry in path.iterdir()}
+    return not found or _STAGING in found or (MANIFEST in found and _is_bundle(path))
+
+
+def _manifest_in(path: Path) -> Any:
+    try:
+        return json.loads((path / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _is_bundle(path: Path) -> bool:
+    manifest = _manifest_in(path)
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+
+
+def _files_in(path: Path) -> list[str]:
+    """What the manifest of a bundle of any version lists; nothing where there is no bundle."""
+    if not _is_bundle(path):
+        return []
+    files = _manifest_in(path).get("files")
+    return [name for name in files if is_file_name(name)] if isinstance(files, dict) else []
