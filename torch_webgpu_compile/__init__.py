@@ -6,6 +6,7 @@ Nothing needs to be imported for that. This package offers a look inside:
 
 - `explain`: what the compiler made of a function, as a `Report`;
 - `counters`: what it has done so far;
+- `export`: a function and its state as a bundle of files for browsers, `EntryPoint` one of several;
 - `profile`: the time of each kernel on the GPU, as a `Profile`;
 - `invalidate`: parameters were changed behind PyTorch's back;
 - `register_device`: the device ``"webgpu"`` beside CUDA, where PyTorch does not get it by itself;
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .device.autoload import register as register_device
     from .inspection.profiling import Profile, profile
     from .inspection.report import Report, explain
+    from .web.export import EntryPoint, export
 
 __version__ = "0.1.0"
 
@@ -48,6 +50,7 @@ __all__ = [
     "CompileOptions",
     "DeviceError",
     "DeviceLostError",
+    "EntryPoint",
     "FallbackWarning",
     "IndexOutOfRangeError",
     "OptionError",
@@ -60,12 +63,15 @@ __all__ = [
     "WebGPUCompileError",
     "counters",
     "explain",
+    "export",
     "invalidate",
     "profile",
     "register_device",
 ]
 
 _LAZY = {
+    "EntryPoint": ("web.export", "EntryPoint"),
+    "export": ("web.export", "export"),
     "explain": ("inspection.report", "explain"),
     "Report": ("inspection.report", "Report"),
     "invalidate": ("callables.static_copies", "invalidate"),

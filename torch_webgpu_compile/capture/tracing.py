@@ -78,7 +78,7 @@ def trace(
     with mode:
         for number, value in enumerate(inputs):
             recorder.input(f"arg{number}", value)
-        traced = _run(recorder, function, inputs, mutates=mutates)
+        traced = run(recorder, function, inputs, mutates=mutates)
         if recorder.is_functional:
             return traced
         return _functional(traced, inputs, decompositions, native)
@@ -108,7 +108,7 @@ def _functional(
                 known[node] = node.target(*args, **kwargs)
         return tree_map_only(Node, known.__getitem__, traced.results)
 
-    found = _run(recorder, replay, inputs, mutates=True)
+    found = run(recorder, replay, inputs, mutates=True)
     if not recorder.is_functional:
         raise UnsupportedOp(
             "decomposition", "it changes a tensor in a way that cannot be traced", "report this"
@@ -177,9 +177,10 @@ def _quiet() -> Iterator[None]:
         state.depth -= 1
 
 
-def _run(
+def run(
     recorder: Recorder, function: Callable[..., Any], inputs: Sequence[Any], *, mutates: bool
 ) -> Traced:
+    """Records ``function(*inputs)``, whose inputs the recorder knows; see `trace`."""
     if not mutates:
         with recorder:
             results = function(*inputs)
@@ -304,10 +305,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if not found:
-            return result
         if func._schema.is_mutable:
             self.is_functional = False
+        elif not found:
+            return result
         node_args, node_kwargs = tree_map_only(Tensor, self.node_of, (args, kwargs))
         node = self.graph.call_function(func)
         node.args, node.kwargs = node_args, node_kwargs  # FX warns of symbols when given these
@@ -316,7 +317,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.meta["stack_trace"] = self.stack_trace
         if isinstance(result, Tensor):
             self.know(result, node)
-        else:
+        elif found:
             self._know_items(result, node)
         return result
 

@@ -1,0 +1,256 @@
+"""Functions captured for bundles, run as FX graphs on CPU tensors beside themselves."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim
+
+from torch_webgpu_compile.capture.export.capture import CapturedFunction, capture_function
+from torch_webgpu_compile.capture.export.inputs import ExportInputs
+from torch_webgpu_compile.capture.export.names import Names, key_of
+from torch_webgpu_compile.compiler import native_operators
+from torch_webgpu_compile.errors import UnsupportedOp
+
+
+def captured(function, *args, **keywords):
+    inputs = ExportInputs(function, args, **keywords)
+    names = Names({"forward": function})
+    with names.kept():
+        found = capture_function("forward", inputs, names, native_operators())
+        known = names.known()
+    labels = [known[key_of(s)].name if key_of(s) in known else "?" for s in found.states]
+    return found, labels
+
+
+class Runner:
+    """A captured function as a function, with copies of its states."""
+
+    def __init__(self, found: CapturedFunction):
+        self.found = found
+        self.states = [state.detach().clone() for state in found.states]
+
+    def __call__(self, *args):
+        assert not self.found.phase.seeds
+        with torch.no_grad():
+            results = self.found.graph.module(*args, *self.states)
+        given = [*args, *self.states]
+        return [
+            results[r.output] if r.argument is None else given[r.argument]
+            for r in self.found.returned
+        ]
+
+
+def mlp():
+    torch.manual_seed(0)
+    # Without a bias before the norm: its gradients are rounding errors, which Adam scales to 1.
+    return nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), amsgrad=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_steps(name):
+    model = mlp()
+    average = copy.deepcopy(model)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    before = copy.deepcopy(model.state_dict())
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        with torch.no_grad():  # as exponential moving averages are written
+            for mean, value in zip(average.parameters(), model.parameters(), strict=True):
+                mean.data.mul_(0.9).add_(value.data, alpha=0.1)
+        return {"loss": loss.detach()}
+
+    batches = [(torch.randn(5, 6), torch.randint(0, 3, (5,))) for _ in range(4)]
+    found, labels = captured(step, *batches[0])
+    assert all(p.grad is None for p in model.parameters())
+    torch.testing.assert_close(model.state_dict(), before)
+    assert "model.0.weight" in labels
+    assert "average.3.bias" in labels
+    runner = Runner(found)
+    for x, y in batches:
+        (got,) = runner(x, y)
+        torch.testing.assert_close(got, step(x, y)["loss"])
+    for label, state, real in zip(labels, runner.states, found.states, strict=True):
+        torch.testing.assert_close(state, real.detach(), msg=lambda m, label=label: f"{label}: {m}")
+
+
+def test_gradients_that_stay_are_state():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def accumulate(x):
+        model(x).square().mean().backward()
+
+    def update(x):
+        accumulate(x)
+        optimizer.step()
+
+    x = torch.randn(5, 6)
+    found, labels = captured(update, x)
+    assert "0.weight.grad" in labels
+    assert model[0].weight.grad is None
+    runner = Runner(found)
+    for _ in range(3):
+        runner(x)
+        update(x)
+    torch.testing.assert_close(runner.states[labels.index("0.weight")], model[0].weight.detach())
+
+
+def test_ranges_that_are_left_open():
+    def paths(x):
+        return x * 2 if 1 < x.shape[0] < 500 else x
+
+    found, _ = captured(paths, torch.randn(8), dynamic_shapes=({0: Dim("n")},))
+    (n,) = found.dimensions
+    assert (n.low, n.high, n.is_open) == (2, 499, True)
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long), persistent=False)
+
+    def forward(self, x, scale=2.0):
+        self.total = 0.5 * self.total + x * scale  # replaced, not changed in place
+        self.calls += 1
+        return self.total, {"calls": self.calls, "same": x}
+
+
+def test_buffers_that_python_replaces():
+    model, x = Counter(), torch.randn(4)
+    found, labels = captured(model, x, keywords={"scale": 3.0})
+    assert labels == ["total", "calls"]
+    assert not model.total.any()
+    assert found.structure == [
+        {"result": "0"},
+        {"calls": {"result": "1.calls"}, "same": {"result": "1.same"}},
+    ]
+    runner = Runner(found)
+    for _ in range(2):
+        total, calls, same = runner(x)
+        wanted, rest = model(x, scale=3.0)
+        torch.testing.assert_close([total, calls, same], [wanted, rest["calls"], x])
+
+
+def test_sizes_are_symbols():
+    table = nn.Embedding(50, 8)
+    length = Dim("length", max=40)
+
+    def pooled(batch, weights):
+        mask = batch["mask"].unsqueeze(-1).to(torch.float32)
+        return (table(batch["ids"]) * mask * weights).sum(1) / mask.sum(1)
+
+    def example(n):
+        return {"ids": torch.randint(0, 50, (2, n)), "mask": torch.ones(2, n)}, torch.rand(n, 8)
+
+    shapes = {"batch": {"ids": {1: length}, "mask": {1: length}}, "weights": (length, None)}
+    with torch.no_grad():
+        found, labels = captured(pooled, *example(5), dynamic_shapes=shapes)
+        assert labels == ["weight"]
+        assert list(found.inputs) == ["batch.ids", "batch.mask", "weights"]
+        assert [(d.name, d.low, d.high) for d in found.dimensions] == [("length", 1, 40)]
+        for n in (1, 5, 17):
+            batch, weights = example(n)
+            (got,) = Runner(found)(batch["ids"], batch["mask"], weights)
+            torch.testing.assert_close(got, pooled(batch, weights))
+
+
+def test_names():
+    class Policy:
+        def __init__(self):
+            self.actor, self.critic = nn.Linear(2, 2), nn.Linear(2, 1)
+            self.shared = [self.actor]
+
+        def act(self, x):
+            return self.actor(x) + self.critic(x)
+
+    _, labels = captured(Policy().act, torch.randn(2))
+    assert labels == ["actor.weight", "actor.bias", "critic.weight", "critic.bias"]
+    layer, scale = nn.Linear(2, 2), torch.randn(2)
+    partial = functools.partial(lambda s, x: layer(x) * s, scale)
+    _, labels = captured(partial, torch.randn(2))
+    assert labels == ["weight", "bias", "argument0"]
+
+
+def item(x):
+    return x * 2 if x.sum().item() > 0 else x
+
+
+def grows(x):
+    return x[x > 0]
+
+
+def writes(x):
+    return x.add_(1)
+
+
+def returns_size(x):
+    return x.sum(), x.shape[0]
+
+
+ROWS = {0: Dim("rows", min=2, max=64)}
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "text"),
+    [
+        (item, None, r"_local_scalar_dense.*\n.*test_export_capture.py:\d+: return x \* 2 if"),
+        (grows, None, "depends on them"),
+        (writes, None, "the input x is changed in place"),
+        (returns_size, (ROWS,), "a result is a size"),
+        (lambda x: x.view(8, -1), (ROWS,), r"2\*rows, 8\), 0\) does not hold, as for rows = 2"),
+        (lambda x: x + 1 if x.shape[0] < 9 else x, (ROWS,), "rows < 9 does not hold.*rows = "),
+        (lambda x: x + torch.zeros(8, 2), (ROWS,), "fixes the size rows to 8"),
+    ],
+)
+def test_what_is_refused(function, shapes, text):
+    with pytest.raises(UnsupportedOp, match=text):
+        captured(function, torch.randn(8, 2), dynamic_shapes=shapes)
+
+
+def test_two_views_of_memory_that_changes_are_refused():
+    whole = torch.zeros(4, 4)
+    row = whole[1]
+
+    def write(x):
+        whole.add_(x)
+        return row * 2
+
+    with pytest.raises(UnsupportedOp, match="share memory"):
+        captured(write, torch.ones(()))
+
+
+def test_an_optimizer_that_needs_a_step_is_refused():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(UnsupportedOp, match="take one step in PyTorch"):
+        captured(step, torch.randn(5, 6))
+    step(torch.randn(5, 6))
+    captured(step, torch.randn(5, 6))

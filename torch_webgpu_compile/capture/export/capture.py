@@ -1,0 +1,269 @@
+"""`capture_function`: a Python function, with the state that it reaches, as a `CapturedGraph`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_unflatten
+
+from ...captured import CapturedGraph, Phase
+from ...errors import UnsupportedOp
+from ..complex_numbers.separation import separate_graph
+from ..decompositions import symbolic_numbers
+from ..decompositions.table import decompositions
+from ..tracing import Recorder, Traced, clean_dispatch, run, take_seeds
+from .inputs import Dimension, ExportInputs, path_name
+from .names import Names
+from .recording import Recorded, any_sizes, record
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A result: an output of the graph by number, or an argument, which may have changed.
+
+    Attributes:
+        name: e.g. ``logits``, ``0`` or ``output`` where there is only one.
+        value: a fake tensor like it.
+    """
+
+    name: str
+    value: Tensor
+    output: int | None = None
+    argument: int | None = None
+
+
+@dataclass(frozen=True)
+class CapturedFunction:
+    """A function as a graph.
+
+    Attributes:
+        graph, phase: what is compiled. Its arguments are the inputs, the states, and the seeds if
+            there are any.
+        inputs: fake tensors by name.
+        states: the real tensors, in order.
+        changed: the states, by number, that the graph changes.
+        halved: the states, by number, that the graph takes as float16.
+        dimensions: the sizes that are symbols.
+        returned: the tensors among the results.
+        structure: the results as nested lists and dictionaries; see `manifest.Entry`.
+    """
+
+    graph: CapturedGraph
+    phase: Phase
+    inputs: dict[str, FakeTensor]
+    states: tuple[Tensor, ...]
+    changed: frozenset[int]
+    halved: frozenset[int]
+    dimensions: tuple[Dimension, ...]
+    returned: tuple[Returned, ...]
+    structure: Any
+
+
+def capture_function(
+    name: str,
+    inputs: ExportInputs,
+    names: Names,
+    native: frozenset[OpOverload],
+    half: Callable[[Tensor], bool] | None = None,
+) -> CapturedFunction:
+    """Captures a function.
+
+    Args:
+        name: the graph's.
+        inputs: its arguments.
+        names: what it reaches.
+        native: the operators that lowering knows.
+        half: of a variant in half precision, whether a state is to be float16; the call is made
+            under autocast.
+
+    Raises:
+        UnsupportedOp: the function cannot be captured; the message says where and why.
+    """
+    recorded = record(inputs, names, torch.float16 if half is not None else None)
+    states = tuple(recorded.states.values())
+    halved = frozenset(k for k, s in enumerate(states) if half is not None and half(s))
+    with clean_dispatch(symbolic=True), any_sizes():
+        fakes = inputs.fakes()
+        values = [*fakes, *(_fake(inputs, s, k in halved) for k, s in enumerate(states))]
+        table = decompositions(native) | symbolic_numbers.DECOMPOSITIONS
+        traced = _functional(recorded, values, len(fakes), inputs, table, native)
+    inputs.settle()
+    _refuse_aliases(states, traced.mutated, len(fakes))
+    for position in traced.mutated:
+        if position < len(fakes):
+            raise UnsupportedOp(
+                "export",
+                f"the input {inputs.names[position]} is changed in place",
+                "return the new value, or keep the tensor in the module: it is state then",
+            )
+    returned, structure = _results(traced, values)
+    mutated = {position - len(fakes) for position in traced.mutated}
+    used = _drop_unused(traced.module, len(fakes), returned)
+    seeds = take_seeds(traced.module)
+    real = separate_graph(traced.module, table, native)
+    if real.inputs or real.outputs:
+        raise UnsupportedOp(
+            "export", "an input, state or result is complex", "use torch.view_as_real"
+        )
+    numbers = {old: new for new, old in enumerate(used)}
+    changed = frozenset(numbers[k] for k in mutated)
+    static = frozenset(len(fakes) + k for k in range(len(used)) if k not in changed)
+    return CapturedFunction(
+        CapturedGraph(name, real.module, static),
+        Phase("inference", seeds=seeds),
+        dict(zip(inputs.names, fakes, strict=True)),
+        tuple(states[k] for k in used),
+        changed,
+        frozenset(numbers[k] for k in halved if k in numbers),
+        tuple(inputs.dimensions.values()),
+        tuple(
+            r
+            if r.argument is None or r.argument < len(fakes)
+            else replace(r, argument=len(fakes) + numbers[r.argument - len(fakes)])
+            for r in returned
+        ),
+        structure,
+    )
+
+
+def _drop_unused(module: GraphModule, first: int, returned: Sequence[Returned]) -> list[int]:
+    """Removes what no result and no state needs; the numbers of the states that are left."""
+    graph = module.graph
+    kept = ("placeholder", "output")
+    graph.eliminate_dead_code(lambda n: n.op in kept or n.target is aten.copy_.default)
+    given_back = {result.argument for result in returned}
+    used = []
+    for position, node in enumerate(graph.find_nodes(op="placeholder")[first:], first):
+        if node.users or position in given_back:
+            used.append(position - first)
+        else:
+            graph.erase_node(node)
+    module.recompile()
+    return used
+
+
+def _fake(inputs: ExportInputs, state: Tensor, half: bool) -> FakeTensor:
+    """In rows without gaps, as it is stored."""
+    dtype = torch.float16 if half else state.dtype
+    meta = torch.empty(state.shape, dtype=dtype, device="meta")
+    return FakeTensor(inputs.mode, meta, state.device)
+
+
+def _functional(
+    recorded: Recorded,
+    values: Sequence[FakeTensor],
+    input_count: int,
+    inputs: ExportInputs,
+    table: dict[OpOverload, Callable[..., Any]],
+    native: frozenset[OpOverload],
+) -> Traced:
+    """The recorded graph once more: functional, and with decompositions."""
+    numbers = {name: input_count + k for k, name in enumerate(recorded.states)}
+    recorder = Recorder(table, native)
+
+    def replay(*given: Any) -> Any:
+        known: dict[Node, Any] = {}
+        placeholders = iter(given[:input_count])
+        for node in recorded.module.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(placeholders)
+            elif node.op == "get_attr":
+                name = str(node.target)
+                if name in numbers:
+                    value, real = given[numbers[name]], recorded.states[name]
+                    known[node] = value if value.dtype == real.dtype else value.to(real.dtype)
+                else:
+                    known[node] = getattr(recorded.module, name)
+            else:
+                recorder.stack_trace = node.meta.get("stack_trace")
+                args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
+                known[node] = node.target(*args, **kwargs)
+        for name, node in recorded.replaced:
+            given[numbers[name]].copy_(known[node])
+        return tree_map_only(Node, known.__getitem__, recorded.results)
+
+    with inputs.mode:
+        for number, value in enumerate(values):
+            recorder.input(f"arg{number}", value)
+        traced = run(recorder, replay, values, mutates=True)
+    if not recorder.is_functional:
+        raise UnsupportedOp(
+            "export", "it changes a tensor in a way that cannot be captured", "report this"
+        )
+    return traced
+
+
+def _refuse_aliases(states: Sequence[Tensor], mutated: Collection[int], first: int) -> None:
+    """Raises UnsupportedOp where a state that changes shares memory with another one."""
+    storages: dict[int, list[int]] = {}
+    for k, state in enumerate(states):
+        storages.setdefault(state.untyped_storage()._cdata, []).append(k)
+    for sharing in storages.values():
+        if len(sharing) > 1 and any(first + k in mutated for k in sharing):
+            shapes = " and ".join(str(tuple(states[k].shape)) for k in sharing)
+            raise UnsupportedOp(
+                "export",
+                f"tensors of {shapes} that share memory are kept, and one of them is changed",
+                "keep one of them, and make views of it in the function",
+            )
+
+
+def _results(traced: Traced, values: Sequence[Tensor]) -> tuple[tuple[Returned, ...], Any]:
+    """Ends the graph with an output node; the results."""
+    graph = traced.module.graph
+    positions = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
+    results = traced.results
+    if isinstance(results, Mapping) and type(results) is not dict:
+        results = dict(results)  # of a class, as transformers and diffusers return
+    found, spec = tree_flatten_with_path(results)
+    outputs: list[Any] = []
+    returned: dict[str, Returned] = {}
+    by_leaf: list[Any] = []
+    for path, leaf in found:
+        if isinstance(leaf, torch.SymInt):
+            raise UnsupportedOp("export", "a result is a size", "return tensors")
+        if not isinstance(leaf, Node):
+            by_leaf.append({"constant": leaf if _is_plain(leaf) else str(leaf)})
+            continue
+        name = path_name(path) or "output"
+        if leaf in positions:
+            k = positions[leaf]
+            returned[name] = Returned(name, values[k], argument=k)
+        else:
+            returned[name] = Returned(name, leaf.meta["val"], output=len(outputs))
+            outputs.append(leaf)
+        by_leaf.append({"result": name})
+    graph.output(()).args = (tuple(outputs),)
+    return tuple(returned.values()), _nested(spec, by_leaf)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _nested(spec: Any, leaves: list[Any]) -> Any:
+    """Leaves in the structure of a pytree, as lists and dictionaries."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict) and set(value) in ({"result"}, {"constant"}):
+            return value
+        if isinstance(value, dict):
+            return {str(key): plain(item) for key, item in value.items()}
+        if hasattr(value, "_asdict"):
+            return {key: plain(item) for key, item in value._asdict().items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        raise UnsupportedOp(
+            "export", f"it returns a {type(value).__name__}", "return tensors, tuples, dictionaries"
+        )
+
+    return plain(tree_unflatten(leaves, spec))

@@ -1,0 +1,361 @@
+"""`record`: a function, as it is, becomes a graph of the operators that a call of it runs.
+
+The call is made on fake tensors, with autograd: the gradients that it computes and the in-place
+writes of its optimizer are recorded as anything else. Every real tensor that it meets is state.
+Python is run once: what it decides, and numbers that it computes, are part of the graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.fx import GraphModule, Node
+from torch.fx.experimental import _config as symbolic_config
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from ...captured import user_source
+from ...errors import UnsupportedOp
+from ..graph.patterns import REWRITES
+from ..tracing import Recorder
+from .inputs import ExportInputs
+from .names import Key, Names, key_of
+
+aten = torch.ops.aten
+
+_OWN = (torch.__path__[0], __file__.rpartition("/capture/")[0])
+_VALUES_NEEDED = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
+_LITERALS = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default})
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A call as a graph, not functional yet.
+
+    Attributes:
+        module: placeholders are the inputs; ``get_attr`` nodes are states and constants.
+        states: by the attribute's name, the real tensors.
+        results: what the function returned, with FX nodes in place of tensors.
+        replaced: (state's attribute, node): states that Python gave another tensor to.
+    """
+
+    module: GraphModule
+    states: dict[str, Tensor]
+    results: Any
+    replaced: tuple[tuple[str, Node], ...]
+
+
+class _Everything(frozenset[Any]):
+    """Of operators: decompositions come later."""
+
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
+    """Records a call; the fake tensors that stand for real ones are those of their states."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__({}, _Everything())
+        self.states: dict[str, Tensor] = {}
+        self._mode = mode
+        self._stand_ins: dict[Key, FakeTensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.stack_trace = _user_frame()
+        if func not in _LITERALS:
+            args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs or {}))
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except _VALUES_NEEDED as error:
+            raise UnsupportedOp(
+                str(func),
+                "Python needs the values of a tensor, or a size that depends on them, while the "
+                "function is captured",
+                "compute it outside of the exported function, or with torch.where and masks",
+                _place(self.stack_trace),
+            ) from error
+
+    def stand_in(self, value: Tensor) -> Tensor:
+        """A fake tensor for a real one, which is state from then on; or ``value``."""
+        if isinstance(value, FakeTensor):
+            return value
+        key = key_of(value)
+        fake = self._stand_ins.get(key)
+        if fake is None:
+            name = f"state{len(self.states)}"
+            self.states[name] = value
+            with _disable_current_modes():
+                meta = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="meta"
+                )
+                fake = FakeTensor(self._mode, meta, value.device)
+            self._stand_ins[key] = fake
+            self.constant(name, value, fake)
+        return fake
+
+    def node_of(self, value: Tensor) -> Node:
+        """The node of a tensor. Raises UnsupportedOp for one of another capture."""
+        known = not isinstance(value, FakeTensor) or id(value) in self._nodes
+        if not known and value.constant is None:  # type: ignore[attr-defined]
+            raise UnsupportedOp(
+                "export",
+                "a tensor that was made while a function was captured is used after that",
+                "make what the functions keep before the export: call them once",
+                _place(self.stack_trace),
+            )
+        return super().node_of(value)
+
+
+class _Rewrites(TorchFunctionMode):
+    """Puts this package's functions in the place of some of PyTorch's."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return REWRITES.get(func, func)(*args, **(kwargs or {}))
+
+
+def record(inputs: ExportInputs, names: Names, autocast: torch.dtype | None = None) -> Recorded:
+    """Records one call.
+
+    Args:
+        autocast: of autocast around the call, if any.
+
+    Raises:
+        UnsupportedOp: Python depends on the values of tensors, or an optimizer makes its state from
+            gradients.
+    """
+    before = _Snapshot(names)
+    try:
+        recorded = _record(inputs, names, autocast, before)
+        kept = before.new_gradients()
+        before.restore()
+        if kept:
+            # The next call starts with them: they are state, unless it drops them.
+            for parameter in kept:
+                parameter.grad = torch.zeros_like(parameter)
+            before = _Snapshot(names)
+            again = _record(inputs, names, autocast, before)
+            gradients = {key_of(p.grad) for p in kept if isinstance(p.grad, Tensor)}
+            if any(key_of(state) in gradients for state in again.states.values()):
+                return again
+            before.restore()
+            for parameter in kept:
+                parameter.grad = None
+        return recorded
+    finally:
+        before.restore()
+
+
+def _record(
+    inputs: ExportInputs, names: Names, autocast: torch.dtype | None, before: _Snapshot
+) -> Recorded:
+    recorder = _CallRecorder(inputs.mode)
+    fakes = inputs.fakes()
+    for number, fake in enumerate(fakes):
+        recorder.input(f"input{number}", fake)
+    with ExitStack() as stack:
+        stack.enter_context(_optimizers(recorder))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(any_sizes())
+        stack.enter_context(enable_python_dispatcher())
+        if autocast is not None:
+            stack.enter_context(torch.autocast("cpu", autocast))
+        stack.enter_context(inputs.mode)
+        stack.enter_context(recorder)
+        stack.enter_context(_Rewrites())
+        results = inputs.call(fakes)
+
+    def node_of(value: Tensor) -> Node:
+        return recorder.node_of(recorder.stand_in(value))
+
+    nodes = tree_map_only(Tensor, node_of, results)
+    replaced = []
+    for real, fake in before.replaced_buffers():
+        node = node_of(real)
+        if fake.shape != real.shape or fake.dtype != real.dtype:
+            raise UnsupportedOp(
+                "export",
+                f"a buffer of {tuple(real.shape)} is replaced by one of {tuple(fake.shape)}",
+                "keep state in a buffer of one size and change it in place",
+            )
+        replaced.append((str(node.target), node_of(fake)))
+    for _, optimizer in before.optimizers():
+        if any(isinstance(v, FakeTensor) for s in optimizer.state.values() for v in s.values()):
+            raise UnsupportedOp(
+                f"{type(optimizer).__name__}.step",
+                "it makes its state from the first gradients",
+                "take one step in PyTorch before the export",
+            )
+    return Recorded(recorder.module(), recorder.states, nodes, tuple(replaced))
+
+
+_SET = ("capturable", "foreach", "lr")
+"""What a capture, or a schedule of the user's, may change of a group of parameters."""
+
+
+class _Snapshot:
+    """What a call on fake tensors must leave as it was: gradients, buffers, optimizers' state."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._gradients = [(p, p.grad) for _, p in names.parameters()]
+        self._buffers = [
+            (owner, name, value)
+            for module in names.modules.values()
+            for owner in module.modules()
+            for name, value in owner._buffers.items()
+        ]
+        self._groups = [
+            (group, dict(group)) for _, o in self.optimizers() for group in o.param_groups
+        ]
+
+    def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
+        return iter(self._names.optimizers.items())
+
+    def new_gradients(self) -> list[torch.nn.Parameter]:
+        """Parameters with a gradient that the call made and left."""
+        return [p for p, old in self._gradients if old is None and isinstance(p.grad, FakeTensor)]
+
+    def replaced_buffers(self) -> Iterator[tuple[Tensor, FakeTensor]]:
+        for owner, name, value in self._buffers:
+            now = owner._buffers.get(name)
+            if isinstance(now, FakeTensor) and value is not None:
+                yield value, now
+
+    def restore(self) -> None:
+        for holder, gradient in self._gradients:
+            if holder.grad is not gradient:
+                holder.grad = gradient
+        for owner, name, value in self._buffers:
+            owner._buffers[name] = value
+        for group, old in self._groups:
+            group.update({k: v for k, v in old.items() if k in _SET})
+        for _, optimizer in self.optimizers():
+            for parameter, state in list(optimizer.state.items()):
+                if any(isinstance(value, FakeTensor) for value in state.values()):
+                    del optimizer.state[parameter]
+
+
+# ---- optimizers
+
+
+def any_sizes() -> AbstractContextManager[None]:
+    """Lets sizes that are symbols be 0 or 1, too, where operators ask whether they are."""
+    patched: AbstractContextManager[None] = symbolic_config.patch(  # type: ignore[attr-defined]
+        backed_size_oblivious=True
+    )
+    return patched
+
+
+@contextmanager
+def _optimizers(recorder: _CallRecorder) -> Iterator[None]:
+    """Optimizers make their state before their first step, and keep numbers of steps in tensors."""
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        with _disable_current_modes():
+            prepare(optimizer)
+
+    flag = torch.compiler._is_compiling_flag
+    handle = register_optimizer_step_pre_hook(before_step)
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = flag
+        handle.remove()
+
+
+def prepare(optimizer: Optimizer) -> None:
+    """Gives an optimizer its first state, as its first step would, and makes it capturable.
+
+    Raises:
+        UnsupportedOp: only a step can make it.
+    """
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True  # some of the others take numbers out of tensors
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    missing = [p for p in parameters if p.grad is not None and not optimizer.state.get(p)]
+    make = getattr(optimizer, "_init_group", None)
+    if not missing:
+        return
+    if make is None:
+        raise UnsupportedOp(
+            f"{type(optimizer).__name__}.step",
+            "it has no state yet, and only a step can make it",
+            "take one step in PyTorch before the export",
+        )
+    gradients = [(p, p.grad) for p in parameters]
+    lists = len(inspect.signature(make).parameters) - 1
+    try:
+        for new in missing:
+            new.grad = torch.zeros_like(new)
+        for group in optimizer.param_groups:
+            make(group, *([] for _ in range(lists)))
+            if group.get("momentum") and isinstance(optimizer, torch.optim.SGD):
+                _prepare_momentum(optimizer, group)
+    finally:
+        for owner, gradient in gradients:
+            owner.grad = gradient
+
+
+def _prepare_momentum(optimizer: torch.optim.SGD, group: dict[str, Any]) -> None:
+    """SGD's first step takes the gradient itself, which is what zeros give without dampening."""
+    for parameter in group["params"]:
+        if parameter.grad is None or optimizer.state[parameter].get("momentum_buffer") is not None:
+            continue
+        if group["dampening"]:
+            raise UnsupportedOp(
+                "SGD.step",
+                "with dampening its first step is unlike the others",
+                "take one step in PyTorch before the export",
+            )
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+# ---- the user's lines
+
+
+def _user_frame() -> str | None:
+    """The innermost frame outside of PyTorch and this package, as in a traceback."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OWN) and not file.startswith("<"):
+            code = linecache.getline(file, frame.f_lineno).strip()
+            return f'File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}\n  {code}'
+        frame = frame.f_back
+    return None
+
+
+def _place(stack_trace: str | None) -> str:
+    if stack_trace is None:
+        return ""
+    node = torch.fx.Graph().placeholder("x")
+    node.meta["stack_trace"] = stack_trace
+    return user_source(node)

@@ -1,0 +1,441 @@
+"""`export`: PyTorch functions, with the state that they share, become a bundle."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..capture.export.capture import CapturedFunction, capture_function
+from ..capture.export.inputs import ExportInputs, largest
+from ..capture.export.names import Key, Names, key_of
+from ..compiler import compile_graph, native_operators
+from ..dtypes import DType
+from ..errors import UnsupportedOp
+from ..lowering.symbols import SizeReader
+from ..options import CompileOptions, resolve
+from ..plan import serialize
+from ..plan.model import Dispatch, HostStep, Plan, bound_nbytes
+from ..symbolic.sizes import INT32, as_symbol, evaluate
+from ..target import Target
+from ..torch_ops.dtypes import dtype_of
+from .files import BundleWriter
+from .manifest import (
+    CHUNK_NBYTES,
+    FORMAT,
+    VERSION,
+    Argument,
+    Entry,
+    Manifest,
+    Result,
+    Size,
+    State,
+    Variant,
+)
+from .manifest import Tensor as TensorSpec
+from .targets import needed_limits, target_of
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A function to export, and a call of it.
+
+    Attributes:
+        function: a module, a method, or any other callable.
+        args, kwargs: of a call; its tensors become inputs, anything else is part of the program.
+        dynamic_shapes: as `torch.export.export` takes them; None: sizes are those of the call.
+    """
+
+    function: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] | None = None
+    dynamic_shapes: Any = None
+
+
+PRECISIONS = ("float32", "float16")
+
+
+def export(
+    function: Callable[..., Any] | Mapping[str, EntryPoint | tuple[Any, ...]],
+    *arguments: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    target: str | Target = "browser",
+    precision: str | Sequence[str] = "float32",
+    name: str = "",
+    shard_nbytes: int = 64 << 20,
+) -> Path:
+    """Writes a bundle, which runs in browsers and in Python without PyTorch.
+
+        export(model, (x,), "bundle/")                                       # one entry, "forward"
+        export({"prefill": (prefill, (ids,)), "decode": (decode, (id, position))}, "bundle/")
+
+    Each function is called once on fake tensors: what Python does in it is done at export. Tensors
+    that it reaches, such as parameters, caches and the state of optimizers, become state of the
+    bundle, with the values that they have now. Entries share it; what a call changes in place stays
+    on the GPU. A training step is a function that calls ``backward()`` and ``optimizer.step()``.
+
+    Args:
+        function: what to export, or several by name; see `EntryPoint`, as which a tuple is taken.
+        arguments: the example arguments, if there is one function, and the folder.
+        kwargs, dynamic_shapes: see `EntryPoint`; of one function.
+        target: ``browser``: every device with WebGPU; ``desktop``: larger buffers; or a `Target`.
+        precision: ``float32``; ``float16``: weights, and what autocast computes in it, are half
+            precision, for devices with ``shader-f16``; or both, and the device decides.
+        name: of the bundle; by default that of the folder.
+        shard_nbytes: most bytes of a file with weights, but for larger tensors.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UnsupportedOp: a function depends on values of tensors, or needs an operator, a dtype or a
+            limit that the target has not; the message names the operator and the line.
+        BundleError: the folder holds something else.
+    """
+    if isinstance(function, Mapping):
+        if len(arguments) != 1 or kwargs is not None or dynamic_shapes is not None:
+            raise TypeError(
+                "export(entries, folder) takes the arguments and dynamic_shapes of each entry with "
+                "it: {'decode': EntryPoint(decode, (ids,), dynamic_shapes=…)}"
+            )
+        (path,) = arguments
+        entries = {
+            key: value if isinstance(value, EntryPoint) else EntryPoint(*value)
+            for key, value in function.items()
+        }
+    else:
+        if len(arguments) != 2:
+            raise TypeError("export takes a function, its example arguments, and a folder")
+        examples, path = arguments
+        if isinstance(examples, Tensor):
+            examples = (examples,)
+        entries = {"forward": EntryPoint(function, examples, kwargs, dynamic_shapes)}
+    _check_names(entries)
+    precisions = (precision,) if isinstance(precision, str) else tuple(precision)
+    if not precisions or not set(precisions) <= set(PRECISIONS):
+        raise ValueError(f"precision={precision!r} is not valid; use {' or '.join(PRECISIONS)}")
+    folder = Path(os.fspath(path))
+    exporter = _Exporter(entries, target_of(target), resolve(None, None), shard_nbytes)
+    exporter.write(folder, name or folder.resolve().name, precisions)
+    return folder
+
+
+def _check_names(entries: Mapping[str, EntryPoint]) -> None:
+    if not entries:
+        raise ValueError("export needs at least one entry")
+    for name in entries:
+        if not name.isidentifier():
+            raise ValueError(f"the entry {name!r} is no name; use letters, digits and _")
+
+
+@dataclass
+class _Compiled:
+    """An entry of a variant."""
+
+    captured: CapturedFunction
+    plan: Plan
+    most: dict[str, int]
+
+
+class _Exporter:
+    def __init__(
+        self,
+        entries: Mapping[str, EntryPoint],
+        target: Target,
+        options: CompileOptions,
+        shard_nbytes: int,
+    ) -> None:
+        self._entries = entries
+        self._target = target
+        self._options = replace(options, fallback="error")
+        self._shard_nbytes = shard_nbytes
+        self._names = Names({name: entry.function for name, entry in entries.items()})
+        self._native = native_operators()
+        self._states: dict[Key, str] = {}
+
+    def write(self, folder: Path, name: str, precisions: Sequence[str]) -> None:
+        """Compiles everything, and then writes it."""
+        with self._names.kept():
+            whole = self._compiled("float32")
+            compiled = {"float32": whole}
+            if "float16" in precisions:
+                changed = {
+                    key_of(entry.captured.states[k])
+                    for entry in whole.values()
+                    for k in entry.captured.changed
+                }
+                compiled["float16"] = self._compiled("float16", changed)
+            package = __import__(__package__.partition(".")[0])
+            producer = f"torch_webgpu_compile {package.__version__}, torch {torch.__version__}"
+            with BundleWriter(folder, self._shard_nbytes) as writer:
+                # Half precision is the better one where it runs.
+                variants = [
+                    self._variant(writer, each, compiled[each])
+                    for each in ("float16", "float32")
+                    if each in precisions
+                ]
+                writer.finish(
+                    Manifest(FORMAT, VERSION, name, producer, CHUNK_NBYTES, {}, tuple(variants))
+                )
+
+    # ---- compilation
+
+    def _compiled(self, precision: str, changed: set[Key] | None = None) -> dict[str, _Compiled]:
+        target, half = self._target, None
+        if precision == "float16":
+            target = replace(target, features=target.features | {"shader-f16"})
+
+            def half(state: Tensor) -> bool:
+                return state.dtype is torch.float32 and key_of(state) not in (changed or ())
+
+        return {
+            name: self._compile(name, entry, target, half) for name, entry in self._entries.items()
+        }
+
+    def _compile(
+        self,
+        name: str,
+        entry: EntryPoint,
+        target: Target,
+        half: Callable[[Tensor], bool] | None,
+    ) -> _Compiled:
+        inputs = ExportInputs(entry.function, entry.args, entry.kwargs or {}, entry.dynamic_shapes)
+        captured = capture_function(name, inputs, self._names, self._native, half)
+        try:
+            plan = compile_graph(captured.graph, captured.phase, target, self._options).plan
+        except UnsupportedOp as error:
+            raise UnsupportedOp(
+                error.op,
+                f"{error.cause} (target {target.name})",
+                "compute it outside of the exported function: a bundle has no host to run it on",
+                error.source,
+            ) from error
+        _close_ranges(name, plan, captured, target)
+        most = {d.symbol: d.high for d in captured.dimensions}
+        _check_plan(name, plan, most, captured, target)
+        return _Compiled(captured, _published(plan), most)
+
+    # ---- writing
+
+    def _variant(
+        self, writer: BundleWriter, precision: str, entries: Mapping[str, _Compiled]
+    ) -> Variant:
+        known = self._names.known()
+        states: dict[str, State] = {}
+        values: dict[str, Tensor] = {}
+        named: dict[str, list[str]] = {}
+        for name, entry in entries.items():
+            captured = entry.captured
+            for k, tensor in enumerate(captured.states):
+                key = key_of(tensor)
+                found = known.get(key)
+                if key not in self._states:
+                    self._states[key] = found.name if found else self._names.new()
+                label = self._states[key]
+                named.setdefault(name, []).append(label)
+                before = states.get(label)
+                if before is None:
+                    kind = found.kind if found else "tensor"
+                    data = tensor.detach().cpu()
+                    data = (data.half() if k in captured.halved else data).contiguous()
+                    values[label] = data
+                    before = State(kind, _dtype(data), tuple(data.shape), False, None, 0)
+                changes = before.changes or k in captured.changed
+                states[label] = replace(before, changes=changes)
+        tensors = {label: _contents(value) for label, value in values.items()}
+        places = writer.add_tensors(f"weights/{precision}", tensors)
+        for label, (file, offset) in places.items():
+            states[label] = replace(states[label], file=file, offset=offset)
+        modules: dict[str, int] = {}
+        made = {}
+        for name, entry in entries.items():
+            content = _plan_json(entry.plan, modules)
+            path = f"plans/{precision}-{name}.json"
+            writer.add(path, json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
+            made[name] = _entry(path, entry, named.get(name, []))
+        kernels = f"kernels/{precision}.json"
+        writer.add(kernels, json.dumps(list(modules), separators=(",", ":")).encode())
+        limits = needed_limits((entry.plan, entry.most) for entry in entries.values())
+        features = ("shader-f16",) if precision == "float16" else ()
+        return Variant(precision, features, limits, kernels, states, made)
+
+
+def _plan_json(plan: Plan, modules: dict[str, int]) -> dict[str, Any]:
+    """A plan as JSON, with numbers of modules in the place of WGSL."""
+    data = serialize.to_json(plan)
+    for part in filter(None, (data, data["preparation"])):
+        for kernel in part["kernels"]:
+            kernel["wgsl"] = modules.setdefault(kernel["wgsl"], len(modules))
+    return data
+
+
+def _entry(path: str, entry: _Compiled, states: Sequence[str]) -> Entry:
+    captured = entry.captured
+    arguments = [Argument(input=name) for name in captured.inputs]
+    arguments += [Argument(state=name) for name in states]
+    if captured.phase.seeds:
+        arguments.append(Argument(seeds=captured.phase.seeds))
+    reader = SizeReader()
+
+    def spec_of(value: Tensor) -> TensorSpec:
+        return TensorSpec(_dtype(value), reader.sizes(value.shape))
+
+    inputs = {name: spec_of(fake) for name, fake in captured.inputs.items()}
+    labels = [*captured.inputs, *states]
+    results = {}
+    for returned in captured.returned:
+        spec = spec_of(returned.value)
+        if returned.argument is None:
+            results[returned.name] = Result(spec, output=returned.output)
+        elif returned.argument < len(inputs):
+            results[returned.name] = Result(spec, input=labels[returned.argument])
+        else:
+            results[returned.name] = Result(spec, state=labels[returned.argument])
+    sizes = {}
+    for d in captured.dimensions:
+        where = (
+            (name, dim)
+            for name, spec in inputs.items()
+            for dim, size in enumerate(spec.sizes)
+            if (symbol := as_symbol(size)) is not None and symbol.name == d.symbol
+        )
+        found = next(where, None)
+        if found is None:
+            raise UnsupportedOp(
+                "export",
+                f"the size {d.name} is no dimension of an input by itself",
+                f"give an input whose dimension is Dim({d.name!r})",
+            )
+        sizes[d.symbol] = Size(d.name, d.low, d.high, *found)
+    return Entry(path, sizes, tuple(arguments), inputs, results, json.dumps(captured.structure))
+
+
+def _contents(value: Tensor) -> tuple[str, tuple[int, ...], Any]:
+    """A contiguous tensor as files take it."""
+    data = value.reshape(-1).view(torch.uint8).numpy()
+    return _dtype(value).name, tuple(value.shape), data
+
+
+def _dtype(value: Tensor) -> DType:
+    dtype = dtype_of(value.dtype)
+    if dtype is None:
+        raise UnsupportedOp("export", f"{value.dtype} cannot be in a bundle", "use another dtype")
+    return dtype
+
+
+def _published(plan: Plan) -> Plan:
+    """A plan without what says where it was made, and what only reports need."""
+
+    def step(step: Any) -> Any:
+        if not isinstance(step, Dispatch):
+            return step
+        checks = tuple(replace(check, source=_short(check.source)) for check in step.checks)
+        return replace(step, checks=checks, traffic=())
+
+    return replace(
+        plan,
+        kernels=tuple(replace(kernel, sources=()) for kernel in plan.kernels),
+        steps=tuple(map(step, plan.steps)),
+        preparation=None if plan.preparation is None else _published(plan.preparation),
+    )
+
+
+def _short(source: str) -> str:
+    """``file:line: code`` without the folders."""
+    place, colon, code = source.partition(": ")
+    return Path(place).name + colon + code
+
+
+# ---- whether a plan runs on the target
+
+
+def _close_ranges(name: str, plan: Plan, captured: CapturedFunction, target: Target) -> None:
+    """Gives open sizes the largest value at which the plan runs, all of them at once."""
+    opened = [d for d in captured.dimensions if d.is_open]
+    if not opened:
+        return
+
+    def runs(size: int) -> bool:
+        sizes = {d.symbol: d.high for d in captured.dimensions}
+        sizes |= {d.symbol: max(d.hint, min(size, d.high)) for d in opened}
+        try:
+            _check_plan(name, plan, sizes, captured, target)
+        except UnsupportedOp:
+            return False
+        return True
+
+    least = max(d.hint for d in opened)
+    if runs(least):
+        size = largest(least, max(d.high for d in opened), runs)
+        for d in opened:
+            d.high = max(d.hint, min(size, d.high))
+
+
+def _check_plan(
+    name: str, plan: Plan, sizes: Mapping[str, int], captured: CapturedFunction, target: Target
+) -> None:
+    """Raises UnsupportedOp for a plan that the target cannot run at its largest sizes."""
+    for part in filter(None, (plan, plan.preparation)):
+        for step in part.steps:
+            if isinstance(step, HostStep):
+                raise UnsupportedOp(
+                    step.target,
+                    f"the target {target.name} has no kernel for it, and a bundle has no host",
+                    "compute it outside of the exported function",
+                    step.source,
+                )
+            if isinstance(step, Dispatch):
+                _check_dispatch(name, part, step, sizes, captured, target)
+        for buffer in part.buffers.values():
+            nbytes = buffer.nbytes_for(sizes)
+            if nbytes > target.max_buffer_nbytes:
+                raise UnsupportedOp(
+                    f"export of {name}",
+                    f"a tensor of {nbytes:,} bytes{_at(captured)} exceeds the "
+                    f"{target.max_buffer_nbytes:,} of a buffer of the target {target.name}",
+                    _SMALLER,
+                )
+
+
+_SMALLER = "lower the largest sizes (Dim(max=…)), split the tensor, or export for another target"
+
+
+def _at(captured: CapturedFunction) -> str:
+    sizes = ", ".join(f"{d.name} = {d.high}" for d in captured.dimensions)
+    return f" (at {sizes})" if sizes else ""
+
+
+def _check_dispatch(
+    name: str,
+    plan: Plan,
+    step: Dispatch,
+    sizes: Mapping[str, int],
+    captured: CapturedFunction,
+    target: Target,
+) -> None:
+    kernel = plan.kernels[step.kernel]
+    what = ", ".join(kernel.ops) or kernel.name
+    source = next(iter(kernel.sources), "")
+    for binding in step.bindings:
+        nbytes = bound_nbytes(binding, plan.buffers[binding.buffer], sizes)
+        if nbytes > target.max_binding_nbytes:
+            raise UnsupportedOp(
+                what,
+                f"it reads or writes {nbytes:,} bytes{_at(captured)} of one tensor, a binding of "
+                f"the target {target.name} reaches {target.max_binding_nbytes:,}",
+                _SMALLER,
+                source,
+            )
+    grid = [evaluate(size, sizes) for size in step.grid]
+    wide = [n for n in step.narrow if evaluate(n, sizes) not in INT32]
+    if wide or max(grid) > target.max_grid:
+        raise UnsupportedOp(
+            what, f"its sizes{_at(captured)} are beyond 32-bit integers", _SMALLER, source
+        )

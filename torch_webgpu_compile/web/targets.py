@@ -1,0 +1,71 @@
+"""The devices that bundles are compiled for, none of which is here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ..errors import OptionError
+from ..plan.model import Dispatch, Plan, bound_nbytes
+from ..target import Target
+
+BROWSER = Target(name="browser", backend="", features=frozenset(), exp_keeps_nan=False)
+"""The limits that every implementation of WebGPU has, and no optional feature."""
+
+DESKTOP = Target(
+    name="desktop",
+    backend="",
+    features=frozenset(),
+    exp_keeps_nan=False,
+    max_binding_nbytes=(1 << 30) - 4,
+    max_buffer_nbytes=1 << 30,
+    max_storage_buffers=10,
+    max_workgroup_nbytes=32 << 10,
+)
+"""What browsers offer on GPUs of desktops and laptops."""
+
+TARGETS: Mapping[str, Target] = {target.name: target for target in (BROWSER, DESKTOP)}
+
+LIMITS: Mapping[str, int] = {
+    "maxBufferSize": BROWSER.max_buffer_nbytes,
+    "maxStorageBufferBindingSize": BROWSER.max_binding_nbytes,
+    "maxStorageBuffersPerShaderStage": BROWSER.max_storage_buffers,
+    "maxComputeInvocationsPerWorkgroup": BROWSER.max_workgroup_invocations,
+    "maxComputeWorkgroupSizeX": BROWSER.max_workgroup_invocations,
+    "maxComputeWorkgroupStorageSize": BROWSER.max_workgroup_nbytes,
+}
+"""WebGPU's names of the limits that bundles can depend on, with what every device has."""
+
+
+def target_of(target: str | Target) -> Target:
+    """A target by name, or itself. Raises OptionError for another name."""
+    if isinstance(target, Target):
+        return target
+    if target not in TARGETS:
+        raise OptionError(f"target={target!r} is not valid; use one of: {', '.join(TARGETS)}")
+    return TARGETS[target]
+
+
+def needed_limits(plans: Iterable[tuple[Plan, Mapping[str, int]]]) -> dict[str, int]:
+    """The limits that plans need at these sizes, where every device does not have them."""
+    needed = dict.fromkeys(LIMITS, 0)
+    for plan, sizes in plans:
+        for part in filter(None, (plan, plan.preparation)):
+            for name, value in _limits(part, sizes):
+                needed[name] = max(needed[name], value)
+    return {name: value for name, value in needed.items() if value > LIMITS[name]}
+
+
+def _limits(plan: Plan, sizes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
+    for kernel in plan.kernels:
+        x, y, z = kernel.workgroup_size
+        yield "maxStorageBuffersPerShaderStage", len(kernel.bindings)
+        yield "maxComputeInvocationsPerWorkgroup", x * y * z
+        yield "maxComputeWorkgroupSizeX", x * y * z
+        yield "maxComputeWorkgroupStorageSize", kernel.workgroup_nbytes
+    for buffer in plan.buffers.values():
+        yield "maxBufferSize", buffer.nbytes_for(sizes)
+    for step in plan.steps:
+        if isinstance(step, Dispatch):
+            for binding in step.bindings:
+                nbytes = bound_nbytes(binding, plan.buffers[binding.buffer], sizes)
+                yield "maxStorageBufferBindingSize", nbytes
