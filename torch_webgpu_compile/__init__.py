@@ -7,6 +7,7 @@ Nothing needs to be imported for that. This package offers a look inside:
 - `explain`: what the compiler made of a function, as a `Report`;
 - `counters`: what it has done so far;
 - `export`: a function and its state as a bundle of files for browsers, `EntryPoint` one of several;
+- `load_bundle`: runs such a `Bundle` with NumPy arrays, without PyTorch;
 - `profile`: the time of each kernel on the GPU, as a `Profile`;
 - `invalidate`: parameters were changed behind PyTorch's back;
 - `register_device`: the device ``"webgpu"`` beside CUDA, where PyTorch does not get it by itself;
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from .counters import counters
 from .errors import (
     AdapterError,
+    BundleError,
     DeviceError,
     DeviceLostError,
     IndexOutOfRangeError,
@@ -41,12 +43,15 @@ if TYPE_CHECKING:
     from .device.autoload import register as register_device
     from .inspection.profiling import Profile, profile
     from .inspection.report import Report, explain
+    from .web.bundle import Bundle, load_bundle
     from .web.export import EntryPoint, export
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AdapterError",
+    "Bundle",
+    "BundleError",
     "CompileOptions",
     "DeviceError",
     "DeviceLostError",
@@ -65,14 +70,17 @@ __all__ = [
     "explain",
     "export",
     "invalidate",
+    "load_bundle",
     "profile",
     "register_device",
 ]
 
 _LAZY = {
+    "Bundle": ("web.bundle", "Bundle"),
     "EntryPoint": ("web.export", "EntryPoint"),
     "export": ("web.export", "export"),
     "explain": ("inspection.report", "explain"),
+    "load_bundle": ("web.bundle", "load_bundle"),
     "Report": ("inspection.report", "Report"),
     "invalidate": ("callables.static_copies", "invalidate"),
     "Profile": ("inspection.profiling", "Profile"),

@@ -12,12 +12,10 @@ moved last, a folder is no bundle.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
@@ -31,6 +29,7 @@ from safetensors import TensorSpec, serialize_file
 from ..dtypes import BY_NAME
 from ..errors import BundleError
 from ..plan.codec import codec_of
+from .hashing import file_of, is_file_name
 from .manifest import CHUNK_NBYTES, FORMAT, MANIFEST, File, Manifest
 from .tensors import read_header
 
@@ -38,21 +37,11 @@ SHARD_NBYTES = 64 << 20
 """Of a file with weights. Where static sites are hosted, files of 100 MB are too large."""
 
 _STAGING = ".writing"
-_PART = re.compile(r"\w([\w.-]*[\w-])?", re.ASCII)
-_MAX_NAME = 200
 _HEADER_NBYTES = 160  # of a tensor in a safetensors header, without its name: at most
 
 Tensor = tuple[str, Sequence[int], Any]
 """(name of the dtype, sizes, its bytes as PyTorch has them, in rows without gaps: anything with the
 buffer protocol)."""
-
-
-def is_file_name(name: str) -> bool:
-    """Whether a bundle may have a file of this name, wherever the bundle is: in a folder, on a
-    server. That are letters, digits and ``_.-`` between slashes, relative, and without ``..``.
-    """
-    is_plain = all(_PART.fullmatch(part) for part in name.split("/"))
-    return is_plain and len(name) <= _MAX_NAME and name != MANIFEST
 
 
 class BundleWriter:
@@ -101,9 +90,9 @@ class BundleWriter:
         Raises:
             BundleError: there is a file of this name, or no file may have it.
         """
-        content = data.encode() if isinstance(data, str) else data
-        self._place(name).write_bytes(content)
-        self.files[name] = file_of([memoryview(content)])
+        path = self._place(name)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+        self.files[name] = file_of(path)
 
     def add_tensors(
         self, stem: str, tensors: Mapping[str, Tensor]
@@ -138,7 +127,7 @@ class BundleWriter:
                 for name in names
             }
             serialize_file(specs, path)
-            self.files[file] = file_of(_chunks_of(path))
+            self.files[file] = file_of(path)
             where |= {name: (file, found.offset) for name, found in read_header(path).items()}
         return where
 
@@ -190,32 +179,6 @@ class BundleWriter:
                 "give all of its elements, in rows without gaps",
             )
         return array
-
-
-def file_of(chunks: Iterable[memoryview]) -> File:
-    """The hashes of a file that consists of these pieces of whatever lengths."""
-    whole, part, nbytes = hashlib.sha256(), hashlib.sha256(), 0
-    hashes = []
-    for chunk in chunks:
-        whole.update(chunk)
-        while chunk:
-            piece = chunk[: CHUNK_NBYTES - nbytes % CHUNK_NBYTES]
-            part.update(piece)
-            nbytes += len(piece)
-            chunk = chunk[len(piece) :]
-            if nbytes % CHUNK_NBYTES == 0:
-                hashes.append(part.hexdigest())
-                part = hashlib.sha256()
-    if nbytes % CHUNK_NBYTES:
-        hashes.append(part.hexdigest())
-    return File(nbytes, whole.hexdigest(), tuple(hashes))
-
-
-def _chunks_of(path: Path) -> Iterator[memoryview]:
-    buffer = bytearray(CHUNK_NBYTES)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            yield memoryview(buffer)[:count]
 
 
 def _shards(

@@ -163,7 +163,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """See the module.
+    """What a bundle holds.
 
     Attributes:
         format, version: `FORMAT` and `VERSION`.

@@ -8,7 +8,6 @@ and ``data_offsets``, from the end of the header to the first byte and to the on
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -58,29 +57,39 @@ class StoredTensor:
     nbytes: int
 
 
-def read_header(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file, by name.
 
     Raises:
-        BundleError: the file is none, or a tensor lies outside of it or has another length than its
-            shape says.
-        OSError: it cannot be read.
+        BundleError: the file cannot be read or is none, or a tensor lies outside of it or has
+            another length than its shape says.
     """
-    file_nbytes = Path(path).stat().st_size
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if file_nbytes < 8 or length > min(_MAX_HEADER, file_nbytes - 8):
-            raise BundleError(path, "this is no safetensors file, or it is cut off")
-        text = file.read(length)
+    file_nbytes, text = _header(path)
+    start = 8 + len(text)
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
-        return {
-            name: _stored(entry, 8 + length, file_nbytes - 8 - length)
-            for name, entry in header.items()
-        }
+        return {name: _stored(entry, start, file_nbytes - start) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BundleError(path, f"its safetensors header is damaged ({error})") from error
+
+
+def data_start(path: Path) -> int:
+    """Bytes from the start of a safetensors file to the tensors. Raises BundleError."""
+    return 8 + len(_header(path)[1])
+
+
+def _header(path: Path) -> tuple[int, bytes]:
+    """(length of the file, text of its header)."""
+    try:
+        file_nbytes = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if file_nbytes < 8 or length > min(_MAX_HEADER, file_nbytes - 8):
+                raise BundleError(path, "this is no safetensors file, or it is cut off")
+            return file_nbytes, file.read(length)
+    except OSError as error:
+        raise BundleError(path, f"it cannot be read ({error.strerror})") from error
 
 
 def _stored(entry: Any, start: int, data_nbytes: int) -> StoredTensor:
