@@ -7,7 +7,7 @@ Nothing needs to be imported for that. This package offers a look inside:
 - `explain`: what the compiler made of a function, as a `Report`;
 - `counters`: what it has done so far;
 - `export`: a function and its state as a bundle of files for browsers, `EntryPoint` one of several;
-- `load_bundle`: runs such a `Bundle` with NumPy arrays, without PyTorch;
+- `load_bundle`: runs such a bundle with numpy in and out, as a `Bundle`;
 - `profile`: the time of each kernel on the GPU, as a `Profile`;
 - `invalidate`: parameters were changed behind PyTorch's back;
 - `register_device`: the device ``"webgpu"`` beside CUDA, where PyTorch does not get it by itself;
@@ -28,6 +28,7 @@ from .errors import (
     DeviceError,
     DeviceLostError,
     IndexOutOfRangeError,
+    InputError,
     OptionError,
     OutOfMemoryError,
     ShaderError,
@@ -58,6 +59,7 @@ __all__ = [
     "EntryPoint",
     "FallbackWarning",
     "IndexOutOfRangeError",
+    "InputError",
     "OptionError",
     "OutOfMemoryError",
     "Profile",
@@ -77,10 +79,10 @@ __all__ = [
 
 _LAZY = {
     "Bundle": ("web.bundle", "Bundle"),
+    "load_bundle": ("web.bundle", "load_bundle"),
     "EntryPoint": ("web.export", "EntryPoint"),
     "export": ("web.export", "export"),
     "explain": ("inspection.report", "explain"),
-    "load_bundle": ("web.bundle", "load_bundle"),
     "Report": ("inspection.report", "Report"),
     "invalidate": ("callables.static_copies", "invalidate"),
     "Profile": ("inspection.profiling", "Profile"),

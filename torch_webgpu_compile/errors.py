@@ -6,6 +6,7 @@
     ├── VerificationError      a compiler stage produced an inconsistent state (a bug here)
     ├── AdapterError           no adapter, or one without a needed limit or feature
     ├── BundleError            a file of a bundle is damaged, missing or made for something else
+    ├── InputError             a call of a bundle with something that its entry does not take
     └── DeviceError            raised while a plan runs
         ├── ShaderError        a kernel was rejected by the WGSL compiler
         ├── OutOfMemoryError   an allocation failed
@@ -76,6 +77,10 @@ class BundleError(WebGPUCompileError, ValueError):
         self.cause = cause
         self.next_step = next_step
         super().__init__(f"{self.file}: {cause}; {next_step}")
+
+
+class InputError(WebGPUCompileError, ValueError):
+    """A bundle was given something that its entry, or its state, does not take."""
 
 
 class DeviceError(WebGPUCompileError):

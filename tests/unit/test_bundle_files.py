@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from tests.bundles import FORWARD, KERNELS, WEIGHTS, edit, export_sample
 from tests.plan_mutations import altered
 from torch_webgpu_compile import BundleError
-from torch_webgpu_compile.web.files import BundleWriter
+from torch_webgpu_compile.plan.model import FIRST_CHECK
+from torch_webgpu_compile.web.files import BundleWriter, TensorBytes
 from torch_webgpu_compile.web.manifest import CHUNK_NBYTES, FORMAT, VERSION, Manifest
 from torch_webgpu_compile.web.schema import schema
 from torch_webgpu_compile.web.tensors import read_header
@@ -50,16 +51,20 @@ def bundle(exported, tmp_path):
 # ---- writing
 
 
+def bytes_of(dtype: str, array: Any) -> TensorBytes:
+    return TensorBytes(dtype, np.shape(array), np.frombuffer(np.asarray(array).tobytes(), "u1"))
+
+
 def test_what_is_written_is_read(tmp_path):
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
     narrow = torch.randn(5).bfloat16()
     tensors = {
-        "rows": ("float32", (3, 4), rows),
-        "zeros": ("int64", (2,), np.zeros(2, np.int64)),
-        "minus_zero": ("float32", (), np.float32(-0.0)),
-        "narrow": ("bfloat16", (5,), narrow.view(torch.uint8).numpy()),
-        "empty": ("float32", (0, 3), b""),
-        "large": ("uint8", (2000,), bytes(range(1, 251)) * 8),
+        "rows": bytes_of("float32", rows),
+        "zeros": bytes_of("int64", np.zeros(2, np.int64)),
+        "minus_zero": bytes_of("float32", np.float32(-0.0)),
+        "narrow": bytes_of("bfloat16", narrow.view(torch.int16).numpy()),
+        "empty": bytes_of("float32", np.zeros((0, 3), np.float32)),
+        "large": bytes_of("uint8", np.arange(2000).astype(np.uint8)),
     }
     with BundleWriter(tmp_path / "b", shard_nbytes=1000) as writer:
         where = writer.add_tensors("weights/w", tensors)
@@ -89,7 +94,7 @@ def test_what_is_written_is_read(tmp_path):
 def test_chunks_of_a_file(tmp_path):
     data = np.random.default_rng(0).bytes(2 * CHUNK_NBYTES + 5)
     with BundleWriter(tmp_path) as writer:
-        writer.add("data.bin", data)
+        writer.add("data.json", data)
         (file,) = writer.finish(EMPTY).files.values()
     parts = [data[:CHUNK_NBYTES], data[CHUNK_NBYTES:-5], data[-5:]]
     assert list(file.chunks) == [hashlib.sha256(part).hexdigest() for part in parts]
@@ -145,20 +150,23 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/a", "../a", "a/../b", "a\\b", "c:a", "https://a/b", ".a", "a.", "manifest.json"]
+    "name", ["", "/a", "../a", "a/../b", "a\\b", "c:a", "https://a/b", ".a", "a//b", "a..b"]
 )
 def test_names_that_are_none(tmp_path, name):
-    with BundleWriter(tmp_path) as writer, pytest.raises(BundleError, match="may be named"):
-        writer.add(name, b"")
+    with BundleWriter(tmp_path / "b") as writer:
+        for wrong in (f"{name}.json", "manifest.json", "a.html"):
+            with pytest.raises(BundleError, match="may be named"):
+                writer.add(wrong, b"")
+    assert not (tmp_path / "b").exists()
 
 
 def test_wrong_tensors(tmp_path):
     with BundleWriter(tmp_path) as writer:
-        with pytest.raises(BundleError, match=r"float32 tensor x \(3,\) has 8 bytes, not 12"):
-            writer.add_tensors("w", {"x": ("float32", (3,), np.ones(2, np.float32))})
-        writer.add("a", b"")
+        with pytest.raises(BundleError, match=r"x, float32 \(3,\), has 8 bytes, not 12"):
+            writer.add_tensors("w", {"x": TensorBytes("float32", (3,), np.ones(8, np.uint8))})
+        writer.add("a.json", b"")
         with pytest.raises(BundleError, match="two files"):
-            writer.add("a", b"")
+            writer.add("a.json", b"")
 
 
 # ---- reading
@@ -277,7 +285,7 @@ HOSTILE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "negative length": (lambda m, f: put(m["files"][WEIGHTS], nbytes=-1), "-1 bytes"),
     **{
         f"file {name}": (listed_as(name), "can be named")
-        for name in ("../x", "/etc/passwd", "a\\b", "https://x/y", "a/./b", "manifest.json")
+        for name in ("../x.json", "/etc/passwd", "a\\b.json", "https://x/y.json", "manifest.json")
     },
     "plan that is not listed": (lambda m, f: m["files"].pop(FORWARD), "lists no file 'plans/"),
     "kernels that are not listed": (lambda m, f: m["files"].pop(KERNELS), "lists no file 'kern"),
@@ -300,6 +308,7 @@ HOSTILE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "state twice": (lambda m, f: put(entry(m)["arguments"][2], state="weight"), "one state is two"),
     "fewer arguments": (lambda m, f: entry(m)["arguments"].pop(), "takes 5 arguments"),
     "seeds": (lambda m, f: put(entry(m, "draw")["arguments"][1], seeds=3), "argument 1 is"),
+    "sizes from the number of a check": (lambda m, f: grid(f), "do not follow"),
     "many seeds": (lambda m, f: put(entry(m, "draw")["arguments"][1], seeds=1 << 40), "draws"),
     "input of another dtype": (lambda m, f: put(entry(m)["inputs"]["ids"], dtype="int32"), "int32"),
     "input of a free size": (lambda m, f: put(entry(m), sizes={}), "a size that no input gives"),
@@ -350,6 +359,11 @@ def plan(f: Any, name: str = "forward") -> Any:
 
 def binding(f: Any, **values: Any) -> None:
     put(plan(f)["steps"][0]["Dispatch"]["bindings"][0], **values)
+
+
+def grid(f: Any) -> None:
+    checked = next(s["Dispatch"] for s in plan(f)["steps"] if s["Dispatch"]["checks"])
+    checked["grid"][0] = {"c": 0, "t": [[1, [FIRST_CHECK.name, 0]]]}
 
 
 def changed(f: Any) -> Any:
@@ -437,6 +451,8 @@ def errors_of(value: Any, form: Any, whole: Any, place: str = "$") -> list[str]:
     if "anyOf" in form:
         found = [errors_of(value, part, whole, place) for part in form["anyOf"]]
         return [] if [] in found else [f"{place}: none of the forms"]
+    if "const" in form:
+        return [] if value == form["const"] else [f"{place}: {value!r}"]
     if "enum" in form:
         return [] if value in form["enum"] else [f"{place}: {value!r}"]
     kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
@@ -467,6 +483,7 @@ def test_manifests_follow_the_schema(bundle):
     for change in (
         lambda m: m.pop("name"),
         lambda m: put(m, more=1),
+        lambda m: put(m, version=2),
         lambda m: put(size(m), low="2"),
         lambda m: put(state(m, "seen"), kind="x"),
         lambda m: put(result(m)["tensor"], sizes=[{"c": 0, "t": [[1, ["**", 1, 2]]]}]),

@@ -30,25 +30,27 @@ def element_bytes(value: Any, dtype: DType) -> Array:
 
     Raises:
         ValueError: ``value`` is no array of such a kind, or a number in it lies outside of what the
-            dtype has. The message is for a person who knows which array is meant.
+            dtype has. The message goes on where a name of the array stops.
     """
     try:
         array = np.asarray(value)
     except Exception as error:  # of any class: it is whatever the object's __array__ raises
-        raise ValueError(f"{type(value).__name__} is no array ({error})") from error
+        raise ValueError(f"is of {type(value).__name__}, which is no array ({error})") from error
     wanted = numpy_dtype(dtype)
     if array.size == 0 and not isinstance(value, np.ndarray):
         array = array.astype(wanted)  # an empty list has no dtype of its own
     if not np.can_cast(array.dtype, wanted, "same_kind"):
-        raise ValueError(f"{array.dtype} does not become {dtype.name} by itself; convert it")
+        raise ValueError(f"is {array.dtype}, and has to be {dtype.name}; convert it")
     if dtype.is_integer and array.dtype.kind in "iu" and array.size:
         low, high = int(array.min()), int(array.max())
         if low < dtype.lowest or high > dtype.highest:
-            raise ValueError(f"its values {low} … {high} are not all in the range of {dtype.name}")
+            raise ValueError(
+                f"has values {low} … {high}, which are not all in the range of {dtype.name}"
+            )
     with np.errstate(over="ignore"):
         made = np.array(array, wanted, order="C")
     if dtype.is_float and (np.isfinite(array) & ~(abs(made) <= _largest(dtype))).any():
-        raise ValueError(f"it has values that are too large for {dtype.name}")
+        raise ValueError(f"has values that are too large for {dtype.name}")
     if dtype is dtypes.bfloat16:
         return (round_bfloat16(made).view(np.uint32) >> 16).astype(np.uint16)
     return float8.encode(made, dtype) if dtype.is_float8 else made

@@ -7,7 +7,6 @@ logits = bundle.run("forward", ids=ids)["logits"]
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import threading
 from collections import Counter
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..counters import counters
-from ..errors import AdapterError, BundleError
+from ..errors import AdapterError, BundleError, InputError
 from ..options import from_environment
 from ..plan.model import Plan, view_at
 from ..plan.recent import Recent, most_sizes
@@ -33,6 +32,7 @@ from .arrays import Array, array_of
 from .manifest import Argument, Entry, Manifest, Result, Variant
 from .signature import Given, read_inputs, tensor_text
 from .states import States, nbytes_of
+from .targets import lacking
 from .verify import BundleReader, open_bundle
 
 
@@ -58,6 +58,7 @@ def load_bundle(
 
     Raises:
         BundleError: a file is missing or damaged, or the files do not agree.
+        InputError: there is no variant of this name.
         AdapterError: there is no GPU, or it lacks a feature or limit that each variant needs.
         OutOfMemoryError: the weights do not fit.
         ShaderError: a kernel does not compile.
@@ -81,31 +82,17 @@ def _choose(reader: BundleReader, wanted: str | None, device: Device) -> Variant
     named = [each for each in variants if wanted in (None, each.name)]
     if not named:
         names = ", ".join(each.name for each in variants)
-        raise BundleError(reader.path, f"it has no variant {wanted!r}", f"use one of: {names}")
-    lacking = {each.name: _lacking(each, device) for each in named}
+        raise InputError(f"{reader.path} has no variant {wanted!r}; there are {names}")
+    missing = []
     for each in named:
-        if not lacking[each.name]:
+        lacks = lacking(each.features, each.limits, device.target)
+        if not lacks:
             return each
-    causes = "; ".join(f"{name} needs {', '.join(what)}" for name, what in lacking.items())
+        missing.append(f"{each.name} needs {', '.join(lacks)}")
     raise AdapterError(
-        f"{reader.path}: no variant of the bundle runs on {device.info.name}: {causes}; choose "
-        "another GPU with adapter=, or export for another target"
+        f"{reader.path}: no variant of the bundle runs on {device.info.name}: "
+        f"{'; '.join(missing)}; choose another GPU with adapter=, or export for another target"
     )
-
-
-def _lacking(variant: Variant, device: Device) -> list[str]:
-    limits = {_camel_case(name): value for name, value in device.info.limits.items()}
-    missing = [name for name in variant.features if name not in device.target.features]
-    return missing + [
-        f"{name} = {value:,} (there are {limits.get(name, 0):,})"
-        for name, value in variant.limits.items()
-        if limits.get(name, 0) < value
-    ]
-
-
-def _camel_case(name: str) -> str:
-    """WebGPU's name of a limit from that with dashes."""
-    return re.sub(r"-(\w)", lambda match: match[1].upper(), name)
 
 
 class Bundle:
@@ -150,7 +137,7 @@ class Bundle:
             The results, by name.
 
         Raises:
-            ValueError: there is no such entry, or an input is missing or does not fit.
+            InputError: there is no such entry, or an input is missing or does not fit.
             IndexOutOfRangeError: a tensor of indices had one that there is no element for. State
                 that the call changes has been changed.
             DeviceError, OutOfMemoryError, DeviceLostError: the GPU failed.
@@ -159,7 +146,7 @@ class Bundle:
         program = self._programs.get(entry)
         if program is None:
             names = ", ".join(self.entries)
-            raise ValueError(f"the bundle has no entry {entry!r}; there are {names}")
+            raise InputError(f"the bundle has no entry {entry!r}; there are {names}")
         try:
             given = read_inputs(entry, program.entry, {**(inputs or {}), **named})
             with self._lock:
@@ -253,7 +240,7 @@ class Bundle:
             self._seed, self._drawn = seed & WORD, 0
 
     def state(self, name: str) -> Array:
-        """The value of a state. Raises ValueError where there is none of this name."""
+        """The value of a state. Raises InputError where there is none of this name."""
         with self._lock:
             return self._states.read(name)
 
@@ -261,7 +248,7 @@ class Bundle:
         """Gives a state a value, for all entries.
 
         Raises:
-            ValueError: there is no such state, or it has another shape or kind of dtype.
+            InputError: there is no such state, or it has another shape or kind of dtype.
         """
         with self._lock:
             self._states.write(name, value)
@@ -278,7 +265,7 @@ class Bundle:
             kinds: of the states: ``parameter``, ``buffer``, ``optimizer``, ``tensor``.
 
         Raises:
-            ValueError: there is no such kind.
+            InputError: there is no such kind.
             OSError: the file cannot be written.
         """
         with self._lock:
@@ -288,8 +275,8 @@ class Bundle:
         """Takes the states that a safetensors file has from it; the others stay as they are.
 
         Raises:
-            BundleError: it is no such file, or has a tensor that is no state of this shape. Then no
-                state has changed.
+            BundleError: it is no such file.
+            InputError: it has a tensor that is no state of this shape; no state has changed then.
         """
         with self._lock:
             self._states.load(Path(path))

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..capture.export.inputs import ExportInputs, largest
 from ..capture.export.names import Key, Names, key_of
 from ..compiler import compile_graph, native_operators
 from ..dtypes import DType
-from ..errors import UnsupportedOp
+from ..errors import OutOfMemoryError, UnsupportedOp
 from ..lowering.symbols import SizeReader
 from ..options import CompileOptions, resolve
 from ..plan import serialize
@@ -25,7 +26,7 @@ from ..plan.model import Dispatch, HostStep, Plan, bound_nbytes
 from ..symbolic.sizes import INT32, as_symbol, evaluate
 from ..target import Target
 from ..torch_ops.dtypes import dtype_of
-from .files import BundleWriter
+from .files import BundleWriter, TensorBytes
 from .manifest import (
     CHUNK_NBYTES,
     FORMAT,
@@ -172,18 +173,12 @@ class _Exporter:
                     for k in entry.captured.changed
                 }
                 compiled["float16"] = self._compiled("float16", changed)
-            package = __import__(__package__.partition(".")[0])
-            producer = f"torch_webgpu_compile {package.__version__}, torch {torch.__version__}"
+            # Half precision is the better one where it runs.
+            order = [each for each in ("float16", "float32") if each in precisions]
+            producer = f"torch_webgpu_compile {_version()}, torch {torch.__version__}"
             with BundleWriter(folder, self._shard_nbytes) as writer:
-                # Half precision is the better one where it runs.
-                variants = [
-                    self._variant(writer, each, compiled[each])
-                    for each in ("float16", "float32")
-                    if each in precisions
-                ]
-                writer.finish(
-                    Manifest(FORMAT, VERSION, name, producer, CHUNK_NBYTES, {}, tuple(variants))
-                )
+                variants = tuple(self._variant(writer, each, compiled[each]) for each in order)
+                writer.finish(Manifest(FORMAT, VERSION, name, producer, CHUNK_NBYTES, {}, variants))
 
     # ---- compilation
 
@@ -210,6 +205,9 @@ class _Exporter:
         captured = capture_function(name, inputs, self._names, self._native, half)
         try:
             plan = compile_graph(captured.graph, captured.phase, target, self._options).plan
+        except OutOfMemoryError as error:
+            cause = f"a result does not fit into a buffer of the target {target.name} ({error})"
+            raise UnsupportedOp(f"export of {name}", cause, _SMALLER) from error
         except UnsupportedOp as error:
             raise UnsupportedOp(
                 error.op,
@@ -229,7 +227,7 @@ class _Exporter:
     ) -> Variant:
         known = self._names.known()
         states: dict[str, State] = {}
-        values: dict[str, Tensor] = {}
+        values: dict[str, TensorBytes] = {}
         named: dict[str, list[str]] = {}
         for name, entry in entries.items():
             captured = entry.captured
@@ -245,12 +243,11 @@ class _Exporter:
                     kind = found.kind if found else "tensor"
                     data = tensor.detach().cpu()
                     data = (data.half() if k in captured.halved else data).contiguous()
-                    values[label] = data
+                    values[label] = _tensor_bytes(data)
                     before = State(kind, _dtype(data), tuple(data.shape), False, None, 0)
                 changes = before.changes or k in captured.changed
                 states[label] = replace(before, changes=changes)
-        tensors = {label: _contents(value) for label, value in values.items()}
-        places = writer.add_tensors(f"weights/{precision}", tensors)
+        places = writer.add_tensors(f"weights/{precision}", values)
         for label, (file, offset) in places.items():
             states[label] = replace(states[label], file=file, offset=offset)
         modules: dict[str, int] = {}
@@ -317,10 +314,16 @@ def _entry(path: str, entry: _Compiled, states: Sequence[str]) -> Entry:
     return Entry(path, sizes, tuple(arguments), inputs, results, json.dumps(captured.structure))
 
 
-def _contents(value: Tensor) -> tuple[str, tuple[int, ...], Any]:
-    """A contiguous tensor as files take it."""
-    data = value.reshape(-1).view(torch.uint8).numpy()
-    return _dtype(value).name, tuple(value.shape), data
+def _version() -> str:
+    try:
+        return metadata.version("torch-webgpu-compile")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _tensor_bytes(data: Tensor) -> TensorBytes:
+    flat = data.reshape(-1).view(torch.uint8).numpy()
+    return TensorBytes(str(data.dtype).removeprefix("torch."), tuple(data.shape), flat)
 
 
 def _dtype(value: Tensor) -> DType:

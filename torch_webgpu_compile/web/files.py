@@ -1,7 +1,7 @@
 """`BundleWriter`: writes the files of a bundle, its manifest last.
 
     with BundleWriter("bundle") as writer:
-        where = writer.add_tensors("weights/float32", {"w": ("float32", (2, 3), array)})
+        where = writer.add_tensors("weights/float32", {"w": TensorBytes("float32", (2, 3), data)})
         writer.add("plans/float32-forward.json", text)
         manifest = writer.finish(manifest)
 
@@ -17,13 +17,14 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import TensorSpec, serialize_file
 
 from ..dtypes import BY_NAME
@@ -39,9 +40,14 @@ SHARD_NBYTES = 64 << 20
 _STAGING = ".writing"
 _HEADER_NBYTES = 160  # of a tensor in a safetensors header, without its name: at most
 
-Tensor = tuple[str, Sequence[int], Any]
-"""(name of the dtype, sizes, its bytes as PyTorch has them, in rows without gaps: anything with the
-buffer protocol)."""
+
+@dataclass(frozen=True, slots=True)
+class TensorBytes:
+    """A tensor: PyTorch's name of its dtype, its sizes, and its elements in rows, as uint8."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
 
 
 class BundleWriter:
@@ -70,6 +76,7 @@ class BundleWriter:
             raise BundleError(
                 path, "this is not empty, and holds no bundle", "name another folder, or empty it"
             )
+        self._is_new = not self._path.exists()
         shutil.rmtree(self._staging, ignore_errors=True)  # of a writer that was interrupted
         self._staging.mkdir(parents=True)
 
@@ -83,6 +90,9 @@ class BundleWriter:
         trace: TracebackType | None,
     ) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
+        if self._is_new:
+            with suppress(OSError):  # it is not empty: it was finished
+                self._path.rmdir()
 
     def add(self, name: str, data: bytes | str) -> None:
         """Writes a file; text as UTF-8.
@@ -95,7 +105,7 @@ class BundleWriter:
         self.files[name] = file_of(path)
 
     def add_tensors(
-        self, stem: str, tensors: Mapping[str, Tensor]
+        self, stem: str, tensors: Mapping[str, TensorBytes]
     ) -> dict[str, tuple[str | None, int]]:
         """Writes tensors to the files ``<stem>-00001.safetensors`` and so on.
 
@@ -110,23 +120,17 @@ class BundleWriter:
         Raises:
             BundleError: a tensor has another number of bytes than its sizes say, or as in `add`.
         """
-        arrays = {name: self._array(name, tensor) for name, tensor in tensors.items()}
-        where: dict[str, tuple[str | None, int]] = dict.fromkeys(arrays, (None, 0))
-        stored = [name for name, array in arrays.items() if array.any()]
-        nbytes = {name: arrays[name].nbytes + _HEADER_NBYTES + 6 * len(name) for name in stored}
+        for name, tensor in tensors.items():
+            self._check(name, tensor)
+        where: dict[str, tuple[str | None, int]] = dict.fromkeys(tensors, (None, 0))
+        stored = [name for name, tensor in tensors.items() if tensor.data.any()]
+        nbytes = {
+            name: tensors[name].data.nbytes + _HEADER_NBYTES + 6 * len(name) for name in stored
+        }
         for number, names in enumerate(_shards(stored, nbytes, self._shard_nbytes), 1):
             file = f"{stem}-{number:05}.safetensors"
             path = self._place(file)
-            specs = {
-                name: TensorSpec(
-                    dtype=tensors[name][0],
-                    shape=list(tensors[name][1]),
-                    data_ptr=arrays[name].ctypes.data,
-                    data_len=arrays[name].nbytes,
-                )
-                for name in names
-            }
-            serialize_file(specs, path)
+            write_tensors(path, {name: tensors[name] for name in names})
             self.files[file] = file_of(path)
             where |= {name: (file, found.offset) for name, found in read_header(path).items()}
         return where
@@ -167,18 +171,31 @@ class BundleWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _array(self, name: str, tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The bytes of a tensor."""
-        dtype, sizes, contents = tensor
-        array = np.frombuffer(contents, np.uint8)
-        nbytes = prod(sizes) * BY_NAME[dtype].itemsize
-        if array.nbytes != nbytes:
+    def _check(self, name: str, tensor: TensorBytes) -> None:
+        nbytes = prod(tensor.sizes) * BY_NAME[tensor.dtype].itemsize
+        found = tensor.data.nbytes
+        if found != nbytes:
             raise BundleError(
                 self._path,
-                f"the {dtype} tensor {name} {tuple(sizes)} has {array.nbytes} bytes, not {nbytes}",
+                f"{name}, {tensor.dtype} {tensor.sizes}, has {found} bytes, not {nbytes}",
                 "give all of its elements, in rows without gaps",
             )
-        return array
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, TensorBytes], metadata: dict[str, str] | None = None
+) -> None:
+    """Writes a safetensors file. Raises OSError, or the library's own error."""
+    specs = {
+        name: TensorSpec(
+            dtype=tensor.dtype,
+            shape=list(tensor.sizes),
+            data_ptr=tensor.data.ctypes.data,
+            data_len=tensor.data.nbytes,
+        )
+        for name, tensor in tensors.items()
+    }
+    serialize_file(specs, path, metadata)  # reads the memory of `tensors`
 
 
 def _shards(

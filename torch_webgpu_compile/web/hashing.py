@@ -11,7 +11,8 @@ from pathlib import Path
 from ..errors import BundleError
 from .manifest import CHUNK_NBYTES, MANIFEST, File
 
-_PART = re.compile(r"\w([\w.-]*[\w-])?", re.ASCII)
+_NAME = re.compile(r"[\w-]+(\.\w[\w-]*)*(/[\w-]+(\.\w[\w-]*)*)*", re.ASCII)
+_KINDS = (".json", ".safetensors")
 _MAX_NAME = 200
 
 _COPY_AGAIN = "copy the bundle again from where it is whole, or export it again"
@@ -20,10 +21,11 @@ _COPY_AGAIN = "copy the bundle again from where it is whole, or export it again"
 def is_file_name(name: str) -> bool:
     """Whether a bundle may have a file of this name, wherever it is: in a folder or on a server.
 
-    That are letters, digits and ``_.-`` between slashes: nothing absolute, no ``..``, no URL.
+    That are letters, digits and ``_.-`` between slashes: nothing absolute, no ``..``, no URL. The
+    length is bounded before the pattern sees it.
     """
-    is_plain = all(_PART.fullmatch(part) for part in name.split("/"))
-    return is_plain and len(name) <= _MAX_NAME and name != MANIFEST
+    is_file = len(name) <= _MAX_NAME and name.endswith(_KINDS) and name != MANIFEST
+    return is_file and _NAME.fullmatch(name) is not None
 
 
 class Digest:

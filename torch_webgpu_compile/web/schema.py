@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..dtypes import BY_NAME, DType
 from ..symbolic.sizes import Expr
-from .manifest import Manifest
+from .manifest import FORMAT, VERSION, Manifest
 
 Schema = dict[str, Any]
 
@@ -61,6 +61,9 @@ def schema() -> Schema:
     """
     definitions: dict[str, Schema] = {"Expr": _EXPR, "Atom": _ATOM}
     whole = _schema_of(Manifest, definitions)
+    fixed = definitions["Manifest"]["properties"]
+    fixed["format"] = {"const": FORMAT}
+    fixed["version"] = {"const": VERSION}
     return {"$schema": _DIALECT, "title": "manifest.json", **whole, "$defs": definitions}
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..symbolic.sizes import evaluate
+from ..errors import InputError
+from ..symbolic.sizes import Symbol, evaluate, symbols_of
 from .arrays import Array, element_bytes
 from .manifest import Entry, Tensor
 
@@ -29,27 +30,32 @@ def read_inputs(name: str, entry: Entry, values: Mapping[str, Any]) -> Given:
     """The inputs of a call of the entry of this name.
 
     Raises:
-        ValueError: an input is missing, unknown, or of another dtype or shape than the entry's.
+        InputError: an input is missing, unknown, or of another dtype or shape than the entry's.
     """
-    for kind, names in (
-        ("no input", values.keys() - entry.inputs.keys()),
-        ("an input", entry.inputs.keys() - values.keys()),
+    for verb, names in (
+        ("has no input", values.keys() - entry.inputs.keys()),
+        ("needs the input", entry.inputs.keys() - values.keys()),
     ):
         if names:
-            wanted = ", ".join(_text(entry, each) for each in entry.inputs) or "no inputs"
-            raise ValueError(f"{name} has {kind} {', '.join(sorted(names))}; it takes {wanted}")
-    bits = {each: _bits(name, entry, each, values[each]) for each in entry.inputs}
-    for each, array in bits.items():
-        if array.ndim != len(entry.inputs[each].sizes):
-            raise _wrong_shape(name, entry, each, array)
+            takes = ", ".join(f"{k}: {tensor_text(entry, t)}" for k, t in entry.inputs.items())
+            raise InputError(f"{name} {verb} {min(names)!r}; it takes {takes or 'none'}")
+    bits = {}
+    for key, tensor in entry.inputs.items():
+        try:
+            bits[key] = element_bytes(values[key], tensor.dtype)
+        except ValueError as error:
+            wanted = tensor_text(entry, tensor)
+            raise InputError(f"{name}: the input {key} {error} ({wanted})") from error
+        if bits[key].ndim != len(tensor.sizes):
+            raise _wrong_sizes(name, entry, key, bits[key])
     sizes = {}
     for symbol, size in entry.sizes.items():
         sizes[symbol] = bits[size.input].shape[size.dim]
         if not size.low <= sizes[symbol] <= size.high:
-            raise _wrong_shape(name, entry, size.input, bits[size.input])
-    for each, array in bits.items():
-        if array.shape != shape_at(entry.inputs[each], sizes):
-            raise _wrong_shape(name, entry, each, array, sizes)
+            raise _wrong_sizes(name, entry, size.input, bits[size.input])
+    for key, array in bits.items():
+        if array.shape != shape_at(entry.inputs[key], sizes):
+            raise _wrong_sizes(name, entry, key, array, sizes)
     return Given(sizes, bits)
 
 
@@ -58,42 +64,29 @@ def shape_at(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(evaluate(size, sizes) for size in tensor.sizes)
 
 
-def _bits(name: str, entry: Entry, each: str, value: Any) -> Array:
-    try:
-        return element_bytes(value, entry.inputs[each].dtype)
-    except ValueError as error:
-        raise ValueError(f"{name}: the input {each}: {error}; {_wanted(entry, each)}") from error
-
-
-def _wrong_shape(
-    name: str, entry: Entry, each: str, array: Array, sizes: Mapping[str, int] | None = None
-) -> ValueError:
-    at = ""
-    if sizes:
-        values = ", ".join(f"{entry.sizes[s].name} = {value}" for s, value in sizes.items())
-        at = f", here {shape_at(entry.inputs[each], sizes)} as {values}"
-    cause = f"the input {each} has the shape {array.shape}"
-    return ValueError(f"{name}: {cause}; {_wanted(entry, each)}{at}")
-
-
-def _wanted(entry: Entry, each: str) -> str:
-    text = _text(entry, each)
+def _wrong_sizes(
+    name: str, entry: Entry, key: str, array: Array, sizes: Mapping[str, int] | None = None
+) -> InputError:
+    """The error for an input's sizes; with those of all inputs where they do not fit together."""
+    wanted = sizes_text(entry, entry.inputs[key])
+    used = set[Symbol]().union(*map(symbols_of, entry.inputs[key].sizes))
     ranges = [
-        f"{size.name} in {size.low} … {size.high}"
+        f"{size.name} = {sizes[symbol]}" if sizes else f"{size.name} in {size.low} … {size.high}"
         for symbol, size in entry.sizes.items()
-        if any(re.search(rf"\b{re.escape(symbol)}\b", str(s)) for s in entry.inputs[each].sizes)
+        if symbol in {each.name for each in used}
     ]
-    return f"give {text}" + (f" with {', '.join(ranges)}" if ranges else "")
-
-
-def _text(entry: Entry, each: str) -> str:
-    """An input for people, e.g. ``ids: int64 (n, 16)``."""
-    return f"{each}: {tensor_text(entry, entry.inputs[each])}"
+    at = f" with {', '.join(ranges)}" if ranges else ""
+    return InputError(f"{name}: the input {key} has the sizes {array.shape}, not {wanted}{at}")
 
 
 def tensor_text(entry: Entry, tensor: Tensor) -> str:
     """A tensor for people, e.g. ``int64 (n, 16)``."""
-    shape = ", ".join(map(str, tensor.sizes)) + "," * (len(tensor.sizes) == 1)
+    return f"{tensor.dtype.name} {sizes_text(entry, tensor)}"
+
+
+def sizes_text(entry: Entry, tensor: Tensor) -> str:
+    """Its sizes, with the names that people have given."""
+    text = ", ".join(map(str, tensor.sizes)) + "," * (len(tensor.sizes) == 1)
     for symbol, size in entry.sizes.items():
-        shape = size.name.join(re.split(rf"\b{re.escape(symbol)}\b", shape))
-    return f"{tensor.dtype.name} ({shape})"
+        text = size.name.join(re.split(rf"\b{re.escape(symbol)}\b", text))
+    return f"({text})"

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from safetensors import TensorSpec, serialize_file
 
-from ..errors import BundleError
+from ..errors import InputError
 from ..runtime.buffers import GpuBuffer
 from ..runtime.device import Device
 from .arrays import Array, array_of, element_bytes
+from .files import TensorBytes, write_tensors
 from .manifest import Kind, State
 from .tensors import StoredTensor, read_header
 from .verify import BundleReader
@@ -69,45 +69,44 @@ class States:
             start = end
 
     def read(self, name: str) -> Array:
-        """The value of a state. Raises ValueError where there is none of this name."""
+        """The value of a state. Raises InputError where there is none of this name."""
         state = self._known(name)
         return array_of(self._download([name])[name], state.dtype, state.sizes)
 
     def write(self, name: str, value: Any) -> None:
-        """Gives a state a value. Raises ValueError for one of another kind or shape."""
+        """Gives a state a value. Raises InputError for one of another kind or shape."""
         state = self._known(name)
         try:
             bits = element_bytes(value, state.dtype)
         except ValueError as error:
-            raise ValueError(f"the state {name}: {error}") from error
+            raise InputError(f"the state {name}: the value {error}") from error
         if bits.shape != state.sizes:
-            raise ValueError(f"the state {name} has the shape {state.sizes}, not {bits.shape}")
+            raise InputError(
+                f"the state {name} has the sizes {state.sizes}, the value {bits.shape}"
+            )
         self._device.upload(self.buffers[name], bits)
 
     def save(self, path: Path, kinds: Iterable[str]) -> None:
-        """Writes the states of these kinds to a safetensors file. Raises ValueError, OSError."""
+        """Writes the states of these kinds to a safetensors file. Raises InputError, OSError."""
         wanted = set(kinds)
         if not wanted <= set(KINDS):
-            raise ValueError(f"kinds={sorted(wanted)} is not valid; use {', '.join(KINDS)}")
+            raise InputError(f"kinds={sorted(wanted)} is not valid; use {', '.join(KINDS)}")
         names = [name for name, state in self._states.items() if state.kind in wanted]
         data = self._download(names)
-        specs = {
-            name: TensorSpec(
-                dtype=self._states[name].dtype.name,
-                shape=list(self._states[name].sizes),
-                data_ptr=data[name].ctypes.data,
-                data_len=data[name].nbytes,
-            )
+        tensors = {
+            name: TensorBytes(self._states[name].dtype.name, self._states[name].sizes, data[name])
             for name in names
         }
         temporary = path.with_name(f"{path.name}.tmp")
-        serialize_file(specs, temporary, {"format": "pt"})  # transformers reads no other ones
+        write_tensors(temporary, tensors, {"format": "pt"})  # transformers reads no other ones
         os.replace(temporary, path)
 
     def load(self, path: Path) -> None:
         """Takes the states that a safetensors file has from it; all or, after an error, none.
 
-        Raises BundleError: the file has what is no state, or one of another kind or shape.
+        Raises:
+            BundleError: it is no safetensors file.
+            InputError: it has what is no state, or one of another kind or shape.
         """
         found = {name: self._stored(path, name, entry) for name, entry in read_header(path).items()}
         for name, bits in found.items():
@@ -117,10 +116,9 @@ class States:
         state = self._states.get(name)
         if state is None or entry.dtype is None or entry.sizes != state.sizes:
             kind = "no state" if state is None else f"{state.dtype.name} {state.sizes}"
-            raise BundleError(
-                path,
-                f"its tensor {name} {entry.sizes} is {kind} in the bundle",
-                "load a file that was saved from this model",
+            raise InputError(
+                f"{path}: its tensor {name} {entry.sizes} is {kind} in the bundle; load a file of "
+                "this model"
             )
         data = np.fromfile(path, np.uint8, entry.nbytes, offset=entry.offset)
         if entry.dtype is state.dtype:
@@ -128,12 +126,12 @@ class States:
         try:
             return element_bytes(array_of(data, entry.dtype, entry.sizes), state.dtype)
         except ValueError as error:
-            raise BundleError(path, f"its tensor {name}: {error}") from error
+            raise InputError(f"{path}: its tensor {name} {error}") from error
 
     def _known(self, name: str) -> State:
         found = self._states.get(name)
         if found is None:
-            raise ValueError(f"there is no state {name!r}; there are {', '.join(self._states)}")
+            raise InputError(f"there is no state {name!r}; there are {', '.join(self._states)}")
         return found
 
     def _download(self, names: Collection[str]) -> dict[str, Array]:

@@ -45,6 +45,27 @@ def target_of(target: str | Target) -> Target:
     return TARGETS[target]
 
 
+_FIELDS = {
+    "maxBufferSize": "max_buffer_nbytes",
+    "maxStorageBufferBindingSize": "max_binding_nbytes",
+    "maxStorageBuffersPerShaderStage": "max_storage_buffers",
+    "maxComputeInvocationsPerWorkgroup": "max_workgroup_invocations",
+    "maxComputeWorkgroupSizeX": "max_workgroup_invocations",
+    "maxComputeWorkgroupStorageSize": "max_workgroup_nbytes",
+}
+"""Of `Target`."""
+
+
+def lacking(features: Iterable[str], limits: Mapping[str, int], target: Target) -> list[str]:
+    """What of this an adapter has not, for a person."""
+    found = [name for name in features if name not in target.features]
+    for name, needed in limits.items():
+        has = getattr(target, _FIELDS[name])
+        if has < needed:
+            found.append(f"{name} {needed} (it has {has})")
+    return found
+
+
 def needed_limits(plans: Iterable[tuple[Plan, Mapping[str, int]]]) -> dict[str, int]:
     """The limits that plans need at these sizes, where every device does not have them."""
     needed = dict.fromkeys(LIMITS, 0)

@@ -22,7 +22,6 @@ from ..plan import serialize
 from ..plan.codec import Json, read_json
 from ..plan.model import FIRST_CHECK, HostStep, Plan, PlanBuffer, PlanOutput
 from ..plan.verify import verify_plan
-from ..runtime.adapters import WANTED_FEATURES
 from ..symbolic.sizes import (
     LARGEST_SIZE,
     ONE,
@@ -52,7 +51,8 @@ from .tensors import data_start
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_MANIFEST_NBYTES = 256 << 20
-_MAX_CHUNK_NBYTES = 1 << 30
+_FEATURES = frozenset({"shader-f16"})
+_MAX_CHUNK_NBYTES = 64 << 20
 _MAX_SEEDS = 1 << 20
 _MAX_NBYTES = 1 << 53  # the integers that JavaScript has
 _MAX_RANK = 64
@@ -210,7 +210,7 @@ class _ManifestChecks(_Checks):
 
     def _check_variant(self, variant: Variant) -> None:
         what = f"variant {variant.name}"
-        unknown = {*variant.features} - {*WANTED_FEATURES} | variant.limits.keys() - LIMITS.keys()
+        unknown = {*variant.features} - _FEATURES | variant.limits.keys() - LIMITS.keys()
         self._require(not unknown, f"{what} needs what is not known: {sorted(unknown)!r:.200}")
         self._require(
             all(0 < value < _MAX_NBYTES for value in variant.limits.values()),

@@ -1,0 +1,227 @@
+"""Bundles that `export` wrote, run by `load_bundle`, beside the functions that they are of."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim
+
+import torch_webgpu_compile
+from torch_webgpu_compile import (
+    EntryPoint,
+    IndexOutOfRangeError,
+    InputError,
+    UnsupportedOp,
+    export,
+    load_bundle,
+)
+
+pytestmark = pytest.mark.rotates(3)
+
+
+def close(got, wanted, **tolerances):
+    torch.testing.assert_close(torch.from_numpy(np.asarray(got)), wanted, **tolerances)
+
+
+def mlp():
+    torch.manual_seed(0)
+    # Without a bias before the norm: its gradients are rounding errors, which Adam scales to 1.
+    return nn.Sequential(
+        nn.Linear(16, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4)
+    )
+
+
+def test_sizes_that_calls_choose(tmp_path):
+    model = mlp().eval()
+    export(
+        model, (torch.randn(8, 16),), tmp_path / "b", dynamic_shapes=({0: Dim("batch", max=64)},)
+    )
+    bundle = load_bundle(tmp_path / "b")
+    for batch in (1, 8, 64):
+        x = torch.randn(batch, 16)
+        close(bundle.run("forward", input=x.numpy())["output"], model(x).detach())
+    with pytest.raises(ValueError, match="batch"):
+        bundle.run("forward", input=np.zeros((65, 16), np.float32))
+
+
+def test_half_precision_beside_single(tmp_path):
+    model, x = mlp().eval(), torch.randn(8, 16)
+    export(model, (x,), tmp_path / "b", precision=("float32", "float16"))
+    wanted = model(x).detach()
+    single = load_bundle(tmp_path / "b", variant="float32").run("forward", input=x.numpy())
+    close(single["output"], wanted)
+    half = load_bundle(tmp_path / "b", variant="float16")
+    assert half.state("0.weight").dtype == np.float16
+    got = half.run("forward", input=x.numpy())["output"]
+    close(got.astype(np.float32), wanted, atol=5e-3, rtol=5e-3)
+
+
+def test_a_model_trained_in_a_bundle(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def train_step(x, y):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.detach()}
+
+    def predict(x):
+        model.eval()
+        with torch.no_grad():
+            found = model(x).softmax(-1)
+        model.train()
+        return found
+
+    x, y = torch.randn(24, 16), torch.randint(0, 4, (24,))
+    start = copy.deepcopy(model.state_dict())
+    entries = {"train_step": (train_step, (x, y)), "predict": (predict, (x[:5],))}
+    bundle = load_bundle(export(entries, tmp_path / "b"))
+    for _ in range(20):
+        close(bundle.run("train_step", x=x.numpy(), y=y.numpy())["loss"], train_step(x, y)["loss"])
+    got = bundle.run("predict", x=x[:5].numpy())["output"]
+    close(got, predict(x[:5]), atol=1e-4, rtol=1e-4)
+    bundle.save(tmp_path / "trained.safetensors")
+
+    from safetensors.torch import load_file
+
+    saved = load_file(tmp_path / "trained.safetensors")
+    assert set(saved) == set(start)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(saved[name], value, atol=1e-4, rtol=1e-4)
+
+
+class Decoder(nn.Module):
+    """One layer of attention with a cache, and the next token."""
+
+    def __init__(self, length=24, heads=2, size=16, tokens=50):
+        super().__init__()
+        self.shape = heads, size
+        self.embedding = nn.Embedding(tokens, heads * size)
+        self.projections = nn.Linear(heads * size, 3 * heads * size)
+        self.out = nn.Linear(heads * size, tokens)
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(1, heads, length, size), persistent=False)
+
+    def forward(self, ids, position):
+        q, k, v = (
+            part.unflatten(-1, self.shape).transpose(1, 2)
+            for part in self.projections(self.embedding(ids)).chunk(3, -1)
+        )
+        self.keys.index_copy_(2, position, k)
+        self.values.index_copy_(2, position, v)
+        mask = torch.arange(self.keys.shape[2])[None] <= position[:, None]
+        found = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask)
+        logits = self.out(found.transpose(1, 2).flatten(-2)[:, -1])
+        return logits.argmax(-1, keepdim=True), position[-1:] + 1
+
+
+def test_tokens_decoded_with_a_cache(tmp_path):
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    length = Dim("length", max=23)
+    ids, position = torch.randint(0, 50, (1, 5)), torch.arange(5)
+    shapes = {"ids": {1: length}, "position": {0: length}}
+    with torch.no_grad():
+        entries = {
+            "prefill": EntryPoint(model, (ids, position), dynamic_shapes=shapes),
+            "decode": EntryPoint(model, (ids[:, :1], position[:1])),
+        }
+        bundle = load_bundle(export(entries, tmp_path / "b"))
+        assert not model.keys.any()
+        token, at = model(ids, position)
+        got = bundle.run("prefill", ids=ids.numpy(), position=position.numpy())
+        for _ in range(12):
+            close(got["0"], token)
+            close(got["1"], at)
+            got = bundle.run("decode", ids=got["0"], position=got["1"])
+            token, at = model(token, at)
+        close(bundle.state("keys"), model.keys)
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "jinja2", "sympy")))  # importing them is an error
+import numpy as np
+from torch_webgpu_compile import load_bundle
+bundle = load_bundle(sys.argv[1])
+print(*bundle.run("forward", input=np.ones((2, 16)))["output"].ravel())
+"""
+
+
+def test_without_pytorch(tmp_path):
+    model = mlp().eval()
+    export(model, (torch.randn(2, 16),), tmp_path / "b")
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "b")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    got = np.array(ran.stdout.split(), np.float32).reshape(2, 4)
+    close(got, model(torch.ones(2, 16)).detach())
+
+
+def test_an_index_out_of_range(tmp_path):
+    export(nn.Embedding(5, 4), (torch.tensor([1, 2]),), tmp_path / "b")
+    bundle = load_bundle(tmp_path / "b")
+    with pytest.raises(IndexOutOfRangeError, match="index 7 is out of bounds"):
+        bundle.run("forward", input=[0, 7])
+    assert bundle.run("forward", input=[0, 4])["output"].any()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ({}, r"needs the input 'input'; it takes input: float32 \(8, 16\)"),
+        ({"input": np.zeros((8, 16)), "x": 1}, "no input 'x'; it takes input"),
+        ({"input": np.zeros((8, 15))}, r"sizes \(8, 15\), not \(8, 16\)"),
+        ({"input": np.zeros((8, 16), complex)}, "is complex128, and has to be float32"),
+    ],
+)
+def test_inputs_that_do_not_fit(inputs, text, tmp_path):
+    bundle = load_bundle(export(mlp().eval(), (torch.randn(8, 16),), tmp_path / "b"))
+    with pytest.raises(InputError, match=text):
+        bundle.run("forward", inputs)
+
+
+def test_random_numbers_follow_the_seed(tmp_path):
+    export(nn.Dropout(0.5), (torch.ones(1000),), tmp_path / "b")
+
+    def draws(seed):
+        bundle = load_bundle(tmp_path / "b", seed=seed)
+        x = np.ones(1000, np.float32)
+        return [bundle.run("forward", input=x)["output"] for _ in range(2)]
+
+    first, second = draws(1)
+    assert not np.array_equal(first, second)
+    assert 400 < np.count_nonzero(first) < 600
+    np.testing.assert_array_equal(draws(1), [first, second])
+    assert not np.array_equal(draws(2)[0], first)
+
+
+def test_on_the_device(tmp_path):
+    torch_webgpu_compile.register_device()
+    model, x = mlp().eval().to("webgpu"), torch.randn(4, 16, device="webgpu")
+    bundle = load_bundle(export(model, (x,), tmp_path / "b"))
+    got = bundle.run("forward", input=x.cpu().numpy())["output"]
+    close(got, model(x).detach().cpu())
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda x: torch.linalg.eigh(x)[0], r"eigh.*a bundle has no host.*\n.*test_export.py:"),
+        (lambda x: x.double() + 1, r"float64.*target browser"),
+        (lambda x: x.new_zeros(1 << 27) + x[0, 0], "does not fit into a buffer of the target"),
+    ],
+)
+def test_what_a_browser_cannot_run_is_refused(function, text, tmp_path):
+    with pytest.raises(UnsupportedOp, match=text):
+        export(function, (torch.randn(4, 4),), tmp_path / "b")
+    assert not (tmp_path / "b").exists()

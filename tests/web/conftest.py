@@ -1,0 +1,114 @@
+"""Headless Chromium on SwiftShader, and the runtime of `web/` in a page."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from web.serve import Handler, serving
+
+ROOT = Path(__file__).parents[2]
+WEB = ROOT / "web"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox")
+
+
+def npm_environment() -> dict[str, str]:
+    """With node from the virtual environment where the machine has none."""
+    folder = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": f"{os.environ['PATH']}{os.pathsep}{folder}"}
+
+
+def built_runtime() -> Path:
+    """`web/dist`, built once for all workers of a run."""
+    with (WEB / ".build-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sources = [*WEB.glob("src/*.ts"), WEB / "build.mjs", WEB / "package-lock.json"]
+        made = WEB / "dist" / "torch-webgpu.js"
+        newest = max(path.stat().st_mtime for path in sources)
+        if not made.exists() or made.stat().st_mtime < newest:
+            environment = npm_environment()
+            if not (WEB / "node_modules").exists():
+                subprocess.run(["npm", "ci", "--silent"], cwd=WEB, check=True, env=environment)
+            subprocess.run(["npm", "run", "build"], cwd=WEB, check=True, env=environment)
+    return made
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium; scripts/setup test installs it on Debian")
+    if shutil.which("npm", path=npm_environment()["PATH"]) is None:
+        pytest.skip("there is no npm to build the runtime with")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=[*FLAGS], ignore_default_args=["--disable-gpu"]
+        )
+        yield opened
+        opened.close()
+
+
+class QuietHandler(Handler):
+    quiet = True
+
+
+@pytest.fixture(scope="session")
+def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A folder that is served, with the runtime in it, and its address."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copy(built_runtime(), folder / "torch-webgpu.js")
+    (folder / "index.html").write_text(
+        '<!doctype html><link rel="icon" href="data:,"><script type="module" src="page.js"></script>'
+    )
+    (folder / "page.js").write_text(
+        'import * as runtime from "./torch-webgpu.js"; Object.assign(window, {runtime});'
+    )
+    with serving(folder, handler=QuietHandler) as server:
+        yield folder, f"http://localhost:{server.server_port}/"
+
+
+@pytest.fixture
+def context(browser: Any) -> Iterator[Any]:
+    """A browser without a history."""
+    made = browser.new_context()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def in_page(context: Any, site: tuple[Path, str]) -> Iterator[Callable[..., Any]]:
+    """Runs the body of an async function of ``runtime`` and ``given`` in a page; its JSON.
+
+    Errors that the page does not catch fail the test; those of the body are raised.
+    """
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "console",
+        lambda message: problems.append(message.text) if message.type == "error" else None,
+    )
+    page.goto(site[1])
+    page.wait_for_function("window.runtime")
+
+    def run(body: str, given: Any = None, *, noisy: bool = False) -> Any:
+        text = page.evaluate(
+            f"async given => JSON.stringify(await (async () => {{ {body} }})() ?? null)", given
+        )
+        if not noisy:
+            assert not problems
+        return json.loads(text)
+
+    run.page = page  # type: ignore[attr-defined]
+    yield run

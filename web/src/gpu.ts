@@ -1,0 +1,151 @@
+/** `Gpu`: a device, its buffers, and what went wrong with it. */
+
+import { DeviceLostError, OutOfMemoryError, TorchWebGPUError, WebGPUUnavailableError } from "./errors.js";
+import type { Variant } from "./manifest.js";
+
+export interface DeviceOptions {
+  /** A device to use instead of one of its own. */
+  device?: GPUDevice;
+  powerPreference?: GPUPowerPreference;
+  /** The name of a variant, instead of the first that the device can run. */
+  variant?: string;
+  /** Caps what the adapter is taken to have, by WebGPU's names of limits: how it would be on a smaller one. */
+  limits?: Record<string, number>;
+}
+
+/** A buffer with a number, which is never used twice. */
+export interface Buffer {
+  readonly gpu: GPUBuffer;
+  readonly id: number;
+  readonly nbytes: number;
+}
+
+/** Bytes that are allocated for so many: a multiple of 16, and at least 16. */
+export const rounded = (nbytes: number): number => Math.max(16, Math.ceil(nbytes / 16) * 16);
+
+const HELP =
+  "use Chrome, Edge, Safari 26 or Firefox 141, a page from https or localhost; chrome://gpu says why it is off";
+
+export const deviceLost = (why: string): DeviceLostError =>
+  new DeviceLostError(`the GPU device was lost: ${why}; call model.restore() to go on with another one`);
+
+const outOfMemory = (what: string): OutOfMemoryError =>
+  new OutOfMemoryError(`${what}; close other pages, or use smaller sizes or a smaller model`);
+
+export class Gpu {
+  /** Bytes in buffers that this runtime has made and not destroyed. */
+  allocated = 0;
+  private failure: TorchWebGPUError | null = null;
+  private numbers = 0;
+  private readonly buffers = new Set<Buffer>();
+
+  private constructor(
+    readonly device: GPUDevice,
+    readonly info: GPUAdapterInfo | null,
+    private readonly isOwn: boolean,
+    onLost: (error: DeviceLostError) => void,
+  ) {
+    void device.lost.then(({ reason, message }) => {
+      const why = reason === "destroyed" ? "it was destroyed" : message || "its driver or process ended";
+      this.failure = deviceLost(why);
+      onLost(this.failure);
+    });
+    device.addEventListener("uncapturederror", ({ error }) => {
+      this.fail(error instanceof GPUOutOfMemoryError
+        ? outOfMemory(error.message)
+        : new TorchWebGPUError(`the GPU refused a command: ${error.message}; report this`));
+    });
+  }
+
+  /** Opens a device for the first of the variants that it can run. */
+  static async open(
+    variants: readonly Variant[], options: DeviceOptions, onLost: (error: DeviceLostError) => void,
+  ): Promise<[Gpu, Variant]> {
+    const { device, variant: wanted, limits: caps = {} } = options;
+    let source: GPUAdapter | GPUDevice | null = device ?? null;
+    if (!source) {
+      if (!globalThis.navigator?.gpu) throw new WebGPUUnavailableError(`this browser has no WebGPU: ${HELP}`);
+      const { powerPreference = "high-performance" } = options;
+      source = await navigator.gpu.requestAdapter({ powerPreference });
+      if (!source) throw new WebGPUUnavailableError(`this browser finds no GPU for WebGPU: ${HELP}`);
+    }
+    const limit = (name: string): number => {
+      const found = (source.limits as unknown as Record<string, number>)[name] ?? 0;
+      return Math.min(found, caps[name] ?? found);
+    };
+    const missing: string[] = [];
+    for (const variant of variants) {
+      if (wanted !== undefined && variant.name !== wanted) continue;
+      const lacks = [
+        ...variant.features.filter((name) => !source.features.has(name)),
+        ...Object.entries(variant.limits)
+          .filter(([name, needed]) => limit(name) < needed)
+          .map(([name, needed]) => `${name} ${needed} (it has ${limit(name)})`),
+      ];
+      if (lacks.length) {
+        missing.push(`${variant.name} needs ${lacks.join(", ")}`);
+        continue;
+      }
+      if (device) return [new Gpu(device, null, false, onLost), variant];
+      const adapter = source as GPUAdapter;
+      const opened = await adapter.requestDevice({
+        requiredFeatures: variant.features as GPUFeatureName[], requiredLimits: variant.limits,
+      });
+      return [new Gpu(opened, adapter.info ?? null, true, onLost), variant];
+    }
+    const why = missing.length ? missing.join("; ") : `there is no variant ${String(wanted)}`;
+    throw new WebGPUUnavailableError(`this device can run no variant of the bundle: ${why}; export for target "browser"`);
+  }
+
+  /** Throws what went wrong before. */
+  check(): void {
+    if (this.failure) throw this.failure;
+  }
+
+  /** Notes what went wrong, for whoever waits next. */
+  fail(error: TorchWebGPUError): void {
+    if (!(this.failure instanceof DeviceLostError)) this.failure = error;
+  }
+
+  /** A new buffer, of zeros. */
+  allocate(nbytes: number, usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST): Buffer {
+    this.check();
+    const size = rounded(nbytes);
+    const most = this.device.limits.maxBufferSize;
+    if (size > most) {
+      throw outOfMemory(`a buffer of ${size} bytes exceeds the ${most} of this device`);
+    }
+    this.device.pushErrorScope("out-of-memory");
+    const gpu = this.device.createBuffer({ size, usage });
+    void this.device.popErrorScope().then((error) => {
+      if (error) {
+        this.fail(outOfMemory(`the GPU has no memory for ${size} more bytes beside ${this.allocated}`));
+      }
+    }, () => undefined);
+    const made = { gpu, id: this.numbers++, nbytes: size };
+    this.allocated += size;
+    this.buffers.add(made);
+    return made;
+  }
+
+  /** Frees a buffer's memory as soon as what was submitted is done. */
+  release(buffer: Buffer): void {
+    if (!this.buffers.delete(buffer)) return;
+    this.allocated -= buffer.nbytes;
+    buffer.gpu.destroy();
+  }
+
+  /** Waits for everything that was submitted. Throws what went wrong. */
+  async settled(): Promise<void> {
+    await this.device.queue.onSubmittedWorkDone().catch(() => undefined);
+    this.check();
+  }
+
+  /** Frees everything. */
+  destroy(): void {
+    for (const buffer of this.buffers) buffer.gpu.destroy();
+    this.buffers.clear();
+    this.allocated = 0;
+    if (this.isOwn) this.device.destroy();
+  }
+}
