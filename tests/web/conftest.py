@@ -19,6 +19,7 @@ from web.serve import Handler, serving
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "web"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PATIENCE = 90_000  # milliseconds
 FLAGS = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox")
 
 
@@ -93,6 +94,7 @@ def in_page(context: Any, site: tuple[Path, str]) -> Iterator[Callable[..., Any]
     Errors that the page does not catch fail the test; those of the body are raised.
     """
     page = context.new_page()
+    page.set_default_timeout(60_000)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on(
@@ -104,7 +106,11 @@ def in_page(context: Any, site: tuple[Path, str]) -> Iterator[Callable[..., Any]
 
     def run(body: str, given: Any = None, *, noisy: bool = False) -> Any:
         text = page.evaluate(
-            f"async given => JSON.stringify(await (async () => {{ {body} }})() ?? null)", given
+            f"""async given => JSON.stringify(await Promise.race([
+              (async () => {{ {body} }})(),
+              new Promise((_, reject) => setTimeout(() => reject(new Error("no answer")), {PATIENCE})),
+            ]) ?? null)""",
+            given,
         )
         if not noisy:
             assert not problems
