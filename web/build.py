@@ -99,12 +99,16 @@ def build_similarity(folder: Path) -> None:
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """scikit-learn's pictures, f32 (1797, 1, 8, 8) of 0 to 1, and labels, int64 (1797,)."""
+    """scikit-learn's pictures, f32 (1797, 1, 8, 8) of 0 to 1, and labels, int64 (1797,), shuffled.
+
+    Its last pages are of other writers than the first ones.
+    """
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
-    return images, torch.tensor(data.target)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return images[order], torch.tensor(data.target)[order]
 
 
 def digits_network() -> nn.Module:
@@ -136,7 +140,7 @@ def build_digits(folder: Path) -> None:
         model.train()
         return odds
 
-    batch = images[:96], labels[:96]
+    batch = images[:64], labels[:64]
     shapes = ({0: Dim("pictures", max=512)},)
     entries = {
         "train_step": EntryPoint(train_step, batch),
@@ -162,6 +166,7 @@ class Checkpoint:
 def characters(quick: bool) -> Checkpoint:
     """A small Llama of characters, trained for about a minute on the manual of Python."""
     from pydoc_data.topics import topics
+
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -261,7 +266,7 @@ def text_entries(made: Checkpoint) -> dict[str, EntryPoint]:
     ids = torch.zeros((1, 5), dtype=torch.int64)
     step(ids, torch.arange(5), *how)  # makes the cache's tensors
     cache.reset()
-    length = Dim("tokens", min=1, max=made.about["prompt"])
+    length = Dim("tokens", min=2, max=made.about["prompt"])  # of one, `decode` is the prefill
     shapes = ({1: length}, {0: length}, None, None)
     return {
         "prefill": EntryPoint(step, (ids, torch.arange(5), *how), None, shapes),

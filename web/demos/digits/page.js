@@ -1,6 +1,6 @@
 import { $, explain, say, start } from "../demo.js";
 
-const BATCH = 96;
+const BATCH = 64;
 const data = new Uint8Array(await (await fetch("digits.bin")).arrayBuffer());
 const COUNT = data.length / 65;
 const HELD = 360; // of the end: never trained on

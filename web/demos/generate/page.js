@@ -35,7 +35,8 @@ async function write() {
   $("#text").replaceChildren(start, rest);
   const how = { temperature: Number($("#temperature").value), top: Number($("#top").value) };
   const begun = performance.now();
-  let { token, position } = await model.run("prefill", { ids: [given], position: given.map((_, k) => k), ...how });
+  const prompted = { ids: [given], position: given.map((_, k) => k), ...how };
+  let { token, position } = await model.run(given.length > 1 ? "prefill" : "decode", prompted);
   const written = [];
   for (let left = about.length - given.length; left > 0 && !isStopped; left--) {
     // The next token is begun before this one is read: its number never has to come here first.
