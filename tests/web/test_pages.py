@@ -17,7 +17,7 @@ from tests.web.conftest import QuietHandler
 from web.build import build, digits, digits_network
 from web.serve import serving
 
-pytestmark = pytest.mark.rotates(3)
+pytestmark = pytest.mark.rotates(6)
 
 VIEWS = {
     "phone": {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark", "has_touch": True},
@@ -116,7 +116,7 @@ def test_digits(visit, tmp_path):
 
     page = visit("digits/")
     page.click("#train")
-    until(lambda: int(page.text_content("#steps")) >= 150)
+    until(lambda: int(page.text_content("#steps")) >= 120)
     page.click("#train")
     until(lambda: page.text_content("#train") == "Train")
     assert float(page.text_content("#loss")) < 0.5
