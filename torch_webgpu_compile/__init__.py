@@ -115,7 +115,10 @@ def _register() -> None:
             return  # Dynamo will find it, and importing Dynamo takes a second
     except PackageNotFoundError:
         pass
-    from torch._dynamo.backends import registry
+    try:
+        from torch._dynamo.backends import registry
+    except ImportError:
+        return  # bundles run without PyTorch
 
     if "webgpu" not in registry._BACKENDS:
         registry._BACKENDS["webgpu"] = EntryPoint(

@@ -5,7 +5,7 @@
     ├── UnsupportedOp          an ATen operator (or a dtype of it) that cannot run on the GPU
     ├── VerificationError      a compiler stage produced an inconsistent state (a bug here)
     ├── AdapterError           no adapter, or one without a needed limit or feature
-    ├── BundleError            files that are no bundle, or a damaged one
+    ├── BundleError            a file of a bundle is damaged, missing or made for something else
     ├── InputError             a call of a bundle with something that its entry does not take
     └── DeviceError            raised while a plan runs
         ├── ShaderError        a kernel was rejected by the WGSL compiler
@@ -20,6 +20,7 @@ A message names what failed, why, and the next step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike, fspath
 
 
 class WebGPUCompileError(RuntimeError):
@@ -58,11 +59,28 @@ class AdapterError(WebGPUCompileError):
 
 
 class BundleError(WebGPUCompileError, ValueError):
-    """The files of a bundle are missing, damaged, of another version, or not to be trusted."""
+    """A bundle is not what `docs/bundle.md` says, or was changed since it was written.
+
+    Args:
+        file: the path of the file, or of the bundle.
+        cause: what is wrong with it.
+        next_step: what the user can do.
+    """
+
+    def __init__(
+        self,
+        file: str | PathLike[str],
+        cause: str,
+        next_step: str = "export the bundle again, or copy it again from where it is whole",
+    ) -> None:
+        self.file = fspath(file)
+        self.cause = cause
+        self.next_step = next_step
+        super().__init__(f"{self.file}: {cause}; {next_step}")
 
 
 class InputError(WebGPUCompileError, ValueError):
-    """A call of a bundle got something that the entry does not take."""
+    """A bundle was given something that its entry, or its state, does not take."""
 
 
 class DeviceError(WebGPUCompileError):

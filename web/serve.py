@@ -9,11 +9,14 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-POLICY = "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'self'"
+POLICY = (
+    "default-src 'self'; script-src 'self'; img-src 'self' data: blob:; object-src 'none'; "
+    "base-uri 'self'"
+)
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -59,10 +62,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         return _Part(file, end - start + 1)
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the page has seen enough
             super().copyfile(source, outputfile)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the page has seen enough
 
 
 class _Part:

@@ -178,7 +178,7 @@ def test_an_index_out_of_range(tmp_path):
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
-        ({}, "needs the input 'input': float32, 8×16"),
+        ({}, r"needs the input 'input'; it takes input: float32 \(8, 16\)"),
         ({"input": np.zeros((8, 16)), "x": 1}, "no input 'x'; it takes input"),
         ({"input": np.zeros((8, 15))}, r"sizes \(8, 15\), not \(8, 16\)"),
         ({"input": np.zeros((8, 16), complex)}, "is complex128, and has to be float32"),

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from web.build import build_runtime, has_npm
 from web.serve import Handler, serving
 
 ROOT = Path(__file__).parents[2]
@@ -23,32 +20,11 @@ PATIENCE = 90_000  # milliseconds
 FLAGS = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox")
 
 
-def npm_environment() -> dict[str, str]:
-    """With node from the virtual environment where the machine has none."""
-    folder = str(Path(sys.executable).parent)
-    return {**os.environ, "PATH": f"{os.environ['PATH']}{os.pathsep}{folder}"}
-
-
-def built_runtime() -> Path:
-    """`web/dist`, built once for all workers of a run."""
-    with (WEB / ".build-lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        sources = [*WEB.glob("src/*.ts"), WEB / "build.mjs", WEB / "package-lock.json"]
-        made = WEB / "dist" / "torch-webgpu.js"
-        newest = max(path.stat().st_mtime for path in sources)
-        if not made.exists() or made.stat().st_mtime < newest:
-            environment = npm_environment()
-            if not (WEB / "node_modules").exists():
-                subprocess.run(["npm", "ci", "--silent"], cwd=WEB, check=True, env=environment)
-            subprocess.run(["npm", "run", "build"], cwd=WEB, check=True, env=environment)
-    return made
-
-
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium; scripts/setup test installs it on Debian")
-    if shutil.which("npm", path=npm_environment()["PATH"]) is None:
+    if not has_npm():
         pytest.skip("there is no npm to build the runtime with")
     from playwright.sync_api import sync_playwright
 
@@ -68,7 +44,7 @@ class QuietHandler(Handler):
 def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """A folder that is served, with the runtime in it, and its address."""
     folder = tmp_path_factory.mktemp("site")
-    shutil.copy(built_runtime(), folder / "torch-webgpu.js")
+    shutil.copy(build_runtime(), folder / "torch-webgpu.js")
     (folder / "index.html").write_text(
         '<!doctype html><link rel="icon" href="data:,"><script type="module" src="page.js"></script>'
     )
@@ -88,7 +64,7 @@ def context(browser: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def in_page(context: Any, site: tuple[Path, str]) -> Iterator[Callable[..., Any]]:
+def in_page(context: Any, site: tuple[Path, str]) -> Callable[..., Any]:
     """Runs the body of an async function of ``runtime`` and ``given`` in a page; its JSON.
 
     Errors that the page does not catch fail the test; those of the body are raised.
@@ -117,4 +93,4 @@ def in_page(context: Any, site: tuple[Path, str]) -> Iterator[Callable[..., Any]
         return json.loads(text)
 
     run.page = page  # type: ignore[attr-defined]
-    yield run
+    return run

@@ -76,6 +76,7 @@ def assert_equal(found, wanted):
             np.testing.assert_allclose(got[name], other[name], rtol=1e-6, atol=1e-6 * scale)
 
 
+@pytest.mark.rotates(2)
 def test_fifty_training_steps(in_page, site):
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -172,6 +173,7 @@ def halves():
     )
 
 
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("make", [convnet, transformer, recurrent, integers, halves])
 def test_models(make, in_page, site):
     torch.manual_seed(0)
@@ -196,6 +198,7 @@ def test_models(make, in_page, site):
         torch.testing.assert_close(*close, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.rotates(2)
 def test_what_was_trained_is_saved_and_loaded(in_page, site, tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(3, 2)

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ..plan.seeds import WORD, seed_bytes
 from . import devices
 
-_WORD = (1 << 64) - 1
 _STATE = struct.Struct("<Qq")  # seed, offset: the layout of a CUDA generator's state
 
 _lock = threading.Lock()
@@ -30,15 +30,8 @@ def _state_of(index: int) -> tuple[int, int]:
     state = _states.get(index)
     if state is None:
         seed = torch.initial_seed() if _default_seed is None else _default_seed
-        state = _states[index] = seed & _WORD, 0
+        state = _states[index] = seed & WORD, 0
     return state
-
-
-def _mix(value: int) -> int:
-    """The output function of splitmix64 (Steele, Lea and Flood 2014): a hash of 64 bits."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _WORD
-    return value ^ (value >> 31)
 
 
 def draw_seeds(index: int, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -53,17 +46,14 @@ def draw_seeds(index: int, count: int, generator: torch.Generator | None = None)
     with _lock:
         seed, offset = _state_of(index)
         _states[index] = seed, offset + count
-    # Seeds close to each other, and counters, are spread over all 64 bits before they meet.
-    key = _mix(seed * 0x9E3779B97F4A7C15 + 1 & _WORD)
-    hashes = [_mix(key + k * 0x9E3779B97F4A7C15 & _WORD) for k in range(offset, offset + count)]
-    data = bytearray(b"".join([value.to_bytes(8, "little") for value in hashes]))
+    data = bytearray(seed_bytes(seed, offset, count))
     return torch.frombuffer(data, dtype=torch.int32).view(count, 2)
 
 
 def manual_seed(seed: int) -> None:
     """Seeds the current device."""
     with _lock:
-        _states[devices.current_index()] = int(seed) & _WORD, 0
+        _states[devices.current_index()] = int(seed) & WORD, 0
 
 
 def manual_seed_all(seed: int) -> None:
@@ -71,7 +61,7 @@ def manual_seed_all(seed: int) -> None:
     global _default_seed
     with _lock:
         _states.clear()
-        _default_seed = int(seed) & _WORD
+        _default_seed = int(seed) & WORD
 
 
 def seed() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -158,7 +159,9 @@ class _Verifier:
             used = _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
             self._require(used <= given, f"the sizes of {name} do not follow from the arguments")
         for step in plan.steps:
-            used = _symbols(step.sizes) - {FIRST_CHECK}
+            used = _symbols(step.sizes)
+            if isinstance(step, Dispatch) and step.checks:  # a runtime gives parameters its number
+                used = used - {FIRST_CHECK} | _symbols(replace(step, parameters=()).sizes)
             self._require(used <= given, "sizes of a step do not follow from the arguments")
         for output in plan.outputs:
             used = _symbols((*output.sizes, *output.strides, output.offset, output.size))

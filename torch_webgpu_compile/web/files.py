@@ -1,34 +1,49 @@
-"""The files of a bundle: `BundleWriter` writes them, `BundleFiles` reads and checks them."""
+"""`BundleWriter`: writes the files of a bundle, its manifest last.
+
+    with BundleWriter("bundle") as writer:
+        where = writer.add_tensors("weights/float32", {"w": TensorBytes("float32", (2, 3), data)})
+        writer.add("plans/float32-forward.json", text)
+        manifest = writer.finish(manifest)
+
+Files are written into a folder within the bundle's, and moved to their places when all of them are
+there. Until then an older bundle in the same folder stays as it was; without its manifest, which is
+moved last, a folder is no bundle.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
-import struct
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from math import prod
+from pathlib import Path, PurePosixPath
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import TensorSpec, serialize_file
 
+from ..dtypes import BY_NAME
 from ..errors import BundleError
-from ..plan.codec import codec_of, read_json
-from .manifest import CHUNK_NBYTES, FORMAT, VERSION, File, Manifest
+from ..plan.codec import codec_of
+from .hashing import file_of, is_file_name
+from .manifest import CHUNK_NBYTES, FORMAT, MANIFEST, File, Manifest
+from .tensors import read_header
 
-MANIFEST = "manifest.json"
-FILE_NAME = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*\.(json|safetensors)")
+SHARD_NBYTES = 64 << 20
+"""Of a file with weights. Where static sites are hosted, files of 100 MB are too large."""
+
+_STAGING = ".writing"
+_HEADER_NBYTES = 160  # of a tensor in a safetensors header, without its name: at most
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorBytes:
-    """A tensor as bytes: its dtype's name in PyTorch, its sizes, and uint8 of elements in rows."""
+    """A tensor: PyTorch's name of its dtype, its sizes, and its elements in rows, as uint8."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -36,192 +51,193 @@ class TensorBytes:
 
 
 class BundleWriter:
-    """Writes a bundle. It is in its place once it is finished, and not before.
+    """Writes a bundle into a folder that is new, empty, or holds a bundle, which it replaces.
+
+    As a context manager it removes what it has written where it was not finished.
 
     Args:
-        path: the folder. It may be new or empty, or hold a bundle, which is replaced.
-        shard_nbytes: most bytes of tensors in a file, but for larger tensors.
+        path: the folder.
+        shard_nbytes: the largest file with weights; a larger tensor has a file of its own.
+
+    Attributes:
+        files: what has been written, by name.
 
     Raises:
         BundleError: the folder holds something else.
+        OSError: it cannot be written.
     """
 
-    def __init__(self, path: Path, shard_nbytes: int = 64 << 20) -> None:
-        self._path = path.resolve()
+    def __init__(self, path: str | os.PathLike[str], shard_nbytes: int = SHARD_NBYTES) -> None:
+        self._path = Path(path)
         self._shard_nbytes = shard_nbytes
-        if self._path.exists() and not _is_replaceable(self._path):
-            raise BundleError(f"{path} holds something else than a bundle; choose another folder")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        made = tempfile.mkdtemp(prefix=f".{self._path.name}-", dir=self._path.parent)
-        self._folder = Path(made)
-        self._folder.chmod(0o755)
-        self._files: dict[str, File] = {}
+        self._staging = self._path / _STAGING
+        self.files: dict[str, File] = {}
+        if not _may_be_replaced(self._path):
+            raise BundleError(
+                path, "this is not empty, and holds no bundle", "name another folder, or empty it"
+            )
+        self._is_new = not self._path.exists()
+        shutil.rmtree(self._staging, ignore_errors=True)  # of a writer that was interrupted
+        self._staging.mkdir(parents=True)
 
     def __enter__(self) -> BundleWriter:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)  # what was not finished
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self._staging, ignore_errors=True)
+        if self._is_new:
+            with suppress(OSError):  # it is not empty: it was finished
+                self._path.rmdir()
 
-    def add(self, name: str, data: bytes) -> None:
-        """Adds a file."""
-        self._new(name).write_bytes(data)
-        self._note(name)
+    def add(self, name: str, data: bytes | str) -> None:
+        """Writes a file; text as UTF-8.
+
+        Raises:
+            BundleError: there is a file of this name, or no file may have it.
+        """
+        path = self._place(name)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+        self.files[name] = file_of(path)
 
     def add_tensors(
         self, stem: str, tensors: Mapping[str, TensorBytes]
-    ) -> dict[str, tuple[str, int]]:
-        """Adds safetensors files; where each tensor is: the file, and its first byte in that.
+    ) -> dict[str, tuple[str | None, int]]:
+        """Writes tensors to the files ``<stem>-00001.safetensors`` and so on.
 
-        Tensors whose bytes are all 0 are left out.
+        Args:
+            stem: what the names of the files start with.
+            tensors: by name.
+
+        Returns:
+            By name, the file and the offset of the first byte in it; (None, 0) for a tensor of
+            which all bytes are 0, which is not written.
+
+        Raises:
+            BundleError: a tensor has another number of bytes than its sizes say, or as in `add`.
         """
-        places: dict[str, tuple[str, int]] = {}
-        kept = {name: tensor for name, tensor in tensors.items() if tensor.data.any()}
-        for number, shard in enumerate(self._shards(kept), 1):
-            name = f"{stem}-{number:05}.safetensors"
-            path = self._new(name)
-            write_tensors(path, shard)
-            start, header = read_header(path)
-            for label in shard:
-                places[label] = (name, start + header[label]["data_offsets"][0])
-            self._note(name)
-        return places
-
-    def finish(self, manifest: Manifest) -> None:
-        """Writes the manifest, with the files so far, and puts the bundle in its place."""
-        whole = replace(manifest, files=self._files, chunk_nbytes=CHUNK_NBYTES)
-        text = json.dumps(codec_of(Manifest).encode(whole), allow_nan=False, indent=1)
-        (self._folder / MANIFEST).write_text(text, encoding="utf-8")
-        if self._path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{self._path.name}-", dir=self._path.parent))
-            os.replace(self._path, old)  # a folder takes the place of an empty one
-            os.replace(self._folder, self._path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(self._folder, self._path)
-
-    def _shards(self, tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
-        shard: dict[str, TensorBytes] = {}
-        nbytes = 0
         for name, tensor in tensors.items():
-            if shard and nbytes + tensor.data.nbytes > self._shard_nbytes:
-                yield shard
-                shard, nbytes = {}, 0
-            shard[name] = tensor
-            nbytes += tensor.data.nbytes
-        if shard:
-            yield shard
+            self._check(name, tensor)
+        where: dict[str, tuple[str | None, int]] = dict.fromkeys(tensors, (None, 0))
+        stored = [name for name, tensor in tensors.items() if tensor.data.any()]
+        nbytes = {
+            name: tensors[name].data.nbytes + _HEADER_NBYTES + 6 * len(name) for name in stored
+        }
+        for number, names in enumerate(_shards(stored, nbytes, self._shard_nbytes), 1):
+            file = f"{stem}-{number:05}.safetensors"
+            path = self._place(file)
+            write_tensors(path, {name: tensors[name] for name in names})
+            self.files[file] = file_of(path)
+            where |= {name: (file, found.offset) for name, found in read_header(path).items()}
+        return where
 
-    def _new(self, name: str) -> Path:
-        path = self._folder / name
+    def finish(self, manifest: Manifest) -> Manifest:
+        """Writes the manifest and moves all files to their places.
+
+        Args:
+            manifest: its ``files`` and ``chunk_nbytes`` are filled in.
+
+        Returns:
+            The manifest as it was written.
+        """
+        manifest = replace(manifest, files=self.files, chunk_nbytes=CHUNK_NBYTES)
+        text = json.dumps(codec_of(Manifest).encode(manifest), allow_nan=False, indent=1)
+        (self._staging / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        before = _files_in(self._path)
+        (self._path / MANIFEST).unlink(missing_ok=True)
+        for name in before:
+            (self._path / name).unlink(missing_ok=True)
+        for name in (*self.files, MANIFEST):
+            (self._path / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self._staging / name, self._path / name)
+        shutil.rmtree(self._staging)
+        for folder in {self._path / name.rpartition("/")[0] for name in before}:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+        return manifest
+
+    def _place(self, name: str) -> Path:
+        if not is_file_name(name):
+            raise BundleError(
+                self._path, f"no file may be named {name!r}", "use letters, digits, _, - and ."
+            )
+        if name in self.files:
+            raise BundleError(self._path, f"two files are named {name}", "name one differently")
+        path = self._staging / PurePosixPath(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _note(self, name: str) -> None:
-        whole, chunks = hashlib.sha256(), []
-        path = self._folder / name
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_NBYTES):
-                whole.update(chunk)
-                chunks.append(hashlib.sha256(chunk).hexdigest())
-        self._files[name] = File(path.stat().st_size, whole.hexdigest(), tuple(chunks))
+    def _check(self, name: str, tensor: TensorBytes) -> None:
+        nbytes = prod(tensor.sizes) * BY_NAME[tensor.dtype].itemsize
+        found = tensor.data.nbytes
+        if found != nbytes:
+            raise BundleError(
+                self._path,
+                f"{name}, {tensor.dtype} {tensor.sizes}, has {found} bytes, not {nbytes}",
+                "give all of its elements, in rows without gaps",
+            )
 
 
-def write_tensors(path: Path, tensors: Mapping[str, TensorBytes]) -> None:
-    """Writes a safetensors file."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, TensorBytes], metadata: dict[str, str] | None = None
+) -> None:
+    """Writes a safetensors file. Raises OSError, or the library's own error."""
     specs = {
         name: TensorSpec(
-            dtype=t.dtype,
-            shape=list(t.sizes),
-            data_ptr=t.data.ctypes.data,
-            data_len=t.data.nbytes,
+            dtype=tensor.dtype,
+            shape=list(tensor.sizes),
+            data_ptr=tensor.data.ctypes.data,
+            data_len=tensor.data.nbytes,
         )
-        for name, t in tensors.items()
+        for name, tensor in tensors.items()
     }
-    serialize_file(specs, path)  # the arrays live as long as `tensors` does
+    serialize_file(specs, path, metadata)  # reads the memory of `tensors`
 
 
-def _is_replaceable(path: Path) -> bool:
+def _shards(
+    names: Sequence[str], nbytes: Mapping[str, int], most_nbytes: int
+) -> Iterator[list[str]]:
+    """Names in order, in groups of at most so many bytes if they have more than one member."""
+    group: list[str] = []
+    total = 0
+    for name in names:
+        if group and total + nbytes[name] > most_nbytes:
+            yield group
+            group, total = [], 0
+        group.append(name)
+        total += nbytes[name]
+    if group:
+        yield group
+
+
+def _may_be_replaced(path: Path) -> bool:
+    if not path.exists():
+        return True
     if not path.is_dir():
         return False
-    return (path / MANIFEST).is_file() or not any(path.iterdir())
+    found = {entry.name for entry in path.iterdir()}
+    return not found or _STAGING in found or (MANIFEST in found and _is_bundle(path))
 
 
-def read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Where the data of a safetensors file starts, and what its header says."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(length))
-    return 8 + length, header
-
-
-class BundleFiles:
-    """Reads the files of a bundle, whose manifest may say anything.
-
-    Attributes:
-        manifest: as it is in the file: of the right types, and not verified otherwise.
-
-    Raises:
-        BundleError: there is no manifest, or not one of this version.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            text = (path / MANIFEST).read_bytes()
-        except OSError as error:
-            raise BundleError(f"{path} is no bundle ({error.strerror}: {MANIFEST})") from error
-        self.manifest = decode_manifest(text)
-
-    def read(self, name: str) -> bytes:
-        """A whole file. Raises BundleError where it is not what the manifest says."""
-        return b"".join(chunk for _, chunk in self.chunks(name))
-
-    def chunks(
-        self, name: str, start: int = 0, end: int | None = None
-    ) -> Iterator[tuple[int, bytes]]:
-        """(first byte, content) of the chunks that hold the bytes start … end of a file.
-
-        Raises:
-            BundleError: the file is missing, too short or too long, or a chunk has another hash.
-        """
-        entry, size = self.manifest.files[name], self.manifest.chunk_nbytes
-        end = entry.nbytes if end is None else end
-        path = self.path / name
-        try:
-            if path.stat().st_size != entry.nbytes:
-                raise BundleError(
-                    f"{path} has {path.stat().st_size} bytes, the manifest says {entry.nbytes}; "
-                    "copy or export the bundle again"
-                )
-            with path.open("rb") as file:
-                for number in range(start // size, -(-end // size)):
-                    file.seek(number * size)
-                    chunk = file.read(size)
-                    if hashlib.sha256(chunk).hexdigest() != entry.chunks[number]:
-                        raise BundleError(
-                            f"{path} is damaged: chunk {number} has another SHA-256; copy or "
-                            "export the bundle again"
-                        )
-                    yield number * size, chunk
-        except OSError as error:
-            raise BundleError(f"{path} cannot be read ({error.strerror})") from error
-
-
-def decode_manifest(text: bytes) -> Manifest:
-    """A manifest from its JSON. Raises BundleError for anything else."""
+def _manifest_in(path: Path) -> Any:
     try:
-        data = json.loads(text)
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ValueError("it is of no bundle")
-        if data.get("version") != VERSION:
-            raise BundleError(
-                f"the bundle has version {data.get('version')!r}, this package reads {VERSION}; "
-                "export the model again"
-            )
-        manifest: Manifest = read_json(Manifest, text)
-    except BundleError:
-        raise
-    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
-        raise BundleError(f"{MANIFEST}: {error}; export the model again") from error
-    return manifest
+        return json.loads((path / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _is_bundle(path: Path) -> bool:
+    manifest = _manifest_in(path)
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+
+
+def _files_in(path: Path) -> list[str]:
+    """What the manifest of a bundle of any version lists; nothing where there is no bundle."""
+    if not _is_bundle(path):
+        return []
+    files = _manifest_in(path).get("files")
+    return [name for name in files if is_file_name(name)] if isinstance(files, dict) else []

@@ -16,6 +16,9 @@ from ..symbolic.sizes import Expr
 FORMAT = "torch-webgpu-bundle"
 VERSION = 1
 
+MANIFEST = "manifest.json"
+"""The name of the file in the bundle's folder."""
+
 CHUNK_NBYTES = 4 << 20
 """How much of a file is hashed, and may be fetched, by itself. A multiple of 4."""
 
@@ -160,7 +163,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """See the module.
+    """What a bundle holds.
 
     Attributes:
         format, version: `FORMAT` and `VERSION`.

@@ -1,96 +1,121 @@
-"""`schema`: the JSON schema of a manifest, made of the dataclasses that define it."""
+"""The JSON schema of manifests, made from the dataclasses as `plan.codec` reads them."""
 
 from __future__ import annotations
 
+import re
 import types
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..dtypes import BY_NAME, DType
 from ..symbolic.sizes import Expr
 from .manifest import FORMAT, VERSION, Manifest
 
+Schema = dict[str, Any]
 
-def schema() -> dict[str, Any]:
-    """The schema (draft 2020-12) of ``manifest.json``."""
-    found: dict[str, Any] = {}
-    top = _of(Manifest, found)
-    manifest = found["Manifest"]["properties"]
-    manifest["format"] = {"const": FORMAT}
-    manifest["version"] = {"const": VERSION}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A bundle's manifest.json",
-        **top,
-        "$defs": found,
-    }
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_PLAIN: dict[Any, str] = {bool: "boolean", int: "integer", str: "string", type(None): "null"}
 
-
-def _of(hint: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an annotated type; those of dataclasses go to ``found``."""
-    origin, parts = get_origin(hint) or hint, get_args(hint)
-    if hint in _LEAVES:
-        return _LEAVES[hint]
-    if hint is Expr:
-        found["Expr"] = _EXPR
-        return {"$ref": "#/$defs/Expr"}
-    if origin in (Union, types.UnionType):
-        return {"anyOf": [_of(part, found) for part in parts]}
-    if origin is Literal:
-        return {"enum": list(parts)}
-    if origin is tuple and parts[1:] == (...,):
-        return {"type": "array", "items": _of(parts[0], found)}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": _of(parts[1], found)}
-    if is_dataclass(hint) and isinstance(hint, type):
-        name = hint.__name__
-        if name not in found:
-            found[name] = {}
-            hints = get_type_hints(hint)
-            names = [entry.name for entry in fields(hint)]
-            found[name] = {
-                "type": "object",
-                "properties": {field: _of(hints[field], found) for field in names},
-                "required": names,
-                "additionalProperties": False,
-            }
-        return {"$ref": f"#/$defs/{name}"}
-    raise NotImplementedError(f"no schema of {hint}")
-
-
-_LEAVES: dict[Any, dict[str, Any]] = {
-    int: {"type": "integer"},
-    str: {"type": "string"},
-    bool: {"type": "boolean"},
-    type(None): {"type": "null"},
-    DType: {"enum": list(BY_NAME)},
-}
-
-_REF = {"$ref": "#/$defs/Expr"}
-_ATOM = {
+_INTEGER: Schema = {"type": "integer"}
+_EXPR_REF: Schema = {"$ref": "#/$defs/Expr"}
+_EXPR: Schema = {
+    "description": "An integer, or c plus the sum of coefficient times the product of the atoms.",
     "anyOf": [
-        {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
-        {"type": "array", "prefixItems": [{"enum": ["//", "%"]}, _REF, _REF], "items": False},
-    ]
-}
-_EXPR: dict[str, Any] = {
-    "anyOf": [
-        {"type": "integer"},
+        _INTEGER,
         {
             "type": "object",
             "properties": {
-                "c": {"type": "integer"},
+                "c": _INTEGER,
                 "t": {
                     "type": "array",
                     "items": {
                         "type": "array",
-                        "prefixItems": [{"type": "integer"}],
-                        "items": _ATOM,
+                        "prefixItems": [_INTEGER],
+                        "items": {"$ref": "#/$defs/Atom"},
                     },
                 },
             },
             "required": ["c", "t"],
             "additionalProperties": False,
         },
-    ]
+    ],
 }
+_ATOM: Schema = {
+    "description": "A size symbol with its lower bound, or a quotient rounded down or a remainder.",
+    "anyOf": [
+        {"type": "array", "prefixItems": [{"type": "string"}, _INTEGER], "items": False},
+        {
+            "type": "array",
+            "prefixItems": [{"enum": ["//", "%"]}, _EXPR_REF, _EXPR_REF],
+            "items": False,
+        },
+    ],
+}
+
+
+def schema() -> Schema:
+    """The JSON schema (draft 2020-12) of ``manifest.json``. `docs/bundle.schema.json` is this.
+
+    It says which fields there are, and of what type; `docs/bundle.md` says what else has to hold.
+    """
+    definitions: dict[str, Schema] = {"Expr": _EXPR, "Atom": _ATOM}
+    whole = _schema_of(Manifest, definitions)
+    fixed = definitions["Manifest"]["properties"]
+    fixed["format"] = {"const": FORMAT}
+    fixed["version"] = {"const": VERSION}
+    return {"$schema": _DIALECT, "title": "manifest.json", **whole, "$defs": definitions}
+
+
+def _schema_of(hint: Any, definitions: dict[str, Schema]) -> Schema:
+    """Of an annotation; dataclasses are defined once.
+
+    Raises NotImplementedError for an annotation that no manifest has.
+    """
+    origin, parts = get_origin(hint) or hint, get_args(hint)
+    if hint in _PLAIN:
+        return {"type": _PLAIN[hint]}
+    if hint is DType:
+        return {"enum": list(BY_NAME)}
+    if hint is Expr:
+        return _EXPR_REF
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_schema_of(part, definitions) for part in parts]}
+    if origin is Literal:
+        return {"enum": list(parts)}
+    if origin is tuple and parts[1:] == (...,):
+        return {"type": "array", "items": _schema_of(parts[0], definitions)}
+    if origin is dict and parts[0] is str:
+        return {"type": "object", "additionalProperties": _schema_of(parts[1], definitions)}
+    if isinstance(hint, type) and is_dataclass(hint):
+        if hint.__name__ not in definitions:
+            definitions[hint.__name__] = {}  # in its place, should it hold itself
+            definitions[hint.__name__].update(_record(hint, definitions))
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    raise NotImplementedError(f"no JSON schema of {hint}")
+
+
+def _record(kind: Any, definitions: dict[str, Schema]) -> Schema:
+    hints, said = get_type_hints(kind), _descriptions(kind)
+    names = [field.name for field in fields(kind)]
+    return {
+        "description": said[""],
+        "type": "object",
+        "properties": {
+            name: _schema_of(hints[name], definitions)
+            | ({"description": said[name]} if name in said else {})
+            for name in names
+        },
+        "required": names,
+        "additionalProperties": False,
+    }
+
+
+@cache
+def _descriptions(kind: Any) -> dict[str, str]:
+    """What a class's docstring says of it, under "", and of its attributes."""
+    summary, _, attributes = (kind.__doc__ or "").partition("Attributes:")
+    found = {"": " ".join(summary.split())}
+    for names, text in re.findall(r"^ {8}(\w[\w, ]*): (.*(?:\n {12}.*)*)", attributes, re.M):
+        found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return found

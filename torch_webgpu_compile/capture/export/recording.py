@@ -11,7 +11,7 @@ import inspect
 import linecache
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -262,12 +262,19 @@ class _Snapshot:
 # ---- optimizers
 
 
-def any_sizes() -> AbstractContextManager[None]:
-    """Lets sizes that are symbols be 0 or 1, too, where operators ask whether they are."""
-    patched: AbstractContextManager[None] = symbolic_config.patch(  # type: ignore[attr-defined]
-        backed_size_oblivious=True
-    )
-    return patched
+@contextmanager
+def any_sizes() -> Iterator[None]:
+    """Keeps PyTorch from asking whether sizes are 0 or 1, or good for one of its own kernels."""
+    # `torch.backends.mkldnn.flags` also sets unrelated flags, which warns on some CPUs.
+    enabled = torch._C._get_mkldnn_enabled(), torch._C._get_nnpack_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    torch._C._set_nnpack_enabled(False)
+    try:
+        with symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled[0])
+        torch._C._set_nnpack_enabled(enabled[1])
 
 
 @contextmanager

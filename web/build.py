@@ -1,0 +1,330 @@
+"""Builds the pages of `web/demos` into a folder that any server of files can serve.
+
+    python -m web.build [--checkpoint FOLDER] [--quick] [FOLDER]
+
+The runtime is made by npm, the bundles by PyTorch and this package. What is up to date is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional as F
+
+import torch_webgpu_compile
+from torch_webgpu_compile import EntryPoint
+from torch_webgpu_compile.plan.cache import sources_digest
+
+WEB = Path(__file__).parent
+SITE = WEB / "site"
+
+
+# ---- the runtime
+
+
+def npm_environment() -> dict[str, str]:
+    """With node from the virtual environment where the machine has none (scripts/setup web)."""
+    folder = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": f"{os.environ['PATH']}{os.pathsep}{folder}"}
+
+
+def has_npm() -> bool:
+    """Whether the runtime can be built here."""
+    return shutil.which("npm", path=npm_environment()["PATH"]) is not None
+
+
+def build_runtime() -> Path:
+    """`web/dist/torch-webgpu.js`; several processes may ask for it at once."""
+    made = WEB / "dist" / "torch-webgpu.js"
+    with (WEB / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        inputs = [*WEB.glob("src/*.ts"), WEB / "build.mjs", WEB / "package-lock.json"]
+        newest = max(path.stat().st_mtime for path in inputs)
+        if not (WEB / "node_modules" / "esbuild").exists():
+            _npm("ci", "--silent", "--no-audit", "--no-fund")
+        if not made.exists() or made.stat().st_mtime < newest:
+            _npm("run", "--silent", "build")
+    return made
+
+
+def _npm(*arguments: str) -> None:
+    subprocess.run(["npm", *arguments], cwd=WEB, check=True, env=npm_environment())
+
+
+def build_tokenizers(path: Path) -> None:
+    """Hugging Face's tokenizers as one module."""
+    command = ["npx", "esbuild", "--bundle", "--minify", "--format=esm", "--log-level=error"]
+    source = 'export { Tokenizer } from "@huggingface/tokenizers";'
+    arguments = [*command, f"--outfile={path.resolve()}"]
+    environment = npm_environment()
+    subprocess.run(arguments, cwd=WEB, input=source, text=True, check=True, env=environment)
+
+
+# ---- similarity
+
+
+def build_similarity(folder: Path) -> None:
+    from examples.sentence_embeddings import SENTENCES, load_encoder, model_folder, tokenize
+
+    source = model_folder()
+    encoder = load_encoder(source)
+    length = Dim("tokens", min=2, max=128)
+    shapes = {"input_ids": {1: length}, "attention_mask": {1: length}}
+    with torch.no_grad():
+        example = tokenize(source, SENTENCES[:1])
+        bundle = folder / "bundle"
+        torch_webgpu_compile.export(encoder, example, bundle, dynamic_shapes=shapes)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, folder / name)
+    (folder / "sentences.json").write_text(json.dumps(SENTENCES))
+    build_tokenizers(folder / "tokenizers.js")
+
+
+# ---- digits
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """scikit-learn's pictures, f32 (1797, 1, 8, 8) of 0 to 1, and labels, int64 (1797,), shuffled.
+
+    Its last pages are of other writers than the first ones.
+    """
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return images[order], torch.tensor(data.target)[order]
+
+
+def digits_network() -> nn.Module:
+    """Reads pictures (n, 1, 8, 8); gives logits (n, 10)."""
+    layers = nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 10)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def build_digits(folder: Path) -> None:
+    torch.manual_seed(0)
+    images, labels = digits()
+    model = digits_network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+
+    def train_step(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss}
+
+    def predict(images: Tensor) -> Tensor:
+        model.eval()
+        with torch.no_grad():
+            odds = model(images).softmax(-1)
+        model.train()
+        return odds
+
+    batch = images[:64], labels[:64]
+    shapes = ({0: Dim("pictures", max=512)},)
+    entries = {
+        "train_step": EntryPoint(train_step, batch),
+        "predict": EntryPoint(predict, (images[:8],), None, shapes),
+    }
+    torch_webgpu_compile.export(entries, folder / "bundle")
+    pixels = (images * 16).to(torch.uint8).flatten().numpy().tobytes()
+    (folder / "digits.bin").write_bytes(pixels + labels.to(torch.uint8).numpy().tobytes())
+
+
+# ---- text
+
+
+@dataclass
+class Checkpoint:
+    """A causal language model of transformers, and what the page has to know."""
+
+    model: Any
+    about: dict[str, Any]
+    files: tuple[Path, ...] = ()
+
+
+def characters(quick: bool) -> Checkpoint:
+    """A small Llama of characters, trained for about a minute on the manual of Python."""
+    from pydoc_data.topics import topics
+
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    kept = set("\n " + "".join(map(chr, range(33, 127))))
+    text = "".join(letter for letter in "\n".join(topics.values()) if letter in kept)
+    alphabet = "".join(sorted(kept))
+    numbers = {letter: k for k, letter in enumerate(alphabet)}
+    data = torch.tensor([numbers[letter] for letter in text])
+    length = 192
+    config = LlamaConfig(
+        vocab_size=len(alphabet),
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    steps = 3 if quick else 400
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps + 1)
+    for _ in range(steps):
+        starts = torch.randint(0, len(data) - length, (16,))
+        ids = torch.stack([data[start : start + length] for start in starts.tolist()])
+        loss = model(input_ids=ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    about = {
+        "alphabet": alphabet,
+        "begin": "The statement is executed",
+        "prompt": 128,
+        "length": 384,
+        "end": [],
+    }
+    return Checkpoint(model.eval(), about)
+
+
+def checkpoint(folder: Path) -> Checkpoint:
+    """Any causal language model in a folder that ``save_pretrained`` wrote, with its tokenizer."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ends = model.generation_config.eos_token_id
+    files = tuple(folder / name for name in ("tokenizer.json", "tokenizer_config.json"))
+    missing = [str(path) for path in files if not path.exists()]
+    if missing:
+        sys.exit(f"the page needs {' and '.join(missing)}: save the tokenizer beside the model")
+    about = {
+        "begin": "Once upon a time",
+        "prompt": 128,
+        "length": 384,
+        "end": ends if isinstance(ends, list) else [] if ends is None else [ends],
+    }
+    return Checkpoint(model, about, files)
+
+
+def chosen(logits: Tensor, temperature: Tensor, top: Tensor) -> Tensor:
+    """A token for each row of logits (rows, tokens), int64 (rows, 1).
+
+    The highest after Gumbel noise, scaled by the temperature, is a draw from the softmax of
+    logits / temperature; without temperature it is the best. Tokens after the best ``top`` count
+    for nothing.
+    """
+    most = min(64, logits.shape[-1])
+    best = logits.topk(most, dim=-1).values
+    last = best.gather(-1, (top - 1).clamp(0, most - 1).expand(logits.shape[0], 1))
+    noise = -torch.empty_like(logits).exponential_().log()
+    scores = logits.masked_fill(logits < last, float("-inf")) + temperature * noise
+    return scores.argmax(-1, keepdim=True)
+
+
+def text_entries(made: Checkpoint) -> dict[str, EntryPoint]:
+    """``prefill`` of a prompt and ``decode`` of one token, with a cache that both write."""
+    from transformers import StaticCache
+
+    model, size = made.model, made.about["length"]
+    cache = StaticCache(model.config, max_cache_len=size)
+
+    def step(ids: Tensor, position: Tensor, temperature: Tensor, top: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad():
+            found = model(
+                ids,
+                position_ids=position[None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        token = chosen(found.logits[:, -1].float(), temperature, top)
+        return {"token": token, "position": position[-1:] + 1}
+
+    how = torch.tensor(0.7), torch.tensor(20)
+    ids = torch.zeros((1, 5), dtype=torch.int64)
+    step(ids, torch.arange(5), *how)  # makes the cache's tensors
+    cache.reset()
+    length = Dim("tokens", min=2, max=made.about["prompt"])  # of one, `decode` is the prefill
+    shapes = ({1: length}, {0: length}, None, None)
+    return {
+        "prefill": EntryPoint(step, (ids, torch.arange(5), *how), None, shapes),
+        "decode": EntryPoint(step, (ids[:, :1], torch.tensor([5]), *how)),
+    }
+
+
+def build_generate(folder: Path, made: Checkpoint) -> None:
+    torch_webgpu_compile.export(text_entries(made), folder / "bundle")
+    (folder / "about.json").write_text(json.dumps(made.about))
+    for path in made.files:
+        shutil.copy(path, folder / path.name)
+    if made.files:
+        build_tokenizers(folder / "tokenizers.js")
+    made.model.save_pretrained(folder / "checkpoint")
+
+
+# ---- the site
+
+
+def build(site: Path, *, model: Path | None = None, quick: bool = False) -> Path:
+    """The pages with their bundles.
+
+    Args:
+        site: the folder.
+        model: a causal language model for the page that writes; None: one that is trained here.
+        quick: it is hardly trained.
+    """
+    site.mkdir(parents=True, exist_ok=True)
+    runtime = build_runtime()
+    shutil.copytree(WEB / "demos", site, dirs_exist_ok=True)
+    shutil.copy(runtime, site / runtime.name)
+
+    def build_text(folder: Path) -> None:
+        build_generate(folder, characters(quick) if model is None else checkpoint(model))
+
+    parts: dict[str, Callable[[Path], None]] = {
+        "similarity": build_similarity,
+        "digits": build_digits,
+        "generate": build_text,
+    }
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    for name, make in parts.items():
+        stamp = site / name / ".stamp"
+        wanted = f"{sources_digest()} {own} {model} {quick}"
+        if stamp.exists() and stamp.read_text() == wanted:
+            continue
+        print(f"==> building {name}", file=sys.stderr, flush=True)
+        make(site / name)
+        stamp.write_text(wanted)
+    return site
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=textwrap.dedent(__doc__ or "").split("\n")[0])
+    parser.add_argument("site", nargs="?", type=Path, default=SITE)
+    parser.add_argument("--checkpoint", type=Path, help="a causal language model's folder")
+    parser.add_argument("--quick", action="store_true", help="hardly train the small model")
+    options = parser.parse_args()
+    print(build(options.site, model=options.checkpoint, quick=options.quick))
+
+
+if __name__ == "__main__":
+    main()
