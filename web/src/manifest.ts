@@ -39,7 +39,7 @@ const MOST_DIMS = 64;
 
 const hash = is<string>((data) => typeof data === "string" && /^[0-9a-f]{64}$/.test(data), "is no SHA-256");
 const path = is<string>(
-  (data) => typeof data === "string" && /^[\w-]+(\/[\w-]+)*\.(json|safetensors)$/.test(data.replace(/\.(?=\w+\.)/g, "_")),
+  (data) => typeof data === "string" && /^([\w-][\w.-]*\/)*[\w-][\w.-]*\.(json|safetensors)$/.test(data),
   "is no path inside of the bundle");
 
 const file = fields<FileEntry>({ nbytes: count, sha256: hash, chunks: list(hash, 1 << 24) });
