@@ -140,7 +140,7 @@ PLANS = {
     "does not fit its kernel": "p.steps[0].Dispatch.bindings.length = 0",
     "grid[0] is no object": "p.steps[0].Dispatch.grid[0] = '1e99'",
     "the size s7 of no input": "p.steps[0].Dispatch.grid[0] = {c: 0, t: [[1, ['s7', 0]]]}",
-    "t[0] is no list": "p.steps[0].Dispatch.grid[0] = {c: 0, t: [7]}",
+    "grid[0][0] is no list": "p.steps[0].Dispatch.grid[0] = {c: 0, t: [7]}",
     "nested too deeply": "let e = 1; for (let k = 0; k < 99; k++) e = {c: 0, t: [[1, ['//', e, 2]]]}; p.steps[0].Dispatch.grid[0] = e",
     "workgroups, more than 65535": "p.steps[0].Dispatch.grid[0] = 1e6",
 }

@@ -15,17 +15,6 @@ function exact(value: number): number {
   return value;
 }
 
-/** a / b rounded down, exactly. */
-export function floorDiv(a: number, b: number): number {
-  return (a - mod(a, b)) / b;
-}
-
-/** The remainder of `floorDiv`. */
-export function mod(a: number, b: number): number {
-  const rest = a % b;
-  return rest < 0 ? rest + b : rest;
-}
-
 class DividedByZero extends BundleError {}
 
 /**
@@ -49,7 +38,8 @@ function evaluateAtom(atom: Atom, sizes: Sizes): number {
   const a = evaluate(atom[1], sizes);
   const b = evaluate(atom[2], sizes);
   if (b <= 0) throw new (b ? BundleError : DividedByZero)(`a size is divided by ${b}; use others`);
-  return atom[0] === "//" ? floorDiv(a, b) : mod(a, b);
+  const rest = (a % b) + (a % b < 0 ? b : 0);
+  return atom[0] === "//" ? (a - rest) / b : rest;
 }
 
 /** What a function gives, but 0 where it divides by an empty dimension: no element has that. */

@@ -57,7 +57,7 @@ export class Gpu {
     device.addEventListener("uncapturederror", ({ error }) => {
       this.fail(error instanceof GPUOutOfMemoryError
         ? outOfMemory(error.message)
-        : new TorchWebGPUError(`the GPU refused a command: ${error.message}; report this, and go on with model.restore()`));
+        : new TorchWebGPUError(`the GPU refused a command: ${error.message}; report it, and go on with model.restore()`));
     }, { signal: this.ending.signal });
   }
 

@@ -49,7 +49,7 @@ export function readInputs(name: string, entry: Entry, inputs: Record<string, In
       throw new InputError(`${what} has the sizes [${shapes[key]}], it has to have [${wanted}]`);
     }
     if (value instanceof Tensor && value.dtype !== dtype) {
-      throw new InputError(`${what} is ${value.dtype}, it has to be ${dtype}; read and convert it`);
+      throw new InputError(`${what} is ${value.dtype}, it has to be ${dtype}; convert it`);
     }
     const bytes = value instanceof Tensor ? value : encode(dtype, value, what);
     const count = bytes instanceof Tensor ? bytes.size : bytes.length / itemsize(dtype);

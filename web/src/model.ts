@@ -3,7 +3,7 @@
 import { list, text } from "./checks.js";
 import { type Elements, type NumberList, safetensorsName, decode, encode, itemsize } from "./dtypes.js";
 import { BundleError, DeviceLostError, InputError } from "./errors.js";
-import { type Fetch, Files, unreadable } from "./files.js";
+import { type Fetch, Files, openCache, unreadable } from "./files.js";
 import { type Buffer, type DeviceOptions, Gpu, rounded } from "./gpu.js";
 import { type Given, type Input, readInputs } from "./inputs.js";
 import { numel, rows } from "./layout.js";
@@ -154,7 +154,8 @@ export class Model {
       change();
       progress?.({ ...state });
     };
-    const files = await Files.open(this.manifest, this.base, this.fetcher, cache, (count) => tell(() => (state.loadedBytes += count)), signal);
+    const files = new Files(
+      this.manifest, this.base, this.fetcher, cache ? await openCache() : null, (count) => tell(() => (state.loadedBytes += count)), signal);
     // All that is untrusted is checked before anything is made of it.
     const wgsl = list(text)(await files.parsed(variant.kernels), variant.kernels);
     const plans = await Promise.all(Object.entries(variant.entries).map(async ([name, entry]): Promise<[string, Entry, Plan]> =>
@@ -333,11 +334,12 @@ export class Model {
     let results!: Record<string, Tensor>;
     this.gpu.submit((encoder) => {
       if (preparation) this.prepare(callable, preparation, innerSized!, encoder);
-      this.counted.dispatches += program.encode(encoder, sized, given);
+      program.encode(encoder, sized, given);
       this.change(callable, encoder);
       results = this.results(callable, sized, call, encoder);
     });
     this.counted.calls++;
+    this.counted.dispatches += sized.plan.dispatches;
     this.pool.count();
     if (callable.hasChecks) {
       this.readback.expect(!callable.isChecked);
@@ -349,9 +351,9 @@ export class Model {
   /** The memory of a tensor that is an input. */
   private fitting(what: string, value: Tensor, nbytes: number): Buffer {
     const memory = value.held();
-    if (memory.device !== this.gpu.device) throw new InputError(`${what} is on another device; read it there, and give its elements`);
+    if (memory.device !== this.gpu.device) throw new InputError(`${what} is on another device; read it there`);
     if (!value.isContiguous || memory.nbytes < nbytes) {
-      throw new InputError(`${what} is a part of a tensor; read it, and give its elements`);
+      throw new InputError(`${what} is a part of a tensor; read it`);
     }
     return memory;
   }
@@ -363,9 +365,19 @@ export class Model {
       if (buffer) this.gpu.release(buffer);
       inputs.set(position, (buffer = this.gpu.allocate(nbytes)));
     }
+    this.upload(buffer, data);
+    return buffer;
+  }
+
+  private upload(buffer: Buffer, data: Uint8Array): void {
     this.gpu.upload(buffer, data);
     this.counted.copiedBytes += data.length;
-    return buffer;
+  }
+
+  private copy(encoder: GPUCommandEncoder, source: Buffer, { gpu, nbytes }: Buffer): void {
+    const size = Math.min(source.nbytes, nbytes);
+    encoder.copyBufferToBuffer(source.gpu, 0, gpu, 0, size);
+    this.counted.copiedBytes += size;
   }
 
   /** Prepares what a plan computes from states alone, if they have changed since. */
@@ -377,7 +389,8 @@ export class Model {
         if (role === "output") memory[k] ??= this.gpu.allocate(sized.plan.nbytes[k]!);
       });
       inner.plan.inputs.forEach(({ buffer }, k) => (memory[inner.names.indexOf(buffer!)] = found[k]!.buffer));
-      this.counted.dispatches += inner.encode(encoder, sized, memory);
+      inner.encode(encoder, sized, memory);
+      this.counted.dispatches += sized.plan.dispatches;
       preparation.versions = found.map(({ version }) => version);
     }
     program.roles.forEach((role, k) => {
@@ -399,9 +412,7 @@ export class Model {
         taken.add(position);
         continue;
       }
-      const size = Math.ceil(stateBytes(memory.entry) / 4) * 4;
-      encoder.copyBufferToBuffer(made.gpu, 0, memory.buffer.gpu, 0, size);
-      this.counted.copiedBytes += size;
+      this.copy(encoder, made, memory.buffer);
     }
     program.roles.forEach((role, k) => {
       if (role === "output" && !held.has(k) && !taken.has(k)) this.pool.give(given[k]!);
@@ -422,12 +433,8 @@ export class Model {
       const shape = input !== null ? shapes[input]! : this.variant.state[state!]!.sizes;
       const memory = this.pool.take(rounded(numel(shape) * itemsize(tensor.dtype)));
       const value = input === null ? this.states.get(state!).buffer : values[input]!;
-      this.counted.copiedBytes += memory.nbytes;
-      if (value instanceof Uint8Array) this.gpu.upload(memory, value);
-      else {
-        const source = value instanceof Tensor ? value.held() : value;
-        encoder.copyBufferToBuffer(source.gpu, 0, memory.gpu, 0, Math.min(source.nbytes, memory.nbytes));
-      }
+      if (value instanceof Uint8Array) this.upload(memory, value);
+      else this.copy(encoder, value instanceof Tensor ? value.held() : value, memory);
       results[name] = new Tensor(name, tensor.dtype, rows(shape), this, this.pool, memory);
     }
     return results;

@@ -89,14 +89,16 @@ export class Arena {
 export interface Sized {
   plan: SizedPlan;
   uniform: Buffer;
-  /** The arena's generation when it had them. */
+  /** The arena's generation when it had room. */
   generation: number;
+  /** By the numbers of the buffers of inputs and outputs. */
   bound: Map<string, Bound>;
+  /** The one that was made last. */
+  last: Bound | null;
 }
 
-/** Commands: runs of dispatches in a compute pass of their own, and copies between them. */
-interface Bound { parts: (DispatchRun | { source: Buffer; destination: Buffer; nbytes: number })[]; dispatches: number }
-interface DispatchRun { pipelines: GPUComputePipeline[]; groups: GPUBindGroup[]; grids: number[] }
+/** Buffers, and bind groups of the steps with them; null for copies. */
+interface Bound { buffers: readonly Buffer[]; groups: (GPUBindGroup | null)[] }
 
 export class Program {
   readonly names: readonly string[];
@@ -106,7 +108,6 @@ export class Program {
   private readonly outer: number[];
   /** In the arena, of intermediates. */
   private readonly slots: string[];
-  private readonly groups: Map<string, GPUBindGroup>[];
 
   /**
    * @param label of its own in the model.
@@ -128,7 +129,6 @@ export class Program {
     this.outer = this.names.flatMap((_, k) => (["input", "output", "prepared"].includes(this.roles[k]!) ? [k] : []));
     this.slots = this.names.map((name, k) =>
       this.roles[k] === "intermediate" ? String(plan.buffers[name]!.slot ?? `${label} ${k}`) : "");
-    this.groups = plan.steps.map(() => new Map());
     this.names.forEach((name, k) => {
       if (this.roles[k] !== "constant") return;
       const data = plan.constants[name]!;
@@ -152,37 +152,37 @@ export class Program {
     const plan = sizePlan(this.plan, sizes, this.firstChecks, this.gpu.device.limits);
     const uniform = this.gpu.allocate(plan.uniform.length, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
     this.gpu.upload(uniform, plan.uniform);
-    found = { plan, uniform, generation: -1, bound: new Map() };
+    found = { plan, uniform, generation: -1, bound: new Map(), last: null };
     this.sized.set(key, found);
     if (this.sized.size > MOST_SIZES) {
       const [oldest, { uniform: unused }] = this.sized.entries().next().value!;
       this.sized.delete(oldest);
       this.gpu.release(unused);
-      for (const groups of this.groups) groups.clear();
     }
     return found;
   }
 
   /** Adds the plan's commands; `given` are the buffers of inputs, outputs and what is prepared, by position. */
-  encode(encoder: GPUCommandEncoder, sized: Sized, given: readonly (Buffer | undefined)[]): number {
-    const bound = this.boundTo(sized, given);
-    for (const part of bound.parts) {
-      if ("nbytes" in part) {
-        encoder.copyBufferToBuffer(part.source.gpu, 0, part.destination.gpu, 0, part.nbytes);
-        continue;
-      }
-      const pass = encoder.beginComputePass();
-      const { pipelines, groups, grids } = part;
-      let last: GPUComputePipeline | undefined;
-      for (let k = 0, at = 0; k < pipelines.length; k++, at += 3) {
-        const pipeline = pipelines[k]!;
+  encode(encoder: GPUCommandEncoder, sized: Sized, given: readonly (Buffer | undefined)[]): void {
+    const { buffers, groups } = this.boundTo(sized, given);
+    const { steps } = sized.plan;
+    let pass: GPUComputePassEncoder | null = null;
+    let last: GPUComputePipeline | null = null;
+    for (let k = 0; k < steps.length; k++) {
+      const step = steps[k]!;
+      if ("kernel" in step) {
+        const { pipeline } = this.pipelines[step.kernel]!;
+        pass ??= encoder.beginComputePass();
         if (pipeline !== last) pass.setPipeline((last = pipeline));
         pass.setBindGroup(0, groups[k]!);
-        pass.dispatchWorkgroups(grids[at]!, grids[at + 1], grids[at + 2]);
+        pass.dispatchWorkgroups(step.grid[0]!, step.grid[1], step.grid[2]);
+      } else {
+        pass?.end();
+        pass = last = null;
+        encoder.copyBufferToBuffer(buffers[step.source]!.gpu, 0, buffers[step.destination]!.gpu, 0, step.nbytes);
       }
-      pass.end();
     }
-    return bound.dispatches;
+    pass?.end();
   }
 
   /** Makes room in the arena: before anything is encoded, as what it replaces is gone at once. */
@@ -200,48 +200,22 @@ export class Program {
     if (!bound) {
       const buffers = this.names.map((_, k) =>
         this.roles[k] === "status" ? this.status : (this.arena.slots.get(this.slots[k]!) ?? this.constants.get(k) ?? given[k]!));
-      bound = this.build(sized, buffers);
+      bound = sized.last = { buffers, groups: sized.plan.steps.map((step, k) => ("kernel" in step ? this.group(step, k, sized, buffers) : null)) };
       sized.bound.set(key, bound);
       if (sized.bound.size > MOST_BOUND) sized.bound.delete(sized.bound.keys().next().value!);
     }
     return bound;
   }
 
-  private build({ plan, uniform }: Sized, buffers: readonly Buffer[]): Bound {
-    const bound: Bound = { parts: [], dispatches: 0 };
-    let run: DispatchRun | undefined;
-    plan.steps.forEach((step, number) => {
-      if (!("kernel" in step)) {
-        bound.parts.push({ source: buffers[step.source]!, destination: buffers[step.destination]!, nbytes: step.nbytes });
-        run = undefined;
-        return;
-      }
-      if (!run) bound.parts.push((run = { pipelines: [], groups: [], grids: [] }));
-      run.pipelines.push(this.pipelines[step.kernel]!.pipeline);
-      run.groups.push(this.group(number, step, uniform, buffers));
-      run.grids.push(...step.grid);
-      bound.dispatches++;
-    });
-    return bound;
-  }
-
-  private group(number: number, step: SizedDispatch, uniform: Buffer, buffers: readonly Buffer[]): GPUBindGroup {
-    let key = String(uniform.id);
-    for (const [position] of step.bindings) key += `,${buffers[position]!.id}`;
-    const groups = this.groups[number]!;
-    let group = groups.get(key);
-    if (!group) {
-      const entries: GPUBindGroupEntry[] = step.bindings.map(([position, offset, size], binding) => ({
-        binding, resource: { buffer: buffers[position]!.gpu, offset, size },
-      }));
-      if (step.parameters >= 0) {
-        const resource = { buffer: uniform.gpu, offset: step.parameters, size: step.parametersSize };
-        entries.push({ binding: entries.length, resource });
-      }
-      group = this.gpu.device.createBindGroup({ layout: this.pipelines[step.kernel]!.layout, entries });
-      groups.set(key, group);
-      if (groups.size > 4 * MOST_BOUND) groups.delete(groups.keys().next().value!);
+  /** The bind group of step `k`: mostly, a call has few buffers that the one before did not have. */
+  private group(step: SizedDispatch, k: number, { uniform, last }: Sized, buffers: readonly Buffer[]): GPUBindGroup {
+    if (last && step.bindings.every(([position]) => last.buffers[position] === buffers[position])) return last.groups[k]!;
+    const entries: GPUBindGroupEntry[] = step.bindings.map(([position, offset, size], binding) => ({
+      binding, resource: { buffer: buffers[position]!.gpu, offset, size },
+    }));
+    if (step.parameters >= 0) {
+      entries.push({ binding: entries.length, resource: { buffer: uniform.gpu, offset: step.parameters, size: step.parametersSize } });
     }
-    return group;
+    return this.gpu.device.createBindGroup({ layout: this.pipelines[step.kernel]!.layout, entries });
   }
 }

@@ -96,6 +96,6 @@ export class Readback {
     const size = words.getUint32(16, true);
     const where = dim === null ? `a tensor of ${size} elements` : `dimension ${dim} with size ${size}`;
     const at = source ? `; at ${source}` : "";
-    throw new IndexOutOfRangeError(`${op}: index ${index} is out of bounds for ${where}; correct the tensor of indices${at}`);
+    throw new IndexOutOfRangeError(`${op}: index ${index} is out of bounds for ${where}; correct the indices${at}`);
   }
 }

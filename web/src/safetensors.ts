@@ -55,7 +55,7 @@ export function readSafetensors(file: Uint8Array): Record<string, FileTensor> {
       found[name] = { dtype, sizes: shape, data: data.subarray(start, end) };
     }
   } catch (error) {
-    throw new BundleError(`this is no safetensors file: ${(error as Error).message}; choose another one`);
+    throw new BundleError(`this is no safetensors file: ${(error as Error).message}; take another one`);
   }
   return found;
 }

@@ -23,6 +23,8 @@ export interface SizedPlan {
   /** Of each buffer of the plan, in order. */
   nbytes: number[];
   steps: (SizedDispatch | SizedCopy)[];
+  /** How many of the steps are dispatches. */
+  dispatches: number;
   /** The parameters of all dispatches. */
   uniform: Uint8Array<ArrayBuffer>;
   /** Of each output. */
@@ -31,13 +33,10 @@ export interface SizedPlan {
 
 const MOST_GRID = 65_535;
 const ALIGNMENT = 256;
-const LARGEST_EXACT = 4096;
 
-/** Bytes for a size that calls decide: a few sizes serve all, so that memory is used again. */
+/** Bytes for a size that calls decide: eight between powers of two serve all, so that memory is used again. */
 function roundedMore(nbytes: number, most: number): number {
-  if (nbytes <= LARGEST_EXACT) return nbytes;
-  const step = 2 ** (Math.floor(Math.log2(nbytes)) - 3);
-  return Math.max(nbytes, Math.min(Math.ceil(nbytes / step) * step, most - (most % 16)));
+  return Math.max(nbytes, Math.min(rounded(2 ** (Math.ceil(8 * Math.log2(nbytes)) / 8)), most - (most % 16)));
 }
 
 /**
@@ -133,7 +132,7 @@ export function sizePlan(plan: Plan, sizes: Sizes, firstChecks: readonly number[
     });
   });
   const layouts = plan.outputs.map((output) => layout("a result", output, plan.buffers[output.buffer]!));
-  return { nbytes, steps, uniform: new Uint8Array(Int32Array.from(words).buffer), layouts };
+  return { nbytes, steps, dispatches: steps.filter((step) => "kernel" in step).length, uniform: new Uint8Array(Int32Array.from(words).buffer), layouts };
 }
 
 const single = new Float32Array(1);
