@@ -50,8 +50,7 @@ export class Gpu {
   ) {
     void device.lost.then(({ reason, message }) => {
       if (this.ending.signal.aborted) return;
-      const why = reason === "destroyed" ? "it was destroyed" : message || "its process ended";
-      const lost = (this.failure = deviceLost(why));
+      const lost = (this.failure = deviceLost(message || reason));
       onLost(lost);
     });
     device.addEventListener("uncapturederror", ({ error }) => {
@@ -66,13 +65,9 @@ export class Gpu {
     variants: readonly Variant[], options: DeviceOptions, onLost: (error: DeviceLostError) => void,
   ): Promise<[Gpu, Variant]> {
     const { device, variant: wanted, limits: caps = {} } = options;
-    let source: GPUAdapter | GPUDevice | null = device ?? null;
-    if (!source) {
-      if (!globalThis.navigator?.["gpu"]) throw new WebGPUUnavailableError(`there is no WebGPU: ${HELP}`);
-      const { powerPreference = "high-performance" } = options;
-      source = await navigator["gpu"].requestAdapter({ powerPreference });
-      if (!source) throw new WebGPUUnavailableError(`there is no GPU for WebGPU: ${HELP}, and see chrome://gpu`);
-    }
+    const { powerPreference = "high-performance" } = options;
+    const source = device ?? await globalThis.navigator?.["gpu"]?.requestAdapter({ powerPreference });
+    if (!source) throw new WebGPUUnavailableError(`there is no WebGPU, or no GPU for it: ${HELP}, and see chrome://gpu`);
     const limit = (name: string): number => {
       const found = (source.limits as unknown as Record<string, number>)[name] ?? 0;
       return Math.min(found, caps[name] ?? found);

@@ -13,6 +13,7 @@ import { Arena, type Pipeline, Pipelines, Program, type Sized } from "./program.
 import { Random } from "./random.js";
 import { Readback } from "./readback.js";
 import { readSafetensors, writeSafetensors } from "./safetensors.js";
+import { sizePlan } from "./sized.js";
 import { type State, States } from "./states.js";
 import { Pool, Tensor } from "./tensor.js";
 
@@ -158,8 +159,13 @@ export class Model {
       this.manifest, this.base, this.fetcher, cache ? await openCache() : null, (count) => tell(() => (state.loadedBytes += count)), signal);
     // All that is untrusted is checked before anything is made of it.
     const wgsl = list(text)(await files.parsed(variant.kernels), variant.kernels);
-    const plans = await Promise.all(Object.entries(variant.entries).map(async ([name, entry]): Promise<[string, Entry, Plan]> =>
-      [name, entry, checkPlan(await files.parsed(entry.plan), entry.plan, entry, variant, wgsl.length)]));
+    const plans = await Promise.all(Object.entries(variant.entries).map(async ([name, entry]): Promise<[string, Entry, Plan]> => {
+      const plan = checkPlan(await files.parsed(entry.plan), entry.plan, entry, variant, wgsl.length);
+      for (const part of [plan, plan.preparation]) {
+        if (part && (part !== plan || !Object.keys(entry.sizes).length)) sizePlan(part, {}, part.steps.map(() => 0), gpu.device.limits);
+      }
+      return [name, entry, plan];
+    }));
     const pool = new Pool(gpu);
     const readback = new Readback(gpu);
     const states = new States(gpu, variant.state);
@@ -482,9 +488,8 @@ function callable(entry: Entry, program: Program, prepares: Program | null): Cal
 
 /** What a promise gives, unless the signal is first. */
 function until<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
-  if (!signal) return promise;
   return Promise.race([promise, new Promise<never>((_, reject) => {
-    signal.addEventListener("abort", () => reject(signal.reason as Error), { once: true });
-    if (signal.aborted) reject(signal.reason as Error);
+    signal?.throwIfAborted();
+    signal?.addEventListener("abort", () => reject(signal.reason as Error));
   })]);
 }

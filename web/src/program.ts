@@ -59,7 +59,6 @@ export class Pipelines {
       this.onPipeline();
       return { pipeline, layout };
     } catch (error) {
-      this.gpu.check();
       return refuse(`kernel ${name}`, `was refused: ${(error as Error).message}`);
     }
   }
