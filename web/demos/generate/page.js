@@ -34,6 +34,7 @@ async function write() {
   const rest = document.createElement("span");
   $("#text").replaceChildren(start, rest);
   const how = { temperature: Number($("#temperature").value), top: Number($("#top").value) };
+  await model.resetState(); // the cache, which also counts what is in it
   const begun = performance.now();
   const prompted = { ids: [given], position: given.map((_, k) => k), ...how };
   let { token, position } = await model.run(given.length > 1 ? "prefill" : "decode", prompted);
