@@ -81,7 +81,7 @@ export class Files {
       }
       // All that follow without a gap and are not in the cache come in one response.
       let count = 1;
-      while (order[at + count] === first + count && !(await this.cache?.match(this.key(chunks[first + count]!)))) count++;
+      while (order[at + count] === first + count && !(await this.cache?.match(this.place(chunks[first + count]!)))) count++;
       await this.fetchChunks(path, first, count, room, use);
       at += count;
     }
@@ -92,17 +92,17 @@ export class Files {
     return Math.min(size, this.manifest.files[path]!.nbytes - chunk * size);
   }
 
-  private key(hash: string): string {
+  private place(hash: string): string {
     return new URL(`/.torch-webgpu/${hash}`, this.base).href;
   }
 
   private async cached(path: string, chunk: number, room: Room): Promise<Uint8Array<ArrayBuffer> | null> {
     const hash = this.manifest.files[path]!.chunks[chunk]!;
-    const found = await this.cache?.match(this.key(hash));
+    const found = await this.cache?.match(this.place(hash));
     if (!found) return null;
     const data = await reading(found, room)(this.nbytesOf(path, chunk)).catch(() => null);
     if (data && (await sha256(data)) === hash) return data;
-    await this.cache?.delete(this.key(hash)); // damaged: fetched again
+    await this.cache?.delete(this.place(hash)); // damaged: fetched again
     return null;
   }
 
@@ -121,7 +121,7 @@ export class Files {
           if ((await sha256(chunk)) !== wanted) {
             throw new BundleError(`${path} is damaged: chunk ${k} has another SHA-256; upload the bundle again`);
           }
-          await this.cache?.put(this.key(wanted), new Response(chunk)).catch(() => (this.cache = null)); // it is full
+          await this.cache?.put(this.place(wanted), new Response(chunk)).catch(() => (this.cache = null)); // it is full
           this.onBytes(chunk.length);
           await use(k++ * size, chunk);
           failures = 0;

@@ -335,7 +335,7 @@ export class Model {
       program.reserve(sized);
     }
     program.roles.forEach((role, k) => {
-      if (role === "output") given[k] = this.pool.take(nbytes[k]!);
+      if (role === "output") given[k] = this.pool.lend(nbytes[k]!);
     });
     let results!: Record<string, Tensor>;
     this.gpu.submit((encoder) => {
@@ -437,7 +437,7 @@ export class Model {
       }
       // What stays somewhere else is copied: its owner may change it while the tensor is held.
       const shape = input !== null ? shapes[input]! : this.variant.state[state!]!.sizes;
-      const memory = this.pool.take(rounded(numel(shape) * itemsize(tensor.dtype)));
+      const memory = this.pool.lend(rounded(numel(shape) * itemsize(tensor.dtype)));
       const value = input === null ? this.states.get(state!).buffer : values[input]!;
       if (value instanceof Uint8Array) this.upload(memory, value);
       else this.copy(encoder, value instanceof Tensor ? value.held() : value, memory);

@@ -16,11 +16,11 @@ export class Pool {
   constructor(private readonly gpu: Gpu) {}
 
   /** A buffer without users, whatever is in it. */
-  take(nbytes: number): Buffer {
+  lend(nbytes: number): Buffer {
     return this.free.get(nbytes)?.pop()?.buffer ?? this.gpu.allocate(nbytes);
   }
 
-  use(buffer: Buffer): void {
+  hold(buffer: Buffer): void {
     this.users.set(buffer, (this.users.get(buffer) ?? 0) + 1);
   }
 
@@ -73,7 +73,7 @@ export class Tensor {
     memory: Buffer,
   ) {
     this.memory = memory;
-    pool.use(memory);
+    pool.hold(memory);
     this.leave = () => pool.leave(memory);
     abandoned.register(this, this.leave, this);
   }
