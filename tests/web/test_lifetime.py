@@ -241,3 +241,55 @@ return {compiling, lost, before};
     )
     assert found["compiling"]["kind"] == found["before"]["kind"] == "AbortError"
     assert found["lost"] == ["destroyed"]
+
+
+def test_damage_on_the_way(mixed, in_page):
+    """A damaged chunk in the cache is fetched again; what the server sends has no second chance."""
+    found = in_page(
+        CAUGHT
+        + """
+const x = Float32Array.from({length: 24}, (_, k) => k / 24);
+const call = async model => Array.from(await (await model.run("forward", {x})).output.read());
+const fetched = [];
+const counting = (url, init) => { fetched.push(String(url)); return fetch(url, init); };
+const first = await runtime.load("mixed", {fetch: counting});
+const rows = [await call(first)];
+const cold = fetched.length;
+first.destroy();
+const cache = await caches.open("torch-webgpu");
+const keys = await cache.keys();
+for (const [k, key] of keys.entries()) await cache.put(key, new Response(k % 2 ? "short" : new Uint8Array(5 << 20)));
+fetched.length = 0;
+const second = await runtime.load("mixed", {fetch: counting});
+rows.push(await call(second));
+second.destroy();
+const again = fetched.length;
+fetched.length = 0;
+(await runtime.load("mixed", {fetch: counting})).destroy();
+const warm = fetched.length;
+
+const changed = (change, path) => caught(runtime.load("mixed", {cache: false, fetch: async (url, init) => {
+  const response = await fetch(url, init);
+  return path.test(String(url)) ? new Response(change(new Uint8Array(await response.arrayBuffer())), response) : response;
+}}));
+const flipped = await changed(data => (data[data.length - 1] ^= 1, data), /safetensors/);
+const wgsl = new TextEncoder().encode(JSON.stringify(Array(20).fill("@compute fn main() { oops }")));
+const hash = Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", wgsl)), byte => byte.toString(16).padStart(2, "0")).join("");
+const kernels = await changed(data => {
+  if (data[0] === 91) return wgsl; // a list: the kernels
+  const manifest = JSON.parse(new TextDecoder().decode(data));
+  manifest.files[manifest.variants[0].kernels] = {nbytes: wgsl.length, sha256: hash, chunks: [hash]};
+  return JSON.stringify(manifest);
+}, /manifest|kernels/);
+const offline = await caught(runtime.load("mixed", {cache: false, fetch: (url, init) =>
+  /safetensors/.test(String(url)) ? Promise.reject(new TypeError("there is no network")) : fetch(url, init)}));
+return {rows, cold, again, warm, flipped, kernels, offline};
+""",
+        noisy=True,
+    )
+    assert found["rows"][0] == found["rows"][1]
+    assert found["again"] == found["cold"] > found["warm"] == 1
+    assert {found[key]["kind"] for key in ("flipped", "kernels", "offline")} == {"BundleError"}
+    assert "damaged: chunk 0 has another SHA-256" in found["flipped"]["text"]
+    assert "was refused" in found["kernels"]["text"]
+    assert "there is no network; load again later" in found["offline"]["text"]
