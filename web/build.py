@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -264,15 +265,13 @@ def text_entries(made: Checkpoint) -> dict[str, EntryPoint]:
     model, size = made.model, made.about["length"]
     cache = StaticCache(model.config, max_cache_len=size)
 
+    # transformers 5.24 has another name for it, and warns of the one before.
+    is_renamed = "cache" in inspect.signature(model.forward).parameters
+    kept = {"cache" if is_renamed else "past_key_values": cache, "use_cache": True}
+
     def step(ids: Tensor, position: Tensor, temperature: Tensor, top: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
-            found = model(
-                ids,
-                position_ids=position[None],
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            found = model(ids, position_ids=position[None], logits_to_keep=1, **kept)
         token = chosen(found.logits[:, -1].float(), temperature, top)
         return {"token": token, "position": position[-1:] + 1}
 

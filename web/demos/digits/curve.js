@@ -12,25 +12,25 @@ function thinned(values, count) {
 }
 
 /**
- * Draws into a canvas, in the colors that `--accent` and `--warm` have there.
+ * Draws into a canvas.
  *
  * @param losses of each step.
  * @param shares pairs of a step and the share after it.
+ * @param colors of the two, as the page has them now: a canvas does not know `light-dark`.
  */
-export function drawCurves(canvas, losses, shares) {
+export function drawCurves(canvas, losses, shares, colors) {
   const ratio = devicePixelRatio;
   const [width, height] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
   if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
   const pen = canvas.getContext("2d");
   pen.clearRect(0, 0, width, height);
-  const color = (name) => getComputedStyle(canvas).getPropertyValue(name);
   const margin = 8 * ratio;
   const points = thinned(losses, width / (2 * ratio));
   const most = Math.max(2.5, ...points.map(([, loss]) => loss));
   const last = Math.max(1, losses.length);
   const at = (step, share) => [margin + (step / last) * (width - 2 * margin), height - margin - share * (height - 2 * margin)];
   pen.lineWidth = ratio;
-  pen.strokeStyle = color("--line");
+  pen.strokeStyle = getComputedStyle(canvas).borderTopColor;
   for (const share of [0, 0.5, 1]) {
     pen.beginPath();
     pen.moveTo(...at(0, share));
@@ -39,11 +39,11 @@ export function drawCurves(canvas, losses, shares) {
   }
   pen.lineWidth = 2 * ratio;
   pen.lineJoin = pen.lineCap = "round";
-  const curves = [["--accent", points.map(([step, loss]) => at(step, loss / most))], ["--warm", shares.map(([step, share]) => at(step, share))]];
-  for (const [name, places] of curves) {
-    pen.strokeStyle = color(name);
+  const curves = [points.map(([step, loss]) => [step, loss / most]), shares];
+  curves.forEach((curve, k) => {
+    pen.strokeStyle = colors[k];
     pen.beginPath();
-    for (const place of places) pen.lineTo(...place);
+    for (const [step, share] of curve) pen.lineTo(...at(step, share));
     pen.stroke();
-  }
+  });
 }

@@ -1,70 +1,98 @@
-// A canvas to draw on, and what is on it as the data was made: 8 × 8 shares of ink.
+// A canvas to draw on, and what is drawn as the data was made: 8 × 8 shares of ink.
 
-const CELLS = 32; // a side, before 4 × 4 of them become a pixel
+const CELLS = 32; // a side of a picture, before 4 × 4 of them become a pixel
+const STROKE = 6; // cells: as thick as in the data, however large or small it was drawn
 
-/** The box of what is drawn in 32 × 32 cells, and how many are inked of each 4 × 4: f32 (64), 0 … 1; null without ink. */
-export function picture(canvas) {
-  const { width, height } = canvas;
-  const ink = canvas.getContext("2d").getImageData(0, 0, width, height).data;
-  const isInked = (x, y) => x >= 0 && y >= 0 && x < width && y < height && ink[(y * width + x) * 4 + 3] >= 128;
-  let [left, right, top, bottom] = [width, -1, height, -1];
-  for (let y = 0; y < height; y++) {
-    for (let x = 0; x < width; x++) {
-      if (isInked(x, y)) [left, right, top, bottom] = [Math.min(left, x), Math.max(right, x), Math.min(top, y), Math.max(bottom, y)];
-    }
+/** Draws strokes, lists of [x, y], in the units that the pen has. */
+function ink(pen, strokes) {
+  pen.lineCap = pen.lineJoin = "round";
+  for (const [first, ...others] of strokes) {
+    pen.beginPath();
+    pen.moveTo(...first);
+    for (const place of others.length ? others : [first]) pen.lineTo(...place);
+    pen.stroke();
   }
-  if (right < 0) return null;
-  const side = Math.max(right - left, bottom - top) + 1;
-  const [x0, y0] = [(left + right + 1 - side) / 2, (top + bottom + 1 - side) / 2];
+}
+
+/** The smallest square around the strokes as f32 (64), 0 … 1; null without strokes. */
+export function picture(strokes) {
+  if (!strokes.length) return null;
+  const [xs, ys] = [0, 1].map((axis) => strokes.flat().map((place) => place[axis]));
+  const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const scale = (CELLS - STROKE) / Math.max(right - left, bottom - top, 1);
+  const pen = new OffscreenCanvas(CELLS, CELLS).getContext("2d");
+  pen.translate(CELLS / 2, CELLS / 2);
+  pen.scale(scale, scale);
+  pen.translate(-(left + right) / 2, -(top + bottom) / 2);
+  pen.lineWidth = STROKE / scale;
+  ink(pen, strokes);
+  const { data } = pen.getImageData(0, 0, CELLS, CELLS);
   const image = new Float32Array(64);
-  for (let row = 0; row < CELLS; row++) {
-    for (let column = 0; column < CELLS; column++) {
-      const x = Math.floor(x0 + ((column + 0.5) * side) / CELLS);
-      const y = Math.floor(y0 + ((row + 0.5) * side) / CELLS);
-      if (isInked(x, y)) image[(row >> 2) * 8 + (column >> 2)] += 1 / 16;
-    }
+  for (let cell = 0; cell < CELLS * CELLS; cell++) {
+    const [row, column] = [Math.floor(cell / CELLS), cell % CELLS];
+    image[(row >> 2) * 8 + (column >> 2)] += data[4 * cell + 3] / 255 / 16;
   }
   return image;
 }
 
-/** Shows a picture in a canvas of 8 × 8, in the color of its text. */
+/** Shows a picture in a canvas of 8 × 8, in the color of its text; null: nothing. */
 export function showPicture(canvas, image) {
   const pen = canvas.getContext("2d");
   pen.clearRect(0, 0, 8, 8);
   pen.fillStyle = getComputedStyle(canvas).color;
-  image?.forEach((ink, k) => {
-    pen.globalAlpha = ink;
+  image?.forEach((share, k) => {
+    pen.globalAlpha = share;
     pen.fillRect(k % 8, k >> 3, 1, 1);
   });
 }
 
-/** Lets one pointer at a time draw. `onStroke` is told of the end of each stroke. */
-export function drawWith(canvas, onStroke) {
-  const pen = canvas.getContext("2d", { willReadFrequently: true });
-  let last = null; // where the pointer was
-  let pointer = null;
+/** A canvas on which one pointer at a time draws. */
+export class Pad {
+  #canvas;
+  #pointer = null;
+  /** What was drawn: lists of [x, y]. */
+  strokes = [];
 
-  function draw(event) {
-    const next = [(event.offsetX * canvas.width) / canvas.clientWidth, (event.offsetY * canvas.height) / canvas.clientHeight];
-    Object.assign(pen, { lineWidth: canvas.width / 12, lineCap: "round", strokeStyle: getComputedStyle(canvas).color });
-    pen.beginPath();
-    pen.moveTo(...(last ?? next));
-    pen.lineTo(...next);
-    pen.stroke();
-    last = next;
+  /** `onStroke` is told of the end of each stroke. */
+  constructor(canvas, onStroke) {
+    this.#canvas = canvas;
+    canvas.addEventListener("pointerdown", (event) => {
+      if (this.#pointer !== null || event.button !== 0) return;
+      this.#pointer = event.pointerId;
+      canvas.setPointerCapture(event.pointerId);
+      this.strokes.push([]);
+      this.#add(event);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (event.pointerId === this.#pointer) this.#add(event);
+    });
+    // Also when the browser takes the pointer away.
+    canvas.addEventListener("lostpointercapture", () => {
+      this.#pointer = null;
+      onStroke();
+    });
   }
-  canvas.addEventListener("pointerdown", (event) => {
-    if (pointer !== null || event.button !== 0) return;
-    pointer = event.pointerId;
-    canvas.setPointerCapture(pointer);
-    draw(event);
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    if (event.pointerId === pointer) draw(event);
-  });
-  // Also when the browser takes the pointer away.
-  canvas.addEventListener("lostpointercapture", () => {
-    pointer = last = null;
-    onStroke();
-  });
+
+  #add({ offsetX, offsetY }) {
+    const { width, height, clientWidth, clientHeight } = this.#canvas;
+    // Wiped while it was drawn: it begins again here.
+    if (!this.strokes.length) this.strokes.push([]);
+    this.strokes.at(-1).push([(offsetX * width) / clientWidth, (offsetY * height) / clientHeight]);
+    this.show();
+  }
+
+  /** Draws all again, in the color that the page has now. */
+  show() {
+    const { width, height } = this.#canvas;
+    const pen = this.#canvas.getContext("2d");
+    pen.clearRect(0, 0, width, height);
+    pen.lineWidth = width / 10;
+    pen.strokeStyle = getComputedStyle(this.#canvas).color;
+    ink(pen, this.strokes);
+  }
+
+  wipe() {
+    this.strokes = [];
+    this.show();
+  }
 }

@@ -1,6 +1,6 @@
 import { $, fetched, ready, say, start } from "../demo.js";
 import { drawCurves } from "./curve.js";
-import { drawWith, picture, showPicture } from "./pad.js";
+import { Pad, picture, showPicture } from "./pad.js";
 
 const BATCH = 64;
 const HELD = 360; // of the end: never trained on
@@ -46,7 +46,8 @@ function batch() {
 function showTraining() {
   $("#steps").textContent = String(losses.length);
   $("#loss").textContent = losses.length ? losses.at(-1).toFixed(3) : "–";
-  drawCurves($("#curve"), losses, shares);
+  const colors = [".of.loss", ".of.share"].map((name) => getComputedStyle($(name), "::before").backgroundColor);
+  drawCurves($("#curve"), losses, shares, colors);
 }
 
 async function measure() {
@@ -56,7 +57,7 @@ async function measure() {
   shares.push([losses.length, right / HELD]);
   $("#accuracy").textContent = `${((100 * right) / HELD).toFixed(1)} %`;
   $("#accuracy").dataset.value = String(right / HELD);
-  drawCurves($("#curve"), losses, shares);
+  showTraining();
   await read();
 }
 
@@ -160,19 +161,14 @@ async function take(image) {
   await read();
 }
 
-function wipe() {
-  const pad = $("#pad");
-  pad.getContext("2d").clearRect(0, 0, pad.width, pad.height);
-  say("");
-}
-
-drawWith($("#pad"), () => take(picture($("#pad"))));
+const pad = new Pad($("#pad"), () => take(picture(pad.strokes)));
 $("#clear").onclick = () => {
-  wipe();
+  pad.wipe();
+  say("");
   return take(null);
 };
 $("#example").onclick = () => {
-  wipe();
+  pad.wipe();
   const at = COUNT - HELD + Math.floor(Math.random() * HELD);
   say(`One of the pictures that it has not seen: a person wrote a ${labels[at]}.`);
   return take(imageAt(at));
@@ -182,9 +178,12 @@ $("#reset").onclick = reset;
 $("#save").onclick = save;
 $("#load").onclick = () => $("#file").click();
 $("#file").onchange = loadFile;
-for (const change of [matchMedia("(prefers-color-scheme: dark)"), window]) {
-  change.addEventListener(change === window ? "resize" : "change", showTraining);
-}
+addEventListener("resize", showTraining);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  showTraining();
+  pad.show();
+  showPicture($("#seen"), current);
+});
 showTraining();
 showOdds(null);
 ready();

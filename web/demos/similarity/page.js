@@ -40,6 +40,7 @@ function show(rows) {
   }));
 }
 
+say("Reading the list …");
 const vectors = new Map(await Promise.all(list.map(async (text) => [text, await embed(text)])));
 
 async function compareNow() {
