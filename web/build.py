@@ -179,7 +179,8 @@ def characters(quick: bool) -> Checkpoint:
     """A small Llama of characters, trained for about a minute on the manual of Python.
 
     Args:
-        quick: it is not trained. Its weights are wide: what it writes depends on all before it.
+        quick: it is smaller and not trained. Its weights are wide: what it writes depends on all
+            that comes before.
     """
     from pydoc_data.topics import topics
 
@@ -196,7 +197,7 @@ def characters(quick: bool) -> Checkpoint:
         vocab_size=len(alphabet),
         hidden_size=128,
         intermediate_size=344,
-        num_hidden_layers=4,
+        num_hidden_layers=2 if quick else 4,
         num_attention_heads=4,
         max_position_embeddings=512,
         tie_word_embeddings=True,
@@ -306,7 +307,7 @@ def build(site: Path, *, model: Path | None = None, quick: bool = False) -> Path
     Args:
         site: the folder.
         model: a causal language model for the page that writes; None: one that is trained here.
-        quick: it is not trained.
+        quick: it is smaller, and not trained.
     """
     site.mkdir(parents=True, exist_ok=True)
     runtime = build_runtime()
