@@ -47,6 +47,7 @@ def test_wheel_says_what_it_needs(wheel: zipfile.ZipFile) -> None:
     assert {line.split()[1].split(">")[0] for line in needed} == {
         "jinja2",
         "numpy",
+        "safetensors",
         "torch",
         "wgpu",
     }

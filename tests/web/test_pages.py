@@ -18,7 +18,7 @@ from tests.web.conftest import QuietHandler
 from web.build import build, build_generate, checkpoint, digits, digits_network
 from web.serve import serving
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(12)
 
 VIEWS = {
     "phone": {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark", "has_touch": True},

@@ -21,6 +21,35 @@ export function unreadable({ url, status }: Response): Error {
   return new kind(`${url} cannot be read: HTTP ${status}; check the address, and that all files were uploaded`);
 }
 
+interface Source {
+  /** Some of the next bytes, in the memory of a view, which is given back with them; null at the end. */
+  read(view: Uint8Array<ArrayBuffer>): Promise<Uint8Array<ArrayBuffer> | null>;
+  cancel(): Promise<void>;
+}
+
+function bytesOf(body: ReadableStream<Uint8Array>): Source {
+  try {
+    const reader = body.getReader({ mode: "byob" });
+    return { read: async (view) => (await reader.read(view)).value ?? null, cancel: () => reader.cancel() };
+  } catch {
+    // Not every browser reads responses into memory of the caller's.
+    const reader = body.getReader();
+    let rest = new Uint8Array(0);
+    const read = async (view: Uint8Array<ArrayBuffer>): Promise<Uint8Array<ArrayBuffer> | null> => {
+      if (!rest.length) {
+        const { done, value } = await reader.read();
+        if (done) return null;
+        rest = value as Uint8Array<ArrayBuffer>;
+      }
+      const part = rest.subarray(0, view.length);
+      view.set(part);
+      rest = rest.subarray(part.length);
+      return view.subarray(0, part.length);
+    };
+    return { read, cancel: () => reader.cancel() };
+  }
+}
+
 export class Files {
   private cache: Cache | null = null;
 
@@ -57,7 +86,7 @@ export class Files {
   /**
    * Reads the chunks of a file that these ranges of bytes touch, in order.
    *
-   * At most two chunks are in memory at a time.
+   * A chunk's memory is used again once `use` is done with it.
    */
   async read(
     path: string, ranges: readonly [number, number][], use: (start: number, chunk: Uint8Array<ArrayBuffer>) => unknown,
@@ -142,33 +171,30 @@ export class Files {
     const headers: HeadersInit = whole ? {} : { Range: `bytes=${start}-${end - 1}` };
     const response = await this.fetcher(url, { headers, signal: this.signal ?? null });
     if (!response.ok || !response.body) throw unreadable(response);
-    let skip = response.status === 206 ? 0 : start; // a server without ranges sends all of it
+    // A server without ranges sends all of it: what comes before is read over what follows.
+    let skip = response.status === 206 ? 0 : start;
     const size = this.manifest.chunk_nbytes;
-    let left = end - start;
-    let chunk = new Uint8Array(Math.min(size, left));
-    let filled = 0;
-    const reader = response.body.getReader();
+    const { read, cancel } = bytesOf(response.body);
+    // The same memory for all chunks: the browser would let a gigabyte of dead ones pile up.
+    let memory = new ArrayBuffer(Math.min(size, end - start));
     try {
-      while (left > 0) {
-        const { done, value } = await reader.read();
-        if (done) return;
-        let piece = value.subarray(Math.min(skip, value.length));
-        skip -= value.length - piece.length;
-        while (piece.length && left > 0) {
-          const part = piece.subarray(0, chunk.length - filled);
-          chunk.set(part, filled);
-          filled += part.length;
-          piece = piece.subarray(part.length);
-          if (filled === chunk.length) {
-            left -= filled;
-            filled = 0;
-            yield chunk;
-            chunk = new Uint8Array(Math.min(size, left));
-          }
+      for (let left = end - start, filled = 0; left > 0; ) {
+        const wanted = skip ? Math.min(skip, memory.byteLength) : Math.min(size, left) - filled;
+        const value = await read(new Uint8Array(memory, filled, wanted));
+        if (!value) return;
+        memory = value.buffer;
+        if (skip) {
+          skip -= value.length;
+          continue;
         }
+        filled += value.length;
+        if (filled < Math.min(size, left)) continue;
+        yield new Uint8Array(memory, 0, filled);
+        left -= filled;
+        filled = 0;
       }
     } finally {
-      await reader.cancel().catch(() => undefined);
+      await cancel().catch(() => undefined);
     }
   }
 }
