@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -160,8 +161,27 @@ class Checkpoint:
     files: tuple[Path, ...] = ()
 
 
+LONGEST = 384
+"""Tokens of a text, with its beginning, as far as the model goes."""
+
+
+def lengths(config: Any) -> dict[str, int]:
+    """The most tokens of a prompt and of a whole text: no more than a model has positions.
+
+    Nor more than its window sees: a cache that forgets is not exported.
+    """
+    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "sliding_window")]
+    length = min([LONGEST, *(limit for limit in limits if limit)])
+    return {"prompt": min(128, length // 2), "length": length}
+
+
 def characters(quick: bool) -> Checkpoint:
-    """A small Llama of characters, trained for about a minute on the manual of Python."""
+    """A small Llama of characters, trained for about a minute on the manual of Python.
+
+    Args:
+        quick: it is smaller and not trained. Its weights are wide: what it writes depends on all
+            that comes before.
+    """
     from pydoc_data.topics import topics
 
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -177,15 +197,16 @@ def characters(quick: bool) -> Checkpoint:
         vocab_size=len(alphabet),
         hidden_size=128,
         intermediate_size=344,
-        num_hidden_layers=4,
+        num_hidden_layers=2 if quick else 4,
         num_attention_heads=4,
         max_position_embeddings=512,
         tie_word_embeddings=True,
+        initializer_range=0.3 if quick else 0.02,
         bos_token_id=None,
         eos_token_id=None,
     )
     model = LlamaForCausalLM(config)
-    steps = 3 if quick else 400
+    steps = 0 if quick else 400
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps + 1)
     for _ in range(steps):
@@ -199,9 +220,8 @@ def characters(quick: bool) -> Checkpoint:
     about = {
         "alphabet": alphabet,
         "begin": "The statement is executed",
-        "prompt": 128,
-        "length": 384,
         "end": [],
+        **lengths(config),
     }
     return Checkpoint(model.eval(), about)
 
@@ -218,9 +238,8 @@ def checkpoint(folder: Path) -> Checkpoint:
         sys.exit(f"the page needs {' and '.join(missing)}: save the tokenizer beside the model")
     about = {
         "begin": "Once upon a time",
-        "prompt": 128,
-        "length": 384,
         "end": ends if isinstance(ends, list) else [] if ends is None else [ends],
+        **lengths(model.config.get_text_config()),
     }
     return Checkpoint(model, about, files)
 
@@ -247,15 +266,13 @@ def text_entries(made: Checkpoint) -> dict[str, EntryPoint]:
     model, size = made.model, made.about["length"]
     cache = StaticCache(model.config, max_cache_len=size)
 
+    # transformers 5.24 has another name for it, and warns of the one before.
+    is_renamed = "cache" in inspect.signature(model.forward).parameters
+    kept = {"cache" if is_renamed else "past_key_values": cache, "use_cache": True}
+
     def step(ids: Tensor, position: Tensor, temperature: Tensor, top: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
-            found = model(
-                ids,
-                position_ids=position[None],
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            found = model(ids, position_ids=position[None], logits_to_keep=1, **kept)
         token = chosen(found.logits[:, -1].float(), temperature, top)
         return {"token": token, "position": position[-1:] + 1}
 
@@ -290,7 +307,7 @@ def build(site: Path, *, model: Path | None = None, quick: bool = False) -> Path
     Args:
         site: the folder.
         model: a causal language model for the page that writes; None: one that is trained here.
-        quick: it is hardly trained.
+        quick: it is smaller, and not trained.
     """
     site.mkdir(parents=True, exist_ok=True)
     runtime = build_runtime()
@@ -306,12 +323,16 @@ def build(site: Path, *, model: Path | None = None, quick: bool = False) -> Path
         "generate": build_text,
     }
     own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    changed = max((path.stat().st_mtime_ns for path in model.iterdir()), default=0) if model else 0
     for name, make in parts.items():
         stamp = site / name / ".stamp"
-        wanted = f"{sources_digest()} {own} {model} {quick}"
+        wanted = f"{sources_digest()} {own}"
+        if name == "generate":
+            wanted += f" {model} {changed} {quick}"
         if stamp.exists() and stamp.read_text() == wanted:
             continue
         print(f"==> building {name}", file=sys.stderr, flush=True)
+        stamp.unlink(missing_ok=True)
         make(site / name)
         stamp.write_text(wanted)
     return site
@@ -321,7 +342,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=textwrap.dedent(__doc__ or "").split("\n")[0])
     parser.add_argument("site", nargs="?", type=Path, default=SITE)
     parser.add_argument("--checkpoint", type=Path, help="a causal language model's folder")
-    parser.add_argument("--quick", action="store_true", help="hardly train the small model")
+    parser.add_argument("--quick", action="store_true", help="do not train the small model")
     options = parser.parse_args()
     print(build(options.site, model=options.checkpoint, quick=options.quick))
 

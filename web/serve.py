@@ -103,12 +103,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
-    with serving(options.folder, options.port) as server:
-        print(f"http://localhost:{server.server_port}/    (Ctrl-C ends it)", flush=True)
-        try:
+    try:
+        with serving(options.folder, options.port) as server:
+            print(f"http://localhost:{server.server_port}/    (Ctrl-C ends it)", flush=True)
             threading.Event().wait()
-        except KeyboardInterrupt:
-            print()
+    except KeyboardInterrupt:
+        print()
+    except OSError as error:
+        parser.exit(1, f"port {options.port}: {error.strerror}; take another one with --port\n")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,32 @@
-import { $, explain, say, start } from "../demo.js";
+import { $, fetched, ready, say, start } from "../demo.js";
+import { drawCurves } from "./curve.js";
+import { Pad, picture, showPicture } from "./pad.js";
 
 const BATCH = 64;
-const data = new Uint8Array(await (await fetch("digits.bin")).arrayBuffer());
-const COUNT = data.length / 65;
 const HELD = 360; // of the end: never trained on
+const data = new Uint8Array(await (await fetched("digits.bin")).arrayBuffer());
+const COUNT = data.length / 65;
 const pixels = Float32Array.from(data.subarray(0, COUNT * 64), (value) => value / 16);
 const labels = data.subarray(COUNT * 64);
+const imageAt = (k) => pixels.subarray(k * 64, k * 64 + 64);
 
-const model = await start(new URL("bundle/", location.href));
+const model = await start();
+
+async function predict(images) {
+  const { output } = await model.run("predict", { images });
+  return output.read();
+}
+
+/** The digit with the highest odds in a row. */
+const best = (odds, row) => odds.subarray(row * 10, row * 10 + 10).reduce((at, x, k, all) => (x > all[at] ? k : at), 0);
+
+// ---- training
+
 const losses = [];
-let isTraining = false;
+const shares = []; // pairs of a step and the share of held-out pictures that is read correctly then
 let order = [];
+let isTraining = false;
+let training = Promise.resolve(); // ends after the steps that were begun
 
 /** The next batch, in an order that is drawn for each pass over the data. */
 function batch() {
@@ -23,177 +39,151 @@ function batch() {
   }
   const chosen = order.splice(0, BATCH);
   const images = new Float32Array(BATCH * 64);
-  chosen.forEach((at, k) => images.set(pixels.subarray(at * 64, at * 64 + 64), k * 64));
+  chosen.forEach((at, k) => images.set(imageAt(at), k * 64));
   return { images, labels: Int32Array.from(chosen, (at) => labels[at]) };
 }
 
-async function predict(images) {
-  const { output } = await model.run("predict", { images });
-  return output.read();
+function showTraining() {
+  $("#steps").textContent = String(losses.length);
+  $("#loss").textContent = losses.length ? losses.at(-1).toFixed(3) : "–";
+  const colors = [".of.loss", ".of.share"].map((name) => getComputedStyle($(name), "::before").backgroundColor);
+  drawCurves($("#curve"), losses, shares, colors);
 }
-
-const best = (odds, row) => odds.subarray(row * 10, row * 10 + 10).reduce((at, x, k, all) => (x > all[at] ? k : at), 0);
 
 async function measure() {
   const odds = await predict(pixels.subarray((COUNT - HELD) * 64));
   let right = 0;
   for (let k = 0; k < HELD; k++) right += best(odds, k) === labels[COUNT - HELD + k];
+  shares.push([losses.length, right / HELD]);
   $("#accuracy").textContent = `${((100 * right) / HELD).toFixed(1)} %`;
   $("#accuracy").dataset.value = String(right / HELD);
-}
-
-function drawCurve() {
-  const canvas = $("#curve");
-  const ratio = devicePixelRatio;
-  const [width, height] = [canvas.clientWidth * ratio, canvas.clientHeight * ratio];
-  if (canvas.width !== width) [canvas.width, canvas.height] = [width, height];
-  const pen = canvas.getContext("2d");
-  pen.clearRect(0, 0, width, height);
-  if (losses.length < 2) return;
-  const top = Math.max(2.5, ...losses);
-  pen.strokeStyle = getComputedStyle($("#train")).backgroundColor;
-  pen.lineWidth = 2 * ratio;
-  pen.lineJoin = "round";
-  pen.beginPath();
-  losses.forEach((loss, k) => {
-    const x = (k / (losses.length - 1)) * (width - 8 * ratio) + 4 * ratio;
-    pen.lineTo(x, height - 6 * ratio - (loss / top) * (height - 12 * ratio));
-  });
-  pen.stroke();
-}
-
-async function train() {
-  isTraining = !isTraining;
-  $("#train").textContent = isTraining ? "Pause" : "Train";
-  while (isTraining) {
-    // The losses of ten steps are read while the next ones run.
-    const results = [];
-    for (let k = 0; k < 10; k++) results.push((await model.run("train_step", batch())).loss.item());
-    losses.push(...(await Promise.all(results)));
-    $("#steps").textContent = String(losses.length);
-    $("#loss").textContent = losses.at(-1).toFixed(3);
-    drawCurve();
-    if (losses.length % 50 === 0) {
-      await measure();
-      await model.checkpoint();
-      await read();
-    }
-    await new Promise((resolve) => setTimeout(resolve));
-  }
-  await measure();
+  showTraining();
   await read();
+}
+
+async function takeSteps() {
+  try {
+    while (isTraining) {
+      // The losses of ten steps are read while the next ones run.
+      const results = [];
+      for (let k = 0; k < 10; k++) results.push((await model.run("train_step", batch())).loss.item());
+      losses.push(...(await Promise.all(results)));
+      showTraining();
+      if (losses.length % 50 === 0) {
+        await measure();
+        await model.checkpoint();
+      }
+      await new Promise((resolve) => setTimeout(resolve)); // clicks come through
+    }
+    await measure();
+  } finally {
+    setTraining(false);
+  }
+}
+
+function setTraining(wanted) {
+  isTraining = wanted;
+  $("#train").textContent = wanted ? "Pause" : "Train";
+}
+
+async function pause() {
+  setTraining(false);
+  await training.catch(() => {}); // said where it happened
+}
+
+function toggle() {
+  if (isTraining) return pause();
+  setTraining(true);
+  return (training = training.catch(() => {}).then(takeSteps));
 }
 
 async function reset() {
-  isTraining = false;
-  $("#train").textContent = "Train";
+  await pause();
   await model.resetState();
-  losses.length = 0;
-  for (const name of ["#loss", "#accuracy"]) $(name).textContent = "–";
-  $("#steps").textContent = "0";
-  drawCurve();
+  losses.length = shares.length = 0;
+  $("#accuracy").textContent = "–";
+  delete $("#accuracy").dataset.value;
+  showTraining();
   await read();
+  say("It knows nothing again.");
 }
+
+// ---- weights
 
 async function save() {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([await model.save()]));
   link.download = "digits.safetensors";
   link.click();
-  URL.revokeObjectURL(link.href);
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  say("Saved as digits.safetensors, which PyTorch can load.");
 }
 
 async function loadFile() {
   const [file] = $("#file").files;
   if (!file) return;
-  model.loadState(new Uint8Array(await file.arrayBuffer()));
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  $("#file").value = ""; // the same one may be chosen again
+  await pause();
+  model.loadState(bytes);
   await measure();
-  await read();
   say(`Took the weights in ${file.name}`);
 }
 
-// ---- drawing
+// ---- reading
 
-const pad = $("#pad");
-const pen = pad.getContext("2d", { willReadFrequently: true });
-let isEmpty = true;
-
-function clear() {
-  pen.clearRect(0, 0, pad.width, pad.height);
-  isEmpty = true;
-  $("#answer").textContent = "";
-  showOdds(new Float32Array(10));
-}
-
-/** The drawing as the data was made: its box in 32 × 32 cells, and how many are inked of each 4 × 4. */
-function picture() {
-  const { width, height } = pad;
-  const ink = pen.getImageData(0, 0, width, height).data;
-  let [left, right, top, bottom] = [width, -1, height, -1];
-  for (let y = 0; y < height; y++) {
-    for (let x = 0; x < width; x++) {
-      if (ink[(y * width + x) * 4 + 3] < 128) continue;
-      [left, right, top, bottom] = [Math.min(left, x), Math.max(right, x), Math.min(top, y), Math.max(bottom, y)];
-    }
-  }
-  const side = Math.max(right - left, bottom - top, 1) + 1;
-  const [x0, y0] = [(left + right + 1 - side) / 2, (top + bottom + 1 - side) / 2];
-  const image = new Float32Array(64);
-  for (let row = 0; row < 32; row++) {
-    for (let column = 0; column < 32; column++) {
-      const x = Math.floor(x0 + ((column + 0.5) * side) / 32);
-      const y = Math.floor(y0 + ((row + 0.5) * side) / 32);
-      const isInked = x >= 0 && y >= 0 && x < width && y < height && ink[(y * width + x) * 4 + 3] >= 128;
-      if (isInked) image[(row >> 2) * 8 + (column >> 2)] += 1 / 16;
-    }
-  }
-  return image;
-}
+let current = null; // what is on the pad
+let reading = 0;
 
 function showOdds(odds) {
-  const top = best(odds, 0);
+  const top = odds && best(odds, 0);
+  $("#answer").textContent = odds ? String(top) : "";
   $("#odds").replaceChildren(...Array.from({ length: 10 }, (_, digit) => {
     const bar = document.createElement("div");
     bar.dataset.digit = String(digit);
-    bar.style.height = `${100 * odds[digit]}%`;
-    if (odds[digit] && digit === top) bar.className = "best";
+    bar.style.height = `${odds ? 100 * odds[digit] : 0}%`;
+    if (digit === top) bar.className = "best";
     return bar;
   }));
 }
 
+/** Shows what the network reads in what is on the pad now. */
 async function read() {
-  if (isEmpty) return;
-  const odds = await predict(picture());
-  showOdds(odds);
-  $("#answer").textContent = String(best(odds, 0));
+  const mine = ++reading;
+  const odds = current && (await predict(current));
+  if (mine === reading) showOdds(odds);
 }
 
-let last = null;
-const place = ({ offsetX, offsetY }) => [(offsetX * pad.width) / pad.clientWidth, (offsetY * pad.height) / pad.clientHeight];
-pad.addEventListener("pointerdown", (event) => {
-  pad.setPointerCapture(event.pointerId);
-  last = place(event);
-});
-pad.addEventListener("pointermove", (event) => {
-  if (!last) return;
-  const next = place(event);
-  Object.assign(pen, { lineWidth: 26, lineCap: "round", strokeStyle: getComputedStyle(document.body).color });
-  pen.beginPath();
-  pen.moveTo(...last);
-  pen.lineTo(...next);
-  pen.stroke();
-  last = next;
-  isEmpty = false;
-});
-pad.addEventListener("pointerup", () => {
-  last = null;
-  read().catch(explain);
-});
+/** Takes what was drawn, a picture of the data, or nothing. */
+async function take(image) {
+  current = image;
+  showPicture($("#seen"), image);
+  await read();
+}
 
-$("#train").onclick = () => train().catch(explain);
-$("#reset").onclick = () => reset().catch(explain);
-$("#save").onclick = () => save().catch(explain);
-$("#clear").onclick = clear;
-$("#file").onchange = () => loadFile().catch(explain);
-for (const element of document.querySelectorAll("input, button")) element.disabled = false;
-clear();
+const pad = new Pad($("#pad"), () => take(picture(pad.strokes)));
+$("#clear").onclick = () => {
+  pad.wipe();
+  say("");
+  return take(null);
+};
+$("#example").onclick = () => {
+  pad.wipe();
+  const at = COUNT - HELD + Math.floor(Math.random() * HELD);
+  say(`One of the pictures that it has not seen: a person wrote a ${labels[at]}.`);
+  return take(imageAt(at));
+};
+$("#train").onclick = toggle;
+$("#reset").onclick = reset;
+$("#save").onclick = save;
+$("#load").onclick = () => $("#file").click();
+$("#file").onchange = loadFile;
+addEventListener("resize", showTraining);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  showTraining();
+  pad.show();
+  showPicture($("#seen"), current);
+});
+showTraining();
+showOdds(null);
+ready();

@@ -1,12 +1,13 @@
 import { Tokenizer } from "./tokenizers.js";
-import { $, explain, say, start } from "../demo.js";
+import { $, fetchedJson, ready, say, start } from "../demo.js";
 
 const LONGEST = 128; // tokens
-const list = await (await fetch("sentences.json")).json();
-const read = async (name) => (await fetch(name)).json();
+
+const list = await fetchedJson("sentences.json");
+show(list.map((sentence) => [sentence, null])); // to read while the model is loaded
 const [tokenizer, model] = await Promise.all([
-  Promise.all([read("tokenizer.json"), read("tokenizer_config.json")]).then((parts) => new Tokenizer(...parts)),
-  start(new URL("bundle/", location.href)),
+  Promise.all([fetchedJson("tokenizer.json"), fetchedJson("tokenizer_config.json")]).then((parts) => new Tokenizer(...parts)),
+  start(),
 ]);
 
 /** A sentence as a vector of length 1. */
@@ -17,49 +18,72 @@ async function embed(text) {
   return output.read();
 }
 
-const vectors = new Map();
-for (const text of list) vectors.set(text, await embed(text));
+const dot = (a, b) => a.reduce((sum, x, k) => sum + x * b[k], 0);
 
-let latest = 0;
-/** Sorts the list by what was typed last; an answer that comes too late is dropped. */
-async function compare() {
-  const mine = ++latest;
-  const text = $("#query").value.trim();
-  if (!text) return;
-  const begun = performance.now();
-  const query = await embed(text);
-  if (mine !== latest) return;
-  const rows = [...vectors].map(([sentence, vector]) => [sentence, vector.reduce((sum, x, k) => sum + x * query[k], 0)]);
-  rows.sort((a, b) => b[1] - a[1]);
+/** The list, with how close each is: -1 … 1, or null. */
+function show(rows) {
   $("#sentences").replaceChildren(...rows.map(([sentence, score]) => {
     const item = document.createElement("li");
-    const number = document.createElement("output");
-    number.textContent = score.toFixed(2);
-    number.dataset.score = String(score);
+    item.append(sentence);
+    if (score === null) return item;
+    const number = document.createElement("data");
+    number.value = String(score);
+    number.textContent = score.toFixed(2).replace("-", "−");
     const track = document.createElement("div");
     track.className = "track";
     const bar = document.createElement("div");
     bar.className = "bar";
     bar.style.width = `${Math.max(0, score * 100)}%`;
     track.append(bar);
-    item.append(sentence, number, track);
+    item.append(number, track);
     return item;
   }));
-  say(`Compared in ${(performance.now() - begun).toFixed(0)} ms`);
 }
 
-let timer;
-$("#query").addEventListener("input", () => {
-  clearTimeout(timer);
-  timer = setTimeout(() => compare().catch(explain), 60);
-});
+say("Reading the list …");
+const vectors = new Map(await Promise.all(list.map(async (text) => [text, await embed(text)])));
+
+async function compareNow() {
+  const text = $("#query").value.trim();
+  if (!text) {
+    show([...vectors.keys()].map((sentence) => [sentence, null]));
+    say("Type a sentence to compare.");
+    return;
+  }
+  const begun = performance.now();
+  const query = await embed(text);
+  const rows = [...vectors].map(([sentence, vector]) => [sentence, dot(vector, query)]);
+  rows.sort((a, b) => b[1] - a[1]);
+  show(rows);
+  say(`Closest: “${rows[0][0]}” (${(performance.now() - begun).toFixed(0)} ms)`);
+}
+
+let isComparing = false;
+let isWanted = false;
+
+/** Compares what was typed last. One comparison runs at a time: what is typed meanwhile waits, and only the last of it is compared. */
+async function compare() {
+  isWanted = true;
+  if (isComparing) return;
+  isComparing = true;
+  try {
+    while (isWanted) {
+      isWanted = false;
+      await compareNow();
+    }
+  } finally {
+    isComparing = false;
+  }
+}
+
+$("#query").addEventListener("input", compare);
 $("#add").addEventListener("submit", async (event) => {
   event.preventDefault();
   const text = $("#new").value.trim();
   if (!text) return;
-  vectors.set(text, await embed(text));
   $("#new").value = "";
+  vectors.set(text, await embed(text));
   await compare();
 });
-for (const element of document.querySelectorAll("input, button")) element.disabled = false;
+ready();
 await compare();
