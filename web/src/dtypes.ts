@@ -2,56 +2,45 @@
 
 import { InputError } from "./errors.js";
 
-export type DType =
-  | "float32" | "float16" | "bfloat16" | "float64" | "int64" | "int32" | "int16" | "int8" | "uint8" | "uint32" | "bool"
-  | "float8_e4m3fn" | "float8_e5m2" | "float8_e4m3fnuz" | "float8_e5m2fnuz";
+const DTYPES = [
+  "float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "uint32", "bool",
+  "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+] as const;
+/** PyTorch's names. */
+export type DType = (typeof DTYPES)[number];
 
 /** A result: float16 and bfloat16 are given as float32, bool as bytes of 0 and 1. */
 export type Elements =
   | Float32Array | Float64Array | BigInt64Array | Int32Array | Uint32Array | Int16Array | Int8Array | Uint8Array;
 
-const BYTES: Record<DType, number> = {
-  float32: 4, float16: 2, bfloat16: 2, float64: 8, int64: 8, int32: 4, int16: 2, int8: 1, uint8: 1, uint32: 4, bool: 1,
-  float8_e4m3fn: 1, float8_e5m2: 1, float8_e4m3fnuz: 1, float8_e5m2fnuz: 1,
-};
+export const isDType = (name: unknown): name is DType => DTYPES.includes(name as DType);
 
-export const SAFETENSORS: Partial<Record<DType, string>> = {
-  float32: "F32", float16: "F16", bfloat16: "BF16", float64: "F64", int64: "I64", int32: "I32", int16: "I16", int8: "I8",
-  uint8: "U8", uint32: "U32", bool: "BOOL", float8_e4m3fn: "F8_E4M3", float8_e5m2: "F8_E5M2",
-};
-
-export const isDType = (name: unknown): name is DType => typeof name === "string" && Object.hasOwn(BYTES, name);
+/** Bits of an element: the first number of its dtype's name. */
+const bits = (dtype: DType): number => Number(/\d+|$/.exec(dtype)![0]) || 8;
 
 /** Bytes of an element. */
-export const itemsize = (dtype: DType): number => BYTES[dtype];
+export const itemsize = (dtype: DType): number => bits(dtype) / 8;
+
+/** The name of a dtype in safetensors files: F32, BF16, U8, BOOL, F8_E4M3; they have none that ends in UZ. */
+export const safetensorsName = (dtype: DType): string =>
+  dtype.toUpperCase().replace(/LOAT|(?<=U)INT|NT|FN$/g, "");
 
 const ARRAYS = {
   float32: Float32Array, float64: Float64Array, int64: BigInt64Array, int32: Int32Array, uint32: Uint32Array,
   int16: Int16Array, int8: Int8Array, uint8: Uint8Array, bool: Uint8Array,
 } as const;
 
-/** Whole numbers that an integer type holds. */
-const RANGES: Partial<Record<DType, [number, number]>> = {
-  int32: [-(2 ** 31), 2 ** 31 - 1], uint32: [0, 2 ** 32 - 1], int16: [-(2 ** 15), 2 ** 15 - 1],
-  int8: [-128, 127], uint8: [0, 255],
-};
-
 const word = new Float32Array(1);
-const bits = new Uint32Array(word.buffer);
+const asBits = new Uint32Array(word.buffer);
 
 /** The float16 nearest to a number, as bits; ties go to even. */
 export function toHalf(value: number): number {
-  word[0] = value;
-  const b = bits[0]!;
-  const sign = (b >>> 16) & 0x8000;
-  const magnitude = b & 0x7fffffff;
-  if (magnitude > 0x7f800000) return sign | 0x7e00;
-  if (magnitude >= 0x47800000) return sign | 0x7c00;
-  if (magnitude < 0x38800000) {
-    word[0] = Math.abs(word[0]!) + 0.5; // aligned by the addition, which rounds
-    return sign | (bits[0]! - 0x3f000000);
-  }
-  return sign | ((magnitude + 0xc8000fff + ((magnitude >>> 13) & 1)) >>> 13) & 0x7fff;
+  const size = Math.abs(Math.fround(value)); // as PyTorch, which converts to float32 before
+  const sign = value < 0 || Object.is(value, -0) ? 0x8000 : 0;
+  if (!(size < 65520)) return sign | (size > 0 ? 0x7c00 : 0x7e00);
+  const exponent = Math.max(-14, Math.floor(Math.log2(size)));
+  const fraction = size * 2 ** (10 - exponent) + 2 ** 52 - 2 ** 52; // the sum has no room for what is rounded
+  return sign | (((exponent + 14) << 10) + fraction);
 }
 
 /** A float16's value. */
@@ -65,12 +54,12 @@ export function fromHalf(half: number): number {
 
 function toBfloat(value: number): number {
   word[0] = value;
-  const b = bits[0]!;
+  const b = asBits[0]!;
   return Number.isNaN(value) ? 0x7fc0 : ((b + 0x7fff + ((b >>> 16) & 1)) >>> 16) & 0xffff;
 }
 
 function fromBfloat(half: number): number {
-  bits[0] = half << 16;
+  asBits[0] = half << 16;
   return word[0]!;
 }
 
@@ -86,38 +75,33 @@ export function decode(dtype: DType, bytes: Uint8Array): Elements {
 
 export type NumberList = ArrayLike<number | bigint | boolean>;
 
-/** Numbers as the bytes of a dtype. Throws `InputError` where one has no place in it. */
+/**
+ * Numbers as the bytes of a dtype; the array's own bytes where it is of that dtype.
+ *
+ * @throws InputError where one has no place in it.
+ */
 export function encode(dtype: DType, values: NumberList, what: string): Uint8Array<ArrayBuffer> {
-  const count = values.length;
   const made = ARRAYS[dtype as keyof typeof ARRAYS];
   if (made && values instanceof made && values.buffer instanceof ArrayBuffer && dtype !== "bool") {
     return new Uint8Array(values.buffer, values.byteOffset, values.byteLength);
   }
-  const refuse = (k: number): never => {
-    throw new InputError(`${what}: element ${k} is ${String(values[k])}, which is no ${dtype}; convert it first`);
-  };
-  if (dtype === "int64") {
-    const out = new BigInt64Array(count);
-    for (let k = 0; k < count; k++) {
-      const value = values[k]!;
-      if (typeof value !== "bigint" && !Number.isSafeInteger(Number(value))) refuse(k);
-      const whole = BigInt(value as number);
-      if (BigInt.asIntN(64, whole) !== whole) refuse(k);
-      out[k] = whole;
-    }
-    return new Uint8Array(out.buffer);
-  }
-  if (dtype === "float16" || dtype === "bfloat16") {
-    const round = dtype === "float16" ? toHalf : toBfloat;
-    return new Uint8Array(Uint16Array.from(values as ArrayLike<number>, (v) => round(Number(v))).buffer);
-  }
-  if (!made) throw new InputError(`${what}: ${dtype} cannot be made of numbers; give bytes through writeState`);
-  const range = dtype === "bool" ? [0, 1] : RANGES[dtype];
-  const out = new (made as Uint8ArrayConstructor)(count);
-  for (let k = 0; k < count; k++) {
-    const value = Number(values[k]);
-    if (range && !(Number.isInteger(value) && value >= range[0]! && value <= range[1]!)) refuse(k);
-    out[k] = value;
+  const isHalf = dtype === "float16" || dtype === "bfloat16";
+  if (!made && !isHalf) throw new InputError(`${what}: ${dtype} cannot be made of numbers; use writeState`);
+  const isWhole = !dtype.includes("float");
+  const low = dtype.startsWith("i") ? -(2 ** (bits(dtype) - 1)) : 0;
+  const high = dtype === "bool" ? 1 : low + 2 ** bits(dtype) - 1;
+  const round = dtype === "float16" ? toHalf : toBfloat;
+  const out = new ((made ?? Uint16Array) as Uint8ArrayConstructor)(values.length);
+  for (let k = 0; k < out.length; k++) {
+    const given: unknown = values[k];
+    const isBig = typeof given === "bigint";
+    const value = Number(given);
+    const fits = isBig || typeof given === "number" || typeof given === "boolean"
+      ? dtype === "int64" ? (isBig ? BigInt.asIntN(64, given) === given : Number.isSafeInteger(value))
+        : !isWhole || (Number.isInteger(value) && value >= low && value <= high)
+      : false;
+    if (!fits) throw new InputError(`${what}: element ${k} is ${String(given)}, which is no ${dtype}; convert it`);
+    out[k] = isHalf ? round(value) : dtype === "int64" ? (BigInt(given as number) as unknown as number) : value;
   }
   return new Uint8Array(out.buffer as ArrayBuffer);
 }

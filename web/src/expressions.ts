@@ -1,5 +1,6 @@
 /** Sizes that follow from those of a call's inputs; see docs/bundle.md. */
 
+import { type Check, demand, is, list, record } from "./checks.js";
 import { BundleError } from "./errors.js";
 
 export type Atom = [string, number] | ["//" | "%", Expr, Expr];
@@ -10,24 +11,17 @@ const MOST_TERMS = 512;
 const MOST_DEPTH = 32;
 
 function exact(value: number): number {
-  if (!Number.isSafeInteger(value)) throw new BundleError("a size exceeds 2^53; export the model again");
+  if (!Number.isSafeInteger(value)) throw new BundleError("a size exceeds 2^53; use smaller ones");
   return value;
 }
 
-/** a / b rounded down, exactly. */
-export function floorDiv(a: number, b: number): number {
-  return (a - mod(a, b)) / b;
-}
+class DividedByZero extends BundleError {}
 
-/** The remainder of `floorDiv`. */
-export function mod(a: number, b: number): number {
-  const rest = a % b;
-  return rest < 0 ? rest + b : rest;
-}
-
-class DividedByZero extends Error {}
-
-/** The value of an expression. */
+/**
+ * The value of an expression.
+ *
+ * @throws BundleError where it divides by what is not positive, or exceeds 2^53.
+ */
 export function evaluate(expr: Expr, sizes: Sizes): number {
   if (typeof expr === "number") return expr;
   let total = expr.c;
@@ -39,91 +33,85 @@ export function evaluate(expr: Expr, sizes: Sizes): number {
   return total;
 }
 
-/** The same, but 0 where it divides by an empty dimension: no element has it. */
-export function evaluateOrZero(expr: Expr, sizes: Sizes): number {
+function evaluateAtom(atom: Atom, sizes: Sizes): number {
+  if (atom.length === 2) return sizes[atom[0]]!;
+  const a = evaluate(atom[1], sizes);
+  const b = evaluate(atom[2], sizes);
+  if (b <= 0) throw new (b ? BundleError : DividedByZero)(`a size is divided by ${b}; use others`);
+  const rest = (a % b) + (a % b < 0 ? b : 0);
+  return atom[0] === "//" ? (a - rest) / b : rest;
+}
+
+/** What a function gives, but 0 where it divides by an empty dimension: no element has that. */
+export function orZero(value: () => number): number {
   try {
-    return evaluate(expr, sizes);
+    return value();
   } catch (error) {
     if (error instanceof DividedByZero) return 0;
     throw error;
   }
 }
 
-function evaluateAtom(atom: Atom, sizes: Sizes): number {
-  if (atom.length === 2) {
-    const value = sizes[atom[0]];
-    if (value === undefined) throw new BundleError(`no input has the size ${atom[0]}`);
-    return value;
-  }
-  const a = evaluate(atom[1], sizes);
-  const b = evaluate(atom[2], sizes);
-  if (b === 0) throw new DividedByZero();
-  if (b < 0) throw new BundleError("a size is divided by a negative number");
-  return atom[0] === "//" ? floorDiv(a, b) : mod(a, b);
-}
+const integer = is<number>(Number.isSafeInteger, "is no integer below 2^53");
 
-/** Throws `BundleError` for anything that is no expression over these symbols. */
-export function checkExpr(data: unknown, symbols: ReadonlySet<string>, depth = 0): asserts data is Expr {
-  if (Number.isSafeInteger(data)) return;
-  const terms = (data as { t?: unknown } | null)?.t;
-  const fits =
-    typeof data === "object" && data !== null && Number.isSafeInteger((data as { c?: unknown }).c) &&
-    Array.isArray(terms) && terms.length <= MOST_TERMS && depth < MOST_DEPTH;
-  if (!fits) throw new BundleError("this is no size");
-  for (const term of terms as unknown[]) {
-    if (!Array.isArray(term) || term.length > MOST_DEPTH || !Number.isSafeInteger(term[0])) {
-      throw new BundleError("this is no term of a size");
-    }
-    for (const atom of term.slice(1)) {
-      if (!Array.isArray(atom)) throw new BundleError("this is no part of a size");
-      if (atom.length === 2 && symbols.has(atom[0])) continue;
-      if (atom.length !== 3 || (atom[0] !== "//" && atom[0] !== "%")) {
-        throw new BundleError(`the size ${String(atom[0])} belongs to no input`);
-      }
-      checkExpr(atom[1], symbols, depth + 1);
-      checkExpr(atom[2], symbols, depth + 1);
-    }
-  }
+/** Checks that something is an expression over these symbols. */
+export function exprOf(symbols: ReadonlySet<string>, depth = 0): Check<Expr> {
+  return (data, at) => {
+    if (typeof data === "number") return integer(data, at);
+    demand(depth < MOST_DEPTH, at, "is nested too deeply");
+    const { c, t } = record(data, at);
+    const inner = exprOf(symbols, depth + 1);
+    const atom: Check<Atom> = (part, place) => {
+      const [sign, a, b] = list<any>((item) => item, MOST_DEPTH)(part, place);
+      if (sign === "//" || sign === "%") return [sign, inner(a, place), inner(b, place)];
+      demand(symbols.has(sign), place, `has the size ${String(sign)} of no input`);
+      return [sign, integer(a, place)];
+    };
+    const term: Check<[number, ...Atom[]]> = (part, place) => {
+      const [coefficient, ...atoms] = list<any>((item) => item, MOST_DEPTH)(part, place);
+      return [integer(coefficient, place), ...atoms.map((item) => atom(item, place))];
+    };
+    return { c: integer(c, at), t: list(term, MOST_TERMS)(t, at) };
+  };
 }
 
 /** A float64 that a kernel gets as float32. */
-export interface HostNumber {
-  op: string;
-  args: NumberArgument[];
-}
-type NumberArgument = { HostNumber: HostNumber } | { Expr: Expr } | { float: number | string };
+export interface HostNumber { op: string; args: NumberValue[] }
+export type NumberValue = { HostNumber: HostNumber } | { Expr: Expr } | { float: number };
 
-const NUMBER_OPS: Record<string, [number, (a: number, b: number) => number]> = {
-  float: [1, (a) => a],
-  neg: [1, (a) => -a],
-  sqrt: [1, (a) => Math.sqrt(a)],
-  add: [2, (a, b) => a + b],
-  sub: [2, (a, b) => a - b],
-  mul: [2, (a, b) => a * b],
-  div: [2, (a, b) => a / b],
-  pow: [2, (a, b) => a ** b],
+const NUMBER_OPS: Record<string, (a: number, b: number) => number> = {
+  float: (a) => a,
+  neg: (a) => -a,
+  sqrt: (a) => Math.sqrt(a),
+  add: (a, b) => a + b,
+  sub: (a, b) => a - b,
+  mul: (a, b) => a * b,
+  div: (a, b) => a / b,
+  pow: (a, b) => a ** b,
 };
 
 /** The value of a number, in float64. */
-export function evaluateNumber(number: HostNumber, sizes: Sizes): number {
-  const [a, b] = number.args.map((arg) => {
-    if ("float" in arg) return Number(String(arg.float).replace("inf", "Infinity"));
-    return "Expr" in arg ? evaluateOrZero(arg.Expr, sizes) : evaluateNumber(arg.HostNumber, sizes);
-  });
-  return NUMBER_OPS[number.op]![1](a!, b!);
+export function evaluateNumber(value: NumberValue, sizes: Sizes): number {
+  if ("float" in value) return value.float;
+  if ("Expr" in value) return evaluate(value.Expr, sizes);
+  const [a, b] = value.HostNumber.args.map((arg) => evaluateNumber(arg, sizes));
+  return NUMBER_OPS[value.HostNumber.op]!(a!, b!);
 }
 
-/** Throws `BundleError` for anything that is no number over these symbols. */
-export function checkNumber(data: unknown, symbols: ReadonlySet<string>, depth = 0): asserts data is HostNumber {
-  const { op, args } = (data ?? {}) as HostNumber;
-  const row = Object.hasOwn(NUMBER_OPS, op) ? NUMBER_OPS[op] : undefined;
-  if (!row || !Array.isArray(args) || args.length !== row[0] || depth > MOST_DEPTH) {
-    throw new BundleError("this is no number");
-  }
-  for (const arg of args) {
-    if (typeof arg !== "object" || arg === null) throw new BundleError("this is no number");
-    if ("Expr" in arg) checkExpr(arg.Expr, symbols);
-    else if ("HostNumber" in arg) checkNumber(arg.HostNumber, symbols, depth + 1);
-    else if (!/^(-?inf|nan|-?[\d.]+(e[-+]?\d+)?)$/.test(String(arg.float))) throw new BundleError("this is no number");
-  }
+/** Checks that something is a number over these symbols. */
+export function numberOf(symbols: ReadonlySet<string>, depth = 0): Check<NumberValue> {
+  return (data, at) => {
+    const { Expr, HostNumber, float } = record(data, at);
+    if (Expr !== undefined) return { Expr: exprOf(symbols)(Expr, at) };
+    if (HostNumber === undefined) {
+      const value = typeof float === "string" ? Number(float.replace("inf", "Infinity")) : float;
+      demand(typeof value === "number", at, "is no number");
+      return { float: value as number };
+    }
+    const { op, args } = record(HostNumber, at);
+    demand(Object.hasOwn(NUMBER_OPS, op as string) && depth < MOST_DEPTH, at, "is no number");
+    const found = list(numberOf(symbols, depth + 1), 2)(args, at);
+    demand(found.length === NUMBER_OPS[op as string]!.length, at, "has other arguments");
+    return { HostNumber: { op: op as string, args: found } };
+  };
 }

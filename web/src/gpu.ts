@@ -13,30 +13,33 @@ export interface DeviceOptions {
   limits?: Record<string, number>;
 }
 
-/** A buffer with a number, which is never used twice. */
+/** A buffer with a number, which is never used twice on this page. */
 export interface Buffer {
   readonly gpu: GPUBuffer;
   readonly id: number;
   readonly nbytes: number;
+  readonly device: GPUDevice;
 }
+
+let buffersMade = 0;
 
 /** Bytes that are allocated for so many: a multiple of 16, and at least 16. */
 export const rounded = (nbytes: number): number => Math.max(16, Math.ceil(nbytes / 16) * 16);
 
-const HELP =
-  "use Chrome, Edge, Safari 26 or Firefox 141, a page from https or localhost; chrome://gpu says why it is off";
+const HELP = "use a current Chrome, Edge, Safari or Firefox, and https or localhost";
 
 export const deviceLost = (why: string): DeviceLostError =>
-  new DeviceLostError(`the GPU device was lost: ${why}; call model.restore() to go on with another one`);
+  new DeviceLostError(`the GPU device was lost: ${why}; go on with model.restore()`);
 
 const outOfMemory = (what: string): OutOfMemoryError =>
-  new OutOfMemoryError(`${what}; close other pages, or use smaller sizes or a smaller model`);
+  new OutOfMemoryError(`${what}; close other pages, use a smaller model or sizes, and go on with model.restore()`);
 
 export class Gpu {
   /** Bytes in buffers that this runtime has made and not destroyed. */
   allocated = 0;
   private failure: TorchWebGPUError | null = null;
-  private numbers = 0;
+  private scopes: Promise<void> = Promise.resolve();
+  private readonly ending = new AbortController();
   private readonly buffers = new Set<Buffer>();
 
   private constructor(
@@ -46,15 +49,15 @@ export class Gpu {
     onLost: (error: DeviceLostError) => void,
   ) {
     void device.lost.then(({ reason, message }) => {
-      const why = reason === "destroyed" ? "it was destroyed" : message || "its driver or process ended";
-      this.failure = deviceLost(why);
-      onLost(this.failure);
+      if (this.ending.signal.aborted) return;
+      const lost = (this.failure = deviceLost(message || reason));
+      onLost(lost);
     });
     device.addEventListener("uncapturederror", ({ error }) => {
       this.fail(error instanceof GPUOutOfMemoryError
         ? outOfMemory(error.message)
-        : new TorchWebGPUError(`the GPU refused a command: ${error.message}; report this`));
-    });
+        : new TorchWebGPUError(`the GPU refused a command: ${error.message}; report it, and go on with model.restore()`));
+    }, { signal: this.ending.signal });
   }
 
   /** Opens a device for the first of the variants that it can run. */
@@ -62,13 +65,9 @@ export class Gpu {
     variants: readonly Variant[], options: DeviceOptions, onLost: (error: DeviceLostError) => void,
   ): Promise<[Gpu, Variant]> {
     const { device, variant: wanted, limits: caps = {} } = options;
-    let source: GPUAdapter | GPUDevice | null = device ?? null;
-    if (!source) {
-      if (!globalThis.navigator?.gpu) throw new WebGPUUnavailableError(`this browser has no WebGPU: ${HELP}`);
-      const { powerPreference = "high-performance" } = options;
-      source = await navigator.gpu.requestAdapter({ powerPreference });
-      if (!source) throw new WebGPUUnavailableError(`this browser finds no GPU for WebGPU: ${HELP}`);
-    }
+    const { powerPreference = "high-performance" } = options;
+    const source = device ?? await globalThis.navigator?.["gpu"]?.requestAdapter({ powerPreference });
+    if (!source) throw new WebGPUUnavailableError(`there is no WebGPU, or no GPU for it: ${HELP}, and see chrome://gpu`);
     const limit = (name: string): number => {
       const found = (source.limits as unknown as Record<string, number>)[name] ?? 0;
       return Math.min(found, caps[name] ?? found);
@@ -90,11 +89,13 @@ export class Gpu {
       const adapter = source as GPUAdapter;
       const opened = await adapter.requestDevice({
         requiredFeatures: variant.features as GPUFeatureName[], requiredLimits: variant.limits,
+      }).catch((error: Error) => {
+        throw new WebGPUUnavailableError(`the GPU gives no device: ${error.message}; ${HELP}`);
       });
       return [new Gpu(opened, adapter.info ?? null, true, onLost), variant];
     }
     const why = missing.length ? missing.join("; ") : `there is no variant ${String(wanted)}`;
-    throw new WebGPUUnavailableError(`this device can run no variant of the bundle: ${why}; export for target "browser"`);
+    throw new WebGPUUnavailableError(`this GPU can run no variant of the bundle: ${why}; export for target "browser"`);
   }
 
   /** Throws what went wrong before. */
@@ -102,9 +103,9 @@ export class Gpu {
     if (this.failure) throw this.failure;
   }
 
-  /** Notes what went wrong, for whoever waits next. */
-  fail(error: TorchWebGPUError): void {
-    if (!(this.failure instanceof DeviceLostError)) this.failure = error;
+  /** Notes what went wrong first, for whoever waits next. */
+  private fail(error: TorchWebGPUError): void {
+    this.failure ??= error;
   }
 
   /** A new buffer, of zeros. */
@@ -112,20 +113,31 @@ export class Gpu {
     this.check();
     const size = rounded(nbytes);
     const most = this.device.limits.maxBufferSize;
-    if (size > most) {
-      throw outOfMemory(`a buffer of ${size} bytes exceeds the ${most} of this device`);
-    }
+    if (size > most) throw outOfMemory(`a buffer of this GPU has at most ${most} bytes, not ${size}`);
     this.device.pushErrorScope("out-of-memory");
     const gpu = this.device.createBuffer({ size, usage });
-    void this.device.popErrorScope().then((error) => {
-      if (error) {
-        this.fail(outOfMemory(`the GPU has no memory for ${size} more bytes beside ${this.allocated}`));
-      }
+    const beside = this.allocated;
+    this.scopes = this.device.popErrorScope().then((error) => {
+      if (error) this.fail(outOfMemory(`the GPU has no memory for ${size} bytes beside ${beside}`));
     }, () => undefined);
-    const made = { gpu, id: this.numbers++, nbytes: size };
+    const made = { gpu, id: buffersMade++, nbytes: size, device: this.device };
     this.allocated += size;
     this.buffers.add(made);
     return made;
+  }
+
+  /** Writes bytes to the start of a buffer, or to a multiple of 4 of it. */
+  upload({ gpu }: Buffer, data: Uint8Array, start = 0): void {
+    let whole = data as Uint8Array<ArrayBuffer>;
+    if (data.length % 4) (whole = new Uint8Array(Math.ceil(data.length / 4) * 4)).set(data);
+    this.device.queue.writeBuffer(gpu, start, whole);
+  }
+
+  /** Submits what is recorded. */
+  submit(record: (encoder: GPUCommandEncoder) => void): void {
+    const encoder = this.device.createCommandEncoder();
+    record(encoder);
+    this.device.queue.submit([encoder.finish()]);
   }
 
   /** Frees a buffer's memory as soon as what was submitted is done. */
@@ -138,11 +150,14 @@ export class Gpu {
   /** Waits for everything that was submitted. Throws what went wrong. */
   async settled(): Promise<void> {
     await this.device.queue.onSubmittedWorkDone().catch(() => undefined);
+    await this.scopes;
     this.check();
   }
 
   /** Frees everything. */
   destroy(): void {
+    this.ending.abort();
+    this.fail(deviceLost("it was given back"));
     for (const buffer of this.buffers) buffer.gpu.destroy();
     this.buffers.clear();
     this.allocated = 0;

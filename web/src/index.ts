@@ -9,6 +9,7 @@
 export type { DType, Elements } from "./dtypes.js";
 export * from "./errors.js";
 export type { Entry, Manifest, SizeEntry, StateEntry, StateKind, TensorEntry, Variant } from "./manifest.js";
-export { type Input, type LoadOptions, Model, type Progress, type Statistics, load } from "./model.js";
+export type { Input } from "./inputs.js";
+export { type LoadOptions, Model, type Progress, type Statistics, load } from "./model.js";
 export { readSafetensors, writeSafetensors } from "./safetensors.js";
 export { Tensor } from "./tensor.js";

@@ -1,8 +1,10 @@
 /** `manifest.json`: its types, and whether what was fetched is one. A bundle may be anything. */
 
-import { type DType, isDType, itemsize } from "./dtypes.js";
+import { type Check, below, count, demand, dtype, fields, flag, is, list, oneOf, optional, record, refuse, table, text } from "./checks.js";
+import { type DType, itemsize } from "./dtypes.js";
 import { BundleError } from "./errors.js";
-import { type Expr, checkExpr } from "./expressions.js";
+import { type Expr, exprOf } from "./expressions.js";
+import { numel } from "./layout.js";
 
 export interface FileEntry { nbytes: number; sha256: string; chunks: string[] }
 export type StateKind = "parameter" | "buffer" | "optimizer" | "tensor";
@@ -30,145 +32,97 @@ export interface Manifest {
   files: Record<string, FileEntry>; variants: Variant[];
 }
 
-const LIMITS = new Set([
-  "maxBufferSize", "maxStorageBufferBindingSize", "maxStorageBuffersPerShaderStage",
-  "maxComputeInvocationsPerWorkgroup", "maxComputeWorkgroupSizeX", "maxComputeWorkgroupStorageSize",
-]);
-const FEATURES = new Set(["shader-f16"]);
-const MOST = 1 << 16;
+const LARGEST_STATE = 2 ** 40;
+const LARGEST_CHUNK = 1 << 26;
+const MOST_SEEDS = 1 << 20;
+const MOST_DIMS = 64;
 
-type Check<T> = (data: unknown, at: string) => T;
-
-export function refuse(at: string, problem: string): never {
-  throw new BundleError(`manifest.json: ${at} ${problem}; export the model again`);
-}
-
-const text: Check<string> = (data, at) =>
-  typeof data === "string" && data.length <= 10_000 ? data : refuse(at, "is no text");
-const flag: Check<boolean> = (data, at) => (typeof data === "boolean" ? data : refuse(at, "is neither true nor false"));
-const count: Check<number> = (data, at) =>
-  Number.isSafeInteger(data) && (data as number) >= 0 ? (data as number) : refuse(at, "is no size");
-const hash: Check<string> = (data, at) =>
-  typeof data === "string" && /^[0-9a-f]{64}$/.test(data) ? data : refuse(at, "is no SHA-256");
-const path: Check<string> = (data, at) =>
-  typeof data === "string" && /^[\w-]+(\/[\w-]+)*\.(json|safetensors)$/.test(data.replace(/\.(?=\w+\.)/g, "_"))
-    ? data : refuse(at, "is no path inside of the bundle");
-const dtype: Check<DType> = (data, at) => (isDType(data) ? data : refuse(at, "is no dtype"));
-const optional = <T>(check: Check<T>): Check<T | null> => (data, at) => (data === null ? null : check(data, at));
-
-function record(data: unknown, at: string): Record<string, unknown> {
-  if (typeof data !== "object" || data === null || Array.isArray(data)) refuse(at, "is no object");
-  return data as Record<string, unknown>;
-}
-
-function fields<T>(checks: { [K in keyof T]: Check<T[K]> }): Check<T> {
-  return (data, at) => {
-    const given = record(data, at);
-    const found: Record<string, unknown> = {};
-    for (const name of Object.keys(checks)) {
-      found[name] = checks[name as keyof T](given[name], at ? `${at}.${name}` : name);
-    }
-    return found as T;
-  };
-}
-
-function table<T>(check: Check<T>): Check<Record<string, T>> {
-  return (data, at) => {
-    const rows = Object.entries(record(data, at));
-    if (rows.length > MOST) refuse(at, "has too many rows");
-    // Without a prototype: a name may be anything, "__proto__" too.
-    const found: Record<string, T> = Object.create(null);
-    for (const [name, value] of rows) found[name] = check(value, `${at}.${name.slice(0, 100)}`);
-    return found;
-  };
-}
-
-function list<T>(check: Check<T>, most = MOST): Check<T[]> {
-  return (data, at) => {
-    if (!Array.isArray(data) || data.length > most) refuse(at, "is no list, or too long");
-    return (data as unknown[]).map((value, k) => check(value, `${at}[${k}]`));
-  };
-}
+const hash = is<string>((data) => typeof data === "string" && /^[0-9a-f]{64}$/.test(data), "is no SHA-256");
+const path = is<string>(
+  (data) => typeof data === "string" && /^([\w-][\w.-]*\/)*[\w-][\w.-]*\.(json|safetensors)$/.test(data),
+  "is no path inside of the bundle");
 
 const file = fields<FileEntry>({ nbytes: count, sha256: hash, chunks: list(hash, 1 << 24) });
 const state = fields<StateEntry>({
-  kind: (data, at) =>
-    ["parameter", "buffer", "optimizer", "tensor"].includes(data as string) ? (data as StateKind) : refuse(at, "is no kind"),
-  dtype, sizes: list(count, 64), changes: flag, file: optional(path), offset: count,
+  kind: oneOf("parameter", "buffer", "optimizer", "tensor"),
+  dtype, sizes: list(count, MOST_DIMS), changes: flag, file: optional(path), offset: count,
 });
-const argument = fields<ArgumentEntry>({ input: optional(text), state: optional(text), seeds: optional(count) });
+const argument = fields<ArgumentEntry>({
+  input: optional(text), state: optional(text),
+  seeds: optional(below(MOST_SEEDS)),
+});
 const size = fields<SizeEntry>({ name: text, low: count, high: count, input: text, dim: count });
 
-function entry(data: unknown, at: string): Entry {
-  const symbols = new Set(Object.keys(record(record(data, at).sizes, `${at}.sizes`)));
-  const expr: Check<Expr> = (value, place) => {
-    try {
-      checkExpr(value, symbols);
-    } catch (error) {
-      refuse(place, `is wrong: ${(error as Error).message}`);
-    }
-    return value as Expr;
-  };
-  const tensor = fields<TensorEntry>({ dtype, sizes: list(expr, 64) });
+const entry: Check<Entry> = (data, at) => {
+  const sizes = table(size)(record(data, at).sizes, `${at}.sizes`);
+  const tensor = fields<TensorEntry>({ dtype, sizes: list(exprOf(new Set(Object.keys(sizes))), MOST_DIMS) });
   const found = fields<Entry>({
-    plan: path, sizes: table(size), arguments: list(argument), inputs: table(tensor),
+    plan: path, sizes: () => sizes, arguments: list(argument), inputs: table(tensor),
     results: table(fields<ResultEntry>({ tensor, output: optional(count), input: optional(text), state: optional(text) })),
     structure: text,
   })(data, at);
-  for (const [symbol, { input, dim, low, high }] of Object.entries(found.sizes)) {
-    const sizes = Object.hasOwn(found.inputs, input) ? found.inputs[input]!.sizes[dim] : undefined;
-    const isSymbol = typeof sizes === "object" && sizes.c === 0 && sizes.t.length === 1 &&
-      sizes.t[0]!.length === 2 && sizes.t[0]![0] === 1 && (sizes.t[0]![1] as unknown[])[0] === symbol;
-    if (!isSymbol || low > high) refuse(`${at}.sizes.${symbol}`, "is no dimension of an input");
+  for (const [symbol, { input, dim, low, high }] of Object.entries(sizes)) {
+    // The dimension is just the symbol: {"c": 0, "t": [[1, [symbol, …]]]}.
+    const expr = found.inputs[input]?.sizes[dim] as { c: number; t: unknown[][] } | undefined;
+    const isSymbol = expr?.c === 0 && expr.t.length === 1 && expr.t[0]![0] === 1 && expr.t[0]!.length === 2 &&
+      (expr.t[0]![1] as unknown[])[0] === symbol;
+    demand(isSymbol && low <= high, `${at}.sizes.${symbol}`, "is no dimension of an input");
   }
   return found;
-}
+};
 
-function variant(data: unknown, at: string): Variant {
-  const found = fields<Variant>({
-    name: text,
-    features: list((v, p) => (FEATURES.has(v as string) ? (v as string) : refuse(p, "is a feature that is not known"))),
-    limits: table(count), kernels: path, state: table(state), entries: table(entry),
-  })(data, at);
-  for (const name of Object.keys(found.limits)) {
-    if (!LIMITS.has(name)) refuse(`${at}.limits.${name}`, "is a limit that is not known");
-  }
-  return found;
-}
+const variant = fields<Variant>({
+  name: text, features: list(oneOf("shader-f16")), limits: table(count), kernels: path, state: table(state), entries: table(entry),
+});
+
+const manifest = fields<Manifest>({
+  format: text, version: count, name: text, producer: text, chunk_nbytes: count, files: table(file), variants: list(variant),
+});
 
 /** Bytes of a state. */
-export function stateBytes(entry: StateEntry): number {
-  return entry.sizes.reduce((a, b) => a * b, 1) * itemsize(entry.dtype);
+export function stateBytes({ sizes, dtype }: StateEntry): number {
+  return numel(sizes) * itemsize(dtype);
 }
 
-/** The manifest in parsed JSON. Throws `BundleError` for anything else. */
+/**
+ * The manifest in parsed JSON.
+ *
+ * @throws BundleError for anything else.
+ */
 export function checkManifest(data: unknown): Manifest {
-  const { format, version } = record(data, "it");
-  if (format !== "torch-webgpu-bundle") refuse("it", "is of no bundle");
+  const { format, version } = record(data, "manifest.json");
+  demand(format === "torch-webgpu-bundle", "manifest.json", "is of no bundle");
   if (version !== 1) {
-    throw new BundleError(`the bundle has version ${String(version)}, this runtime reads 1; use the runtime that fits, or export again`);
+    throw new BundleError(`the bundle has version ${String(version)}, this runtime reads 1; export again, or use another runtime`);
   }
-  const found = fields<Manifest>({
-    format: text, version: count, name: text, producer: text, chunk_nbytes: count, files: table(file), variants: list(variant, 64),
-  })(data, "");
+  const found = manifest(data, "manifest.json");
   const chunk = found.chunk_nbytes;
-  if (chunk < 4 || chunk % 4 || chunk > 1 << 26) refuse("chunk_nbytes", "is no multiple of 4 up to 64 MiB");
+  demand(chunk > 0 && chunk % 4 === 0 && chunk <= LARGEST_CHUNK, "chunk_nbytes", "is no multiple of 4 up to 64 MiB");
   for (const [name, { nbytes, chunks }] of Object.entries(found.files)) {
     path(name, `files.${name}`);
-    if (chunks.length !== Math.ceil(nbytes / chunk)) refuse(`files.${name}.chunks`, "are not as many as there are");
+    demand(chunks.length === Math.ceil(nbytes / chunk), `files.${name}.chunks`, "are not as many as there are");
   }
-  if (!found.variants.length) refuse("variants", "are missing");
-  for (const each of found.variants) {
-    const used = [each.kernels, ...Object.values(each.entries).map((e) => e.plan)];
-    for (const name of used) if (!Object.hasOwn(found.files, name)) refuse(name, "is not among the files");
-    for (const [name, s] of Object.entries(each.state)) {
-      const nbytes = stateBytes(s);
-      if (!Number.isSafeInteger(nbytes) || nbytes > 2 ** 40) refuse(`state ${name}`, "is too large");
-      if (s.file === null) continue;
-      if (!Object.hasOwn(found.files, s.file) || s.offset + nbytes > found.files[s.file]!.nbytes) {
-        refuse(`state ${name}`, "lies outside of its file");
-      }
+  demand(found.variants.length > 0, "variants", "are missing");
+  for (const each of found.variants) checkVariant(each, found);
+  return found;
+}
+
+function checkVariant({ kernels, state, entries }: Variant, { files }: Manifest): void {
+  for (const [name, row] of Object.entries(state)) {
+    const nbytes = stateBytes(row);
+    demand(nbytes <= LARGEST_STATE && row.sizes.every((n) => n <= LARGEST_STATE), `state ${name}`, "is too large");
+    if (row.file === null) continue;
+    demand(row.offset + nbytes <= (files[row.file]?.nbytes ?? -1), `state ${name}`, "lies outside of its file");
+  }
+  for (const used of [kernels, ...Object.values(entries).map(({ plan }) => plan)]) {
+    if (!files[used]) refuse(used, "is not among the files");
+  }
+  for (const [name, { inputs, results, arguments: given }] of Object.entries(entries)) {
+    for (const [label, row] of [...Object.entries(given), ...Object.entries(results)]) {
+      const { input, state: kept, ...others } = row;
+      const sources = [input, kept, "seeds" in others ? others.seeds : others.output].filter((source) => source !== null);
+      const exists = (input === null || input in inputs) && (kept === null || kept in state);
+      demand(sources.length === 1 && exists, `${name}: ${"seeds" in row ? "argument" : "result"} ${label}`, "is not one thing that there is");
     }
   }
-  return found;
 }

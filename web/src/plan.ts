@@ -1,159 +1,190 @@
 /** Plans: their types, and whether what was fetched is one that fits its entry. */
 
-import { type DType, isDType } from "./dtypes.js";
-import { BundleError } from "./errors.js";
-import { type Expr, type HostNumber, checkExpr, checkNumber } from "./expressions.js";
+import {
+  type Check, below, count, demand, dtype, fields, flag, is, list, oneOf, optional, record, refuse, table, text,
+} from "./checks.js";
+import { type DType, itemsize } from "./dtypes.js";
+import { type Expr, type NumberValue, exprOf, numberOf } from "./expressions.js";
+import { inRows } from "./layout.js";
 import type { Entry, Variant } from "./manifest.js";
 
-export interface Kernel {
-  name: string; wgsl: number; bindings: { writable: boolean }[]; parameter_count: number; ops: string[];
-}
+export interface Kernel { name: string; wgsl: number; bindings: { writable: boolean }[]; parameter_count: number }
 export type Role = "input" | "constant" | "intermediate" | "output" | "prepared" | "status";
 export interface PlanBuffer {
   role: Role; dtype: DType; sizes: Expr[]; strides: Expr[]; offset: Expr; nbytes: Expr; slot: number | null;
 }
 export interface Binding { buffer: string; offset_nbytes: number; nbytes: Expr | null }
-export interface Check { op: string; source: string; dim: number | null }
-export type Parameter = { Expr: Expr } | { HostNumber: HostNumber };
+/** Of an index that comes from data, made by a kernel. */
+export interface IndexCheck { op: string; source: string; dim: number | null }
 export interface Dispatch {
-  kernel: number; bindings: Binding[]; grid: [Expr, Expr, Expr]; parameters: Parameter[]; checks: Check[]; narrow: Expr[];
+  kernel: number; bindings: Binding[]; grid: Expr[]; parameters: NumberValue[]; checks: IndexCheck[]; narrow: Expr[];
 }
 export interface Copy { source: string; destination: string }
-export type Step = { Dispatch: Dispatch } | { CopyBuffer: Copy };
-export interface PlanOutput { buffer: string | null; sizes: Expr[]; strides: Expr[]; offset: Expr | null; mutates: number | null }
+export type Step = Dispatch | Copy;
+export interface PlanOutput { buffer: string; sizes: Expr[]; strides: Expr[]; offset: Expr; mutates: number | null }
 export interface Plan {
-  name: string; kernels: Kernel[]; buffers: Record<string, PlanBuffer>; steps: Step[];
-  inputs: { buffer: string | null }[]; outputs: PlanOutput[]; constants: Record<string, string>; preparation: Plan | null;
+  version: number; kernels: Kernel[]; buffers: Record<string, PlanBuffer>; steps: Step[]; inputs: { buffer: string | null }[];
+  outputs: PlanOutput[]; constants: Record<string, Uint8Array<ArrayBuffer>>; preparation: Plan | null;
 }
 
+/** The parameter that is the number of a dispatch's first check. */
 export const FIRST_CHECK = "first_check";
+export const STATUS_NBYTES = 32;
 const VERSION = 7;
-const ROLES = ["input", "constant", "intermediate", "output", "prepared", "status"];
+const MOST_PARAMETERS = 1 << 14; // a uniform buffer of 64 KiB
+const BINDING_ALIGNMENT = 256;
+
+const kernel = fields<Kernel>({
+  name: text, wgsl: count, bindings: list(fields({ writable: flag })), parameter_count: below(MOST_PARAMETERS),
+});
+const copy = fields<Copy>({ source: text, destination: text });
+const check = fields<IndexCheck>({ op: text, source: text, dim: optional(count) });
+const bytes: Check<Uint8Array<ArrayBuffer>> = (data, at) => {
+  try {
+    return Uint8Array.from(atob(text(data, at)), (letter) => letter.charCodeAt(0));
+  } catch {
+    return refuse(at, "is no base64");
+  }
+};
+
+function planOf(symbols: readonly string[]): Check<Plan> {
+  const expr = exprOf(new Set(symbols));
+  const dispatch = fields<Dispatch>({
+    kernel: count,
+    bindings: list(fields<Binding>({
+      buffer: text,
+      offset_nbytes: (data, at) => {
+        demand(count(data, at) % BINDING_ALIGNMENT === 0, at, "is no multiple of 256");
+        return data as number;
+      },
+      nbytes: optional(expr),
+    })),
+    grid: list(expr, 3), parameters: list(numberOf(new Set([...symbols, FIRST_CHECK]))), checks: list(check), narrow: list(expr),
+  });
+  return fields<Plan>({
+    version: is((data) => data === VERSION, `is not the ${VERSION} that this runtime reads`),
+    kernels: list(kernel),
+    buffers: table(fields<PlanBuffer>({
+      role: oneOf("input", "constant", "intermediate", "output", "prepared", "status"), dtype,
+      sizes: list(expr), strides: list(expr), offset: expr, nbytes: expr, slot: optional(count),
+    })),
+    steps: list<Step>((data, at) => {
+      const { Dispatch, CopyBuffer } = record(data, at);
+      return CopyBuffer === undefined ? dispatch(Dispatch, at) : copy(CopyBuffer, at);
+    }),
+    inputs: list(fields<{ buffer: string | null }>({ buffer: optional(text) })),
+    outputs: list(fields<PlanOutput>({
+      buffer: text, sizes: list(expr), strides: list(expr), offset: (data, at) => expr(data ?? 0, at), mutates: optional(count),
+    })),
+    constants: table(bytes),
+    preparation: (data, at) => (data === null ? null : planOf([])(data, at)),
+  });
+}
 
 /**
  * The plan in parsed JSON.
  *
- * @throws BundleError for anything that is none, or does not fit the entry, the variant's state, or the number of modules.
+ * @param at the file that it is from.
+ * @param modules how many WGSL modules there are.
+ * @throws BundleError for anything that is none, or does not fit the entry or the variant's state.
  */
 export function checkPlan(data: unknown, at: string, entry: Entry, variant: Variant, modules: number): Plan {
-  const plan = data as Plan;
-  const symbols = new Set(Object.keys(entry.sizes));
-  try {
-    checkParts(plan, symbols, modules);
-    checkArguments(plan, entry, variant);
-    if (plan.preparation !== null) {
-      const inner = plan.preparation;
-      checkParts(inner, new Set(), modules);
-      require(inner.preparation === null, "preparation");
-      for (const { buffer } of inner.inputs) {
-        const where = plan.inputs.findIndex((input) => input.buffer === buffer);
-        require(buffer !== null && where >= 0 && entry.arguments[where]?.state != null, "preparation");
-      }
-      for (const [name, buffer] of Object.entries(plan.buffers)) {
-        require(buffer.role !== "prepared" || own(inner.buffers, name)?.role === "output", name);
-      }
-    }
-  } catch (error) {
-    throw new BundleError(`${at}: ${(error as Error).message}; export the model again`);
-  }
+  const plan = planOf(Object.keys(entry.sizes))(data, at);
+  checkParts(plan, at, modules);
+  checkArguments(plan, at, entry, variant);
+  checkPreparation(plan, at, entry, modules);
   return plan;
 }
 
-/** Throws where a part of a plan, which `what` names, is not as it has to be. */
-function require(condition: boolean, what: string): asserts condition {
-  if (!condition) throw new BundleError(`its ${what} cannot be right`);
-}
+const same = (a: unknown, b: unknown): boolean => JSON.stringify(a) === JSON.stringify(b);
 
-function own<T>(table: Record<string, T>, name: string): T | undefined {
-  return Object.hasOwn(table, name) ? table[name] : undefined;
-}
+const named = ({ buffers }: Plan, role: Role): string[] => Object.keys(buffers).filter((name) => buffers[name]!.role === role);
 
-const isList = (data: unknown): data is unknown[] => Array.isArray(data) && data.length <= 1 << 20;
-const isObject = (data: unknown): data is object => typeof data === "object" && data !== null && !Array.isArray(data);
-const isCount = (data: unknown, below = Number.MAX_SAFE_INTEGER): boolean =>
-  Number.isSafeInteger(data) && (data as number) >= 0 && (data as number) < below;
+/** That all that is named exists, and that what is read has been written. */
+function checkParts(plan: Plan, at: string, modules: number): void {
+  const { kernels, buffers, steps, inputs, outputs, constants } = plan;
+  const need = (condition: boolean, what: string): void => demand(condition, at, what);
+  const known = (name: string): PlanBuffer => buffers[name] ?? refuse(at, `has no buffer ${name}`);
+  const memory = (name: string): string | number => known(name).slot ?? name;
+  const inPlace = new Set(outputs.flatMap(({ buffer, mutates }) => (mutates !== null && inputs[mutates]?.buffer === buffer ? buffer : [])));
+  const written = new Set<string>();
+  const reads = (name: string): void => need(written.has(name) || known(name).nbytes === 0, `reads ${name} before it is written`);
+  const writes = (name: string): void =>
+    need(["intermediate", "output", "status"].includes(known(name).role) || inPlace.has(name), `writes ${name}, which does not change`);
 
-function checkParts(plan: Plan, symbols: ReadonlySet<string>, modules: number): void {
-  require(isObject(plan), "form");
-  const { version } = plan as unknown as { version: unknown };
-  require(version === VERSION, `version, which is ${String(version)} and not ${VERSION},`);
-  require(isList(plan.kernels) && isObject(plan.buffers) && isList(plan.steps) && isList(plan.inputs), "form");
-  require(isList(plan.outputs) && isObject(plan.constants), "form");
-  for (const kernel of plan.kernels) {
-    require(isObject(kernel) && isCount(kernel.wgsl, modules), "kernels");
-    require(isList(kernel.bindings) && isCount(kernel.parameter_count, 1 << 14), "kernels");
+  for (const { name, wgsl } of kernels) need(wgsl < modules, `has no module of the kernel ${name}`);
+  need(same(inputs.flatMap(({ buffer }) => buffer ?? []).sort(), named(plan, "input").sort()), "has inputs that nothing gives");
+  for (const [name, { role, strides, sizes, nbytes, slot }] of Object.entries(buffers)) {
+    const fits = sizes.length === strides.length && (slot === null || role === "intermediate") &&
+      (role !== "status" || nbytes === STATUS_NBYTES) && (role !== "constant" || constants[name]?.length === nbytes);
+    need(fits, `has a buffer ${name} of which the parts do not fit`);
+    if (role !== "intermediate" && role !== "output") written.add(name);
   }
-  for (const [name, buffer] of Object.entries(plan.buffers)) {
-    require(isObject(buffer) && ROLES.includes(buffer.role) && isDType(buffer.dtype), name);
-    require(isList(buffer.sizes) && isList(buffer.strides) && buffer.sizes.length === buffer.strides.length, name);
-    for (const expr of [...buffer.sizes, ...buffer.strides, buffer.offset, buffer.nbytes]) checkExpr(expr, symbols);
-    require(buffer.slot === null || isCount(buffer.slot), name);
-    require(buffer.role !== "constant" || typeof own(plan.constants, name) === "string", name);
-  }
-  const withCheck = new Set([...symbols, FIRST_CHECK]);
-  for (const step of plan.steps) {
-    require(isObject(step), "steps");
-    if ("CopyBuffer" in step) {
-      const { source, destination } = step.CopyBuffer;
-      require(own(plan.buffers, source) !== undefined && own(plan.buffers, destination) !== undefined, "copies");
-      continue;
+  steps.forEach((step, k) => {
+    if (!("kernel" in step)) {
+      const { source, destination } = step;
+      reads(source);
+      writes(destination);
+      need(memory(source) !== memory(destination) && same(known(source).nbytes, known(destination).nbytes), `copies ${source} to what is not its like`);
+      written.add(destination);
+      return;
     }
-    require("Dispatch" in step, "steps");
-    const { kernel, bindings, grid, parameters, checks, narrow } = step.Dispatch;
-    require(isCount(kernel, plan.kernels.length), "steps");
-    const used = plan.kernels[kernel]!;
-    require(isList(bindings) && bindings.length === used.bindings.length, used.name);
-    for (const { buffer, offset_nbytes, nbytes } of bindings) {
-      require(own(plan.buffers, buffer) !== undefined, used.name);
-      require(isCount(offset_nbytes) && offset_nbytes % 256 === 0, used.name);
-      if (nbytes !== null) checkExpr(nbytes, symbols);
-    }
-    require(isList(grid) && grid.length === 3, used.name);
-    require(isList(narrow) && isList(checks) && isList(parameters), used.name);
-    for (const expr of [...grid, ...narrow]) checkExpr(expr, symbols);
-    require(parameters.length === used.parameter_count, used.name);
-    for (const parameter of parameters) {
-      require(isObject(parameter), used.name);
-      if ("Expr" in parameter) checkExpr(parameter.Expr, withCheck);
-      else checkNumber(parameter.HostNumber, symbols);
-    }
-  }
-  for (const output of plan.outputs) {
-    require(isObject(output) && isList(output.sizes) && isList(output.strides), "outputs");
-    require(output.buffer !== null && own(plan.buffers, output.buffer) !== undefined, "outputs");
-    for (const expr of [...output.sizes, ...output.strides, output.offset ?? 0]) checkExpr(expr, symbols);
-    require(output.mutates === null || isCount(output.mutates, plan.inputs.length), "outputs");
-  }
-  for (const input of plan.inputs) {
-    require(isObject(input) && (input.buffer === null || own(plan.buffers, input.buffer)?.role === "input"), "inputs");
-  }
-}
-
-function checkArguments(plan: Plan, entry: Entry, variant: Variant): void {
-  require(entry.arguments.length === plan.inputs.length, "arguments");
-  entry.arguments.forEach(({ input, state, seeds }, k) => {
-    const given = [input, state, seeds].filter((value) => value !== null).length;
-    require(given === 1, `argument ${k}`);
-    require(input === null || Object.hasOwn(entry.inputs, input), `argument ${k}`);
-    require(state === null || Object.hasOwn(variant.state, state), `argument ${k}`);
-    const buffer = plan.inputs[k]!.buffer;
-    if (buffer === null || seeds !== null) return;
-    const wanted = plan.buffers[buffer]!;
-    const named = input !== null ? entry.inputs[input]! : variant.state[state!]!;
-    const same = JSON.stringify(wanted.sizes) === JSON.stringify(named.sizes) && wanted.dtype === named.dtype;
-    require(same, `argument ${k}`);
+    const { bindings, parameters, grid } = step;
+    const kernel = kernels[step.kernel];
+    need(bindings.length === kernel?.bindings.length && parameters.length === kernel.parameter_count && grid.length === 3, `has a step ${k} that does not fit its kernel`);
+    const isWritten = (n: number): boolean => kernel!.bindings[n]!.writable;
+    const read = bindings.filter((_, n) => !isWritten(n)).map(({ buffer }) => memory(buffer));
+    bindings.forEach(({ buffer }, n) => {
+      if (!isWritten(n)) return reads(buffer);
+      writes(buffer);
+      need(!read.includes(memory(buffer)), `reads and writes ${buffer} in step ${k}`);
+    });
+    bindings.forEach(({ buffer }, n) => isWritten(n) && written.add(buffer));
   });
-  for (const output of plan.outputs) {
-    if (output.mutates === null) continue;
-    const name = entry.arguments[output.mutates]!.state;
-    require(name !== null && variant.state[name]!.changes, "outputs");
+  for (const { buffer, sizes, strides, mutates } of outputs) {
+    reads(buffer);
+    const isOwn = known(buffer).role === "output" || (mutates !== null && inPlace.has(buffer));
+    need(sizes.length === strides.length && isOwn, `gives ${buffer}, which is no memory of an output`);
   }
-  const returned = plan.outputs.filter((output) => output.mutates === null).length;
-  for (const [name, result] of Object.entries(entry.results)) {
-    const given = [result.output, result.input, result.state].filter((value) => value !== null).length;
-    require(given === 1, `result ${name}`);
-    require(result.output === null || result.output < returned, `result ${name}`);
-    require(result.input === null || Object.hasOwn(entry.inputs, result.input), `result ${name}`);
-    require(result.state === null || Object.hasOwn(variant.state, result.state), `result ${name}`);
+}
+
+/** That inputs and outputs are what the entry says of them. */
+function checkArguments({ inputs, outputs, buffers }: Plan, at: string, entry: Entry, { state }: Variant): void {
+  const need = (condition: boolean, what: string): void => demand(condition, at, what);
+  need(entry.arguments.length === inputs.length, "takes other arguments");
+  entry.arguments.forEach(({ input, state: name }, k) => {
+    const { buffer } = inputs[k]!;
+    const given = input !== null ? entry.inputs[input] : state[name!];
+    if (buffer === null || !given) return;
+    const { sizes, dtype } = buffers[buffer]!;
+    need(same(sizes, given.sizes) && dtype === given.dtype, `takes an argument ${k} of another dtype or size`);
+  });
+  const returned = outputs.filter(({ mutates, buffer, sizes, strides, offset }) => {
+    if (mutates === null) return true;
+    const changed = state[entry.arguments[mutates]?.state ?? ""];
+    need(!!changed?.changes, `changes argument ${mutates}, which does not change`);
+    // Its memory becomes that of the state.
+    const isRows = inRows({ shape: changed!.sizes, strides: strides as number[], offset: 0 }) && offset === 0;
+    need(same(sizes, changed!.sizes) && isRows && buffers[buffer]!.dtype === changed!.dtype, `changes the layout of argument ${mutates}`);
+    return false;
+  });
+  for (const [name, { output, tensor }] of Object.entries(entry.results)) {
+    const made = output === null ? tensor : buffers[returned[output]?.buffer ?? ""];
+    need(made !== undefined && itemsize(made.dtype) === itemsize(tensor.dtype), `has no output for the result ${name}`);
   }
+}
+
+/** That the preparation makes what is prepared, of states. */
+function checkPreparation(plan: Plan, at: string, entry: Entry, modules: number): void {
+  const { preparation: inner, inputs, buffers } = plan;
+  const wanted = named(plan, "prepared");
+  demand(!wanted.length === !inner, at, "lacks what is prepared");
+  if (!inner) return;
+  const place = `${at}: its preparation`;
+  checkParts(inner, place, modules);
+  const fits = (name: string): boolean => same(buffers[name]!.nbytes, inner.buffers[name]!.nbytes);
+  const isOfStates = inner.inputs.every(({ buffer }) =>
+    buffer !== null && entry.arguments[inputs.findIndex((input) => input.buffer === buffer)]?.state != null && fits(buffer));
+  demand(isOfStates && !inner.preparation && inner.outputs.every(({ mutates }) => mutates === null), place, "takes or changes more than states");
+  demand(same(named(inner, "output").sort(), [...wanted].sort()) && !named(inner, "prepared").length && wanted.every(fits), place, "makes other buffers");
 }

@@ -10,20 +10,17 @@ function mix(value: bigint): bigint {
 }
 
 export class Random {
-  private readonly key: bigint;
+  readonly seed: bigint;
   private drawn = 0n;
 
-  constructor(seed: bigint | number) {
-    this.key = mix((BigInt(seed) * GOLDEN + 1n) & MASK);
+  /** By default with a seed that nobody has chosen. */
+  constructor(seed: bigint | number = crypto.getRandomValues(new BigUint64Array(1))[0]!) {
+    this.seed = BigInt(seed);
   }
 
   /** The next rows of two words. */
   draw(count: number): BigUint64Array<ArrayBuffer> {
-    const rows = new BigUint64Array(count);
-    for (let k = 0; k < count; k++) rows[k] = mix((this.key + this.drawn++ * GOLDEN) & MASK);
-    return rows;
+    const key = mix((this.seed * GOLDEN + 1n) & MASK);
+    return new BigUint64Array(count).map(() => mix((key + this.drawn++ * GOLDEN) & MASK));
   }
 }
-
-/** A seed that nobody has chosen. */
-export const randomSeed = (): bigint => crypto.getRandomValues(new BigUint64Array(1))[0]!;

@@ -1,6 +1,7 @@
 /** The file format of Hugging Face: a header of JSON, and the bytes of tensors. */
 
-import { type DType, SAFETENSORS } from "./dtypes.js";
+import { count, demand, fields, list, record, text } from "./checks.js";
+import { type DType, safetensorsName, itemsize } from "./dtypes.js";
 import { BundleError } from "./errors.js";
 
 export interface NamedTensor { dtype: DType; sizes: readonly number[]; data: Uint8Array }
@@ -10,12 +11,12 @@ export function writeSafetensors(tensors: Record<string, NamedTensor>): Uint8Arr
   const header: Record<string, unknown> = {};
   let end = 0;
   // As the library orders them: the elements of larger types first, which keeps them aligned.
-  const width = (tensor: NamedTensor): number => tensor.data.length / Math.max(1, tensor.sizes.reduce((a, b) => a * b, 1));
-  const names = Object.keys(tensors).sort((a, b) => width(tensors[b]!) - width(tensors[a]!) || (a < b ? -1 : 1));
+  const width = (name: string): number => itemsize(tensors[name]!.dtype);
+  const names = Object.keys(tensors).sort((a, b) => width(b) - width(a) || (a < b ? -1 : 1));
   for (const name of names) {
     const { dtype, sizes, data } = tensors[name]!;
-    const label = SAFETENSORS[dtype];
-    if (!label) throw new BundleError(`${name} is ${dtype}, which safetensors files do not have; leave it out`);
+    const label = safetensorsName(dtype);
+    if (label.endsWith("UZ")) throw new BundleError(`${name} is ${dtype}, which safetensors does not have; leave it out`);
     header[name] = { dtype: label, shape: sizes, data_offsets: [end, (end += data.length)] };
   }
   const text = new TextEncoder().encode(JSON.stringify(header));
@@ -31,25 +32,30 @@ export function writeSafetensors(tensors: Record<string, NamedTensor>): Uint8Arr
   return file;
 }
 
-/** The tensors of a file: dtype by the format's name, sizes, and bytes. */
-export function readSafetensors(file: Uint8Array): Record<string, { dtype: string; sizes: number[]; data: Uint8Array }> {
-  const refuse = (): never => {
-    throw new BundleError("this is no safetensors file; choose another one");
-  };
-  if (file.length < 8) refuse();
-  const length = Number(new DataView(file.buffer, file.byteOffset).getBigUint64(0, true));
-  if (length > file.length - 8) refuse();
-  const found: Record<string, { dtype: string; sizes: number[]; data: Uint8Array }> = Object.create(null);
+/** A tensor of a file, with the format's name of its dtype. */
+export interface FileTensor { dtype: string; sizes: number[]; data: Uint8Array }
+
+const row = fields<{ dtype: string; shape: number[]; data_offsets: number[] }>({ dtype: text, shape: list(count), data_offsets: list(count, 2) });
+
+/**
+ * The tensors of a file.
+ *
+ * @throws BundleError for anything else.
+ */
+export function readSafetensors(file: Uint8Array): Record<string, FileTensor> {
+  const found: Record<string, FileTensor> = Object.create(null);
   try {
+    const length = Number(new DataView(file.buffer, file.byteOffset, file.length).getBigUint64(0, true));
+    const data = file.subarray(8 + length);
     const header: unknown = JSON.parse(new TextDecoder().decode(file.subarray(8, 8 + length)));
-    for (const [name, row] of Object.entries(header as Record<string, { dtype: string; shape: number[]; data_offsets: [number, number] }>)) {
+    for (const [name, value] of Object.entries(record(header, "its header"))) {
       if (name === "__metadata__") continue;
-      const [start, end] = row.data_offsets;
-      if (!(start >= 0 && start <= end && 8 + length + end <= file.length)) refuse();
-      found[name] = { dtype: row.dtype, sizes: row.shape, data: file.subarray(8 + length + start, 8 + length + end) };
+      const { dtype, shape, data_offsets: [start, end] } = row(value, name);
+      demand(start! <= end! && end! <= data.length, name, "lies outside of it");
+      found[name] = { dtype, sizes: shape, data: data.subarray(start, end) };
     }
-  } catch {
-    refuse();
+  } catch (error) {
+    throw new BundleError(`this is no safetensors file: ${(error as Error).message}; take another one`);
   }
   return found;
 }

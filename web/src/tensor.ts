@@ -3,20 +3,24 @@
 import { type DType, type Elements, decode, itemsize } from "./dtypes.js";
 import { InputError } from "./errors.js";
 import type { Buffer, Gpu } from "./gpu.js";
+import { type Layout, inRows, numel, span } from "./layout.js";
+
+const CALLS_KEPT = 64;
 
 /** Buffers for results: each has as many users as there are tensors in it, and is used again when the last is gone. */
 export class Pool {
-  private readonly free = new Map<number, Buffer[]>();
+  private readonly free = new Map<number, { buffer: Buffer; since: number }[]>();
   private readonly users = new Map<Buffer, number>();
+  private calls = 0;
 
   constructor(private readonly gpu: Gpu) {}
 
   /** A buffer without users, whatever is in it. */
-  take(nbytes: number): Buffer {
-    return this.free.get(nbytes)?.pop() ?? this.gpu.allocate(nbytes);
+  lend(nbytes: number): Buffer {
+    return this.free.get(nbytes)?.pop()?.buffer ?? this.gpu.allocate(nbytes);
   }
 
-  use(buffer: Buffer): void {
+  hold(buffer: Buffer): void {
     this.users.set(buffer, (this.users.get(buffer) ?? 0) + 1);
   }
 
@@ -29,29 +33,26 @@ export class Pool {
   /** Takes back a buffer that nobody uses. */
   give(buffer: Buffer): void {
     this.users.delete(buffer);
+    const row = { buffer, since: this.calls };
     const same = this.free.get(buffer.nbytes);
-    if (same) same.push(buffer);
-    else this.free.set(buffer.nbytes, [buffer]);
+    if (same) same.push(row);
+    else this.free.set(buffer.nbytes, [row]);
+  }
+
+  /** Counts a call; now and then frees what many calls had no use for. */
+  count(): void {
+    if (++this.calls % CALLS_KEPT) return;
+    for (const [nbytes, rows] of this.free) {
+      const kept = rows.filter(({ buffer, since }) => since > this.calls - CALLS_KEPT || this.gpu.release(buffer));
+      if (kept.length) this.free.set(nbytes, kept);
+      else this.free.delete(nbytes);
+    }
   }
 }
 
 /** What reads bytes of a buffer: `Model`. */
 export interface Reader {
   readBytes(buffer: Buffer, start: number, nbytes: number): Promise<Uint8Array<ArrayBuffer>>;
-}
-
-/** Where a tensor's elements are in its buffer, in elements. */
-export interface Layout { shape: readonly number[]; strides: readonly number[]; offset: number }
-
-/** Whether elements follow each other in rows, without gaps. */
-export function inRows({ shape, strides }: Layout): boolean {
-  if (shape.includes(0)) return true;
-  let step = 1;
-  for (let dim = shape.length - 1; dim >= 0; dim--) {
-    if (shape[dim] !== 1 && strides[dim] !== step) return false;
-    step *= shape[dim]!;
-  }
-  return true;
 }
 
 const abandoned = new FinalizationRegistry<() => void>((leave) => leave());
@@ -72,7 +73,7 @@ export class Tensor {
     memory: Buffer,
   ) {
     this.memory = memory;
-    pool.use(memory);
+    pool.hold(memory);
     this.leave = () => pool.leave(memory);
     abandoned.register(this, this.leave, this);
   }
@@ -83,7 +84,7 @@ export class Tensor {
 
   /** The number of elements. */
   get size(): number {
-    return this.shape.reduce((a, b) => a * b, 1);
+    return numel(this.shape);
   }
 
   /** Whether its elements are in rows, without gaps, from the start of its memory. */
@@ -101,9 +102,8 @@ export class Tensor {
     const memory = this.held();
     const width = itemsize(this.dtype);
     const { shape, strides, offset } = this.layout;
-    const span = this.size ? shape.reduce((sum, size, dim) => sum + (size - 1) * strides[dim]!, 1) : 0;
-    const start = offset * width;
-    const reading = this.reader.readBytes(memory, start, span * width);
+    const count = Math.max(0, span(this.layout) - offset);
+    const reading = this.reader.readBytes(memory, count && offset * width, count * width);
     if (!keep) this.dispose(); // what later calls write comes after the copy that was submitted
     const elements = decode(this.dtype, await reading);
     if (inRows(this.layout)) return elements;
@@ -122,7 +122,7 @@ export class Tensor {
 
   /** The only element. */
   async item(): Promise<number> {
-    if (this.size !== 1) throw new InputError(`${this.name} has ${this.size} elements; item() is for one, use read()`);
+    if (this.size !== 1) throw new InputError(`${this.name} has ${this.size} elements, not one; use read()`);
     return Number((await this.read())[0]);
   }
 
@@ -136,7 +136,7 @@ export class Tensor {
 
   /** Its memory. Throws `InputError` once it is gone. */
   held(): Buffer {
-    if (!this.memory) throw new InputError(`${this.name} was read or disposed of; use read({keep: true}) to keep it`);
+    if (!this.memory) throw new InputError(`${this.name} was read or disposed of; use read({keep: true})`);
     return this.memory;
   }
 }
