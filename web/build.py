@@ -8,6 +8,7 @@ The runtime is made by npm, the bundles by PyTorch and this package. What is up 
 from __future__ import annotations
 
 import argparse
+import copy
 import fcntl
 import hashlib
 import inspect
@@ -264,7 +265,13 @@ def text_entries(made: Checkpoint) -> dict[str, EntryPoint]:
     from transformers import StaticCache
 
     model, size = made.model, made.about["length"]
-    cache = StaticCache(model.config, max_cache_len=size)
+    # Within its window a layer sees all, and a cache that forgets counts its tokens in Python.
+    whole = copy.deepcopy(model.config.get_text_config(decoder=True))
+    whole.sliding_window = None
+    if getattr(whole, "layer_types", None):
+        seen = {"sliding_attention": "full_attention"}
+        whole.layer_types = [seen.get(kind, kind) for kind in whole.layer_types]
+    cache = StaticCache(whole, max_cache_len=size)
 
     # transformers 5.24 has another name for it, and warns of the one before.
     is_renamed = "cache" in inspect.signature(model.forward).parameters

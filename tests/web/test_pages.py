@@ -210,16 +210,25 @@ def test_generate(visit, pages):
 
 
 def test_checkpoint(browser, pages, tmp_path):
-    """A folder that `save_pretrained` wrote, with few positions and a tokenizer of bytes."""
+    """A folder that `save_pretrained` wrote: layers that see a window, and a tokenizer of bytes."""
     from tokenizers import ByteLevelBPETokenizer
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator([__doc__, *VIEWS], vocab_size=300, show_progress=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer)
     torch.manual_seed(0)
-    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 48, "initializer_range": 0.3}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes)).eval()
+    config = MistralConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=48,
+        initializer_range=0.3,
+    )
+    model = MistralForCausalLM(config).eval()
     ids = tokenizer.encode("A person clicked")
     model.generation_config.eos_token_id = greedy(model, ids, 24)[-1]
     model.generation_config.bos_token_id = None
