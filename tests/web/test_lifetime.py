@@ -11,6 +11,9 @@ from tests.web.test_robust import CAUGHT
 from torch_webgpu_compile import export
 
 
+pytestmark = pytest.mark.rotates(4)
+
+
 class Mixed(nn.Module):
     """A weight of which a part is prepared by several kernels, a state, and rows of any number."""
 

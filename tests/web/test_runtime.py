@@ -76,7 +76,7 @@ def assert_equal(found, wanted):
             np.testing.assert_allclose(got[name], other[name], rtol=1e-6, atol=1e-6 * scale)
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(6)
 def test_fifty_training_steps(in_page, site):
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -173,7 +173,7 @@ def halves():
     )
 
 
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(10)
 @pytest.mark.parametrize("make", [convnet, transformer, recurrent, integers, halves])
 def test_models(make, in_page, site):
     torch.manual_seed(0)
