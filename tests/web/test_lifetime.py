@@ -10,7 +10,6 @@ from torch.export import Dim
 from tests.web.test_robust import CAUGHT
 from torch_webgpu_compile import export
 
-
 pytestmark = pytest.mark.rotates(4)
 
 
