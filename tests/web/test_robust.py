@@ -18,6 +18,8 @@ from tests.web.conftest import QuietHandler
 from torch_webgpu_compile import export
 from web.serve import serving
 
+pytestmark = pytest.mark.rotates(2)
+
 CAUGHT = """
 const caught = async promise => {
   try { await promise; return null; } catch (error) { return {kind: error.name, text: error.message}; }
