@@ -63,7 +63,17 @@ def _factor(body: Scalar) -> str:
     match body:
         case Op("cast", (source,), dtype):
             return _FACTORS.get((source.dtype, dtype), "")
-        case Masked(_, inside, Const(0)):
+        case Masked(_, inside, other) if is_zero(other):
             found = _factor(inside)
             return "" if found in BYTES else found  # words have no elements that are left out
     return ""
+
+
+def is_zero(value: Scalar) -> bool:
+    """Whether a value is 0, which may be hidden from drivers."""
+    match value:
+        case Op("opaque", (inside,)):
+            return is_zero(inside)
+        case Const(number):
+            return number == 0
+    return False

@@ -207,7 +207,7 @@ _SEVERAL_WAVES, _LARGE_WAVES = 4, 5.3
 _UNITS_AT_ONCE, _SMALL_UNITS, _SMALL_UNITS_WAVES = 2, 0.45, 0.93
 # What masks of parts that do not divide the inner dimension cost beside the arithmetic. What a sum
 # of its own costs, in dispatches: it waits for the product, and what follows waits for it.
-_MASKED, _SUM = 1.08, 2
+_MASKED, _MASKED_IN_UNITS, _SUM = 1.08, 1.5, 2
 
 # Gradients of depthwise weights: workgroups that fill an H200, for which the sum of parts is not
 # worth a kernel more (96 take 29 µs as they are and in two parts, 192 of them 17 and 25), and those
@@ -293,7 +293,8 @@ def parts_nbytes(
     flops = round(share * 2 * batch * rows * columns * (inner + how.start * parts))
     waves = workgroups * parts / target.machine.multiprocessors
     used = how.share * (_used_share_of_units(waves) if in_units else _used_share(waves))
-    total = flops / (used * target.machine.flops_per_byte) * (_MASKED if masked else 1)
+    masks = (_MASKED_IN_UNITS if in_units else _MASKED) if masked else 1
+    total = flops / (used * target.machine.flops_per_byte) * masks
     if parts > 1:
         total += 2 * parts * share * 4 * batch * rows * columns
         total += 0 if joined else _SUM * target.machine.dispatch_nbytes

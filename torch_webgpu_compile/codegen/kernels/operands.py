@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
+from ...ir.factors import is_zero
 from ...ir.nodes import Contraction
 from ...ir.scalar import Const, Load, Masked, Op, Scalar
 from ...symbolic.sizes import (
@@ -88,6 +89,8 @@ def load_operand(
         loads = [[environment(iteration(prefix, outer_count), iteration("k", inner_count))]]
         limits = (outer_count, inner_count)
     is_packed = element == "bf16"
+    if element == "f16":
+        body = _with_plain_zeros(body)
     lines, results = _render(builder, body, loads, is_packed)
     is_converted = not is_packed and element not in ("", body.dtype.compute)
     element = "u32" if is_packed else element or body.dtype.compute
@@ -175,6 +178,20 @@ def _before_cast(body: Scalar) -> Scalar:
         return Masked(body.condition, inside, Const(0, inside.dtype))
     assert isinstance(body, Op)
     return body.args[0]
+
+
+def _with_plain_zeros(body: Scalar) -> Scalar:
+    """The body with 0, not hidden from the driver, where it is 0 outside of a part.
+
+    What travels through workgroup memory as f16 needs no secret, which is an f32: it would make
+    f32 of all elements.
+    """
+    match body:
+        case Masked(condition, inside, other) if is_zero(other):
+            return Masked(condition, _with_plain_zeros(inside), Const(0, body.dtype))
+        case Op("cast", (inside,), dtype):
+            return Op("cast", (_with_plain_zeros(inside),), dtype)
+    return body
 
 
 def _is_in_memory(value: Scalar) -> bool:

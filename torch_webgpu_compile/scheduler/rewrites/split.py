@@ -56,7 +56,9 @@ _INNER_STEP = 2
 # Positions that an iteration of a depthwise weight's gradient goes through, at least.
 _TAP_STEP = 8
 _VECTOR = 4  # parts are whole vectors of four
-_PART_STEP = 16  # elements of the inner dimension that most tiles take at a time
+# Elements of the inner dimension that most tiles take at a time, and all in matrix units: where
+# parts are not multiples of them, each load asks whether it is inside.
+_PART_STEP, _PART_STEP_IN_UNITS = 16, 64
 _MOST_ADDED = 8  # parts whose sum is one expression, which joins what reads it
 
 
@@ -194,7 +196,9 @@ def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
         together = max(tiles[key] for key in _shared(node))
         found = _inner_parts(node, together, node.output in reduced, target)
         if isinstance(found, int):
-            return _in_parts(node, found, _PART_STEP, buffers)
+            in_units = units_config([node], target) is not None
+            step = _PART_STEP_IN_UNITS if in_units else _PART_STEP
+            return _in_parts(node, found, step, buffers)
         return None if found is None else _split_contraction(node, found, buffers)
 
     return graph.expanded(parts_of)
