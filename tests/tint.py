@@ -5,6 +5,7 @@ Dawn has an adapter that runs nothing and offers everything, matrix units includ
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -28,7 +29,10 @@ class Tint:
         self._library = dawn.open_library(adapter, _FEATURES, {}, checked=False)
 
     def error(self, wgsl: str) -> str:
-        """What is wrong with a kernel, perhaps among warnings; "" if nothing is."""
+        """What is wrong with a kernel, perhaps among warnings; "" if nothing is.
+
+        Of those with matrix units also what Tint does not say, see `misplaced`.
+        """
         library = self._library
         ffi, lib = library.ffi, library.lib
         code = ffi.new("char []", library.prepare_wgsl(wgsl).encode())
@@ -40,7 +44,34 @@ class Tint:
         library.capture()
         lib.wgpuShaderModuleRelease(library.create_module(desc, checked=False))
         report = library.release()
-        return "" if report is None else report[1]
+        return misplaced(wgsl) if report is None else report[1]
+
+
+_VARIABLE = re.compile(r"^var<workgroup> (\w+): (.+);", re.MULTILINE)
+_NBYTES = {"f16": 2, "f32": 4, "i32": 4, "u32": 4}
+_LANES = re.compile(r"vec(\d)<(\w+)>")
+
+
+def misplaced(wgsl: str) -> str:
+    """The variables behind which a matrix might not begin at a multiple of 16 bytes; "" if none.
+
+    Drivers put variables of a workgroup behind each other, and an H200 loads such a matrix wrong.
+    """
+    if "subgroupMatrixLoad" not in wgsl:
+        return ""
+    sizes = {name: _nbytes_of(type) for name, type in _VARIABLE.findall(wgsl)}
+    wrong = [f"{name} has {size} bytes" for name, size in sizes.items() if size % 16]
+    return ", ".join(wrong)
+
+
+def _nbytes_of(type: str) -> int:
+    if type.startswith("array<"):
+        element, count = type.removeprefix("array<").removesuffix(">").rsplit(", ", 1)
+        return int(count) * _nbytes_of(element)
+    vector = _LANES.fullmatch(type)
+    if vector:
+        return int(vector[1]) * _NBYTES[vector[2]]
+    return _NBYTES[type.removeprefix("atomic<").removesuffix(">")]
 
 
 def _null_adapter() -> Any:

@@ -5,6 +5,7 @@ That differs in how matrices of a subgroup are spelled, not in what is loaded an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from tests.compilations import TARGET, compile_function
 from tests.providers import device_in_use, require_float16
-from tests.tint import tint
+from tests.tint import misplaced, tint
 from torch_webgpu_compile import counters
 from torch_webgpu_compile import target as targets
 from torch_webgpu_compile.codegen.kernels import contraction
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling, units_fit
 from torch_webgpu_compile.plan import cache as plan_cache
+from torch_webgpu_compile.scheduler import cost
 from torch_webgpu_compile.target import MatrixConfig, Target
 
 UNITS = [Unit(8, 8, 8), Unit(8, 16, 16), Unit(16, 16, 16)]
@@ -198,7 +200,7 @@ def in_dtype(arguments: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor,
 def test_products(
     tiling: UnitsTiling, name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if tiling.factor == "f16":
+    if tiling.type == "f16":
         require_float16()
     target = device_in_use().target
     used = []
@@ -323,3 +325,23 @@ def check_with_tint(
 
 def test_tint_refuses_what_is_no_kernel() -> None:
     assert "unresolved value" in tint().error("@compute @workgroup_size(1) fn main() { _ = n; }")
+
+
+def test_matrices_begin_at_multiples_of_16_bytes() -> None:
+    memory = "var<workgroup> a: array<f16, 512>;\nvar<workgroup> last: {};\n// subgroupMatrixLoad"
+    assert misplaced(memory.format("atomic<i32>")) == "last has 4 bytes"
+    assert misplaced(memory.format("array<vec2<u32>, 3>")) == "last has 24 bytes"
+    assert not misplaced(memory.format("array<atomic<u32>, 4>"))
+
+
+@pytest.mark.parametrize("k", [3072, 50257])
+def test_parts_of_a_product_are_in_units(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they do not divide the inner dimension, and are whole tiles."""
+    monkeypatch.setattr(cost, "inner_part_counts", lambda *_, **__: range(5, 6))
+    units = (("f16", "f32", 16, 16, 16),)
+    factors = torch.ones(96, k).half(), torch.ones(k, 96).half()
+    product, *_ = check_with_tint(monkeypatch, units, torch.mm, factors)
+    assert "subgroupMatrixMultiplyAccumulate" in product
+    (load,) = re.findall(r"fn load_lhs\(.*?\n}", product, re.DOTALL)
+    assert "opaque" not in load
+    assert "(!(k <" not in load
