@@ -179,7 +179,7 @@ PER_DISPATCH = """async () => {
   const model = await runtime.load("chain");
   const inputs = {x: new Float32Array(64)};
   const times = [];
-  for (let k = 0; k < 60; k++) {
+  for (let k = 0; k < 140; k++) {
     const start = performance.now();
     const results = model.run("forward", inputs);
     times.push(performance.now() - start);
@@ -187,7 +187,7 @@ PER_DISPATCH = """async () => {
     await output.read();
   }
   const {dispatches, calls} = model.statistics;
-  return {times: times.slice(20), dispatches: dispatches / calls};
+  return {times: times.slice(40), dispatches: dispatches / calls};
 }"""
 DECODE = """async () => {
   const model = await runtime.load("decoder");
