@@ -6,6 +6,7 @@ import pytest
 
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulProblem, choose_matmul_tiling
 from torch_webgpu_compile.target import Target
+from torch_webgpu_compile.web.targets import BROWSER
 
 GPU = Target(max_workgroup_invocations=1024, max_workgroup_nbytes=49152)
 
@@ -38,6 +39,17 @@ def test_tiles_of_windows_are_tall():
     windows = problem_of(16, 128, 784, rhs="scalar_inner")
     assert choose_matmul_tiling(windows, GPU).rows == 128
     assert choose_matmul_tiling(problem_of(16, 128, 784), GPU).rows == 64
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "registers"),
+    [(1024, 1024, 64), (120, 1536, 32), (120, 384, 16), (9, 99, 16)],
+)
+def test_a_page_waits_for_short_kernels(rows, columns, registers):
+    tiling = choose_matmul_tiling(problem_of(1, rows, columns), BROWSER)
+    assert tiling.thread_rows * tiling.thread_columns == registers
+    assert not tiling.double_buffer
+    assert tiling.slices == 1
 
 
 def problem_of(batch, rows, columns, rhs="outer"):
