@@ -72,8 +72,6 @@ def _factor(body: Scalar) -> str:
 def is_zero(value: Scalar) -> bool:
     """Whether a value is 0, which may be hidden from drivers."""
     match value:
-        case Op("opaque", (inside,)):
-            return is_zero(inside)
-        case Const(number):
-            return number == 0
+        case Const(0) | Op("opaque", (Const(0),)):
+            return True
     return False

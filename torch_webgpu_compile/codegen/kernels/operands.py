@@ -89,7 +89,7 @@ def load_operand(
         loads = [[environment(iteration(prefix, outer_count), iteration("k", inner_count))]]
         limits = (outer_count, inner_count)
     is_packed = element == "bf16"
-    if element == "f16":
+    if element in ("f16", "bf16"):
         body = _with_plain_zeros(body)
     lines, results = _render(builder, body, loads, is_packed)
     is_converted = not is_packed and element not in ("", body.dtype.compute)
@@ -183,7 +183,7 @@ def _before_cast(body: Scalar) -> Scalar:
 def _with_plain_zeros(body: Scalar) -> Scalar:
     """The body with 0, not hidden from the driver, where it is 0 outside of a part.
 
-    What travels through workgroup memory as f16 needs no secret, which is an f32: it would make
+    What travels through workgroup memory in halves needs no secret, which is an f32: it would make
     f32 of all elements.
     """
     match body:

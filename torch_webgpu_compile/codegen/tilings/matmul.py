@@ -322,6 +322,7 @@ _FULL_ENOUGH = 0.7
 # are 192 workgroups, 2.70 and 2.01.
 _LARGEST, _LARGEST_LEAST = MatmulTiling(128, 128, 8, 8, 8, True, 8), 2112
 _SMALLEST = MatmulTiling(32, 32, 8, 4, 4, True, 8)
+_FEW = 16  # rows or columns
 _FEW_ROWS = (
     MatmulTiling(16, 32, 16, 4, 4, True, 8, slices=8),
     MatmulTiling(16, 32, 8, 4, 4, True, 8, slices=4),
@@ -407,11 +408,7 @@ def keeps_halves(tiling: MatmulTiling, problem: MatmulProblem, target: Target) -
 
 def matmul_candidates(problem: MatmulProblem, target: Target) -> Iterator[MatmulTiling]:
     """The tilings worth measuring for a problem."""
-    found: Sequence[MatmulTiling] = _MEASURED
-    if problem.rows <= 16:
-        found = _MEASURED_FEW_ROWS
-    elif problem.columns <= 16:
-        found = [_transposed(tiling) for tiling in _MEASURED_FEW_ROWS]
+    found = _where_few(problem, _MEASURED_FEW_ROWS) or _MEASURED
     for tiling in dict.fromkeys(map(problem.adapt, found)):
         if fits(tiling, problem.itemsize, problem.axes, target):
             yield tiling
@@ -448,6 +445,13 @@ def _transposed(tiling: MatmulTiling) -> MatmulTiling:
     )
 
 
+def _where_few(problem: MatmulProblem, tilings: Sequence[MatmulTiling]) -> Sequence[MatmulTiling]:
+    """Tilings for few rows, for few columns the same transposed; none where both are many."""
+    if problem.rows <= _FEW:
+        return tilings
+    return [_transposed(tiling) for tiling in tilings] if problem.columns <= _FEW else ()
+
+
 def choose_matmul_tiling(problem: MatmulProblem, target: Target) -> MatmulTiling:
     """The tiling for a problem that nobody measured."""
     if target.software:
@@ -465,18 +469,12 @@ def choose_matmul_tiling(problem: MatmulProblem, target: Target) -> MatmulTiling
 
 
 def _in_software(problem: MatmulProblem) -> Iterator[MatmulTiling]:
-    if problem.rows <= 16:
-        yield _SOFTWARE_FEW_ROWS
-    elif problem.columns <= 16:
-        yield _transposed(_SOFTWARE_FEW_ROWS)
+    yield from _where_few(problem, [_SOFTWARE_FEW_ROWS])
     yield _SOFTWARE
 
 
 def _in_brief(problem: MatmulProblem, target: Target) -> Iterator[MatmulTiling]:
-    if problem.rows <= 16:
-        yield _BRIEF_FEW_ROWS
-    elif problem.columns <= 16:
-        yield _transposed(_BRIEF_FEW_ROWS)
+    yield from _where_few(problem, [_BRIEF_FEW_ROWS])
     for tiling, least in _BRIEF_BY_SIZE:
         if problem.workgroups(problem.adapt(tiling)) >= target.machine.scaled(least):
             yield tiling
@@ -484,11 +482,9 @@ def _in_brief(problem: MatmulProblem, target: Target) -> Iterator[MatmulTiling]:
 
 def _in_order(problem: MatmulProblem, target: Target) -> Iterator[MatmulTiling]:
     """Best first, whether they fit the adapter or not."""
-    if problem.rows <= 16:
-        yield from _FEW_ROWS
-    elif problem.columns <= 16:
-        yield from (_transposed(tiling) for tiling in _FEW_ROWS)
-    else:
+    few = _where_few(problem, _FEW_ROWS)
+    yield from few
+    if not few:
         if _is_large(problem, target):
             yield _LARGEST
         yield from _by_size(problem, target)

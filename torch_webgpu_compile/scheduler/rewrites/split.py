@@ -194,9 +194,9 @@ def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
         if not isinstance(node, Contraction):
             return None
         together = max(tiles[key] for key in _shared(node))
-        found = _inner_parts(node, together, node.output in reduced, target)
+        in_units = units_config([node], target) is not None
+        found = _inner_parts(node, together, node.output in reduced, in_units, target)
         if isinstance(found, int):
-            in_units = units_config([node], target) is not None
             step = _PART_STEP_IN_UNITS if in_units else _PART_STEP
             return _in_parts(node, found, step, buffers)
         return None if found is None else _split_contraction(node, found, buffers)
@@ -227,13 +227,14 @@ def _tiles(node: Contraction, target: Target) -> int:
 
 
 def _inner_parts(
-    node: Contraction, tiles: int, reduced: bool, target: Target
+    node: Contraction, tiles: int, reduced: bool, in_units: bool, target: Target
 ) -> Sequence[int] | int | None:
     """How the inner dimensions are divided; None where that does not pay.
 
     Args:
         tiles: of all products that share its dispatch.
         reduced: whether the sum of the parts has a kernel to join.
+        in_units: whether matrix units compute it.
 
     Returns:
         The parts of each inner dimension; or, of a single one that they do not divide, their
@@ -242,7 +243,6 @@ def _inner_parts(
     batch, rows, columns, inner = (
         product(s) for s in (node.batch, node.rows, node.columns, node.inner)
     )
-    in_units = units_config([node], target) is not None
     is_full = tiles >= cost.filling_workgroups(target, in_units=in_units)
     if is_full or not all(size.is_constant for size in node.inner):
         return None
