@@ -27,7 +27,7 @@ The types are ``f32``, ``f16``, ``u32``, ``i32``, ``u8`` or ``i8``.
 _HALVES: MatrixConfig = ("f16", "f32", 16, 16, 16)
 
 MATRIX_KERNELS: Mapping[str, frozenset[MatrixConfig]] = {
-    "product": frozenset({_HALVES, ("i8", "i32", 16, 16, 32), ("u8", "u32", 16, 16, 32)}),
+    "product": frozenset({_HALVES, ("i8", "i32", 16, 16, 32)}),
     "bfloat16 product": frozenset({_HALVES}),
     "attention": frozenset({_HALVES}),
 }
