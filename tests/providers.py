@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +19,10 @@ from pathlib import Path
 import pytest
 
 from torch_webgpu_compile import dtypes
+from torch_webgpu_compile.codegen.tilings.units import InUnits
 from torch_webgpu_compile.options import from_environment
 from torch_webgpu_compile.runtime.device import Device, device_for, list_adapters, open_device
+from torch_webgpu_compile.target import Target
 
 PROVIDERS = ("wgpu", "wgpudawn")
 _SWIFTSHADER = Path(sys.prefix) / "swiftshader" / "vk_swiftshader_icd.json"
@@ -69,6 +72,22 @@ def device_of(provider: str) -> Device:
 def device_in_use() -> Device:
     """The device that models have, of the provider that the environment names."""
     return device_for(from_environment())
+
+
+def lose(feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on kernels are made for a GPU without a feature."""
+    device = device_in_use()
+    target = replace(device.target, features=device.target.features - {feature})
+    monkeypatch.setattr(device, "target", target)
+
+
+def target_for_units(tiling: InUnits, monkeypatch: pytest.MonkeyPatch) -> Target:
+    """The GPU's target; where it has no such matrix units, invocations compute their parts."""
+    target = device_in_use().target
+    has_units = tiling.config in target.subgroup_matrix_configs
+    if not has_units or tiling.lanes != target.subgroup_size:
+        lose("chromium-experimental-subgroup-matrix", monkeypatch)
+    return device_in_use().target
 
 
 def has_float64() -> bool:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.compilations import TARGET, compile_function
-from tests.providers import device_in_use, require_float16
+from tests.providers import require_float16, target_for_units
 from tests.tint import tint
 from torch_webgpu_compile import counters
 from torch_webgpu_compile import target as target_module
@@ -102,7 +102,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def use(tiling: AttentionUnitsTiling, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Makes attention use a tiling where it fits; the tilings used."""
-    target = device_in_use().target
+    target = target_for_units(tiling, monkeypatch)
     used: list[Any] = []
 
     def choose(node: Any, _target: Any) -> AttentionUnitsTiling | None:
@@ -157,7 +157,7 @@ def use_for_gradients(
 ) -> list[Any]:
     """Makes gradients of attention use a tiling where it fits; the tilings used."""
     require_float16()
-    target = device_in_use().target
+    target = target_for_units(tiling, monkeypatch)
     used: list[Any] = []
 
     def choose(node: Any, _target: Any) -> AttentionGradientUnitsTiling | None:

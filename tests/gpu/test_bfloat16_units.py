@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.exponents import check, factors
+from tests.providers import target_for_units
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.codegen.kernels import contraction
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling
@@ -31,6 +32,7 @@ def _tiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Plans are remembered by what they compute, not by a patched choice."""
     monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
     monkeypatch.setattr(contraction, "units_tiling", lambda *_: TILING)
+    target_for_units(TILING, monkeypatch)
     torch._dynamo.reset()
     counters.reset()
     plan_cache.clear()

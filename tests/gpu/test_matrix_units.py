@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.compilations import TARGET, compile_function
-from tests.providers import device_in_use, require_float16
+from tests.providers import require_float16, target_for_units
 from tests.tint import misplaced, tint
 from torch_webgpu_compile import counters
 from torch_webgpu_compile import target as targets
@@ -202,7 +202,7 @@ def test_products(
 ) -> None:
     if tiling.type == "f16":
         require_float16()
-    target = device_in_use().target
+    target = target_for_units(tiling, monkeypatch)
     used = []
 
     def choose(group: Any, problem: Any, target: Any) -> UnitsTiling | None:
@@ -233,6 +233,7 @@ def test_products_of_packed_weights(
     tiling: UnitsTiling, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are dequantized where they are read: no dispatch does only that."""
+    target_for_units(tiling, monkeypatch)
     monkeypatch.setattr(contraction, "units_tiling", lambda *_: tiling)
     monkeypatch.setattr(Target, "matrix_config", lambda *types: (*types[1:3], 16, 16, 16))
     function, arguments = PACKED_CALLS[name]
@@ -261,6 +262,7 @@ def test_products_of_bytes(
 
     monkeypatch.setattr(contraction, "units_tiling", choose)
     if tiling is not None:
+        target_for_units(tiling, monkeypatch)
         monkeypatch.setattr(contraction, "has_few_rows", lambda problem: False)
     function, arguments = BYTE_CALLS[name]
     compiled = torch.compile(function, backend="webgpu", fullgraph=True, dynamic=dynamic)

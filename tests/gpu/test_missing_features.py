@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.providers import device_in_use
+from tests.providers import lose
 from torch_webgpu_compile import counters
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -62,7 +61,8 @@ INTEGERS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
             F.embedding(i, t),
             t[i],
             torch.zeros(5, dtype=torch.int64).scatter_add(0, i, a),
-            torch.zeros(5, dtype=torch.int64).index_put((i,), a),
+            torch.zeros(5, dtype=torch.int64).index_put((i,), a, accumulate=True),
+            torch.zeros(20, dtype=torch.int64).index_put((i + torch.arange(4) * 5,), a),
             torch.arange(7) * 2**33,
         ),
         (torch.randn(5, 3), torch.tensor([0, 4, -1, 2]) % 5, EXTREME[-4:]),
@@ -95,13 +95,6 @@ SMALL_FLOATS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }
 
 
-def lose(feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on kernels are made for a GPU without a feature."""
-    device = device_in_use()
-    target = replace(device.target, features=device.target.features - {feature})
-    monkeypatch.setattr(device, "target", target)
-
-
 def check(function: Callable[..., Any], *arguments: Tensor) -> None:
     counters.reset()
     compiled = torch.compile(function, backend="webgpu", fullgraph=True)
@@ -120,3 +113,23 @@ def test_int64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_float16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lose("shader-f16", monkeypatch)
     check(SMALL_FLOATS[name][0], *SMALL_FLOATS[name][1])
+
+
+@pytest.mark.filterwarnings("ignore::torch_webgpu_compile.fallbacks.FallbackWarning")
+def test_numbers_in_float64_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels compute with them in float32; results that are float64 are the host's."""
+
+    def function(x: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+        less = number - 1e-9
+        return x * less, less, less.reciprocal().sqrt(), (less + 1).to(torch.float64), less.view(1)
+
+    lose("shader-f64", monkeypatch)
+    arguments = torch.randn(5), torch.tensor(1 / 3, dtype=torch.float64)
+    compiled = torch.compile(function, backend="webgpu", fullgraph=True)
+    torch.testing.assert_close(compiled(*arguments), function(*arguments), rtol=1e-6, atol=0)
+    for got, wanted in zip(compiled(*arguments)[1:], function(*arguments)[1:], strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-15, atol=0)
+    counters.reset()
+    scaled = torch.compile(lambda x, number: x * (number - 1e-9), backend="webgpu", fullgraph=True)
+    torch.testing.assert_close(scaled(*arguments), function(*arguments)[0])
+    assert list(counters.fallbacks) == ["aten._to_copy.default"]

@@ -86,6 +86,7 @@ def _register() -> None:
         device_mesh,
         generation,
         generator_class,
+        grad_scaler,
         guard,
         lightning,
         moving,
@@ -116,7 +117,7 @@ def _register() -> None:
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
         *(lightning, random_states, generator_class, precompiling, device_mesh),
-        *(compiled_optimizers,),
+        *(compiled_optimizers, grad_scaler),
     ):
         patch.install()
 

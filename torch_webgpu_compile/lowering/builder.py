@@ -74,6 +74,8 @@ class Builder:
         on_deterministic: called where either of the two makes a difference.
         origin: the current operator and the user's line.
         hint: name for the next buffer.
+        exact: of numbers that kernels compute in float32 as they have no float64, by body: makes
+            a buffer with the number in float64.
     """
 
     target: Target
@@ -90,6 +92,7 @@ class Builder:
     on_deterministic: Callable[[], None] = lambda: None
     origin: Origin = _NO_ORIGIN
     hint: str = "value"
+    exact: dict[Scalar, Callable[[], Buffer]] = field(default_factory=dict)
 
     @property
     def out(self) -> ResultType:
@@ -258,6 +261,8 @@ class Builder:
         buffer = whole_buffer(value, self.buffers)
         if buffer is not None:
             return buffer
+        if value.body in self.exact and not value.sizes:
+            return self.exact[value.body]()
         made = self.new_buffer(value.dtype, value.sizes, name or f"{self.hint}_copy")
         if not self.target.supports(value.dtype):
             self.nodes.append(self._host_full(made, value))
@@ -270,15 +275,18 @@ class Builder:
         """A float64 graph input that holds one number, where the GPU cannot read float64.
 
         PyTorch passes Python floats that may change between calls as such inputs; the host converts
-        them to float32.
+        them to float32. What is to be float64 in the end is computed on the host, see `exact`.
         """
         made = self.new_buffer(dtypes.float32, (), f"{self.hint}_f32")
-        arguments = (HostBuffer(self.materialize(value).name),)
+        given = self.materialize(value)
+        arguments = (HostBuffer(given.name),)
         keywords = (("dtype", "torch.float32"),)
         self.nodes.append(
             HostCall((made.name,), "aten._to_copy.default", arguments, keywords, (self.origin,))
         )
-        return self.load(made).cast(value.dtype)
+        number = self.load(made).cast(value.dtype)
+        self.exact[number.body] = lambda: given
+        return number
 
     def finished(self, body: Scalar) -> Scalar:
         """A body as nodes hold it: folded, and without float64 where the GPU has none.

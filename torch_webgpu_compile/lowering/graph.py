@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -298,7 +299,7 @@ class _GraphLowering:
         dtype = self._unsupported_dtype(arguments, keywords)
         function = LOWERINGS.get(overload)
         if dtype is not None:
-            cause = f"{dtype.name} has no kernels on this GPU (it needs {dtype.feature})"
+            cause = _no_kernels(dtype)
         elif function is None:
             cause = "no GPU kernel for this operator yet"
         else:
@@ -306,15 +307,61 @@ class _GraphLowering:
                 lowered = function(builder, *arguments, **keywords)
                 values = lowered if isinstance(lowered, tuple) else (lowered,)
                 if all(self._is_usable(value) for value in values):
+                    self._remember_exact(values, overload, arguments, keywords)
                     return values
                 cause = "a dtype without kernels on this GPU"
             except NotLowered as error:
                 cause = str(error)
+        return self._on_host(overload, arguments, keywords, cause, dtype)
+
+    def _on_host(
+        self,
+        overload: torch._ops.OpOverload,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+        cause: str,
+        dtype: DType | None,
+    ) -> tuple[Value | None, ...]:
+        """The current operator on the host, because of ``cause``, where ``dtype`` is one."""
+        builder = self.builder
         shown = dtype or next((s.dtype for s in builder.results if s is not None), dtypes.float32)
         # The host makes assertions: no kernel can raise their messages.
         if self.on_fallback is not None and overload is not aten._assert_async.msg:
             self.on_fallback(str(overload), shown.name, builder.origin.source, cause)
         return host_call(builder, overload, arguments, keywords)
+
+    def _remember_exact(
+        self,
+        values: Sequence[Value | None],
+        overload: torch._ops.OpOverload,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+    ) -> None:
+        """How the host computes those of the current operator's results that kernels have no dtype
+        for, should they be needed in it; see `Builder.exact`.
+        """
+        builder = self.builder
+        context = builder.origin, builder.hint, builder.results
+        made: list[Value | None] = []
+
+        def buffer_of(result: int) -> Buffer:
+            before = builder.origin, builder.hint, builder.results
+            builder.origin, builder.hint, builder.results = context
+            if not made:
+                dtype = next(v.dtype for v in values if v and not builder.target.supports(v.dtype))
+                cause = _no_kernels(dtype)
+                made.extend(self._on_host(overload, arguments, keywords, cause, dtype))
+            value = made[result]
+            assert value is not None
+            buffer = builder.materialize(value)
+            builder.origin, builder.hint, builder.results = before
+            return buffer
+
+        for number, value in enumerate(values):
+            if value is None or value.number or builder.target.supports(value.dtype):
+                continue
+            if loads_of(value.body):
+                builder.exact.setdefault(value.body, partial(buffer_of, number))
 
     def _is_usable(self, value: Value | None) -> bool:
         if value is None or self.builder.target.supports(value.dtype):
@@ -373,6 +420,10 @@ class _GraphLowering:
             _NO_FALLBACK_STEP,
             user_source(item),
         )
+
+
+def _no_kernels(dtype: DType) -> str:
+    return f"{dtype.name} has no kernels on this GPU (it needs {dtype.feature})"
 
 
 def _with_ones(value: Value | None, signature: ResultType | None) -> Value | None:

@@ -217,12 +217,17 @@ def compiled_collectives() -> None:
     """Each waits for its result, and none counts as a fallback."""
     rank, count = world()
     group = dist.group.WORLD
+    # Their names since PyTorch 2.12, and before.
+    names = ("all_gather_single", "reduce_scatter_single")
+    if not hasattr(functional, names[0]):
+        names = ("all_gather_tensor", "reduce_scatter_tensor")
+    all_gather, reduce_scatter = (getattr(functional, name) for name in names)
 
     @torch.compile(backend="webgpu", fullgraph=True)
     def compiled(x: Tensor) -> tuple[Tensor, ...]:
         summed = functional.all_reduce(x * 2, "sum", group)
-        gathered = functional.all_gather_single(x + 1, 0, group)
-        scattered = functional.reduce_scatter_single(gathered * 2, "avg", 0, group)
+        gathered = all_gather(x + 1, 0, group)
+        scattered = reduce_scatter(gathered * 2, "avg", 0, group)
         exchanged = functional.all_to_all_single(gathered.flatten(), None, None, group)
         return summed - x, gathered, scattered, exchanged, functional.broadcast(x, 1, group) + x
 

@@ -72,6 +72,8 @@ def test_the_matrices_of_a_group_are_not_copied():
     assert torch.webgpu.max_memory_allocated() - before < 2 * matrices.numel() * 4
 
 
+# Dynamo of PyTorch 2.11 looks at gradients of what is no leaf.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_training_a_mixture_of_experts(compiled):
     config = transformers.MixtralConfig(

@@ -22,7 +22,7 @@ def tensors(device, value=1.0, shapes=SHAPES):
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "RMSprop", "NAdam"])
 def test_a_step_is_few_dispatches(name):
-    require_bindings(16)
+    require_bindings(20)
     params = [torch.ones(4, 3, device=DEVICE, requires_grad=True) for _ in range(4)]
     optimizer = getattr(torch.optim, name)(params, lr=0.1)
     for _ in range(3):

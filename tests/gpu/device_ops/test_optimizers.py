@@ -12,7 +12,7 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.testing._internal.common_optimizers import optim_db
 
 from tests.device_checks import DEVICE, compare
-from tests.providers import require_bindings
+from tests.providers import has_float64, require_bindings
 from torch_webgpu_compile import counters
 
 pytestmark = pytest.mark.rotates(20)
@@ -357,7 +357,9 @@ def test_a_compiled_step_is_few_dispatches_at_any_learning_rate(name):
                 assert counters.bytes_downloaded == 0 or not INFOS[name].has_capturable_arg
         return [p.detach() for p in params]
 
-    compare(train, rtol=1e-4, atol=1e-5)
+    # The learning rate is a float64: without kernels for it, the host makes it a float32.
+    host = () if has_float64() else ("aten._to_copy.default",)
+    compare(train, rtol=1e-4, atol=1e-5, host=host)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at the loss's

@@ -1,0 +1,60 @@
+"""``torch.amp.GradScaler`` takes its scale's reciprocal in float32 where there is no float64.
+
+Patched: ``GradScaler.unscale_`` in ``torch.amp.grad_scaler``.
+
+Why: it computes ``scale.double().reciprocal().float()``, which runs on the host without float64:
+each step of training would wait for the GPU. PyTorch leaves float64 out for "mps" alone. Scales are
+powers of two, unless the user has set others.
+
+Until: PyTorch asks the device whether it has float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from .. import devices
+
+
+class _Scale:
+    """Stands for a scale whose reciprocal is taken in float32."""
+
+    def __init__(self, scale: torch.Tensor) -> None:
+        self._scale = scale
+        self.device = scale.device
+
+    def double(self) -> _Scale:
+        return self
+
+    def reciprocal(self) -> torch.Tensor:
+        return self._scale.reciprocal()
+
+
+def install() -> None:
+    """Patches ``GradScaler.unscale_``."""
+    original: Callable[..., None] = GradScaler.unscale_
+
+    @wraps(original)
+    def unscale_(self: Any, optimizer: torch.optim.Optimizer) -> None:
+        scale = self._scale
+        if torch.compiler.is_compiling() or scale is None or _has_float64(scale.device):
+            original(self, optimizer)
+            return
+        self._scale = _Scale(scale)
+        try:
+            original(self, optimizer)
+        finally:
+            self._scale = scale
+
+    GradScaler.unscale_ = unscale_  # type: ignore[method-assign]
+
+
+def _has_float64(device: torch.device) -> bool:
+    if device.type != devices.NAME:
+        return True
+    return "shader-f64" in devices.adapter_of(devices.index_of(device)).features
