@@ -46,6 +46,7 @@ from .scheduler.grouping.order import order_groups, verify_grouping
 from .scheduler.grouping.products import join_pairs, join_siblings
 from .scheduler.rewrites.causal import find_causal
 from .scheduler.rewrites.equal_nodes import drop_unit_symbols, share_equal_nodes
+from .scheduler.rewrites.exponents import know_exponents
 from .scheduler.rewrites.float16_words import store_float16_in_words
 from .scheduler.rewrites.inline import inline_producers
 from .scheduler.rewrites.key_ends import find_key_ends
@@ -302,6 +303,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("choose_layouts", GRAPH, GRAPH, _on_target(choose_layouts)),
     Pass("split_contractions", GRAPH, GRAPH, _on_target(split_contractions)),
     Pass("split_weight_gradients", GRAPH, GRAPH, _on_target(split_weight_gradients)),
+    Pass("know_exponents", GRAPH, GRAPH, _on_target(know_exponents)),
     Pass("split_reductions", GRAPH, GRAPH, _on_target(split_reductions)),
     Pass("separate", GRAPH, GRAPHS, _on_target(separate_preparation)),
     # What shares a kernel.

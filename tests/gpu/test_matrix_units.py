@@ -289,15 +289,22 @@ def test_tint_accepts_the_kernels_of_bytes(name: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.rotates(4)
-@pytest.mark.parametrize("factor", ["f16", "bf16"])
+@pytest.mark.parametrize("factor", ["f16", "bf16", "bf16, shifted"])
 @pytest.mark.parametrize("unit", UNITS, ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_tint_accepts_the_kernels(
     name: str, unit: Unit, factor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function, arguments = CALLS[name]
-    arguments = in_dtype(arguments, DTYPES[factor])
-    check_with_tint(monkeypatch, (("f16", "f32", unit.m, unit.n, unit.k),), function, arguments)
+    dtype, *shifted = factor.split(", ")
+    monkeypatch.setattr(cost, "shifts_pay", lambda *_: bool(shifted))
+    arguments = in_dtype(arguments, DTYPES[dtype])
+    units: tuple[MatrixConfig, ...] = (("f16", "f32", unit.m, unit.n, unit.k),)
+    kernels = check_with_tint(monkeypatch, units, function, arguments)
+    # Windows of an image are none of a matrix, of which all elements are read once.
+    assert any("unshifted" in kernel for kernel in kernels) == (
+        bool(shifted) and name != "a convolution"
+    )
 
 
 def check_with_tint(

@@ -21,7 +21,7 @@ from ..ir.graph import (
     SingleGroup,
     dispatch_count,
 )
-from ..ir.nodes import Fourier, HostCall, Scatter, TriangularSolve
+from ..ir.nodes import Contraction, Fourier, HostCall, Scatter, TriangularSolve
 from ..ir.renaming import form_of
 from ..ir.transposition import find_transposition
 from ..plan.model import KernelCall
@@ -29,7 +29,7 @@ from ..target import Target
 from .kernels.attention import generate_attention
 from .kernels.attention_gradient import generate_attention_gradient
 from .kernels.attention_parts import generate_attention_parts
-from .kernels.contraction import Tilings, generate_contraction
+from .kernels.contraction import Tilings, generate_contraction, has_shifts
 from .kernels.depthwise import generate_depthwise, generate_depthwise_weight_gradient
 from .kernels.foreach import generate_foreach
 from .kernels.fourier import generate_fourier
@@ -62,11 +62,20 @@ def generate(
             continue
         made = _generate_group(group, buffers, target, tilings)
         kernels = [call for call in made if isinstance(call, KernelCall)]
-        assert len(kernels) == dispatch_count(group, buffers), group
+        assert _is_count(len(kernels), group, buffers), group
         calls += made
         if form is not None:
             known[form] = names, kernels
     return tuple(calls)
+
+
+def _is_count(kernels: int, group: KernelGroup, buffers: dict[str, Buffer]) -> bool:
+    """Whether so many kernels are made of a group; one more of products with shifts."""
+    more = kernels - dispatch_count(group, buffers)
+    match group:
+        case AnchorGroup(anchor=Contraction()) | SiblingGroup() | PairGroup():
+            return more in (0, int(has_shifts(group)))
+    return more == 0
 
 
 def _generate_group(
@@ -79,6 +88,9 @@ def _generate_group(
         return generate_scatter(group.node, buffers, target)
     if not dispatch_count(group, buffers):
         return []
+    match group:
+        case AnchorGroup(anchor=Contraction()) | SiblingGroup() | PairGroup():
+            return generate_contraction(group, buffers, target, tilings)
     return [_generate_kernel(group, buffers, target, tilings)]
 
 
@@ -105,8 +117,6 @@ def _generate_kernel(
             return generate_depthwise(group, buffers, target)
         case AnchorGroup(anchor=DepthwiseWeightGradient()):
             return generate_depthwise_weight_gradient(group, buffers, target)
-        case AnchorGroup() | SiblingGroup() | PairGroup():
-            return generate_contraction(group, buffers, target, tilings)
         case SingleGroup(node=AttentionGradient() as node):
             return generate_attention_gradient(node, buffers, target)
         case SingleGroup(node=TriangularSolve() as node):

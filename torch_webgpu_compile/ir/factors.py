@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .. import dtypes
+from ..dtypes import DType
 from ..target import MatrixConfig, Target
 from .nodes import Contraction
 from .scalar import Const, Masked, Op, Scalar
@@ -54,7 +55,12 @@ def units_config(nodes: Iterable[Contraction], target: Target) -> MatrixConfig |
     """
     nodes = list(nodes)
     (dtype,) = {node.lhs.dtype for node in nodes}
-    factor = factor_of(nodes) or ("f32" if dtype is dtypes.float32 else "")
+    return config_of(factor_of(nodes), dtype, target)
+
+
+def config_of(factor: str, dtype: DType, target: Target) -> MatrixConfig | None:
+    """The same of what `factor_of` says, and the type of the sums."""
+    factor = factor or ("f32" if dtype is dtypes.float32 else "")
     kernel = "bfloat16 product" if factor == "bf16" else "product"
     return target.matrix_config(*_UNITS[factor], kernel) if factor else None
 

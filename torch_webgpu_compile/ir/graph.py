@@ -302,7 +302,8 @@ def dispatch_count(group: KernelGroup, buffers: Mapping[str, Buffer]) -> int:
     """The kernels that code generation makes of a group: one, but none of what has no elements.
 
     None of a host call, which is a step of its own. A `Scatter` has two where its initial contents
-    are copied first, and only the copy where it has no updates.
+    are copied first, and only the copy where it has no updates. Products with shifts have one more,
+    where they are computed in matrix units.
     """
     match group:
         case SingleGroup(HostCall()):

@@ -93,10 +93,15 @@ class Contraction(Anchor):
     Both are float32, float64 or int32 (whose sums wrap). Matrix multiplication and convolution
     alike. ``index`` gives the output's logical index in the symbols b, m, n; it must be a bijection
     from those ranges to the output's elements.
+
+    ``lhs_shift(b…, m…)`` and ``rhs_shift(b…, n…)`` change nothing about that. Where both are there,
+    operands were bfloat16, and elements at that point times two to the power of shift >> 1 are zero
+    or subnormal, infinite, NaN, or at most f16's largest number; and, unless shift & 1, at least
+    its smallest normal one.
     """
 
     OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("batch", "rows", "columns", "inner", "index", "lhs", "rhs"),
+        *("batch", "rows", "columns", "inner", "index", "lhs", "rhs", "lhs_shift", "rhs_shift"),
     )
     TILED: ClassVar[bool] = True
 
@@ -109,6 +114,8 @@ class Contraction(Anchor):
     rhs: Scalar
     index: tuple[Expr, ...]
     origins: tuple[Origin, ...] = ()
+    lhs_shift: Scalar | None = None
+    rhs_shift: Scalar | None = None
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -118,6 +125,8 @@ class Contraction(Anchor):
             "lhs": (batch, rows, inner),
             "rhs": (batch, columns, inner),
             "index": self.points,
+            "lhs_shift": (batch, rows),
+            "rhs_shift": (batch, columns),
         }
 
     @property
@@ -133,6 +142,9 @@ class Contraction(Anchor):
         same = dtype is self.rhs.dtype and dtype in _CONTRACTED
         yield same, "float32, float64 or int32 operands"
         yield from index_rules(self.index, self.spaces["index"], buffers[self.output])
+        shifts = [s for s in (self.lhs_shift, self.rhs_shift) if s is not None]
+        yield len(shifts) in (0, 2), "a shift of each operand, or of none"
+        yield all(shift.dtype is dtypes.int32 for shift in shifts), "int32 shifts"
 
 
 @dataclass(frozen=True, slots=True)

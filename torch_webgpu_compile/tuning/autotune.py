@@ -21,7 +21,9 @@ from ..codegen.kernels.contraction import (
     Tilings,
     generate_in_units,
     generate_tiled,
+    has_shifts,
     problem_of,
+    shifted,
     units_tiling,
 )
 from ..codegen.tilings.matmul import (
@@ -93,6 +95,8 @@ def tuner(device: Device, folder: str | None) -> Tune:
         work: dict[str, _Candidates] = {}
         for group in contraction_groups(schedule):
             problem = problem_of(group, schedule.graph.buffers)
+            if has_shifts(group):
+                group, problem = shifted(group, problem)
             units = units_tiling(group, problem, device.target)
             key = problem.key if units is None else units_key(problem, units)
             if key is None or key in known or key in work or problem.itemsize == 8:

@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import dtypes
-from ...ir.access import VECTOR, elements_per_access, is_multiple_of
+from ...ir.access import VECTOR, elements_per_access, flat_values, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
 from ...ir.buffers import Buffer
-from ...ir.factors import BYTES, factor_of, units_config
-from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup
+from ...ir.factors import BYTES, config_of, factor_of
+from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup, SiblingGroup
 from ...ir.nodes import Contraction
+from ...ir.scalar import Masked, Scalar, apply
 from ...ir.spaces import Origin, numbered
 from ...plan.model import KernelCall
-from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, product
+from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, iteration, product
 from ...target import Target
 from ..hardening.spelling import all_of
 from ..tilings.matmul import (
@@ -36,6 +37,7 @@ from ..tilings.units import (
     units_key,
     units_tilings,
 )
+from ..values import Scope
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
@@ -44,6 +46,7 @@ from .pointwise import group_origins
 from .words import load_words, word_axis
 
 _PACKED_RUN = 4  # fours of elements of a byte or less that 16 bytes have, at least
+_EXPONENT_PLACE, _EXPONENT_BIAS = 23, 127  # of an f32
 _DOT = {"i8": "dot4I8Packed", "u8": "dot4U8Packed"}
 
 Tiling = MatmulTiling | UnitsTiling
@@ -70,17 +73,35 @@ def problem_of(group: ContractionGroup, buffers: dict[str, Buffer]) -> MatmulPro
 
 def generate_contraction(
     group: ContractionGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
-) -> KernelCall:
-    """The kernel of contractions, in the measured tiling if there is one."""
+) -> list[KernelCall]:
+    """The kernel of contractions, in the measured tiling if there is one.
+
+    With shifts, and in matrix units, there is another one, of what f16 does not hold.
+    """
     problem = problem_of(group, buffers)
     if has_few_rows(problem):
-        return generate_few_rows(group, buffers, target, problem)
+        return [generate_few_rows(group, buffers, target, problem)]
+    calls: list[KernelCall] = []
+    general = units_tiling(group, problem, target)
+    if general is not None and has_shifts(group):
+        calls = [generate_in_units(group, buffers, target, problem, general)]
+        group, problem = shifted(group, problem)
     units = units_tiling(group, problem, target)
     if units is not None:
         measured = tilings.get(units_key(problem, units) or "")
         if isinstance(measured, UnitsTiling) and units_fit(measured, problem, target):
             units = measured
-        return generate_in_units(group, buffers, target, problem, units)
+        return [generate_in_units(group, buffers, target, problem, units), *calls]
+    return [_generate_without_units(group, buffers, target, problem, tilings)]
+
+
+def _generate_without_units(
+    group: ContractionGroup,
+    buffers: dict[str, Buffer],
+    target: Target,
+    problem: MatmulProblem,
+    tilings: Tilings,
+) -> KernelCall:
     tiling = tilings.get(problem.key or "")
     if not isinstance(tiling, MatmulTiling) or not fits(
         tiling, problem.itemsize, problem.axes, target
@@ -124,10 +145,47 @@ def units_tiling(
     group: ContractionGroup, problem: MatmulProblem, target: Target
 ) -> UnitsTiling | None:
     """The tiling of a contraction in the target's matrix units; None where they cannot do it."""
-    config = units_config(map(contraction_of, products_of(group)), target)
+    dtype = contraction_of(products_of(group)[0]).lhs.dtype
+    config = config_of(problem.factor, dtype, target)
     if config is None:
         return None
     return next(units_tilings(problem, problem.factor or "f32", config, target), None)
+
+
+def has_shifts(group: ContractionGroup) -> bool:
+    """Whether the products of a group have shifts, see `Contraction`."""
+    return contraction_of(products_of(group)[0]).lhs_shift is not None
+
+
+def shifted(
+    group: ContractionGroup, problem: MatmulProblem
+) -> tuple[ContractionGroup, MatmulProblem]:
+    """Products with shifts as products of f16, whose results are to be shifted back."""
+
+    def of_part(part: AnchorGroup) -> AnchorGroup:
+        node = contraction_of(part)
+        assert node.lhs_shift is not None
+        assert node.rhs_shift is not None
+        lhs, rhs = _times_power(node.lhs, node.lhs_shift), _times_power(node.rhs, node.rhs_shift)
+        return replace(part, anchor=replace(node, lhs=lhs, rhs=rhs))
+
+    problem = replace(problem, factor="f16")
+    match group:
+        case AnchorGroup():
+            return of_part(group), problem
+        case PairGroup((first, second)):
+            return PairGroup((of_part(first), of_part(second))), problem
+        case SiblingGroup(parts):
+            return SiblingGroup(tuple(map(of_part, parts))), problem
+
+
+def _times_power(body: Scalar, shift: Scalar) -> Scalar:
+    """An f32 times the power of two of a shift."""
+    if isinstance(body, Masked):
+        return replace(body, body=_times_power(body.body, shift))
+    exponent = apply("add", apply("shift_right", shift, 1), _EXPONENT_BIAS)
+    power = apply("bitcast", apply("shift_left", exponent, _EXPONENT_PLACE), dtype=dtypes.float32)
+    return apply("mul", body, power)
 
 
 def generate_in_units(
@@ -151,12 +209,14 @@ def generate_in_units(
             "columns": width,
             "dialect": dialect_of(target),
             "most_missed": MOST_MISSED,
+            "shifts": kernel.shifts(),
         },
         tiling.workgroup,
         tiling.workgroup_nbytes(problem.axes),
         (ceildiv(kernel.inner, tiling.inner) + 1) * passes,
         (1, _packed_run(group, buffers, problem, tiling)),
         element="" if problem.factor in BYTES else tiling.factor,
+        is_rare=is_bfloat16 and has_shifts(group),
     )
 
 
@@ -232,6 +292,7 @@ class _ProductKernel:
         iterations: Expr,
         runs: tuple[int, int] = (1, 1),
         element: str = "",
+        is_rare: bool = False,
     ) -> KernelCall:
         """The kernel.
 
@@ -242,6 +303,7 @@ class _ProductKernel:
             inputs: of the template, besides those of all kernels.
             runs: `TileLoad.run` of lhs and of rhs.
             element: the WGSL type of what is loaded, where it is not a word or that of the sums.
+            is_rare: whether another kernel has computed nearly all of it.
         """
         builder, problem, nodes = self.builder, self.problem, self.nodes
         rows, columns, depth = tile
@@ -283,10 +345,35 @@ class _ProductKernel:
             workgroup_size=workgroup,
             grid=fold_grid(regions[-1].end, builder.target),
             origins=_origins(self.parts),
-            flops=self.batch * product(nodes[0].inner) * 2 * results,
+            flops=ZERO if is_rare else self.batch * product(nodes[0].inner) * 2 * results,
             workgroup_nbytes=workgroup_nbytes,
             iterations=iterations,
         )
+
+    def shifts(self) -> list[dict[str, dict[str, Any]]]:
+        """How the shifts of each product are loaded; none where they have none."""
+        return [
+            {
+                side: self._shift(node, shift, prefix, sizes)
+                for side, shift, prefix, sizes in (
+                    ("lhs", node.lhs_shift, "m", node.rows),
+                    ("rhs", node.rhs_shift, "n", node.columns),
+                )
+                if shift is not None
+            }
+            for node in self.nodes
+            if node.lhs_shift is not None
+        ]
+
+    def _shift(
+        self, node: Contraction, shift: Scalar, prefix: str, sizes: Sequence[Expr]
+    ) -> dict[str, Any]:
+        count = product(sizes)
+        batch = flat_values("b", node.batch, iteration("b", product(node.batch)))
+        scope = Scope()
+        point = {**batch, **flat_values(prefix, sizes, iteration(prefix, count))}
+        value = self.builder.renderer([point], scope).render(shift)
+        return {"count": self.builder.index(count), "lines": scope.lines, "result": value.code}
 
     def _load(
         self, node: Contraction, side: str, tile: int, depth: int, run: int, element: str

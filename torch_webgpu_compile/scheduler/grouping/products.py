@@ -59,7 +59,7 @@ def _match(first: KernelGroup, second: KernelGroup, clusters: Clusters) -> bool:
     one, two = first.anchor, second.anchor
     if not (isinstance(one, Contraction) and isinstance(two, Contraction)):
         return False
-    same = one.lhs is two.lhs and _sizes(one) == _sizes(two)
+    same = one.lhs is two.lhs and _sizes(one) == _sizes(two) and one.lhs_shift is two.lhs_shift
     computed = _computed(first)
     return (
         same
@@ -126,7 +126,7 @@ def _same_rhs(node: Contraction) -> Hashable:
 
 
 def _in_common(node: Contraction) -> Hashable:
-    return node.batch, node.inner, node.lhs.dtype
+    return node.batch, node.inner, node.lhs.dtype, node.lhs_shift is None
 
 
 def _is_small(node: Contraction, target: Target) -> bool:
