@@ -144,12 +144,16 @@ def generate_tiled(
 def units_tiling(
     group: ContractionGroup, problem: MatmulProblem, target: Target
 ) -> UnitsTiling | None:
-    """The tiling of a contraction in the target's matrix units; None where they cannot do it."""
+    """The tiling of a contraction in the target's matrix units; None where they cannot do it.
+
+    With shifts and bfloat16, that of what f16 does not hold.
+    """
     dtype = contraction_of(products_of(group)[0]).lhs.dtype
     config = config_of(problem.factor, dtype, target)
     if config is None:
         return None
-    return next(units_tilings(problem, problem.factor or "f32", config, target), None)
+    factor, shifts = problem.factor or "f32", has_shifts(group)
+    return next(units_tilings(problem, factor, config, target, has_shifts=shifts), None)
 
 
 def has_shifts(group: ContractionGroup) -> bool:

@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from ... import dtypes
 from ...ir.access import typical_numel
 from ...ir.buffers import Buffer, intermediate
-from ...ir.factors import factor_of, units_config
+from ...ir.factors import factor_of, is_zero, units_config
 from ...ir.graph import LoopGraph
 from ...ir.nodes import Contraction, HostCall, Pointwise, Reduction, inputs_of, outputs_of
 from ...ir.scalar import (
     Load,
+    Masked,
+    Op,
     Scalar,
     apply,
     cast,
@@ -36,9 +38,7 @@ from .. import cost
 
 # Of an f32: the place of its exponent, the bias of that, and the exponent of infinities and NaN.
 _PLACE, _BIAS, _SPECIAL = 23, 127, 255
-# Exponents of f16's normal numbers. The largest is kept free: what a kernel computes inline is not
-# rounded to bfloat16 first, and rounded to f16 it may become infinite.
-_LARGEST, _SMALLEST = 14, -14
+_LARGEST, _SMALLEST = 15, -14  # exponents of f16's normal numbers
 _FARTHEST = 126  # a shift whose power of two, and that of its opposite, is a normal number
 _DENSE = 2  # reads of a factor's elements beyond which it is no matrix, but windows of an image
 
@@ -157,7 +157,9 @@ class _Factor:
         second = Reduction(names[1], self.sizes, self.inner, "minimum", smallest, origins)
         at = tuple(map(index, own))
         top, bottom = (Load(name, at, dtypes.int32) for name in names[:2])
-        power = apply("sub", const(_BIAS + _LARGEST, dtypes.int32), top)
+        # What a kernel computes inline is not rounded to bfloat16 first: f16 may round it upwards.
+        largest_power = _BIAS + (_LARGEST if _is_in_memory(self.body) else _LARGEST - 1)
+        power = apply("sub", const(largest_power, dtypes.int32), top)
         power = apply("minimum", power, _FARTHEST)
         lowest = apply("add", bottom, power)
         is_missed = apply("lt", lowest, _BIAS + _SMALLEST)
@@ -174,6 +176,16 @@ def _factor(body: Scalar, space: Space, inner: tuple[Expr, ...]) -> _Factor:
         if size is not ONE and symbol_keys([symbol])[0] in symbols
     ]
     return _Factor(body, tuple(outer), inner)
+
+
+def _is_in_memory(body: Scalar) -> bool:
+    """Whether a cast of bfloat16 is one of elements of a buffer."""
+    match body:
+        case Op("cast", (Load(),), _):
+            return True
+        case Masked(_, inside, other):
+            return is_zero(other) and _is_in_memory(inside)
+    return False
 
 
 def _new_name(stem: str, buffers: Mapping[str, Buffer]) -> str:
