@@ -136,6 +136,8 @@ class Target:
         max_loop_iterations: iterations of all loops of one invocation together, after which the
             driver ends every loop without an error; 0 where there is no such limit.
         exp_keeps_nan: whether WGSL's ``exp`` of NaN is NaN.
+        keeps_subnormal_halves: whether subnormal numbers of f16 are converted and multiplied as
+            they are, which WGSL leaves open.
         waits_for_compiler: whether kernels are compiled where somebody waits for it, as in a page:
             those with less code are preferred.
         subgroup_sizes: smallest and largest subgroup size, (0, 0) without subgroups.
@@ -157,6 +159,7 @@ class Target:
     subgroup_sizes: tuple[int, int] = (0, 0)
     max_loop_iterations: int = 0
     exp_keeps_nan: bool = True
+    keeps_subnormal_halves: bool = False
     waits_for_compiler: bool = False
     subgroup_matrix_configs: tuple[MatrixConfig, ...] = ()
     machine: Machine = Machine()

@@ -118,6 +118,7 @@ class AdapterInfo:
             subgroup_matrix_configs=self.subgroup_matrix_configs,
             max_loop_iterations=_LOOP_ITERATIONS if "llvmpipe" in self.name else 0,
             exp_keeps_nan="SwiftShader" not in self.name,
+            keeps_subnormal_halves="NVIDIA" in self.name,  # an H100 and an H200 did
         )
 
 

@@ -219,13 +219,17 @@ def units_tilings(
         has_shifts: with them, most tiles of bfloat16 have nothing to compute.
     """
     *_, m, n, k = config
-    if factor == "bf16":
-        by_size = _RARE_BY_SIZE if has_shifts else _BFLOAT16_BY_SIZE
+    inners: tuple[int, ...] = (_inner(factor),)
+    by_size: tuple[tuple[tuple[int, int], tuple[int, int], int], ...]
+    if factor == "bf16" and has_shifts:
+        by_size, inners = _RARE_BY_SIZE, (2 * inners[0], inners[0])
+    elif factor == "bf16":
+        by_size = _BFLOAT16_BY_SIZE
     else:
         by_size = _SHIFTED_BY_SIZE if has_shifts else _BY_SIZE
-    for (rows, columns), subgroups, least in by_size:
+    for ((rows, columns), subgroups, least), inner in product(by_size, inners):
         unit = Unit(m, n, k)
-        size = rows, columns, _inner(factor)
+        size = rows, columns, inner
         tiling = UnitsTiling(unit, factor, target.subgroup_size, *size, *subgroups)
         enough = problem.workgroups(tiling) >= target.machine.scaled(least)
         if enough and units_fit(tiling, problem, target):

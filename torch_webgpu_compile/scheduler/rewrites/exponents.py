@@ -39,6 +39,7 @@ from .. import cost
 # Of an f32: the place of its exponent, the bias of that, and the exponent of infinities and NaN.
 _PLACE, _BIAS, _SPECIAL = 23, 127, 255
 _LARGEST, _SMALLEST = 15, -14  # exponents of f16's normal numbers
+_SMALLEST_SUBNORMAL = -17  # of a subnormal number with bfloat16's 8 bits
 _FARTHEST = 126  # a shift whose power of two, and that of its opposite, is a normal number
 _DENSE = 2  # reads of a factor's elements beyond which it is no matrix, but windows of an image
 
@@ -67,7 +68,7 @@ def know_exponents(graph: LoopGraph, target: Target) -> LoopGraph:
             return None
         made: list[Node] = []
         for factor in new:
-            nodes = factor.nodes(node.output, node.origins, buffers)
+            nodes = factor.nodes(node.output, node.origins, buffers, target)
             known[factor] = factor.load(nodes[-1].output)
             made += nodes
         lhs, rhs = (known[factor] for factor in factors)
@@ -136,7 +137,7 @@ class _Factor:
         return Load(name, tuple(index(symbol) for symbol, _ in self.outer), dtypes.int32)
 
     def nodes(
-        self, stem: str, origins: tuple[Origin, ...], buffers: dict[str, Buffer]
+        self, stem: str, origins: tuple[Origin, ...], buffers: dict[str, Buffer], target: Target
     ) -> tuple[Reduction, Reduction, Pointwise]:
         """What computes the shifts: twice a power of two, plus 1 where f16 has not all elements."""
         names = [_new_name(f"{stem}_{what}", buffers) for what in ("largest", "smallest", "shift")]
@@ -157,12 +158,15 @@ class _Factor:
         second = Reduction(names[1], self.sizes, self.inner, "minimum", smallest, origins)
         at = tuple(map(index, own))
         top, bottom = (Load(name, at, dtypes.int32) for name in names[:2])
-        # What a kernel computes inline is not rounded to bfloat16 first: f16 may round it upwards.
-        largest_power = _BIAS + (_LARGEST if _is_in_memory(self.body) else _LARGEST - 1)
-        power = apply("sub", const(largest_power, dtypes.int32), top)
+        lowest_power, highest_power = _SMALLEST, _LARGEST
+        if not _is_in_memory(self.body):  # not rounded to 8 bits, f16 may round it upwards
+            highest_power -= 1
+        elif target.keeps_subnormal_halves:
+            lowest_power = _SMALLEST_SUBNORMAL
+        power = apply("sub", const(_BIAS + highest_power, dtypes.int32), top)
         power = apply("minimum", power, _FARTHEST)
         lowest = apply("add", bottom, power)
-        is_missed = apply("lt", lowest, _BIAS + _SMALLEST)
+        is_missed = apply("lt", lowest, _BIAS + lowest_power)
         packed = apply("add", apply("mul", power, 2), cast(is_missed, dtypes.int32))
         return first, second, Pointwise(names[2], self.sizes, packed, origins)
 
