@@ -343,14 +343,19 @@ def test_matrices_begin_at_multiples_of_16_bytes() -> None:
     assert not misplaced(memory.format("array<atomic<u32>, 4>"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("k", [3072, 50257])
-def test_parts_of_a_product_are_in_units(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_product_are_in_units(
+    k: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where they do not divide the inner dimension, and are whole tiles."""
+    monkeypatch.setattr(cost, "shifts_pay", lambda *_: True)
     monkeypatch.setattr(cost, "inner_part_counts", lambda *_, **__: range(5, 6))
     units = (("f16", "f32", 16, 16, 16),)
-    factors = torch.ones(96, k).half(), torch.ones(k, 96).half()
-    product, *_ = check_with_tint(monkeypatch, units, torch.mm, factors)
-    assert "subgroupMatrixMultiplyAccumulate" in product
+    factors = torch.ones(96, k).to(dtype), torch.ones(k, 96).to(dtype)
+    kernels = check_with_tint(monkeypatch, units, torch.mm, factors)
+    product = next(kernel for kernel in kernels if "subgroupMatrixMultiply" in kernel)
+    assert ("unshifted" in product) == (dtype is torch.bfloat16)
     (load,) = re.findall(r"fn load_lhs\(.*?\n}", product, re.DOTALL)
     assert "opaque" not in load
     assert "(!(k <" not in load

@@ -46,6 +46,9 @@ from .pointwise import group_origins
 from .words import load_words, word_axis
 
 _PACKED_RUN = 4  # fours of elements of a byte or less that 16 bytes have, at least
+# Tiles that a workgroup looks at together, where few of them have anything to compute: it has
+# registers for one, so that an H100 has only two on a multiprocessor.
+_RARE_TILES = 8
 _EXPONENT_PLACE, _EXPONENT_BIAS = 23, 127  # of an f32
 _DOT = {"i8": "dot4I8Packed", "u8": "dot4U8Packed"}
 
@@ -186,7 +189,7 @@ def shifted(
 def _times_power(body: Scalar, shift: Scalar) -> Scalar:
     """An f32 times the power of two of a shift."""
     if isinstance(body, Masked):
-        return replace(body, body=_times_power(body.body, shift))
+        return Masked(body.condition, _times_power(body.body, shift), body.other)
     exponent = apply("add", apply("shift_right", shift, 1), _EXPONENT_BIAS)
     power = apply("bitcast", apply("shift_left", exponent, _EXPONENT_PLACE), dtype=dtypes.float32)
     return apply("mul", body, power)
@@ -204,6 +207,7 @@ def generate_in_units(
     width = tiling.columns // 2 if problem.paired else tiling.columns
     is_bfloat16 = tiling.factor == "bf16"
     passes = 1 + BFLOAT16_PASSES if is_bfloat16 else 1
+    is_rare = is_bfloat16 and has_shifts(group)
     return kernel.finish(
         "matmul_units.wgsl.jinja",
         (tiling.rows, width, tiling.inner),
@@ -214,13 +218,14 @@ def generate_in_units(
             "dialect": dialect_of(target),
             "most_missed": MOST_MISSED,
             "shifts": kernel.shifts(),
+            "rare_tiles_at_once": _RARE_TILES,
         },
         tiling.workgroup,
         tiling.workgroup_nbytes(problem.axes),
-        (ceildiv(kernel.inner, tiling.inner) + 1) * passes,
+        (ceildiv(kernel.inner, tiling.inner) + 1) * passes * (_RARE_TILES if is_rare else 1),
         (1, _packed_run(group, buffers, problem, tiling)),
         element="" if problem.factor in BYTES else tiling.factor,
-        is_rare=is_bfloat16 and has_shifts(group),
+        is_rare=is_rare,
     )
 
 
@@ -347,7 +352,7 @@ class _ProductKernel:
                 "inner_count": builder.index(self.inner),
             },
             workgroup_size=workgroup,
-            grid=fold_grid(regions[-1].end, builder.target),
+            grid=fold_grid(ceildiv(regions[-1].end, _RARE_TILES if is_rare else 1), builder.target),
             origins=_origins(self.parts),
             flops=ZERO if is_rare else self.batch * product(nodes[0].inner) * 2 * results,
             workgroup_nbytes=workgroup_nbytes,
