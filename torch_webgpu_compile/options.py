@@ -53,6 +53,7 @@ DEBUG_STAGES = (
     "choose_layouts",
     "split_contractions",
     "split_weight_gradients",
+    "know_exponents",
     "split_reductions",
     "separate",
     "open_groups",

@@ -13,6 +13,7 @@ from torch_webgpu_compile.codegen.kernels.contraction import problem_of
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.graph import AnchorGroup, PairGroup, SiblingGroup
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
+from torch_webgpu_compile.web.targets import BROWSER
 
 pytestmark = pytest.mark.rotates(3)
 
@@ -55,6 +56,17 @@ def test_products_of_one_operand_share_a_dispatch(sizes, dynamic):
 def test_results_that_are_stored_in_fours_and_one_by_one_are_two_kernels():
     state = compiled(three, randn(40, 32), *WEIGHTS)
     assert state.plan.dispatch_count == 2  # 64 and 20 columns; 37
+
+
+@pytest.mark.parametrize(("rows", "products", "kernels"), [(40, [1, 1, 1], 1), (1, [3], 1)])
+def test_where_somebody_waits_for_the_compiler_equal_kernels_are_better(rows, products, kernels):
+    def function(x, q, k, v):
+        return x @ q, x @ k, x @ v
+
+    weights = [randn(32, 64) for _ in range(3)]
+    state = compiled(function, randn(rows, 32), *weights, target=BROWSER)
+    assert sizes_of(state) == products
+    assert len(state.plan.kernels) == kernels
 
 
 def test_a_product_of_a_sibling_is_none():

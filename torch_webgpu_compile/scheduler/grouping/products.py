@@ -103,6 +103,9 @@ def join_siblings(schedule: Schedule, target: Target) -> Schedule:
     Each keeps its own epilogue and its own result buffer, so that layouts and fusion are the same
     as for products in kernels of their own. Those of one group are loaded and stored alike; others
     follow in kernels of their own.
+
+    Where somebody waits for the compiler, products of more than a few rows stay alone: several that
+    are alike are one kernel, which compiles in less than half of the time.
     """
     clusters = Clusters(schedule, target)
     for key in (_same_lhs, _same_rhs):
@@ -110,7 +113,7 @@ def join_siblings(schedule: Schedule, target: Target) -> Schedule:
         for k, group in enumerate(schedule.groups):
             if isinstance(group, AnchorGroup) and isinstance(group.anchor, Contraction):
                 node = group.anchor
-                if _is_small(node, target) and len(clusters.members[clusters.of[k]]) == 1:
+                if _is_joined(node, target) and len(clusters.members[clusters.of[k]]) == 1:
                     found.setdefault((key(node), _in_common(node)), []).append(k)
         for candidates in found.values():
             clusters.gather(candidates, lambda k, into: len(clusters.members[into]) < _MOST)
@@ -127,6 +130,12 @@ def _same_rhs(node: Contraction) -> Hashable:
 
 def _in_common(node: Contraction) -> Hashable:
     return node.batch, node.inner, node.lhs.dtype, node.lhs_shift is None
+
+
+def _is_joined(node: Contraction, target: Target) -> bool:
+    if target.waits_for_compiler:
+        return cost.are_few_rows(typical_numel(product(node.rows)))
+    return _is_small(node, target)
 
 
 def _is_small(node: Contraction, target: Target) -> bool:
