@@ -58,7 +58,7 @@ def test_results_that_are_stored_in_fours_and_one_by_one_are_two_kernels():
     assert state.plan.dispatch_count == 2  # 64 and 20 columns; 37
 
 
-@pytest.mark.parametrize(("rows", "products", "kernels"), [(40, [1, 1, 1], 1), (1, [3], 1)])
+@pytest.mark.parametrize(("rows", "products", "kernels"), [(40, [1, 1, 1], 1), (5, [3], 1)])
 def test_where_somebody_waits_for_the_compiler_equal_kernels_are_better(rows, products, kernels):
     def function(x, q, k, v):
         return x @ q, x @ k, x @ v
