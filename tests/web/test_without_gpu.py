@@ -1,8 +1,10 @@
-"""The tests of `web/tests`, which node runs: numbers, inputs, manifests and plans."""
+"""The runtime without a GPU: its own tests, which node runs, and its package for npm."""
 
 from __future__ import annotations
 
+import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +27,56 @@ def test_in_node():
     )
     assert tests
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+PROGRAM = """
+import {load, DeviceLostError, type Model} from "torch-webgpu";
+
+export async function use(url: string, signal: AbortSignal): Promise<Float32Array | undefined> {
+  const model: Model = await load(url, {signal, progress: ({loadedBytes}) => console.log(loadedBytes)});
+  try {
+    const {logits} = await model.run("forward", {ids: [[1, 2, 3]]});
+    return (await logits!.read()) as Float32Array;
+  } catch (error) {
+    if (!(error instanceof DeviceLostError)) throw error;
+    await model.restore();
+    return undefined;
+  }
+}
+console.log(typeof load, new DeviceLostError("gone") instanceof Error);
+"""
+
+
+def test_the_package_is_installed_from_its_archive(tmp_path: Path) -> None:
+    """`npm pack` has the module and its types, and what needs both finds them."""
+    if not has_npm():
+        pytest.skip("there is no npm to build the runtime with")
+    build_runtime()
+
+    def run(*command: str, folder: Path = tmp_path) -> str:
+        ran = subprocess.run(
+            command,
+            cwd=folder,
+            env=npm_environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    (packed,) = json.loads(
+        run("npm", "pack", "--json", f"--pack-destination={tmp_path}", folder=WEB)
+    )
+    names = {file["path"] for file in packed["files"]}
+    assert {"package.json", "README.md", "dist/torch-webgpu.js", "dist/index.d.ts"} <= names
+    assert all(name.startswith("dist/") for name in names - {"package.json", "README.md"})
+    (tmp_path / "package.json").write_text('{"type": "module", "private": true}')
+    (tmp_path / "program.ts").write_text(PROGRAM)
+    run("npm", "install", "--offline", "--no-audit", "--no-fund", packed["filename"])
+    typescript = WEB / "node_modules" / "typescript" / "bin" / "tsc"
+    options = "--strict --target es2022 --module nodenext --moduleResolution nodenext".split()
+    types = ["--typeRoots", str(WEB / "node_modules" / "@webgpu"), "--types", "types"]
+    run("node", str(typescript), *options, *types, "program.ts")
+    assert run("node", "program.js") == "function true\n"
