@@ -76,15 +76,13 @@ def test_the_package_is_installed_from_its_archive(tmp_path: Path) -> None:
     (tmp_path / "program.ts").write_text(PROGRAM)
     run("npm", "install", "--offline", "--no-audit", "--no-fund", packed["filename"])
     typescript = WEB / "node_modules" / "typescript" / "bin" / "tsc"
-    options = [
-        "--strict",
-        "--target",
-        "es2022",
-        "--module",
-        "nodenext",
-        "--moduleResolution",
-        "nodenext",
-    ]
-    types = ["--typeRoots", str(WEB / "node_modules" / "@webgpu"), "--types", "types"]
-    run("node", str(typescript), *options, *types, "program.ts")
+    options = {
+        "strict": True,
+        "target": "es2022",
+        "module": "nodenext",
+        "typeRoots": [str(WEB / "node_modules" / "@webgpu")],
+        "types": ["types"],
+    }
+    (tmp_path / "tsconfig.json").write_text(json.dumps({"compilerOptions": options}))
+    run("node", str(typescript), "-p", ".")
     assert run("node", "program.js") == "function true\n"
