@@ -81,6 +81,7 @@ def _is_eligible(node: Node, target: Target) -> bool:
     return (
         isinstance(node, Contraction)
         and bool(node.inner)
+        and not cost.are_few_rows(typical_numel(product(node.rows)))
         and factor_of([node]) == "bf16"
         and units_config([node], target) is not None
     )
