@@ -133,6 +133,17 @@ def test_a_step_reads_one_number_of_the_device(options: dict[str, bool], nbytes:
     assert scaler.get_scale() == 4.0
 
 
+def test_a_scaler_that_is_off_does_nothing() -> None:
+    weight = nn.Parameter(torch.ones(3, device="webgpu"))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = torch.amp.GradScaler("webgpu", enabled=False)
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.tolist() == [0.0] * 3
+
+
 # Dynamo asks for it where it goes on after a graph break.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_whole_step_with_a_scaler_is_compiled() -> None:

@@ -41,7 +41,7 @@ def install() -> None:
 
     @wraps(original)
     def unscale_(self: Any, optimizer: torch.optim.Optimizer) -> None:
-        scale = self._scale
+        scale = getattr(self, "_scale", None)  # a scaler that is switched off has none
         if torch.compiler.is_compiling() or scale is None or _has_float64(scale.device):
             original(self, optimizer)
             return
