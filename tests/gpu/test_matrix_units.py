@@ -354,8 +354,16 @@ def test_parts_of_a_product_are_in_units(
     units = (("f16", "f32", 16, 16, 16),)
     factors = torch.ones(96, k).to(dtype), torch.ones(k, 96).to(dtype)
     kernels = check_with_tint(monkeypatch, units, torch.mm, factors)
-    product = next(kernel for kernel in kernels if "subgroupMatrixMultiply" in kernel)
+    product = next(kernel for kernel in kernels if "subgroupMatrixMultiplyAccumulate" in kernel)
     assert ("unshifted" in product) == (dtype is torch.bfloat16)
     (load,) = re.findall(r"fn load_lhs\(.*?\n}", product, re.DOTALL)
     assert "opaque" not in load
     assert "(!(k <" not in load
+
+
+def test_a_factor_on_both_sides_has_one_shift(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "shifts_pay", lambda *_: True)
+    units = (("f16", "f32", 16, 16, 16),)
+    x = torch.ones(256, 64).bfloat16()
+    kernels = check_with_tint(monkeypatch, units, lambda x: x @ x.t(), (x,))
+    assert len(kernels) == 3  # the shifts, the product, and what f16 does not hold

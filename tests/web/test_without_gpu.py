@@ -16,17 +16,23 @@ def test_in_node():
         pytest.skip("there is no npm to build the runtime with")
     build_runtime()  # installs what the tests bundle the modules with
     tests = sorted(str(path) for path in (WEB / "tests").glob("*.test.mjs"))
+    assert tests
+    run("node", "--test", *tests)
+
+
+def run(*command: str, folder: Path = WEB) -> str:
+    """What a command prints that succeeds."""
     ran = subprocess.run(
-        ["node", "--test", *tests],
-        cwd=WEB,
+        command,
+        cwd=folder,
         env=npm_environment(),
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert tests
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
 
 
 PROGRAM = """
@@ -52,29 +58,21 @@ def test_the_package_is_installed_from_its_archive(tmp_path: Path) -> None:
     if not has_npm():
         pytest.skip("there is no npm to build the runtime with")
     build_runtime()
-
-    def run(*command: str, folder: Path = tmp_path) -> str:
-        ran = subprocess.run(
-            command,
-            cwd=folder,
-            env=npm_environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return ran.stdout
-
-    (packed,) = json.loads(
-        run("npm", "pack", "--json", f"--pack-destination={tmp_path}", folder=WEB)
-    )
+    (packed,) = json.loads(run("npm", "pack", "--json", f"--pack-destination={tmp_path}"))
     names = {file["path"] for file in packed["files"]}
     assert {"package.json", "README.md", "dist/torch-webgpu.js", "dist/index.d.ts"} <= names
     assert all(name.startswith("dist/") for name in names - {"package.json", "README.md"})
     (tmp_path / "package.json").write_text('{"type": "module", "private": true}')
     (tmp_path / "program.ts").write_text(PROGRAM)
-    run("npm", "install", "--offline", "--no-audit", "--no-fund", packed["filename"])
+    run(
+        "npm",
+        "install",
+        "--offline",
+        "--no-audit",
+        "--no-fund",
+        packed["filename"],
+        folder=tmp_path,
+    )
     typescript = WEB / "node_modules" / "typescript" / "bin" / "tsc"
     options = {
         "strict": True,
@@ -84,5 +82,5 @@ def test_the_package_is_installed_from_its_archive(tmp_path: Path) -> None:
         "types": ["types"],
     }
     (tmp_path / "tsconfig.json").write_text(json.dumps({"compilerOptions": options}))
-    run("node", str(typescript), "-p", ".")
-    assert run("node", "program.js") == "function true\n"
+    run("node", str(typescript), "-p", str(tmp_path))
+    assert run("node", "program.js", folder=tmp_path) == "function true\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import assert_never
 
+from ..ir.anchors import are_contractions
 from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.buffers import Buffer
 from ..ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
@@ -14,14 +15,12 @@ from ..ir.graph import (
     JointGroup,
     KernelGroup,
     MapGroup,
-    PairGroup,
     RowGroup,
     Schedule,
-    SiblingGroup,
     SingleGroup,
     dispatch_count,
 )
-from ..ir.nodes import Contraction, Fourier, HostCall, Scatter, TriangularSolve
+from ..ir.nodes import Fourier, HostCall, Scatter, TriangularSolve
 from ..ir.renaming import form_of
 from ..ir.transposition import find_transposition
 from ..plan.model import KernelCall
@@ -72,10 +71,7 @@ def generate(
 def _is_count(kernels: int, group: KernelGroup, buffers: dict[str, Buffer]) -> bool:
     """Whether so many kernels are made of a group; one more of products with shifts."""
     more = kernels - dispatch_count(group, buffers)
-    match group:
-        case AnchorGroup(anchor=Contraction()) | SiblingGroup() | PairGroup():
-            return more in (0, int(has_shifts(group)))
-    return more == 0
+    return more in (0, int(are_contractions(group) and has_shifts(group)))
 
 
 def _generate_group(
@@ -88,9 +84,8 @@ def _generate_group(
         return generate_scatter(group.node, buffers, target)
     if not dispatch_count(group, buffers):
         return []
-    match group:
-        case AnchorGroup(anchor=Contraction()) | SiblingGroup() | PairGroup():
-            return generate_contraction(group, buffers, target, tilings)
+    if are_contractions(group):
+        return generate_contraction(group, buffers, target, tilings)
     return [_generate_kernel(group, buffers, target, tilings)]
 
 

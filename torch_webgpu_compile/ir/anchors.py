@@ -6,6 +6,7 @@ Contractions that do both alike can share a kernel: both the scheduler and code 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeGuard
 
 from ..symbolic.sizes import (
     ONE,
@@ -29,7 +30,15 @@ from .access import (
     load_index,
 )
 from .buffers import Buffer
-from .graph import AnchorGroup, ContractionGroup, Member, PairGroup, Schedule, SiblingGroup
+from .graph import (
+    AnchorGroup,
+    ContractionGroup,
+    KernelGroup,
+    Member,
+    PairGroup,
+    Schedule,
+    SiblingGroup,
+)
 from .nodes import Contraction
 from .scalar import Index, Load, Scalar, loads_of
 from .spaces import numbered
@@ -46,12 +55,17 @@ def contraction_of(group: AnchorGroup) -> Contraction:
     return group.anchor
 
 
+def are_contractions(group: KernelGroup) -> TypeGuard[ContractionGroup]:
+    """Whether a group computes contractions."""
+    match group:
+        case SiblingGroup() | PairGroup() | AnchorGroup(anchor=Contraction()):
+            return True
+    return False
+
+
 def contraction_groups(schedule: Schedule) -> Iterator[ContractionGroup]:
     """The groups of a schedule that compute contractions."""
-    for group in schedule.groups:
-        match group:
-            case SiblingGroup() | PairGroup() | AnchorGroup(anchor=Contraction()):
-                yield group
+    return filter(are_contractions, schedule.groups)
 
 
 def access_pattern(group: AnchorGroup, buffers: Mapping[str, Buffer]) -> Hashable:

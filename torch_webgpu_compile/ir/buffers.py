@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Container
 from dataclasses import dataclass
 
 from ..dtypes import DType
@@ -71,6 +72,15 @@ class Buffer:
         """Bindings through which a kernel reaches all of it; one where its size is not known."""
         nbytes = self.nbytes
         return target.windows(nbytes.constant if nbytes.is_constant else 0)
+
+
+def unused_name(stem: str, buffers: Container[str]) -> str:
+    """``stem``, with a number where a buffer has that name."""
+    name, count = stem, 0
+    while name in buffers:
+        count += 1
+        name = f"{stem}_{count}"
+    return name
 
 
 def intermediate(

@@ -8,7 +8,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..target import MatrixConfig, Target
 from .nodes import Contraction
-from .scalar import Const, Masked, Op, Scalar
+from .scalar import Const, Load, Masked, Op, Scalar
 
 BYTES = frozenset({"i8", "u8"})
 """Factors of which four are in a word."""
@@ -81,3 +81,25 @@ def is_zero(value: Scalar) -> bool:
         case Const(0) | Op("opaque", (Const(0),)):
             return True
     return False
+
+
+def before_cast(body: Scalar) -> Scalar:
+    """What a cast, or one that is 0 outside of a part, is of."""
+    if isinstance(body, Masked):
+        inside = before_cast(body.body)
+        return Masked(body.condition, inside, Const(0, inside.dtype))
+    assert isinstance(body, Op)
+    return body.args[0]
+
+
+def is_in_memory(value: Scalar) -> bool:
+    """Whether a value is an element of a buffer, or 0."""
+    match value:
+        case Load():
+            return True
+        case Const(number):
+            return number == 0
+        case Masked(_, inside, outside):
+            return is_in_memory(inside) and is_in_memory(outside)
+        case _:
+            return False

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.buffers import Buffer, BufferOrigin
+from ..ir.buffers import Buffer, BufferOrigin, unused_name
 from ..ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
 from ..ir.folding import fold, narrow
 from ..ir.nodes import Contraction, HostCall, Pointwise, Reduction, Scatter, map_bodies
@@ -126,11 +126,7 @@ class Builder:
 
         The name is ``name``, or the hint, with a number where that is taken.
         """
-        stem = name or self.hint
-        unique, count = stem, 0
-        while unique in self.buffers:
-            count += 1
-            unique = f"{stem}_{count}"
+        unique = unused_name(name or self.hint, self.buffers)
         layout = contiguous_strides(tuple(sizes)) if strides is None else tuple(strides)
         buffer = Buffer(unique, dtype, tuple(sizes), layout, offset, origin)
         self.buffers[unique] = buffer

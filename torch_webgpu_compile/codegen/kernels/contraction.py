@@ -13,7 +13,8 @@ from ...ir.buffers import Buffer
 from ...ir.factors import BYTES, config_of, factor_of
 from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup, SiblingGroup
 from ...ir.nodes import Contraction
-from ...ir.scalar import Masked, Scalar, apply
+from ...ir.scalar import Scalar
+from ...ir.shifts import times_power
 from ...ir.spaces import Origin, numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, iteration, product
@@ -49,7 +50,6 @@ _PACKED_RUN = 4  # fours of elements of a byte or less that 16 bytes have, at le
 # Tiles that a workgroup looks at together, where few of them have anything to compute: it has
 # registers for one, so that an H100 has only two on a multiprocessor.
 _RARE_TILES = 8
-_EXPONENT_PLACE, _EXPONENT_BIAS = 23, 127  # of an f32
 _DOT = {"i8": "dot4I8Packed", "u8": "dot4U8Packed"}
 
 Tiling = MatmulTiling | UnitsTiling
@@ -84,18 +84,19 @@ def generate_contraction(
     problem = problem_of(group, buffers)
     if has_few_rows(problem):
         return [generate_few_rows(group, buffers, target, problem)]
-    calls: list[KernelCall] = []
-    general = units_tiling(group, problem, target)
-    if general is not None and has_shifts(group):
-        calls = [generate_in_units(group, buffers, target, problem, general)]
-        group, problem = shifted(group, problem)
     units = units_tiling(group, problem, target)
-    if units is not None:
-        measured = tilings.get(units_key(problem, units) or "")
-        if isinstance(measured, UnitsTiling) and units_fit(measured, problem, target):
-            units = measured
-        return [generate_in_units(group, buffers, target, problem, units), *calls]
-    return [_generate_without_units(group, buffers, target, problem, tilings)]
+    if units is None:
+        return [_generate_without_units(group, buffers, target, problem, tilings)]
+    rare: list[KernelCall] = []
+    if has_shifts(group):
+        rare = [generate_in_units(group, buffers, target, problem, units)]
+        group, problem = shifted(group, problem)
+        units = units_tiling(group, problem, target)
+        assert units is not None  # f16 has a tiling as small, with less memory
+    measured = tilings.get(units_key(problem, units) or "")
+    if isinstance(measured, UnitsTiling) and units_fit(measured, problem, target):
+        units = measured
+    return [generate_in_units(group, buffers, target, problem, units), *rare]
 
 
 def _generate_without_units(
@@ -173,7 +174,7 @@ def shifted(
         node = contraction_of(part)
         assert node.lhs_shift is not None
         assert node.rhs_shift is not None
-        lhs, rhs = _times_power(node.lhs, node.lhs_shift), _times_power(node.rhs, node.rhs_shift)
+        lhs, rhs = times_power(node.lhs, node.lhs_shift), times_power(node.rhs, node.rhs_shift)
         return replace(part, anchor=replace(node, lhs=lhs, rhs=rhs))
 
     problem = replace(problem, factor="f16")
@@ -184,15 +185,6 @@ def shifted(
             return PairGroup((of_part(first), of_part(second))), problem
         case SiblingGroup(parts):
             return SiblingGroup(tuple(map(of_part, parts))), problem
-
-
-def _times_power(body: Scalar, shift: Scalar) -> Scalar:
-    """An f32 times the power of two of a shift."""
-    if isinstance(body, Masked):
-        return Masked(body.condition, _times_power(body.body, shift), body.other)
-    exponent = apply("add", apply("shift_right", shift, 1), _EXPONENT_BIAS)
-    power = apply("bitcast", apply("shift_left", exponent, _EXPONENT_PLACE), dtype=dtypes.float32)
-    return apply("mul", body, power)
 
 
 def generate_in_units(
@@ -207,7 +199,7 @@ def generate_in_units(
     width = tiling.columns // 2 if problem.paired else tiling.columns
     is_bfloat16 = tiling.factor == "bf16"
     passes = 1 + BFLOAT16_PASSES if is_bfloat16 else 1
-    is_rare = is_bfloat16 and has_shifts(group)
+    tiles_at_once = _RARE_TILES if is_bfloat16 and has_shifts(group) else 1
     return kernel.finish(
         "matmul_units.wgsl.jinja",
         (tiling.rows, width, tiling.inner),
@@ -218,14 +210,14 @@ def generate_in_units(
             "dialect": dialect_of(target),
             "most_missed": MOST_MISSED,
             "shifts": kernel.shifts(),
-            "rare_tiles_at_once": _RARE_TILES,
+            "tiles_at_once": tiles_at_once,
         },
         tiling.workgroup,
         tiling.workgroup_nbytes(problem.axes),
-        (ceildiv(kernel.inner, tiling.inner) + 1) * passes * (_RARE_TILES if is_rare else 1),
+        (ceildiv(kernel.inner, tiling.inner) + 1) * passes * tiles_at_once,
         (1, _packed_run(group, buffers, problem, tiling)),
         element="" if problem.factor in BYTES else tiling.factor,
-        is_rare=is_rare,
+        tiles_at_once=tiles_at_once,
     )
 
 
@@ -301,7 +293,7 @@ class _ProductKernel:
         iterations: Expr,
         runs: tuple[int, int] = (1, 1),
         element: str = "",
-        is_rare: bool = False,
+        tiles_at_once: int = 1,
     ) -> KernelCall:
         """The kernel.
 
@@ -312,7 +304,7 @@ class _ProductKernel:
             inputs: of the template, besides those of all kernels.
             runs: `TileLoad.run` of lhs and of rhs.
             element: the WGSL type of what is loaded, where it is not a word or that of the sums.
-            is_rare: whether another kernel has computed nearly all of it.
+            tiles_at_once: that a workgroup looks at, if it computes few of them.
         """
         builder, problem, nodes = self.builder, self.problem, self.nodes
         rows, columns, depth = tile
@@ -352,9 +344,9 @@ class _ProductKernel:
                 "inner_count": builder.index(self.inner),
             },
             workgroup_size=workgroup,
-            grid=fold_grid(ceildiv(regions[-1].end, _RARE_TILES if is_rare else 1), builder.target),
+            grid=fold_grid(ceildiv(regions[-1].end, tiles_at_once), builder.target),
             origins=_origins(self.parts),
-            flops=ZERO if is_rare else self.batch * product(nodes[0].inner) * 2 * results,
+            flops=ZERO if tiles_at_once > 1 else self.batch * product(nodes[0].inner) * 2 * results,
             workgroup_nbytes=workgroup_nbytes,
             iterations=iterations,
         )

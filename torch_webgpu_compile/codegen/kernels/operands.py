@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
-from ...ir.factors import is_zero
+from ...ir.factors import before_cast, is_in_memory, is_zero
 from ...ir.nodes import Contraction
 from ...ir.scalar import Const, Load, Masked, Op, Scalar
 from ...symbolic.sizes import (
@@ -157,27 +157,18 @@ def _render(
 
 def _packed(renderer: Renderer, body: Scalar, lanes: int) -> str:
     """The words of a body that is a cast of bfloat16."""
-    source = _before_cast(body)
+    source = before_cast(body)
     found = renderer.packed(source) if isinstance(source, Load) else None
     if found is not None:
         return found
     value = renderer.render(source)
     # What was computed is not rounded yet.
-    bits = "(bitcast<u32>({}) >> 16u)" if _is_in_memory(source) else "bf16_bits({})"
+    bits = "(bitcast<u32>({}) >> 16u)" if is_in_memory(source) else "bf16_bits({})"
     parts = [bits.format(value.lane(k)) for k in range(lanes)]
     if lanes == 1:
         return f"{parts[0]} * 0x10001u"
     words = (f"{low} | ({high} << 16u)" for low, high in zip(parts[::2], parts[1::2], strict=True))
     return f"vec2<u32>({', '.join(words)})"
-
-
-def _before_cast(body: Scalar) -> Scalar:
-    """What a cast, or one that is 0 outside of a part, is of."""
-    if isinstance(body, Masked):
-        inside = _before_cast(body.body)
-        return Masked(body.condition, inside, Const(0, inside.dtype))
-    assert isinstance(body, Op)
-    return body.args[0]
 
 
 def _with_plain_zeros(body: Scalar) -> Scalar:
@@ -192,16 +183,3 @@ def _with_plain_zeros(body: Scalar) -> Scalar:
         case Op("cast", (inside,), dtype):
             return Op("cast", (_with_plain_zeros(inside),), dtype)
     return body
-
-
-def _is_in_memory(value: Scalar) -> bool:
-    """Whether a value is an element of a buffer, or 0."""
-    match value:
-        case Load():
-            return True
-        case Const(number):
-            return number == 0
-        case Masked(_, inside, outside):
-            return _is_in_memory(inside) and _is_in_memory(outside)
-        case _:
-            return False

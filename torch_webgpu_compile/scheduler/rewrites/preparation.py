@@ -75,6 +75,22 @@ def _whole(buffer: Buffer) -> GraphOutput:
 # -- what can be prepared --------------------------------------------------------------------------
 
 
+def static_buffers(graph: LoopGraph) -> set[str]:
+    """Buffers that are the same in every call, as long as no static input changes."""
+    return _given(graph).union(_static_nodes(graph))
+
+
+def _given(graph: LoopGraph) -> set[str]:
+    """Static inputs that the graph does not change, and constants."""
+    changed = {graph.inputs[o.mutates] for o in graph.outputs if o.mutates is not None}
+    same = {
+        spec.buffer
+        for spec in graph.inputs
+        if spec.buffer is not None and spec.static and spec not in changed
+    }
+    return same | set(graph.constants)
+
+
 def _static_nodes(graph: LoopGraph) -> dict[str, Node]:
     """Nodes that compute the same as long as no static input changes, by their output.
 
@@ -82,13 +98,7 @@ def _static_nodes(graph: LoopGraph) -> dict[str, Node]:
     random. Not buffers of one value, which are there to be changed: a kept one would be copied
     first, which costs more than to write it.
     """
-    changed = {graph.inputs[o.mutates] for o in graph.outputs if o.mutates is not None}
-    same = {
-        spec.buffer
-        for spec in graph.inputs
-        if spec.buffer is not None and spec.static and spec not in changed
-    }
-    same |= set(graph.constants)
+    same = _given(graph)
     found: dict[str, Node] = {}
     for node in graph.nodes:
         if isinstance(node, HostCall):
