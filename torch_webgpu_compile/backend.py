@@ -48,6 +48,15 @@ def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
     return next(iter(places), None)
 
 
+def _place_of(module: torch.fx.GraphModule) -> int | None:
+    """The ``webgpu`` device of the tensors of a captured graph; None if they are CPU tensors."""
+    for node in module.graph.nodes:
+        for leaf in tree_leaves(node.meta.get("val")):
+            if is_tensor(leaf) and leaf.device.type == devices.NAME:
+                return devices.index_of(leaf.device)
+    return None
+
+
 def _host_graph(state: Compilation, device: Device) -> HostGraph:
     signature, loops = signature_of(state), loops_of(state)
     try:
@@ -81,6 +90,7 @@ def compile_module(
 
     def compile_shown(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
         cached = observer is None
+        place = index if index is not None else _place_of(captured.module)
         try:
             state = compile_graph(captured, phase, device.target, options, cached, tune)
         except OutOfMemoryError as error:
@@ -88,15 +98,24 @@ def compile_module(
             return _raising(str(error))
         before = device.kernels_compiled
         compiled: CompiledGraph
-        if index is None:
+        if place is None:
             compiled = _host_graph(state, device)
         else:
             signature = Signature(state.plan, state.phase)
-            compiled = DeviceGraph(signature, device, index, loops_of(state))
+            compiled = DeviceGraph(signature, device, place, loops_of(state))
         counters.add(kernels_compiled=device.kernels_compiled - before)
         if observer is not None:
             observer(state, compiled)
         return compiled
+
+    def gpu() -> torch.device | None:
+        """Where a graph of CPU tensors works that is divided: between its parts there are plain
+        ``webgpu`` tensors, and those are of the devices that PyTorch knows."""
+        if index is not None:
+            return None
+        current = devices.current_index()
+        is_known = devices.get_device(current) is device
+        return torch.device(devices.NAME, current) if is_known else None
 
     def keep(compiled: aot.BoxedFunction) -> None:
         name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept
@@ -106,7 +125,9 @@ def compile_module(
     with showing("a graph"):
         on_host = fallbacks.on_fallback(options.fallback)
         operators = native_operators()
-        return aot.capture(module, example_inputs, compile_captured, operators, on_host, keep)
+        return aot.capture(
+            module, example_inputs, compile_captured, operators, on_host, keep, gpu
+        )
 
 
 def _raising(text: str) -> aot.BoxedFunction:

@@ -281,6 +281,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The graph with its constants."""
         return _LazyGraphModule(self._constants, self.graph)
 
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        """What ``get_attr`` nodes give, by name."""
+        return self._constants
+
     def attribute(self, name: str, value: Any) -> None:
         """Notes ``value`` as the constant that ``get_attr`` nodes with this name give."""
         self._constants[name] = value

@@ -6,7 +6,7 @@ PyTorch's symbolic integers are sympy expressions over symbols; lowering works o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -196,6 +196,17 @@ class SizeReader:
             return None
         return floordiv(self._integer(sizes[0], node) * numerator, as_expr(denominator))
 
+    def _truth(self, expr: sympy.logic.boolalg.Boolean, node: Any) -> Scalar:
+        """A comparison of sizes."""
+        if isinstance(expr, sympy.Not):
+            return apply("eq", self._truth(expr.args[0], node), const(False, dtypes.bool_))
+        if isinstance(expr, (sympy.And, sympy.Or)):
+            name = "bitwise_and" if isinstance(expr, sympy.And) else "bitwise_or"
+            return reduce(partial(apply, name), (self._truth(arg, node) for arg in expr.args))
+        if type(expr) in _COMPARISONS:
+            return apply(_COMPARISONS[type(expr)], *(self._scalar(a, node) for a in expr.args))
+        return const(bool(expr), dtypes.bool_)
+
     def _scalar(self, expr: sympy.Expr, node: Any) -> Scalar:
         f64 = dtypes.float64
         if isinstance(expr, sympy.Symbol) and str(expr) in self.numbers:
@@ -204,6 +215,8 @@ class SizeReader:
             return const(float(expr), f64)
         if isinstance(expr, torch_sympy.ToFloat):
             return cast(self._scalar(expr.args[0], node), f64)
+        if isinstance(expr, _TRUTHS):
+            return self._truth(expr, node)
         if type(expr) in _FLOAT_PAIRS or (isinstance(expr, sympy.Pow) and expr.is_integer is False):
             left, right = (cast(self._scalar(arg, node), f64) for arg in expr.args)
             return apply(_FLOAT_PAIRS.get(type(expr), "pow"), left, right)
@@ -224,6 +237,15 @@ _INTEGER_PAIRS: dict[type, Callable[[Expr, Expr], Expr]] = {
     torch_sympy.CeilDiv: ceildiv,
     torch_sympy.Mod: mod,
     torch_sympy.PythonMod: mod,
+}
+_TRUTHS = (sympy.Rel, sympy.And, sympy.Or, sympy.Not, sympy.logic.boolalg.BooleanAtom)
+_COMPARISONS: dict[type, str] = {
+    sympy.StrictGreaterThan: "gt",
+    sympy.GreaterThan: "ge",
+    sympy.StrictLessThan: "lt",
+    sympy.LessThan: "le",
+    sympy.Equality: "eq",
+    sympy.Unequality: "ne",
 }
 _EXTREMES: dict[type, Callable[[Expr, Expr], Expr]] = {
     torch_sympy.Max: maximum,

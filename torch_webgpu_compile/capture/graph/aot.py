@@ -18,13 +18,14 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType
 from torch._guards import TracingContext
 from torch._ops import OpOverload
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ...captured import CapturedGraph, Phase, user_source
-from ...errors import UnsupportedOp
+from ...captured import CapturedGraph, Phase
 from ...fallbacks import OnFallback, on_fallback
 from ..complex_numbers.separation import separate_graph
+from ..control_flow.divided import DividedGraph
+from ..control_flow.inline import inline_operators
+from ..control_flow.parts import Call, Part, divide, is_divided
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..tracing import take_seeds
@@ -50,6 +51,7 @@ def capture(
     native: Collection[OpOverload],
     on_host: OnFallback = _REFUSE,
     on_whole: Callable[[BoxedFunction], None] = lambda compiled: None,
+    gpu: Callable[[], torch.device | None] = lambda: None,
 ) -> Callable[..., Any]:
     """Traces a Dynamo graph and compiles each resulting graph with ``compile_graph``.
 
@@ -60,15 +62,18 @@ def capture(
         native: the operators that lowering knows.
         on_host: told why a graph is not compiled; raises where it has to be.
         on_whole: told of a compiled graph that is all there is to Dynamo's graph.
+        gpu: gives the device on which a graph of CPU tensors works that has to be divided; None
+            where its tensors are.
 
     Raises:
-        UnsupportedOp: a size in the graph depends on the values of a tensor.
+        UnsupportedOp: an operator can run neither on the GPU nor between its plans.
     """
     results = _results_of(module)
     patterns.rewrite_calls(module)
     number = next(_numbers)
     static: frozenset[int] = frozenset()
     table = decompositions(native) | symbolic_numbers.DECOMPOSITIONS
+    operators = frozenset(native)
     direct: BoxedFunction | None = None
     parts: _Parts | None = None
     refused: Reason | None = None
@@ -83,7 +88,8 @@ def capture(
         reason = report(reason_against(graph))
         if reason is not None:
             return uncompiled(graph, reason)
-        is_plain = _is_plain(graph, example_inputs, results)
+        inline_operators(graph, table, operators)
+        is_plain = _is_plain(graph, example_inputs, results) and not is_divided(graph.graph)
         # Who calls it without AOTAutograd has nobody to count changes: the graph does.
         counted = frozenset() if is_plain else _counted()
         compiled = compile_phase(graph, "inference", _static_inputs(), counted=counted)
@@ -114,25 +120,73 @@ def capture(
         saved: frozenset[int] = frozenset(),
         counted: frozenset[int] = frozenset(),
     ) -> BoxedFunction:
-        _check_sizes(graph)
         views = () if name == "backward" else take_views(graph, _metadata())
-        forwarded = _take_forwarded(graph)
-        saved -= {output for output, _ in forwarded}
-        seed_count = take_seeds(graph)
-        real = separate_graph(graph, table, frozenset(native))
-        phase = Phase(
-            *(name, saved, forwarded, counted, seed_count, real.inputs, real.outputs), _lazy(graph)
-        )
-        captured = CapturedGraph(f"graph{number}_{name}", real.module, static_inputs)
-        compiled = compile_graph(captured, phase)
+        title = f"graph{number}_{name}"
+        if is_divided(graph.graph):
+            device = gpu()
+            compiled: BoxedFunction = compile_divided(graph, title, static_inputs, counted, device)
+        else:
+            compiled = compile_whole(graph, title, name, static_inputs, saved, counted)
         if views:
             compiled = with_views(compiled, views)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 
+    def compile_whole(
+        graph: torch.fx.GraphModule,
+        title: str,
+        name: str = "inference",
+        static_inputs: frozenset[int] = frozenset(),
+        saved: frozenset[int] = frozenset(),
+        counted: frozenset[int] = frozenset(),
+        floats: Sequence[str] = (),
+    ) -> BoxedFunction:
+        """``floats``: symbolic numbers whose values are the graph's last argument."""
+        position = len(graph.graph.find_nodes(op="placeholder")) - 1
+        numbers = {symbol: (position, k) for k, symbol in enumerate(floats)}
+        forwarded = _take_forwarded(graph)
+        saved -= {output for output, _ in forwarded}
+        seed_count = take_seeds(graph)
+        real = separate_graph(graph, table, operators)
+        phase = Phase(
+            *(name, saved, forwarded, counted, seed_count, real.inputs, real.outputs), _lazy(graph)
+        )
+        return compile_graph(
+            CapturedGraph(title, real.module, static_inputs, numbers=numbers), phase
+        )
+
+    def compile_divided(
+        graph: torch.fx.GraphModule,
+        title: str,
+        static_inputs: frozenset[int] = frozenset(),
+        counted: frozenset[int] = frozenset(),
+        device: torch.device | None = None,
+    ) -> DividedGraph:
+        divided = divide(graph, static_inputs, device)
+        parts: list[BoxedFunction] = []
+        functions: dict[int, BoxedFunction] = {}
+        for k, step in enumerate(divided.steps):
+            inner = f"{title}_{k}"
+            if isinstance(step, Part):
+                floats = step.floats
+                parts.append(compile_whole(step.module, inner, static_inputs=step.static, floats=floats))
+            elif isinstance(step, Call):
+                for slot, function in step.functions.items():
+                    name = f"{inner}_{len(functions)}"
+                    functions[slot] = compile_function(function, name, device)
+        return DividedGraph(divided, parts, functions, device, counted)
+
+    def compile_function(
+        function: torch.fx.GraphModule, title: str, device: torch.device | None
+    ) -> BoxedFunction:
+        """A function that a loop or a branch calls."""
+        inline_operators(function, table, operators)
+        return compile_divided(function, title, device=device)
+
     def partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
         nonlocal refused
         refused = report(reason_against(graph))
+        inline_operators(graph, table, operators)
         return _partition(graph, *arguments, **keywords)
 
     trace = aot_autograd(
@@ -313,15 +367,3 @@ def _lazy(graph: torch.fx.GraphModule) -> frozenset[int]:
         if isinstance(value := node.meta.get("val"), torch.Tensor)
         and (value.is_conj() or value.is_neg() or str(node.target).startswith("tangents"))
     )
-
-
-def _check_sizes(graph: torch.fx.GraphModule) -> None:
-    for node in graph.graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "call_function" and value is not None and free_unbacked_symbols(value):
-            raise UnsupportedOp(
-                str(node.target),
-                "the size or value of its result depends on the contents of a tensor",
-                "compile without fullgraph=True, so that this operator runs outside of the graph",
-                user_source(node),
-            )

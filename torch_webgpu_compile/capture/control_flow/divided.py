@@ -1,0 +1,145 @@
+"""`DividedGraph`: runs a graph in parts, with what is called between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, assert_never
+
+import torch
+from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_map_only
+
+from . import loops
+from .parts import Call, Check, Divided, Number, Part, Pick, Slot
+
+BoxedFunction = Callable[[list[Any]], Sequence[Any]]
+
+CompileFunction = Callable[[GraphModule], BoxedFunction]
+
+
+class DividedGraph:
+    """A function of a list of arguments, which it empties, to a list of results.
+
+    Args:
+        divided: the graph.
+        parts: what each of its `Part`s was compiled to, in order.
+        functions: what the functions of its `Call`s were compiled to, by slot.
+        device: where the parts work, if that is not where the arguments are.
+        counted: positions of the changed arguments whose version counters somebody else increments.
+    """
+
+    _boxed_call = True
+
+    def __init__(
+        self,
+        divided: Divided,
+        parts: Sequence[BoxedFunction],
+        functions: Mapping[int, BoxedFunction],
+        device: torch.device | None,
+        counted: frozenset[int],
+    ) -> None:
+        self._divided = divided
+        self._parts = list(parts)
+        self._functions = {slot: loops.Function(f) for slot, f in functions.items()}
+        self._device = device
+        self._counted = counted
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        values = arguments[:]
+        arguments.clear()
+        with torch.no_grad():
+            return self._run(values)
+
+    def _run(self, arguments: list[Any]) -> list[Any]:
+        divided = self._divided
+        symbols = {name: read(arguments) for name, read in divided.symbols.items()}
+        values: dict[int, Any] = dict(self._functions)
+        originals: dict[int, tuple[int, Tensor]] = {}  # those that are returned or written
+        for position, slot in enumerate(divided.arguments):
+            if slot is not None:
+                given = arguments[position]
+                if slot in divided.kept:
+                    originals[slot] = position, given
+                values[slot] = self._moved(given)
+        arguments.clear()
+        parts = iter(self._parts)
+        for number, step in enumerate(divided.steps):
+            match step:
+                case Part():
+                    self._run_part(step, next(parts), values, symbols)
+                case Call():
+                    self._call(step, values, symbols)
+                case Pick():
+                    values[step.gives] = values[step.source][step.position]
+                case Check():
+                    if not _value(step.condition, values, symbols):
+                        raise RuntimeError(step.message)
+                case _:
+                    assert_never(step)
+            for slot in divided.last_uses[number]:
+                values.pop(slot, None)
+        self._write_back(values, originals)
+        return self._results(values, originals, symbols)
+
+    def _moved(self, value: Any) -> Any:
+        if self._device is None or not isinstance(value, Tensor):
+            return value
+        return value.to(self._device)
+
+    def _run_part(
+        self, part: Part, run: BoxedFunction, values: dict[int, Any], symbols: Mapping[str, Any]
+    ) -> None:
+        given = [values[slot] for slot in part.takes]
+        given += [symbols[name] for name in part.symbols]
+        if part.floats:
+            floats = [symbols[name] for name in part.floats]
+            given.append(torch.tensor(floats, dtype=torch.float32, device=self._device))
+        for slot, result in zip(part.gives, run(given), strict=True):
+            values[slot] = result
+
+    def _call(self, call: Call, values: dict[int, Any], symbols: dict[str, Any]) -> None:
+        args, kwargs = _value((call.arguments, call.keywords), values, symbols)
+        result = loops.run(call.target, args, kwargs)
+        if call.has_token:
+            result = (None, *(result if isinstance(result, (tuple, list)) else (result,)))
+        values[call.gives] = result
+        for name, get in call.symbols.items():
+            symbols[name] = get(result)
+
+    def _write_back(self, values: Mapping[int, Any], originals: Mapping[int, Any]) -> None:
+        """Gives arguments on another device what was written to their copies."""
+        for slot in self._divided.written:
+            position, original = originals[slot]
+            copy = values[slot]
+            if copy is original:
+                continue
+            if position in self._counted:
+                with _unsafe_preserve_version_counter(original):
+                    original.copy_(copy)
+            else:
+                original.copy_(copy)
+
+    def _results(
+        self, values: Mapping[int, Any], originals: Mapping[int, Any], symbols: Mapping[str, Any]
+    ) -> list[Any]:
+        results = []
+        for item, device in zip(self._divided.returns, self._divided.devices, strict=True):
+            if isinstance(item, Slot) and item.index in originals:
+                results.append(originals[item.index][1])
+                continue
+            value = _value(item, values, symbols)
+            if isinstance(value, Tensor) and self._device is not None and device is not None:
+                value = value.to(device)
+            results.append(value)
+        return results
+
+
+def _value(template: Any, values: Mapping[int, Any], symbols: Mapping[str, Any]) -> Any:
+    """Arguments as a call takes them, of what `parts` made of them."""
+    if isinstance(template, Slot):
+        return values[template.index]
+    if isinstance(template, Number):
+        return template.of(symbols)
+    return tree_map_only((Slot, Number), lambda leaf: _value(leaf, values, symbols), template)

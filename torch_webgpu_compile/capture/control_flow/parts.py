@@ -1,0 +1,575 @@
+"""`divide`: a captured graph in parts, for what no plan can hold.
+
+A plan runs on sizes that are known before it, and its steps are always the same. Operators whose
+results have sizes that depend on data, loops and branches are `Call`s; what is between two of them
+is a `Part`, compiled as a graph of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._sympy.printers import PythonPrinter
+
+from ...captured import user_source
+from ...errors import UnsupportedOp
+from .inline import attribute_of
+
+aten = torch.ops.aten
+with_effects = torch.ops.higher_order.with_effects
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number made of symbols.
+
+    Attributes:
+        names: of the symbols.
+        compute: the number, of their values.
+    """
+
+    names: tuple[str, ...]
+    compute: Callable[..., Any]
+
+    def of(self, symbols: Mapping[str, Any]) -> Any:
+        """Its value."""
+        return self.compute(*[symbols[name] for name in self.names])
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The result of a node: a tensor, a tuple of them, or the function that a node names."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Nodes that are compiled as one graph.
+
+    Attributes:
+        module: the graph. Its arguments are ``takes``, then the values of ``symbols``, then, if
+            there are any, the ``floats`` in a float32 tensor.
+        takes, gives: slots of its tensors.
+        static: positions of the arguments that are parameters or buffers.
+    """
+
+    module: GraphModule
+    takes: tuple[int, ...]
+    symbols: tuple[str, ...]
+    floats: tuple[str, ...]
+    gives: tuple[int, ...]
+    static: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator that is called between parts.
+
+    Attributes:
+        target: the operator.
+        arguments, keywords: nested, with `Slot`s and `Number`s.
+        functions: by the slot of each function among the arguments, its graph.
+        gives: the slot of the result.
+        symbols: by name, what gives the value of each symbol that the result decides.
+        has_token: whether the result, and the first argument, have an effect token first.
+        source: the user's line.
+    """
+
+    target: Any
+    arguments: Any
+    keywords: Any
+    functions: Mapping[int, GraphModule]
+    gives: int
+    symbols: Mapping[str, Callable[[Any], Any]]
+    has_token: bool
+    source: str
+
+
+@dataclass(frozen=True)
+class Pick:
+    """An element of a call's result."""
+
+    source: int
+    position: int
+    gives: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """An assertion about sizes."""
+
+    condition: Any
+    message: str
+
+
+Step = Part | Call | Pick | Check
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A graph in parts.
+
+    Attributes:
+        steps: in order.
+        arguments: the slot of each argument that is a tensor; None of the others.
+        symbols: by name, how each symbol is read from the arguments.
+        returns: nested, with `Slot`s and `Number`s.
+        last_uses: of each step, the slots that nobody needs after it.
+        written: slots of the arguments that some part writes.
+        kept: slots of the arguments that are written or returned.
+        devices: of the tensors among the results, in order; None for the others.
+    """
+
+    steps: tuple[Step, ...]
+    arguments: tuple[int | None, ...]
+    symbols: Mapping[str, Callable[[Sequence[Any]], Any]]
+    returns: tuple[Any, ...]
+    last_uses: tuple[tuple[int, ...], ...]
+    written: frozenset[int]
+    kept: frozenset[int]
+    devices: tuple[torch.device | None, ...]
+
+
+def is_divided(graph: Graph) -> bool:
+    """Whether a graph has something that no plan can hold."""
+    return bool(_calls(graph))
+
+
+Getter = Callable[[Any], Any]
+
+
+def _calls(graph: Graph) -> dict[Node, dict[str, Getter]]:
+    """The nodes that cannot be steps of a plan; how the symbols that each decides are read."""
+    known: set[str] = set()
+    found: dict[Node, dict[str, Getter]] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            known.update(_unbacked(value))
+        elif node.op == "call_function" and node.target is not operator.getitem:
+            target = node.args[1] if node.target is with_effects else node.target
+            new = [] if _is_arithmetic(node) else _unbacked(value) - known
+            if new or isinstance(target, HigherOrderOperator):
+                found[node] = decided = _decided(node)
+                known.update(new, decided)
+    return found
+
+
+def _unbacked(value: Any) -> set[str]:
+    """The symbols in a value that no argument's size gives."""
+    return {str(s) for _, number in _expressions(value) for s in free_unbacked_symbols(number)}
+
+
+def _is_arithmetic(node: Node) -> bool:
+    """Whether a node computes a number of numbers, or of a tensor's sizes."""
+    if not _is_number(node.meta.get("val")):
+        return False
+    return not isinstance(node.target, OpOverload) or node.target.name() in _OF_SIZES
+
+
+_OF_SIZES = ("aten::sym_size.int", "aten::sym_stride.int", "aten::sym_numel", "aten::sym_storage_offset")
+
+
+def _decided(node: Node) -> dict[str, Getter]:
+    """How the symbols in a call's result are read from it."""
+    bindings = node.meta.get("unbacked_bindings") or {}
+    found: dict[str, Getter] = {str(symbol): _getter(path) for symbol, path in bindings.items()}
+    for k, leaf in enumerate(tree_leaves(node.meta.get("val"))):
+        if isinstance(leaf, Tensor):
+            for dim, size in enumerate(leaf.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    found.setdefault(str(size.node.expr), _size_getter(k, dim))
+        elif isinstance(leaf, (torch.SymInt, torch.SymFloat)) and leaf.node.expr.is_Symbol:
+            found.setdefault(str(leaf.node.expr), _leaf_getter(k))
+    return found
+
+
+def divide(
+    module: GraphModule, static: frozenset[int], device: torch.device | None
+) -> Divided:
+    """Divides a graph.
+
+    Args:
+        module: a functional ATen graph with fake tensors.
+        static: positions of the arguments that are parameters or buffers.
+        device: where the parts work, if it is not where the graph's tensors are.
+    """
+    return _Division(module, static, device).run()
+
+
+class _Division:
+    def __init__(
+        self, module: GraphModule, static: frozenset[int], device: torch.device | None
+    ) -> None:
+        self._module = module
+        self._device = device
+        self._slots: dict[Node, int] = {}
+        placeholders = module.graph.find_nodes(op="placeholder")
+        self._static = {node for k, node in enumerate(placeholders) if k in static}
+        self._placeholders = placeholders
+        self._calls = _calls(module.graph)
+        self._steps: list[Step] = []
+        self._pending: list[Node] = []
+        values = [leaf for n in module.graph.nodes for leaf in tree_leaves(n.meta.get("val"))]
+        self._mode: FakeTensorMode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
+
+    def run(self) -> Divided:
+        outputs: tuple[Any, ...] = ()
+        arguments = [self._argument(node) for node in self._placeholders]
+        for node in self._module.graph.nodes:
+            if node.op == "output":
+                self._close()
+                (returned,) = node.args  # one value of a function that returns no tuple
+                outputs = (returned,) if isinstance(returned, Node) else tuple(returned)
+            elif node.op == "call_function":
+                self._node(node)
+        returns = tuple(self._template(item) for item in outputs)
+        devices = tuple(
+            item.meta["val"].device
+            if isinstance(item, Node) and isinstance(item.meta.get("val"), Tensor)
+            else None
+            for item in outputs
+        )
+        written = frozenset(self._written())
+        returned_slots = {leaf.index for leaf in tree_leaves(returns) if isinstance(leaf, Slot)}
+        return Divided(
+            tuple(self._steps),
+            tuple(arguments),
+            _readers(self._placeholders),
+            returns,
+            self._last_uses(written | returned_slots),
+            written,
+            written | (returned_slots & set(arguments)),
+            devices,
+        )
+
+    def _argument(self, node: Node) -> int | None:
+        return self._slot(node) if isinstance(node.meta.get("val"), Tensor) else None
+
+    def _slot(self, node: Node) -> int:
+        return self._slots.setdefault(node, len(self._slots))
+
+    def _node(self, node: Node) -> None:
+        source = node.args[0] if node.target is operator.getitem else None
+        if node in self._calls:
+            self._close()
+            self._call(node)
+        elif isinstance(source, Node) and source in self._slots and not _is_tensor(source):
+            if _is_tensor(node):
+                position = node.args[1]
+                assert isinstance(position, int)
+                self._steps.append(Pick(self._slots[source], position, self._slot(node)))
+        elif node.target is aten._assert_scalar.default:
+            condition, message = node.args
+            self._steps.append(Check(self._template(condition), str(message)))
+        else:
+            self._pending.append(node)
+
+    # ---- calls
+
+    def _call(self, node: Node) -> None:
+        target, args = node.target, node.args
+        has_token = target is with_effects
+        if has_token:
+            _, target, *rest = args
+            args = tuple(rest)
+        functions: dict[int, GraphModule] = {}
+        for inner in node.all_input_nodes:
+            if inner.op == "get_attr":
+                value = attribute_of(self._module, inner)
+                if isinstance(value, GraphModule):
+                    functions[self._slot(inner)] = value
+        self._steps.append(
+            Call(
+                target,
+                self._template(args),
+                self._template(dict(node.kwargs)),
+                functions,
+                self._slot(node),
+                self._calls[node],
+                has_token,
+                user_source(node),
+            )
+        )
+
+    def _template(self, value: Any) -> Any:
+        """Arguments or results with `Slot`s for tensors and `Number`s for numbers."""
+        if isinstance(value, Node):
+            if value.op == "get_attr":
+                constant = attribute_of(self._module, value)
+                if not isinstance(constant, GraphModule):
+                    return self._moved_constant(constant)
+                return Slot(self._slot(value))
+            known = value.meta.get("val")
+            if value in self._slots or not _is_number(known):
+                return Slot(self._slot(value))
+            return self._template(known)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return number_of(value)
+        if isinstance(value, torch.device):
+            return value if self._device is None else self._device
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self._template, value))
+        if isinstance(value, dict):
+            return {name: self._template(item) for name, item in value.items()}
+        return value
+
+    def _moved_constant(self, constant: Any) -> Any:
+        if isinstance(constant, Tensor) and self._device is not None:
+            return constant.to(self._device)
+        return constant
+
+    # ---- parts
+
+    def _close(self) -> None:
+        """Makes a part of the nodes since the last call."""
+        nodes, self._pending = self._pending, []
+        if not nodes:
+            return
+        inside = set(nodes)
+        wanted = [
+            node
+            for node in nodes
+            if not _is_number(node.meta.get("val"))
+            and any(user not in inside for user in node.users)
+        ]
+        effects = [node for node in nodes if node.target is aten.copy_.default or _acts(node)]
+        if not wanted and not effects:
+            return
+        self._steps.append(self._part(nodes, wanted, effects))
+
+    def _part(self, nodes: Sequence[Node], wanted: Sequence[Node], effects: Sequence[Node]) -> Part:
+        needed = _needed((*wanted, *effects), set(nodes))
+        nodes = [node for node in nodes if node in needed]
+        inside = set(nodes)
+        outside = {
+            source: None
+            for node in nodes
+            for source in node.all_input_nodes
+            if source not in inside and _is_tensor(source) and source.op != "get_attr"
+        }
+        takes = list(outside)
+        symbols = _symbols_of([*nodes, *takes])
+        floats = [name for name, value in symbols.items() if isinstance(value, torch.SymFloat)]
+        integers = [name for name in symbols if name not in floats]
+        graph = Graph()
+        copies: dict[Node, Any] = {}
+        for node in takes:
+            copies[node] = graph.placeholder(node.name)
+            copies[node].meta = {**node.meta, "val": self._moved(node.meta["val"])}
+        for name in integers:
+            graph.placeholder(name).meta["val"] = symbols[name]
+        if floats:
+            numbers = graph.placeholder("floats")
+            numbers.meta["val"] = self._fake((len(floats),), torch.float32)
+
+        def inner(source: Node) -> Any:
+            if source in copies:
+                return copies[source]
+            if source.op == "get_attr":
+                copies[source] = graph.node_copy(source)
+                copies[source].meta["val"] = self._moved(source.meta.get("val"))
+                return copies[source]
+            return source.meta["val"]  # a number, of symbols
+
+        for node in nodes:
+            args, kwargs = tree_map_only(Node, inner, (node.args, node.kwargs))
+            made = graph.call_function(node.target)  # type: ignore[arg-type]
+            made.args, made.kwargs = self._placed(args), self._placed(kwargs)
+            made.meta = {**node.meta, "val": tree_map(self._moved, node.meta.get("val"))}
+            copies[node] = made
+        graph.output(()).args = (tuple(copies[node] for node in wanted),)
+        part = GraphModule(self._module, graph)
+        part.meta["floats"] = tuple(floats)
+        return Part(
+            part,
+            tuple(self._slot(node) for node in takes),
+            tuple(integers),
+            tuple(floats),
+            tuple(self._slot(node) for node in wanted),
+            frozenset(k for k, node in enumerate(takes) if node in self._static),
+        )
+
+    def _placed(self, value: Any) -> Any:
+        """Arguments with the device that the part works on."""
+        if self._device is None:
+            return value
+        return tree_map_only(torch.device, lambda _: self._device, value)
+
+    def _moved(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or self._device is None:
+            return value
+        with self._mode:
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=self._device
+            )
+
+    def _fake(self, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        with self._mode:
+            return torch.empty(sizes, dtype=dtype, device=self._device)
+
+    # ---- the life of values
+
+    def _last_uses(self, kept: Collection[int]) -> tuple[tuple[int, ...], ...]:
+        last = {slot: k for k, step in enumerate(self._steps) for slot in _slots_in(step)}
+        found: list[list[int]] = [[] for _ in self._steps]
+        for slot, k in last.items():
+            if slot not in kept:
+                found[k].append(slot)
+        return tuple(map(tuple, found))
+
+    def _written(self) -> Iterable[int]:
+        for copy in self._module.graph.find_nodes(op="call_function", target=aten.copy_.default):
+            if copy.args[0] in self._slots:
+                yield self._slots[copy.args[0]]
+
+
+def _slots_in(step: Step) -> list[int]:
+    match step:
+        case Part():
+            return [*step.takes, *step.gives]
+        case Call():
+            leaves = tree_leaves((step.arguments, step.keywords))
+            return [step.gives, *(leaf.index for leaf in leaves if isinstance(leaf, Slot))]
+        case Pick():
+            return [step.source, step.gives]
+        case Check():
+            return []
+
+
+def _is_tensor(node: Node) -> bool:
+    return node.op == "get_attr" or isinstance(node.meta.get("val"), Tensor)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _acts(node: Node) -> bool:
+    """Whether a node does more than give results."""
+    return node.target in (aten._assert_async.msg, with_effects)
+
+
+def _needed(ends: Iterable[Node], inside: set[Node]) -> set[Node]:
+    found: set[Node] = set()
+    stack = list(ends)
+    while stack:
+        node = stack.pop()
+        if node in inside and node not in found:
+            found.add(node)
+            stack.extend(n for n in node.all_input_nodes if not _is_number(n.meta.get("val")))
+    return found
+
+
+# ---- symbols
+
+
+def number_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """A symbolic number as a function of its symbols; a constant as it is."""
+    expression = value.node.expr
+    if isinstance(value, torch.SymInt) and expression.is_Integer:
+        return int(expression)
+    names = sorted(map(str, expression.free_symbols))
+    text = PythonPrinter().doprint(expression)
+    compute = eval(f"lambda {', '.join(names)}: {text}", {"math": math, "torch": torch})
+    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+    return Number(tuple(names), lambda *values: kind(compute(*values)))
+
+
+def _expressions(value: Any) -> list[tuple[sympy.Expr, Any]]:
+    """The symbolic numbers in a value, with their expressions.
+
+    The offset of a fake tensor is not among them: it says nothing of the tensor's.
+    """
+    found = []
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            numbers = [*leaf.shape, *leaf.stride()]
+        else:
+            numbers = [leaf]
+        for number in numbers:
+            if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                found.append((number.node.expr, number))
+    return found
+
+
+def _symbols_of(nodes: Sequence[Node]) -> dict[str, Any]:
+    """The symbols that nodes need, by name, as PyTorch's symbolic numbers."""
+    found: dict[str, Any] = {}
+    for node in nodes:
+        others = [n.meta.get("val") for n in node.all_input_nodes]
+        plain = [leaf for leaf in tree_leaves((node.args, node.kwargs)) if not isinstance(leaf, Node)]
+        for expression, number in _expressions((node.meta.get("val"), others, plain)):
+            for symbol in expression.free_symbols:
+                if str(symbol) not in found:
+                    found[str(symbol)] = _symbolic(symbol, number)
+    return found
+
+
+def _symbolic(symbol: sympy.Symbol, like: Any) -> Any:
+    env = like.node.shape_env
+    hint = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    value = hint.get(symbol)
+    if symbol.is_integer:
+        return env.create_symintnode(symbol, hint=None if value is None else int(value))
+    return env.create_symfloatnode(symbol, hint=None if value is None else float(value))
+
+
+def _getter(path: Any) -> Callable[[Any], Any]:
+    def get(result: Any) -> Any:
+        for key in path:
+            result = key.get(result)
+        return result
+
+    return get
+
+
+def _leaf_getter(leaf: int) -> Callable[[Any], Any]:
+    return lambda result: tree_leaves(result)[leaf]
+
+
+def _size_getter(leaf: int, dim: int) -> Callable[[Any], int]:
+    return lambda result: int(tree_leaves(result)[leaf].shape[dim])
+
+
+def _readers(placeholders: Sequence[Node]) -> dict[str, Callable[[Sequence[Any]], Any]]:
+    """How each symbol is read from a call's arguments."""
+    found: dict[str, Callable[[Sequence[Any]], Any]] = {}
+
+    def add(number: Any, read: Callable[[Sequence[Any]], Any]) -> None:
+        if isinstance(number, (torch.SymInt, torch.SymFloat)) and number.node.expr.is_Symbol:
+            found.setdefault(str(number.node.expr), read)
+
+    for position, node in enumerate(placeholders):
+        value = node.meta.get("val")
+        if isinstance(value, Tensor):
+            for dim, size in enumerate(value.shape):
+                add(size, lambda a, p=position, d=dim: int(a[p].shape[d]))  # type: ignore[misc]
+            for dim, stride in enumerate(value.stride()):
+                add(stride, lambda a, p=position, d=dim: int(a[p].stride(d)))  # type: ignore[misc]
+        else:
+            add(value, lambda a, p=position: a[p])  # type: ignore[misc]
+    return found
+
+
+def refuse_triton(source: str) -> UnsupportedOp:
+    """The error for a Triton kernel in a graph."""
+    return UnsupportedOp(
+        "a Triton kernel",
+        "Triton has no WebGPU backend",
+        "write it with PyTorch's operators, or in WGSL with torch_webgpu_compile.wgsl_op",
+        source,
+    )
