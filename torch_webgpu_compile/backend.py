@@ -125,9 +125,7 @@ def compile_module(
     with showing("a graph"):
         on_host = fallbacks.on_fallback(options.fallback)
         operators = native_operators()
-        return aot.capture(
-            module, example_inputs, compile_captured, operators, on_host, keep, gpu
-        )
+        return aot.capture(module, example_inputs, compile_captured, operators, on_host, keep, gpu)
 
 
 def _raising(text: str) -> aot.BoxedFunction:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from torch_webgpu_compile import counters
 
@@ -51,10 +52,19 @@ def test_sizes_that_come_from_data(function: Function) -> None:
 
 
 @pytest.mark.parametrize("function", [_places, _kinds, _repeated])
-def test_sizes_that_come_from_data_in_one_graph(function: Function) -> None:
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_sizes_that_come_from_data_in_one_graph(function: Function, device: str) -> None:
+    """The same plans for all of them: the sizes are read between these."""
     compiled = torch.compile(function, backend="webgpu", dynamic=True, fullgraph=True)
-    with pytest.raises(Exception, match="depends on the contents of a tensor"):
-        compiled(R(30, 3))
+    plans = 0
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for k, size in enumerate((30, 9, 70, 41)):
+            x = R(size, 3) * 2
+            got = tree_map(Tensor.cpu, compiled(x.to(device)))
+            torch.testing.assert_close(got, function(x))
+            assert k < 2 or counters.plans_compiled == plans  # two sizes show that it is dynamic
+            plans = counters.plans_compiled
+    assert not counters.fallbacks
 
 
 @pytest.mark.parametrize("offset", [0, 4])

@@ -227,7 +227,9 @@ def _require_cheap(branch: GraphModule) -> None:
         if not isinstance(target, OpOverload):
             if target is not operator.getitem and target not in RULES:
                 raise NotInlined(f"{target} in a branch")
-        elif target.overloadpacket in _EXPENSIVE or torch.Tag.nondeterministic_seeded in target.tags:
+        elif (
+            target.overloadpacket in _EXPENSIVE or torch.Tag.nondeterministic_seeded in target.tags
+        ):
             raise NotInlined(f"{target} in a branch")
 
 
@@ -317,12 +319,6 @@ def _call(evaluate: Evaluate, function: GraphModule, *arguments: Any, **_: Any) 
     return evaluate(function, arguments)
 
 
-def _subgraph(
-    evaluate: Evaluate, function: GraphModule, _identifier: str, *arguments: Any
-) -> list[Any]:
-    return evaluate(function, arguments)
-
-
 RULES: dict[Any, Callable[..., list[Any]]] = {
     higher_order.cond: _cond,
     higher_order.map_impl: _map,
@@ -334,7 +330,6 @@ for _name, _rule in {
     "invoke_quant_packed": _call,
     "local_map_hop": _call,
     "strict_mode": _call,
-    "invoke_subgraph": _subgraph,
 }.items():
     if (_found := getattr(higher_order, _name, None)) is not None:
         RULES[_found] = _rule

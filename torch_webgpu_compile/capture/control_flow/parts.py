@@ -180,7 +180,12 @@ def _is_arithmetic(node: Node) -> bool:
     return not isinstance(node.target, OpOverload) or node.target.name() in _OF_SIZES
 
 
-_OF_SIZES = ("aten::sym_size.int", "aten::sym_stride.int", "aten::sym_numel", "aten::sym_storage_offset")
+_OF_SIZES = (
+    "aten::sym_size.int",
+    "aten::sym_stride.int",
+    "aten::sym_numel",
+    "aten::sym_storage_offset",
+)
 
 
 def _decided(node: Node) -> dict[str, Getter]:
@@ -197,9 +202,7 @@ def _decided(node: Node) -> dict[str, Getter]:
     return found
 
 
-def divide(
-    module: GraphModule, static: frozenset[int], device: torch.device | None
-) -> Divided:
+def divide(module: GraphModule, static: frozenset[int], device: torch.device | None) -> Divided:
     """Divides a graph.
 
     Args:
@@ -511,7 +514,9 @@ def _symbols_of(nodes: Sequence[Node]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for node in nodes:
         others = [n.meta.get("val") for n in node.all_input_nodes]
-        plain = [leaf for leaf in tree_leaves((node.args, node.kwargs)) if not isinstance(leaf, Node)]
+        plain = [
+            leaf for leaf in tree_leaves((node.args, node.kwargs)) if not isinstance(leaf, Node)
+        ]
         for expression, number in _expressions((node.meta.get("val"), others, plain)):
             for symbol in expression.free_symbols:
                 if str(symbol) not in found:

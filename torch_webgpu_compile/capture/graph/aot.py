@@ -165,15 +165,20 @@ def capture(
         divided = divide(graph, static_inputs, device)
         parts: list[BoxedFunction] = []
         functions: dict[int, BoxedFunction] = {}
+        known: dict[int, BoxedFunction] = {}  # a repeated block is one function of many calls
         for k, step in enumerate(divided.steps):
             inner = f"{title}_{k}"
             if isinstance(step, Part):
                 floats = step.floats
-                parts.append(compile_whole(step.module, inner, static_inputs=step.static, floats=floats))
+                parts.append(
+                    compile_whole(step.module, inner, static_inputs=step.static, floats=floats)
+                )
             elif isinstance(step, Call):
                 for slot, function in step.functions.items():
-                    name = f"{inner}_{len(functions)}"
-                    functions[slot] = compile_function(function, name, device)
+                    if id(function) not in known:
+                        name = f"{inner}_{len(known)}"
+                        known[id(function)] = compile_function(function, name, device)
+                    functions[slot] = known[id(function)]
         return DividedGraph(divided, parts, functions, device, counted)
 
     def compile_function(
