@@ -55,6 +55,18 @@ def on_fallback(policy: str) -> OnFallback:
     return report
 
 
+def warn_once(what: str, message: str) -> None:
+    """Warns of something that runs otherwise than asked for, once, at the user's line.
+
+    Args:
+        what: what it is, as it is told apart from others.
+        message: what happens to it, and why.
+    """
+    if _is_first(what):
+        file, line = _place("")
+        warnings.warn_explicit(f"{what} {message}", FallbackWarning, file, line)
+
+
 def _place(source: str) -> tuple[str, int]:
     """File and line of a ``file:line: code``; without one, of the user's code that is running."""
     found = _PLACE.match(source)

@@ -1,22 +1,22 @@
 """`inline_operators`: higher-order operators whose function is better a part of the graph.
 
-``torch.cond`` of two cheap branches becomes both of them and a choice, ``map`` one call on all rows,
-a short ``scan`` its steps one after the other, an associative scan a few rounds over all elements.
-So their operators fuse with each other and with what is around them. The others stay: see `parts`.
+``torch.cond`` of two cheap branches becomes both of them and a choice, ``map`` one call on all
+rows, a short ``scan`` its steps one after the other, an associative scan a few rounds over all
+elements. So their operators fuse with each other and with what is around them. The others stay: see
+`parts`.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..tracing import Recorder, clean_dispatch
@@ -28,7 +28,7 @@ Decompositions = Mapping[OpOverload, Callable[..., Any]]
 
 # Nodes of a branch that is computed although it may not be chosen, and of all steps of a scan.
 _MOST_IN_BRANCH = 64
-_MOST_IN_SCAN = 512
+_MOST_IN_SCAN = 128
 
 _EXPENSIVE = frozenset(
     {
@@ -78,15 +78,16 @@ class _Inlining:
         self._mode = mode
         self._recorder = recorder
         self._copies: dict[Node, Node] = {}
-        self._results: dict[Node, Any] = {}  # of operators that were inlined
+        self._results: dict[Node, Any] = {}  # of inlined operators, and the elements of those
 
-    def run(self) -> dict[str, Any]:
-        """Makes it the module's graph; gives the constants that it has besides those of the module."""
+    def run(self) -> Mapping[str, Any]:
+        """Makes it the module's graph; gives the constants that it has besides the module's."""
         for node in list(self._module.graph.nodes):
             if node.target is operator.getitem and node.args[0] in self._results:
                 value = self._results[node.args[0]][node.args[1]]
                 if isinstance(value, Tensor):
                     self._copies[node] = self._recorder.node_of(value)
+                    self._results[node] = value
                     continue
             if node.target not in RULES or not self._inline(node):
                 self._copy(node)

@@ -115,16 +115,18 @@ def _invoke(function: Function, _identifier: str, *operands: Any) -> tuple[Any, 
     return function(*operands)
 
 
+def _found(name: str, function: Callable[..., Any]) -> dict[Any, Callable[..., Any]]:
+    """An operator that not every supported PyTorch has."""
+    operator = getattr(higher_order, name, None)
+    return {} if operator is None else {operator: function}
+
+
 _RUNS: dict[Any, Callable[..., Any]] = {
     higher_order.cond: _cond,
     higher_order.while_loop: _while_loop,
     higher_order.scan: _scan,
     higher_order.map_impl: _map,
     higher_order.associative_scan: _associative_scan,
+    higher_order.invoke_subgraph: _invoke,
+    **_found("while_loop_stack_output", _while_loop_stacked),
 }
-for _name, _function in {
-    "while_loop_stack_output": _while_loop_stacked,
-    "invoke_subgraph": _invoke,
-}.items():
-    if (_found := getattr(higher_order, _name, None)) is not None:
-        _RUNS[_found] = _function

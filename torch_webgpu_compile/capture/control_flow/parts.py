@@ -177,15 +177,10 @@ def _is_arithmetic(node: Node) -> bool:
     """Whether a node computes a number of numbers, or of a tensor's sizes."""
     if not _is_number(node.meta.get("val")):
         return False
-    return not isinstance(node.target, OpOverload) or node.target.name() in _OF_SIZES
+    return not isinstance(node.target, OpOverload) or node.target.overloadpacket in _OF_SIZES
 
 
-_OF_SIZES = (
-    "aten::sym_size.int",
-    "aten::sym_stride.int",
-    "aten::sym_numel",
-    "aten::sym_storage_offset",
-)
+_OF_SIZES = (aten.sym_size, aten.sym_stride, aten.sym_numel, aten.sym_storage_offset)
 
 
 def _decided(node: Node) -> dict[str, Getter]:
@@ -284,11 +279,19 @@ class _Division:
     # ---- calls
 
     def _call(self, node: Node) -> None:
-        target, args = node.target, node.args
+        target: Any = node.target
+        args = node.args
         has_token = target is with_effects
         if has_token:
             _, target, *rest = args
             args = tuple(rest)
+        if getattr(target, "__name__", "").startswith("triton_kernel_wrapper"):
+            raise UnsupportedOp(
+                "a Triton kernel",
+                "Triton has no WebGPU backend",
+                "write it with PyTorch's operators, or leave it out of the graph",
+                user_source(node),
+            )
         functions: dict[int, GraphModule] = {}
         for inner in node.all_input_nodes:
             if inner.op == "get_attr":
@@ -499,10 +502,7 @@ def _expressions(value: Any) -> list[tuple[sympy.Expr, Any]]:
     """
     found = []
     for leaf in tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            numbers = [*leaf.shape, *leaf.stride()]
-        else:
-            numbers = [leaf]
+        numbers = [*leaf.shape, *leaf.stride()] if isinstance(leaf, Tensor) else [leaf]
         for number in numbers:
             if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 found.append((number.node.expr, number))
@@ -568,13 +568,3 @@ def _readers(placeholders: Sequence[Node]) -> dict[str, Callable[[Sequence[Any]]
         else:
             add(value, lambda a, p=position: a[p])  # type: ignore[misc]
     return found
-
-
-def refuse_triton(source: str) -> UnsupportedOp:
-    """The error for a Triton kernel in a graph."""
-    return UnsupportedOp(
-        "a Triton kernel",
-        "Triton has no WebGPU backend",
-        "write it with PyTorch's operators, or in WGSL with torch_webgpu_compile.wgsl_op",
-        source,
-    )

@@ -29,7 +29,7 @@ from ..control_flow.parts import Call, Part, divide, is_divided
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..tracing import take_seeds
-from . import dynamo, patterns, recompute
+from . import double_backward, dynamo, patterns, recompute
 from .argument_views import take_views, with_views
 from .unstorable import Reason, reason_against, uncompiled
 
@@ -69,6 +69,7 @@ def capture(
         UnsupportedOp: an operator can run neither on the GPU nor between its plans.
     """
     results = _results_of(module)
+    written = double_backward.unchanged(module) if torch.is_grad_enabled() else None
     patterns.rewrite_calls(module)
     number = next(_numbers)
     static: frozenset[int] = frozenset()
@@ -77,6 +78,7 @@ def capture(
     direct: BoxedFunction | None = None
     parts: _Parts | None = None
     refused: Reason | None = None
+    is_random = twice = False
 
     def report(reason: Reason | None) -> Reason | None:
         if reason is not None:
@@ -98,7 +100,7 @@ def capture(
         return compiled
 
     def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        nonlocal static
+        nonlocal static, twice
         if refused is not None:
             return uncompiled(graph, refused)
         static = _static_inputs()
@@ -106,6 +108,7 @@ def capture(
         # unlike one with "donated" buffers, a graph that was run may be run again.
         if (metadata := _metadata()) is not None:
             metadata.bw_donated_idxs = []
+            twice = _may_run_again(metadata)
         return compile_phase(graph, "forward", static, _saved_outputs(graph), _counted())
 
     def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
@@ -189,8 +192,9 @@ def capture(
         return compile_divided(function, title, device=device)
 
     def partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
-        nonlocal refused
+        nonlocal refused, is_random
         refused = report(reason_against(graph))
+        is_random = _is_random(graph.graph)
         inline_operators(graph, table, operators)
         return _partition(graph, *arguments, **keywords)
 
@@ -205,6 +209,8 @@ def capture(
     with dynamo.compiling():
         traced: Callable[..., Any] = trace(module, example_inputs)
     if direct is None:
+        if twice and not is_random and written is not None:
+            return double_backward.differentiable_twice(traced, written)
         return traced
     if parts is None:
         on_whole(direct)
@@ -359,6 +365,21 @@ def _take_forwarded(graph: torch.fx.GraphModule) -> tuple[tuple[int, int], ...]:
         output.args = (tuple(None if node in positions else node for node in returned),)
         graph.recompile()
     return found
+
+
+def _may_run_again(metadata: Any) -> bool:
+    """Whether Dynamo's graph gives the same results when it is run once more.
+
+    And whether its gradients are those of its results: none is a view of what it does not return.
+    """
+    changes = metadata.num_mutated_inp_runtime_indices + metadata.num_mutated_graph_handled_indices
+    return not (changes or metadata.num_intermediate_bases or metadata.tokens)
+
+
+def _is_random(graph: torch.fx.Graph) -> bool:
+    seeds = graph.find_nodes(op="call_function", target=torch.ops.webgpu.seed.default)
+    tag = torch.Tag.nondeterministic_seeded
+    return bool(seeds) or any(tag in getattr(node.target, "tags", ()) for node in graph.nodes)
 
 
 def _lazy(graph: torch.fx.GraphModule) -> frozenset[int]:

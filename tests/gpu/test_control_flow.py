@@ -1,0 +1,339 @@
+"""Loops, branches, scans and maps in compiled graphs, and sizes that data decides between plans."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.testing._internal.hop_db import hop_db
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torch_webgpu_compile import counters, explain
+from torch_webgpu_compile.fallbacks import FallbackWarning, reset_warnings
+
+Function = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def captured(fresh: None) -> Iterator[None]:
+    """Dynamo puts into a graph what depends on data, as far as it can."""
+    config = torch._dynamo.config
+    with config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
+
+
+def R(*sizes: int) -> Tensor:
+    """Normally distributed numbers: the same for the same sizes."""
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes)))
+
+
+def on(device: str, values: Any) -> Any:
+    """The same tensors on a device, as leaves."""
+    return tree_map(
+        lambda t: (
+            t.detach().clone().to(device).requires_grad_(t.requires_grad)
+            if isinstance(t, Tensor)
+            else t
+        ),
+        values,
+    )
+
+
+def agree(function: Function, arguments: Any, device: str, **options: Any) -> None:
+    """Compares results, changed arguments, and gradients if there are any, with eager PyTorch's."""
+    own, given = on("cpu", arguments), on(device, arguments)
+    wanted = function(*own)
+    torch._dynamo.reset()
+    got = torch.compile(function, backend="webgpu", fullgraph=True, **options)(*given)
+    torch.testing.assert_close(on("cpu", got), on("cpu", wanted))
+    assert all(t.device.type == device for t in tree_leaves(got) if isinstance(t, Tensor))
+    differentiable = [t for t in tree_leaves(wanted) if isinstance(t, Tensor) and t.requires_grad]
+    if differentiable:
+        for results in (wanted, got):
+            leaves = [t for t in tree_leaves(results) if isinstance(t, Tensor) and t.requires_grad]
+            sum((leaf * leaf).sum() for leaf in leaves).backward()  # type: ignore[union-attr]
+        gradients = [[t.grad for t in tree_leaves(a) if t.requires_grad] for a in (given, own)]
+        torch.testing.assert_close(on("cpu", gradients[0]), gradients[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(on("cpu", given), on("cpu", own))
+
+
+# ---- PyTorch's own samples
+
+# Eager PyTorch refuses them on the CPU, or Dynamo does whatever the backend is.
+REFUSED = ("flex_attention", "local_map_hop", "register_hook", "inline_asm_elementwise")
+
+
+@pytest.mark.filterwarnings("ignore:testlib:torch_webgpu_compile.fallbacks.FallbackWarning")
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+@pytest.mark.parametrize(
+    "info",
+    [entry for entry in hop_db if entry.name not in REFUSED],
+    ids=lambda entry: f"{entry.name}-{entry.variant_test_name}",
+)
+def test_samples_of_pytorch(info: Any, device: str) -> None:
+    for sample in info.sample_inputs("cpu", torch.float32, requires_grad=info.supports_autograd):
+        call = (sample.input, *sample.args)
+        agree(lambda *arguments: info.op(*arguments, **sample.kwargs), call, device)  # noqa: B023
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_whatever_the_backend_is(name: str) -> None:
+    """No entry stays in `REFUSED` that PyTorch takes."""
+    for info in (entry for entry in hop_db if entry.name == name):
+        for sample in info.sample_inputs("cpu", torch.float32, requires_grad=True):
+            compiled = torch.compile(info.op, backend="aot_eager", fullgraph=True)
+            with pytest.raises(Exception):  # noqa: B017, PT011
+                compiled(sample.input, *sample.args, **sample.kwargs)
+
+
+# ---- what people write
+
+W = R(8, 8)
+
+
+def heavy_branches(x: Tensor, w: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: (x @ w).relu(), lambda x: (x @ w.t()).sin(), (x,)) * 2
+
+
+def nested_branches(x: Tensor, w: Tensor) -> Any:
+    def inner(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 100, lambda x: x @ w, lambda x: x - w[: len(x)], (x,))
+
+    return torch.cond(x.sum() > -1e9, inner, lambda x: x @ w + 1, (x,))
+
+
+def branch_on_size(x: Tensor) -> Any:
+    large = torch.tensor(x.shape[0] > 3, device=x.device)
+    return torch.cond(large, lambda x: x.cos(), lambda x: x.sin(), (x,))
+
+
+def counted_loop(x: Tensor, w: Tensor) -> Any:
+    start = torch.zeros((), dtype=torch.int64, device=x.device)
+    return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, torch.tanh(x @ w)), (start, x))
+
+
+def loop_of_numbers(x: Tensor) -> Any:
+    return while_loop(lambda i, x: i < 4, lambda i, x: (i + 1, x + i), (0, x))[1]
+
+
+def loop_until_small(x: Tensor) -> Any:
+    return while_loop(lambda x: x.norm() > 1e-2, lambda x: (x / 2,), (x,))
+
+
+def long_scan(xs: Tensor, h: Tensor, w: Tensor) -> Any:
+    def step(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(h @ w + x)
+        return h, h.clone()
+
+    return scan(step, h, xs)
+
+
+def short_scan(xs: Tensor, h: Tensor) -> Any:
+    return scan(lambda h, x: (torch.tanh(h + x), h * x), h, xs, reverse=True)
+
+
+def state_space(a: Tensor, b: Tensor) -> Any:
+    def combine(left: Any, right: Any) -> Any:
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    return associative_scan(combine, (a, b), dim=0, combine_mode="generic")
+
+
+def running_sum(xs: Tensor) -> Any:
+    return associative_scan(lambda a, b: a * 0.5 + b, xs, dim=0, combine_mode="generic")
+
+
+def mapped(xs: Tensor, w: Tensor) -> Any:
+    return map_rows(lambda x, w: (x @ w).softmax(-1), xs, w)
+
+
+def chosen(x: Tensor) -> Any:
+    return (x[x > 0] * 2).sum() + torch.masked_select(x, x > 0.3).sigmoid().sum()
+
+
+def counted(x: Tensor) -> Any:
+    kinds, places, counts = torch.unique((x * 2).long(), return_inverse=True, return_counts=True)
+    return kinds * 2, places, counts, torch.bincount(places.flatten()) + 1
+
+
+def sized_by_data(x: Tensor, n: Tensor) -> Any:
+    k = n.item()
+    torch._check(k >= 0)
+    torch._check(k <= x.shape[0])
+    peak = x.max().item()
+    return x.narrow(0, 0, k) * peak + k, torch.zeros(k, 3, device=x.device) + 1
+
+
+def changing(x: Tensor, b: Tensor) -> Any:
+    b.add_(1)
+    z = x[x > 0]
+    b.mul_(z.sum())
+    return z * 2
+
+
+def experts(x: Tensor, gate: Tensor, weights: Tensor) -> Any:
+    share, chosen = (x @ gate).softmax(-1).topk(2)
+    out = torch.zeros_like(x)
+    for k in range(weights.shape[0]):
+        row, column = torch.where(chosen == k)
+        out = out.index_add(0, row, (x[row] @ weights[k]) * share[row, column, None])
+    return out
+
+
+def grad(*tensors: Tensor) -> list[Tensor]:
+    """The tensors, to be differentiated by."""
+    return [tensor.clone().requires_grad_() for tensor in tensors]
+
+
+PROGRAMS: list[tuple[Function, Any, dict[str, Any]]] = [
+    (heavy_branches, grad(R(4, 8), W), {}),
+    (nested_branches, [R(8, 8), W], {}),
+    (branch_on_size, [R(5, 8)], {"dynamic": True}),
+    (counted_loop, grad(R(4, 8), W), {}),
+    (loop_of_numbers, [R(4, 8)], {}),
+    (loop_until_small, [R(4, 8)], {}),
+    (long_scan, grad(R(40, 2, 8) / 4, R(2, 8), W / 3), {}),
+    (short_scan, [R(9, 4, 8), R(4, 8)], {}),
+    (state_space, grad(R(37, 4), R(37, 4)), {}),
+    (running_sum, [R(37, 4)], {"dynamic": True}),
+    (mapped, grad(R(6, 4, 8), W), {}),
+    (chosen, grad(R(5, 7)), {}),
+    (counted, [R(5, 7)], {}),
+    (sized_by_data, [R(5, 7), torch.tensor(3)], {}),
+    (changing, [R(5, 3), R(3)], {}),
+    (experts, grad(R(6, 8), R(8, 3), R(3, 8, 8)), {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "options"), PROGRAMS, ids=[p[0].__name__ for p in PROGRAMS]
+)
+def test_programs(function: Function, arguments: Any, options: dict[str, Any]) -> None:
+    agree(function, arguments, "webgpu", **options)
+    assert not counters.fallbacks
+
+
+@pytest.mark.parametrize("function", [heavy_branches, long_scan, changing, sized_by_data])
+def test_programs_on_cpu_tensors(function: Function) -> None:
+    agree(*next((p[0], p[1], "cpu") for p in PROGRAMS if p[0] is function))
+
+
+def test_kernels_of_cheap_branches_maps_and_short_scans() -> None:
+    """They are one plan, and what can be is one kernel."""
+
+    def chained(x: Tensor) -> Any:
+        y = torch.cond(x[0, 0] > 0, lambda x: x.cos(), lambda x: x.sin(), (x * 2,))
+        return map_rows(lambda row: row.exp() + 1, y) * 3
+
+    assert explain(chained, R(4, 8)).dispatch_count == 1
+    report = explain(lambda xs: scan(lambda h, x: (h + x, h * x), xs[0], xs)[1], R(5, 8))
+    assert len(report.graphs) == 1
+
+
+def test_one_plan_of_a_loop_serves_all_turns() -> None:
+    compiled = torch.compile(loop_until_small, backend="webgpu", fullgraph=True)
+    compiled(R(4, 8))
+    plans, kernels = counters.plans_compiled, counters.kernels_compiled
+    torch.testing.assert_close(compiled(R(4, 8) * 100), loop_until_small(R(4, 8) * 100))
+    assert (counters.plans_compiled, counters.kernels_compiled) == (plans, kernels)
+
+
+def test_a_repeated_block_is_compiled_once() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        @torch.compiler.nested_compile_region
+        def forward(self, x: Tensor) -> Any:
+            return x + self.linear(x).relu()
+
+    model = nn.Sequential(*(Block() for _ in range(6)))
+    moved = copy.deepcopy(model).to("webgpu")
+    compiled = torch.compile(moved, backend="webgpu", fullgraph=True)
+    x = R(4, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x.to("webgpu")).cpu(), model(x))
+    assert counters.plans_compiled == 1
+    compiled(x.to("webgpu")).sum().backward()
+    model(x).sum().backward()
+    for got, wanted in zip(moved.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(got.grad.cpu(), wanted.grad)  # type: ignore[union-attr]
+
+
+def test_training_with_a_branch_sees_new_weights() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Any:
+            self.calls += 1
+            y = torch.cond(x.sum() > 0, lambda x: self.a(x), lambda x: self.b(x).relu(), (x,))
+            return y.square().mean()
+
+    model = Model()
+    for device in ("cpu", "webgpu"):
+        other = copy.deepcopy(model).to(device)
+        mine = copy.deepcopy(model)
+        compiled = torch.compile(other, backend="webgpu", fullgraph=True)
+        optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (mine, other)]
+        for k in range(4):
+            x = R(4, 8 + 0 * k) * (-1) ** k
+            losses = mine(x), compiled(x.to(device))
+            torch.testing.assert_close(losses[1].cpu(), losses[0], rtol=1e-4, atol=1e-5)
+            for loss, optimizer in zip(losses, optimizers, strict=True):
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        torch.testing.assert_close(other.calls.cpu(), mine.calls)
+
+
+def test_a_broken_promise_about_a_size_is_an_error() -> None:
+    compiled = torch.compile(sized_by_data, backend="webgpu", fullgraph=True)
+    compiled(R(5, 7).to("webgpu"), torch.tensor(3, device="webgpu"))
+    with pytest.raises(RuntimeError, match=r"u\d+ <= 5"):
+        compiled(R(5, 7).to("webgpu"), torch.tensor(6, device="webgpu"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_second_derivatives(device: str) -> None:
+    """A gradient penalty; AOTAutograd refuses it, and eager PyTorch gives it, with one warning."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    moved = copy.deepcopy(model).to(device)
+    compiled = torch.compile(moved, backend="webgpu")
+
+    def penalty(network: Any, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
+        loss = (gradient.norm(dim=1) - 1).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    reset_warnings()
+    with pytest.warns(FallbackWarning, match="create_graph") as seen:
+        for _ in range(2):
+            got = penalty(compiled, R(5, 4).to(device))
+    assert len(seen) == 1
+    wanted = [penalty(model, R(5, 4)) for _ in range(2)][0]
+    torch.testing.assert_close(got.cpu(), wanted)
+    for mine, other in zip(moved.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(on("cpu", mine.grad), other.grad)
+
+
+def test_second_derivatives_of_random_graphs_are_refused() -> None:
+    """The graph run once more would draw other numbers."""
+    compiled = torch.compile(lambda x: nn.functional.dropout(x.sin(), 0.5), backend="webgpu")
+    x = R(4).to("webgpu").requires_grad_()
+    (gradient,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
