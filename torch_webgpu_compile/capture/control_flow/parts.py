@@ -526,8 +526,10 @@ def _symbols_of(nodes: Sequence[Node]) -> dict[str, Any]:
 
 def _symbolic(symbol: sympy.Symbol, like: Any) -> Any:
     env = like.node.shape_env
-    hint = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
-    value = hint.get(symbol)
+    hints = getattr(env, "backed_var_to_val", None)
+    if hints is None:  # PyTorch 2.11
+        hints = env.var_to_val
+    value = hints.get(symbol)
     if symbol.is_integer:
         return env.create_symintnode(symbol, hint=None if value is None else int(value))
     return env.create_symfloatnode(symbol, hint=None if value is None else float(value))
