@@ -12,7 +12,7 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.testing._internal.common_optimizers import optim_db
 
 from tests.device_checks import DEVICE, compare
-from tests.providers import has_float64, require_bindings
+from tests.providers import device_in_use, has_float64, require_bindings
 from torch_webgpu_compile import counters
 
 pytestmark = pytest.mark.rotates(20)
@@ -128,6 +128,8 @@ def test_a_cycle_of_momentum_compiles_nothing_new(name, form):
     """`OneCycleLR` changes the learning rate and the momentum, or beta1, with every step."""
     if form == "capturable" and not INFOS[name].has_capturable_arg:
         pytest.skip("it cannot be captured")
+    if form == "capturable" and torch.__version__ < (2, 13):
+        pytest.skip("this PyTorch compiles a power again for each base")
     kwargs = {"foreach": form == "foreach"} if form in ("foreach", "for-loop") else {form: True}
 
     def train(device, **kwargs):
@@ -322,11 +324,22 @@ def test_averaged_models(average):
 
 
 COMPILED = [name for name in STEADY if name != "Adafactor"]  # has matrices to multiply
+# Their learning rates are numbers of operators on lists, which older Dynamos make constants.
+STEADY_LATER = frozenset({"SGD", "RMSprop", "Adagrad", "Adadelta"})
+
+
+def host_of_learning_rates():
+    """A learning rate is a float64: without kernels for it, the host makes it a float32."""
+    return () if has_float64() else ("aten._to_copy.default",)
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_step_is_few_dispatches_at_any_learning_rate(name):
     require_bindings(16)
+    if name in STEADY_LATER and torch.__version__ < (2, 13):
+        pytest.skip("this PyTorch compiles a step again for each learning rate")
+    # Of four parameters with up to six tensors each, and what all of them share.
+    few = 3 if device_in_use().target.max_storage_buffers >= 32 else 4
 
     def train(device):
         torch._dynamo.reset()
@@ -351,14 +364,14 @@ def test_a_compiled_step_is_few_dispatches_at_any_learning_rate(name):
             schedule.step()
             if device == DEVICE and k > 2:
                 torch.webgpu.synchronize()
-                assert counters.dispatches <= 3
+                assert counters.dispatches <= few
                 assert counters.plans_compiled == 0
                 # The others count steps on the host.
                 assert counters.bytes_downloaded == 0 or not INFOS[name].has_capturable_arg
         return [p.detach() for p in params]
 
-    # The learning rate is a float64: without kernels for it, the host makes it a float32.
-    host = () if has_float64() else ("aten._to_copy.default",)
+    # Rprop starts with it, but has a rate for each number then.
+    host = () if name == "Rprop" else host_of_learning_rates()
     compare(train, rtol=1e-4, atol=1e-5, host=host)
 
 
@@ -394,4 +407,4 @@ def test_a_whole_step_in_one_compiled_function(compiled_autograd):
         return losses
 
     with torch._dynamo.config.patch(compiled_autograd=compiled_autograd):
-        compare(train)
+        compare(train, host=host_of_learning_rates())
