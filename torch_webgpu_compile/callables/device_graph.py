@@ -300,7 +300,7 @@ class DeviceGraph(CompiledGraph):
         if numbers is not None:
             self._numbers.recorded(numbers)
         counters.add_call(resolved.dispatch_count, 0, 0)
-        results: list[Any] = list(variant.constants)
+        results: list[Any] = variant.results(values)
         for made, kept in zip(variant.tensors, resolved.tensors, strict=True):
             self._add_results(made, self._kept(kept, buffers), results)
         self._count_changes(variant, values)
