@@ -3,7 +3,8 @@
 Patched: ``jagged_scaled_dot_product_attention`` in ``torch.nested._internal.ops``.
 
 Why: PyTorch has kernels of jagged attention for CUDA, and for all other devices a path through
-nested tensors of the strided layout, which webgpu does not have, and which cannot be causal.
+nested tensors of the strided layout, which webgpu does not have, which cannot be causal, and which
+no graph of CPU tensors holds.
 
 Until: PyTorch asks a PrivateUse1 device for a kernel of jagged attention.
 """
@@ -40,12 +41,27 @@ def _install(module: Any) -> None:
         enable_gqa: bool = False,
     ) -> Any:
         given = (query, key, value)
-        is_ours = query.device.type == devices.NAME and attn_mask is None
+        is_ours = query.device.type == devices.NAME or _is_compiled_for_webgpu()
+        is_ours = is_ours and attn_mask is None
         if is_ours and all(t.is_nested and t.dim() == 4 and t._ragged_idx == 2 for t in given):
             return attention(*given, dropout_p, is_causal, scale, enable_gqa)
         return original(*given, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     module.jagged_scaled_dot_product_attention = jagged_scaled_dot_product_attention
+
+
+def _is_compiled_for_webgpu() -> bool:
+    """Whether a function is being compiled with this package's backend, on whatever tensors."""
+    if not torch.compiler.is_compiling():
+        return False
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        compiler: Any = InstructionTranslator.current_tx().output.compiler_fn
+    except AttributeError:  # something else compiles
+        return False
+    chosen = getattr(compiler, "_torchdynamo_orig_backend", compiler)
+    return getattr(chosen, "compiler_name", None) == devices.NAME
 
 
 def attention(
@@ -75,7 +91,8 @@ def attention(
     result = dense(
         *(queries, keys, values, mask), dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa
     )
-    made = torch.nested._internal.nested_tensor.nested_from_padded(
+    from_padded: Any = torch.nested._internal.nested_tensor.nested_from_padded
+    made = from_padded(
         result.transpose(1, 2),
         query.offsets(),
         min_seqlen=query._maybe_min_seqlen,
