@@ -50,9 +50,14 @@ def _install(module: Any) -> None:
     module.jagged_scaled_dot_product_attention = jagged_scaled_dot_product_attention
 
 
+def _is_traced() -> bool:
+    """Whether Dynamo or AOTAutograd runs this, on fake tensors."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
 def _is_compiled_for_webgpu() -> bool:
     """Whether a function is being compiled with this package's backend, on whatever tensors."""
-    if not torch.compiler.is_compiling():
+    if not _is_traced():
         return False
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -86,7 +91,7 @@ def attention(
         rows = torch.arange(queries.shape[2], device=query.device)
         mask = mask & (places <= rows.unsqueeze(1))
     dense: Callable[..., Tensor] = F.scaled_dot_product_attention
-    if torch.compiler.is_compiling():
+    if _is_traced():
         from ...capture.attention.operators import attention as dense
     result = dense(
         *(queries, keys, values, mask), dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa
@@ -108,7 +113,7 @@ def _without_holes(nested: Any) -> Any:
 
 def _padded(nested: Any) -> Tensor:
     """(batch, heads, length, head size)."""
-    if not torch.compiler.is_compiling():
+    if not _is_traced():
         nested._get_max_seqlen()  # which it knows from then on
     # PyTorch's gradient of a padded tensor that is ragged elsewhere has a wrong size.
     padded: Tensor = nested.transpose(1, 2).to_padded_tensor(0.0)
