@@ -14,7 +14,7 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_webgpu_compile.backend import native_operators
-from torch_webgpu_compile.callables.host_calls import call_overload
+from torch_webgpu_compile.callables.host_calls import call_overload, laid_out
 from torch_webgpu_compile.capture.decompositions.table import decompositions
 from torch_webgpu_compile.captured import CapturedGraph
 from torch_webgpu_compile.ir.graph import LoopGraph
@@ -22,6 +22,7 @@ from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.ir.nodes import HostCall
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.lowering.graph import lower
+from torch_webgpu_compile.symbolic.nested import HostBuffer
 from torch_webgpu_compile.target import Target
 
 _NAMES = count()
@@ -144,14 +145,12 @@ def host_callback(graph: LoopGraph) -> Callable[..., Any]:
     """Runs host calls with PyTorch on CPU."""
 
     def run(call: HostCall, arrays: Any, sizes: Any) -> Any:
-        names = list(arrays)
-        tensors = {
-            name: to_tensor(arrays[name].copy(), getattr(torch, graph.buffers[name].dtype.name))
-            for name in names
-        }
-        results = call_overload(
-            call.target, call.arguments, call.keywords, tensors.__getitem__, sizes
-        )
+        def tensor(argument: HostBuffer) -> torch.Tensor:
+            dtype = getattr(torch, graph.buffers[argument.buffer].dtype.name)
+            found = to_tensor(arrays[argument.buffer].copy(), dtype)
+            return laid_out(found, argument.strides, sizes)
+
+        results = call_overload(call, tensor, sizes, len(call.outputs))
         return [to_array(result) for result in results]
 
     return run

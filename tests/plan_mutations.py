@@ -26,7 +26,7 @@ _VALUES = (
         {},
         [[]],
         {"c": 1, "t": []},
-        {"HostBuffer": {"buffer": "x"}},
+        {"HostBuffer": {"buffer": "x", "strides": None}},
         {"float": "nan"},
         {"Expr": 3},
     ),

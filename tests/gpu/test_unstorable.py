@@ -105,25 +105,3 @@ def test_a_report_names_the_operator() -> None:
     report = torch_webgpu_compile.explain(hashed, torch.arange(6))
     assert report.fallbacks == ("aten._to_copy.default",)
     assert "on the host: aten._to_copy.default" in str(report)
-
-
-def _trained() -> None:
-    words = nn.Embedding(10, 4, sparse=True).to("webgpu")
-    words(torch.tensor([1, 2], device="webgpu")).sum().backward()
-
-
-REFUSED: dict[str, Callable[[], Any]] = {
-    "made": lambda: torch.eye(3, device="webgpu").to_sparse(),
-    "rows": lambda: torch.eye(3, device="webgpu").to_sparse_csr(),
-    "moved": lambda: torch.eye(3).to_sparse().to("webgpu"),
-    "product": lambda: torch.sparse.mm(torch.eye(3).to_sparse(), torch.eye(3, device="webgpu")),
-    "gradient": _trained,
-}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
-def test_sparse_tensors_on_the_device_are_refused(make: Callable[[], Any]) -> None:
-    with pytest.raises(NotImplementedError, match=r"webgpu tensors cannot be sparse; keep"):
-        make()
-    assert torch.eye(2, device="webgpu").sum().item() == 2

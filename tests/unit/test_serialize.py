@@ -22,7 +22,7 @@ from torch_webgpu_compile.plan.model import (
     PlanOutput,
 )
 from torch_webgpu_compile.plan.numbers import HostNumber
-from torch_webgpu_compile.symbolic.nested import HostBuffer
+from torch_webgpu_compile.symbolic.nested import HostBuffer, HostView
 from torch_webgpu_compile.symbolic.sizes import as_expr, ceildiv, symbol
 
 S, T = symbol("s0", 2), symbol("s1", 0)
@@ -71,8 +71,10 @@ def make_plan():
             "aten.sort.stable",
             ("z", "w"),
             (HostBuffer("x"), (S, None, True, 3, 1.0, -0.0, math.inf, ((),)), "text"),
-            (("dtype", "torch.float32"), ("nan", math.nan)),
+            (("view", HostView(0, (S,), (one,), one)), ("nan", math.nan)),
             "model.py:4",
+            (HostBuffer("x", (one,)),),
+            on_device=True,
         ),
     )
     return Plan(

@@ -13,6 +13,7 @@ from ..plan.model import Plan
 from ..plan.recent import Recent
 from ..runtime.device import Device
 from ..runtime.executor import Executor
+from .device_calls import DeviceCalls
 from .host_calls import HostCalls
 from .signature import Signature, Variant
 
@@ -56,7 +57,8 @@ class CompiledGraph(ABC):
 
     def _open(self, device: Device) -> None:
         """Makes the plan ready on a device: at first, and after the loss of another one."""
-        self.executor = Executor(self.plan, device, HostCalls(self.plan))
+        on_device = DeviceCalls(self.plan, device)
+        self.executor = Executor(self.plan, device, HostCalls(self.plan), device_call=on_device)
         self._specialized.clear()
         self.device = device
         device.add_reclaimable(self)

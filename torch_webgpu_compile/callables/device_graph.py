@@ -30,7 +30,7 @@ from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
 from ..runtime.sections import Section
 from ..runtime.sized import Place
-from ..symbolic.sizes import evaluate
+from ..symbolic.sizes import evaluate, may_overlap
 from ..target import BINDING_ALIGNMENT
 from .compiled_graph import CompiledGraph, PlanAt
 from .part_writes import write_part
@@ -300,7 +300,7 @@ class DeviceGraph(CompiledGraph):
         if numbers is not None:
             self._numbers.recorded(numbers)
         counters.add_call(resolved.dispatch_count, 0, 0)
-        results: list[Any] = list(variant.constants)
+        results: list[Any] = variant.results(values)
         for made, kept in zip(variant.tensors, resolved.tensors, strict=True):
             self._add_results(made, self._kept(kept, buffers), results)
         self._count_changes(variant, values)
@@ -420,7 +420,7 @@ class DeviceGraph(CompiledGraph):
         sizes: Sequence[int] = tensor.shape
         strides = recipe.strides
         with torch.no_grad():
-            if same_layout(tensor, strides) and storages.may_overlap(sizes, strides):
+            if same_layout(tensor, strides) and may_overlap(sizes, strides):
                 # No copy may write elements that share memory: all that lies there, as it is.
                 sizes, strides = (recipe.nbytes // itemsize,), (1,)
                 tensor = tensor.as_strided(sizes, strides)

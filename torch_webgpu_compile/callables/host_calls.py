@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ..counters import counters
+from ..errors import DeviceError
+from ..ir.nodes import HostCall
 from ..plan.model import HostStep, Plan, PlanBuffer, view_at
-from ..symbolic.nested import HostBuffer
-from ..symbolic.sizes import Expr, evaluate
+from ..symbolic.nested import HostBuffer, HostView
+from ..symbolic.sizes import Expr, evaluate, may_overlap
 from ..torch_ops.dtypes import torch_dtype
 
 
@@ -35,24 +38,34 @@ def _constant(name: str) -> Any:
     return found
 
 
+Tensors = Callable[[HostBuffer], torch.Tensor]
+"""Gives the tensor that is in a buffer, which the operator may keep or change."""
+
+
 def call_overload(
-    target: str,
-    arguments: Sequence[Any],
-    keywords: Sequence[tuple[str, Any]],
-    tensor: Callable[[str], torch.Tensor],
+    step: HostStep | HostCall,
+    tensor: Tensors,
     sizes: Mapping[str, int],
+    count: int,
+    changeable: Tensors | None = None,
 ) -> list[torch.Tensor]:
-    """Calls an operator with arguments as `lowering.fallback` encodes them; its tensor results.
+    """Calls an operator with arguments as `lowering.fallback` encodes them.
 
     Args:
-        tensor: gives the CPU tensor in a buffer, for each `HostBuffer` in order.
+        tensor: is asked for each `HostBuffer`: for what is changed, then for arguments in order.
         sizes: the values of size symbols.
+        count: of the tensors that are needed: the last of the operator's tensor results and of what
+            it changed.
+        changeable: is asked in place of ``tensor`` for what is changed.
     """
+    changed = [(changeable or tensor)(buffer) for buffer in step.changed]
 
     def decode(value: Any) -> Any:
         match value:
-            case HostBuffer(name):
-                return tensor(name)
+            case HostBuffer():
+                return tensor(value)
+            case HostView(number):
+                return _part(changed[number], value, sizes)
             case Expr():
                 return evaluate(value, sizes)
             case tuple():
@@ -64,15 +77,62 @@ def call_overload(
             case _:
                 return value
 
-    values = [decode(value) for value in arguments]
-    named = {name: decode(value) for name, value in keywords}
-    with torch.no_grad():
-        results = find_overload(target)(*values, **named)
-    flat = results if isinstance(results, (tuple, list)) else (results,)
-    tensors = [result for result in flat if isinstance(result, torch.Tensor)]
-    if not is_collective(target):
+    values = [decode(value) for value in step.arguments]
+    named = {name: decode(value) for name, value in step.keywords}
+    with torch.no_grad(), torch._C._DisableAutocast():
+        results = find_overload(step.target)(*values, **named)
+    found = [result for result in tree_leaves(results) if isinstance(result, torch.Tensor)]
+    tensors = [*found, *changed]
+    if len(tensors) < count:
+        raise DeviceError(
+            f"{step.target} gave {len(found)} tensors, not the {count - len(changed)} that its "
+            "fake implementation (register_fake) gives; make them agree"
+        )
+    tensors = tensors[len(tensors) - count :]
+    if not is_collective(step.target):
         return tensors
     return [torch.ops._c10d_functional.wait_tensor(result) for result in tensors]
+
+
+def _part(tensor: torch.Tensor, view: HostView, sizes: Mapping[str, int]) -> torch.Tensor:
+    shape = [evaluate(size, sizes) for size in view.sizes]
+    strides = [evaluate(stride, sizes) for stride in view.strides]
+    offset = tensor.storage_offset() + evaluate(view.offset, sizes)
+    return tensor.as_strided(shape, strides, offset)
+
+
+def laid_out(
+    tensor: torch.Tensor, strides: tuple[Expr, ...] | None, sizes: Mapping[str, int]
+) -> torch.Tensor:
+    """The tensor with the strides that an operator is to see; a copy where it has others.
+
+    Where elements would be at one place in another way than by a stride of 0, it stays as it is.
+    """
+    if strides is None:
+        return tensor
+    wanted = [evaluate(stride, sizes) for stride in strides]
+    pairs = zip(tensor.shape, tensor.stride(), wanted, strict=True)
+    if not tensor.numel() or all(n == 1 or have == want for n, have, want in pairs):
+        return tensor
+    narrow = tensor
+    for dim, stride in enumerate(wanted):
+        if stride == 0:
+            narrow = narrow.narrow(dim, 0, 1)
+    if may_overlap(narrow.shape, wanted):
+        return tensor
+    made = torch.empty_strided(narrow.shape, wanted, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(narrow).as_strided(tensor.shape, wanted)
+
+
+def check_result(step: HostStep, result: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Raises DeviceError where an operator gives something else than its fake implementation."""
+    if result.shape != wanted.shape or (
+        result.dtype != wanted.dtype and not step.target.startswith("aten.")
+    ):
+        raise DeviceError(
+            f"{step.target} gave {result.dtype}{list(result.shape)}, its fake implementation "
+            f"(register_fake) {wanted.dtype}{list(wanted.shape)}; make them agree"
+        )
 
 
 def is_collective(target: str) -> bool:
@@ -101,22 +161,26 @@ class HostCalls:
         """
         remaining = iter(arrays)
 
-        def tensor(name: str) -> torch.Tensor:
-            return tensor_of(self._buffers[name], next(remaining), sizes)
+        def tensor(argument: HostBuffer) -> torch.Tensor:
+            found = tensor_of(self._buffers[argument.buffer], next(remaining), sizes)
+            return laid_out(found, argument.strides, sizes)
 
-        tensors = call_overload(step.target, step.arguments, step.keywords, tensor, sizes)
+        tensors = call_overload(step, tensor, sizes, len(step.outputs))
         if not is_collective(step.target):
             counters.add_fallback(step.target)
         return [
-            None if not name else self._encode(self._buffers[name], tensor, sizes)
-            for name, tensor in zip(step.outputs, tensors, strict=False)
+            None if not name else self._encode(step, self._buffers[name], tensor, sizes)
+            for name, tensor in zip(step.outputs, tensors, strict=True)
         ]
 
-    def _encode(self, buffer: PlanBuffer, tensor: torch.Tensor, sizes: Mapping[str, int]) -> Any:
-        dtype = torch_dtype(buffer.dtype)
+    def _encode(
+        self, step: HostStep, buffer: PlanBuffer, tensor: torch.Tensor, sizes: Mapping[str, int]
+    ) -> Any:
         data = np.zeros(evaluate(buffer.nbytes, sizes), np.uint8)
+        made = tensor_of(buffer, data, sizes)
+        check_result(step, tensor, made)
         if data.size:
-            tensor_of(buffer, data, sizes).copy_(tensor.to(dtype))
+            made.copy_(tensor)
         return data
 
 

@@ -291,7 +291,7 @@ class HostGraph(CompiledGraph):
         ranges += [(bound.buffer(r.buffer), r.offset_nbytes, r.nbytes) for r in changed]
         download = self.device.start_download(ranges) if ranges else None
         # The rest takes about as long as a small graph on the GPU.
-        results = list(variant.constants)
+        results = variant.results(values)
         addresses: list[int] = []
         for recipe in variant.tensors:
             tensor = _empty_strided(recipe.sizes, recipe.strides, recipe.dtype)

@@ -8,7 +8,7 @@ for their sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -28,7 +28,7 @@ from ..plan.model import (
     view_at,
 )
 from ..plan.recent import Recent, most_sizes
-from ..symbolic.sizes import INT32, Expr, Symbol, evaluate, storage_span, symbols_of
+from ..symbolic.sizes import INT32, ZERO, Expr, Symbol, evaluate, storage_span, symbols_of
 from ..target import BINDING_ALIGNMENT, Target
 from ..torch_ops.dtypes import torch_dtype
 
@@ -121,6 +121,8 @@ class Variant:
         states: static inputs that the graph changes; one object in the same way.
         uploads: the other tensor inputs.
         constants: results that are not tensors; None in place of a tensor.
+        ragged: results that are a multiple of a nested tensor's ragged size, which is no number:
+            (position, that of the argument, factor).
         tensors, mutations: tensors to make and to change.
         saved: whether any result is only for the backward graph.
         saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
@@ -147,7 +149,15 @@ class Variant:
     bound_nbytes: int
     iterations: int
     is_wide: bool
+    ragged: tuple[tuple[int, int, int], ...] = ()
     resolved: Any = None
+
+    def results(self, values: Sequence[Any]) -> list[Any]:
+        """The results of a call that are not tensors, and None in place of the others."""
+        results = list(self.constants)
+        for position, argument, factor in self.ragged:
+            results[position] = factor * values[argument]
+        return results
 
     def fits(self, target: Target) -> bool:
         """Whether the plan can run at these sizes; else a `CompiledGraph` needs another one."""
@@ -298,7 +308,31 @@ class Signature:
             ),
             iterations=max((evaluate(loops, sizes) for loops in self._loops), default=0),
             is_wide=any(evaluate(number, sizes) not in INT32 for number in self._narrow),
+            ragged=tuple(self._ragged(returned, sizes)),
         )
+
+    def _ragged(
+        self, returned: Sequence[PlanOutput], sizes: Mapping[str, int]
+    ) -> Iterator[tuple[int, int, int]]:
+        """`Variant.ragged`. Raises UnsupportedOp where a ragged size is needed as a number."""
+        sources = {s.name: s.position for s in self._sources if sizes[s.name] == RAGGED}
+        if not sources:
+            return
+        others = tuple(replace(output, size=None) for output in self.plan.outputs)
+        needed = set(_symbols(replace(self.plan, outputs=others)))
+        for position, size in enumerate(output.size for output in returned):
+            names = {s.name for s in symbols_of(size or ZERO)} & set(sources)
+            match size:
+                case Expr(terms=(((Symbol(name=name),), factor),), constant=0) if names:
+                    yield position, sources[name], factor
+                case _:
+                    needed |= names
+        if not needed.isdisjoint(sources):
+            raise UnsupportedOp(
+                self.plan.name,
+                "the ragged size of a nested tensor is needed as a number",
+                "compute with the nested tensor, or with its values()",
+            )
 
     def _tensors(
         self, returned: Sequence[PlanOutput], sizes: Mapping[str, int]
@@ -413,6 +447,10 @@ def _buffers_read(plan: Plan) -> set[str]:
 # ---- sizes
 
 
+RAGGED = -(1 << 62)
+"""In place of the ragged size of a nested tensor, which stands for several lengths."""
+
+
 @dataclass(frozen=True, slots=True)
 class SizeSource:
     """Where a size symbol's value is read: what is there is ``coefficient · symbol + constant``.
@@ -442,6 +480,8 @@ class SizeSource:
                 found = int(value.stride(self.dim))
             case "offset":
                 found = bound_offset(value)
+            case _ if type(value) is torch.SymInt and value.node.is_nested_int():
+                return RAGGED
             case _:
                 found = int(value)
         return (found * self.unit - self.constant) // self.coefficient

@@ -328,10 +328,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _know_items(self, results: Sequence[Any], node: Node) -> None:
         for index, value in enumerate(results):
+            if not isinstance(value, (Tensor, list, tuple)):
+                continue
+            item = self.graph.call_function(operator.getitem, (node, index))
+            item.meta["val"] = value
             if isinstance(value, Tensor):
-                item = self.graph.call_function(operator.getitem, (node, index))
-                item.meta["val"] = value
                 self.know(value, item)
+            else:
+                self._know_items(value, item)
 
     def know(self, value: Any, node: Node) -> None:
         """Notes that ``value`` is computed by ``node``."""

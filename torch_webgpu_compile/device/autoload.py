@@ -90,6 +90,7 @@ def _register() -> None:
         guard,
         lightning,
         moving,
+        nested_attention,
         pinning,
         precompiling,
         process_groups,
@@ -117,7 +118,7 @@ def _register() -> None:
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
         *(lightning, random_states, generator_class, precompiling, device_mesh),
-        *(compiled_optimizers, grad_scaler),
+        *(compiled_optimizers, grad_scaler, nested_attention),
     ):
         patch.install()
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..errors import AdapterError, OptionError, join_pytorch
+from ..errors import AdapterError, DeviceError, OptionError, join_pytorch
 
 if TYPE_CHECKING:
     from ..runtime.device import AdapterInfo, Device
@@ -216,6 +216,22 @@ def get_device(index: int) -> Device:
     elif device.is_lost:
         raise device.lost_error(f"{NAME}:{index}")
     return device
+
+
+def index_with(device: Device) -> int:
+    """The number of a device that is open.
+
+    Raises:
+        DeviceError: it is none of PyTorch's, as it was opened with other options.
+    """
+    for index in range(device_count()):
+        if get_device(index) is device:
+            return index
+    raise DeviceError(
+        f"the device of a compiled graph is none of {NAME}:0 to {NAME}:{device_count() - 1}, so "
+        "that operators with an implementation for webgpu tensors cannot run on it; compile "
+        "without the options that choose another adapter or checks"
+    )
 
 
 def take_lost(index: int) -> Device | None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from .. import dtypes
 from ..dtypes import Kind
-from ..symbolic.nested import HostBuffer, buffers_in
+from ..symbolic.nested import HostBuffer, HostView, buffers_in, leaves
 from ..symbolic.sizes import Expr, as_expr
 from .buffers import Buffer
 from .scalar import Scalar, checks_of, loads_of
@@ -294,20 +294,28 @@ class Scatter(Node):
 
 @dataclass(frozen=True, slots=True)
 class HostCall(Node):
-    """An ATen overload run on the host.
+    """An operator of PyTorch that is no kernel, called by the host.
 
-    ``arguments`` and the values of ``keywords`` are as `symbolic.nested` says. ``target`` is the
-    overload's name, e.g. ``aten.sort.stable``.
+    Attributes:
+        outputs: its results that are tensors, then the new contents of what it changes; or only the
+            last of these.
+        target: the overload's name, e.g. ``aten.sort.stable``.
+        arguments, keywords: the latter's values are as the former, as `symbolic.nested` says.
+        changed: what it changes: it is given copies, of which its arguments are `HostView`s.
+        on_device: whether it is given tensors on the GPU, not copies of them on the CPU.
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
-    INPUTS: ClassVar[tuple[str, ...]] = ("arguments", "keywords")
+    INPUTS: ClassVar[tuple[str, ...]] = ("arguments", "keywords", "changed")
+    OPERANDS: ClassVar[tuple[str, ...]] = ("target", *INPUTS, "on_device")
 
     outputs: tuple[str, ...]
     target: str
     arguments: tuple[Any, ...]
     keywords: tuple[tuple[str, Any], ...]
     origins: tuple[Origin, ...] = ()
+    changed: tuple[HostBuffer, ...] = ()
+    on_device: bool = False
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -315,6 +323,9 @@ class HostCall(Node):
 
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
         yield self.target.count(".") == 2, "a target namespace.name.overload"
+        for leaf in leaves((self.arguments, self.keywords)):
+            if isinstance(leaf, HostView):
+                yield 0 <= leaf.changed < len(self.changed), "views of what it changes"
 
 
 _Node = TypeVar("_Node", bound=Node)

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ..symbolic.nested import HostBuffer
+from ..symbolic.nested import HostBuffer, HostView
 from ..symbolic.sizes import Expr, Symbol, contiguous_strides, symbols_of
 from .buffers import Buffer, BufferOrigin
 from .graph import (
@@ -175,8 +175,10 @@ def _operand(value: Any, text: ScalarText) -> str:
     match value:
         case _ if isinstance(value, SCALARS):
             return text.text(value)
-        case HostBuffer(buffer):
-            return f"argument({buffer})"
+        case HostBuffer(buffer, strides):
+            return f"argument({buffer}{'' if strides is None else f', {_sizes(strides)}'})"
+        case HostView(changed, sizes, strides, offset):
+            return f"view({changed}, {_sizes(sizes)}, {_sizes(strides)}, {offset!r})"
         case Expr():
             return f"index({value!r})"
         case tuple() if all(isinstance(entry, Expr) for entry in value):

@@ -233,23 +233,38 @@ class Builder:
         return self.load(buffer)
 
     def host(
-        self, target: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
+        self,
+        target: str,
+        arguments: tuple[Any, ...],
+        keywords: tuple[tuple[str, Any], ...],
+        strides: Sequence[Sequence[Expr] | None] | None = None,
+        changed: tuple[HostBuffer, ...] = (),
+        *,
+        on_device: bool = False,
     ) -> tuple[Value | None, ...]:
         """A `HostCall`; its outputs are the tensors among the operator's results, in order.
 
         A call without such results has one empty buffer as output, so that it is not left out.
+
+        Args:
+            strides: of each result, in elements; row-major where there are none.
+            changed, on_device: as `HostCall` says.
         """
         made: list[Buffer | None] = []
         for k, result in enumerate(self.results):
             name = self.hint if len(self.results) == 1 else f"{self.hint}_{k}"
+            layout = None if strides is None else strides[k]
             made.append(
-                None if result is None else self.new_buffer(result.dtype, result.sizes, name)
+                None
+                if result is None
+                else self.new_buffer(result.dtype, result.sizes, name, strides=layout)
             )
         names = tuple(buffer.name for buffer in made if buffer is not None)
         if not names:
             effect = self.new_buffer(dtypes.int32, (ZERO,), origin=BufferOrigin.EFFECT)
             names = (effect.name,)
-        self.nodes.append(HostCall(names, target, arguments, keywords, (self.origin,)))
+        origins = (self.origin,)
+        self.nodes.append(HostCall(names, target, arguments, keywords, origins, changed, on_device))
         return tuple(None if buffer is None else self.load(buffer) for buffer in made)
 
     def materialize(self, value: Value, name: str = "") -> Buffer:

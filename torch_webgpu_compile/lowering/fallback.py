@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedOp
-from ..symbolic.nested import HostBuffer
+from ..symbolic.nested import HostBuffer, HostView
 from ..symbolic.sizes import Expr
 from .builder import Builder
 from .value import Value
@@ -27,13 +27,14 @@ def host_call(
     """Lowers a call to a `HostCall`; raises UnsupportedOp when the host cannot run it either."""
     for signature in builder.results:
         if signature is not None:
-            _check_sizes(builder, str(overload), signature.sizes)
-    encoded = tuple(_encode(builder, value) for value in arguments)
-    named = tuple((name, _encode(builder, value)) for name, value in keywords.items())
+            check_sizes(builder, str(overload), signature.sizes)
+    encoded = tuple(encode(builder, value) for value in arguments)
+    named = tuple((name, encode(builder, value)) for name, value in keywords.items())
     return builder.host(str(overload), encoded, named)
 
 
-def _check_sizes(builder: Builder, op: str, sizes: Sequence[Expr]) -> None:
+def check_sizes(builder: Builder, op: str, sizes: Sequence[Expr]) -> None:
+    """Raises UnsupportedOp for a result whose size depends on data."""
     for size in sizes:
         text = repr(size)
         if text.startswith("u") and text[1:].isdigit():
@@ -45,7 +46,8 @@ def _check_sizes(builder: Builder, op: str, sizes: Sequence[Expr]) -> None:
             )
 
 
-def _encode(builder: Builder, value: Any) -> Any:
+def encode(builder: Builder, value: Any) -> Any:
+    """An argument as `HostCall` has it. Raises UnsupportedOp for one that cannot be passed."""
     match value:
         case Value(number=True):
             raise UnsupportedOp(
@@ -61,10 +63,10 @@ def _encode(builder: Builder, value: Any) -> Any:
         case torch.dtype() | torch.layout() | torch.memory_format():
             return str(value)
         case tuple() | list():
-            return tuple(_encode(builder, item) for item in value)
+            return tuple(encode(builder, item) for item in value)
         case str():
             return f"'{value}"
-        case None | bool() | int() | float() | Expr():
+        case None | bool() | int() | float() | Expr() | HostBuffer() | HostView():
             return value
         case _:
             raise UnsupportedOp(

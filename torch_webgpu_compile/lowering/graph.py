@@ -24,7 +24,17 @@ from ..ir.spaces import Origin
 from ..symbolic.sizes import ONE, Expr, as_expr
 from ..target import Target
 from ..torch_ops.dtypes import dtype_of
+from ..torch_ops.foreign import NO_IMPLEMENTATION
 from .builder import Builder, ResultType, as_value
+from .custom_calls import (
+    CustomCall,
+    custom_call,
+    is_custom,
+    leaves_of,
+    lower_custom,
+    nested_like,
+    runs_on_device,
+)
 from .fallback import host_call
 from .fx_nodes import (
     argument_updates,
@@ -194,6 +204,9 @@ class _GraphLowering:
             self._effect(node)
         elif target is aten._assert_async.msg:
             self._results(node, target, node.args, [None])
+        elif is_custom(target):
+            call = custom_call(node, self._argument, self.builder)
+            self.values[node] = self._custom(node, call, node.meta.get("val"))
         elif not has_tensor(node.meta.get("val")) and node.meta.get("val") is not None:
             self.values[node] = self._number(node)
         elif isinstance(target, torch._ops.OpOverload):
@@ -212,7 +225,25 @@ class _GraphLowering:
         _, target, *arguments = node.args
         assert isinstance(target, torch._ops.OpOverload)
         _, *results = node.meta["val"]
-        self.values[node] = (None, *self._results(node, target, arguments, results))
+        if is_custom(target):
+            call = CustomCall(target, tuple(arguments), dict(node.kwargs))
+            self.values[node] = (None, *self._custom(node, call, results))
+        else:
+            self.values[node] = (None, *self._results(node, target, arguments, results))
+
+    def _custom(self, node: FxNode, call: CustomCall, results: Any) -> Any:
+        """What an operator gives that others define."""
+        flat = list(leaves_of(results))
+        self._begin(node, call.overload, flat)
+        on_device = runs_on_device(call.overload, node)
+        if not on_device:
+            self._report(call.overload, NO_IMPLEMENTATION, None)
+        values = lower_custom(self.builder, call, flat, self._argument, on_device=on_device)
+        made = [
+            self._symbolic(fake) if signature is None else _with_ones(value, signature)
+            for fake, value, signature in zip(flat, values, self.builder.results, strict=True)
+        ]
+        return nested_like(results, iter(made))
 
     def _mutation(self, node: FxNode) -> None:
         placeholder = node.args[0]
@@ -265,19 +296,25 @@ class _GraphLowering:
     ) -> tuple[Value | None, ...]:
         """What a node's operator gives; results that are not ``used`` may be left out."""
         builder = self.builder
-        builder.origin = Origin(str(overload), user_source(node))
-        builder.hint = identifier(node.name)
-        builder.updates_argument = node in self.updates
+        self._begin(node, overload, results)
         builder.used = used
-        builder.results = tuple(
-            self._signature(r, node) if isinstance(r, torch.Tensor) else None for r in results
-        )
-        builder.arguments = tuple(n.meta.get("val") for n in node.all_input_nodes)
         given, keywords = self._bind(overload, arguments, node.kwargs)
         values = self._lower_operator(overload, given, keywords)
         for value, signature in zip(values, builder.results, strict=True):
             _check_result(str(overload), value, signature)
         return tuple(map(_with_ones, values, builder.results))
+
+    def _begin(self, node: FxNode, overload: torch._ops.OpOverload, results: Sequence[Any]) -> None:
+        """Tells the builder of the operator that is lowered next."""
+        builder = self.builder
+        builder.origin = Origin(str(overload), user_source(node))
+        builder.hint = identifier(node.name)
+        builder.updates_argument = node in self.updates
+        builder.used = None
+        builder.results = tuple(
+            self._signature(r, node) if isinstance(r, torch.Tensor) else None for r in results
+        )
+        builder.arguments = tuple(n.meta.get("val") for n in node.all_input_nodes)
 
     def _bind(
         self, overload: torch._ops.OpOverload, given: Sequence[Any], named: Mapping[str, Any]
@@ -323,12 +360,17 @@ class _GraphLowering:
         dtype: DType | None,
     ) -> tuple[Value | None, ...]:
         """The current operator on the host, because of ``cause``, where ``dtype`` is one."""
+        # The host makes assertions: no kernel can raise their messages.
+        if overload is not aten._assert_async.msg:
+            self._report(overload, cause, dtype)
+        return host_call(self.builder, overload, arguments, keywords)
+
+    def _report(self, overload: torch._ops.OpOverload, cause: str, dtype: DType | None) -> None:
+        """Says that the current operator goes to the host."""
         builder = self.builder
         shown = dtype or next((s.dtype for s in builder.results if s is not None), dtypes.float32)
-        # The host makes assertions: no kernel can raise their messages.
-        if self.on_fallback is not None and overload is not aten._assert_async.msg:
+        if self.on_fallback is not None:
             self.on_fallback(str(overload), shown.name, builder.origin.source, cause)
-        return host_call(builder, overload, arguments, keywords)
 
     def _remember_exact(
         self,

@@ -26,7 +26,7 @@ from reprlib import repr as brief
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from ..dtypes import BY_NAME, DType
-from ..symbolic.nested import HostBuffer
+from ..symbolic.nested import HostBuffer, HostView
 from ..symbolic.sizes import INT64, Atom, Expr, FloorDiv, Symbol, as_expr, floordiv, mod, symbol
 
 Json = Any
@@ -83,7 +83,9 @@ def codec_of(hint: Any) -> Codec:
 
 @cache
 def _argument() -> Codec:
-    return codec_of(None | bool | int | float | str | Expr | HostBuffer | tuple[Any, ...])
+    return codec_of(
+        None | bool | int | float | str | Expr | HostBuffer | HostView | tuple[Any, ...]
+    )
 
 
 def _refuse(expected: str, value: Any) -> NoReturn:

@@ -14,11 +14,11 @@ from typing import Any, Literal
 from .. import dtypes
 from ..dtypes import DType
 from ..errors import IndexCheck
-from ..symbolic.nested import buffers_in, leaves
+from ..symbolic.nested import HostBuffer, buffers_in, leaves
 from ..symbolic.sizes import ONE, ZERO, Expr, Symbol, as_expr, atom_expr, evaluate
 from .numbers import HostNumber, number_symbols
 
-VERSION = 7
+VERSION = 8
 
 STATUS = "device status"
 """The buffer in which kernels report what was wrong: see `Kernel`. No graph has it."""
@@ -203,9 +203,9 @@ class CopyBuffer:
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """Run an ATen overload on the host between dispatches.
+    """Have the host call an operator of PyTorch between dispatches.
 
-    ``arguments`` and the values of ``keywords`` are as `symbolic.nested` says; a string is as
+    The fields are those of `ir.nodes.HostCall`; a string among the arguments is as
     `lowering.fallback` says.
     """
 
@@ -214,11 +214,13 @@ class HostStep:
     arguments: tuple[Any, ...]
     keywords: tuple[tuple[str, Any], ...]
     source: str = ""
+    changed: tuple[HostBuffer, ...] = ()
+    on_device: bool = False
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Buffers of the tensor arguments: positional before keyword, nested ones depth first."""
-        return buffers_in((self.arguments, self.keywords))
+        """Buffers of what it changes, then of the other arguments, as `buffers_in` finds them."""
+        return buffers_in((self.changed, self.arguments, self.keywords))
 
     @property
     def buffers(self) -> tuple[str, ...]:
@@ -228,7 +230,7 @@ class HostStep:
     @property
     def sizes(self) -> Iterator[Expr]:
         """Everything that is evaluated to run it."""
-        arguments = leaves((self.arguments, self.keywords))
+        arguments = leaves((self.changed, self.arguments, self.keywords))
         return (leaf for leaf in arguments if isinstance(leaf, Expr))
 
 

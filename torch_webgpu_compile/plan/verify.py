@@ -18,6 +18,7 @@ from math import prod
 from typing import Any
 
 from ..errors import VerificationError
+from ..symbolic.nested import HostView, leaves
 from ..symbolic.sizes import ZERO, Expr, as_expr, is_nonnegative, symbols_of
 from ..target import BINDING_ALIGNMENT
 from .model import (
@@ -199,6 +200,11 @@ class _Verifier:
             case HostStep():
                 for name in step.reads:
                     self._reads(name, defined)
+                given = leaves((step.arguments, step.keywords))
+                views = [leaf.changed for leaf in given if isinstance(leaf, HostView)]
+                known = range(len(step.changed))
+                is_known = len(step.outputs) >= len(known) and all(k in known for k in views)
+                self._require(is_known, f"{step.target} changes what is not its own")
                 made = {name for name in step.outputs if name}
                 for name in made:
                     self._writes(name)

@@ -103,6 +103,8 @@ def _host_step(call: HostCall, graph: LoopGraph, names: Mapping[str, str]) -> Ho
         rename_buffers(call.arguments, names),
         rename_buffers(call.keywords, names),
         source,
+        rename_buffers(call.changed, names),
+        call.on_device,
     )
 
 

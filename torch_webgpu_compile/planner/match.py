@@ -63,31 +63,21 @@ def _layout(buffer: PlanBuffer | Buffer) -> tuple[Any, ...]:
 
 def _host_calls(plan: Plan) -> Counter[Any]:
     return Counter(
-        _call(step.target, step.outputs, step.arguments, step.keywords, plan.buffers)
-        for step in plan.steps
-        if isinstance(step, HostStep)
+        _call(step, step.outputs, plan.buffers) for step in plan.steps if isinstance(step, HostStep)
     )
 
 
 def _host_calls_of(graph: LoopGraph) -> Counter[Any]:
     return Counter(
-        _call(
-            node.target,
-            () if is_effect(node, graph) else node.outputs,
-            node.arguments,
-            node.keywords,
-            graph.buffers,
-        )
+        _call(node, () if is_effect(node, graph) else node.outputs, graph.buffers)
         for node in graph.nodes
         if isinstance(node, HostCall)
     )
 
 
 def _call(
-    target: str,
+    call: HostStep | HostCall,
     outputs: tuple[str, ...],
-    arguments: Any,
-    keywords: Any,
     buffers: Mapping[str, PlanBuffer] | Mapping[str, Buffer],
 ) -> Any:
     """A call with what its tensors are in place of their names."""
@@ -97,7 +87,9 @@ def _call(
 
     def described(leaf: Any) -> Any:
         if isinstance(leaf, HostBuffer):
-            return tensor(leaf.buffer)
+            return *tensor(leaf.buffer), leaf.strides
         return type(leaf), repr(leaf) if isinstance(leaf, float) else leaf
 
-    return target, tuple(map(tensor, outputs)), map_leaves(described, (arguments, keywords))
+    given = (call.arguments, call.keywords, call.changed)
+    made = tuple(map(tensor, outputs))
+    return call.target, call.on_device, made, map_leaves(described, given)

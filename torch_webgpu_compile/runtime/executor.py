@@ -34,6 +34,9 @@ from .sized import HostCommand, SizedPlan, SlicedKernel, size_plan
 RunHostStep = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
 """(step, its `HostBuffer`s' contents in order as uint8 arrays, sizes) → its outputs' contents."""
 
+RunDeviceStep = Callable[[HostStep, Callable[[str], AnyBuffer], dict[str, int]], None]
+"""Called with (step, the memory of a plan buffer by name, sizes) for a step ``on_device``."""
+
 _NOTHING: Mapping[str, Any] = {}
 _MOST_BINDINGS = 256
 
@@ -45,6 +48,7 @@ class Executor:
         plan: what to run.
         device: where.
         host_call: runs `HostStep`s; may be None for a plan without any.
+        device_call: runs those that are ``on_device``.
         max_programs: combinations of sizes and memory that stay resolved. A compiled model meets
             few; an eager operator meets many.
 
@@ -66,6 +70,7 @@ class Executor:
         device: Device,
         host_call: RunHostStep | None = None,
         max_programs: int = 16,
+        device_call: RunDeviceStep | None = None,
     ) -> None:
         host_steps = [step.target for step in plan.steps if isinstance(step, HostStep)]
         if host_steps and host_call is None:
@@ -76,7 +81,7 @@ class Executor:
         self.plan = plan
         self.device = device
         self.lock = threading.RLock()
-        self._host_call = host_call
+        self._host_call, self._device_call = host_call, device_call
         self.max_programs = max_programs
         self._pipelines = device.compile_many(plan.kernels)
         self.preparation: Preparation | None = None
@@ -307,8 +312,12 @@ class Executor:
 
     def run_host_step(self, command: HostCommand, bound: BoundPlan) -> None:
         """Downloads the arguments of a host step, runs it and uploads its results."""
-        assert self._host_call is not None
         step = command.step
+        if step.on_device:
+            assert self._device_call is not None
+            self._device_call(step, bound.buffer, bound.program.sizes)
+            return
+        assert self._host_call is not None
         arrays = [np.empty(nbytes, np.uint8) for _, nbytes in command.arguments]
         self.device.download_many(
             [

@@ -1,36 +1,71 @@
 """Values nested in tuples: arguments of operators that run on the host, and fields of nodes.
 
-The arguments of an operator are None, booleans, numbers, strings, sizes (`Expr`), `HostBuffer`s and
-tuples of these, in a graph (`ir.nodes.HostCall`) and in a plan (`plan.model.HostStep`) alike.
+The arguments of an operator are None, booleans, numbers, strings, sizes (`Expr`), `HostBuffer`s,
+`HostView`s and tuples of these, in a graph (`ir.nodes.HostCall`) and in a plan
+(`plan.model.HostStep`) alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from .sizes import Expr
 
 
 @dataclass(frozen=True, slots=True)
 class HostBuffer:
-    """A tensor argument: the contents of the buffer of this name."""
+    """A tensor argument: the contents of the buffer of this name.
+
+    Attributes:
+        strides: those of the tensor that the operator is given, in elements; None: the buffer's.
+    """
 
     buffer: str
+    strides: tuple[Expr, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """A tensor argument that the operator changes: a part of one of the tensors that it changes.
+
+    Attributes:
+        changed: the number of that tensor.
+        sizes, strides, offset: of the part, in elements from the tensor's first one.
+    """
+
+    changed: int
+    sizes: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    offset: Expr
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What tuples hold that is no tuple, depth first; the value itself if it is none."""
+    """What tuples hold that is no tuple, depth first; the value itself if it is none.
+
+    Behind tensor arguments come the sizes that they have.
+    """
     if isinstance(value, tuple):
         for item in value:
             yield from leaves(item)
-    else:
-        yield value
+        return
+    yield value
+    if isinstance(value, HostBuffer):
+        yield from value.strides or ()
+    elif isinstance(value, HostView):
+        yield from (*value.sizes, *value.strides, value.offset)
 
 
 def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
     """Tuples nested alike, with ``change`` of each of the `leaves`."""
     if isinstance(value, tuple):
         return tuple(map_leaves(change, item) for item in value)
+    if isinstance(value, HostBuffer) and value.strides is not None:
+        value = replace(value, strides=map_leaves(change, value.strides))
+    elif isinstance(value, HostView):
+        sizes, strides = map_leaves(change, (value.sizes, value.strides))
+        value = HostView(value.changed, sizes, strides, change(value.offset))
     return change(value)
 
 
@@ -43,6 +78,6 @@ def rename_buffers(value: Any, names: Mapping[str, str]) -> Any:
     """The same arguments with other buffers, by name."""
 
     def renamed(leaf: Any) -> Any:
-        return HostBuffer(names[leaf.buffer]) if isinstance(leaf, HostBuffer) else leaf
+        return replace(leaf, buffer=names[leaf.buffer]) if isinstance(leaf, HostBuffer) else leaf
 
     return map_leaves(renamed, value)

@@ -201,6 +201,17 @@ def product(factors: Iterable[IntLike]) -> Expr:
     return total
 
 
+def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether several elements may be at one place; False only if none are, as NumPy's bounds."""
+    length = 1
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1:
+            if stride < length:
+                return True
+            length += stride * (size - 1)
+    return False
+
+
 def storage_span(sizes: Sequence[int], strides: Sequence[int]) -> int:
     """Elements from the first to the last one in memory; 0 for an empty tensor."""
     if 0 in sizes:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.compiling import compiled
-from torch_webgpu_compile.device.tensors.storages import may_overlap
+from torch_webgpu_compile.symbolic.sizes import may_overlap
 
 BOTH = pytest.mark.parametrize("place", ["cpu", "webgpu"])
 OFFSETS = (1, 0, 64, 3)

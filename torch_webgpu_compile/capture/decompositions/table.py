@@ -19,6 +19,7 @@ from . import (
     counting,
     fused_optimizers,
     grouped,
+    jagged,
     losses,
     packed_weights,
     quantization,
@@ -55,8 +56,8 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
 FAMILIES = (
-    *(counting, fused_optimizers, grouped, losses, packed_weights, quantization, sampling),
-    synchronized_norm,
+    *(counting, fused_optimizers, grouped, jagged, losses, packed_weights, quantization),
+    *(sampling, synchronized_norm),
 )
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {

@@ -121,6 +121,12 @@ REWRITES: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _is_nested(node: torch.fx.Node) -> bool:
+    """Whether a call is one of nested tensors, whose functions are PyTorch's own."""
+    found = (argument.meta.get("example_value") for argument in node.all_input_nodes)
+    return any(isinstance(value, Tensor) and value.is_nested for value in found)
+
+
 def rewrite_calls(module: torch.fx.GraphModule) -> int:
     """Applies `REWRITES`, and finds written-out attention, in a Dynamo graph and its nested graphs.
 
@@ -132,7 +138,7 @@ def rewrite_calls(module: torch.fx.GraphModule) -> int:
             continue
         found = matching.replace_written_attention(inner.graph)
         for node in inner.graph.nodes:
-            if node.op == "call_function" and node.target in REWRITES:
+            if node.op == "call_function" and node.target in REWRITES and not _is_nested(node):
                 node.target = REWRITES[node.target]
                 found += 1
         if found:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_structure
 
 from ...errors import AdapterError, DeviceError, ShaderError, UnsupportedOp
 from ...target import BINDING_ALIGNMENT
+from ...torch_ops.foreign import NO_IMPLEMENTATION, is_foreign
 from ..tensors import aliasing
 from ..tensors.storages import FEWEST_OF_MANY, data_ptr
 from . import outputs
@@ -169,7 +170,11 @@ class _Call:
 
 def _first_time(call: _Call) -> Any:
     op, arguments, keywords, leaves = call.op, call.arguments, call.keywords, call.leaves
-    cause = aliasing.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
+    cause = ""
+    if _is_mutable(op):
+        cause = aliasing.cause_for_host(op, arguments, keywords)
+        if is_foreign(op):
+            cause = NO_IMPLEMENTATION  # only its kernels know what it does to its arguments
     placement = Placement.of(op, leaves, tree_structure((arguments, keywords)))
     if _reduces_nothing(op, arguments, keywords):
         return call.on_host()  # an error, or NaN

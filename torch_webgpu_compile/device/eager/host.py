@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from ...counters import counters
 from ...errors import too_large
 from ...options import resolve
 from .. import devices
+from ..tensors import sparse
 from ..tensors.aliasing import by_schema, may_overlap_itself
 from ..tensors.copying import from_host, is_here, to_host, write_on_host
 from ..tensors.storages import data_ptr, is_dense, new_tensor, storage_address
@@ -43,7 +43,7 @@ def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, A
         results = op(*host_arguments, **host_keywords)
     counters.add_fallback(str(op))
     moved.write_back(op, arguments, keywords)
-    return pytree.tree_map(partial(moved.to_device, op), results)
+    return pytree.tree_map(moved.to_device, results)
 
 
 def _refuse_large_results(
@@ -101,12 +101,16 @@ class _Moved:
         """Notes the storages that several tensors are in, or one that overlaps itself."""
         seen: dict[int, Tensor] = {}
         for value in pytree.tree_leaves(values):
-            if isinstance(value, Tensor) and is_here(value) and value.numel():
+            if not isinstance(value, Tensor) or sparse.is_sparse(value):
+                continue
+            if is_here(value) and value.numel():
                 storage = storage_address(data_ptr(value))
                 if seen.setdefault(storage, value) is not value or may_overlap_itself(value):
                     self._shared[storage] = None
 
     def _copy(self, tensor: Tensor) -> Tensor:
+        if sparse.is_sparse(tensor):
+            return sparse.to_host(tensor)
         storage = storage_address(data_ptr(tensor))
         if storage not in self._shared or tensor.layout is not torch.strided:
             return to_host(tensor, through_kernels=False)
@@ -128,6 +132,8 @@ class _Moved:
             return copy
         if isinstance(value, torch.device) and value.type == devices.NAME:
             return _CPU
+        if isinstance(value, Tensor):
+            self._originals[id(value)] = value
         return value
 
     def write_back(self, op: Any, arguments: Any, keywords: dict[str, Any]) -> None:
@@ -139,6 +145,9 @@ class _Moved:
                     self._write(copy, tensor)
 
     def _write(self, copy: Tensor, tensor: Tensor) -> None:
+        if sparse.is_sparse(tensor):
+            sparse.write(tensor, copy)
+            return
         memory = self._shared.get(storage_address(data_ptr(tensor)))
         if memory is not None and copy.untyped_storage()._cdata == memory.untyped_storage()._cdata:
             from_host(memory, _bytes_of(tensor))
@@ -153,14 +162,14 @@ class _Moved:
             return
         _write(copy, tensor)
 
-    def to_device(self, op: torch._ops.OpOverload, value: Any) -> Any:
+    def to_device(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or self.index is None:
             return value
         original = self._originals.get(id(value))
         if original is not None:
             return original
-        if value.layout is not torch.strided:
-            refuse_sparse(op)
+        if sparse.is_sparse(value):
+            return sparse.to_device(value, self.index)
         device = devices.torch_device(self.index)
         value = value.resolve_conj().resolve_neg()
         if not is_dense(value):
@@ -181,11 +190,3 @@ def _write(value: Tensor, target: Tensor) -> None:
         from_host(value, target)
     elif target.numel():
         write_on_host(target, value)
-
-
-def refuse_sparse(op: torch._ops.OpOverload, *_: Any, **__: Any) -> NoReturn:
-    """Every operator on sparse tensors. Raises NotImplementedError: the device has none."""
-    raise NotImplementedError(
-        f"{op}: webgpu tensors cannot be sparse; keep this one on the CPU, make it dense with "
-        ".to_dense(), or use sparse=False (torch.nn.Embedding, EmbeddingBag)"
-    )

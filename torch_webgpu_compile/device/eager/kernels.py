@@ -14,7 +14,7 @@ from ...compiler import native_operators
 from ..patches import distributed, printing
 from ..registration import new_library, untraced
 from ..tensors import factories
-from . import composed, copies, data_dependent, host, lists, outputs, transformer_encoder
+from . import composed, copies, data_dependent, lists, outputs, sparse, transformer_encoder
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -114,8 +114,7 @@ def register() -> Callable[..., Any]:
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         transformer_encoder.register_nested(library)
-        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
-            new_library("_").fallback(untraced(host.refuse_sparse), key)
+        sparse.register(library)
         printing.install()
         distributed.install()
         _registered = True

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from ...symbolic.sizes import storage_span
-from .storages import data_ptr, is_dense, may_overlap, starts_of, storage_address
+from ...symbolic.sizes import may_overlap, storage_span
+from .storages import data_ptr, is_dense, starts_of, storage_address
 
 # Writing the same value twice, or a warning only (ATen: TensorIterator's check is off).
 _MAY_REPEAT = frozenset({"aten::fill_", "aten::zero_"})

@@ -306,17 +306,6 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether several elements may be at one place; False only if none are, as NumPy's bounds."""
-    length = 1
-    for stride, size in sorted(zip(strides, sizes, strict=True)):
-        if size > 1:
-            if stride < length:
-                return True
-            length += stride * (size - 1)
-    return False
-
-
 def fills_storage(tensor: Tensor) -> bool:
     """Whether a tensor's elements are all of its storage, each once."""
     if tensor.storage_offset() != 0:

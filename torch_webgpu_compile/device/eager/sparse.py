@@ -1,0 +1,82 @@
+"""Operators on sparse tensors: on the host, with one warning for all of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+from ... import fallbacks
+from ...options import resolve
+from ..registration import new_library, untraced
+from ..tensors import sparse
+from ..tensors.copying import is_here
+from .host import run_on_host
+
+_KEYS = {"SparsePrivateUse1": "SparseCPU", "SparseCsrPrivateUse1": "SparseCsrCPU"}
+# What makes a tensor sparse.
+_CONVERSIONS = (
+    *("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc"),
+    *("_to_sparse_bsr", "_to_sparse_bsc"),
+)
+# Copies, which are no reason for a warning.
+_COPIES = frozenset(
+    f"aten::{name}" for name in ("copy_", "clone", "empty", "empty_like", "zero_", "_to_copy")
+)
+
+
+def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
+    """An operator of which an argument or a result is sparse; its results are on the device.
+
+    Raises:
+        UnsupportedOp: under ``TORCH_WEBGPU_FALLBACK=error``.
+    """
+    if op._schema.name not in _COPIES:
+        tensors = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, Tensor)]
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "this dtype"
+        policy = resolve().fallback
+        name = str(op) if policy == "error" else "aten.* of sparse tensors"
+        fallbacks.on_fallback(policy)(name, dtype, "", f"{op} has sparse tensors")
+    return run_on_host(op, arguments, keywords)
+
+
+def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """``aten::_copy_from`` between tensors of which one is sparse and on the device."""
+    value = sparse.to_host(source) if is_here(source) else source
+    if is_here(target):
+        sparse.write(target, value.to(target.dtype))
+    else:
+        target.copy_(value)
+    return target
+
+
+def register(library: Any) -> None:
+    """Registers all kernels of sparse tensors.
+
+    Those of operators that PyTorch has for sparse tensors of the CPU come before compositions that
+    are for dense ones.
+    """
+    for name in _CONVERSIONS:
+        library.impl(name, partial(untraced(run), _overload(name)), "PrivateUse1")
+    structure = sparse.structure_kernels()
+    registrations = torch._C._dispatch_get_registrations_for_dispatch_key
+    for key, of_cpu in _KEYS.items():
+        kernels = {name: kernel for (name, where), kernel in structure.items() if where == key}
+        for name in registrations(of_cpu):
+            namespace, _, short = name.partition("::")
+            if namespace == "aten" and short not in kernels:
+                kernels[short] = partial(untraced(run), _overload(short))
+        kernels["_copy_from"] = untraced(copy_from)
+        for short, kernel in kernels.items():
+            library.impl(short, kernel, key)
+        new_library("_").fallback(untraced(run), key)
+
+
+def _overload(name: str) -> OpOverload:
+    packet, _, overload = name.partition(".")
+    found: OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return found
