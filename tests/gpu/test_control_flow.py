@@ -71,7 +71,7 @@ def agree(function: Function, arguments: Any, device: str, **options: Any) -> No
 REFUSED = ("flex_attention", "local_map_hop", "register_hook", "inline_asm_elementwise")
 
 
-@pytest.mark.filterwarnings("ignore:testlib:torch_webgpu_compile.fallbacks.FallbackWarning")
+@pytest.mark.filterwarnings("ignore:testlib.mutating_custom_op")
 @pytest.mark.parametrize("device", ["cpu", "webgpu"])
 @pytest.mark.parametrize(
     "info",
@@ -324,7 +324,8 @@ def test_second_derivatives(device: str) -> None:
         for _ in range(2):
             got = penalty(compiled, R(5, 4).to(device))
     assert len(seen) == 1
-    wanted = [penalty(model, R(5, 4)) for _ in range(2)][0]
+    penalty(model, R(5, 4))
+    wanted = penalty(model, R(5, 4))
     torch.testing.assert_close(got.cpu(), wanted)
     for mine, other in zip(moved.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(on("cpu", mine.grad), other.grad)

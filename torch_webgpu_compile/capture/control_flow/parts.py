@@ -28,7 +28,11 @@ from ...errors import UnsupportedOp
 from .inline import attribute_of
 
 aten = torch.ops.aten
-with_effects = torch.ops.higher_order.with_effects
+higher_order = torch.ops.higher_order
+with_effects = higher_order.with_effects
+
+# They are steps of a plan: operators of others that change their arguments.
+_IN_PLANS = (higher_order.auto_functionalized, higher_order.auto_functionalized_v2)
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,8 @@ def _calls(graph: Graph) -> dict[Node, dict[str, Getter]]:
         elif node.op == "call_function" and node.target is not operator.getitem:
             target = node.args[1] if node.target is with_effects else node.target
             new = [] if _is_arithmetic(node) else _unbacked(value) - known
-            if new or isinstance(target, HigherOrderOperator):
+            in_plan = not isinstance(target, HigherOrderOperator) or target in _IN_PLANS
+            if new or not in_plan:
                 found[node] = decided = _decided(node)
                 known.update(new, decided)
     return found
