@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
 
 from .. import dtypes
 from ..captured import CapturedGraph, user_source
@@ -273,6 +274,7 @@ class _GraphLowering:
             self._signature(r, node) if isinstance(r, torch.Tensor) else None for r in results
         )
         builder.arguments = tuple(n.meta.get("val") for n in node.all_input_nodes)
+        builder.traced = map_arg((tuple(arguments), node.kwargs), lambda n: n.meta.get("val"))
         given, keywords = self._bind(overload, arguments, node.kwargs)
         values = self._lower_operator(overload, given, keywords)
         for value, signature in zip(values, builder.results, strict=True):

@@ -13,6 +13,9 @@ F = TypeVar("F", bound=LoweringFunction)
 
 LOWERINGS: dict[torch._ops.OpOverload, LoweringFunction] = {}
 
+WITHOUT_HOST: set[torch._ops.OpOverload] = set()
+"""Operators that a GPU alone computes: what has no kernel is an error."""
+
 
 def lowers(*overloads: torch._ops.OpOverload) -> Callable[[F], F]:
     """Registers a lowering; raises ValueError when an overload already has one.
@@ -30,6 +33,18 @@ def lowers(*overloads: torch._ops.OpOverload) -> Callable[[F], F]:
         return function
 
     return register
+
+
+def lowers_defined(overload: torch._ops.OpOverload, function: LoweringFunction) -> None:
+    """Registers the lowering of an operator that has no other implementation, on no device.
+
+    It was defined just now, perhaps for another time.
+    """
+    for other in [known for known in WITHOUT_HOST if str(known) == str(overload)]:
+        del LOWERINGS[other]
+        WITHOUT_HOST.discard(other)
+    LOWERINGS[overload] = function
+    WITHOUT_HOST.add(overload)
 
 
 class NotLowered(Exception):

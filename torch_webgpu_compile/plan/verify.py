@@ -41,9 +41,9 @@ _MAX_INVOCATIONS = 2_048
 _MAX_NAME = 1_000
 
 _BINDING = re.compile(
-    r"^@group\(0\) @binding\((\d+)\) var<(storage, read(?:_write)?|uniform)>", re.M
+    r"^[ \t]*@group\(0\) @binding\((\d+)\) var<(storage, read(?:_write)?|uniform)>", re.M
 )
-_WORKGROUP = re.compile(r"^@compute @workgroup_size\((\d+)\)$", re.M)
+_WORKGROUP = re.compile(r"^[ \t]*@compute @workgroup_size\((\d+)(?:, (\d+), (\d+))?\)", re.M)
 
 
 def verify_plan(plan: Plan) -> None:
@@ -114,8 +114,11 @@ class _Verifier:
         found = [(int(number), what) for number, what in _BINDING.findall(kernel.wgsl)]
         declared = [f"storage, read{'_write' * b.writable}" for b in kernel.bindings]
         declared += ["uniform"] * (kernel.parameter_count > 0)
-        self._require(found == list(enumerate(declared)), f"{kernel.name} has other bindings")
-        invocations = [int(number) for number in _WORKGROUP.findall(kernel.wgsl)]
+        self._require(
+            sorted(found) == list(enumerate(declared)), f"{kernel.name} has other bindings"
+        )
+        sizes = _WORKGROUP.findall(kernel.wgsl)
+        invocations = [prod(int(number or 1) for number in numbers) for numbers in sizes]
         self._require(
             invocations == [prod(kernel.workgroup_size)]
             and min(kernel.workgroup_size) > 0
