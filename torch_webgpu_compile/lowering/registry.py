@@ -13,9 +13,6 @@ F = TypeVar("F", bound=LoweringFunction)
 
 LOWERINGS: dict[torch._ops.OpOverload, LoweringFunction] = {}
 
-WITHOUT_HOST: set[torch._ops.OpOverload] = set()
-"""Operators that a GPU alone computes: what has no kernel is an error."""
-
 
 def lowers(*overloads: torch._ops.OpOverload) -> Callable[[F], F]:
     """Registers a lowering; raises ValueError when an overload already has one.
@@ -35,16 +32,11 @@ def lowers(*overloads: torch._ops.OpOverload) -> Callable[[F], F]:
     return register
 
 
-def lowers_defined(overload: torch._ops.OpOverload, function: LoweringFunction) -> None:
-    """Registers the lowering of an operator that has no other implementation, on no device.
-
-    It was defined just now, perhaps for another time.
-    """
-    for other in [known for known in WITHOUT_HOST if str(known) == str(overload)]:
+def lowers_again(overload: torch._ops.OpOverload, function: LoweringFunction) -> None:
+    """Registers a lowering, in place of that of an operator that had the same name before."""
+    for other in [known for known in LOWERINGS if str(known) == str(overload)]:
         del LOWERINGS[other]
-        WITHOUT_HOST.discard(other)
     LOWERINGS[overload] = function
-    WITHOUT_HOST.add(overload)
 
 
 class NotLowered(Exception):

@@ -9,13 +9,19 @@ import torch
 from torch import Tensor
 
 from ..errors import AdapterError
-from ..lowering.registry import LoweringFunction, lowers_defined
+from ..lowering.registry import LoweringFunction, lowers_again
+from ..torch_ops import written
 
 _DEVICE = "webgpu"
 
 
 def define(
-    name: str, schema: str, fake: Callable[..., Any], lowering: LoweringFunction
+    name: str,
+    schema: str,
+    fake: Callable[..., Any],
+    lowering: LoweringFunction,
+    *,
+    pointwise: bool = False,
 ) -> torch._ops.OpOverload:
     """Defines an operator that this package's device and backend compute.
 
@@ -27,10 +33,10 @@ def define(
         schema: without the name.
         fake: gives results without contents, and raises what is wrong with arguments.
         lowering: see `lowering.registry.lowers`.
+        pointwise: whether each element of a result is one of a function of elements.
     """
 
     def compute(*arguments: Any) -> Any:
-        fake(*arguments)
         return _on_gpu(name, overload, arguments)
 
     definition = torch.library.custom_op(
@@ -38,7 +44,8 @@ def define(
     )
     definition.register_fake(fake)
     overload: torch._ops.OpOverload = definition._opoverload
-    lowers_defined(overload, lowering)
+    lowers_again(overload, lowering)
+    written.add(overload, pointwise)
     return overload
 
 

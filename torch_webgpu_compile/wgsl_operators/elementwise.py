@@ -66,7 +66,8 @@ class ElementwiseOperator(Operator):
             return made[0] if count == 1 else made
 
         lowering = lower_function(function)
-        super().__init__(name, define(name, f"({parameters}) -> {results}", fake, lowering))
+        schema = f"({parameters}) -> {results}"
+        super().__init__(name, define(name, schema, fake, lowering, pointwise=True))
         self.register_vmap(_batched(self.overload, count))
         self._parameters = function.parameters
 
@@ -194,6 +195,7 @@ class ElementwiseOperator(Operator):
             f"(Tensor grad_output, {parameters}) -> {results}",
             fake,
             lower_function(function, times_first=True),
+            pointwise=True,
         )
         torch.library.register_vmap(overload, _batched(overload, count))
 

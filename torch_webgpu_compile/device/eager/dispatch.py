@@ -19,8 +19,8 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_structure
 
 from ...errors import AdapterError, DeviceError, ShaderError, UnsupportedOp
-from ...lowering.registry import WITHOUT_HOST
 from ...target import BINDING_ALIGNMENT
+from ...torch_ops.written import WITHOUT_HOST
 from ..tensors import aliasing
 from ..tensors.storages import FEWEST_OF_MANY, data_ptr
 from . import outputs
