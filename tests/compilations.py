@@ -32,7 +32,9 @@ def compile_function(
         fake = pytree.tree_map_only(torch.Tensor, mode.from_tensor, arguments)
         shown = function(*fake)
     leaves = [
-        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if isinstance(x, torch.Tensor) else x
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+        if isinstance(x, torch.Tensor)
+        else x
         for x in pytree.tree_leaves(shown)
     ]
 
