@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.captured import Phase
@@ -26,14 +28,20 @@ def compile_function(
 ) -> Compilation:
     """The inference graph that Dynamo gives, after every pass; nothing is run on a GPU."""
     states: list[Compilation] = []
-    with torch.no_grad():
-        wanted = function(*arguments)
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = pytree.tree_map_only(torch.Tensor, mode.from_tensor, arguments)
+        shown = function(*fake)
+    leaves = [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+        if isinstance(x, torch.Tensor)
+        else x
+        for x in pytree.tree_leaves(shown)
+    ]
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         def compile_captured(captured: Any, phase: Phase) -> aot.BoxedFunction:
             states.append(compile_graph(captured, phase, target, options, use_cache=False))
-            leaves = [] if wanted is None else torch.utils._pytree.tree_leaves(wanted)
-            return lambda arguments: list(leaves)  # Dynamo wants results; eager has them
+            return lambda arguments: list(leaves)  # Dynamo wants results, whatever is in them
 
         return aot.capture(module, inputs, compile_captured, native_operators())
 

@@ -6,6 +6,7 @@ Nothing needs to be imported for that. This package offers a look inside:
 
 - `explain`: what the compiler made of a function, as a `Report`;
 - `counters`: what it has done so far;
+- `wgsl_op`: a function or kernel in WGSL as an operator of PyTorch;
 - `export`: a function and its state as a bundle of files for browsers, `EntryPoint` one of several;
 - `load_bundle`: runs such a bundle with numpy in and out, as a `Bundle`;
 - `profile`: the time of each kernel on the GPU, as a `Profile`;
@@ -35,6 +36,7 @@ from .errors import (
     UnsupportedOp,
     VerificationError,
     WebGPUCompileError,
+    WgslError,
 )
 from .fallbacks import FallbackWarning
 from .options import CompileOptions
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from .inspection.report import Report, explain
     from .web.bundle import Bundle, load_bundle
     from .web.export import EntryPoint, export
+    from .wgsl_operators.api import wgsl_op
 
 __version__ = "0.1.0"
 
@@ -68,6 +71,7 @@ __all__ = [
     "UnsupportedOp",
     "VerificationError",
     "WebGPUCompileError",
+    "WgslError",
     "counters",
     "explain",
     "export",
@@ -75,6 +79,7 @@ __all__ = [
     "load_bundle",
     "profile",
     "register_device",
+    "wgsl_op",
 ]
 
 _LAZY = {
@@ -88,6 +93,7 @@ _LAZY = {
     "Profile": ("inspection.profiling", "Profile"),
     "profile": ("inspection.profiling", "profile"),
     "register_device": ("device.autoload", "register"),
+    "wgsl_op": ("wgsl_operators.api", "wgsl_op"),
 }
 
 

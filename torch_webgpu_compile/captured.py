@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
+# Its frames are between an operator and the line that calls it.
+_CALLING = os.path.join(os.path.dirname(__file__), "wgsl_operators", "")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s*(?!File )([^\n]*))?')
 
 
@@ -71,6 +74,7 @@ def user_source(node: torch.fx.Node) -> str:
     "" where neither is known.
     """
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in frames if not frame[0].startswith(_CALLING)]
     if frames:
         file, line, code = frames[-1]
         return f"{file}:{line}: {code.strip()}" if code else f"{file}:{line}"

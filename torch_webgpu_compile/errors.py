@@ -2,6 +2,7 @@
 
     WebGPUCompileError
     ├── OptionError            a wrong option or environment value
+    ├── WgslError              WGSL of the user's own that is no operator
     ├── UnsupportedOp          an ATen operator (or a dtype of it) that cannot run on the GPU
     ├── VerificationError      a compiler stage produced an inconsistent state (a bug here)
     ├── AdapterError           no adapter, or one without a needed limit or feature
@@ -29,6 +30,24 @@ class WebGPUCompileError(RuntimeError):
 
 class OptionError(WebGPUCompileError, ValueError):
     """An option or environment variable has an unknown name or value."""
+
+
+class WgslError(WebGPUCompileError, ValueError):
+    """WGSL that was given to `wgsl_op` is not what an operator can be made of.
+
+    Args:
+        op: the operator, e.g. ``mylib::swish``.
+        cause: what is wrong.
+        place: where, in the user's own file: ``file:line:column``.
+        next_step: what the user can do.
+    """
+
+    def __init__(self, op: str, cause: str, place: str, next_step: str = "") -> None:
+        self.op = op
+        self.cause = cause
+        self.place = place
+        self.next_step = next_step
+        super().__init__(f"{op}: {cause}{'; ' if next_step else ''}{next_step}\n  at {place}")
 
 
 class UnsupportedOp(WebGPUCompileError, NotImplementedError):

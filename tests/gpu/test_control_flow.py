@@ -90,7 +90,7 @@ def test_refused_whatever_the_backend_is(name: str) -> None:
     for info in (entry for entry in hop_db if entry.name == name):
         for sample in info.sample_inputs("cpu", torch.float32, requires_grad=True):
             compiled = torch.compile(info.op, backend="aot_eager", fullgraph=True)
-            with pytest.raises(Exception):  # noqa: B017, PT011
+            with pytest.raises(Exception):  # noqa: B017
                 compiled(sample.input, *sample.args, **sample.kwargs)
 
 
@@ -320,10 +320,9 @@ def test_second_derivatives(device: str) -> None:
         return loss.detach()
 
     reset_warnings()
-    with pytest.warns(FallbackWarning, match="create_graph") as seen:
-        for _ in range(2):
-            got = penalty(compiled, R(5, 4).to(device))
-    assert len(seen) == 1
+    with pytest.warns(FallbackWarning, match="create_graph"):
+        penalty(compiled, R(5, 4).to(device))
+    got = penalty(compiled, R(5, 4).to(device))  # a second warning would be an error
     penalty(model, R(5, 4))
     wanted = penalty(model, R(5, 4))
     torch.testing.assert_close(got.cpu(), wanted)

@@ -20,7 +20,7 @@ from ..ir.graph import (
     SingleGroup,
     dispatch_count,
 )
-from ..ir.nodes import Fourier, HostCall, Scatter, TriangularSolve
+from ..ir.nodes import Fourier, HostCall, Scatter, TriangularSolve, UserKernel
 from ..ir.renaming import form_of
 from ..ir.transposition import find_transposition
 from ..plan.model import KernelCall
@@ -38,6 +38,7 @@ from .kernels.reduction import generate_rows
 from .kernels.scatter import generate_scatter
 from .kernels.transpose import generate_transpose
 from .kernels.triangular import generate_triangular_solve
+from .kernels.user_kernel import generate_user_kernel
 
 __all__ = ["generate"]
 
@@ -118,5 +119,7 @@ def _generate_kernel(
             return generate_triangular_solve(node, buffers, target)
         case SingleGroup(node=Fourier() as node):
             return generate_fourier(node, buffers, target)
+        case SingleGroup(node=UserKernel() as node):
+            return generate_user_kernel(node, buffers, target)
         case _:
             assert_never(group)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..symbolic.sizes import product
 from .buffers import Buffer
 from .graph import MapGroup
-from .scalar import Checked, Const, Index, Load, Masked, Op, walk
+from .scalar import Call, Checked, Const, Index, Load, Masked, Op, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,10 @@ def canonical_form(group: MapGroup, buffers: Mapping[str, Buffer]) -> Canonical 
                     if any(isinstance(argument, Index) for argument in args):
                         return None
                     entry = ("op", name, tuple(numbers[a] for a in args), dtype)
+                case Call(function, args, result):
+                    if any(isinstance(argument, Index) for argument in args):
+                        return None
+                    entry = ("call", function, tuple(numbers[a] for a in args), result)
                 case Load(buffer, index, dtype):
                     if any(not isinstance(i, Index) for i in index):
                         return None

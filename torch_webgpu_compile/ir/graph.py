@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from ..symbolic.sizes import ZERO, Expr, product
 from ..target import Target
 from .buffers import Buffer, BufferOrigin
-from .nodes import HostCall, Scatter, inputs_of, outputs_of, reports
+from .nodes import HostCall, Scatter, UserKernel, inputs_of, outputs_of, reports
 from .scalar import Scalar, checks_of, loads_of
 from .spaces import Anchor, Node, Origin
 
@@ -313,6 +313,8 @@ def dispatch_count(group: KernelGroup, buffers: Mapping[str, Buffer]) -> int:
             if output.numel is ZERO:
                 return 0
             return (output.shares is None) + (product(node.ranges) is not ZERO)
+        case SingleGroup(UserKernel() as node):
+            return int(any(buffers[name].numel is not ZERO for name in node.outputs))
         case MapGroup(ranges=points) | RowGroup(rows=points):
             return int(product(points) is not ZERO)
         case AnchorGroup(anchor=node):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import VerificationError
+from ..errors import UnsupportedOp, VerificationError
 from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
 from . import attention, depthwise
 from .attention_nodes import Attention, AttentionGradient
@@ -30,10 +30,11 @@ from .nodes import (
     Reduction,
     Scatter,
     TriangularSolve,
+    UserKernel,
     computed_at,
 )
 from .numeric import convert, from_bits, numpy_dtype, round_to, scalar_op
-from .scalar import Checked, Const, Index, Load, Masked, Op, Scalar, children
+from .scalar import Call, Checked, Const, Index, Load, Masked, Op, Scalar, children
 from .spaces import Node, Space, symbols_in
 
 Array = npt.NDArray[Any]
@@ -174,6 +175,12 @@ class Run:
         return found
 
 
+def not_interpreted(name: str) -> UnsupportedOp:
+    """The error for what only a GPU can compute."""
+    cause = "it is written in WGSL, which the interpreter does not run"
+    return UnsupportedOp(name, cause, "compute it on a GPU")
+
+
 _Node = TypeVar("_Node", bound=Node)
 _RULES: dict[type[Node], Callable[[Run, Any], None]] = {}
 
@@ -261,6 +268,11 @@ def _host_call(run: Run, node: HostCall) -> None:
         return
     for name, result in zip(node.outputs, results, strict=True):
         run.store(name, np.asarray(result))
+
+
+@interprets(UserKernel)
+def _user_kernel(run: Run, node: UserKernel) -> None:
+    raise not_interpreted(node.kernel.name)
 
 
 @interprets(Attention)
@@ -412,6 +424,8 @@ class Points:
                 return np.where(holds, self.evaluate(body, inner), self.evaluate(other, mask))
             case Checked():
                 return self._checked(node, mask)
+            case Call(function):
+                raise not_interpreted(function.name)
 
     def _checked(self, node: Checked, mask: Array | None) -> Array:
         position, given, size = (self.evaluate(part, mask) for part in children(node))

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, TypeVar
 from .. import dtypes
 from ..dtypes import Kind
 from ..symbolic.nested import HostBuffer, HostView, buffers_in, leaves
-from ..symbolic.sizes import Expr, as_expr
+from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides
+from ..user_wgsl.modules import WgslKernel
 from .buffers import Buffer
 from .scalar import Scalar, checks_of, loads_of
 from .spaces import (
@@ -326,6 +327,51 @@ class HostCall(Node):
         for leaf in leaves((self.arguments, self.keywords)):
             if isinstance(leaf, HostView):
                 yield 0 <= leaf.changed < len(self.changed), "views of what it changes"
+
+
+@dataclass(frozen=True, slots=True)
+class UserKernel(Node):
+    """A kernel that a user has written, on whole buffers.
+
+    ``inputs`` and ``outputs`` are those of ``kernel``, in order: contiguous, from the start of
+    their memory. ``numbers`` are its uniforms, scalars that are known before a call: constants,
+    sizes, or float32 made of them on the host (`scalar.is_host_float`). ``grid`` are workgroups per
+    dimension.
+    """
+
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
+    INPUTS: ClassVar[tuple[str, ...]] = ("inputs",)
+
+    outputs: tuple[str, ...]
+    inputs: tuple[HostBuffer, ...]
+    kernel: WgslKernel
+    numbers: tuple[Scalar, ...]
+    grid: tuple[Expr, Expr, Expr]
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def spaces(self) -> dict[str, Space]:
+        return {"numbers": (), "grid": ()}
+
+    @property
+    def extents(self) -> tuple[Expr, ...]:
+        return (*self.grid, *map(as_expr, self.kernel.workgroup_size))
+
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        yield len(self.inputs) == len(self.kernel.inputs), "a buffer for each input"
+        yield len(self.outputs) == len(self.kernel.outputs), "a buffer for each output"
+        yield len(self.numbers) == len(self.kernel.uniforms), "a number for each uniform"
+        for name in (*taken_whole(self), *self.outputs):
+            yield is_plain(buffers[name]), f"a contiguous {name}"
+
+
+def is_plain(buffer: Buffer) -> bool:
+    """Whether a buffer is contiguous from the start of its memory; sizes of 1 have any stride."""
+    contiguous = contiguous_strides(buffer.sizes)
+    rows = zip(buffer.sizes, buffer.strides, contiguous, strict=True)
+    return buffer.offset is ZERO and all(
+        stride is wanted for size, stride, wanted in rows if size is not ONE
+    )
 
 
 _Node = TypeVar("_Node", bound=Node)

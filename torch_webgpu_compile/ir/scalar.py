@@ -19,6 +19,7 @@ from ..dtypes import DType, Kind
 from ..errors import IndexCheck
 from ..symbolic.interning import InternTable, reduced
 from ..symbolic.sizes import Expr, IntLike, Symbol, as_expr, substitute, symbols_of
+from ..user_wgsl.modules import WgslFunction
 from . import float8
 
 _table = InternTable()
@@ -162,8 +163,39 @@ class Checked(_Arithmetic, metaclass=_InternedScalar):
         return dtypes.int64
 
 
-Scalar = Union[Const, Index, Load, Op, Masked, Checked]
-SCALARS = (Const, Index, Load, Op, Masked, Checked)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Call(_Arithmetic, metaclass=_InternedScalar):
+    """A result of a function that a user has written in WGSL.
+
+    Attributes:
+        function: what is called.
+        args: as many as it has parameters, of the dtypes that `CALL_DTYPES` has for their types.
+        result: which of the function's results it is.
+    """
+
+    __reduce__ = reduced
+
+    function: WgslFunction
+    args: tuple[Scalar, ...]
+    result: int
+
+    @property
+    def dtype(self) -> DType:
+        """That of the result's type in `CALL_DTYPES`."""
+        return CALL_DTYPES[self.function.results[self.result][1]]
+
+
+CALL_DTYPES: dict[str, DType] = {
+    "f32": dtypes.float32,
+    "f16": dtypes.float32,  # as float16 is computed elsewhere; rounded on its way in and out
+    "i32": dtypes.int32,
+    "u32": dtypes.uint32,
+    "bool": dtypes.bool_,
+}
+"""What the arguments and results of a `Call` are, by their WGSL types."""
+
+Scalar = Union[Const, Index, Load, Op, Masked, Checked, Call]
+SCALARS = (Const, Index, Load, Op, Masked, Checked, Call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +221,9 @@ _EXPENSIVE = 8
 
 # The cost of a function that loops until it converges, or once per degree.
 _LOOPING = 64
+
+CALL_COST, LOOPING_CALL_COST = 2 * _EXPENSIVE, _LOOPING
+"""Of a function in WGSL of which nothing is known but that it has loops, or none."""
 
 _CHEAP_UNARY = "neg abs sign square reciprocal sqrt rsqrt floor ceil trunc round bitwise_not"
 _EXPENSIVE_UNARY = (
@@ -363,7 +398,7 @@ def children(node: Scalar) -> tuple[Scalar, ...]:
     match node:
         case Load():
             return node.index
-        case Op():
+        case Op() | Call():
             return node.args
         case Masked():
             return (node.condition, node.body, node.other)
@@ -413,6 +448,8 @@ def rewrite(
                 built = Masked(done[condition], done[body], done[other])
             case Checked(position, given, size, check):
                 built = Checked(done[position], done[given], done[size], check)
+            case Call(function, args, result):
+                built = Call(function, tuple(done[a] for a in args), result)
             case _:
                 built = node
         changed = change(built)
@@ -447,6 +484,12 @@ def checks_of(root: Scalar) -> list[Checked]:
 @lru_cache(maxsize=1 << 13)
 def _checks_of(root: Scalar) -> tuple[Checked, ...]:
     return tuple(node for node in walk(root) if isinstance(node, Checked))
+
+
+def functions_of(root: Scalar) -> list[WgslFunction]:
+    """Every distinct function in WGSL that is called under ``root``."""
+    calls = (node.function for node in walk(root) if isinstance(node, Call))
+    return list(dict.fromkeys(calls))
 
 
 def scalar_symbols(root: Scalar) -> frozenset[Symbol]:

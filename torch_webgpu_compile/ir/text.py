@@ -8,7 +8,9 @@ what ``TORCH_WEBGPU_DEBUG=ir`` prints. The syntax is Python's:
     add: f32[s0, 4] = buffer()
     add = pointwise([s0, 4], add(in0[i0, i1], f32(1.0)))  # aten.add.Tensor "model.py:3: x + 1"
 
-A subexpression that is used more than once is named ``t0``, ``t1``, … in keyword arguments.
+A subexpression that is used more than once is named ``t0``, ``t1``, … in keyword arguments. A
+function that a user has written is there with all of its text, and is called by a name that is made
+of it: ``swish_3f2a91c0 = function('mylib::swish', 'fn swish(x: f32) -> f32 { … }')``.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from .graph import (
 from .nodes import Scatter, bodies_of, outputs_of
 from .scalar import (
     SCALARS,
+    Call,
     Checked,
     Const,
     Index,
@@ -47,6 +50,7 @@ from .scalar import (
     Op,
     Scalar,
     children,
+    functions_of,
     scalar_symbols,
     walk,
 )
@@ -68,7 +72,7 @@ class ScalarText:
         self.shared: list[tuple[str, str]] = []
         for node in order:
             text = self._plain(node)
-            if uses[node] > 1 and isinstance(node, (Op, Masked, Load, Checked)):
+            if uses[node] > 1 and isinstance(node, (Op, Masked, Load, Checked, Call)):
                 name = f"t{len(self.shared)}"
                 self.shared.append((name, text))
                 text = name
@@ -100,6 +104,10 @@ class ScalarText:
             case Checked(check=check):
                 operands = ", ".join(self._done[c] for c in children(node))
                 return f"checked({operands}, {check.op!r}, {check.dim}, {check.source!r})"
+            case Call(function, args, result):
+                member = function.results[result][0]
+                called = f"{function.unique}({', '.join(self._done[a] for a in args)})"
+                return f"{called}.{member}" if member else called
 
 
 def format_scalar(root: Scalar) -> str:
@@ -113,6 +121,9 @@ def format_graph(graph: LoopGraph) -> str:
     """The whole graph."""
     lines = [f"graph({graph.name!r})"]
     lines += [f"{s.name} = size({s.lower})" for s in size_symbols(graph)]
+    bodies = (body for node in graph.nodes for body in bodies_of(node))
+    functions = dict.fromkeys(function for body in bodies for function in functions_of(body))
+    lines += [f"{f.unique} = function({f.name!r}, {f.text!r})" for f in functions]
     lines += [_format_buffer(buffer) for buffer in graph.buffers.values()]
     for spec in graph.inputs:
         if spec.buffer is not None:

@@ -15,7 +15,19 @@ from ..symbolic.sizes import Expr, Symbol, symbols_of
 from .buffers import Buffer, BufferOrigin
 from .graph import GraphOutput, LoopGraph, is_effect
 from .nodes import computed_at, inputs_of, outputs_of
-from .scalar import OPS, Checked, Index, Load, Masked, Op, Scalar, scalar_symbols, walk
+from .scalar import (
+    CALL_DTYPES,
+    OPS,
+    Call,
+    Checked,
+    Index,
+    Load,
+    Masked,
+    Op,
+    Scalar,
+    scalar_symbols,
+    walk,
+)
 from .spaces import Node, symbols_in
 
 
@@ -126,6 +138,11 @@ def _body(title: str, body: Scalar, graph: LoopGraph, allowed: AbstractSet[Symbo
             case Op(name, args, _):
                 require(name in OPS, title, f"a known scalar op instead of {name}")
                 require(len(args) == OPS[name].arity, title, f"{OPS[name].arity} args of {name}")
+            case Call(function, args, result):
+                wanted = [CALL_DTYPES[type] for _, type in function.parameters]
+                fits = [a.dtype for a in args] == wanted
+                require(fits, title, f"operands of {wanted} for {function.name}")
+                require(result < len(function.results), title, f"a result of {function.name}")
 
 
 def _known(title: str, used: AbstractSet[Symbol], allowed: AbstractSet[Symbol]) -> None:

@@ -11,8 +11,18 @@ from ..dtypes import DType
 from ..ir.buffers import Buffer, BufferOrigin, unused_name
 from ..ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
 from ..ir.folding import fold, narrow
-from ..ir.nodes import Contraction, HostCall, Pointwise, Reduction, Scatter, map_bodies
+from ..ir.nodes import (
+    Contraction,
+    HostCall,
+    Pointwise,
+    Reduction,
+    Scatter,
+    UserKernel,
+    is_plain,
+    map_bodies,
+)
 from ..ir.scalar import (
+    Call,
     Const,
     Index,
     Load,
@@ -30,6 +40,7 @@ from ..ir.spaces import Node, Origin
 from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import ONE, ZERO, Expr, contiguous_strides
 from ..target import Target
+from ..user_wgsl.modules import WgslKernel
 from .promotion import Operand
 from .symbols import SizeReader
 from .value import IndexLike, Value, broadcast_index, expand, has_no_elements, positions, zeros
@@ -66,6 +77,7 @@ class Builder:
         results: signatures of the current operator's results; None where it is not a tensor.
         used: for an operator with several results, which of them are read.
         arguments: the fake tensors of its tensor arguments.
+        traced: its positional and named arguments as they were traced, with fake tensors.
         updates_argument: whether the current operator's result is an update of an argument, which
             the graph changes: worth a scatter, which may be done in place.
         deterministic: whether results may not depend on timing, see
@@ -86,6 +98,7 @@ class Builder:
     results: tuple[ResultType | None, ...] = ()
     used: frozenset[int] | None = None
     arguments: tuple[Any, ...] = ()
+    traced: Any = ((), {})
     updates_argument: bool = False
     deterministic: bool = False
     fill_empty: bool = False
@@ -267,6 +280,35 @@ class Builder:
         self.nodes.append(HostCall(names, target, arguments, keywords, origins, changed, on_device))
         return tuple(None if buffer is None else self.load(buffer) for buffer in made)
 
+    def user_kernel(
+        self,
+        kernel: WgslKernel,
+        inputs: Sequence[Value],
+        numbers: Sequence[Scalar],
+        grid: tuple[Expr, Expr, Expr],
+    ) -> tuple[Value, ...]:
+        """Adds a `UserKernel`, which gives the current operator's results."""
+        given = tuple(HostBuffer(self.plain(value).name) for value in inputs)
+        made = []
+        for k in range(len(self.results)):
+            result = self.result(k)
+            name = self.hint if len(self.results) == 1 else f"{self.hint}_{k}"
+            made.append(self.new_buffer(result.dtype, result.sizes, name))
+        names = tuple(buffer.name for buffer in made)
+        finished = tuple(map(self.finished, numbers))
+        self.nodes.append(UserKernel(names, given, kernel, finished, grid, (self.origin,)))
+        return tuple(map(self.load, made))
+
+    def plain(self, value: Value) -> Buffer:
+        """`materialize`, as a contiguous buffer from the start of its memory."""
+        buffer = self.materialize(value)
+        if is_plain(buffer):
+            return buffer
+        copy = self.new_buffer(value.dtype, value.sizes, f"{self.hint}_contiguous")
+        body = self.finished(value.body)
+        self.nodes.append(Pointwise(copy.name, value.sizes, body, (self.origin,)))
+        return copy
+
     def materialize(self, value: Value, name: str = "") -> Buffer:
         """A buffer that holds exactly ``value``, made by a copy if there is none."""
         buffer = whole_buffer(value, self.buffers)
@@ -397,7 +439,7 @@ def masked(condition: Scalar, body: Scalar, other: Scalar | float) -> Scalar:
 def _is_free(body: Scalar, is_number: bool) -> bool:
     """Whether a body is cheaper to compute again than to load; any number made from sizes is."""
     for count, node in enumerate(walk(body)):
-        if isinstance(node, (Load, Masked)) or count >= FREE_NODES:
+        if isinstance(node, (Load, Masked, Call)) or count >= FREE_NODES:
             return False
         if isinstance(node, Op) and node.name not in _FREE_OPS and not is_number:
             return False

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
 
 from .. import dtypes
 from ..captured import CapturedGraph, user_source
@@ -298,6 +299,7 @@ class _GraphLowering:
         builder = self.builder
         self._begin(node, overload, results)
         builder.used = used
+        builder.traced = map_arg((tuple(arguments), node.kwargs), lambda n: n.meta.get("val"))
         given, keywords = self._bind(overload, arguments, node.kwargs)
         values = self._lower_operator(overload, given, keywords)
         for value, signature in zip(values, builder.results, strict=True):

@@ -32,6 +32,13 @@ def lowers(*overloads: torch._ops.OpOverload) -> Callable[[F], F]:
     return register
 
 
+def lowers_again(overload: torch._ops.OpOverload, function: LoweringFunction) -> None:
+    """Registers a lowering, in place of that of an operator that had the same name before."""
+    for other in [known for known in LOWERINGS if str(known) == str(overload)]:
+        del LOWERINGS[other]
+    LOWERINGS[overload] = function
+
+
 class NotLowered(Exception):
     """Raised by a lowering for arguments that it has no kernel for: the call goes to the host."""
 

@@ -27,6 +27,9 @@ FIRST_CHECK = Symbol("first_check", 0, None)
 """The parameter that a runtime gives to each dispatch: the number of its first check."""
 
 
+USER_KERNEL = "wgsl"
+"""The `Kernel.kind` of what a user has written: it may rely on WGSL's own checks of bounds."""
+
 Parameter = Expr | HostNumber
 """A word of a kernel's uniform buffer: an i32, or the bits of a float32."""
 

@@ -41,10 +41,9 @@ _MAX_GRID = 65_535
 _MAX_INVOCATIONS = 2_048
 _MAX_NAME = 1_000
 
-_BINDING = re.compile(
-    r"^@group\(0\) @binding\((\d+)\) var<(storage, read(?:_write)?|uniform)>", re.M
-)
-_WORKGROUP = re.compile(r"^@compute @workgroup_size\((\d+)\)$", re.M)
+_COMMENT = re.compile(r"//[^\n]*|/\*[\s\S]*?\*/")
+_BINDING = re.compile(r"@group\(0\) @binding\((\d+)\) var<(storage, read(?:_write)?|uniform)>")
+_WORKGROUP = re.compile(r"@compute @workgroup_size\((\d+)(?:, (\d+), (\d+))?\)")
 
 
 def verify_plan(plan: Plan) -> None:
@@ -112,11 +111,15 @@ class _Verifier:
     def _kernel(self, kernel: Kernel) -> None:
         """A kernel against its text, as far as this package's own kernels are written alike."""
         self._name(kernel.name)
-        found = [(int(number), what) for number, what in _BINDING.findall(kernel.wgsl)]
+        wgsl = _COMMENT.sub("", kernel.wgsl)
+        found = [(int(number), what) for number, what in _BINDING.findall(wgsl)]
         declared = [f"storage, read{'_write' * b.writable}" for b in kernel.bindings]
         declared += ["uniform"] * (kernel.parameter_count > 0)
-        self._require(found == list(enumerate(declared)), f"{kernel.name} has other bindings")
-        invocations = [int(number) for number in _WORKGROUP.findall(kernel.wgsl)]
+        self._require(
+            sorted(found) == list(enumerate(declared)), f"{kernel.name} has other bindings"
+        )
+        sizes = _WORKGROUP.findall(wgsl)
+        invocations = [prod(int(number or 1) for number in numbers) for numbers in sizes]
         self._require(
             invocations == [prod(kernel.workgroup_size)]
             and min(kernel.workgroup_size) > 0

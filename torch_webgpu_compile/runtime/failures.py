@@ -6,6 +6,7 @@ import re
 
 from ..errors import DeviceError, DeviceLostError, OutOfMemoryError, ShaderError
 from ..plan.model import Kernel
+from ..user_wgsl.source import located, original_names
 
 _LOST = re.compile(r"device (is|was) lost|device lost|DEVICE_LOST", re.IGNORECASE)
 _MEMORY = re.compile(r"out of memory|OutOfMemory|not enough memory", re.IGNORECASE)
@@ -76,8 +77,36 @@ def shader_error(kind: str, message: str, kernel: Kernel) -> DeviceError:
         lines = kernel.wgsl.splitlines()
         if 0 < number <= len(lines) and lines[number - 1].strip() not in text:
             line = f"\n  line {number}: {lines[number - 1].strip()}"
+        written = _in_users_file(kernel, text, number, int(position.group(2)))
+        if written is not None:
+            return written
     ops = f" (of {', '.join(kernel.ops)})" if kernel.ops else ""
     return ShaderError(
         f"kernel {kernel.name}{ops} was rejected by the WGSL compiler: {text}{line}\n"
         "set TORCH_WEBGPU_DEBUG=wgsl to see the whole kernel, and report it"
     )
+
+
+def _in_users_file(kernel: Kernel, text: str, line: int, column: int) -> ShaderError | None:
+    """The exception for what is wrong in WGSL that a user has written; None if it is not there."""
+    found = located(kernel.wgsl, line, column)
+    if found is None:
+        return None
+    title, place = found
+    code = original_names(kernel.wgsl.splitlines()[line - 1].strip())
+    where = f"\n  at {place}" if place else ""
+    return ShaderError(f"{title}: {original_names(_complaint(text))}{where}\n    {code}")
+
+
+_DAWN_CAUSE = re.compile(r":\d+:\d+ error: ([^\n]*)")
+_NAGA_START = re.compile(r"^Shader (?:'[^']*' )?(?:parsing|validation) error:\s*")
+_NAGA_FRAME = re.compile(r"^\s*In wgpu|[┌│]")
+
+
+def _complaint(text: str) -> str:
+    """What a compiler of WGSL says is wrong, without where and in which kernel."""
+    found = _DAWN_CAUSE.search(text)
+    if found is not None:
+        return found[1]
+    lines = [line.strip() for line in text.splitlines() if not _NAGA_FRAME.search(line)]
+    return "; ".join(dict.fromkeys(_NAGA_START.sub("", line).removeprefix("= ") for line in lines))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ..plan.model import Kernel
+from ..plan.model import USER_KERNEL, Kernel
 from ..plan.recent import Recent
 from .interface import Backend, Handle
 
@@ -34,7 +34,7 @@ class PipelineCache:
 
     Args:
         backend: what creates them.
-        checked: whether shaders check bounds themselves.
+        checked: whether shaders check bounds themselves; those of users always do.
         threads: how many compile at once.
         recent: how many pipelines stay that nobody has.
     """
@@ -71,7 +71,8 @@ class PipelineCache:
             pipeline = self._pipelines.get(key)
             if pipeline is None:
                 start = time.perf_counter()
-                pipeline = Pipeline(*self._backend.create_pipeline(kernel, self._checked))
+                checked = self._checked or kernel.kind == USER_KERNEL
+                pipeline = Pipeline(*self._backend.create_pipeline(kernel, checked))
                 with self._lock:
                     self._pipelines[key] = pipeline
                     self.kernels_compiled += 1

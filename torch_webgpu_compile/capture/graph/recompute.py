@@ -12,6 +12,8 @@ from torch._functorch import partitioners
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ...torch_ops.written import POINTWISE
+
 aten = torch.ops.aten
 
 # PyTorch's partitioner knows Inductor's operators, and takes others for kernels that nothing is
@@ -29,12 +31,13 @@ _OF_ROWS = (aten._log_softmax_backward_data, aten._softmax_backward_data)
 def fusible_operators() -> Iterator[None]:
     """Tells the partitioner what this package fuses, as long as the context."""
     original = partitioners.get_default_op_list
+    of_elements = (*_OF_ELEMENTS, *(op.overloadpacket for op in POINTWISE))
 
     def op_list() -> Any:
         types = original()
         types.view_ops.update(_VIEWS)
-        types.recomputable_ops.update((*_VIEWS, *_OF_ELEMENTS))
-        types.fusible_ops.update((*_VIEWS, *_OF_ELEMENTS, *_OF_ROWS))
+        types.recomputable_ops.update((*_VIEWS, *of_elements))
+        types.fusible_ops.update((*_VIEWS, *of_elements, *_OF_ROWS))
         return types
 
     with patch.object(partitioners, "get_default_op_list", op_list):

@@ -202,8 +202,8 @@ def declaration(name: str, array: WorkgroupArray) -> str:
 
 
 def kernel_name(kind: str, ops: Sequence[str]) -> str:
-    """``kind`` and the names of at most four of its ATen ops."""
-    short = [op.removeprefix("aten.").split(".")[0].strip("_") for op in ops]
+    """``kind`` and the names of at most four of its operators."""
+    short = [op.split(".")[1 if op.count(".") > 1 else 0].strip("_") for op in ops]
     distinct = list(dict.fromkeys(name for name in short if name and name != kind))
     return "_".join([kind, *distinct[-4:]])
 

@@ -80,6 +80,9 @@ def render_module(
         module = without_int64(module)
     module = "\n".join([*_helpers(module, helpers).values(), module])
     module = "\n".join(line for line in module.splitlines() if line.strip())
+    # As they are: positions in them are told to who wrote them.
+    written = (function.definition for function in bindings.functions.values())
+    module = "\n".join([module, *written])
     enables = "enable f16;\n" if re.search(r"\bf16\b", _without_comments(module)) else ""
     return enables + module + "\n"
 

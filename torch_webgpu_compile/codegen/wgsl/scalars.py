@@ -22,6 +22,7 @@ from ...ir.access import (
 )
 from ...ir.folding import COMPARISONS, as_index
 from ...ir.scalar import (
+    Call,
     Checked,
     Const,
     Index,
@@ -129,7 +130,7 @@ class Renderer:
                 self._member(node)
             case Masked():
                 self._compute_members(node.condition)
-            case Op() if node not in self._prepared and not is_host_float(node):
+            case Op() | Call() if node not in self._prepared and not is_host_float(node):
                 self._prepared.add(node)
                 for arg in node.args:
                     self._compute_members(arg)
@@ -156,6 +157,9 @@ class Renderer:
                 return self._masked(node)
             case Checked():
                 return cast(self._checked(node), node.dtype, self.let)
+            case Call():
+                self._compute_members(node)
+                return self._call(node)
 
     def per_lane(self, expr: Expr) -> list[Expr]:
         """An index expression in kernel-level symbols, for each lane."""
@@ -500,6 +504,30 @@ class Renderer:
         if node.name == "bitcast":
             return bitcast(args[0], node.dtype, self.let)
         return self._apply_row(node, node.args[-1].dtype, args)
+
+    def _call(self, node: Call) -> Text:
+        """A result of a user's function, which is called for each lane."""
+        function = node.function
+        self.bindings.functions.setdefault(function.text, function)
+        args = [self.render(a) for a in node.args]
+        lanes = max(a.lanes for a in args)
+        member, _ = function.results[node.result]
+        types = [type for _, type in function.parameters]
+        results = []
+        for lane in range(lanes):
+            given = [a.lane(lane) for a in args]
+            # Where all is float32, as it is; float16 is converted.
+            texts = [f"f16({g})" if t == "f16" else g for g, t in zip(given, types, strict=True)]
+            code = f"{function.unique}({', '.join(texts)})"
+            if member:  # the other results are of the same call
+                key = ("call", function, node.args, lane, self.predicates)
+                made = self.scope.once(key, partial(self.let, code, 1, node.dtype))
+                code = f"{made.code}.{member}"
+            results.append(f"{node.dtype.compute}({code})")
+        if lanes == 1:
+            return self.let(results[0], 1, node.dtype)
+        code = f"vec4<{node.dtype.compute}>({', '.join(results)})"
+        return self.let(code, lanes, node.dtype)
 
     def _apply_row(self, node: Op, operand: DType, args: Sequence[Text]) -> Text:
         lanes = max(a.lanes for a in args)

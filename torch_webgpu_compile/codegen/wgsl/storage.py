@@ -19,6 +19,7 @@ from ...ir.scalar import Load, scalar_symbols
 from ...plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
 from ...symbolic.sizes import ZERO, Expr, Symbol, as_expr, as_symbol, product, upper_bound
 from ...target import Target, Window
+from ...user_wgsl.modules import WgslFunction
 from ..values import Text
 from .buffer_access import Use, access_function, element_type
 
@@ -27,13 +28,15 @@ from .buffer_access import Use, access_function, element_type
 class Bindings:
     """The storage bindings of one kernel, in order of first use.
 
-    ``narrow`` are integers made from sizes that its arithmetic takes for 32-bit ones.
+    ``narrow`` are integers made from sizes that its arithmetic takes for 32-bit ones. ``functions``
+    are those of users that it calls, by their text.
     """
 
     target: Target
     buffers: dict[str, Buffer]
     checks: dict[IndexCheck, int] = field(default_factory=dict)
     narrow: dict[Expr, None] = field(default_factory=dict)
+    functions: dict[str, WgslFunction] = field(default_factory=dict)
     _uses: dict[str, Use] = field(default_factory=dict)
 
     def report(self, check: IndexCheck, first: str, index: Text, size: str) -> str:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_structure
 from ...errors import AdapterError, DeviceError, ShaderError, UnsupportedOp
 from ...target import BINDING_ALIGNMENT
 from ...torch_ops.foreign import NO_IMPLEMENTATION, is_foreign
+from ...torch_ops.written import WITHOUT_HOST
 from ..tensors import aliasing
 from ..tensors.storages import FEWEST_OF_MANY, data_ptr
 from . import outputs
@@ -203,6 +204,8 @@ def _first_time(call: _Call) -> Any:
 
 def _not_at_these_sizes(call: _Call, error: UnsupportedOp | AdapterError) -> Any:
     """A call that has kernels, but none for tensors as large as these."""
+    if not _runs_on_cpu(call.op):
+        raise error
     _remember(call, None)
     cause = error.cause if isinstance(error, UnsupportedOp) else str(error)
     report(call.op, cause, call.leaves)
@@ -211,6 +214,8 @@ def _not_at_these_sizes(call: _Call, error: UnsupportedOp | AdapterError) -> Any
 
 def _runs_on_cpu(op: OpOverload) -> bool:
     """Whether there is a kernel for the CPU; some operators are for other devices."""
+    if op in WITHOUT_HOST:
+        return False
     schema = op._schema
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
@@ -225,6 +230,8 @@ def _refused(call: _Call, cause: str) -> Any:
 
 def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[CompiledOp | None, str]:
     """What computes a call, or why it is for the host: ``cause``, or what the compiler says."""
+    if cause and not _runs_on_cpu(op):
+        raise UnsupportedOp(str(op), cause, "convert the tensor")
     if cause:
         return None, cause
     with _lock:
@@ -237,6 +244,8 @@ def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[Compile
             try:
                 compiled = compile_op(op, placement, [found.specs for found in known])
             except UnsupportedOp as error:
+                if not _runs_on_cpu(op):
+                    raise
                 return None, error.cause
             known.append(compiled)
     return compiled, ""

@@ -26,7 +26,21 @@ from ...ir.nodes import (
     reports,
     taken_whole,
 )
-from ...ir.scalar import OPS, Index, Load, Masked, Op, Scalar, cast, loads_of, rewrite, walk
+from ...ir.scalar import (
+    CALL_COST,
+    LOOPING_CALL_COST,
+    OPS,
+    Call,
+    Index,
+    Load,
+    Masked,
+    Op,
+    Scalar,
+    cast,
+    loads_of,
+    rewrite,
+    walk,
+)
 from ...ir.spaces import Node, named_bodies, numbered
 from ...symbolic.sizes import Expr, Symbol, as_symbol, product, substitute, symbols_of
 from ...target import Target
@@ -40,7 +54,13 @@ _MAX_BODY = 400  # nodes: drivers compile longer code in more than linear time
 
 def body_cost(body: Scalar) -> int:
     """The arithmetic of one element, counted in multiplications."""
-    return sum(OPS[node.name].cost for node in walk(body) if isinstance(node, Op))
+    total = 0
+    for node in walk(body):
+        if isinstance(node, Op):
+            total += OPS[node.name].cost
+        elif isinstance(node, Call):
+            total += LOOPING_CALL_COST if node.function.has_loops else CALL_COST
+    return total
 
 
 def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:

@@ -1,0 +1,18 @@
+"""Operators that users have written in WGSL: what is to be known of them beside their lowering."""
+
+from __future__ import annotations
+
+from torch._ops import OpOverload
+
+WITHOUT_HOST: set[OpOverload] = set()
+"""Operators that a GPU alone computes: where one has no kernel, that is an error."""
+
+POINTWISE: set[OpOverload] = set()
+"""Those of them of which an element of a result is computed from one of each argument."""
+
+
+def add(op: OpOverload, pointwise: bool) -> None:
+    """Notes an operator that was defined just now."""
+    WITHOUT_HOST.add(op)
+    if pointwise:
+        POINTWISE.add(op)

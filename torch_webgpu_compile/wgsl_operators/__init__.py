@@ -1,0 +1,1 @@
+"""`wgsl_op`: operators of PyTorch that users write in WGSL."""
