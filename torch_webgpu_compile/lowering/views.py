@@ -15,7 +15,8 @@ from ..dtypes import Kind
 from ..errors import UnsupportedOp
 from ..ir.scalar import apply
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, linearize
-from .builder import Builder
+from .builder import Builder, as_value
+from .promotion import Operand
 from .reductions import converted
 from .registry import NotLowered, lowers
 from .value import (
@@ -308,8 +309,15 @@ def require_whole_storage(builder: Builder) -> None:
 
 
 @lowers(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-def lower_to_copy(builder: Builder, self: Value, *dtype: torch.dtype, **options: Any) -> Value:
-    """``self`` in the result's dtype; a change of device or layout alone does nothing here."""
+def lower_to_copy(
+    builder: Builder, self: Operand, *dtype: torch.dtype, **options: Any
+) -> Value:
+    """``self`` in the result's dtype; a change of device or layout alone does nothing here.
+
+    Promotion under ``vmap`` converts Python numbers, too, where it should convert tensors of one.
+    """
+    if not isinstance(self, Value):
+        return as_value(self, builder.out.sizes, builder.out.dtype)
     return converted(builder, self)
 
 
