@@ -162,8 +162,18 @@ class Checked(_Arithmetic, metaclass=_InternedScalar):
         return dtypes.int64
 
 
-Scalar = Union[Const, Index, Load, Op, Masked, Checked]
-SCALARS = (Const, Index, Load, Op, Masked, Checked)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Local(_Arithmetic, metaclass=_InternedScalar):
+    """A number that a node has computed at each point before this body of it: see `Node.LOCALS`."""
+
+    __reduce__ = reduced
+
+    name: str
+    dtype: DType
+
+
+Scalar = Union[Const, Index, Load, Op, Masked, Checked, Local]
+SCALARS = (Const, Index, Load, Op, Masked, Checked, Local)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from ...ir.scalar import (
     Const,
     Index,
     Load,
+    Local,
     Masked,
     Op,
     Scalar,
@@ -156,6 +157,8 @@ class Renderer:
                 return self._masked(node)
             case Checked():
                 return cast(self._checked(node), node.dtype, self.let)
+            case Local(name, dtype):
+                return Text(name, len(self.lanes), dtype)
 
     def per_lane(self, expr: Expr) -> list[Expr]:
         """An index expression in kernel-level symbols, for each lane."""
