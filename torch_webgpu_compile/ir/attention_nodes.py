@@ -47,6 +47,9 @@ class Attention(Anchor):
         *("sizes", "causal", "scale", "parts"),
         *("query", "key", "value", "bias", "kept", "replaced", "end", "score_mod"),
     )
+    PAIRS: ClassVar[tuple[str, ...]] = ("bias", "kept", "replaced", "score_mod")
+    """The bodies that each score has one of."""
+
     LOCALS: ClassVar[Mapping[str, tuple[str, ...]]] = {"score_mod": ("score",)}
     TILED: ClassVar[bool] = True
 
@@ -145,6 +148,9 @@ class AttentionGradient(Node):
         *("query", "key", "value", "gradient", "logsumexp", "delta", "bias", "kept"),
         *("replaced", "rest", "score_mod", "score_grad"),
     )
+    PAIRS: ClassVar[tuple[str, ...]] = (*Attention.PAIRS, "score_grad")
+    """The bodies that each score has one of."""
+
     LOCALS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "score_mod": ("score",),
         "score_grad": ("score", "gradient"),
@@ -205,8 +211,8 @@ class AttentionGradient(Node):
 
     @property
     def pairs(self) -> dict[str, Scalar]:
-        """The bodies that each score has one of."""
-        names = ("bias", "kept", "replaced")
+        """The bodies that each score has one of, but for those with locals."""
+        names = {*self.PAIRS} - {*self.LOCALS}
         return {n: body for n, body in named_bodies(self).items() if n in names}
 
     @property

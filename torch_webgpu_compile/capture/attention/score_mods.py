@@ -355,12 +355,12 @@ def _excluded(kept: Tensor, before: Tensor | None) -> Tensor:
 
 
 def _positions(sizes: Sizes, device: torch.device) -> list[Tensor]:
-    """Batch, head, query and key of each score, int32, each along its own dimension of four."""
+    """Batch, head, query and key of each score, int64, each along its own dimension of four."""
     found = []
     for dim, size in enumerate(sizes):
         shape = [1, 1, 1, 1]
         shape[dim] = size
-        found.append(torch.arange(size, dtype=torch.int32, device=device).view(shape))
+        found.append(torch.arange(size, device=device).view(shape))
     return found
 
 
