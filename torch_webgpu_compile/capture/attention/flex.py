@@ -50,7 +50,9 @@ def flex_attention(
     """
     arguments = query, key, value, score_mod, block_mask, scale, kernel_options
     batch = query.shape[0]
-    expanded = [tensor.expand(batch, *tensor.shape[1:]) for tensor in (key, value)]
+    expanded = [key, value]
+    if key.shape[0] != batch:  # a view would be saved for the gradients beside its tensor
+        expanded = [tensor.expand(batch, *tensor.shape[1:]) for tensor in expanded]
     if not is_supported(query, *expanded, enable_gqa=True):
         return sdpa_dense(*arguments, score_mod_other_buffers, mask_mod_other_buffers)
     sizes: Sizes = (*query.shape[:3], key.shape[2])
