@@ -22,9 +22,9 @@ class Attention(Anchor):
     ``bias``, ``kept`` and ``replaced`` over (b0, b1, m0, n0), all float32 but the last, which is
     bool; the bias is added to the scaled score and may be -inf, ``kept`` (dropout) multiplies the
     softmax, and where ``replaced`` holds the bias alone is the score. ``score_mod``, of the scaled
-    score (the local ``score``) at the same points, takes its place before all that. ``causal`` keeps
-    keys s ≤ q. A row whose keys are all masked gives 0, as PyTorch's kernels do, or NaN if it is not
-    ``safe``.
+    score (the local ``score``) at the same points, takes its place before all that. ``causal``
+    keeps keys s ≤ q. A row whose keys are all masked gives 0, as PyTorch's kernels do, or NaN if it
+    is not ``safe``.
 
     ``logsumexp`` names a second output, float32 [b, h, q]: log Σ over s of exp(score), -inf in a
     row without keys. `AttentionGradient` starts from it. If it is not ``safe``, it is [2, b, h, q]:

@@ -309,9 +309,7 @@ def require_whole_storage(builder: Builder) -> None:
 
 
 @lowers(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-def lower_to_copy(
-    builder: Builder, self: Operand, *dtype: torch.dtype, **options: Any
-) -> Value:
+def lower_to_copy(builder: Builder, self: Operand, *dtype: torch.dtype, **options: Any) -> Value:
     """``self`` in the result's dtype; a change of device or layout alone does nothing here.
 
     Promotion under ``vmap`` converts Python numbers, too, where it should convert tensors of one.

@@ -1,4 +1,4 @@
-"""``flex_attention`` and its gradient, the higher-order operators, in operators that can be lowered.
+"""``flex_attention`` and its gradient, the higher-order operators, as operators that are lowered.
 
 `graph.patterns` puts these functions in the place of calls in Dynamo's graph, and AOTAutograd
 traces through them. Where the user's functions can be read (`score_mods`) it is

@@ -99,6 +99,9 @@ def mask_of(mask_mod: Any, buffers: Sequence[Any], sizes: Sizes, like: Tensor) -
     return None if reading.is_true else result
 
 
+_SCORE = Reference("score")
+
+
 @dataclass(frozen=True)
 class _Score:
     """A number that depends on the score: ``factor · base + bias``, or the bias where `replaced`.
@@ -107,7 +110,7 @@ class _Score:
         base: the score or a step.
     """
 
-    base: Reference = Reference("score")
+    base: Reference = _SCORE
     factor: float = 1.0
     bias: Tensor | float | None = None
     replaced: Tensor | None = None
@@ -379,7 +382,10 @@ def _traced(
                 torch.empty(b[0], dtype=b[1], device=b[2]) if isinstance(b, tuple) else b
                 for b in layouts
             ]
-        traced = trace(function, inputs, mode, core_decompositions(), frozenset(), mutates=True)
+        try:
+            traced = trace(function, inputs, mode, core_decompositions(), frozenset(), mutates=True)
+        except Exception as error:  # of a function that takes single numbers only, or is wrong
+            raise NotElementwise(str(error)) from error
     if traced.mutated or not isinstance(traced.results, Node):
         raise NotElementwise("it changes a tensor, or gives none")
     return traced
