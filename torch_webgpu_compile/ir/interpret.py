@@ -362,7 +362,7 @@ class Points:
             return np.zeros(self.shape, numpy_dtype(body.dtype))
         return np.broadcast_to(self.evaluate(body, None), self.shape)
 
-    def of_locals(self, body: Scalar, **locals: Array) -> Array:
+    def of_locals(self, body: Scalar | Expr, **locals: Array) -> Array:
         """A scalar at every point, of the locals that it goes on with; called once."""
         self.locals = locals
         return self.full(body)

@@ -28,7 +28,7 @@ _FILLED: dict[Any, float] = {
     **dict.fromkeys((aten.ones_like.default, aten.new_ones.default), 1.0),
 }
 # Where an operator has the number that it fills its result with.
-_VALUES = {
+_VALUES: dict[Any, int] = {
     aten.scalar_tensor.default: 0,
     aten.full.default: 1,
     aten.full_like.default: 1,
@@ -149,14 +149,14 @@ def _gradient(text: str) -> ScoreFunction:
     with _disable_current_modes(), torch.enable_grad():
         numbers = [torch.ones(()), torch.ones((), requires_grad=True)]
         operands = [torch.ones((), dtype=getattr(torch, name)) for name in function.operands]
-        graph = make_fx(pulled, core_decompositions())(*numbers, *operands).graph
+        graph = make_fx(pulled, dict(core_decompositions()))(*numbers, *operands).graph
     return ScoreFunction(_steps(graph), function.operands)
 
 
 @cache
-def core_decompositions() -> dict[OpOverload, Any]:
+def core_decompositions() -> Mapping[OpOverload, Any]:
     """Those after which nearly every operator has a lowering."""
-    return core_aten_decompositions()
+    return dict(core_aten_decompositions())
 
 
 def is_elementwise(op: Any) -> bool:

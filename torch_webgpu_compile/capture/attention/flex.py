@@ -50,10 +50,10 @@ def flex_attention(
     """
     arguments = query, key, value, score_mod, block_mask, scale, kernel_options
     batch = query.shape[0]
-    expanded = [key, value]
+    k, v = key, value
     if key.shape[0] != batch:  # a view would be saved for the gradients beside its tensor
-        expanded = [tensor.expand(batch, *tensor.shape[1:]) for tensor in expanded]
-    if not is_supported(query, *expanded, enable_gqa=True):
+        k, v = (tensor.expand(batch, *tensor.shape[1:]) for tensor in (key, value))
+    if not is_supported(query, k, v, enable_gqa=True):
         return sdpa_dense(*arguments, score_mod_other_buffers, mask_mod_other_buffers)
     sizes: Sizes = (*query.shape[:3], key.shape[2])
     try:
@@ -61,7 +61,7 @@ def flex_attention(
         modified = modified_scores(score_mod, score_mod_other_buffers, sizes, query).kept(mask)
     except NotElementwise:
         return sdpa_dense(*arguments, score_mod_other_buffers, mask_mod_other_buffers)
-    return _attention(query, *expanded, scale, modified)
+    return _attention(query, k, v, scale, modified)
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, scale: float, by: Modified) -> Results:

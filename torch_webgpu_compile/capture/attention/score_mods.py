@@ -347,8 +347,7 @@ def _plus(score: _Score, other: Tensor | float) -> _Score:
 
 def _chosen(condition: Tensor, yes: Tensor | float, no: Tensor | float) -> Tensor:
     """``torch.where`` as float32, of numbers, too."""
-    chosen: Tensor = torch.where(condition, yes, no)  # type: ignore[arg-type]
-    return chosen.to(torch.float32)
+    return torch.where(condition, yes, no).to(torch.float32)
 
 
 def _excluded(kept: Tensor, before: Tensor | None) -> Tensor:

@@ -137,7 +137,7 @@ def decompositions(native: Collection[OpOverload]) -> dict[Any, Decomposition]:
 
 
 def _zeros_and_scatter(
-    shape: list[int], indices: list[torch.Tensor], vals: torch.Tensor
+    shape: list[int], indices: list[torch.Tensor | None], vals: torch.Tensor
 ) -> torch.Tensor:
     return torch.index_put(vals.new_zeros(shape), indices, vals, accumulate=True)
 
