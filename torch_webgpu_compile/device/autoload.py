@@ -84,6 +84,7 @@ def _register() -> None:
         data_parallel,
         default_backend,
         device_mesh,
+        flex_attention,
         generation,
         generator_class,
         grad_scaler,
@@ -118,7 +119,7 @@ def _register() -> None:
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
         *(lightning, random_states, generator_class, precompiling, device_mesh),
-        *(compiled_optimizers, grad_scaler, nested_attention),
+        *(compiled_optimizers, flex_attention, grad_scaler, nested_attention),
     ):
         patch.install()
 

@@ -5,6 +5,7 @@ Arrays have the axes of the nodes' ``spaces``, in order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from .attention_nodes import Attention, AttentionGradient
 
 Array = npt.NDArray[Any]
+Function = Callable[..., Array]
 
 
 class AttentionResult(NamedTuple):
@@ -31,9 +33,11 @@ def forward(
     kept: Array | None = None,
     replaced: Array | None = None,
     end: Array | None = None,
+    score_mod: Function | None = None,
 ) -> AttentionResult:
     """`Attention` on NumPy by its definition: the softmax of all scores at once."""
-    scores, safe = _scores(node, query, key, bias, replaced), node.safe
+    products = _products(node, query, key)
+    scores, safe = _scores(node, products, bias, replaced, score_mod), node.safe
     if end is not None:
         is_before = np.arange(scores.shape[-1]) < end[..., None]
         scores = np.where(is_before, scores, np.float32(-np.inf))
@@ -62,11 +66,14 @@ def gradient(
     kept: Array | None = None,
     replaced: Array | None = None,
     rest: Array | None = None,
+    score_mod: Function | None = None,
+    score_grad: Function | None = None,
 ) -> Array:
     """`AttentionGradient` on NumPy: the gradient of the queries, or of keys beside values."""
     # A key head, and all that is by keys, stands beside each of its query heads.
     shared, values = key[:, :, None], value[:, :, None]
-    scores = _scores(node, query, shared, bias, replaced)
+    products = _products(node, query, shared)
+    scores = _scores(node, products, bias, replaced, score_mod)
     if rest is None:
         weights = np.exp(scores - np.where(logsumexp == -np.inf, 0, logsumexp)[..., None])
     else:
@@ -76,6 +83,8 @@ def gradient(
     if kept is not None:
         used, grad_weights = weights * kept, grad_weights * kept
     grad_scores = weights * (grad_weights - delta[..., None])
+    if score_grad is not None:
+        grad_scores = score_grad(score=products, gradient=grad_scores)
     if replaced is not None:
         grad_scores = np.where(replaced, 0, grad_scores)
     if node.of == "queries":
@@ -86,14 +95,20 @@ def gradient(
     return np.concatenate([grad_key, grad_value], -1)
 
 
+def _products(node: Attention | AttentionGradient, query: Array, key: Array) -> Array:
+    products: Array = np.matmul(query, np.swapaxes(key, -1, -2)) * np.float32(node.scale)
+    return products
+
+
 def _scores(
     node: Attention | AttentionGradient,
-    query: Array,
-    key: Array,
+    scores: Array,
     bias: Array | None,
     replaced: Array | None,
+    score_mod: Function | None,
 ) -> Array:
-    scores: Array = np.matmul(query, np.swapaxes(key, -1, -2)) * np.float32(node.scale)
+    if score_mod is not None:
+        scores = score_mod(score=scores)
     if replaced is not None:
         scores = np.where(replaced, np.float32(0), scores)
     if bias is not None:

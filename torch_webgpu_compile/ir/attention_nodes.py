@@ -21,8 +21,10 @@ class Attention(Anchor):
     over (b0, b1, m0, k0), ``key`` over (b0, b1, n0, k0), ``value`` over (b0, b1, n0, d0), and
     ``bias``, ``kept`` and ``replaced`` over (b0, b1, m0, n0), all float32 but the last, which is
     bool; the bias is added to the scaled score and may be -inf, ``kept`` (dropout) multiplies the
-    softmax, and where ``replaced`` holds the bias alone is the score. ``causal`` keeps keys s ≤ q.
-    A row whose keys are all masked gives 0, as PyTorch's kernels do, or NaN if it is not ``safe``.
+    softmax, and where ``replaced`` holds the bias alone is the score. ``score_mod``, of the scaled
+    score (the local ``score``) at the same points, takes its place before all that. ``causal``
+    keeps keys s ≤ q. A row whose keys are all masked gives 0, as PyTorch's kernels do, or NaN if it
+    is not ``safe``.
 
     ``logsumexp`` names a second output, float32 [b, h, q]: log Σ over s of exp(score), -inf in a
     row without keys. `AttentionGradient` starts from it. If it is not ``safe``, it is [2, b, h, q]:
@@ -43,8 +45,12 @@ class Attention(Anchor):
     OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "logsumexp")
     OPERANDS: ClassVar[tuple[str, ...]] = (
         *("sizes", "causal", "scale", "parts"),
-        *("query", "key", "value", "bias", "kept", "replaced", "end"),
+        *("query", "key", "value", "bias", "kept", "replaced", "end", "score_mod"),
     )
+    PAIRS: ClassVar[tuple[str, ...]] = ("bias", "kept", "replaced", "score_mod")
+    """The bodies that each score has one of."""
+
+    LOCALS: ClassVar[Mapping[str, tuple[str, ...]]] = {"score_mod": ("score",)}
     TILED: ClassVar[bool] = True
 
     output: str
@@ -62,6 +68,7 @@ class Attention(Anchor):
     replaced: Scalar | None = None
     safe: bool = True
     end: Scalar | None = None
+    score_mod: Scalar | None = None
 
     @property
     def wide(self) -> Expr:
@@ -81,6 +88,7 @@ class Attention(Anchor):
             "kept": (outer, rows, columns),
             "replaced": (outer, rows, columns),
             "end": (outer, rows),
+            "score_mod": (outer, rows, columns),
         }
 
     @property
@@ -119,7 +127,9 @@ class AttentionGradient(Node):
         dS = P · (dP − delta),  dV = Σ over q of kept · P · gradient,
         dQ = scale · Σ over s of dS · key,  dK = scale · Σ over q of dS · query,
 
-    the last two without what is ``replaced``. With ``rest``, which is there if attention is not
+    the last two without what is ``replaced``. With ``score_mod`` the scaled score is the local
+    ``score`` of it, as in `Attention`, and of ``score_grad``, which makes the dS of dQ and dK of
+    the dS above, its local ``gradient``. With ``rest``, which is there if attention is not
     safe, ``logsumexp`` is the highest score only, and P = exp(score − logsumexp − rest).
 
     ``group`` query heads share a key head; sums over q are over all of them. ``sizes`` is (batch,
@@ -127,8 +137,8 @@ class AttentionGradient(Node):
     k0, d0. ``query`` is a scalar over (b0, b1, g0, m0, k0), ``key`` over (b0, b1, n0, k0),
     ``value`` over (b0, b1, n0, d0), ``gradient`` (of the output) over (b0, b1, g0, m0, d0),
     ``logsumexp``, ``rest`` and ``delta`` (Σ over d of gradient · output) over (b0, b1, g0, m0),
-    ``bias``, ``kept`` and ``replaced`` over (b0, b1, g0, m0, n0); all float32 but the last, which
-    is bool.
+    ``bias``, ``kept``, ``replaced``, ``score_mod`` and ``score_grad`` over (b0, b1, g0, m0, n0);
+    all float32 but ``replaced``, which is bool.
 
     The output is dQ, [b, h, g, q, e], or of "keys" dK beside dV, [b, h, s, head + value head].
     """
@@ -136,8 +146,15 @@ class AttentionGradient(Node):
     OPERANDS: ClassVar[tuple[str, ...]] = (
         *("of", "sizes", "causal", "scale"),
         *("query", "key", "value", "gradient", "logsumexp", "delta", "bias", "kept"),
-        *("replaced", "rest"),
+        *("replaced", "rest", "score_mod", "score_grad"),
     )
+    PAIRS: ClassVar[tuple[str, ...]] = (*Attention.PAIRS, "score_grad")
+    """The bodies that each score has one of."""
+
+    LOCALS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "score_mod": ("score",),
+        "score_grad": ("score", "gradient"),
+    }
     TILED: ClassVar[bool] = True
 
     output: str
@@ -156,6 +173,8 @@ class AttentionGradient(Node):
     origins: tuple[Origin, ...] = ()
     replaced: Scalar | None = None
     rest: Scalar | None = None
+    score_mod: Scalar | None = None
+    score_grad: Scalar | None = None
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -174,11 +193,14 @@ class AttentionGradient(Node):
             "kept": (*rows, columns),
             "replaced": (*rows, columns),
             "rest": rows,
+            "score_mod": (*rows, columns),
+            "score_grad": (*rows, columns),
         }
 
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
         yield from _dtype_rules(self)
         yield self.of in ("queries", "keys"), "queries or keys"
+        yield (self.score_mod is None) == (self.score_grad is None), "score_mod with its gradient"
         yield shape_rule(buffers[self.output], self.output_sizes)
 
     @property
@@ -189,8 +211,8 @@ class AttentionGradient(Node):
 
     @property
     def pairs(self) -> dict[str, Scalar]:
-        """The bodies that each score has one of."""
-        names = ("bias", "kept", "replaced")
+        """The bodies that each score has one of, but for those with locals."""
+        names = {*self.PAIRS} - {*self.LOCALS}
         return {n: body for n, body in named_bodies(self).items() if n in names}
 
     @property

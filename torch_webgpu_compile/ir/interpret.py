@@ -10,6 +10,7 @@ bfloat16 and floats of 8 bits are float32 arrays whose values are rounded at eac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,7 +35,7 @@ from .nodes import (
     computed_at,
 )
 from .numeric import convert, from_bits, numpy_dtype, round_to, scalar_op
-from .scalar import Call, Checked, Const, Index, Load, Masked, Op, Scalar, children
+from .scalar import Call, Checked, Const, Index, Load, Local, Masked, Op, Scalar, children
 from .spaces import Node, Space, symbols_in
 
 Array = npt.NDArray[Any]
@@ -159,14 +160,17 @@ class Run:
     def computed(self, node: Node) -> dict[str, Any]:
         """A node's scalars and index expressions at all points of their spaces.
 
-        By field: an array of the shape of the field's space, or a list of them for a tuple. What
-        is None has no entry.
+        By field: an array of the shape of the field's space, or a list of them for a tuple, or a
+        function that gives it of the field's locals. What is None has no entry.
         """
         points: dict[Space, Points] = {}
         found: dict[str, Any] = {}
         for field, space, value in computed_at(node):
             if space not in points:
                 points[space] = Points(self, space)
+            if field in node.LOCALS:
+                found[field] = partial(Points(self, space).of_locals, value)
+                continue
             array = points[space].full(value)
             if isinstance(getattr(node, field), tuple):
                 found.setdefault(field, []).append(array)
@@ -361,6 +365,7 @@ class Points:
         self.memo: dict[tuple[Scalar, int], Array] = {}
         self.masks: dict[int, Array] = {}
         self.index_memo: dict[Expr, Array] = {}
+        self.locals: dict[str, Array] = {}
 
     def full(self, value: Scalar | Expr) -> Array:
         """A scalar or an index expression at every point of the space."""
@@ -368,6 +373,11 @@ class Points:
         if 0 in self.shape:
             return np.zeros(self.shape, numpy_dtype(body.dtype))
         return np.broadcast_to(self.evaluate(body, None), self.shape)
+
+    def of_locals(self, body: Scalar | Expr, **locals: Array) -> Array:
+        """A scalar at every point, of the locals that it goes on with; called once."""
+        self.locals = locals
+        return self.full(body)
 
     def index(self, expr: Expr) -> Array:
         """An index expression at every point."""
@@ -426,6 +436,8 @@ class Points:
                 return self._checked(node, mask)
             case Call(function):
                 raise not_interpreted(function.name)
+            case Local(name, _):
+                return self.locals[name]
 
     def _checked(self, node: Checked, mask: Array | None) -> Array:
         position, given, size = (self.evaluate(part, mask) for part in children(node))

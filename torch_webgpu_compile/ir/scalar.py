@@ -185,6 +185,16 @@ class Call(_Arithmetic, metaclass=_InternedScalar):
         return CALL_DTYPES[self.function.results[self.result][1]]
 
 
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Local(_Arithmetic, metaclass=_InternedScalar):
+    """A number that a node has computed at each point before this body of it: see `Node.LOCALS`."""
+
+    __reduce__ = reduced
+
+    name: str
+    dtype: DType
+
+
 CALL_DTYPES: dict[str, DType] = {
     "f32": dtypes.float32,
     "f16": dtypes.float32,  # as float16 is computed elsewhere; rounded on its way in and out
@@ -194,8 +204,8 @@ CALL_DTYPES: dict[str, DType] = {
 }
 """What the arguments and results of a `Call` are, by their WGSL types."""
 
-Scalar = Union[Const, Index, Load, Op, Masked, Checked, Call]
-SCALARS = (Const, Index, Load, Op, Masked, Checked, Call)
+Scalar = Union[Const, Index, Load, Op, Masked, Checked, Call, Local]
+SCALARS = (Const, Index, Load, Op, Masked, Checked, Call, Local)
 
 
 @dataclass(frozen=True, slots=True)

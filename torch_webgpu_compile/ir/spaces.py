@@ -68,6 +68,9 @@ class Node(ABC):
     OPERANDS: ClassVar[tuple[str, ...]] = ()
     """Fields in the order of its text, if that is another one than that of their declaration."""
 
+    LOCALS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Of each field whose bodies go on with numbers that the node computes: the names of these."""
+
     TILED: ClassVar[bool] = False
     """Whether its kernel computes an element of its bodies many times, once for each tile."""
 

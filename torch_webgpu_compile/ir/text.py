@@ -46,6 +46,7 @@ from .scalar import (
     Const,
     Index,
     Load,
+    Local,
     Masked,
     Op,
     Scalar,
@@ -99,6 +100,8 @@ class ScalarText:
             case Op(name, args, dtype):
                 prefix = f"{name}_{dtype.short}" if name in ("cast", "bitcast") else name
                 return f"{prefix}({', '.join(self._done[a] for a in args)})"
+            case Local(name, _):
+                return name
             case Masked():
                 return f"masked({', '.join(self._done[c] for c in children(node))})"
             case Checked(check=check):

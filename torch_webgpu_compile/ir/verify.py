@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from .. import dtypes
@@ -22,6 +22,7 @@ from .scalar import (
     Checked,
     Index,
     Load,
+    Local,
     Masked,
     Op,
     Scalar,
@@ -89,12 +90,12 @@ def verify_node(node: Node, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
     Its scalars and index expressions are looked at in their spaces, then its own rules.
     """
     title = _title(node)
-    for _, space, value in computed_at(node):
+    for field, space, value in computed_at(node):
         allowed = {*symbols_in(space), *sizes}
         if isinstance(value, Expr):
             _known(title, symbols_of(value), allowed)
         else:
-            _body(title, value, graph, allowed)
+            _body(title, value, graph, allowed, node.LOCALS.get(field, ()))
     for holds, wanted in node.rules(graph.buffers):
         require(holds, title, wanted)
 
@@ -117,7 +118,13 @@ def verify_output(
     require(output.offset is not None, title, "an offset")
 
 
-def _body(title: str, body: Scalar, graph: LoopGraph, allowed: AbstractSet[Symbol]) -> None:
+def _body(
+    title: str,
+    body: Scalar,
+    graph: LoopGraph,
+    allowed: AbstractSet[Symbol],
+    local: Sequence[str],
+) -> None:
     _known(title, scalar_symbols(body), allowed)
     for node in walk(body):
         match node:
@@ -135,6 +142,8 @@ def _body(title: str, body: Scalar, graph: LoopGraph, allowed: AbstractSet[Symbo
                 require(position.dtype is dtypes.int64, title, "an int64 to check")
                 require(given.dtype.is_integer, title, "an integer that was given")
                 require(isinstance(size, Index), title, "an index expression to check against")
+            case Local(name, _):
+                require(name in local, title, f"a body that follows {name}")
             case Op(name, args, _):
                 require(name in OPS, title, f"a known scalar op instead of {name}")
                 require(len(args) == OPS[name].arity, title, f"{OPS[name].arity} args of {name}")

@@ -14,9 +14,11 @@ from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
 from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, linearize
 from ..torch_ops.attention import AttentionOptions
+from ..torch_ops.score_functions import parsed
 from .builder import Builder, masked
 from .random import BITS, random_bits
 from .registry import NotLowered, lowers
+from .score_functions import lowered_function
 from .value import IndexLike, Value, broadcast_index, positions, reshape, select, slice_dim
 
 F32 = dtypes.float32
@@ -79,6 +81,7 @@ def lower_attention(
         logsumexp=None if statistic is None else statistic.name,
         replaced=None if options.replaced is None else _at(options.replaced, [b, h, m, n]),
         safe=bool(options.safe),
+        score_mod=_score_function(builder, options, (batch, heads, queries, keys), (b, h, m, n)),
     )
     builder.nodes.append(node)
     return builder.load(buffer), None if statistic is None else builder.load(statistic)
@@ -156,6 +159,8 @@ def lower_attention_backward(
         origins=(builder.origin,),
         replaced=None if options.replaced is None else _at(options.replaced, [*row, n]),
         rest=None if options.safe else _float(rest[0], row),
+        score_mod=_score_function(builder, options, scores, (b, head, m, n)),
+        score_grad=_score_function(builder, options, scores, (b, head, m, n), gradient=True),
     )
     grad_query = grad_key = grad_value = None
     if builder.is_used(0):
@@ -252,7 +257,29 @@ def _mask_within_bindings(
 
 
 def _tensors(options: Options) -> list[Value]:
-    return [v for v in (options.bias, options.seed, options.replaced) if v is not None]
+    found = options.bias, options.seed, options.replaced, *(options.operands or ())
+    return [v for v in found if v is not None]
+
+
+def _score_function(
+    builder: Builder,
+    options: Options,
+    sizes: tuple[Expr, ...],
+    at: tuple[Expr, ...],
+    gradient: bool = False,
+) -> Scalar | None:
+    """``score_mod`` as a scalar of the local ``score``; None without one.
+
+    Args:
+        sizes: batch, heads, queries and keys.
+        at: the position in them, in the symbols of the node.
+        gradient: instead its gradient, of the local ``gradient``, too.
+    """
+    if not options.score_mod:
+        return None
+    function = parsed(options.score_mod)
+    found = function.gradient() if gradient else function
+    return lowered_function(builder, found, options.operands or (), sizes, at)
 
 
 def _kept(options: Options, sizes: tuple[Expr, ...], at: tuple[Expr, ...]) -> Scalar | None:

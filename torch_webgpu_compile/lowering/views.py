@@ -312,7 +312,7 @@ def require_whole_storage(builder: Builder) -> None:
 def lower_to_copy(builder: Builder, self: Operand, *dtype: torch.dtype, **options: Any) -> Value:
     """``self`` in the result's dtype; a change of device or layout alone does nothing here.
 
-    It is a number where ``vmap`` has promoted one.
+    Promotion under ``vmap`` converts Python numbers, too, where it should convert tensors of one.
     """
     if not isinstance(self, Value):
         return as_value(self, builder.out.sizes, builder.out.dtype)

@@ -60,6 +60,9 @@ def _products_nbytes(flops: int, target: Target) -> float:
 # Of a body that is computed again in each reader, instead of one stored and loaded element, and as
 # part of a tile's loads: operations, for each operation that an H200 does per byte of memory.
 _CHEAP, _CHEAP_IN_TILES = 6 / 16, 4 / 16
+# Of one that is computed for each score of attention, which costs hundreds of operations anyway.
+_CHEAP_IN_SCORES = 32 / 16
+_SCORES_PER_ELEMENT = 8  # at least so many for each element that it is made of
 # Of one that is computed again for every tile of rows that matrix units multiply it with, instead
 # of writing and reading two bytes of a dequantized weight. An estimate: nothing was measured.
 _CHEAP_IN_UNITS = 3
@@ -86,6 +89,16 @@ def is_cheap_in_tiles(operations: int, loads: int, target: Target) -> bool:
     """Whether a body may be computed wherever a tile loads it: tiles load it many times."""
     cheap = operations <= _CHEAP_IN_TILES * target.machine.flops_per_byte
     return cheap and loads <= _TILE_LOADS
+
+
+def is_cheap_in_scores(operations: int, target: Target) -> bool:
+    """Whether a body may be computed for each score of attention, and in each of its gradients."""
+    return operations <= _CHEAP_IN_SCORES * target.machine.flops_per_byte
+
+
+def are_many_scores(scores: int, elements: int) -> bool:
+    """Whether so many elements, of which a number for each score is made, stay in caches."""
+    return scores >= _SCORES_PER_ELEMENT * elements
 
 
 def is_cheap_in_units(operations: int, rows: int, target: Target) -> bool:

@@ -18,16 +18,18 @@ import torch
 from torch import Tensor
 
 from . import custom_ops as _custom_ops  # noqa: F401  defines webgpu::uniform
+from .score_functions import parsed
 
 SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor? bias, bool causal, float scale, "
-    "Tensor? seed=None, float dropout=0.0, Tensor? replaced=None, bool safe=True) "
-    "-> (Tensor, Tensor)"
+    "Tensor? seed=None, float dropout=0.0, Tensor? replaced=None, bool safe=True, "
+    "str score_mod='', Tensor[]? operands=None) -> (Tensor, Tensor)"
 )
 BACKWARD_SCHEMA = (
     "(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor logsumexp, "
     "Tensor delta, bool causal, float scale, Tensor? seed=None, float dropout=0.0, "
-    "Tensor? replaced=None, bool safe=True) -> (Tensor, Tensor, Tensor)"
+    "Tensor? replaced=None, bool safe=True, str score_mod='', Tensor[]? operands=None) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 _Tensor = TypeVar("_Tensor")
@@ -50,6 +52,9 @@ class AttentionOptions(Generic[_Tensor]):
         replaced: bool, broadcastable as the bias; True: the score is the bias alone.
         safe: a row without any key (every score is -inf) is 0, as PyTorch's fused attention has it;
             otherwise NaN, as softmax has it.
+        score_mod: the text of a `ScoreFunction` that is applied to each scaled score before all
+            others are; "" for none.
+        operands: of ``score_mod``, broadcastable as the bias; without gradients. None for none.
     """
 
     bias: _Tensor | None
@@ -59,6 +64,8 @@ class AttentionOptions(Generic[_Tensor]):
     dropout: float = 0.0
     replaced: _Tensor | None = None
     safe: bool = True
+    score_mod: str = ""
+    operands: Sequence[_Tensor] | None = None
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -126,7 +133,7 @@ def plain_attention_backward(
 
     With the weights P = exp(scores − logsumexp) again, and what dropout keeps of them:
     dV = (kept·P)ᵀdO, dS = P ⊙ (kept·dO·Vᵀ − delta), dQ = scale·dS·K, dK = scale·dSᵀQ, where dQ and
-    dK take dS as 0 for what is ``replaced``.
+    dK take dS as 0 for what is ``replaced``, and else times the derivative of ``score_mod``.
 
     Where every key of a row has a bias like -1e9 instead of -inf, the sum's logarithm is lost in
     the logsumexp's rounding, and such a row's weights are 1 each, if ``safe``. PyTorch's fused
@@ -135,12 +142,17 @@ def plain_attention_backward(
     Args:
         grad: dO, (batch, heads, queries, value size).
         logsumexp: the operator's second result.
-        delta: Σ dO ⊙ O over the value size, (batch, heads, queries), in logsumexp's dtype.
+        delta: Σ dO ⊙ O over the value size, less the gradient of the logsumexp if it has one,
+            (batch, heads, queries), in logsumexp's dtype.
     """
     q, k, do = _opmath(query), _opmath(key), _opmath(grad)
     weights, grad_scores, kept = _grad_scores(grad, query, key, value, options, logsumexp, delta)
     if options.replaced is not None:
         grad_scores = grad_scores.masked_fill(_by_score(options.replaced, grad_scores), 0.0)
+    if options.score_mod:
+        given = {"score": _products(query, key, options), "gradient": grad_scores}
+        operands = [_by_score(operand, grad_scores) for operand in options.operands or ()]
+        grad_scores = parsed(options.score_mod).gradient().of(given, operands)
     used = weights if kept is None else weights * kept
     groups = (weights.shape[1], weights.shape[2])
     grad_query = torch.matmul(grad_scores, k.unsqueeze(2)).flatten(1, 2) * options.scale
@@ -179,18 +191,26 @@ def _(
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, *rest = inputs
     options: Options = AttentionOptions(*rest)
-    tensors = options.bias, options.seed, options.replaced
-    ctx.save_for_backward(query, key, value, *tensors, *output)
-    ctx.options = replace(options, bias=None, seed=None, replaced=None)
+    tensors = options.bias, options.seed, options.replaced, *(options.operands or ())
+    ctx.save_for_backward(query, key, value, *output, *tensors)
+    ctx.options = replace(options, bias=None, seed=None, replaced=None, operands=None)
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    """``_``: the logsumexp is there for this gradient, nothing is computed from it."""
-    query, key, value, bias, seed, replaced, output, logsumexp = ctx.saved_tensors
-    options = replace(ctx.options, bias=bias, seed=seed, replaced=replaced)
+def _backward(ctx: Any, grad: Tensor | None, grad_logsumexp: Tensor | None) -> tuple[Any, ...]:
+    query, key, value, output, logsumexp, bias, seed, replaced, *operands = ctx.saved_tensors
+    options = replace(
+        ctx.options, bias=bias, seed=seed, replaced=replaced, operands=operands or None
+    )
     needs = ctx.needs_input_grad[:4]
-    gradients = attention_gradients(grad, query, key, value, options, output, logsumexp, needs)
-    return *gradients, *[None] * 6
+    if grad is None:
+        grad = torch.zeros_like(output)
+    results = output, logsumexp
+    gradients = attention_gradients(
+        grad, query, key, value, options, *results, needs, grad_logsumexp=grad_logsumexp
+    )
+    found = (*gradients, *[None] * 7, [None] * len(operands) or None)
+    return found[: len(ctx.needs_input_grad)]  # without arguments that the call left out
 
 
 attention.register_autograd(_backward, setup_context=_setup_context)
@@ -206,6 +226,7 @@ def attention_gradients(
     logsumexp: Tensor,
     needs: Sequence[bool],
     plain: bool = False,
+    grad_logsumexp: Tensor | None = None,
 ) -> Gradients:
     """The gradients of `attention` by query, key, value and bias.
 
@@ -213,8 +234,12 @@ def attention_gradients(
         output, logsumexp: the operator's results.
         needs: which gradients to compute; None takes the place of the others.
         plain: in ordinary operators, for what has no kernel.
+        grad_logsumexp: the gradient of the logsumexp of ``safe`` attention, if it has one.
     """
     delta = (_opmath(grad) * _opmath(output)).sum(-1)
+    if grad_logsumexp is not None:
+        assert options.safe
+        delta = delta - grad_logsumexp
     inputs = grad, query, key, value, options, logsumexp, delta
     found: tuple[Tensor | None, ...] = (None, None, None)
     if any(needs[:3]):
@@ -291,21 +316,34 @@ def _grad_scores(
     return weights, weights * (grad_weights - _grouped(delta, groups).unsqueeze(-1)), kept
 
 
+def masked_scores(query: Tensor, key: Tensor, options: Options) -> Tensor:
+    """All scores, as softmax takes them: (batch, heads, queries, keys)."""
+    return _scores(query, key, options).flatten(1, 2)
+
+
 def _scores(query: Tensor, key: Tensor, options: Options) -> Tensor:
     """Scaled and biased scores, (batch, key heads, group, queries, keys)."""
-    q, k = _opmath(query), _opmath(key)
-    batch, heads, queries, size = q.shape
-    grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], queries, size)
-    scores = torch.matmul(grouped, k.unsqueeze(2).transpose(-2, -1)) * options.scale
+    scores = _products(query, key, options)
+    if options.score_mod:
+        operands = [_by_score(operand, scores) for operand in options.operands or ()]
+        scores = parsed(options.score_mod).of({"score": scores}, operands)
     if options.replaced is not None:
         scores = torch.where(_by_score(options.replaced, scores), 0.0, scores)
     if options.bias is not None:
         scores = scores + _by_score(_opmath(options.bias), scores)
     if options.causal:
-        row = torch.arange(queries, device=q.device).unsqueeze(1)
-        column = torch.arange(k.shape[2], device=q.device)
+        row = torch.arange(scores.shape[-2], device=query.device).unsqueeze(1)
+        column = torch.arange(scores.shape[-1], device=query.device)
         scores = torch.where(column <= row, scores, float("-inf"))
     return scores
+
+
+def _products(query: Tensor, key: Tensor, options: Options) -> Tensor:
+    """Scaled products of queries and keys, (batch, key heads, group, queries, keys)."""
+    q, k = _opmath(query), _opmath(key)
+    batch, heads, queries, size = q.shape
+    grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], queries, size)
+    return torch.matmul(grouped, k.unsqueeze(2).transpose(-2, -1)) * options.scale
 
 
 def _by_score(tensor: Tensor, scores: Tensor) -> Tensor:

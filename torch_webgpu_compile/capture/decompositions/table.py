@@ -127,10 +127,20 @@ def decompositions(native: Collection[OpOverload]) -> dict[Any, Decomposition]:
     fma = getattr(torch.ops.prims, "fma", None)
     if fma is not None:
         chosen[fma.default] = _fma
+    # The gradient of what a score_mod captures; registered with `flex_attention`.
+    scatter = getattr(torch.ops.flex_lib, "zeros_and_scatter", None)
+    if scatter is not None:
+        chosen[scatter.default] = _zeros_and_scatter
     chosen.update(quantization.of_integers())
     chosen.update(grouped.of_transformers())
     chosen[torch.ops.higher_order.out_dtype] = quantization.with_out_dtype
     return chosen | random.DECOMPOSITIONS
+
+
+def _zeros_and_scatter(
+    shape: list[int], indices: list[torch.Tensor | None], vals: torch.Tensor
+) -> torch.Tensor:
+    return torch.index_put(vals.new_zeros(shape), indices, vals, accumulate=True)
 
 
 def _fma(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:

@@ -303,6 +303,7 @@ def _partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) ->
     """Splits a joint graph into forward and backward."""
     recompute.keep_seeds(graph)
     recompute.recompute_constants(graph)
+    recompute.recompute_masks(graph)
     recompute.split_log_softmax(graph)
     with recompute.fusible_operators():
         return min_cut_rematerialization_partition(graph, *arguments, **keywords)

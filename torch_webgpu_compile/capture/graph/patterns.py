@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..attention import matching, operators
+from ..attention import flex, matching, operators
 
 State = tuple[Tensor, Tensor]
 
@@ -116,6 +116,8 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._native_multi_head_attention.default: operators.multi_head_attention,
     torch._transformer_encoder_layer_fwd: operators.transformer_encoder_layer,
     torch.ops.aten._transformer_encoder_layer_fwd.default: operators.transformer_encoder_layer,
+    torch.ops.higher_order.flex_attention: flex.flex_attention,
+    torch.ops.higher_order.flex_attention_backward: flex.flex_attention_backward,
     torch._VF.lstm: lstm,
     torch.lstm: lstm,
 }

@@ -26,6 +26,13 @@ _OF_ELEMENTS = (
 # Rows, which are read where they are computed. These are not in forward graphs.
 _OF_ROWS = (aten._log_softmax_backward_data, aten._softmax_backward_data)
 
+# Beside elementwise ones: what makes or looks at tensors without arithmetic.
+_OF_MASKS = frozenset(
+    {aten.view, aten.expand, aten.unsqueeze, aten.squeeze, aten.permute, aten.slice, aten.select}
+    | {aten.arange, aten.full, aten.scalar_tensor, aten._to_copy, aten.index, *_VIEWS}
+)
+_LARGER = 8
+
 
 @contextmanager
 def fusible_operators() -> Iterator[None]:
@@ -93,8 +100,56 @@ def recompute_constants(graph: torch.fx.GraphModule) -> None:
             continue
         if all(n in computed for n in node.all_input_nodes if _is_tensor(n)):
             computed.add(node)
-            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
-            node.meta["ac_graph_id"] = 0  # the partitioner asks for it beside the policy
+            _prefer_recompute(node)
+
+
+def recompute_masks(graph: torch.fx.GraphModule) -> None:
+    """Marks, in a joint graph, what attention's masks are computed from, if that is much smaller.
+
+    Gradients then compute a mask of documents again, of the documents' numbers, for each score that
+    they compute again.
+    """
+    target = torch.ops.webgpu.attention_backward.default
+    for node in graph.graph.find_nodes(op="call_function", target=target):
+        for mask in node.all_input_nodes[4:]:
+            computed, given = _computed_of_elements(mask)
+            if computed and _LARGER * sum(map(_size, given)) <= _size(mask):
+                for part in computed:
+                    _prefer_recompute(part)
+
+
+def _computed_of_elements(node: Node) -> tuple[set[Node], set[Node]]:
+    """The elementwise operators, views and gathers that a node is made of, and their tensors."""
+    computed: set[Node] = set()
+    given: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        part = waiting.pop()
+        if part in computed or part in given or not _is_tensor(part):
+            continue
+        if _is_of_elements(part):
+            computed.add(part)
+            waiting += part.all_input_nodes
+        else:
+            given.add(part)
+    return computed, given
+
+
+def _is_of_elements(node: Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or _is_random(node):
+        return False
+    return torch.Tag.pointwise in target.tags or target.overloadpacket in _OF_MASKS
+
+
+def _size(node: Node) -> int:
+    value = node.meta["val"]
+    return int(partitioners._size_of(node)) if isinstance(value, torch.Tensor) else 0
+
+
+def _prefer_recompute(node: Node) -> None:
+    node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+    node.meta["ac_graph_id"] = 0  # the partitioner asks for it beside the policy
 
 
 def _is_tensor(node: Node) -> bool:

@@ -165,6 +165,7 @@ class _AttentionKernel:
                 ("bias", node.bias),
                 ("replaced", node.replaced),
                 ("kept", node.kept),
+                ("score_mod", node.score_mod),
             )
         }
         tiles = ceildiv(queries, tiling.queries)

@@ -194,6 +194,8 @@ def _finish(
             "by_keys": by_keys,
             "rows": {name: make.row(body) for name, body in node.rows.items()},
             "pairs": {name: make.pair(body) for name, body in node.pairs.items()},
+            "score_mod": None if node.score_mod is None else make.pair(node.score_mod),
+            "score_grad": None if node.score_grad is None else make.pair(node.score_grad),
             "causal": node.causal,
             "scale": f"{node.scale!r}f",
             "group": builder.index(group),

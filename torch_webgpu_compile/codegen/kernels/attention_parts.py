@@ -59,7 +59,11 @@ def generate_attention_parts(
     query = make(node.query, ("m", queries), ("k", head))
     pairs = {
         name: None if body is None else make(body, ("m", queries), ("n", keys), vector=False)
-        for name, body in (("bias", node.bias), ("replaced", node.replaced))
+        for name, body in (
+            ("bias", node.bias),
+            ("replaced", node.replaced),
+            ("score_mod", node.score_mod),
+        )
     }
     return builder.finish(
         "attention",

@@ -27,6 +27,7 @@ from ...ir.scalar import (
     Const,
     Index,
     Load,
+    Local,
     Masked,
     Op,
     Scalar,
@@ -160,6 +161,8 @@ class Renderer:
             case Call():
                 self._compute_members(node)
                 return self._call(node)
+            case Local(name, dtype):
+                return Text(name, len(self.lanes), dtype)
 
     def per_lane(self, expr: Expr) -> list[Expr]:
         """An index expression in kernel-level symbols, for each lane."""

@@ -127,7 +127,8 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         cheap = cost.is_cheap_in_tiles(own_work, len(loads), target)
         once = len(users) == 1 and _is_loaded_once(node, users[0])
         beside = len(users) == 1 and _is_beside_units(node, users[0], own_work, target)
-        return not loads or ((cheap or once or beside) and not reads_anchor)
+        masks = _is_of_scores(node, users, graph) and cost.is_cheap_in_scores(own_work, target)
+        return not loads or ((cheap or once or beside or masks) and not reads_anchor)
     if not loads:
         return cost.is_cheap(own_work, 4, target) or len(users) == 1
     if _is_widening(node):
@@ -159,6 +160,21 @@ def _is_query(node: Pointwise, users: list[Node]) -> bool:
     user = users[0]
     others = [body for name, body in named_bodies(user).items() if name != "query"]
     return all(load.buffer != node.output for body in others for load in loads_of(body))
+
+
+def _is_of_scores(node: Pointwise, users: list[Node], graph: LoopGraph) -> bool:
+    """Whether attention alone reads a node, for each score, and it is made of much smaller tensors.
+
+    So a mask of documents, which is made of a number for each query and one for each key.
+    """
+    for user in users:
+        if not isinstance(user, (Attention, AttentionGradient)):
+            return False
+        for name, body in named_bodies(user).items():
+            if name not in user.PAIRS and any(b.buffer == node.output for b in loads_of(body)):
+                return False
+    read = sum(typical_numel(graph.buffers[name].numel) for name in inputs_of(node))
+    return cost.are_many_scores(typical_numel(product(node.ranges)), read)
 
 
 def _is_new_row(node: Pointwise, users: list[Node]) -> bool:
