@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.compilations import compile_function
+from torch_webgpu_compile import wgsl_op
 from torch_webgpu_compile.compiler import GRAPH, KERNELS, SCHEDULES
 from torch_webgpu_compile.torch_ops import fft as fft_ops  # noqa: F401 (defines operators)
 
@@ -76,6 +77,34 @@ def depthwise_gradients(
     return made[0], made[1]
 
 
+GATE = """
+const low = 0.1;
+fn gate(x: f32, y: f32) -> vec2f { return vec2f(select(low, x, x > low), x * y); }
+"""
+MIRROR = """
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<f32>;
+@group(0) @binding(2) var<uniform> count: u32;
+@compute @workgroup_size(64)
+fn mirror(@builtin(global_invocation_id) id: vec3u) {
+  if (id.x < count) { y[id.x] = x[count - 1 - id.x]; }
+}
+"""
+gate = wgsl_op("golden::gate", GATE)
+mirror = wgsl_op(
+    "golden::mirror",
+    MIRROR,
+    outputs=lambda x: x.shape,
+    grid=lambda x: -(-x.shape[0] // 64),
+    uniforms=lambda x: {"count": x.shape[0]},
+)
+
+
+def user_operators(x: torch.Tensor) -> torch.Tensor:
+    first, second = gate(x * 2, 3)
+    return mirror(torch.relu(first) + second)
+
+
 # name: (function, arguments, whether sizes are symbolic)
 GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
     "pointwise_of_several_outputs": (
@@ -93,6 +122,7 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
         [torch.zeros(3, 5, dtype=torch.uint8)],
         False,
     ),
+    "user_operators": (user_operators, [randn(10)], True),
     "softmax": (lambda x: torch.softmax(x, -1), [randn(6, 100)], False),
     "transpose": (
         lambda x, y: x.mT.contiguous() + y,

@@ -66,8 +66,10 @@ def wgsl_op(
 
     Its tensors are what it declares: arguments are ``var<storage, read>``, results
     ``var<storage, read_write>``, of ``f32``, ``f16``, ``i32`` or ``u32``, in row-major order.
-    Arguments are not to be changed. Its numbers are members of the struct of a ``var<uniform>``, or
-    one such variable.
+    Arguments are not to be changed, and results hold anything before the kernel writes them. Its
+    numbers are members of the struct of a ``var<uniform>``, or one such variable. One that takes
+    seconds should be several calls: unlike this package's own kernels, it is not divided if it has
+    numbers or uses ``global_invocation_id``.
 
     It works on tensors of the device and, as it is computed on a GPU, on CPU tensors with copies;
     in compiled functions, exported and cached graphs it is a kernel like any other.
