@@ -28,7 +28,7 @@ def _places(x: Tensor) -> Any:
 
 
 def _kinds(x: Tensor) -> Any:
-    kinds, of_each, counts = torch.unique((x * 2).int(), return_inverse=True, return_counts=True)
+    kinds, of_each, counts = torch.unique((x * 2).long(), return_inverse=True, return_counts=True)
     return kinds * 2, of_each, counts + 1
 
 

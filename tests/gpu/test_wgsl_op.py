@@ -253,11 +253,14 @@ def test_registrations() -> None:
         torch.library.opcheck(operator.overload, arguments)
 
 
+@pytest.mark.rotates(4)
 def test_cached_plans(tmp_path: Path) -> None:
     """In another process; another text is another plan."""
     program = """
 import sys, torch
 from torch_webgpu_compile import counters, wgsl_op
+from torch_webgpu_compile.device.autoload import register
+register()
 op = wgsl_op("cached::op", f"fn op(x: f32) -> f32 {{ return x * {sys.argv[1]}; }}")
 run = torch.compile(lambda x: op(x) + 1, backend="webgpu")
 print(run(torch.ones(3)).tolist(), counters.plan_cache_hits)

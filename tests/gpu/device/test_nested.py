@@ -54,6 +54,7 @@ def row_by_row(block: Block, values: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(found), torch.cat([torch.softmax(row, 0) for row in found])
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("how", ["eager", "compiled", "compiled for the CPU"])
 @pytest.mark.parametrize(("is_causal", "kv_heads"), [(False, 4), (True, 2)])
 def test_a_block(how: str, is_causal: bool, kv_heads: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from . import loops
 from .parts import Call, Check, Divided, Number, Part, Pick, Slot
@@ -104,7 +104,7 @@ class DividedGraph:
         result = loops.run(call.target, args, kwargs)
         if call.has_token:
             result = (None, *(result if isinstance(result, (tuple, list)) else (result,)))
-        values[call.gives] = result
+        values[call.gives] = result = _as_promised(result, call.dtypes)
         for name, get in call.symbols.items():
             symbols[name] = get(result)
 
@@ -134,6 +134,18 @@ class DividedGraph:
                 value = value.to(device)
             results.append(value)
         return results
+
+
+def _as_promised(result: Any, dtypes: Sequence[torch.dtype | None]) -> Any:
+    """A result in the dtypes that the parts after it are compiled for.
+
+    PyTorch 2.11 says of the counts of ``unique`` that they are int32, if its argument is.
+    """
+    leaves, spec = tree_flatten(result)
+    if len(leaves) != len(dtypes):
+        return result
+    pairs = zip(leaves, dtypes, strict=True)
+    return tree_unflatten([v if d is None else v.to(d) for v, d in pairs], spec)
 
 
 def _value(template: Any, values: Mapping[int, Any], symbols: Mapping[str, Any]) -> Any:

@@ -88,6 +88,7 @@ class Call:
         functions: by the slot of each function among the arguments, its graph.
         gives: the slot of the result.
         symbols: by name, what gives the value of each symbol that the result decides.
+        dtypes: of the tensors in the result; None in place of other values.
         has_token: whether the result, and the first argument, have an effect token first.
         source: the user's line.
     """
@@ -98,6 +99,7 @@ class Call:
     functions: Mapping[int, GraphModule]
     gives: int
     symbols: Mapping[str, Callable[[Any], Any]]
+    dtypes: tuple[torch.dtype | None, ...]
     has_token: bool
     source: str
 
@@ -311,6 +313,10 @@ class _Division:
                 functions,
                 self._slot(node),
                 self._calls[node],
+                tuple(
+                    leaf.dtype if isinstance(leaf, Tensor) else None
+                    for leaf in tree_leaves(node.meta.get("val"))
+                ),
                 has_token,
                 user_source(node),
             )

@@ -39,6 +39,8 @@ def differentiable_twice(compiled: Callable[..., Any], module: GraphModule) -> C
 
     def call(*arguments: Any) -> Any:
         results = compiled(*arguments)
+        if torch._dynamo.config.compiled_autograd:  # it compiles hooks, and has derivatives itself
+            return results
         for result in results:
             node = result.grad_fn if isinstance(result, Tensor) else None
             if node is not None and node.name() == _NODE:
