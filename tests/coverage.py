@@ -25,6 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tests import higher_order
 from tests.providers import PROVIDERS
 from tests.sweep_device import FAILURES, OUTCOMES, Totals, label_of, make_requests, run_requests
 from torch_webgpu_compile.options import from_environment
@@ -221,6 +222,7 @@ def render(coverage: Coverage, others: Mapping[str, Coverage] = MappingProxyType
         *_providers({"wgpu": coverage, **others}),
         *_on_the_host(coverage),
         "",
+        *higher_order.section(),
         "## All entries",
         "",
         *_table(("operator", *DTYPES.values()), _rows(coverage)),

@@ -14,8 +14,8 @@ from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.testing._internal.hop_db import hop_db
-from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.higher_order import agree, calls, on, refusal
 from torch_webgpu_compile import counters, explain
 from torch_webgpu_compile.fallbacks import FallbackWarning, reset_warnings
 
@@ -35,48 +35,7 @@ def R(*sizes: int) -> Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes)))
 
 
-def on(device: str, values: Any) -> Any:
-    """The same tensors on a device, as leaves."""
-    return tree_map(
-        lambda t: (
-            t.detach().clone().to(device).requires_grad_(t.requires_grad)
-            if isinstance(t, Tensor)
-            else t
-        ),
-        values,
-    )
-
-
-def agree(function: Function, arguments: Any, device: str, **options: Any) -> None:
-    """Compares results, changed arguments, and gradients if there are any, with eager PyTorch's."""
-    own, given = on("cpu", arguments), on(device, arguments)
-    wanted = function(*own)
-    torch._dynamo.reset()
-    got = torch.compile(function, backend="webgpu", fullgraph=True, **options)(*given)
-    torch.testing.assert_close(on("cpu", got), on("cpu", wanted))
-    assert all(t.device.type == device for t in tree_leaves(got) if isinstance(t, Tensor))
-    differentiable = [t for t in tree_leaves(wanted) if isinstance(t, Tensor) and t.requires_grad]
-    if differentiable:
-        for results in (wanted, got):
-            leaves = [t for t in tree_leaves(results) if isinstance(t, Tensor) and t.requires_grad]
-            sum((leaf * leaf).sum() for leaf in leaves).backward()  # type: ignore[union-attr]
-        gradients = [[t.grad for t in tree_leaves(a) if t.requires_grad] for a in (given, own)]
-        torch.testing.assert_close(on("cpu", gradients[0]), gradients[1], rtol=1e-4, atol=1e-5)
-    changed = [[t for t in tree_leaves(a) if isinstance(t, Tensor)] for a in (given, own)]
-    torch.testing.assert_close(on("cpu", changed[0]), on("cpu", changed[1]))
-
-
 # ---- PyTorch's own samples
-
-
-def refusal(function: Function, arguments: Any) -> str:
-    """Why eager PyTorch refuses a call on the CPU, or Dynamo whatever the backend is."""
-    for run in (function, torch.compile(function, backend="eager", fullgraph=True)):
-        try:
-            run(*on("cpu", arguments))
-        except Exception as error:
-            return str(error).partition("\n")[0] or type(error).__name__
-    return ""
 
 
 @pytest.mark.rotates(3)
@@ -86,16 +45,11 @@ def refusal(function: Function, arguments: Any) -> str:
     "info", hop_db, ids=lambda entry: f"{entry.name}-{entry.variant_test_name}"
 )
 def test_samples_of_pytorch(info: Any, device: str) -> None:
-    for sample in info.sample_inputs("cpu", torch.float32, requires_grad=info.supports_autograd):
-        call = (sample.input, *sample.args)
-
-        def function(*arguments: Any) -> Any:
-            return info.op(*arguments, **sample.kwargs)  # noqa: B023
-
-        reason = refusal(function, call)
+    for function, arguments in calls(info):
+        reason = refusal(function, arguments)
         if reason:
             pytest.skip(f"PyTorch refuses it: {reason}")
-        agree(function, call, device)
+        agree(function, arguments, device)
 
 
 # ---- what people write
@@ -230,6 +184,14 @@ def test_programs(function: Function, arguments: Any, options: dict[str, Any]) -
 @pytest.mark.parametrize("function", [heavy_branches, long_scan, changing, sized_by_data])
 def test_programs_on_cpu_tensors(function: Function) -> None:
     agree(*next((p[0], p[1], "cpu") for p in PROGRAMS if p[0] is function))
+
+
+def test_an_associative_scan_in_its_default_mode() -> None:
+    """PyTorch refuses it for devices other than CUDA and XPU."""
+    xs = R(20, 3)
+    for run in (associative_scan, torch.compile(associative_scan, backend="webgpu")):
+        got = run(lambda a, b: a + b, xs.to("webgpu"), dim=0)
+        torch.testing.assert_close(got.cpu(), xs.cumsum(0))
 
 
 def test_kernels_of_cheap_branches_maps_and_short_scans() -> None:

@@ -80,6 +80,7 @@ def _register() -> None:
     from .patches import (
         accelerate,
         accelerator,
+        associative_scan,
         compiled_optimizers,
         data_parallel,
         default_backend,
@@ -119,7 +120,7 @@ def _register() -> None:
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
         *(lightning, random_states, generator_class, precompiling, device_mesh),
-        *(compiled_optimizers, flex_attention, grad_scaler, nested_attention),
+        *(compiled_optimizers, flex_attention, grad_scaler, nested_attention, associative_scan),
     ):
         patch.install()
 
