@@ -33,6 +33,7 @@ from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.scheduler import cost
 from torch_webgpu_compile.symbolic.sizes import as_expr
 from torch_webgpu_compile.target import MatrixConfig, Target
+from torch_webgpu_compile.torch_ops.score_functions import Reference, ScoreFunction, Step
 
 SMALL, WIDE, LARGE = Unit(8, 8, 8), Unit(8, 16, 16), Unit(16, 16, 16)
 TILINGS = [
@@ -43,8 +44,30 @@ TILINGS = [
     AttentionUnitsTiling(SMALL, "f16", 16, 2, 2, 16, 1),
 ]
 KINDS = ["none", "causal", "bool", "lowest", "float", "no key", "grouped", "growing", "written"]
-KINDS += ["cache"]  # where the keys end that a mask leaves
+KINDS += ["cache", "window", "capped"]  # where keys end or begin; a function of scores
 SIZES = [(2, 70, 70, 32, 32), (1, 33, 100, 44, 40)]
+
+
+CAPPED = ScoreFunction(
+    (
+        Step("div.Tensor", (Reference("score"), 3.0), "float32"),
+        Step("tanh.default", (Reference("step", 0),), "float32"),
+        Step("mul.Tensor", (Reference("step", 1), 3.0), "float32"),
+    )
+).text
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores between -3 and 3, and keys before the 30th without one."""
+    bias = torch.where(torch.arange(k.shape[2], device=q.device) < 30, float("-inf"), 0.0)
+    rest = bias, False, 0.4, None, 0.0, None, True, CAPPED
+    return torch.ops.webgpu.attention.default(q, k, v, *rest)[0]  # type: ignore[no-any-return]
+
+
+def in_a_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    at = torch.arange(q.shape[2], device=q.device).unsqueeze(1)
+    keys = torch.arange(k.shape[2], device=q.device)
+    return F.scaled_dot_product_attention(q, k, v, (keys <= at) & (keys > at - 12))
 
 
 def attention_of(kind: str, sizes: tuple[int, ...]) -> tuple[Any, tuple[Tensor, ...]]:
@@ -86,7 +109,8 @@ def attention_of(kind: str, sizes: tuple[int, ...]) -> tuple[Any, tuple[Tensor, 
         scores = scores.masked_fill(~causal.to(q.device), -1e9)
         return torch.softmax(scores, -1).to(v.dtype) @ v
 
-    return written if kind == "written" else fused, (q, k, v, *(() if mask is None else (mask,)))
+    function = {"written": written, "capped": capped, "window": in_a_window}.get(kind, fused)
+    return function, (q, k, v, *(() if mask is None else (mask,)))
 
 
 @pytest.fixture(autouse=True)
@@ -196,12 +220,13 @@ def in_training(kind: str) -> tuple[Any, list[Tensor]]:
         scores = (q @ k.transpose(-2, -1) * 0.2).masked_fill(later, -torch.inf)
         return F.softmax(scores, dim=-1) @ v
 
-    return written if kind == "written" else fused, leaves
+    return {"written": written, "capped": capped, "window": in_a_window}.get(kind, fused), leaves
 
 
 @pytest.mark.rotates(16)
 @pytest.mark.parametrize(
-    "kind", ["none", "causal", "bool", "float", "grouped", "dropout", "written"]
+    "kind",
+    ["none", "causal", "bool", "float", "grouped", "dropout", "written", "window", "capped"],
 )
 @pytest.mark.parametrize(
     "tiling",

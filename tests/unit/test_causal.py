@@ -86,6 +86,16 @@ def one_document(x, _):
     return documents(x, ids)
 
 
+def on_both_sides(x, _):
+    q, k = positions(x)
+    return (q - k).abs() <= 2
+
+
+def nearby(x, _):
+    q, k = positions(x)
+    return (q - k <= 2) & (k - q <= 2)
+
+
 def either(x, ids):
     q, k = positions(x)
     return (k <= q) | (ids.unsqueeze(1) == ids)
@@ -96,11 +106,12 @@ CAUSAL = {
     shifted: False,
     one_document: False,
     documents: True,
-    window: True,
+    window: False,
     additive: True,
     lowest: False,
 }
-OTHERS = (earlier, reversed_mask, next_key, either, strictly_lowest)
+OTHERS = (earlier, reversed_mask, next_key, either, strictly_lowest, on_both_sides, nearby)
+WINDOWS = {window: 3, nearby: 2, reversed_mask: 0}
 
 
 @pytest.mark.parametrize("mask", [*CAUSAL, *OTHERS], ids=lambda f: f.__name__)
@@ -115,6 +126,7 @@ def test_masks(mask):
     found = find_causal(state.graph)
     node = attention_of(found)
     assert node.causal == (mask in CAUSAL)
+    assert node.window == WINDOWS.get(mask)
     assert (node.bias is not None) == CAUSAL.get(mask, True)
     for graph in (state.graph, found):
         (result,) = interpret(graph, inputs)

@@ -113,8 +113,12 @@ def _scores(
         scores = np.where(replaced, np.float32(0), scores)
     if bias is not None:
         scores = scores + bias
+    queries, keys = scores.shape[-2:]
     if node.causal:
-        scores = np.where(np.tri(*scores.shape[-2:]) != 0, scores, -np.inf)
+        scores = np.where(np.tri(queries, keys) != 0, scores, -np.inf)
+    if node.window is not None:
+        is_near = np.tri(queries, keys, -node.window - 1) == 0
+        scores = np.where(is_near, scores, -np.inf)
     return scores
 
 

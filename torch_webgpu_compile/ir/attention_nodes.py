@@ -23,8 +23,8 @@ class Attention(Anchor):
     bool; the bias is added to the scaled score and may be -inf, ``kept`` (dropout) multiplies the
     softmax, and where ``replaced`` holds the bias alone is the score. ``score_mod``, of the scaled
     score (the local ``score``) at the same points, takes its place before all that. ``causal``
-    keeps keys s ≤ q. A row whose keys are all masked gives 0, as PyTorch's kernels do, or NaN if it
-    is not ``safe``.
+    keeps keys s ≤ q, a ``window`` those s ≥ q - window. A row whose keys are all masked gives 0, as
+    PyTorch's kernels do, or NaN if it is not ``safe``.
 
     ``logsumexp`` names a second output, float32 [b, h, q]: log Σ over s of exp(score), -inf in a
     row without keys. `AttentionGradient` starts from it. If it is not ``safe``, it is [2, b, h, q]:
@@ -45,7 +45,7 @@ class Attention(Anchor):
     OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "logsumexp")
     OPERANDS: ClassVar[tuple[str, ...]] = (
         *("sizes", "causal", "scale", "parts"),
-        *("query", "key", "value", "bias", "kept", "replaced", "end", "score_mod"),
+        *("query", "key", "value", "bias", "kept", "replaced", "end", "score_mod", "window"),
     )
     PAIRS: ClassVar[tuple[str, ...]] = ("bias", "kept", "replaced", "score_mod")
     """The bodies that each score has one of."""
@@ -69,6 +69,7 @@ class Attention(Anchor):
     safe: bool = True
     end: Scalar | None = None
     score_mod: Scalar | None = None
+    window: int | None = None
 
     @property
     def wide(self) -> Expr:
@@ -122,7 +123,7 @@ class AttentionGradient(Node):
     """Gradients of `Attention` by its queries, or by its keys and values.
 
     Scores are computed again. With P = exp(scale · query·key + bias − logsumexp), 0 where causal
-    attention or a bias of -inf removes the key, and dP = kept · (gradient · value):
+    attention, a ``window`` or a bias of -inf removes the key, and dP = kept · (gradient · value):
 
         dS = P · (dP − delta),  dV = Σ over q of kept · P · gradient,
         dQ = scale · Σ over s of dS · key,  dK = scale · Σ over q of dS · query,
@@ -146,7 +147,7 @@ class AttentionGradient(Node):
     OPERANDS: ClassVar[tuple[str, ...]] = (
         *("of", "sizes", "causal", "scale"),
         *("query", "key", "value", "gradient", "logsumexp", "delta", "bias", "kept"),
-        *("replaced", "rest", "score_mod", "score_grad"),
+        *("replaced", "rest", "score_mod", "score_grad", "window"),
     )
     PAIRS: ClassVar[tuple[str, ...]] = (*Attention.PAIRS, "score_grad")
     """The bodies that each score has one of."""
@@ -175,6 +176,7 @@ class AttentionGradient(Node):
     rest: Scalar | None = None
     score_mod: Scalar | None = None
     score_grad: Scalar | None = None
+    window: int | None = None
 
     @property
     def spaces(self) -> dict[str, Space]:

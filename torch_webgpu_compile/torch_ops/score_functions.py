@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -17,7 +18,6 @@ from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -146,10 +146,14 @@ def _gradient(text: str) -> ScoreFunction:
         (found,) = torch.autograd.grad(result, score, gradient, materialize_grads=True)
         return found
 
-    with _disable_current_modes(), torch.enable_grad():
+    def traced() -> Graph:
         numbers = [torch.ones(()), torch.ones((), requires_grad=True)]
         operands = [torch.ones((), dtype=getattr(torch, name)) for name in function.operands]
-        graph = make_fx(pulled, dict(core_decompositions()))(*numbers, *operands).graph
+        return make_fx(pulled, dict(core_decompositions()))(*numbers, *operands).graph
+
+    # Callers are in an operator's kernel, or in a trace; a new thread is outside of both.
+    with ThreadPoolExecutor(1) as thread:
+        graph = thread.submit(traced).result()
     return ScoreFunction(_steps(graph), function.operands)
 
 

@@ -5,7 +5,7 @@ traces through them. Where the user's functions can be read (`score_mods`) it is
 ``webgpu::attention``; else it is what PyTorch does on the CPU, with all scores in memory.
 
 Masks are computed from ``mask_mod`` alone, as PyTorch's definition does: kernels find out by
-themselves which tiles of keys it leaves out. What a block mask says beside it is not read.
+themselves which tiles of keys it leaves out. The lists of blocks beside it are not read.
 """
 
 from __future__ import annotations

@@ -184,6 +184,7 @@ class _AttentionKernel:
                 "safe": node.safe,
                 "statistic": _store_statistic(builder, node, self.b),
                 "causal": node.causal,
+                "window": node.window,
                 "end": make.of_row(node.end, queries),
                 "last_query": builder.index(queries - 1),
                 "scale": f"{node.scale!r}f",

@@ -197,6 +197,7 @@ def _finish(
             "score_mod": None if node.score_mod is None else make.pair(node.score_mod),
             "score_grad": None if node.score_grad is None else make.pair(node.score_grad),
             "causal": node.causal,
+            "window": node.window,
             "scale": f"{node.scale!r}f",
             "group": builder.index(group),
             "owners": builder.index(owners),

@@ -77,6 +77,7 @@ def generate_attention_parts(
             "new_rows": {"key": new_key, "value": new_value},
             **pairs,
             "causal": node.causal,
+            "window": node.window,
             "scale": f"{node.scale!r}f",
             "end": make.of_row(node.end, queries),
             "keys": builder.index(keys),

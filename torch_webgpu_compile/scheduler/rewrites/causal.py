@@ -1,4 +1,6 @@
-"""Attention masks that leave no key after its query: the kernel then passes over those keys.
+"""Attention masks that leave no key after its query, or none from a number of keys before it on.
+
+The kernel then passes over those keys.
 
 A mask is a bias of -inf, or one like -1e9 that takes the place of scores or is added to them. The
 latter leaves a row without other keys its weights: it is the same only where each query has a key.
@@ -10,8 +12,8 @@ often says nothing more, or nothing at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,7 @@ from ...ir.scalar import (
     substitute_symbols,
 )
 from ...ir.spaces import Node, iteration_symbols, numbered, symbol_keys
-from ...symbolic.sizes import ONE, ZERO, Expr, product
+from ...symbolic.sizes import ONE, ZERO, Expr, as_expr, product
 from .inline import body_at
 
 _Producers = Mapping[str, Pointwise]
@@ -54,6 +56,8 @@ AT_MOST = {"le": 0, "lt": 1}
 AT_LEAST = {"ge": 0, "gt": 1}
 """The same with b - a."""
 
+_FARTHEST = 1 << 30  # of a window: kernels count in 32 bits
+
 _OPPOSITE = {"le": "gt", "gt": "le", "lt": "ge", "ge": "lt", "eq": "ne", "ne": "eq"}
 
 # The bias and what is replaced, [query, key] of all heads.
@@ -64,7 +68,8 @@ _Known = dict[tuple[Scalar, Scalar | None], _Arrays | None]
 def find_causal(graph: LoopGraph) -> LoopGraph:
     """The graph in which attention whose mask excludes every key after its query is causal.
 
-    The mask is dropped where it excludes nothing else.
+    It has a window where every key is excluded that is further back. The mask is dropped where it
+    excludes nothing else.
     """
     producers = {node.output: node for node in graph.nodes if isinstance(node, Pointwise)}
     known: _Known = {}
@@ -88,19 +93,20 @@ def _marked(node: Node, graph: LoopGraph, producers: _Producers, known: _Known) 
         return node
     (query,), (key,) = iteration_symbols("m", (queries,)), iteration_symbols("n", (keys,))
     bias = followed(node.bias, producers)
-    offsets = [_later_keys(c, query, key) for c in conditions_of(bias, producers)]
-    if not any(offset is not None and offset >= 0 for offset in offsets):
-        return node
-    says_more = offsets != [0] or not is_zero_or_lowest(bias, producers)
-    if node.replaced is not None:
-        kept = _conjuncts(node.replaced, producers, holds=False)
-        says_more = says_more or [_later_keys(c, query, key) for c in kept] != [0]
-    if not says_more:
-        return replace(node, causal=True, bias=None, replaced=None)
     # A row whose scores are all -inf is 0 or NaN with less of them, too. In a gradient eager has
     # NaN for its later keys as well, but has NaN for its first key anyway.
     removes = any(_is_constant(side, -math.inf) for side in sides_of(bias, producers))
-    return replace(node, causal=True) if removes else node
+    found = _bounds(list(conditions_of(bias, producers)), query, key, removes)
+    if not found.causal and found.window is None:
+        return node
+    marked = replace(node, causal=found.causal, window=found.window)
+    says_more = found.say_more or not is_zero_or_lowest(bias, producers)
+    if node.replaced is not None:
+        kept = list(_conjuncts(node.replaced, producers, holds=False))
+        says_more = says_more or _bounds(kept, query, key, removes) != found
+    if not says_more:
+        return replace(marked, bias=None, replaced=None)
+    return marked if removes else node
 
 
 def _is_causal(bias: npt.NDArray[Any], replaced: npt.NDArray[Any]) -> bool:
@@ -164,16 +170,61 @@ def _conjuncts(condition: Scalar, producers: _Producers, holds: bool = True) -> 
             yield condition if holds else apply("eq", condition, const(0, condition.dtype))
 
 
-def _later_keys(condition: Scalar, query: Expr, key: Expr) -> int | None:
-    """n ≥ 0 for "the key is at most the query - n"; None for anything else that is not like it."""
+@dataclass(frozen=True)
+class _Bounds:
+    """What the conditions for a key to be there say of its distance from the query.
+
+    Attributes:
+        causal: the key is at most the query.
+        window: the query is at most so many keys further.
+        say_more: whether they say more than that.
+    """
+
+    causal: bool
+    window: int | None
+    say_more: bool
+
+
+def _bounds(conditions: Sequence[Scalar], query: Expr, key: Expr, removes: bool) -> _Bounds:
+    """``removes``: whether other keys have no weight, even where they are all that there is."""
+    differences = [_at_most_zero(condition) for condition in conditions]
+    later = [_constant_of(d, key - query) for d in differences]
+    earlier = [_constant_of(d, query - key) if removes else None for d in differences]
+    windows = [-offset for offset in earlier if offset is not None and abs(offset) < _FARTHEST]
+    return _Bounds(
+        any(offset is not None and offset >= 0 for offset in later),
+        min(windows, default=None),
+        later.count(0) + len(windows) < len(differences) or 0 not in later,
+    )
+
+
+def _at_most_zero(condition: Scalar) -> Expr | None:
+    """A number that is at most 0 exactly where the condition holds."""
     match condition:
-        case Op(name, (Index(one), Index(other))) if name in AT_MOST:
-            difference = one - other + AT_MOST[name]
-        case Op(name, (Index(one), Index(other))) if name in AT_LEAST:
-            difference = other - one + AT_LEAST[name]
+        case Op(name, (one, other)) if name in AT_MOST:
+            above = AT_MOST[name]
+        case Op(name, (other, one)) if name in AT_LEAST:
+            above = AT_LEAST[name]
         case _:
             return None
-    offset = difference - (key - query)
+    sides = _index_of(one), _index_of(other)
+    return None if sides[0] is None or sides[1] is None else sides[0] - sides[1] + above
+
+
+def _index_of(value: Scalar) -> Expr | None:
+    match value:
+        case Index(expr):
+            return expr
+        case Const(int() as number):
+            return as_expr(number)
+    return None
+
+
+def _constant_of(difference: Expr | None, distance: Expr) -> int | None:
+    """n for ``distance + n``."""
+    if difference is None:
+        return None
+    offset = difference - distance
     return offset.constant if offset.is_constant else None
 
 
