@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -80,12 +81,20 @@ class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__({}, _Everything())
+        self.supports_higher_order_operators = True  # to refuse them
         self.states: dict[str, Tensor] = {}
         self._mode = mode
         self._stand_ins: dict[Key, FakeTensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.stack_trace = _user_frame()
+        if isinstance(func, HigherOrderOperator):
+            raise UnsupportedOp(
+                str(func),
+                "a page runs the same kernels at every call, and has no loops and branches",
+                "choose with torch.where, or export the branches as functions of their own",
+                _place(self.stack_trace),
+            )
         if func not in _LITERALS:
             args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs or {}))
         try:

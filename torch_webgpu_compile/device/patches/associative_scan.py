@@ -1,9 +1,9 @@
 """``associative_scan`` in its default mode, on tensors of the device.
 
-Patched: ``torch._higher_order_ops.associative_scan.associative_scan``, and the package's name for it.
+Patched: ``torch._higher_order_ops.associative_scan.associative_scan``, also as the package has it.
 
-Why: ``combine_mode="pointwise"``, the default, is refused for all but CUDA and XPU tensors before
-any backend is asked. The mode ``"generic"`` takes every function that it takes, and gives the same.
+Why: ``combine_mode="pointwise"``, the default, is refused for all but CUDA and XPU tensors before a
+backend is asked. The mode ``"generic"`` takes every function that it takes, and gives the same.
 
 Until: PyTorch asks the backend.
 """
