@@ -257,7 +257,10 @@ def twice(m: Any, f: Any) -> None:
 
 
 HOST_STEP = {
-    "HostStep": {"target": "aten.x", "outputs": [], "arguments": [], "keywords": [], "source": ""},
+    "HostStep": {
+        **{"target": "aten.x", "outputs": [], "arguments": [], "keywords": [], "source": ""},
+        **{"changed": [], "on_device": False},
+    },
 }
 STARVED = {"input": None, "state": None, "seeds": None}
 
