@@ -258,8 +258,13 @@ def twice(m: Any, f: Any) -> None:
 
 HOST_STEP = {
     "HostStep": {
-        **{"target": "aten.x", "outputs": [], "arguments": [], "keywords": [], "source": ""},
-        **{"changed": [], "on_device": False},
+        "target": "aten.x",
+        "outputs": [],
+        "arguments": [],
+        "keywords": [],
+        "source": "",
+        "changed": [],
+        "on_device": False,
     },
 }
 STARVED = {"input": None, "state": None, "seeds": None}
