@@ -259,8 +259,6 @@ def test_cached_plans(tmp_path: Path) -> None:
     program = """
 import sys, torch
 from torch_webgpu_compile import counters, wgsl_op
-from torch_webgpu_compile.device.autoload import register
-register()
 op = wgsl_op("cached::op", f"fn op(x: f32) -> f32 {{ return x * {sys.argv[1]}; }}")
 run = torch.compile(lambda x: op(x) + 1, backend="webgpu")
 print(run(torch.ones(3)).tolist(), counters.plan_cache_hits)
@@ -270,7 +268,8 @@ print(run(torch.ones(3)).tolist(), counters.plan_cache_hits)
     def run(factor: str) -> str:
         command = [sys.executable, str(tmp_path / "program.py"), factor]
         environment = {**os.environ, "TORCH_WEBGPU_CACHE": str(tmp_path / "cache")}
-        environment["PYTHONPATH"] = str(ROOT)
+        paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         return done.stdout.strip()
 
