@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,7 +230,8 @@ class _Division:
         self._steps: list[Step] = []
         self._pending: list[Node] = []
         values = [leaf for n in module.graph.nodes for leaf in tree_leaves(n.meta.get("val"))]
-        self._mode: FakeTensorMode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
+        fakes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+        self._mode: FakeTensorMode | None = next(fakes, None)  # None: it computes numbers only
 
     def run(self) -> Divided:
         outputs: tuple[Any, ...] = ()
@@ -409,10 +411,8 @@ class _Division:
             made.meta = {**node.meta, "val": tree_map(self._moved, node.meta.get("val"))}
             copies[node] = made
         graph.output(()).args = (tuple(copies[node] for node in wanted),)
-        part = GraphModule(self._module, graph)
-        part.meta["floats"] = tuple(floats)
         return Part(
-            part,
+            GraphModule(self._module, graph),
             tuple(self._slot(node) for node in takes),
             tuple(integers),
             tuple(floats),
@@ -429,13 +429,13 @@ class _Division:
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or self._device is None:
             return value
-        with self._mode:
+        with self._mode or nullcontext():
             return torch.empty_strided(
                 value.shape, value.stride(), dtype=value.dtype, device=self._device
             )
 
     def _fake(self, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        with self._mode:
+        with self._mode or nullcontext():
             return torch.empty(sizes, dtype=dtype, device=self._device)
 
     # ---- the life of values
