@@ -91,7 +91,9 @@ def test_training_steps(name):
         (got,) = runner(x, y)
         torch.testing.assert_close(got, step(x, y)["loss"])
     for label, state, real in zip(labels, runner.states, found.states, strict=True):
-        torch.testing.assert_close(state, real.detach(), msg=lambda m, label=label: f"{label}: {m}")
+        # Four steps: a centred variance near 0 magnifies what the first step rounds otherwise.
+        close = {"rtol": 1e-4, "atol": 1e-5, "msg": lambda m, label=label: f"{label}: {m}"}
+        torch.testing.assert_close(state, real.detach(), **close)
 
 
 def test_gradients_that_stay_are_state():
