@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,6 +119,16 @@ def test_gradients(name: str, target: Target) -> None:
     assert not atomics(graph)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Eager PyTorch chooses as its threads come, of several elements for one place."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("target", [COMPARED, SORTED], ids=["compared", "sorted"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CHOICES)
