@@ -148,6 +148,10 @@ def _resolved(type: str, found: Sequence[Declaration]) -> str:
     return type
 
 
+def _structure(name: str, found: Sequence[Declaration]) -> Declaration | None:
+    return next((d for d in found if d.kind == "struct" and d.name == name), None)
+
+
 def _scalar(source: Source, variable: Variable, found: Sequence[Declaration]) -> str:
     type = _resolved(variable.type, found)
     if type not in SCALARS:
@@ -170,7 +174,7 @@ def _results(
         element = vector[2] or _SHORT[vector[3]]
         if element in SCALARS:
             return tuple((member, element) for member in _MEMBERS[: int(vector[1])])
-    structure = next((d for d in found if d.kind == "struct" and d.name == type), None)
+    structure = _structure(type, found)
     if structure is not None and structure.variables:
         return tuple((v.name, _scalar(source, v, found)) for v in structure.variables)
     cause = f"{entry.name} returns {entry.type or 'nothing'}"
@@ -314,7 +318,7 @@ def _uniforms(
     source: Source, variable: Declaration, found: Sequence[Declaration]
 ) -> tuple[tuple[str, str], ...]:
     type = _resolved(variable.type, found)
-    structure = next((d for d in found if d.kind == "struct" and d.name == type), None)
+    structure = _structure(type, found)
     numbers = structure.variables if structure else (Variable(variable.name, type, variable.token),)
     made = []
     for number in numbers:

@@ -91,7 +91,6 @@ class Call:
         symbols: by name, what gives the value of each symbol that the result decides.
         dtypes: of the tensors in the result; None in place of other values.
         has_token: whether the result, and the first argument, have an effect token first.
-        source: the user's line.
     """
 
     target: Any
@@ -102,7 +101,6 @@ class Call:
     symbols: Mapping[str, Callable[[Any], Any]]
     dtypes: tuple[torch.dtype | None, ...]
     has_token: bool
-    source: str
 
 
 @dataclass(frozen=True)
@@ -320,7 +318,6 @@ class _Division:
                     for leaf in tree_leaves(node.meta.get("val"))
                 ),
                 has_token,
-                user_source(node),
             )
         )
 
