@@ -10,7 +10,6 @@ from torch import nn
 
 from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.captured import Phase
-from torch_webgpu_compile.errors import UnsupportedOp
 
 pytestmark = pytest.mark.rotates(9)
 
@@ -273,18 +272,22 @@ def test_dynamic_sizes_are_symbols():
     assert recorder.calls == 1
 
 
-def test_sizes_that_depend_on_data_are_refused():
+def test_sizes_that_depend_on_data_divide_the_graph():
     def count(x):
-        return x.nonzero() + 1
+        return (x * 2).nonzero() + 1
 
-    compiled = torch.compile(count, backend=Recorder(), fullgraph=True)
-    with (
-        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
-        pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"nonzero.*depends") as info,
-    ):
-        compiled(torch.ones(3))
-    assert isinstance(info.value.inner_exception, UnsupportedOp)
-    assert "test_capture.py" in info.value.inner_exception.source
+    recorder = Recorder()
+    compiled = torch.compile(count, backend=recorder, fullgraph=True)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for values in ((1.0, 0.0, 2.0), (0.0, 0.0, 0.0)):
+            x = torch.tensor(values)
+            assert torch.equal(compiled(x), count(x))
+    assert recorder.calls == 1
+    assert len(recorder.graphs) == 2
+    for _, captured in recorder.graphs:
+        assert not captured.module.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.nonzero.default
+        )
 
 
 def test_sizes_that_depend_on_data_break_the_graph_by_default():
