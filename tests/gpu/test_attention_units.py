@@ -33,7 +33,8 @@ from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.scheduler import cost
 from torch_webgpu_compile.symbolic.sizes import as_expr
 from torch_webgpu_compile.target import MatrixConfig, Target
-from torch_webgpu_compile.torch_ops.score_functions import Reference, ScoreFunction, Step
+from torch_webgpu_compile.torch_ops.elementwise import Reference, Step
+from torch_webgpu_compile.torch_ops.score_functions import ScoreFunction
 
 SMALL, WIDE, LARGE = Unit(8, 8, 8), Unit(8, 16, 16), Unit(16, 16, 16)
 TILINGS = [

@@ -15,13 +15,8 @@ from tests.harness import check
 from torch_webgpu_compile.capture.attention import flex
 from torch_webgpu_compile.capture.attention.score_mods import modified_scores
 from torch_webgpu_compile.ir.attention_nodes import Attention, AttentionGradient
-from torch_webgpu_compile.torch_ops.score_functions import (
-    NotElementwise,
-    Reference,
-    ScoreFunction,
-    Step,
-    parsed,
-)
+from torch_webgpu_compile.torch_ops.elementwise import NotElementwise, Reference, Step
+from torch_webgpu_compile.torch_ops.score_functions import ScoreFunction, parsed
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 

@@ -20,7 +20,7 @@ from ..ir.graph import (
     SingleGroup,
     dispatch_count,
 )
-from ..ir.nodes import Fourier, HostCall, Scatter, TriangularSolve, UserKernel
+from ..ir.nodes import Fourier, HostCall, Scan, Scatter, TriangularSolve, UserKernel
 from ..ir.renaming import form_of
 from ..ir.transposition import find_transposition
 from ..plan.model import KernelCall
@@ -35,6 +35,7 @@ from .kernels.fourier import generate_fourier
 from .kernels.joint import generate_joint
 from .kernels.pointwise import generate_map
 from .kernels.reduction import generate_rows
+from .kernels.scan import generate_scan
 from .kernels.scatter import generate_scatter
 from .kernels.transpose import generate_transpose
 from .kernels.triangular import generate_triangular_solve
@@ -117,6 +118,8 @@ def _generate_kernel(
             return generate_attention_gradient(node, buffers, target)
         case SingleGroup(node=TriangularSolve() as node):
             return generate_triangular_solve(node, buffers, target)
+        case SingleGroup(node=Scan() as node):
+            return generate_scan(node, buffers, target)
         case SingleGroup(node=Fourier() as node):
             return generate_fourier(node, buffers, target)
         case SingleGroup(node=UserKernel() as node):

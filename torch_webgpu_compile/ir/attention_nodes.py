@@ -50,7 +50,6 @@ class Attention(Anchor):
     PAIRS: ClassVar[tuple[str, ...]] = ("bias", "kept", "replaced", "score_mod")
     """The bodies that each score has one of."""
 
-    LOCALS: ClassVar[Mapping[str, tuple[str, ...]]] = {"score_mod": ("score",)}
     TILED: ClassVar[bool] = True
 
     output: str
@@ -70,6 +69,10 @@ class Attention(Anchor):
     end: Scalar | None = None
     score_mod: Scalar | None = None
     window: int | None = None
+
+    @property
+    def locals(self) -> Mapping[str, tuple[str, ...]]:
+        return {"score_mod": ("score",)}
 
     @property
     def wide(self) -> Expr:
@@ -152,10 +155,6 @@ class AttentionGradient(Node):
     PAIRS: ClassVar[tuple[str, ...]] = (*Attention.PAIRS, "score_grad")
     """The bodies that each score has one of."""
 
-    LOCALS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "score_mod": ("score",),
-        "score_grad": ("score", "gradient"),
-    }
     TILED: ClassVar[bool] = True
 
     output: str
@@ -199,6 +198,10 @@ class AttentionGradient(Node):
             "score_grad": (*rows, columns),
         }
 
+    @property
+    def locals(self) -> Mapping[str, tuple[str, ...]]:
+        return {"score_mod": ("score",), "score_grad": ("score", "gradient")}
+
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
         yield from _dtype_rules(self)
         yield self.of in ("queries", "keys"), "queries or keys"
@@ -214,7 +217,7 @@ class AttentionGradient(Node):
     @property
     def pairs(self) -> dict[str, Scalar]:
         """The bodies that each score has one of, but for those with locals."""
-        names = {*self.PAIRS} - {*self.LOCALS}
+        names = {*self.PAIRS} - {*self.locals}
         return {n: body for n, body in named_bodies(self).items() if n in names}
 
     @property

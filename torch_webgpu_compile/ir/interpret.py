@@ -29,14 +29,16 @@ from .nodes import (
     HostCall,
     Pointwise,
     Reduction,
+    Scan,
     Scatter,
     TriangularSolve,
     UserKernel,
+    carry_name,
     computed_at,
 )
 from .numeric import convert, from_bits, numpy_dtype, round_to, scalar_op
 from .scalar import Call, Checked, Const, Index, Load, Local, Masked, Op, Scalar, children
-from .spaces import Node, Space, symbols_in
+from .spaces import Node, Space, numbered, symbols_in
 
 Array = npt.NDArray[Any]
 RunHostCall = Callable[[HostCall, Mapping[str, Array], Mapping[str, int]], Sequence[Array]]
@@ -168,7 +170,7 @@ class Run:
         for field, space, value in computed_at(node):
             if space not in points:
                 points[space] = Points(self, space)
-            if field in node.LOCALS:
+            if field in node.locals:
                 found[field] = partial(Points(self, space).of_locals, value)
                 continue
             array = points[space].full(value)
@@ -261,6 +263,26 @@ def _triangular_solve(run: Run, node: TriangularSolve) -> None:
         if not node.unit:
             solution[..., m, :] /= matrix[..., m, m, None]
     run.store(node.output, solution)
+
+
+@interprets(Scan)
+def _scan(run: Run, node: Scan) -> None:
+    (lanes,) = node.spaces["init"]
+    (time,) = numbered("t", (node.length,))
+    carries = [Points(run, (lanes,)).full(body) for body in node.init]
+    rows: list[list[Array]] = [[] for _ in node.row]
+    (steps,) = run.shape((node.length,))
+    for t in range(steps):
+        points = Points(run, (lanes,))
+        points.values[time] = np.asarray(t)
+        points.locals = {carry_name(k): carry for k, carry in enumerate(carries)}
+        for found, body in zip(rows, node.row, strict=True):
+            found.append(points.full(body))
+        carries = [points.full(body) for body in node.step]
+    for name, number in zip(node.carried, node.finals, strict=True):
+        run.store(name, carries[number])
+    for name, found in zip(node.rows, rows, strict=True):
+        run.store(name, np.stack(found))
 
 
 @interprets(HostCall)

@@ -294,6 +294,62 @@ class Scatter(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class Scan(Node):
+    """A loop whose every lane is by itself: for t = 0 … ``length`` - 1
+
+        rows[t, i…] = row(i…, t),    carry = step(i…, t),
+
+    with the carries, of which each body may have the locals `carry_name`, as they were before that
+    step. They are ``init`` at first. ``ranges`` are the sizes of the lanes, i0…; the step is t0.
+
+    The outputs are the carries with the numbers ``finals`` after the last step, then the rows, of
+    sizes (length, lanes). Each element has a word of memory or more.
+    """
+
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("carried", "rows")
+
+    carried: tuple[str, ...]
+    rows: tuple[str, ...]
+    ranges: tuple[Expr, ...]
+    length: Expr
+    finals: tuple[int, ...]
+    init: tuple[Scalar, ...]
+    step: tuple[Scalar, ...]
+    row: tuple[Scalar, ...]
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def spaces(self) -> dict[str, Space]:
+        lanes, time = ("i", self.ranges), ("t", (self.length,))
+        return {"init": (lanes,), "step": (lanes, time), "row": (lanes, time)}
+
+    @property
+    def locals(self) -> Mapping[str, tuple[str, ...]]:
+        names = tuple(map(carry_name, range(len(self.init))))
+        return {"step": names, "row": names}
+
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        yield len(self.step) == len(self.init), "a next carry for each carry"
+        for before, after in zip(self.init, self.step, strict=True):
+            yield before.dtype is after.dtype, f"carries of {before.dtype}, not {after.dtype}"
+        yield len(self.finals) == len(self.carried), "the number of each last carry"
+        yield len(self.rows) == len(self.row), "an output for each row"
+        for name, number in zip(self.carried, self.finals, strict=True):
+            yield shape_rule(buffers[name], self.ranges)
+            yield number < len(self.init), "a carry of that number"
+        for name, body in zip(self.rows, self.row, strict=True):
+            yield shape_rule(buffers[name], (self.length, *self.ranges))
+            yield dtype_rule(body, buffers[name])
+        for name in (*self.carried, *self.rows):
+            yield buffers[name].dtype.itemsize >= 4, "outputs whose elements are words"
+
+
+def carry_name(number: int) -> str:
+    """The local that is a carry of a `Scan`."""
+    return f"carry{number}"
+
+
+@dataclass(frozen=True, slots=True)
 class HostCall(Node):
     """An operator of PyTorch that is no kernel, called by the host.
 

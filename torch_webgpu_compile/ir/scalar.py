@@ -187,7 +187,7 @@ class Call(_Arithmetic, metaclass=_InternedScalar):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Local(_Arithmetic, metaclass=_InternedScalar):
-    """A number that a node has computed at each point before this body of it: see `Node.LOCALS`."""
+    """A number that a node has computed at each point before this body of it: see `Node.locals`."""
 
     __reduce__ = reduced
 

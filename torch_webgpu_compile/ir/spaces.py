@@ -68,9 +68,6 @@ class Node(ABC):
     OPERANDS: ClassVar[tuple[str, ...]] = ()
     """Fields in the order of its text, if that is another one than that of their declaration."""
 
-    LOCALS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Of each field whose bodies go on with numbers that the node computes: the names of these."""
-
     TILED: ClassVar[bool] = False
     """Whether its kernel computes an element of its bodies many times, once for each tile."""
 
@@ -83,6 +80,11 @@ class Node(ABC):
     @abstractmethod
     def spaces(self) -> dict[str, Space]:
         """Of each field with a scalar, an index expression, a tuple of them or None: its space."""
+
+    @property
+    def locals(self) -> Mapping[str, tuple[str, ...]]:
+        """Of each field whose bodies go on with numbers that the node computes: their names."""
+        return {}
 
     @property
     def extents(self) -> tuple[Expr, ...]:

@@ -95,7 +95,7 @@ def verify_node(node: Node, graph: LoopGraph, sizes: frozenset[Symbol]) -> None:
         if isinstance(value, Expr):
             _known(title, symbols_of(value), allowed)
         else:
-            _body(title, value, graph, allowed, node.LOCALS.get(field, ()))
+            _body(title, value, graph, allowed, node.locals.get(field, ()))
     for holds, wanted in node.rules(graph.buffers):
         require(holds, title, wanted)
 

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from .. import dtypes
-from ..dtypes import DType
 from ..ir.scalar import Local, Scalar, cast
 from ..symbolic.sizes import Expr
-from ..torch_ops.dtypes import dtype_of
-from ..torch_ops.score_functions import Argument, Reference, ScoreFunction
-from .builder import Builder, ResultType
-from .registry import LOWERINGS, NotLowered
+from ..torch_ops.elementwise import Reference
+from ..torch_ops.score_functions import ScoreFunction
+from .builder import Builder
+from .elementwise import lowered_steps
 from .value import IndexLike, Value, broadcast_index
-
-
-@dataclass
-class _ScalarBuilder(Builder):
-    """Lowers elementwise operators without nodes, each to the scalar that it computes."""
-
-    def pointwise(
-        self, body: Scalar, sizes: Sequence[Expr], *, name: str = "", strides: Any = None
-    ) -> Value:
-        """``body`` over ``sizes``; never a node."""
-        return Value(body.dtype, tuple(sizes), self.finished(body))
 
 
 def lowered_function(
@@ -45,33 +29,13 @@ def lowered_function(
 
     Raises NotLowered: a step has no lowering.
     """
-    inner = _ScalarBuilder(builder.target, builder.reader, builder.buffers, origin=builder.origin)
-    results: list[Value] = []
 
-    def value(argument: Argument) -> Any:
-        match argument:
-            case Reference("step", number):
-                return results[number]
-            case Reference("operand", number):
-                operand, index = operands[number], list[IndexLike](at)
-                return Value(operand.dtype, sizes, operand.at(broadcast_index(operand, index)))
-            case Reference(source, _):
-                return Value(dtypes.float32, sizes, Local(source, dtypes.float32))
-        return argument
+    def given(reference: Reference) -> Value:
+        if reference.source != "operand":
+            return Value(dtypes.float32, sizes, Local(reference.source, dtypes.float32))
+        operand, index = operands[reference.number], list[IndexLike](at)
+        return Value(operand.dtype, sizes, operand.at(broadcast_index(operand, index)))
 
-    for step in function.steps:
-        lowering = LOWERINGS.get(step.overload)
-        if lowering is None:
-            raise NotLowered(f"a score_mod with {step.op}")
-        inner.results = (ResultType(_dtype(step.dtype), sizes),)
-        results.append(lowering(inner, *map(value, step.arguments)))
-    if inner.nodes:
-        raise NotLowered("a score_mod that is more than arithmetic")
-    return cast(results[-1].body, dtypes.float32)
-
-
-def _dtype(name: str) -> DType:
-    found = dtype_of(getattr(torch, name))
-    if found is None:
-        raise NotLowered(f"a score_mod with {name}")
-    return found
+    value = lowered_steps(builder, function.steps, sizes, given, "a score_mod")
+    result = value(Reference("step", len(function.steps) - 1))
+    return cast(result.body, dtypes.float32)

@@ -10,66 +10,29 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from .elementwise import (
+    Argument,
+    NotElementwise,
+    Reference,
+    Step,
+    constant_of,
+    core_decompositions,
+    is_elementwise,
+    read,
+    step_of,
+    written,
+)
+
 aten = torch.ops.aten
 
-Source = Literal["score", "gradient", "operand", "step"]
 _SAME = (aten.detach.default, aten.alias.default, aten.clone.default)
-_FILLED: dict[Any, float] = {
-    **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default), 0.0),
-    **dict.fromkeys((aten.ones_like.default, aten.new_ones.default), 1.0),
-}
-# Where an operator has the number that it fills its result with.
-_VALUES: dict[Any, int] = {
-    aten.scalar_tensor.default: 0,
-    aten.full.default: 1,
-    aten.full_like.default: 1,
-    aten.new_full.default: 2,
-}
-
-
-class NotElementwise(Exception):
-    """A function is more than elementwise operators of numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """An argument of a step: the score, the gradient, or an operand or earlier step by number."""
-
-    source: Source
-    number: int = 0
-
-
-Argument = Reference | float | int | bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One elementwise ATen call.
-
-    Attributes:
-        op: the overload's name without its namespace: ``tanh.default``.
-        dtype: of the result, by its name in torch.
-    """
-
-    op: str
-    arguments: tuple[Argument, ...]
-    dtype: str
-
-    @property
-    def overload(self) -> OpOverload:
-        """The overload."""
-        name, _, overload = self.op.rpartition(".")
-        found: OpOverload = getattr(getattr(aten, name), overload)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +50,7 @@ class ScoreFunction:
     @property
     def text(self) -> str:
         """The function as a string; see `parsed`."""
-        steps = [[step.op, step.dtype, *map(_written, step.arguments)] for step in self.steps]
-        return json.dumps([self.operands, *steps])
+        return json.dumps([self.operands, *map(written, self.steps)])
 
     def of(self, given: Mapping[str, Tensor], operands: Sequence[Tensor]) -> Tensor:
         """The result for tensors that broadcast; ``given``: score, and gradient where it is one."""
@@ -105,9 +67,7 @@ class ScoreFunction:
             return argument
 
         for step in self.steps:
-            overload = step.overload
-            call: Any = torch.where if overload is aten.where.self else overload  # takes numbers
-            results.append(call(*map(value, step.arguments)))
+            results.append(step.of(value))
         return results[-1]
 
     def gradient(self) -> ScoreFunction:
@@ -121,20 +81,7 @@ class ScoreFunction:
 def parsed(text: str) -> ScoreFunction:
     """The function that `ScoreFunction.text` wrote."""
     operands, *steps = json.loads(text)
-    return ScoreFunction(
-        tuple(Step(op, tuple(map(_read, rest)), dtype) for op, dtype, *rest in steps),
-        tuple(operands),
-    )
-
-
-def _written(argument: Argument) -> Any:
-    if isinstance(argument, Reference):
-        return [argument.source, argument.number]
-    return argument
-
-
-def _read(argument: Any) -> Argument:
-    return Reference(*argument) if isinstance(argument, list) else argument
+    return ScoreFunction(tuple(map(read, steps)), tuple(operands))
 
 
 @cache
@@ -155,32 +102,6 @@ def _gradient(text: str) -> ScoreFunction:
     with ThreadPoolExecutor(1) as thread:
         graph = thread.submit(traced).result()
     return ScoreFunction(_steps(graph), function.operands)
-
-
-@cache
-def core_decompositions() -> Mapping[OpOverload, Any]:
-    """Those after which nearly every operator has a lowering."""
-    return dict(core_aten_decompositions())
-
-
-def is_elementwise(op: Any) -> bool:
-    """Whether an overload computes each element of its result from those at the same place."""
-    return isinstance(op, OpOverload) and torch.Tag.pointwise in op.tags
-
-
-def constant_of(node: Node) -> float | int | bool | None:
-    """The number that fills the result of a node; None if there is none or it is not known."""
-    position = _VALUES.get(node.target)
-    if position is None:
-        return _FILLED.get(node.target)
-    value = node.args[position]
-    return value if isinstance(value, (bool, int, float)) else None
-
-
-def step_of(node: Node, arguments: tuple[Argument, ...]) -> Step:
-    """The step of a call, whose result is in the node's metadata."""
-    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
-    return Step(str(node.target).removeprefix("aten."), arguments, dtype)
 
 
 def _steps(graph: Graph) -> tuple[Step, ...]:

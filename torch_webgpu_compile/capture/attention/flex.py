@@ -22,7 +22,7 @@ from torch._higher_order_ops.flex_attention import (
 )
 
 from ...torch_ops.attention import AttentionOptions, attend, masked_scores
-from ...torch_ops.score_functions import NotElementwise
+from ...torch_ops.elementwise import NotElementwise
 from .operators import is_supported
 from .score_mods import Modified, Sizes, mask_of, modified_scores
 

@@ -22,17 +22,18 @@ from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from ...torch_ops.score_functions import (
+from ...torch_ops.elementwise import (
     Argument,
     NotElementwise,
     Reference,
-    ScoreFunction,
     Step,
     constant_of,
     core_decompositions,
     is_elementwise,
+    name_of,
     step_of,
 )
+from ...torch_ops.score_functions import ScoreFunction
 from ..tracing import Traced, clean_dispatch, trace
 
 aten = torch.ops.aten
@@ -161,7 +162,7 @@ class _Reading:
             base: Reference = result.base
             if factor != 1.0 or base.number != len(self._steps) - 1:
                 self._step(Step("mul.Tensor", (base, factor), "float32"))
-            names = tuple(str(o.dtype).removeprefix("torch.") for o in self._operands)
+            names = tuple(name_of(o.dtype) for o in self._operands)
             function, factor = ScoreFunction(tuple(self._steps), names), 1.0
             function.gradient()  # raises NotElementwise
         bias = result.bias

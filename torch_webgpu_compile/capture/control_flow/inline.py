@@ -19,7 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..tracing import Recorder, clean_dispatch
+from ...errors import UnsupportedOp
+from ...torch_ops.elementwise import NotElementwise
+from ..tracing import Recorder, Traced, clean_dispatch, trace
+from .scans import elementwise_scan
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
@@ -64,19 +67,27 @@ def inline_operators(
     if mode is None:
         return
     with clean_dispatch(symbolic=mode.shape_env is not None), mode:
-        made = _Inlining(module, mode, Recorder(decompositions, native)).run()
+        made = Inlining(module, mode, decompositions, native).run()
     for name, constant in made.items():
         setattr(module, name, constant)
     module.recompile()
 
 
-class _Inlining:
+class Inlining:
     """A graph copied node by node, but for the operators that have a rule."""
 
-    def __init__(self, module: GraphModule, mode: FakeTensorMode, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        module: GraphModule,
+        mode: FakeTensorMode,
+        decompositions: Decompositions,
+        native: frozenset[OpOverload],
+    ) -> None:
         self._module = module
         self._mode = mode
-        self._recorder = recorder
+        self._decompositions = decompositions
+        self._native = native
+        self._recorder = Recorder(decompositions, native)
         self._copies: dict[Node, Node] = {}
         self._results: dict[Node, Any] = {}  # of inlined operators, and the elements of those
 
@@ -110,7 +121,7 @@ class _Inlining:
         try:
             args, kwargs = tree_map_only(Node, self._value, (node.args, node.kwargs))
             with self._recorder:
-                made = RULES[node.target](self.evaluate, *args, **kwargs)
+                made = RULES[node.target](self, *args, **kwargs)
                 laid_out = [
                     _in_layout(m, w) for m, w in zip(made, tree_leaves(wanted), strict=True)
                 ]
@@ -155,12 +166,38 @@ class _Inlining:
                 if node.meta.get("unbacked_bindings"):
                     raise NotInlined(f"{node.target} has a size that depends on data")
                 if node.target in RULES:
-                    values[node] = RULES[node.target](self.evaluate, *args, **kwargs)
+                    values[node] = RULES[node.target](self, *args, **kwargs)
                 elif isinstance(node.target, HigherOrderOperator):
                     raise NotInlined(f"{node.target} is not a part of a plan")
                 else:
                     values[node] = node.target(*args, **kwargs)
         raise ValueError("a graph without an output")
+
+    def traced(self, function: GraphModule, arguments: Sequence[Any]) -> Traced:
+        """A function's graph, for arguments of these sizes and dtypes.
+
+        Raises:
+            NotInlined: as `evaluate`, or it cannot be traced by itself.
+        """
+        with clean_dispatch(symbolic=self._mode.shape_env is not None):
+            with self._mode:
+                inputs = [
+                    torch.empty(a.shape, dtype=a.dtype, device=a.device)
+                    if isinstance(a, Tensor)
+                    else a
+                    for a in arguments
+                ]
+            try:
+                return trace(
+                    lambda *given: tuple(self.evaluate(function, given)),
+                    inputs,
+                    self._mode,
+                    self._decompositions,
+                    self._native,
+                    mutates=False,
+                )
+            except (RuntimeError, TypeError, UnsupportedOp) as error:
+                raise NotInlined(str(error)) from error
 
     def _attribute(self, function: GraphModule, node: Node) -> Any:
         value = attribute_of(function, node)
@@ -189,13 +226,11 @@ def _in_layout(value: Any, wanted: Any) -> Any:
     return copy.copy_(value)
 
 
-# ---- the rules: of (evaluate, *arguments of the operator), to the list of results
-
-Evaluate = Callable[[GraphModule, Sequence[Any]], list[Any]]
+# ---- the rules: of (inlining, *arguments of the operator), to the list of results
 
 
 def _cond(
-    evaluate: Evaluate,
+    inlining: Inlining,
     predicate: Any,
     when_true: GraphModule,
     when_false: GraphModule,
@@ -206,8 +241,8 @@ def _cond(
         raise NotInlined("the predicate is a number")
     for branch in (when_true, when_false):
         _require_cheap(branch)
-    chosen = evaluate(when_true, operands)
-    other = evaluate(when_false, operands)
+    chosen = inlining.evaluate(when_true, operands)
+    other = inlining.evaluate(when_false, operands)
     results = []
     for a, b in zip(chosen, other, strict=True):
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
@@ -235,31 +270,31 @@ def _require_cheap(branch: GraphModule) -> None:
 
 
 def _map(
-    evaluate: Evaluate, function: GraphModule, xs: Sequence[Any], arguments: Sequence[Any]
+    inlining: Inlining, function: GraphModule, xs: Sequence[Any], arguments: Sequence[Any]
 ) -> list[Any]:
     """One call on all rows."""
     if not _is_positive(xs[0].shape[0]):
         raise NotInlined("there are no rows")
-    return _on_rows(evaluate, function, xs, arguments)
-
-
-def _on_rows(
-    evaluate: Evaluate, function: GraphModule, xs: Sequence[Any], arguments: Sequence[Any]
-) -> list[Any]:
     places: list[bool] = []
     others: list[Any] = []
 
     def on_row(*rows: Any) -> tuple[Tensor, ...]:
-        results = evaluate(function, (*rows, *arguments))
+        results = inlining.evaluate(function, (*rows, *arguments))
         places[:] = [isinstance(result, Tensor) for result in results]
         others[:] = results
         return tuple(result for result in results if isinstance(result, Tensor))
 
+    found = iter(_on_rows(on_row, xs))
+    return [next(found) if is_tensor else others[k] for k, is_tensor in enumerate(places)]
+
+
+def _on_rows(function: Callable[..., tuple[Tensor, ...]], xs: Sequence[Any]) -> tuple[Tensor, ...]:
+    """One call of a function on all rows of tensors."""
     try:
-        found = iter(torch.func.vmap(on_row, randomness="error")(*xs))
+        made: tuple[Tensor, ...] = torch.func.vmap(function, randomness="error")(*xs)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise NotInlined(str(error)) from error
-    return [next(found) if is_tensor else others[k] for k, is_tensor in enumerate(places)]
+    return made
 
 
 def _is_positive(size: int | torch.SymInt) -> bool:
@@ -267,21 +302,23 @@ def _is_positive(size: int | torch.SymInt) -> bool:
 
 
 def _scan(
-    evaluate: Evaluate,
+    inlining: Inlining,
     step: GraphModule,
     init: Sequence[Tensor],
     xs: Sequence[Tensor],
     arguments: Sequence[Any],
 ) -> list[Any]:
-    """A few steps one after the other."""
+    """A few steps one after the other; a loop in a kernel where they are elementwise."""
     length: Any = xs[0].shape[0] if xs else 0
+    if not _is_positive(length):
+        raise NotInlined("it has no steps")
     nodes = sum(node.op == "call_function" for node in step.graph.nodes)
-    if type(length) is not int or not 0 < length * max(nodes, 1) <= _MOST_IN_SCAN:
-        raise NotInlined("it has many steps, or nobody knows how many")
+    if type(length) is not int or length * max(nodes, 1) > _MOST_IN_SCAN:
+        return _in_kernel(inlining, step, init, xs, arguments, length)
     carry: list[Any] = list(init)
     rows: list[list[Any]] = []
     for k in range(length):
-        made = evaluate(step, (*carry, *(x.select(0, k) for x in xs), *arguments))
+        made = inlining.evaluate(step, (*carry, *(x.select(0, k) for x in xs), *arguments))
         carry = made[: len(init)]
         rows.append(made[len(init) :])
     stacked = [
@@ -291,8 +328,23 @@ def _scan(
     return [*carry, *stacked]
 
 
+def _in_kernel(
+    inlining: Inlining,
+    step: GraphModule,
+    init: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    arguments: Sequence[Any],
+    length: int | torch.SymInt,
+) -> list[Any]:
+    traced = inlining.traced(step, (*init, *(x.select(0, 0) for x in xs), *arguments))
+    try:
+        return elementwise_scan(traced, init, xs, arguments, length, _on_rows)
+    except NotElementwise as error:
+        raise NotInlined(str(error)) from error
+
+
 def _associative_scan(
-    evaluate: Evaluate, combine: GraphModule, xs: Sequence[Tensor], arguments: Sequence[Any]
+    inlining: Inlining, combine: GraphModule, xs: Sequence[Tensor], arguments: Sequence[Any]
 ) -> list[Any]:
     """Rounds over all elements: after k of them each has 2 ** k before it.
 
@@ -306,7 +358,7 @@ def _associative_scan(
     while distance < length:
         before = [value.narrow(0, 0, length - distance) for value in values]
         here = [value.narrow(0, distance, length - distance) for value in values]
-        combined = _on_rows(evaluate, combine, [*before, *here], arguments)
+        combined = _map(inlining, combine, [*before, *here], arguments)
         values = [
             torch.cat([value.narrow(0, 0, distance), new])
             for value, new in zip(values, combined, strict=True)
@@ -315,9 +367,9 @@ def _associative_scan(
     return [value.clone() if value is x else value for value, x in zip(values, xs, strict=True)]
 
 
-def _call(evaluate: Evaluate, function: GraphModule, *arguments: Any, **_: Any) -> list[Any]:
+def _call(inlining: Inlining, function: GraphModule, *arguments: Any, **_: Any) -> list[Any]:
     """An operator that only notes something of a function."""
-    return evaluate(function, arguments)
+    return inlining.evaluate(function, arguments)
 
 
 RULES: dict[Any, Callable[..., list[Any]]] = {

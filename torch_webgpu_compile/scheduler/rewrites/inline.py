@@ -98,7 +98,7 @@ def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:
 
 
 def _fits(node: Node, graph: LoopGraph, target: Target) -> bool:
-    bound = (*inputs_of(node), outputs_of(node)[0])
+    bound = (*inputs_of(node), *outputs_of(node))
     return graph.binding_count(bound, reports(node), target) <= target.max_storage_buffers and all(
         sum(1 for _ in walk(body)) <= _MAX_BODY for body in bodies_of(node)
     )

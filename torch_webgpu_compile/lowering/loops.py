@@ -1,0 +1,125 @@
+"""Loops whose steps are elementwise: a `Scan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import dtypes
+from ..dtypes import DType
+from ..ir.nodes import Scan, carry_name
+from ..ir.scalar import Local, Scalar, cast
+from ..symbolic.sizes import Expr, as_expr
+from ..torch_ops.elementwise import Argument, Reference
+from ..torch_ops.scans import ScanFunction, parsed
+from .builder import Builder, operand
+from .elementwise import lowered_steps
+from .registry import NotLowered, lowers
+from .value import IndexLike, Value, broadcast_index, positions, zeros
+
+
+@lowers(torch.ops.webgpu.scan.default)
+def lower_scan(
+    builder: Builder,
+    init: Sequence[Value],
+    xs: Sequence[Value],
+    constants: Sequence[Value],
+    length: int | Expr,
+    step: str,
+) -> tuple[Value | None, ...]:
+    """The last carries, and the rows of all steps: one node that computes each lane by itself.
+
+    Its outputs have elements of 4 bytes or more: a word of memory has one writer.
+    """
+    steps, lanes = as_expr(length), init[0].sizes
+    results = builder.results
+    if init[0].is_empty or (steps.is_constant and not int(steps)):
+        empty = (zeros((steps, *lanes), _dtype(found)) for found in results[len(init) :])
+        return (*init, *empty)
+    step_bodies, row_bodies = _bodies(builder, parsed(step), init, [*xs], [*constants], steps)
+    finals = tuple(k for k in range(len(init)) if builder.is_used(k))
+    rows = tuple(k for k in range(len(row_bodies)) if builder.is_used(len(init) + k))
+    if not finals and not rows:
+        finals = (0,)
+    carried = [
+        builder.new_buffer(_stored(init[k].dtype), lanes, f"{builder.hint}_last{k}") for k in finals
+    ]
+    stacked = [
+        builder.new_buffer(_stored(row_bodies[k].dtype), (steps, *lanes), f"{builder.hint}_{k}")
+        for k in rows
+    ]
+    here = positions(lanes)
+    builder.nodes.append(
+        Scan(
+            carried=tuple(buffer.name for buffer in carried),
+            rows=tuple(buffer.name for buffer in stacked),
+            ranges=lanes,
+            length=steps,
+            finals=finals,
+            init=tuple(builder.finished(value.at(here)) for value in init),
+            step=step_bodies,
+            row=tuple(cast(row_bodies[k], b.dtype) for k, b in zip(rows, stacked, strict=True)),
+            origins=(builder.origin,),
+        )
+    )
+    made: list[Value | None] = [None] * len(results)
+    places = (*finals, *(len(init) + k for k in rows))
+    for place, buffer in zip(places, (*carried, *stacked), strict=True):
+        made[place] = builder.load(buffer).cast(builder.result(place).dtype)
+    return tuple(made)
+
+
+def _bodies(
+    builder: Builder,
+    function: ScanFunction,
+    init: Sequence[Value],
+    xs: Sequence[Value],
+    constants: Sequence[Value],
+    length: Expr,
+) -> tuple[tuple[Scalar, ...], tuple[Scalar, ...]]:
+    """The next carries and the rows of one step, over lanes and time, with `Local` carries."""
+    lanes = init[0].sizes
+    here = positions(lanes)
+    (time,) = positions((length,), "t")
+
+    def given(reference: Reference) -> Value:
+        number = reference.number
+        if reference.source == "carry":
+            dtype = init[number].dtype
+            return Value(dtype, lanes, Local(carry_name(number), dtype))
+        if number >= len(xs):
+            constant = constants[number - len(xs)]
+            index: list[IndexLike] = broadcast_index(constant, here)
+            return Value(constant.dtype, lanes, constant.at(index))
+        x = xs[number]
+        row = Value(x.dtype, x.sizes[1:], x.body)  # for its sizes
+        return Value(x.dtype, lanes, x.at([time, *broadcast_index(row, here)]))
+
+    value = lowered_steps(builder, function.steps, lanes, given, "a scan")
+
+    def body(argument: Argument, dtype: DType) -> Scalar:
+        found = value(argument)
+        return builder.finished(operand(found, lanes, dtype))
+
+    carried = tuple(body(a, carry.dtype) for a, carry in zip(function.carried, init, strict=True))
+    signatures = builder.results[len(init) :]
+    rows = tuple(body(a, _dtype(found)) for a, found in zip(function.rows, signatures, strict=True))
+    if any(part.dtype is dtypes.float64 for part in (*carried, *rows)) and not (
+        builder.target.supports(dtypes.float64)
+    ):
+        raise NotLowered("a scan in float64")
+    return carried, rows
+
+
+def _dtype(result: object) -> DType:
+    dtype = getattr(result, "dtype", None)
+    assert isinstance(dtype, DType)
+    return dtype
+
+
+def _stored(dtype: DType) -> DType:
+    """The dtype in memory of what one invocation writes by itself."""
+    if dtype.itemsize >= 4:
+        return dtype
+    return dtypes.float32 if dtype.is_float else dtypes.int32
