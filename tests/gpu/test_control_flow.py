@@ -194,6 +194,52 @@ def test_an_associative_scan_in_its_default_mode() -> None:
         torch.testing.assert_close(got.cpu(), xs.cumsum(0))
 
 
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("length", [2, 100, 300])
+def test_an_associative_scan_in_blocks(length: int) -> None:
+    """A few kernels of loops, whatever the length; and the gradients."""
+
+    def run(a: Tensor, b: Tensor, mode: str) -> Any:
+        return associative_scan(_linear, (a, b), 1, reverse=True, combine_mode=mode)
+
+    inputs = [R(3, length), R(3, length)]
+    moved = [x.to("webgpu").requires_grad_() for x in inputs]
+    compiled = torch.compile(run, backend="webgpu", fullgraph=True)
+    got = compiled(*moved, "pointwise")
+    before = counters.dispatches
+    with torch.no_grad():
+        compiled(*moved, "pointwise")
+    assert counters.dispatches - before <= 5
+    wanted = run(*(grads := grad(*inputs)), "generic")
+    cotangents = [R(3, length), R(3, length)]
+    found = torch.autograd.grad(got, moved, [c.to("webgpu") for c in cotangents])
+    expected = torch.autograd.grad(wanted, grads, cotangents)
+    for g, w in zip((*got, *found), (*wanted, *expected), strict=True):
+        torch.testing.assert_close(g.detach().cpu(), w.detach())
+
+
+def _linear(left: Any, right: Any) -> Any:
+    return left[0] * right[0], left[1] * right[0] + right[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+def test_a_loop_in_a_kernel(dtype: torch.dtype) -> None:
+    def run(h: Tensor, xs: Tensor) -> Any:
+        def turn(h: Tensor, x: Tensor) -> Any:
+            h = torch.where(x > 0, x, h) if dtype == torch.bool else h * 0.5 + x
+            return h.to(dtype), torch.logical_not(h)
+
+        return scan(turn, h, xs)
+
+    inputs = [(R(5) * 9).to(dtype), (R(150, 5) * 9).to(dtype)]
+    compiled = torch.compile(run, backend="webgpu", fullgraph=True)
+    for got, wanted in zip(compiled(*inputs), run(*inputs), strict=True):
+        torch.testing.assert_close(got, wanted)
+    before = counters.dispatches
+    compiled(*inputs)
+    assert counters.dispatches - before <= 3
+
+
 def test_kernels_of_cheap_branches_maps_and_short_scans() -> None:
     """They are one plan, and what can be is one kernel."""
 

@@ -302,8 +302,8 @@ class Scan(Node):
     with the carries, of which each body may have the locals `carry_name`, as they were before that
     step. They are ``init`` at first. ``ranges`` are the sizes of the lanes, i0…; the step is t0.
 
-    The outputs are the carries with the numbers ``finals`` after the last step, then the rows, of
-    sizes (length, lanes). Each element has a word of memory or more.
+    The outputs are the carries with the numbers ``finals`` after the last step, converted to their
+    dtypes, then the rows, of sizes (length, lanes). Each element has a word of memory or more.
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("carried", "rows")

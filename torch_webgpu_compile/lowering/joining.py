@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
-from ..symbolic.sizes import ONE, ZERO, IntLike, is_nonnegative
+from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, is_nonnegative
 from .builder import Builder, masked, operand
 from .convolution import all_of, in_range
 from .registry import lowers
@@ -30,11 +31,18 @@ def lower_cat(builder: Builder, tensors: Sequence[Value], dim: int = 0) -> Value
     parts = [t for t in parts if t.sizes[dim] is not ZERO]
     if not parts:
         return zeros(out.sizes, out.dtype)
+    return concatenated(builder, parts, dim, out.sizes, out.dtype)
+
+
+def concatenated(
+    builder: Builder, parts: Sequence[Value], dim: int, sizes: Sequence[Expr], dtype: DType
+) -> Value:
+    """Parts one after another along ``dim``; their other sizes are ``sizes``."""
     while len(_buffers_of(parts)) >= builder.target.max_storage_buffers:
         # A kernel has a buffer to write besides.
         most = builder.target.max_storage_buffers - 1
-        parts = [_join(builder, group, dim) for group in _groups(parts, most)]
-    return _join(builder, parts, dim)
+        parts = [_join(builder, group, dim, sizes, dtype) for group in _groups(parts, most)]
+    return _join(builder, parts, dim, sizes, dtype)
 
 
 def _buffers_of(parts: Sequence[Value]) -> set[str]:
@@ -52,10 +60,11 @@ def _groups(parts: Sequence[Value], most: int) -> Iterator[Sequence[Value]]:
     yield run
 
 
-def _join(builder: Builder, parts: Sequence[Value], dim: int) -> Value:
-    """One value from parts that differ in the size of ``dim`` at most."""
-    dtype = builder.out.dtype
-    sizes = list(builder.out.sizes)
+def _join(
+    builder: Builder, parts: Sequence[Value], dim: int, others: Sequence[Expr], dtype: DType
+) -> Value:
+    """One value from parts that differ in the size of ``dim`` at most, with these other sizes."""
+    sizes = list(others)
     sizes[dim] = ZERO
     for part in parts:
         sizes[dim] = sizes[dim] + part.sizes[dim]

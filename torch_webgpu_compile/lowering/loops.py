@@ -9,14 +9,15 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.nodes import Scan, carry_name
-from ..ir.scalar import Local, Scalar, cast
-from ..symbolic.sizes import Expr, as_expr
+from ..ir.scalar import Local, Scalar, cast, loads_of
+from ..symbolic.sizes import ZERO, Expr, as_expr
 from ..torch_ops.elementwise import Argument, Reference
 from ..torch_ops.scans import ScanFunction, parsed
 from .builder import Builder, operand
 from .elementwise import lowered_steps
+from .joining import concatenated
 from .registry import NotLowered, lowers
-from .value import IndexLike, Value, broadcast_index, positions, zeros
+from .value import IndexLike, Value, broadcast_index, positions, reshape, slice_dim, zeros
 
 
 @lowers(torch.ops.webgpu.scan.default)
@@ -37,7 +38,10 @@ def lower_scan(
     if init[0].is_empty or (steps.is_constant and not int(steps)):
         empty = (zeros((steps, *lanes), _dtype(found)) for found in results[len(init) :])
         return (*init, *empty)
-    step_bodies, row_bodies = _bodies(builder, parsed(step), init, [*xs], [*constants], steps)
+    given = _within_bindings(builder, [*init, *xs, *constants], len(results))
+    init, xs = given[: len(init)], given[len(init) : len(init) + len(xs)]
+    constants = given[len(init) + len(xs) :]
+    step_bodies, row_bodies = _bodies(builder, parsed(step), init, xs, constants, steps)
     finals = tuple(k for k in range(len(init)) if builder.is_used(k))
     rows = tuple(k for k in range(len(row_bodies)) if builder.is_used(len(init) + k))
     if not finals and not rows:
@@ -68,6 +72,26 @@ def lower_scan(
     for place, buffer in zip(places, (*carried, *stacked), strict=True):
         made[place] = builder.load(buffer).cast(builder.result(place).dtype)
     return tuple(made)
+
+
+def _within_bindings(builder: Builder, values: Sequence[Value], written: int) -> list[Value]:
+    """Values, those of a dtype in one buffer if a kernel cannot bind all beside what it writes."""
+    found = list(values)
+    places: dict[DType, list[int]] = {}
+    for k, value in enumerate(values):
+        if loads_of(value.body):
+            places.setdefault(value.dtype, []).append(k)
+    read = {load.buffer for value in values for load in loads_of(value.body)}
+    if len(read) + written <= builder.target.max_storage_buffers:
+        return found
+    for dtype, numbers in places.items():
+        flat = [reshape(found[k], [found[k].numel]) for k in numbers]
+        both = concatenated(builder, flat, 0, [ZERO], dtype)
+        start = ZERO
+        for k, part in zip(numbers, flat, strict=True):
+            found[k] = reshape(slice_dim(both, 0, start, part.sizes[0]), found[k].sizes)
+            start = start + part.sizes[0]
+    return found
 
 
 def _bodies(

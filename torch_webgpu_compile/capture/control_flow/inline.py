@@ -8,8 +8,10 @@ elements. So their operators fuse with each other and with what is around them. 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -223,7 +225,8 @@ def _in_layout(value: Any, wanted: Any) -> Any:
     copy = torch.empty_strided(
         wanted.shape, wanted.stride(), dtype=wanted.dtype, device=wanted.device
     )
-    return copy.copy_(value)
+    laid_out: Tensor = aten.copy.default(copy, value)
+    return laid_out
 
 
 # ---- the rules: of (inlining, *arguments of the operator), to the list of results
@@ -337,6 +340,16 @@ def _in_kernel(
     length: int | torch.SymInt,
 ) -> list[Any]:
     traced = inlining.traced(step, (*init, *(x.select(0, 0) for x in xs), *arguments))
+    return _looped(traced, init, xs, arguments, length)
+
+
+def _looped(
+    traced: Traced,
+    init: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    arguments: Sequence[Any],
+    length: int | torch.SymInt,
+) -> list[Any]:
     try:
         return elementwise_scan(traced, init, xs, arguments, length, _on_rows)
     except NotElementwise as error:
@@ -346,7 +359,82 @@ def _in_kernel(
 def _associative_scan(
     inlining: Inlining, combine: GraphModule, xs: Sequence[Tensor], arguments: Sequence[Any]
 ) -> list[Any]:
-    """Rounds over all elements: after k of them each has 2 ** k before it.
+    """Loops in kernels where elements are combined elementwise, else rounds over all elements."""
+    if not _is_positive(xs[0].shape[0]):
+        raise NotInlined("it has no elements")
+    try:
+        if _is_divisible(xs, arguments):
+            return _in_blocks(inlining, combine, xs, arguments)
+        return _one_by_one(inlining, combine, xs, arguments)[1]
+    except NotInlined:
+        return _in_rounds(inlining, combine, xs, arguments)
+
+
+# Elements that a lane combines one after the other, and lanes that are enough for a GPU.
+_BLOCK, _MANY_LANES = 64, 1 << 14
+
+
+def _is_divisible(xs: Sequence[Tensor], arguments: Sequence[Any]) -> bool:
+    """Whether blocks of elements are to be lanes of their own; lanes have one shape then."""
+    length, *row = xs[0].shape
+    known = all(type(size) is int for size in xs[0].shape)
+    ranks = [a.dim() for a in arguments if isinstance(a, Tensor)]
+    return (
+        known
+        and length > 2 * _BLOCK
+        and math.prod(row) < _MANY_LANES
+        and all(x.shape == xs[0].shape for x in xs)
+        and max(ranks, default=0) <= len(row)
+    )
+
+
+def _in_blocks(
+    inlining: Inlining, combine: GraphModule, xs: Sequence[Tensor], arguments: Sequence[Any]
+) -> list[Any]:
+    """Each block by itself; then what is before each block is combined with all of its elements."""
+    length, *row = xs[0].shape
+    blocks = -(-length // _BLOCK)
+    more = (0, 0) * len(row) + (0, blocks * _BLOCK - length)  # nobody reads what becomes of them
+    divided = [
+        aten.constant_pad_nd.default(x, more).reshape(blocks, _BLOCK, *row).transpose(0, 1)
+        for x in xs
+    ]
+    totals, within = _one_by_one(inlining, combine, divided, arguments)
+    before = _associative_scan(inlining, combine, totals, arguments)
+    combined = inlining.evaluate(
+        combine,
+        (
+            *(x[:-1].expand(_BLOCK, blocks - 1, *row) for x in before),
+            *(x[:, 1:] for x in within),
+            *arguments,
+        ),
+    )
+    return [
+        torch.cat([first[:, :1], others], 1).transpose(0, 1).reshape(-1, *row)[:length].clone()
+        for first, others in zip(within, combined, strict=True)
+    ]
+
+
+def _one_by_one(
+    inlining: Inlining, combine: GraphModule, xs: Sequence[Tensor], arguments: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The last of the combined elements, and all of them, of a loop in a kernel."""
+    first = [x.select(0, 0) for x in xs]
+    traced = inlining.traced(combine, (*first, *first, *arguments))
+    results = tuple(traced.results)
+    length = xs[0].shape[0]
+    if type(length) is int and length == 1:
+        return first, list(xs)
+    rest = [x.narrow(0, 1, length - 1) for x in xs]
+    made = _looped(replace(traced, results=results * 2), first, rest, arguments, length - 1)
+    rows = zip(xs, made[len(xs) :], strict=True)
+    return made[: len(xs)], [torch.cat([x.narrow(0, 0, 1), row]) for x, row in rows]
+
+
+def _in_rounds(
+    inlining: Inlining, combine: GraphModule, xs: Sequence[Tensor], arguments: Sequence[Any]
+) -> list[Any]:
+    """After k rounds over all elements each has 2 ** k before it.
 
     Source: W. D. Hillis, G. L. Steele, Data parallel algorithms, 1986.
     """

@@ -7,7 +7,7 @@ What is left of many scans is elementwise: then it is a call of ``webgpu::scan``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from ...torch_ops.elementwise import (
     NotElementwise,
     Reference,
     Step,
+    constant_of,
     is_elementwise,
     step_of,
 )
@@ -32,7 +33,8 @@ from ..tracing import Traced
 aten = torch.ops.aten
 
 _SAME = (aten.clone.default, aten.alias.default, aten.detach.default, aten.detach_copy.default)
-_MOST_TENSORS = 8  # storage buffers of a kernel that every GPU has
+# Every GPU binds eight storage buffers to a kernel; what it reads in one dtype can be one of them.
+_MOST_RESULTS, _MOST_DTYPES = 5, 3
 
 VMap = Callable[[Callable[..., tuple[Tensor, ...]], Sequence[Tensor]], Sequence[Tensor]]
 
@@ -90,8 +92,9 @@ class _Scan:
         invariants = zip(placeholders[count + len(xs) :], others, strict=True)
         self._known: dict[Node, Any] = dict(invariants)  # what is the same in all steps
         self._stacked: dict[Node, Tensor] = dict(self._elements)  # of each step, by step
-        self._next = list(traced.results[:count])
-        self._results = list(traced.results[count:])
+        self._next = [_source(result) for result in traced.results[:count]]
+        self._results = [_source(result) for result in traced.results[count:]]
+        self._copies: dict[Node, list[Tensor]] = {}  # rows that nothing else is returned as
         self._calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
 
     def run(self) -> list[Any]:
@@ -101,25 +104,25 @@ class _Scan:
                 self._known[carry] = self._init[k]
                 finals[k] = self._init[k].clone()
         added = self._sums()
-        summed = {self._carries[k] for k in added}
         looped = [k for k, final in enumerate(finals) if final is None and k not in added]
-        carries = [self._carries[k] for k in looped]
-        dependent = self._dependent({*carries, *summed})
-        needed = self._needed([*self._results, *added.values(), *(self._next[k] for k in looped)])
-        self._before(dependent, needed)
+        dependent = self._dependent({self._carries[k] for k in (*looped, *added)})
+        wanted = [*self._results, *added.values()]
+        needed = _needed([*wanted, *(self._next[k] for k in looped)])
         after = [node for node in self._calls if node in dependent and node in needed]
-        if looped:
-            loop = self._loop(looped, after, [*self._results, *added.values()])
+        loop = self._loop(looped, after, wanted) if looped else None
+        self._before([n for n in self._calls if n in needed and n not in dependent])
+        if loop is not None:
             made = self._call(loop, looped)
             for k, last in zip(looped, made, strict=False):
                 finals[k] = _narrowed(last, self._init[k].shape, 0)
             for node, rows in zip(loop.rows, made[len(looped) :], strict=True):
                 self._stacked[node] = _narrowed(rows, _value(node).shape, 1)
+                self._copies.setdefault(node, []).append(self._stacked[node])
             after = [node for node in after if node not in loop.nodes]
         self._compute(after)
         for k, node in added.items():
             finals[k] = self._init[k] + self._rows_of(node).sum(0, dtype=self._init[k].dtype)
-        return [*finals, *self._row_results()]
+        return [*finals, *map(self._row_result, self._results)]
 
     # ---- what is not the loop
 
@@ -149,32 +152,23 @@ class _Scan:
         """The nodes that are not known before the loop."""
         found = set(carries)
         for node in self._calls:
-            if not found.isdisjoint(node.all_input_nodes):
+            if constant_of(node) is None and not found.isdisjoint(node.all_input_nodes):
                 found.add(node)
         return found
 
-    def _needed(self, results: Sequence[Any]) -> set[Node]:
-        """The nodes that results depend on."""
-        waiting = [node for node in results if isinstance(node, Node)]
-        found: set[Node] = set()
-        while waiting:
-            node = waiting.pop()
-            if node not in found:
-                found.add(node)
-                waiting += node.all_input_nodes
-        return found
-
-    def _before(self, dependent: set[Node], needed: set[Node]) -> None:
+    def _before(self, nodes: Sequence[Node]) -> None:
         """Computes what does not depend on a carry."""
         varying: list[Node] = []
-        for node in self._calls:
-            if node in dependent or node not in needed:
-                continue
+        for node in nodes:
+            value, number = _value(node), constant_of(node)
             if node.op == "get_attr":
                 raise NotElementwise("a tensor that it makes")
-            if all(argument in self._known for argument in node.all_input_nodes):
-                args, kwargs = self._given(node, self._known)
-                self._known[node] = node.target(*args, **kwargs)
+            if number is not None:
+                self._known[node] = torch.full(
+                    value.shape, number, dtype=value.dtype, device=value.device
+                )
+            elif all(argument in self._known for argument in node.all_input_nodes):
+                self._known[node] = _called(node, self._known)
             else:
                 varying.append(node)
         self._compute(varying)
@@ -195,15 +189,11 @@ class _Scan:
         def on_row(*rows: Tensor) -> tuple[Tensor, ...]:
             values = {**self._known, **dict(zip(given, rows, strict=True))}
             for node in nodes:
-                args, kwargs = self._given(node, values)
-                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                values[node] = _called(node, values)
             return tuple(values[node] for node in wanted)
 
         made = self._on_rows(on_row, [self._stacked[node] for node in given])
         self._stacked.update(zip(wanted, made, strict=True))
-
-    def _given(self, node: Node, values: dict[Node, Any]) -> Any:
-        return tree_map_only(Node, values.__getitem__, (node.args, node.kwargs))
 
     def _rows_of(self, node: Node) -> Tensor:
         """What a node is in each step, a row for each."""
@@ -212,46 +202,44 @@ class _Scan:
         value: Tensor = self._known[node]
         return value.expand(self._length, *value.shape)
 
-    def _row_results(self) -> list[Any]:
-        """The stacked results: every one a tensor of its own."""
-        found: list[Any] = []
-        own: set[Node] = {*self._elements}
-        for result in self._results:
-            if not isinstance(result, Node):
-                found.append(result)
-                continue
-            rows = self._rows_of(result)
-            found.append(rows.clone() if result in own or result in self._known else rows)
-            own.add(result)
-        return found
+    def _row_result(self, result: Any) -> Any:
+        """One of the stacked results: a tensor of its own."""
+        if not isinstance(result, Node):
+            return result
+        copies = self._copies.get(result)
+        if copies:
+            return copies.pop()
+        rows = self._rows_of(result)
+        if result in self._known or result in self._elements or copies is not None:
+            return rows.clone()
+        self._copies[result] = []
+        return rows
 
     # ---- the loop
 
     def _loop(self, looped: Sequence[int], after: Sequence[Node], wanted: Sequence[Any]) -> _Loop:
         """What the loop computes: the next carries, and what else it can, if a kernel can."""
         lanes = self._lanes(looped)
-        following = self._needed([self._next[k] for k in looped])
+        following = _needed([self._next[k] for k in looped])
         nodes = [node for node in after if node in following]
         for node in nodes:
             if not _is_step(node, lanes):
                 raise NotElementwise(str(node.target))
         carries = {self._carries[k] for k in looped}
-        more = list(nodes)
-        available = {*carries, *nodes}
+        computed = {*carries}
+        more: list[Node] = []
         for node in after:
-            if node not in available and _is_step(node, lanes):
-                outside = [n for n in node.all_input_nodes if n in after and n not in available]
-                if not outside:
-                    more.append(node)
-                    available.add(node)
-        order = {node: k for k, node in enumerate(self._calls)}
-        candidates = [sorted(more, key=order.__getitem__), nodes]
-        for candidate in candidates:
+            others = (n for n in node.all_input_nodes if n not in computed and n in after)
+            if node in following or (_is_step(node, lanes) and not any(others)):
+                more.append(node)
+                computed.add(node)
+        for candidate in (more, nodes):
             loop = self._connected(candidate, carries, after, wanted)
-            tensors = 2 * len(looped) + len(loop.rows) + len(loop.operands)
-            if tensors <= _MOST_TENSORS:
+            results = len(looped) + len(loop.rows)
+            dtypes = {_value(node).dtype for node in (*carries, *loop.operands)}
+            if results <= _MOST_RESULTS and len(dtypes) <= _MOST_DTYPES:
                 return loop
-        raise NotElementwise(f"a loop with {tensors} tensors")
+        raise NotElementwise(f"a loop with {results} results in {len(dtypes)} dtypes")
 
     def _connected(
         self, nodes: list[Node], carries: set[Node], after: Sequence[Node], wanted: Sequence[Any]
@@ -266,7 +254,10 @@ class _Scan:
             following = self._next[k]
             if carry in carries and isinstance(following, Node) and following not in inside:
                 operands[following] = None
-        rows = [node for node in (*self._carries, *nodes) if node in inside and node in used]
+        rows: list[Node] = []
+        for node in (*carries, *nodes):
+            if node in used:
+                rows += [node] * max(1, self._results.count(node))
         return _Loop(nodes, rows, list(operands))
 
     def _lanes(self, looped: Sequence[int]) -> torch.Size:
@@ -289,9 +280,8 @@ class _Scan:
             references[node] = Reference("operand", number)
         steps: list[Step] = []
         for node in loop.nodes:
-            if node.target in _SAME:
-                source = node.args[0]
-                assert isinstance(source, Node)
+            source = _source(node)
+            if source is not node:
                 references[node] = references[source]
                 continue
             arguments = tuple(
@@ -318,6 +308,44 @@ class _Scan:
         return made
 
 
+def _needed(results: Sequence[Any]) -> set[Node]:
+    """The nodes that results depend on, themselves included."""
+    waiting = [node for node in results if isinstance(node, Node)]
+    found: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _source(value: Any) -> Any:
+    """The node whose value a node copies, or the value itself."""
+    while isinstance(value, Node):
+        if value.target in _SAME:
+            source = value.args[0]
+        elif value.target is aten.copy.default and _is_like(value, value.args[1]):
+            source = value.args[1]
+        else:
+            break
+        value = source
+    return value
+
+
+def _is_like(node: Node, source: Any) -> bool:
+    mine, other = _value(node), _value(source)
+    return bool(mine.shape == other.shape and mine.dtype == other.dtype)
+
+
+def _called(node: Node, values: Mapping[Node, Any]) -> Any:
+    """What a node's operator gives for these arguments."""
+    if node.target in _SAME:  # some of them have no rule for rows
+        return values[node.args[0]].clone()  # type: ignore[index]
+    args, kwargs = tree_map_only(Node, values.__getitem__, (node.args, node.kwargs))
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
 def _is_step(node: Node, lanes: Sequence[Any]) -> bool:
     """Whether a node is an elementwise operator on lanes."""
     value = _value(node)
@@ -325,7 +353,7 @@ def _is_step(node: Node, lanes: Sequence[Any]) -> bool:
         return False
     if not _broadcasts(value.shape, lanes):
         return False
-    if node.target in _SAME:
+    if _source(node) is not node:
         return True
     numbers = (a for a in node.args if not isinstance(a, Node))
     if not all(a is None or isinstance(a, (bool, int, float)) for a in numbers):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...ir.access import flat_environment
 from ...ir.buffers import Buffer
 from ...ir.nodes import Scan, carry_name
-from ...ir.scalar import Load, Local, Masked, Scalar, children, loads_of, walk
+from ...ir.scalar import Load, Local, Masked, Scalar, cast, children, loads_of, walk
 from ...ir.spaces import numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, ceildiv, iteration, linearize, product
@@ -73,10 +73,15 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
 
     small = sum(1 for body in (*node.row, *node.step) for _ in walk(body)) <= _LONG_BODY
     counts = [_TOGETHER, 1] if small else [1]
-    ends = [
-        store(name, lane, Text(carry_name(number), 1, node.init[number].dtype))
-        for name, number in zip(node.carried, node.finals, strict=True)
+    if small and node.length.is_constant and int(node.length) % _TOGETHER == 0:
+        counts = [_TOGETHER]
+    after = Scope()
+    renderer = builder.renderer([place], after)
+    lasts = [
+        renderer.render(cast(Local(carry_name(k), node.init[k].dtype), buffers[name].dtype))
+        for name, k in zip(node.carried, node.finals, strict=True)
     ]
+    ends = [store(name, lane, last) for name, last in zip(node.carried, lasts, strict=True)]
     return builder.finish(
         "scan",
         "scan.wgsl.jinja",
@@ -86,7 +91,7 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
             "length": builder.index(node.length),
             "init": [*first.lines, *carries],
             "loops": [(count, steps(count)) for count in counts],
-            "ends": ends,
+            "ends": [*after.lines, *ends],
         },
         workgroup_size=workgroup,
         grid=fold_grid(ceildiv(lanes, workgroup), target),

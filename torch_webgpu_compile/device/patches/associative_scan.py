@@ -3,18 +3,20 @@
 Patched: ``torch._higher_order_ops.associative_scan.associative_scan``, also as the package has it.
 
 Why: ``combine_mode="pointwise"``, the default, is refused for all but CUDA and XPU tensors before a
-backend is asked. The mode ``"generic"`` takes every function that it takes, and gives the same.
+backend is asked. While Dynamo traces, its operator is called all the same. Otherwise the mode
+``"generic"``, which takes every function that it takes, gives the same.
 
 Until: PyTorch asks the backend.
 """
 
 from __future__ import annotations
 
-from functools import wraps
+from collections.abc import Sequence
+from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from .. import devices
 from ..import_hooks import after_import
@@ -25,6 +27,26 @@ def install() -> None:
     after_import("torch._higher_order_ops.associative_scan", _patch)
 
 
+def _are_valid(leaves: Sequence[Any], dim: Any) -> bool:
+    """Whether PyTorch takes them; what is wrong, it says in the other mode."""
+    return isinstance(dim, int) and all(
+        isinstance(x, torch.Tensor) and -x.ndim <= dim < x.ndim and x.shape[dim] > 0 for x in leaves
+    )
+
+
+def _traced(
+    module: Any, combine_fn: Any, leaves: Sequence[torch.Tensor], dim: int, reverse: bool
+) -> list[torch.Tensor]:
+    """The operator, which scans along the first dimension."""
+    xs = [x.movedim(dim, 0) for x in leaves]
+    if reverse:
+        xs = [x.flip([0]) for x in xs]
+    made = tree_leaves(module.associative_scan_op(combine_fn, xs, additional_inputs=()))
+    if reverse:
+        made = [x.flip([0]) for x in made]
+    return [x.movedim(0, dim) for x in made]
+
+
 def _patch(module: Any) -> None:
     original = module.associative_scan
 
@@ -32,10 +54,19 @@ def _patch(module: Any) -> None:
     def associative_scan(
         combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
     ) -> Any:
+        leaves, spec = tree_flatten(xs)
         if combine_mode == "pointwise" and any(
-            isinstance(x, torch.Tensor) and x.device.type == devices.NAME for x in tree_leaves(xs)
+            isinstance(x, torch.Tensor) and x.device.type == devices.NAME for x in leaves
         ):
             combine_mode = "generic"
+            if torch.compiler.is_dynamo_compiling() and _are_valid(leaves, dim):
+                flat = partial(
+                    module.wrap_combine_fn_flat,
+                    combine_fn=combine_fn,
+                    spec=spec,
+                    num_leaves=len(leaves),
+                )
+                return tree_unflatten(_traced(module, flat, leaves, dim, reverse), spec)
         return original(combine_fn, xs, dim, reverse, combine_mode)
 
     module.associative_scan = associative_scan

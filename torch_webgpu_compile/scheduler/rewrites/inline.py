@@ -18,6 +18,7 @@ from ...ir.nodes import (
     Fourier,
     Pointwise,
     Reduction,
+    Scan,
     Scatter,
     bodies_of,
     inputs_of,
@@ -246,9 +247,11 @@ def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
 def _repeats(node: Pointwise, user: Node) -> float:
     """How often a reader computes each element of ``node`` when it is inlined."""
     points = typical_numel(product(user.extents))
-    sites = sum(
-        len({load for load in loads_of(b) if load.buffer == node.output}) for b in bodies_of(user)
-    )
+    found = [
+        {load for load in loads_of(b) if load.buffer == node.output} for b in bodies_of(user)
+    ]
+    # A scan's bodies are computed together.
+    sites = len(set().union(*found)) if isinstance(user, Scan) else sum(map(len, found))
     each = points / max(1, typical_numel(product(node.ranges)))
     # Sites of a transform are the real and the imaginary part: each reads its half.
     return sites * (each if isinstance(user, Fourier) else max(1.0, each))
