@@ -247,9 +247,7 @@ def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
 def _repeats(node: Pointwise, user: Node) -> float:
     """How often a reader computes each element of ``node`` when it is inlined."""
     points = typical_numel(product(user.extents))
-    found = [
-        {load for load in loads_of(b) if load.buffer == node.output} for b in bodies_of(user)
-    ]
+    found = [{load for load in loads_of(b) if load.buffer == node.output} for b in bodies_of(user)]
     # A scan's bodies are computed together.
     sites = len(set().union(*found)) if isinstance(user, Scan) else sum(map(len, found))
     each = points / max(1, typical_numel(product(node.ranges)))
