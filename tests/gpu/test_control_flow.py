@@ -240,6 +240,14 @@ def test_a_loop_in_a_kernel(dtype: torch.dtype) -> None:
     assert counters.dispatches - before <= 3
 
 
+def test_each_step_has_its_own_random_numbers() -> None:
+    def run(xs: Tensor) -> Any:
+        return scan(lambda h, x: (h * 0.5 + x, x * torch.rand(3)), xs[0], xs)[1]
+
+    rows = torch.compile(run, backend="webgpu", fullgraph=True)(torch.ones(70, 3))
+    assert rows.unique().numel() > 200
+
+
 def test_kernels_of_cheap_branches_maps_and_short_scans() -> None:
     """They are one plan, and what can be is one kernel."""
 

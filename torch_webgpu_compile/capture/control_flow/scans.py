@@ -96,6 +96,8 @@ class _Scan:
         self._results = [_source(result) for result in traced.results[count:]]
         self._copies: dict[Node, list[Tensor]] = {}  # rows that nothing else is returned as
         self._calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+        if any(map(_is_random, self._calls)):
+            raise NotElementwise("random numbers, others in each step")
 
     def run(self) -> list[Any]:
         finals: list[Any] = [None] * len(self._carries)
@@ -318,6 +320,13 @@ def _needed(results: Sequence[Any]) -> set[Node]:
             found.add(node)
             waiting += node.all_input_nodes
     return found
+
+
+def _is_random(node: Node) -> bool:
+    target = node.target
+    return isinstance(target, OpOverload) and (
+        target is torch.ops.webgpu.seed.default or torch.Tag.nondeterministic_seeded in target.tags
+    )
 
 
 def _source(value: Any) -> Any:
