@@ -16,6 +16,7 @@ from .callables.compiled_graph import CompiledGraph
 from .callables.device_graph import DeviceGraph
 from .callables.host_graph import HostGraph
 from .callables.signature import Signature
+from .callables.static_tensors import StaticTensors
 from .capture.graph import aot, dynamo
 from .captured import CapturedGraph, Phase
 from .compiler import Compilation, compile_graph, loops_of, native_operators, signature_of
@@ -108,14 +109,14 @@ def compile_module(
             observer(state, compiled)
         return compiled
 
-    def gpu() -> torch.device | None:
+    def gpu() -> StaticTensors | None:
         """Where a graph of CPU tensors works that is divided: between its parts there are plain
         ``webgpu`` tensors, and those are of the devices that PyTorch knows."""
         if index is not None:
             return None
         current = devices.current_index()
         is_known = devices.get_device(current) is device
-        return torch.device(devices.NAME, current) if is_known else None
+        return StaticTensors(current) if is_known else None
 
     def keep(compiled: aot.BoxedFunction) -> None:
         name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept

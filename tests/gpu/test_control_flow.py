@@ -320,6 +320,32 @@ def test_training_with_a_branch_sees_new_weights() -> None:
         torch.testing.assert_close(other.calls.cpu(), mine.calls)
 
 
+def test_parameters_of_a_divided_graph_travel_once() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Any:
+            return loop_until_small(self.linear(x) * 100)
+
+    model = Model()
+    compiled = torch.compile(model, backend="webgpu", fullgraph=True)
+    weight, x = model.linear.weight, R(4, 8)
+    with torch.no_grad():
+        compiled(x)
+        changes: list[tuple[Any, int]] = [
+            (lambda: None, 0),
+            (lambda: weight.mul_(2), weight.nbytes),
+            (lambda: setattr(weight, "data", weight.data / 3), weight.nbytes),
+        ]
+        for change, nbytes in changes:
+            change()
+            before = counters.bytes_uploaded
+            torch.testing.assert_close(compiled(x), model(x))
+            assert counters.bytes_uploaded - before <= x.nbytes + nbytes + 64
+
+
 def test_a_broken_promise_about_a_size_is_an_error() -> None:
     compiled = torch.compile(sized_by_data, backend="webgpu", fullgraph=True)
     compiled(R(5, 7).to("webgpu"), torch.tensor(3, device="webgpu"))

@@ -66,9 +66,10 @@ class StaticCopy:
         identity, version: of the tensor that it was last copied from or known to be equal to; None
             if it has to be copied again.
         seen: all of these words then.
+        contents: another number after the buffer got other contents.
     """
 
-    __slots__ = ("address", "buffer", "identity", "seen", "version", "words")
+    __slots__ = ("address", "buffer", "contents", "identity", "seen", "version", "words")
 
     def __init__(self, buffer: GpuBuffer) -> None:
         self.buffer = buffer
@@ -77,6 +78,7 @@ class StaticCopy:
         self.identity = 0
         self.version: int | None = None
         self.seen = b""
+        self.contents = 0
 
 
 class User(Protocol):
@@ -300,6 +302,11 @@ class StaticCopies:
         self.addresses = tuple(map(data_ptr, tensors))
         self.buffers: list[GpuBuffer] = []
 
+    @property
+    def contents(self) -> list[int]:
+        """Of each copy a number, another one after it got other contents, in the same buffer."""
+        return [copy.contents for copy in self._copies]
+
     def are_current(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the buffers still hold what the tensors hold; these have the same addresses."""
         expected = self._versions
@@ -338,6 +345,7 @@ class StaticCopies:
                 self._copies[k].version = None
             seen = _seen([self._copies[k] for k in stale])
             for k in stale:
+                self._copies[k].contents += 1
                 self._owner.upload(tensors[k], self._layouts[k].strides, self._copies[k].buffer)
             self.buffers = [copy.buffer for copy in self._copies]
             self._know(tensors, versions, seen)
@@ -351,6 +359,7 @@ class StaticCopies:
         with self._owner.lock:
             self._seen = fingerprints.read(self._words)
             for copy, buffer in zip(self._copies, buffers, strict=True):
+                copy.contents += 1
                 copy.buffer = copy.buffer if buffer is None else buffer
             self.buffers = [copy.buffer for copy in self._copies]
             self._know(tensors, _versions(tensors), _seen(self._copies))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 import torch
 from torch import Tensor
@@ -19,6 +19,19 @@ BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 CompileFunction = Callable[[GraphModule], BoxedFunction]
 
 
+class Place(Protocol):
+    """Where the parts of a graph work whose tensors are elsewhere.
+
+    Attributes:
+        device: that of its tensors.
+    """
+
+    device: torch.device
+
+    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors there of equal contents, of arguments that often are the same again."""
+
+
 class DividedGraph:
     """A function of a list of arguments, which it empties, to a list of results.
 
@@ -26,7 +39,7 @@ class DividedGraph:
         divided: the graph.
         parts: what each of its `Part`s was compiled to, in order.
         functions: what the functions of its `Call`s were compiled to, by slot.
-        device: where the parts work, if that is not where the arguments are.
+        place: where the parts work, if that is not where the caller's tensors are.
         counted: positions of the changed arguments whose version counters somebody else increments.
     """
 
@@ -37,13 +50,14 @@ class DividedGraph:
         divided: Divided,
         parts: Sequence[BoxedFunction],
         functions: Mapping[int, BoxedFunction],
-        device: torch.device | None,
+        place: Place | None,
         counted: frozenset[int],
     ) -> None:
         self._divided = divided
         self._parts = list(parts)
         self._functions = {slot: loops.Function(f) for slot, f in functions.items()}
-        self._device = device
+        self._place = place
+        self._device = None if place is None else place.device
         self._counted = counted
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
@@ -57,12 +71,18 @@ class DividedGraph:
         symbols = {name: read(arguments) for name, read in divided.symbols.items()}
         values: dict[int, Any] = dict(self._functions)
         originals: dict[int, tuple[int, Tensor]] = {}  # those that are returned or written
+        if self._place is not None:
+            static = [arguments[position] for position in divided.static]
+            copies = dict(zip(divided.static, self._place.of(static), strict=True))
+        else:
+            copies = {}
         for position, slot in enumerate(divided.arguments):
             if slot is not None:
                 given = arguments[position]
                 if slot in divided.kept:
                     originals[slot] = position, given
-                values[slot] = self._moved(given)
+                copy = copies.get(position)
+                values[slot] = self._moved(given) if copy is None else copy
         arguments.clear()
         parts = iter(self._parts)
         for number, step in enumerate(divided.steps):

@@ -135,7 +135,9 @@ class Divided:
         last_uses: of each step, the slots that nobody needs after it.
         written: slots of the arguments that some part writes.
         kept: slots of the arguments that are written or returned.
-        devices: of the tensors among the results, in order; None for the others.
+        static: positions of the arguments that are parameters or buffers and are only read.
+        devices: of the tensors among the results, in order; None for the others, and for those that
+            may stay where the parts work.
     """
 
     steps: tuple[Step, ...]
@@ -145,6 +147,7 @@ class Divided:
     last_uses: tuple[tuple[int, ...], ...]
     written: frozenset[int]
     kept: frozenset[int]
+    static: tuple[int, ...]
     devices: tuple[torch.device | None, ...]
 
 
@@ -258,6 +261,11 @@ class _Division:
             self._last_uses(written | returned_slots),
             written,
             written | (returned_slots & set(arguments)),
+            tuple(
+                k
+                for k, (node, slot) in enumerate(zip(self._placeholders, arguments, strict=True))
+                if node in self._static and slot is not None and slot not in written
+            ),
             devices,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ...captured import CapturedGraph, Phase
 from ...fallbacks import OnFallback, on_fallback
 from ..complex_numbers.separation import separate_graph
-from ..control_flow.divided import DividedGraph
+from ..control_flow.divided import DividedGraph, Place
 from ..control_flow.inline import inline_operators
 from ..control_flow.parts import Call, Part, divide, is_divided
 from ..decompositions import symbolic_numbers
@@ -51,7 +52,7 @@ def capture(
     native: Collection[OpOverload],
     on_host: OnFallback = _REFUSE,
     on_whole: Callable[[BoxedFunction], None] = lambda compiled: None,
-    gpu: Callable[[], torch.device | None] = lambda: None,
+    gpu: Callable[[], Place | None] = lambda: None,
 ) -> Callable[..., Any]:
     """Traces a Dynamo graph and compiles each resulting graph with ``compile_graph``.
 
@@ -62,8 +63,8 @@ def capture(
         native: the operators that lowering knows.
         on_host: told why a graph is not compiled; raises where it has to be.
         on_whole: told of a compiled graph that is all there is to Dynamo's graph.
-        gpu: gives the device on which a graph of CPU tensors works that has to be divided; None
-            where its tensors are.
+        gpu: gives the place where a graph of CPU tensors works that has to be divided; None where
+            its tensors are.
 
     Raises:
         UnsupportedOp: an operator can run neither on the GPU nor between its plans.
@@ -126,8 +127,7 @@ def capture(
         views = () if name == "backward" else take_views(graph, _metadata())
         title = f"graph{number}_{name}"
         if is_divided(graph.graph):
-            device = gpu()
-            compiled: BoxedFunction = compile_divided(graph, title, static_inputs, counted, device)
+            compiled: BoxedFunction = compile_divided(graph, title, static_inputs, counted, gpu())
         else:
             compiled = compile_whole(graph, title, name, static_inputs, saved, counted)
         if views:
@@ -163,9 +163,13 @@ def capture(
         title: str,
         static_inputs: frozenset[int] = frozenset(),
         counted: frozenset[int] = frozenset(),
-        device: torch.device | None = None,
+        place: Place | None = None,
+        stays: bool = False,
     ) -> DividedGraph:
+        device = None if place is None else place.device
         divided = divide(graph, static_inputs, device)
+        if stays:
+            divided = replace(divided, devices=(None,) * len(divided.devices))
         parts: list[BoxedFunction] = []
         functions: dict[int, BoxedFunction] = {}
         known: dict[int, BoxedFunction] = {}  # a repeated block is one function of many calls
@@ -180,16 +184,16 @@ def capture(
                 for slot, function in step.functions.items():
                     if id(function) not in known:
                         name = f"{inner}_{len(known)}"
-                        known[id(function)] = compile_function(function, name, device)
+                        known[id(function)] = compile_function(function, name, place)
                     functions[slot] = known[id(function)]
-        return DividedGraph(divided, parts, functions, device, counted)
+        return DividedGraph(divided, parts, functions, place, counted)
 
     def compile_function(
-        function: torch.fx.GraphModule, title: str, device: torch.device | None
+        function: torch.fx.GraphModule, title: str, place: Place | None
     ) -> BoxedFunction:
-        """A function that a loop or a branch calls."""
+        """A function that a loop or a branch calls, whose results stay where it works."""
         inline_operators(function, table, operators)
-        return compile_divided(function, title, device=device)
+        return compile_divided(function, title, place=place, stays=True)
 
     def partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
         nonlocal refused, is_random
