@@ -11,6 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
 from torch.export import Dim
 
 import torch_webgpu_compile
@@ -207,6 +210,37 @@ def test_random_numbers_follow_the_seed(tmp_path):
     assert 400 < np.count_nonzero(first) < 600
     np.testing.assert_array_equal(draws(1), [first, second])
     assert not np.array_equal(draws(2)[0], first)
+
+
+class Recurrent(nn.Module):
+    """A gated recurrence, a branch, a map and an associative scan: all of them in kernels."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.rand(8))
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        def step(h, now):
+            h = torch.sigmoid(self.gate) * h + now
+            return h, h.clone()
+
+        _, rows = scan(step, x.new_zeros(8), self.linear(x))
+        rows = torch.cond(rows.sum() > 0, lambda r: r.cos(), lambda r: r.sin() * 2, (rows,))
+        rows = map_rows(lambda row: row.softmax(0) * self.gate, rows)
+        return associative_scan(torch.maximum, rows, 0, combine_mode="generic")
+
+
+@pytest.mark.parametrize("length", [3, 100])
+def test_loops_and_branches_that_are_kernels(length, tmp_path):
+    torch.manual_seed(0)
+    model = Recurrent()
+    export(model, (torch.rand(length, 8),), tmp_path / "b")
+    bundle = load_bundle(tmp_path / "b")
+    for sign in (1, -1):
+        x = torch.randn(length, 8).abs() * sign
+        with torch.no_grad():
+            close(bundle.run("forward", x=x.numpy())["output"], model(x))
 
 
 def test_on_the_device(tmp_path):

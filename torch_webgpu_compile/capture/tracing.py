@@ -12,7 +12,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -46,12 +46,14 @@ class Traced:
             call returns is its placeholder.
         mutated: positions of the inputs that the call changes.
         resized: those of them that take sizes and strides of the value (``out=`` arguments).
+        captured: tensors that the function has from elsewhere, whose placeholders come last.
     """
 
     module: GraphModule
     results: Any
     mutated: tuple[int, ...] = ()
     resized: tuple[int, ...] = ()
+    captured: tuple[Tensor, ...] = ()
 
 
 def trace(
@@ -62,6 +64,7 @@ def trace(
     native: frozenset[OpOverload],
     *,
     mutates: bool,
+    lift: Callable[[Tensor], Tensor] | None = None,
 ) -> Traced:
     """Records ``function(*inputs)``, inside of `clean_dispatch`.
 
@@ -70,18 +73,21 @@ def trace(
         inputs: fake tensors of ``mode``, one per placeholder; anything else is a constant.
         decompositions: rules for operators that are not recorded.
         native: operators that are recorded although they are composite.
+        lift: gives a fake tensor of ``mode`` for a tensor that the function has from elsewhere:
+            these are inputs, too, behind the others. Without it they are constants.
 
     Raises:
         UnsupportedOp: the call cannot be made functional.
     """
-    recorder = Recorder(decompositions, native)
+    recorder = Recorder(decompositions, native, lift)
     with mode:
         for number, value in enumerate(inputs):
             recorder.input(f"arg{number}", value)
         traced = run(recorder, function, inputs, mutates=mutates)
         if recorder.is_functional:
             return traced
-        return _functional(traced, inputs, decompositions, native)
+        again = _functional(traced, [*inputs, *traced.captured], decompositions, native)
+        return replace(again, captured=traced.captured)
 
 
 def _functional(
@@ -234,9 +240,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators as FX nodes; see the module. It goes on top of a `FakeTensorMode`."""
 
     def __init__(
-        self, decompositions: Mapping[OpOverload, Callable[..., Any]], native: frozenset[OpOverload]
+        self,
+        decompositions: Mapping[OpOverload, Callable[..., Any]],
+        native: frozenset[OpOverload],
+        lift: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._lift = lift
+        self._captured: list[Tensor] = []
         self.graph = Graph()
         self.is_functional = True
         self._decompositions = decompositions
@@ -275,7 +286,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Traced:
         """The graph, with the nodes of the results."""
         nodes = tree_map_only(Tensor, self.node_of, results)
-        return Traced(self.module(), nodes, mutated, resized)
+        return Traced(self.module(), nodes, mutated, resized, tuple(self._captured))
 
     def module(self) -> GraphModule:
         """The graph with its constants."""
@@ -294,6 +305,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == "prim":  # a question about a tensor, such as its device
             return func(*args, **kwargs)
+        if self._lift is not None:
+            args, kwargs = tree_map_only(Tensor, self._lifted, (args, kwargs))
         rule = self._decompositions.get(func)
         if rule is not None:
             with self:
@@ -354,6 +367,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             constant = value
         return self.constant(f"constant{len(self._constants)}", constant, value)
+
+    def _lifted(self, value: Tensor) -> Tensor:
+        """A tensor that is known, or an input from now on."""
+        if id(value) in self._nodes or (
+            isinstance(value, FakeTensor) and value.constant is not None
+        ):
+            return value
+        assert self._lift is not None
+        found = self._lift(value)
+        if id(found) not in self._nodes:
+            self.input(f"captured{len(self._captured)}", found)
+            self._captured.append(found)
+        return found
 
     def constant(self, name: str, constant: Tensor, value: Tensor) -> Node:
         """Makes the node of a constant; ``value`` stands for it in the trace."""

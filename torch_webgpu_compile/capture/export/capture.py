@@ -88,13 +88,14 @@ def capture_function(
     Raises:
         UnsupportedOp: the function cannot be captured; the message says where and why.
     """
-    recorded = record(inputs, names, torch.float16 if half is not None else None)
+    table = decompositions(native) | symbolic_numbers.DECOMPOSITIONS
+    autocast = torch.float16 if half is not None else None
+    recorded = record(inputs, names, table, native, autocast)
     states = tuple(recorded.states.values())
     halved = frozenset(k for k, s in enumerate(states) if half is not None and half(s))
     with clean_dispatch(symbolic=True), any_sizes():
         fakes = inputs.fakes()
         values = [*fakes, *(_fake(inputs, s, k in halved) for k, s in enumerate(states))]
-        table = decompositions(native) | symbolic_numbers.DECOMPOSITIONS
         traced = _functional(recorded, values, len(fakes), inputs, table, native)
     inputs.settle()
     _refuse_aliases(states, traced.mutated, len(fakes))

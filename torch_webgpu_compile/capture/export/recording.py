@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -36,8 +36,10 @@ from torch.utils._pytree import tree_map_only
 
 from ...captured import user_source
 from ...errors import UnsupportedOp
+from ..control_flow.rules import RULES, NotInlined
 from ..graph.patterns import REWRITES
 from ..tracing import Recorder
+from .functions import PythonFunctions
 from .inputs import ExportInputs
 from .names import Key, Names, key_of
 
@@ -79,22 +81,23 @@ class _Everything(frozenset[Any]):
 class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Records a call; the fake tensors that stand for real ones are those of their states."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(
+        self,
+        mode: FakeTensorMode,
+        decompositions: Mapping[OpOverload, Callable[..., Any]],
+        native: frozenset[OpOverload],
+    ) -> None:
         super().__init__({}, _Everything())
-        self.supports_higher_order_operators = True  # to refuse them
+        self.supports_higher_order_operators = True
         self.states: dict[str, Tensor] = {}
         self._mode = mode
+        self._functions = PythonFunctions(self, mode, self.stand_in, decompositions, native)
         self._stand_ins: dict[Key, FakeTensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.stack_trace = _user_frame()
         if isinstance(func, HigherOrderOperator):
-            raise UnsupportedOp(
-                str(func),
-                "a page runs the same kernels at every call, and has no loops and branches",
-                "choose with torch.where, or export the branches as functions of their own",
-                _place(self.stack_trace),
-            )
+            return self.higher_order(func, args, kwargs or {})
         if func not in _LITERALS:
             args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs or {}))
         try:
@@ -106,6 +109,21 @@ class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
                 "function is captured",
                 "compute it outside of the exported function, or with torch.where and masks",
                 _place(self.stack_trace),
+            ) from error
+
+    def higher_order(self, func: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
+        """The results of an operator that can be kernels and no more."""
+        rule = RULES.get(func)
+        try:
+            if rule is None:
+                raise NotInlined("it has no kernels")
+            return self._functions.nested(rule(self._functions, *args, **kwargs))
+        except NotInlined as error:
+            raise UnsupportedOp(
+                str(func),
+                f"a page runs the same kernels at every call: no loops and branches ({error})",
+                "choose with torch.where, or export the branches as functions of their own",
+                _place(_user_frame()),
             ) from error
 
     def stand_in(self, value: Tensor) -> Tensor:
@@ -140,16 +158,32 @@ class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
 
 
 class _Rewrites(TorchFunctionMode):
-    """Puts this package's functions in the place of some of PyTorch's."""
+    """Puts this package's functions in the place of some of PyTorch's.
+
+    Higher-order operators are taken apart here, where autograd has not yet seen them.
+    """
+
+    def __init__(self, recorder: _CallRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return self._recorder.higher_order(func, args, kwargs or {})
         return REWRITES.get(func, func)(*args, **(kwargs or {}))
 
 
-def record(inputs: ExportInputs, names: Names, autocast: torch.dtype | None = None) -> Recorded:
+def record(
+    inputs: ExportInputs,
+    names: Names,
+    decompositions: Mapping[OpOverload, Callable[..., Any]],
+    native: frozenset[OpOverload],
+    autocast: torch.dtype | None = None,
+) -> Recorded:
     """Records one call.
 
     Args:
+        decompositions, native: as for `tracing.trace`, of the functions of loops and branches.
         autocast: of autocast around the call, if any.
 
     Raises:
@@ -158,7 +192,8 @@ def record(inputs: ExportInputs, names: Names, autocast: torch.dtype | None = No
     """
     before = _Snapshot(names)
     try:
-        recorded = _record(inputs, names, autocast, before)
+        recorder = _CallRecorder(inputs.mode, decompositions, native)
+        recorded = _record(recorder, inputs, autocast, before)
         kept = before.new_gradients()
         before.restore()
         if kept:
@@ -166,7 +201,8 @@ def record(inputs: ExportInputs, names: Names, autocast: torch.dtype | None = No
             for parameter in kept:
                 parameter.grad = torch.zeros_like(parameter)
             before = _Snapshot(names)
-            again = _record(inputs, names, autocast, before)
+            recorder = _CallRecorder(inputs.mode, decompositions, native)
+            again = _record(recorder, inputs, autocast, before)
             gradients = {key_of(p.grad) for p in kept if isinstance(p.grad, Tensor)}
             if any(key_of(state) in gradients for state in again.states.values()):
                 return again
@@ -179,9 +215,11 @@ def record(inputs: ExportInputs, names: Names, autocast: torch.dtype | None = No
 
 
 def _record(
-    inputs: ExportInputs, names: Names, autocast: torch.dtype | None, before: _Snapshot
+    recorder: _CallRecorder,
+    inputs: ExportInputs,
+    autocast: torch.dtype | None,
+    before: _Snapshot,
 ) -> Recorded:
-    recorder = _CallRecorder(inputs.mode)
     fakes = inputs.fakes()
     for number, fake in enumerate(fakes):
         recorder.input(f"input{number}", fake)
@@ -194,7 +232,7 @@ def _record(
             stack.enter_context(torch.autocast("cpu", autocast))
         stack.enter_context(inputs.mode)
         stack.enter_context(recorder)
-        stack.enter_context(_Rewrites())
+        stack.enter_context(_Rewrites(recorder))
         results = inputs.call(fakes)
 
     def node_of(value: Tensor) -> Node:

@@ -1,0 +1,83 @@
+"""The functions that a recorded call gives to higher-order operators: plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ...errors import UnsupportedOp
+from ..control_flow.rules import Function, NotInlined
+from ..tracing import Recorder, Traced, clean_dispatch, trace
+
+
+class PythonFunctions:
+    """See `rules.Functions`.
+
+    Args:
+        recorder: of the call.
+        mode: of its tensors.
+        lift: gives the fake tensor that stands for a real one.
+        decompositions, native: as for `tracing.trace`.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        mode: FakeTensorMode,
+        lift: Callable[[Tensor], Tensor],
+        decompositions: Mapping[OpOverload, Callable[..., Any]],
+        native: frozenset[OpOverload],
+    ) -> None:
+        self._recorder = recorder
+        self._mode = mode
+        self._lift = lift
+        self._decompositions = decompositions
+        self._native = native
+        self._structure = tree_flatten(())[1]
+
+    def evaluate(self, function: Function, arguments: Sequence[Any]) -> list[Any]:
+        """Calls a function in the trace that is going on."""
+        return self._flat(function(*arguments))
+
+    def traced(self, function: Function, arguments: Sequence[Any]) -> Traced:
+        """A function's own graph; tensors that it has from elsewhere are inputs."""
+        with clean_dispatch(symbolic=True):
+            with self._mode:
+                inputs = [
+                    torch.empty(a.shape, dtype=a.dtype, device=a.device)
+                    if isinstance(a, Tensor)
+                    else a
+                    for a in arguments
+                ]
+            try:
+                return trace(
+                    lambda *given: tuple(self._flat(function(*given))),
+                    inputs,
+                    self._mode,
+                    self._decompositions,
+                    self._native,
+                    mutates=False,
+                    lift=self._lift,
+                )
+            except (RuntimeError, TypeError, UnsupportedOp) as error:
+                raise NotInlined(str(error)) from error
+
+    def nested(self, results: Sequence[Any]) -> Any:
+        """Results as the function that was called last has them."""
+        return tree_unflatten(results, self._structure)
+
+    def _flat(self, results: Any) -> list[Any]:
+        leaves, self._structure = tree_flatten(results)
+        return leaves
+
+    def nodes(self, function: Function, arguments: Sequence[Any]) -> list[Node]:
+        """The calls in a function."""
+        graph = self.traced(function, arguments).module.graph
+        return [node for node in graph.nodes if node.op == "call_function"]
