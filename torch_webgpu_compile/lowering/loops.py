@@ -10,7 +10,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.nodes import Scan, carry_name
 from ..ir.scalar import Local, Scalar, cast, loads_of
-from ..symbolic.sizes import ZERO, Expr, as_expr
+from ..symbolic.sizes import ZERO, Expr, as_expr, contiguous_strides
 from ..torch_ops.elementwise import Argument, Reference
 from ..torch_ops.scans import ScanFunction, parsed
 from .builder import Builder, operand
@@ -28,6 +28,7 @@ def lower_scan(
     constants: Sequence[Value],
     length: int | Expr,
     step: str,
+    outer: int = 0,
 ) -> tuple[Value | None, ...]:
     """The last carries, and the rows of all steps: one node that computes each lane by itself.
 
@@ -46,11 +47,15 @@ def lower_scan(
     rows = tuple(k for k in range(len(row_bodies)) if builder.is_used(len(init) + k))
     if not finals and not rows:
         finals = (0,)
+    within = contiguous_strides((*lanes[:outer], steps, *lanes[outer:]))
+    strides = (within[outer], *within[:outer], *within[outer + 1 :])
     carried = [
         builder.new_buffer(_stored(init[k].dtype), lanes, f"{builder.hint}_last{k}") for k in finals
     ]
     stacked = [
-        builder.new_buffer(_stored(row_bodies[k].dtype), (steps, *lanes), f"{builder.hint}_{k}")
+        builder.new_buffer(
+            _stored(row_bodies[k].dtype), (steps, *lanes), f"{builder.hint}_{k}", strides=strides
+        )
         for k in rows
     ]
     here = positions(lanes)

@@ -89,7 +89,8 @@ def parsed(text: str) -> ScanFunction:
     "webgpu::scan",
     mutates_args=(),
     schema=(
-        "(Tensor[] init, Tensor[] xs, Tensor[] constants, SymInt length, str step) -> Tensor[]"
+        "(Tensor[] init, Tensor[] xs, Tensor[] constants, SymInt length, str step, int outer=0)"
+        " -> Tensor[]"
     ),
 )
 def scan(
@@ -98,6 +99,7 @@ def scan(
     constants: Sequence[Tensor],
     length: int,
     step: str,
+    outer: int = 0,
 ) -> list[Tensor]:
     """Calls a `ScanFunction` ``length`` times, each time with the carries of the time before.
 
@@ -106,11 +108,12 @@ def scan(
         xs: of sizes (length, …), where … broadcasts to the lanes.
         constants: they broadcast to the lanes.
         step: the function's text.
+        outer: how many of the lanes' dimensions are before that of steps in the memory of rows.
 
     Returns: the last carries, and the rows of all steps, of sizes (length, lanes).
     """
     function = parsed(step)
-    results = _results(function, init, xs, constants, length)
+    results = _results(function, init, xs, constants, length, outer)
     carries = [carry.clone() for carry in init]
     rows = results[len(init) :]
     for t in range(length):
@@ -129,8 +132,9 @@ def _(
     constants: Sequence[Tensor],
     length: int,
     step: str,
+    outer: int = 0,
 ) -> list[Tensor]:
-    return _results(parsed(step), init, xs, constants, length)
+    return _results(parsed(step), init, xs, constants, length, outer)
 
 
 def _results(
@@ -139,6 +143,7 @@ def _results(
     xs: Sequence[Tensor],
     constants: Sequence[Tensor],
     length: int,
+    outer: int,
 ) -> list[Tensor]:
     """Memory for the results."""
     lanes, device = init[0].shape, init[0].device

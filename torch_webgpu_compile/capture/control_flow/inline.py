@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...errors import UnsupportedOp
 from ..tracing import Recorder, Traced, clean_dispatch, trace
-from .rules import RULES, NotInlined
+from .rules import RULES, Function, NotInlined
 
 aten = torch.ops.aten
 
@@ -120,12 +120,14 @@ class Inlining:
             return self._results[node]
         return attribute_of(self._module, node) if node.op == "get_attr" else node.meta.get("val")
 
-    def evaluate(self, function: GraphModule, arguments: Sequence[Any]) -> list[Any]:
+    def evaluate(self, function: Function, arguments: Sequence[Any]) -> list[Any]:
         """Calls a function of the graph on what a rule gives; its results.
 
         Raises:
             NotInlined: it has an operator that cannot be a part of the graph.
         """
+        if not isinstance(function, GraphModule):
+            return list(function(*arguments))
         values: dict[Node, Any] = {}
         given = iter(arguments)
         for node in function.graph.nodes:
@@ -148,7 +150,7 @@ class Inlining:
                     values[node] = node.target(*args, **kwargs)
         raise ValueError("a graph without an output")
 
-    def traced(self, function: GraphModule, arguments: Sequence[Any]) -> Traced:
+    def traced(self, function: Function, arguments: Sequence[Any]) -> Traced:
         """A function's graph, for arguments of these sizes and dtypes.
 
         Raises:
@@ -175,8 +177,9 @@ class Inlining:
             except (RuntimeError, TypeError, UnsupportedOp) as error:
                 raise NotInlined(str(error)) from error
 
-    def nodes(self, function: GraphModule, arguments: Sequence[Any]) -> list[Node]:
+    def nodes(self, function: Function, arguments: Sequence[Any]) -> list[Node]:
         """The calls in a function of the graph."""
+        assert isinstance(function, GraphModule)
         return [node for node in function.graph.nodes if node.op == "call_function"]
 
     def _attribute(self, function: GraphModule, node: Node) -> Any:

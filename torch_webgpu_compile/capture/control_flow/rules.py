@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -189,10 +188,11 @@ def _looped(
     xs: Sequence[Tensor],
     arguments: Sequence[Any],
     length: int | torch.SymInt,
+    outer: int = 0,
 ) -> list[Any]:
     try:
         others = (*arguments, *traced.captured)
-        return elementwise_scan(traced, init, xs, others, length, _on_rows)
+        return elementwise_scan(traced, init, xs, others, length, _on_rows, outer)
     except NotElementwise as error:
         raise NotInlined(str(error)) from error
 
@@ -204,9 +204,7 @@ def _associative_scan(
     if not _is_positive(xs[0].shape[0]):
         raise NotInlined("it has no elements")
     try:
-        if _is_divisible(xs, arguments):
-            return _in_blocks(functions, combine, xs, arguments)
-        return _one_by_one(functions, combine, xs, arguments)[1]
+        return _combined(functions, combine, xs, arguments)
     except NotInlined:
         return _in_rounds(functions, combine, xs, arguments)
 
@@ -215,7 +213,41 @@ def _associative_scan(
 _BLOCK, _MANY_LANES = 64, 1 << 14
 
 
-def _is_divisible(xs: Sequence[Tensor], arguments: Sequence[Any]) -> bool:
+def _combined(
+    functions: Functions, combine: Function, xs: Sequence[Tensor], arguments: Sequence[Any]
+) -> list[Any]:
+    """In one loop; or in blocks, of which first the totals are computed, and scanned.
+
+    Then each block starts with what is before it. Source: S. Chatterjee, G. Blelloch, M. Zagha,
+    Scan primitives for vector computers, 1990.
+    """
+    length, *row = xs[0].shape
+    if not _has_blocks(xs, arguments):
+        first = [x.select(0, 0) for x in xs]
+        start = _is_zero(length, xs[0]).reshape(-1, *(1 for _ in row))
+        return _one_by_one(functions, combine, xs, first, start, arguments)[1]
+    blocks = -(-length // _BLOCK)
+    more = (0, 0) * len(row) + (0, blocks * _BLOCK - length)  # nobody reads what becomes of them
+    divided = [
+        aten.constant_pad_nd.default(x, more).reshape(blocks, _BLOCK, *row).transpose(0, 1)
+        for x in xs
+    ]
+    start = _is_zero(_BLOCK, xs[0]).reshape(-1, 1, *(1 for _ in row))
+    init = [x.select(0, 0) for x in divided]
+    totals, _ = _one_by_one(functions, combine, divided, init, start, arguments)
+    before = _combined(functions, combine, totals, arguments)
+    shifted = [torch.cat([x[:1], x[:-1]]) for x in before]  # nothing is before the first block
+    start = start & _is_zero(blocks, xs[0]).reshape(-1, *(1 for _ in row))
+    _, rows = _one_by_one(functions, combine, divided, shifted, start, arguments, outer=1)
+    return [x.transpose(0, 1).reshape(-1, *row)[:length] for x in rows]
+
+
+def _is_zero(length: int | torch.SymInt, like: Tensor) -> Tensor:
+    """Which of so many positions is the first."""
+    return torch.arange(length, device=like.device) == 0
+
+
+def _has_blocks(xs: Sequence[Tensor], arguments: Sequence[Any]) -> bool:
     """Whether blocks of elements are to be lanes of their own; lanes have one shape then."""
     length, *row = xs[0].shape
     known = all(type(size) is int for size in xs[0].shape)
@@ -229,47 +261,39 @@ def _is_divisible(xs: Sequence[Tensor], arguments: Sequence[Any]) -> bool:
     )
 
 
-def _in_blocks(
-    functions: Functions, combine: Function, xs: Sequence[Tensor], arguments: Sequence[Any]
-) -> list[Any]:
-    """Each block by itself; then what is before each block is combined with all of its elements."""
-    length, *row = xs[0].shape
-    blocks = -(-length // _BLOCK)
-    more = (0, 0) * len(row) + (0, blocks * _BLOCK - length)  # nobody reads what becomes of them
-    divided = [
-        aten.constant_pad_nd.default(x, more).reshape(blocks, _BLOCK, *row).transpose(0, 1)
-        for x in xs
-    ]
-    totals, within = _one_by_one(functions, combine, divided, arguments)
-    before = _associative_scan(functions, combine, totals, arguments)
-    combined = functions.evaluate(
-        combine,
-        (
-            *(x[:-1].expand(_BLOCK, blocks - 1, *row) for x in before),
-            *(x[:, 1:] for x in within),
-            *arguments,
-        ),
-    )
-    return [
-        torch.cat([first[:, :1], others], 1).transpose(0, 1).reshape(-1, *row)[:length].clone()
-        for first, others in zip(within, combined, strict=True)
-    ]
-
-
 def _one_by_one(
-    functions: Functions, combine: Function, xs: Sequence[Tensor], arguments: Sequence[Any]
+    functions: Functions,
+    combine: Function,
+    xs: Sequence[Tensor],
+    init: Sequence[Tensor],
+    start: Tensor,
+    arguments: Sequence[Any],
+    outer: int = 0,
 ) -> tuple[list[Any], list[Any]]:
-    """The last of the combined elements, and all of them, of a loop in a kernel."""
-    first = [x.select(0, 0) for x in xs]
-    traced = functions.traced(combine, (*first, *first, *arguments))
-    results = tuple(traced.results)
-    length = xs[0].shape[0]
-    if type(length) is int and length == 1:
-        return first, list(xs)
-    rest = [x.narrow(0, 1, length - 1) for x in xs]
-    made = _looped(replace(traced, results=results * 2), first, rest, arguments, length - 1)
-    rows = zip(xs, made[len(xs) :], strict=True)
-    return made[: len(xs)], [torch.cat([x.narrow(0, 0, 1), row]) for x, row in rows]
+    """The last of the combined elements, and all of them, of a loop in a kernel.
+
+    Args:
+        init: with what the first element is combined.
+        start: where instead the element itself is the first, by step.
+        outer: as ``webgpu::scan`` has it.
+    """
+    count = len(xs)
+
+    def step(*given: Any) -> list[Any]:
+        carries, elements, (starts, *others) = given[:count], given[count:-more], given[-more:]
+        made = functions.evaluate(combine, (*carries, *elements, *others))
+        following = [
+            torch.where(starts, element, combined)
+            for element, combined in zip(elements, made, strict=True)
+        ]
+        return [*following, *following]
+
+    more = 1 + len(arguments)
+    rows = [*xs, start]
+    first = (*init, *(x.select(0, 0) for x in rows), *arguments)
+    traced = functions.traced(step, first)
+    made = _looped(traced, init, rows, arguments, xs[0].shape[0], outer)
+    return made[:count], made[count:]
 
 
 def _in_rounds(

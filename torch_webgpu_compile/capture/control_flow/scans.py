@@ -46,6 +46,7 @@ def elementwise_scan(
     others: Sequence[Any],
     length: int | torch.SymInt,
     on_rows: VMap,
+    outer: int = 0,
 ) -> list[Any]:
     """The last carries and the stacked rows, computed in the trace that is going on.
 
@@ -53,11 +54,12 @@ def elementwise_scan(
         traced: one step, of carries, of the elements of ``xs`` along their first dimension, and of
             ``others``; its results are the next carries, then the rows.
         on_rows: calls a function for all elements of tensors along their first dimension.
+        outer: as ``webgpu::scan`` has it.
 
     Raises:
         NotElementwise: the loop itself is more than elementwise operators, or has many tensors.
     """
-    return _Scan(traced, init, xs, others, length, on_rows).run()
+    return _Scan(traced, init, xs, others, length, on_rows, outer).run()
 
 
 @dataclass
@@ -78,7 +80,9 @@ class _Scan:
         others: Sequence[Any],
         length: int | torch.SymInt,
         on_rows: VMap,
+        outer: int,
     ) -> None:
+        self._outer = outer
         self._traced = traced
         self._init = init
         self._xs = xs
@@ -306,6 +310,7 @@ class _Scan:
             [self._known[node] for node in constants],
             self._length,
             function.text,
+            self._outer,
         )
         return made
 

@@ -17,8 +17,9 @@ from ..wgsl.storage import check_index_range
 from .builder import KernelBuilder, fold_grid
 
 _WORKGROUP = 64  # few lanes are spread over many multiprocessors
-# What a step loads does not depend on the steps before: that of several is asked for at once.
-_TOGETHER, _LONG_BODY = 4, 120
+# What a step loads does not depend on the steps before: so many loads are asked for at once, of at
+# most so many steps, whose expressions have so many nodes together.
+_LOADS, _MOST_STEPS, _MOST_NODES = 32, 16, 600
 
 
 def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> KernelCall:
@@ -71,10 +72,10 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
             others += [*scope.lines, *stores, *changes]
         return [*loads, *others]
 
-    small = sum(1 for body in (*node.row, *node.step) for _ in walk(body)) <= _LONG_BODY
-    counts = [_TOGETHER, 1] if small else [1]
-    if small and node.length.is_constant and int(node.length) % _TOGETHER == 0:
-        counts = [_TOGETHER]
+    together = _steps_together((*node.row, *node.step))
+    counts = [together] if together == 1 else [together, 1]
+    if node.length.is_constant and int(node.length) % together == 0:
+        counts = [together]
     after = Scope()
     renderer = builder.renderer([place], after)
     lasts = [
@@ -99,6 +100,14 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
         flops=lanes * node.length,
         iterations=node.length,
     )
+
+
+def _steps_together(bodies: tuple[Scalar, ...]) -> int:
+    """How many steps an invocation takes at once: a power of two."""
+    parts = {part for body in bodies for part in walk(body)}
+    loads = max(1, sum(isinstance(part, Load) for part in parts))
+    most = min(_MOST_STEPS, _LOADS // loads, _MOST_NODES // len(parts))
+    return 1 << max(most.bit_length() - 1, 0)
 
 
 def _beforehand(bodies: tuple[Scalar, ...]) -> Iterator[Scalar]:
