@@ -242,7 +242,7 @@ def _combined(
     return [x.transpose(0, 1).reshape(-1, *row)[:length] for x in rows]
 
 
-def _is_zero(length: int | torch.SymInt, like: Tensor) -> Tensor:
+def _is_zero(length: Any, like: Tensor) -> Tensor:
     """Which of so many positions is the first."""
     return torch.arange(length, device=like.device) == 0
 
