@@ -22,7 +22,7 @@ from ..ir.buffers import Buffer, BufferOrigin
 from ..ir.graph import GraphInput, GraphOutput, LoopGraph
 from ..ir.scalar import Index, Load, const, loads_of
 from ..ir.spaces import Origin
-from ..symbolic.sizes import ONE, Expr, as_expr
+from ..symbolic.sizes import ONE, Expr, SymbolicError, as_expr
 from ..target import Target
 from ..torch_ops.dtypes import dtype_of
 from ..torch_ops.foreign import NO_IMPLEMENTATION
@@ -111,10 +111,13 @@ class _GraphLowering:
         graph = self.captured.module.graph
         needed = needed_nodes(graph)
         outputs: tuple[GraphOutput, ...] = ()
+        arguments = graph.find_nodes(op="placeholder")
+        self.builder.reader.take([node.meta.get("val") for node in arguments])
+        for node in arguments:
+            self._placeholder(node)
+        self.builder.reader.know_all()
         for node in graph.nodes:
-            if node.op == "placeholder":
-                self._placeholder(node)
-            elif node.op == "get_attr" and node in needed:
+            if node.op == "get_attr" and node in needed:
                 self.values[node] = self._attribute(node)
             elif node.op == "call_function" and node in needed:
                 self._call(node)
@@ -349,7 +352,7 @@ class _GraphLowering:
                     self._remember_exact(values, overload, arguments, keywords)
                     return values
                 cause = "a dtype without kernels on this GPU"
-            except NotLowered as error:
+            except (NotLowered, SymbolicError) as error:
                 cause = str(error)
         return self._on_host(overload, arguments, keywords, cause, dtype)
 

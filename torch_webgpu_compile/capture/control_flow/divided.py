@@ -12,7 +12,8 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from . import loops
-from .parts import Call, Check, Divided, Number, Part, Pick, Slot
+from .numbers import Number
+from .parts import Call, Check, Divided, Part, Pick, Slot
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -96,6 +97,7 @@ class DividedGraph:
         if part.floats:
             floats = [symbols[name] for name in part.floats]
             given.append(torch.tensor(floats, dtype=torch.float32, device=self._device))
+        given += [number.of(symbols) for number in part.numbers]
         for slot, result in zip(part.gives, run(given), strict=True):
             values[slot] = result
 

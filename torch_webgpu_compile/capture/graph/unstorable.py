@@ -1,12 +1,15 @@
-"""Graphs with tensors that no buffer of a GPU can hold, which PyTorch runs as they are.
+"""Graphs that PyTorch runs as they are.
 
-Sparse tensors (the gradient of ``nn.Embedding(sparse=True)``) and dtypes without a row in the dtype
-table (``torch.uint64``). A graph that is divided into forward and backward is looked at before.
+Those with tensors that no buffer of a GPU can hold: sparse tensors (the gradient of
+``nn.Embedding(sparse=True)``) and dtypes without a row in the dtype table (``torch.uint64``). A
+graph that is divided into forward and backward is looked at before. And those with an operator that
+can be neither a kernel nor a call on the host: ``as_strided`` of a view, a result whose size is a
+rounded float.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from ...captured import user_source
 from ...counters import counters
 from ...dtypes import DTYPES
+from ...errors import UnsupportedOp
 
 _DTYPES = frozenset(
     getattr(torch, name)
@@ -27,7 +31,7 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True)
 class Reason:
-    """The first operator of a graph with a tensor that cannot be stored.
+    """The operator because of which a graph is not compiled.
 
     Attributes:
         op, dtype, source, cause: what `fallbacks.on_fallback` is told.
@@ -57,6 +61,19 @@ def reason_against(graph: GraphModule) -> Reason | None:
     return None
 
 
+def reason_of(error: UnsupportedOp, graph: GraphModule) -> Reason:
+    """What was raised when a captured graph was compiled."""
+    values = [leaf for node in graph.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return Reason(
+        error.op,
+        "",
+        error.source,
+        f"has no WebGPU kernel ({error.cause}) and leaves its graph to PyTorch",
+        all(tensor.device.type == "cpu" for tensor in tensors),
+    )
+
+
 def _unstorable(value: Any) -> torch.dtype | torch.layout | None:
     """The layout or dtype because of which a tensor cannot be stored; None if it can."""
     if not isinstance(value, torch.Tensor):
@@ -66,19 +83,31 @@ def _unstorable(value: Any) -> torch.dtype | torch.layout | None:
     return None if value.dtype in _DTYPES else value.dtype
 
 
-def uncompiled(graph: GraphModule, reason: Reason) -> Callable[[list[Any]], Sequence[Any]]:
+class Uncompiled:
     """A graph run by PyTorch, as a function of a list of arguments, which it empties.
 
     Calls count as fallbacks of ``reason.op`` where they run on the CPU.
+
+    Args:
+        graph: with real tensors as its constants.
+        device: where its arguments are, if that is not where the constants are.
     """
 
-    def call(arguments: list[Any]) -> Sequence[Any]:
+    _boxed_call = True  # AOTAutograd's protocol
+
+    def __init__(
+        self, graph: GraphModule, reason: Reason, device: torch.device | None = None
+    ) -> None:
+        self._graph = graph
+        self._reason = reason
+        if device is not None:
+            for name, constant in list(graph.named_buffers(recurse=False)):
+                setattr(graph, name, constant.to(device))
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         given = tuple(arguments)
         arguments.clear()
-        results: Sequence[Any] = graph(*given)
-        if reason.on_cpu:  # the device counts for itself
-            counters.add_fallback(reason.op)
+        results: Sequence[Any] = self._graph(*given)
+        if self._reason.on_cpu:  # the device counts for itself
+            counters.add_fallback(self._reason.op)
         return results
-
-    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
-    return call
