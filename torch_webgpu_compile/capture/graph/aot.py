@@ -77,6 +77,7 @@ def capture(
             raises, or PyTorch could not run it either.
     """
     results = _results_of(module)
+    misdescribed = dynamo.misdescribed(module)
     written = double_backward.unchanged(module) if torch.is_grad_enabled() else None
     patterns.rewrite_calls(module)
     number = next(_numbers)
@@ -237,13 +238,13 @@ def capture(
     )
     with dynamo.compiling():
         traced: Callable[..., Any] = trace(module, example_inputs)
-    if direct is None:
-        if twice and not is_random and written is not None:
-            return double_backward.differentiable_twice(traced, written)
-        return traced
-    if parts is None and not isinstance(direct, WithNumbers):
-        on_whole(direct)
-    return unwrapped(direct, parts)
+    if direct is not None:
+        if parts is None and not misdescribed and not isinstance(direct, WithNumbers):
+            on_whole(direct)
+        traced = unwrapped(direct, parts)
+    elif twice and not is_random and written is not None:
+        traced = double_backward.differentiable_twice(traced, written)
+    return dynamo.converting(traced, misdescribed)
 
 
 def unwrapped(compiled: BoxedFunction, parts: _Parts | None = None) -> Callable[..., Any]:
