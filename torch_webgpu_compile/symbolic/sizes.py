@@ -56,6 +56,7 @@ __all__ = [
     "delinearize",
     "evaluate",
     "floordiv",
+    "from_start",
     "is_less",
     "is_nonnegative",
     "is_within",
@@ -117,6 +118,14 @@ def minimum(a: IntLike, b: IntLike) -> Expr:
 def maximum(a: IntLike, b: IntLike) -> Expr:
     """The larger of two sizes, under the conditions of `minimum`."""
     return as_expr(a) + b - minimum(a, b)
+
+
+def from_start(index: IntLike, size: IntLike) -> Expr:
+    """A Python index, counted from the end where it is negative; both smaller than 2³¹ − 1."""
+    index = as_expr(index)
+    if is_nonnegative(index):
+        return index
+    return index - as_expr(size) * floordiv(index, as_expr(_BEYOND))
 
 
 def upper_bound(expr: Expr) -> int | None:

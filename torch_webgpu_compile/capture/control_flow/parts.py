@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+)
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, resolve_unbacked_bindings
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -435,12 +439,17 @@ class _Division:
         return tree_map_only(torch.device, lambda _: self._device, value)
 
     def _moved(self, value: Any) -> Any:
+        """A fake tensor on the part's device, which shares memory with the same ones as before."""
         if not isinstance(value, Tensor) or self._device is None:
             return value
-        with self._mode or nullcontext():
-            return torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=self._device
-            )
+        if not isinstance(value, FakeTensor):  # a constant
+            with self._mode or nullcontext():
+                return torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=self._device
+                )
+        with in_kernel_invocation_manager(value.fake_mode):
+            alias = aten.alias.default(value)
+        return FakeTensor(value.fake_mode, alias, self._device)
 
     def _fake(self, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with self._mode or nullcontext():
