@@ -284,11 +284,10 @@ def unknown_integers(graph: torch.fx.Graph) -> list[torch.SymInt]:
     ``int(0.3 * n)`` is one, and the absolute value. Who calls the graph computes them, and gives
     them as arguments: see `SizeReader.take`.
     """
-    arguments = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
-    if not any(map(_is_symbolic, arguments)):
+    if not any(_is_symbolic(leaf) for n in graph.nodes for leaf in tree_leaves(n.meta.get("val"))):
         return []
     reader = SizeReader()
-    reader.take(arguments)
+    reader.take(node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
     finder = _Finder(reader)
     for node in graph.nodes:
         for leaf in tree_leaves((node.meta.get("val"), node.args, node.kwargs)):

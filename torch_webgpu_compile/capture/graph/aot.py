@@ -132,15 +132,17 @@ def capture(
         saved: frozenset[int] = frozenset(),
         counted: frozenset[int] = frozenset(),
     ) -> BoxedFunction:
-        views = () if name == "backward" else take_views(graph, _metadata())
+        divided = is_divided(graph.graph)
+        metadata = None if name == "backward" else _metadata()
+        taken = take_views(graph, metadata, decides=divided)
         title = f"graph{number}_{name}"
-        if is_divided(graph.graph):
+        if divided:
             device = gpu()
             compiled: BoxedFunction = compile_divided(graph, title, static_inputs, counted, device)
         else:
             compiled = compile_whole(graph, title, name, static_inputs, saved, counted)
-        if views:
-            compiled = with_views(compiled, views)
+        if taken.views:
+            compiled = with_views(compiled, taken)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 
