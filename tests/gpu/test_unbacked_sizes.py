@@ -181,7 +181,8 @@ def of_custom_operators(x: Tensor, n: Tensor) -> Any:
 
 
 VECTORS = [(some(k), R(9)) for k in (4, 1, 7, 3)]
-NUMBERS = [(R(9), torch.tensor(k)) for k in (3, 5, 2, 8)]
+# Dynamo knows an integer on the CPU at first: x[k:] with one row would be a graph of its own.
+NUMBERS = [(R(9), torch.tensor(k)) for k in (3, 5, 2, 7)]
 PROGRAMS: dict[Function, list[tuple[Tensor, Tensor]]] = {
     expanded: VECTORS,
     broadcast: VECTORS,
