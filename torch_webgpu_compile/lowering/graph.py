@@ -228,7 +228,7 @@ class _GraphLowering:
 
     def _share(self, node: FxNode) -> None:
         """Gives a tensor memory of its own, of which several outputs will be views."""
-        fake, value = node.meta.get("val"), self.values[node]
+        fake, value = node.meta.get("val"), self.values.get(node)
         if not isinstance(fake, torch.Tensor) or not isinstance(value, Value):
             return
         storage = storage_of(fake)

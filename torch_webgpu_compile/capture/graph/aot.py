@@ -163,7 +163,7 @@ def capture(
             device: where a part of a divided graph works, if that is not where the graph's
                 tensors are.
         """
-        unchanged = torch.fx.GraphModule(graph, copy.copy(graph.graph))
+        unchanged = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
         placeholders = graph.graph.find_nodes(op="placeholder")
         computed = host_numbers(graph)
         take_numbers(graph, computed)
