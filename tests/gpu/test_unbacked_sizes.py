@@ -393,3 +393,15 @@ def test_a_lowering_that_needs_a_constant_goes_to_the_host() -> None:
         got = run(R(2, 3, 6, 6).to("webgpu"), R(3, 1, 3, 3).to("webgpu"))
     wanted = grouped(R(2, 3, 6, 6), R(3, 1, 3, 3))
     torch.testing.assert_close(got.cpu(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::torch_webgpu_compile.fallbacks.FallbackWarning")
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_a_part_that_no_plan_can_hold_is_left_to_pytorch(device: str) -> None:
+    def windows(x: Tensor, y: Tensor) -> Any:
+        chosen = x[x > 0]
+        return torch.as_strided(y[:4], (3, 4), (1, 1), 1) + chosen.new_ones(
+            chosen.shape[0] * 2, 1, 1
+        )
+
+    called(windows, VECTORS[:2], device)

@@ -6,7 +6,6 @@ or a forward graph and, when the first gradient is asked for, a backward graph.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -35,7 +34,7 @@ from ..decompositions.table import decompositions
 from ..tracing import take_seeds
 from . import double_backward, dynamo, patterns, recompute
 from .argument_views import take_views, with_views
-from .unstorable import Reason, Uncompiled, reason_against, reason_of
+from .unstorable import Reason, Uncompiled, reason_against, reason_of, runnable
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -163,7 +162,7 @@ def capture(
             device: where a part of a divided graph works, if that is not where the graph's
                 tensors are.
         """
-        unchanged = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+        unchanged = runnable(graph)
         placeholders = graph.graph.find_nodes(op="placeholder")
         computed = host_numbers(graph)
         take_numbers(graph, computed)

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
-from torch.utils._pytree import tree_leaves
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ...captured import user_source
 from ...counters import counters
 from ...dtypes import DTYPES
 from ...errors import UnsupportedOp
+from ..control_flow.numbers import Number, number_of
 
 _DTYPES = frozenset(
     getattr(torch, name)
@@ -81,6 +83,34 @@ def _unstorable(value: Any) -> torch.dtype | torch.layout | None:
     if value.layout is not torch.strided:
         return value.layout
     return None if value.dtype in _DTYPES else value.dtype
+
+
+def runnable(graph: GraphModule) -> GraphModule:
+    """A copy of a graph that PyTorch can run: numbers in it are computed of its arguments.
+
+    A part of a divided graph has symbolic integers themselves among its nodes' arguments.
+    """
+    copy = Graph()
+    copies: dict[Node, Node] = {}
+    numbers: dict[str, Node] = {}
+
+    def number(value: Any) -> Any:
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value
+        made = number_of(value)
+        if isinstance(made, Number) and all(name in numbers for name in made.names):
+            return copy.call_function(made.compute, tuple(numbers[name] for name in made.names))
+        return value  # of a float: such a graph does not run
+
+    for node in graph.graph.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
+        if node.op == "call_function":
+            args, kwargs = tree_map(number, (args, kwargs))
+        made = copies[node] = copy.create_node(node.op, node.target, (), {}, node.name)
+        made.args, made.kwargs, made.meta = args, kwargs, dict(node.meta)
+        if node.op == "placeholder" and isinstance(value := node.meta.get("val"), torch.SymInt):
+            numbers[str(value.node.expr)] = made
+    return GraphModule(graph, copy)
 
 
 class Uncompiled:
