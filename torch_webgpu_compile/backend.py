@@ -19,7 +19,14 @@ from .callables.signature import Signature
 from .callables.static_tensors import StaticTensors
 from .capture.graph import aot, dynamo
 from .captured import CapturedGraph, Phase
-from .compiler import Compilation, compile_graph, loops_of, native_operators, signature_of
+from .compiler import (
+    Compilation,
+    compile_graph,
+    host_numbers,
+    loops_of,
+    native_operators,
+    signature_of,
+)
 from .counters import counters
 from .device import devices
 from .device.determinism import switched
@@ -126,7 +133,10 @@ def compile_module(
     with showing("a graph"):
         on_host = fallbacks.on_fallback(options.fallback)
         operators = native_operators()
-        return aot.capture(module, example_inputs, compile_captured, operators, on_host, keep, gpu)
+        return aot.capture(
+            *(module, example_inputs, compile_captured, operators),
+            *(on_host, keep, gpu, host_numbers),
+        )
 
 
 def _raising(text: str) -> aot.BoxedFunction:

@@ -31,6 +31,7 @@ from .ir.verify import verify_loop_graph
 from .ir.verify_schedule import verify_prepared, verify_schedule
 from .lowering.graph import lower
 from .lowering.registry import LOWERINGS, register_all
+from .lowering.symbols import unknown_integers
 from .options import CompileOptions
 from .plan import cache as plan_cache
 from .plan.cache_folder import digest_of
@@ -484,6 +485,11 @@ def _take_cached(state: Compilation, key: str) -> bool:
 def signature_of(state: Compilation) -> Signature:
     """How the caller's CPU tensors become a plan's inputs, and its outputs PyTorch's tensors."""
     return Signature(state.plan, state.phase, state.captured.static_inputs)
+
+
+def host_numbers(module: torch.fx.GraphModule) -> list[torch.SymInt]:
+    """The integers in a graph that its plan has to be given: see `lowering.symbols`."""
+    return unknown_integers(module.graph)
 
 
 def native_operators() -> frozenset[torch._ops.OpOverload]:

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import UnsupportedOp
 from ..symbolic.nested import HostBuffer, HostView
-from ..symbolic.sizes import Expr
+from ..symbolic.sizes import Expr, symbols_of
 from .builder import Builder
 from .value import Value
 
@@ -36,11 +36,10 @@ def host_call(
 def check_sizes(builder: Builder, op: str, sizes: Sequence[Expr]) -> None:
     """Raises UnsupportedOp for a result whose size depends on data."""
     for size in sizes:
-        text = repr(size)
-        if text.startswith("u") and text[1:].isdigit():
+        if any(symbol.name not in builder.reader.known for symbol in symbols_of(size)):
             raise UnsupportedOp(
                 op,
-                f"its result's size {text} depends on data",
+                f"its result's size {size} depends on data",
                 "move the call out of the compiled function",
                 builder.origin.source,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,29 @@ def used_results(node: FxNode) -> frozenset[int] | None:
         if user.users:
             used.add(user.args[1])
     return frozenset(used)
+
+
+def storage_of(fake: torch.Tensor) -> int:
+    """What fake tensors have in common that share memory."""
+    return int(fake.untyped_storage()._cdata)
+
+
+def shared_storages(graph: Graph) -> set[int]:
+    """The memory that is made in a graph and of which several of its outputs are views."""
+    arguments = graph.find_nodes(op="placeholder")
+    given = {storage_of(fake) for node in arguments for fake in _strided(node)}
+    (returned,) = graph.find_nodes(op="output")[0].args
+    items = returned if isinstance(returned, (tuple, list)) else (returned,)
+    nodes = dict.fromkeys(item for item in items if isinstance(item, FxNode))
+    found = Counter(storage_of(fake) for node in nodes for fake in _strided(node))
+    return {storage for storage, count in found.items() if count > 1} - given
+
+
+def _strided(node: FxNode) -> list[torch.Tensor]:
+    fake = node.meta.get("val")
+    if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
+        return [fake]
+    return []
 
 
 def has_tensor(value: Any) -> bool:

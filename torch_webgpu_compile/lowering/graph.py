@@ -22,11 +22,11 @@ from ..ir.buffers import Buffer, BufferOrigin
 from ..ir.graph import GraphInput, GraphOutput, LoopGraph
 from ..ir.scalar import Index, Load, const, loads_of
 from ..ir.spaces import Origin
-from ..symbolic.sizes import ONE, Expr, as_expr
+from ..symbolic.sizes import ONE, Expr, SymbolicError, as_expr, contiguous_strides
 from ..target import Target
 from ..torch_ops.dtypes import dtype_of
 from ..torch_ops.foreign import NO_IMPLEMENTATION
-from .builder import Builder, ResultType, as_value
+from .builder import Builder, ResultType, as_value, whole_buffer
 from .custom_calls import (
     CustomCall,
     custom_call,
@@ -44,9 +44,11 @@ from .fx_nodes import (
     has_tensor,
     identifier,
     needed_nodes,
+    shared_storages,
+    storage_of,
     used_results,
 )
-from .outputs import OutputLayouts
+from .outputs import OutputLayouts, is_dense_layout
 from .registry import LOWERINGS, NotLowered, register_all
 from .value import Value, positions, view
 
@@ -106,18 +108,25 @@ class _GraphLowering:
     inputs: list[GraphInput] = field(default_factory=list)
     positions: dict[FxNode, int] = field(default_factory=dict)
     mutations: dict[FxNode, Value] = field(default_factory=dict)
+    shared: set[int] = field(default_factory=set)  # storages of several outputs
+    holders: dict[str, int] = field(default_factory=dict)  # by buffer, whose storage it is
 
     def run(self) -> LoopGraph:
         graph = self.captured.module.graph
         needed = needed_nodes(graph)
         outputs: tuple[GraphOutput, ...] = ()
+        arguments = graph.find_nodes(op="placeholder")
+        self.builder.reader.take([node.meta.get("val") for node in arguments])
+        for node in arguments:
+            self._placeholder(node)
+        self.builder.reader.know_all()
+        self.shared = shared_storages(graph)
         for node in graph.nodes:
-            if node.op == "placeholder":
-                self._placeholder(node)
-            elif node.op == "get_attr" and node in needed:
+            if node.op == "get_attr" and node in needed:
                 self.values[node] = self._attribute(node)
             elif node.op == "call_function" and node in needed:
                 self._call(node)
+                self._share(node)
             elif node.op == "output":
                 outputs = self._outputs(node)
         return LoopGraph(
@@ -216,6 +225,31 @@ class _GraphLowering:
             name = getattr(target, "__name__", str(target))
             cause = "not an ATen operator that can be lowered"
             raise UnsupportedOp(name, cause, _NO_FALLBACK_STEP, user_source(node))
+
+    def _share(self, node: FxNode) -> None:
+        """Gives a tensor memory of its own, of which several outputs will be views."""
+        fake, value = node.meta.get("val"), self.values.get(node)
+        if not isinstance(fake, torch.Tensor) or not isinstance(value, Value):
+            return
+        storage = storage_of(fake)
+        buffer = whole_buffer(value, self.builder.buffers)
+        if storage in self.shared:
+            self.shared.remove(storage)  # all others are views of this one
+            own = buffer is not None and buffer.origin is BufferOrigin.INTERMEDIATE
+            if not own or (buffer and self.holders.get(buffer.name, storage) != storage):
+                value = self.values[node] = self._copied(value, fake)
+                buffer = whole_buffer(value, self.builder.buffers)
+        if buffer is not None:
+            self.holders.setdefault(buffer.name, storage)
+
+    def _copied(self, value: Value, fake: torch.Tensor) -> Value:
+        if value.is_empty or not self.builder.target.supports(value.dtype):
+            return value
+        self.builder.origin = Origin("output")
+        strides = self.builder.reader.strides(fake.stride())
+        if not is_dense_layout(value.sizes, strides):
+            strides = contiguous_strides(value.sizes)
+        return self.builder.pointwise(value.body, value.sizes, strides=strides)
 
     def _effect(self, node: FxNode) -> None:
         """An operator that does more than give results: with_effects(token, operator, …).
@@ -349,7 +383,7 @@ class _GraphLowering:
                     self._remember_exact(values, overload, arguments, keywords)
                     return values
                 cause = "a dtype without kernels on this GPU"
-            except NotLowered as error:
+            except (NotLowered, SymbolicError) as error:
                 cause = str(error)
         return self._on_host(overload, arguments, keywords, cause, dtype)
 
@@ -453,7 +487,7 @@ class _GraphLowering:
         if isinstance(value, Value) and not value.number:
             fake = item.meta["val"]
             strides = self.builder.reader.strides(fake.stride())
-            return layouts.output(value, strides, fake.untyped_storage()._cdata)
+            return layouts.output(value, strides, storage_of(fake))
         if isinstance(value, Expr):
             return GraphOutput(size=value)
         if value is None or isinstance(value, (bool, int, float)):

@@ -127,7 +127,7 @@ def lower_slice_scatter(
     dim %= self.rank
     if src.is_empty:
         return self
-    first = slice_start(start, self.sizes[dim])
+    first = slice_start(builder, 3, start, self.sizes[dim])
     if builder.updates_argument:
         places = list(positions(src.sizes))
         places[dim] = first + places[dim] * int(step)
@@ -154,7 +154,7 @@ def lower_select_scatter(
 ) -> Value:
     """``self`` with the slice at ``index`` of ``dim`` replaced by ``src``."""
     dim %= self.rank
-    chosen = wrapped(index, self.sizes[dim])
+    chosen = wrapped(builder, 3, index, self.sizes[dim])
     if builder.updates_argument and not src.is_empty:
         places = list(positions(src.sizes))
         places.insert(dim, chosen)

@@ -6,6 +6,7 @@ PyTorch's symbolic integers are sympy expressions over symbols; lowering works o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial, reduce
 from math import prod
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._pytree import tree_leaves
 from torch.utils._sympy import functions as torch_sympy
 
 from .. import dtypes
@@ -31,6 +33,7 @@ from ..symbolic.sizes import (
     minimum,
     mod,
     symbol,
+    symbols_of,
 )
 
 Number = bool | int | float
@@ -81,6 +84,30 @@ class SizeReader:
         self._ones: dict[sympy.Expr, bool] = {}
         self._quotients: dict[sympy.Expr, int | None] = {}
         self.numbers: dict[str, Scalar] = {}
+        self._given: dict[sympy.Expr, Expr] = {}
+        self.known: frozenset[str] = frozenset()
+
+    def take(self, arguments: Iterable[Any]) -> None:
+        """Takes the integers among a graph's arguments.
+
+        One that cannot be expressed by sizes is a symbol from now on.
+        """
+        for value in arguments:
+            if isinstance(value, torch.SymInt) and not value.node.is_constant():
+                try:
+                    self._integer(value.node.expr, value.node)
+                except UnsupportedOp:
+                    self._give(value.node.expr, value.node)
+
+    def _give(self, expr: sympy.Expr, node: Any) -> None:
+        least = node.shape_env.bound_sympy(expr).lower
+        lower = max(INT64[0], int(least)) if least.is_Integer else INT64[0]
+        self._given[expr] = symbol(f"number{len(self._given)}", lower)
+
+    def know_all(self) -> None:
+        """The symbols read so far are those that the arguments give: ``known``."""
+        given = (name for expr in self._given.values() for name in map(str, symbols_of(expr)))
+        self.known = frozenset(self._symbols).union(given)
 
     def size(self, value: int | torch.SymInt) -> Expr:
         """An integer or SymInt; raises UnsupportedOp when it cannot be expressed."""
@@ -149,6 +176,8 @@ class SizeReader:
             return as_expr(int(expr))
         if isinstance(expr, sympy.Symbol):
             return self._symbol(expr, node)
+        if expr in self._given:
+            return self._given[expr]
         if isinstance(expr, (sympy.Add, sympy.Mul)):
             total = self._integer(expr.args[0], node)
             for arg in expr.args[1:]:
@@ -177,6 +206,9 @@ class SizeReader:
             scaled = self._scaled(expr.args[0], node)
             if scaled is not None:
                 return scaled
+        return self._unknown(expr, node)
+
+    def _unknown(self, expr: sympy.Expr, node: Any) -> Expr:
         raise UnsupportedOp(
             "symbolic size",
             f"{expr} ({type(expr).__name__}) is not sums, products, //, %, min or max of sizes",
@@ -229,6 +261,55 @@ class SizeReader:
                 total = apply(name, total, cast(self._scalar(arg, node), f64))
             return total
         return Index(self._integer(expr, node))
+
+
+class _Finder(SizeReader):
+    """Reads what a `SizeReader` would; ``unknown`` are the integers that it could not express."""
+
+    def __init__(self, reader: SizeReader) -> None:
+        super().__init__()
+        self._given = reader._given
+        self.unknown: dict[sympy.Expr, torch.SymInt] = {}
+
+    def _unknown(self, expr: sympy.Expr, node: Any) -> Expr:
+        if not expr.is_integer:
+            return super()._unknown(expr, node)
+        self.unknown[expr] = node.shape_env.create_symintnode(expr, hint=None)
+        return ONE
+
+
+def unknown_integers(graph: torch.fx.Graph) -> list[torch.SymInt]:
+    """The integers in a captured graph that are not made of sizes by what `Expr` has.
+
+    ``int(0.3 * n)`` is one, and the absolute value. Who calls the graph computes them, and gives
+    them as arguments: see `SizeReader.take`.
+    """
+    if not any(_is_symbolic(leaf) for n in graph.nodes for leaf in tree_leaves(n.meta.get("val"))):
+        return []
+    reader = SizeReader()
+    reader.take(node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+    finder = _Finder(reader)
+    for node in graph.nodes:
+        for leaf in tree_leaves((node.meta.get("val"), node.args, node.kwargs)):
+            with suppress(UnsupportedOp):  # a number that is no integer: lowering says so
+                _read(finder, leaf)
+    return list(finder.unknown.values())
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride()))
+    return isinstance(value, torch.SymInt)
+
+
+def _read(reader: SizeReader, leaf: Any) -> None:
+    if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+        reader.sizes(leaf.shape)
+        reader.strides(leaf.stride())
+    elif isinstance(leaf, torch.SymInt):
+        reader.size(leaf)
+    elif isinstance(leaf, (torch.SymFloat, torch.SymBool)):
+        reader.symbolic_scalar(leaf)
 
 
 _INTEGER_PAIRS: dict[type, Callable[[Expr, Expr], Expr]] = {

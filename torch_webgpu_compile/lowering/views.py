@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..dtypes import Kind
 from ..errors import UnsupportedOp
 from ..ir.scalar import apply
-from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, linearize
+from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, from_start, linearize, maximum
 from .builder import Builder, as_value
 from .promotion import Operand
 from .reductions import converted
@@ -111,8 +112,11 @@ def lower_t(builder: Builder, self: Value) -> Value:
     return permute(self, list(range(self.rank))[::-1])
 
 
-def slice_start(start: IntLike | None, size: Expr) -> Expr:
-    """The first index of a slice, wrapped and clamped as Python does, when that is decidable."""
+def slice_start(builder: Builder, place: int, start: IntLike | None, size: Expr) -> Expr:
+    """The first index of a slice, wrapped and clamped as Python does.
+
+    ``place``: of the operator's argument. One after the end makes an empty slice: it stays.
+    """
     if start is None:
         return ZERO
     first = as_expr(start)
@@ -121,7 +125,9 @@ def slice_start(start: IntLike | None, size: Expr) -> Expr:
             first = first + size
         if first.is_constant and size.is_constant:
             return as_expr(min(max(first.constant, 0), size.constant))
-    return first
+        return first
+    position = wrapped(builder, place, first, size)
+    return position if position is first else maximum(position, ZERO)
 
 
 @lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
@@ -138,7 +144,7 @@ def lower_slice(
     The number of elements is that of the fake result, so ``end`` is not looked at.
     """
     dim %= self.rank
-    first = slice_start(start, self.sizes[dim])
+    first = slice_start(builder, 2, start, self.sizes[dim])
     return slice_dim(self, dim, first, builder.out.sizes[dim], int(step))
 
 
@@ -146,20 +152,30 @@ def lower_slice(
 def lower_narrow(builder: Builder, self: Value, dim: int, start: IntLike, length: IntLike) -> Value:
     """``length`` elements of ``dim`` from ``start``, where a negative one counts from the end."""
     dim %= self.rank
-    return slice_dim(self, dim, slice_start(start, self.sizes[dim]), as_expr(length))
+    return slice_dim(self, dim, slice_start(builder, 2, start, self.sizes[dim]), as_expr(length))
 
 
 @lowers(aten.select.int, aten.select_copy.int)
 def lower_select(builder: Builder, self: Value, dim: int, index: IntLike) -> Value:
-    """The slice at ``index`` of ``dim``, which disappears; a constant may be negative."""
-    return select(self, dim, wrapped(index, self.sizes[dim % self.rank]))
+    """The slice at ``index`` of ``dim``, which disappears; it may be negative."""
+    return select(self, dim, wrapped(builder, 2, index, self.sizes[dim % self.rank]))
 
 
-def wrapped(index: IntLike, size: Expr) -> Expr:
-    """A Python index; a constant negative one counts from the end."""
+def wrapped(builder: Builder, place: int, index: IntLike, size: Expr) -> Expr:
+    """A Python index, of which a negative one counts from the end.
+
+    ``place``: of the operator's argument. What tracing knows of it is not in the expression.
+    """
     position = as_expr(index)
-    negative = position.is_constant and position.constant < 0
-    return position + size if negative else position
+    if position.is_constant:
+        return position + size if position.constant < 0 else position
+    return position if _is_known_nonnegative(builder, place) else from_start(position, size)
+
+
+def _is_known_nonnegative(builder: Builder, place: int) -> bool:
+    arguments, _ = builder.traced
+    value = arguments[place] if place < len(arguments) else None
+    return isinstance(value, torch.SymInt) and statically_known_true(value >= 0)
 
 
 @lowers(aten.split_with_sizes.default, aten.split_with_sizes_copy.default)

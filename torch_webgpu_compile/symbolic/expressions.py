@@ -38,6 +38,10 @@ class Interned(type):
         return _table.add(key, super().__call__(*args)) if found is None else found
 
 
+class SymbolicError(TypeError):
+    """An expression with symbols was taken for a number."""
+
+
 class Symbol(metaclass=Interned):
     """An unknown integer in [lower, extent), or ≥ lower when ``extent`` is None."""
 
@@ -133,7 +137,7 @@ class Expr(metaclass=Interned):
 
     def __int__(self) -> int:
         if self.terms:
-            raise TypeError(f"size {self} is symbolic, a constant is needed")
+            raise SymbolicError(f"size {self} is symbolic, a constant is needed")
         return self.constant
 
     def __add__(self, other: IntLike) -> Expr:

@@ -20,6 +20,7 @@ from .expressions import (
     Mod,
     Monomial,
     Symbol,
+    SymbolicError,
     as_expr,
     atom_expr,
     bound,
@@ -44,6 +45,7 @@ __all__ = [
     "Mod",
     "Monomial",
     "Symbol",
+    "SymbolicError",
     "as_expr",
     "as_symbol",
     "atom_expr",
@@ -54,6 +56,7 @@ __all__ = [
     "delinearize",
     "evaluate",
     "floordiv",
+    "from_start",
     "is_less",
     "is_nonnegative",
     "is_within",
@@ -115,6 +118,14 @@ def minimum(a: IntLike, b: IntLike) -> Expr:
 def maximum(a: IntLike, b: IntLike) -> Expr:
     """The larger of two sizes, under the conditions of `minimum`."""
     return as_expr(a) + b - minimum(a, b)
+
+
+def from_start(index: IntLike, size: IntLike) -> Expr:
+    """A Python index, counted from the end where it is negative; both smaller than 2³¹ − 1."""
+    index = as_expr(index)
+    if is_nonnegative(index):
+        return index
+    return index - as_expr(size) * floordiv(index, as_expr(_BEYOND))
 
 
 def upper_bound(expr: Expr) -> int | None:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from . import custom_ops as _custom_ops  # noqa: F401  defines webgpu::uniform
 from .score_functions import parsed
@@ -367,7 +368,7 @@ def _kept(scores: Tensor, options: Options) -> Tensor | None:
 
 def _empty_result(query: Tensor, value: Tensor) -> Tensor:
     batch, heads, queries, _ = query.shape
-    if query.stride(1) < query.stride(2):
+    if guard_or_false(query.stride(1) < query.stride(2)):
         return query.new_empty((batch, queries, heads, value.shape[3])).transpose(1, 2)
     return query.new_empty((batch, heads, queries, value.shape[3]))
 

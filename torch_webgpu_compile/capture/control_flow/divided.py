@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, assert_never
 
@@ -12,7 +13,8 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from . import loops
-from .parts import Call, Check, Divided, Number, Part, Pick, Slot
+from .numbers import Number
+from .parts import Call, Check, Divided, Part, Pick, Slot
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -116,6 +118,7 @@ class DividedGraph:
         if part.floats:
             floats = [symbols[name] for name in part.floats]
             given.append(torch.tensor(floats, dtype=torch.float32, device=self._device))
+        given += [number.of(symbols) for number in part.numbers]
         for slot, result in zip(part.gives, run(given), strict=True):
             values[slot] = result
 
@@ -144,16 +147,37 @@ class DividedGraph:
     def _results(
         self, values: Mapping[int, Any], originals: Mapping[int, Any], symbols: Mapping[str, Any]
     ) -> list[Any]:
-        results = []
+        results: list[Any] = []
+        moved: dict[int, Tensor] = {}  # positions of tensors that go to another device
         for item, device in zip(self._divided.returns, self._divided.devices, strict=True):
             if isinstance(item, Slot) and item.index in originals:
                 results.append(originals[item.index][1])
                 continue
             value = _value(item, values, symbols)
             if isinstance(value, Tensor) and self._device is not None and device is not None:
-                value = value.to(device)
+                moved[len(results)] = value
             results.append(value)
+        for position, value in _on_cpu(moved).items():
+            results[position] = value
         return results
+
+
+def _on_cpu(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """The tensors copied to the CPU; those that share memory do so there, too."""
+    places = {k: (t.untyped_storage().data_ptr(), t.dtype) for k, t in tensors.items()}
+    counts = Counter(places.values())
+    memory: dict[Any, Tensor] = {}
+    copies = {}
+    for k, tensor in tensors.items():
+        if counts[places[k]] == 1 or tensor.numel() == 0:
+            copies[k] = tensor.cpu()
+            continue
+        if places[k] not in memory:
+            size = tensor.untyped_storage().nbytes() // tensor.element_size()
+            memory[places[k]] = tensor.as_strided((size,), (1,), 0).cpu()
+        strides, offset = tensor.stride(), tensor.storage_offset()
+        copies[k] = memory[places[k]].as_strided(tensor.shape, strides, offset)
+    return copies
 
 
 def _as_promised(result: Any, dtypes: Sequence[torch.dtype | None]) -> Any:

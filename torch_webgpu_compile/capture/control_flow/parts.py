@@ -7,26 +7,28 @@ is a `Part`, compiled as a graph of its own.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+)
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, resolve_unbacked_bindings
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
-from torch.utils._sympy.printers import PythonPrinter
 
 from ...captured import user_source
 from ...errors import UnsupportedOp
 from .inline import attribute_of
+from .numbers import Number, expressions_in, number_of, readers_of, symbols_of, take_numbers
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
@@ -34,23 +36,6 @@ with_effects = higher_order.with_effects
 
 # They are steps of a plan: operators of others that change their arguments.
 _IN_PLANS = (higher_order.auto_functionalized, higher_order.auto_functionalized_v2)
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number made of symbols.
-
-    Attributes:
-        names: of the symbols.
-        compute: the number, of their values.
-    """
-
-    names: tuple[str, ...]
-    compute: Callable[..., Any]
-
-    def of(self, symbols: Mapping[str, Any]) -> Any:
-        """Its value."""
-        return self.compute(*[symbols[name] for name in self.names])
 
 
 @dataclass(frozen=True)
@@ -66,7 +51,7 @@ class Part:
 
     Attributes:
         module: the graph. Its arguments are ``takes``, then the values of ``symbols``, then, if
-            there are any, the ``floats`` in a float32 tensor.
+            there are any, the ``floats`` in a float32 tensor, then the ``numbers``.
         takes, gives: slots of its tensors.
         static: positions of the arguments that are parameters or buffers.
     """
@@ -75,8 +60,15 @@ class Part:
     takes: tuple[int, ...]
     symbols: tuple[str, ...]
     floats: tuple[str, ...]
+    numbers: tuple[Number, ...]
     gives: tuple[int, ...]
     static: frozenset[int]
+
+    @property
+    def float_places(self) -> Mapping[str, tuple[int, int]]:
+        """By name, (argument, element) of each of the ``floats``."""
+        position = len(self.takes) + len(self.symbols)
+        return {name: (position, k) for k, name in enumerate(self.floats)}
 
 
 @dataclass(frozen=True)
@@ -179,7 +171,7 @@ def _calls(graph: Graph) -> dict[Node, dict[str, Getter]]:
 
 def _unbacked(value: Any) -> set[str]:
     """The symbols in a value that no argument's size gives."""
-    return {str(s) for _, number in _expressions(value) for s in free_unbacked_symbols(number)}
+    return {str(s) for _, number in expressions_in(value) for s in free_unbacked_symbols(number)}
 
 
 def _is_arithmetic(node: Node) -> bool:
@@ -195,6 +187,10 @@ _OF_SIZES = (aten.sym_size, aten.sym_stride, aten.sym_numel, aten.sym_storage_of
 def _decided(node: Node) -> dict[str, Getter]:
     """How the symbols in a call's result are read from it."""
     bindings = node.meta.get("unbacked_bindings") or {}
+    for _, number in expressions_in(node.meta.get("val")):
+        # A graph that is traced again keeps the symbols of the first time in its values only.
+        bindings = resolve_unbacked_bindings(number.node.shape_env, bindings)
+        break
     found: dict[str, Getter] = {str(symbol): _getter(path) for symbol, path in bindings.items()}
     for k, leaf in enumerate(tree_leaves(node.meta.get("val"))):
         if isinstance(leaf, Tensor):
@@ -206,23 +202,38 @@ def _decided(node: Node) -> dict[str, Getter]:
     return found
 
 
-def divide(module: GraphModule, static: frozenset[int], device: torch.device | None) -> Divided:
+HostNumbers = Callable[[GraphModule], Sequence[torch.SymInt]]
+"""The integers in a graph that no plan computes of its arguments."""
+
+
+def divide(
+    module: GraphModule,
+    static: frozenset[int],
+    device: torch.device | None,
+    host_numbers: HostNumbers,
+) -> Divided:
     """Divides a graph.
 
     Args:
         module: a functional ATen graph with fake tensors.
         static: positions of the arguments that are parameters or buffers.
         device: where the parts work, if it is not where the graph's tensors are.
+        host_numbers: finds the integers that parts are given.
     """
-    return _Division(module, static, device).run()
+    return _Division(module, static, device, host_numbers).run()
 
 
 class _Division:
     def __init__(
-        self, module: GraphModule, static: frozenset[int], device: torch.device | None
+        self,
+        module: GraphModule,
+        static: frozenset[int],
+        device: torch.device | None,
+        host_numbers: HostNumbers,
     ) -> None:
         self._module = module
         self._device = device
+        self._host_numbers = host_numbers
         self._slots: dict[Node, int] = {}
         placeholders = module.graph.find_nodes(op="placeholder")
         self._static = {node for k, node in enumerate(placeholders) if k in static}
@@ -256,7 +267,7 @@ class _Division:
         return Divided(
             tuple(self._steps),
             tuple(arguments),
-            _readers(self._placeholders),
+            readers_of(self._placeholders),
             returns,
             self._last_uses(written | returned_slots),
             written,
@@ -386,7 +397,7 @@ class _Division:
             if source not in inside and _is_tensor(source) and source.op != "get_attr"
         }
         takes = list(outside)
-        symbols = _symbols_of([*nodes, *takes])
+        symbols = symbols_of([*nodes, *takes])
         floats = [name for name, value in symbols.items() if isinstance(value, torch.SymFloat)]
         integers = [name for name in symbols if name not in floats]
         graph = Graph()
@@ -416,11 +427,15 @@ class _Division:
             made.meta = {**node.meta, "val": tree_map(self._moved, node.meta.get("val"))}
             copies[node] = made
         graph.output(()).args = (tuple(copies[node] for node in wanted),)
+        module = GraphModule(self._module, graph)
+        computed = self._host_numbers(module)
+        take_numbers(module, computed)
         return Part(
-            GraphModule(self._module, graph),
+            module,
             tuple(self._slot(node) for node in takes),
             tuple(integers),
             tuple(floats),
+            tuple(map(number_of, computed)),
             tuple(self._slot(node) for node in wanted),
             frozenset(k for k, node in enumerate(takes) if node in self._static),
         )
@@ -432,12 +447,17 @@ class _Division:
         return tree_map_only(torch.device, lambda _: self._device, value)
 
     def _moved(self, value: Any) -> Any:
+        """A fake tensor on the part's device, which shares memory with the same ones as before."""
         if not isinstance(value, Tensor) or self._device is None:
             return value
-        with self._mode or nullcontext():
-            return torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=self._device
-            )
+        if not isinstance(value, FakeTensor):  # a constant
+            with self._mode or nullcontext():
+                return torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=self._device
+                )
+        with in_kernel_invocation_manager(value.fake_mode):
+            alias = aten.alias.default(value)
+        return FakeTensor(value.fake_mode, alias, self._device)
 
     def _fake(self, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with self._mode or nullcontext():
@@ -496,61 +516,6 @@ def _needed(ends: Iterable[Node], inside: set[Node]) -> set[Node]:
     return found
 
 
-# ---- symbols
-
-
-def number_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
-    """A symbolic number as a function of its symbols; a constant as it is."""
-    expression = value.node.expr
-    if isinstance(value, torch.SymInt) and expression.is_Integer:
-        return int(expression)
-    names = sorted(map(str, expression.free_symbols))
-    text = PythonPrinter().doprint(expression)
-    compute = eval(f"lambda {', '.join(names)}: {text}", {"math": math, "torch": torch})
-    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
-    return Number(tuple(names), lambda *values: kind(compute(*values)))
-
-
-def _expressions(value: Any) -> list[tuple[sympy.Expr, Any]]:
-    """The symbolic numbers in a value, with their expressions.
-
-    The offset of a fake tensor is not among them: it says nothing of the tensor's.
-    """
-    found = []
-    for leaf in tree_leaves(value):
-        numbers = [*leaf.shape, *leaf.stride()] if isinstance(leaf, Tensor) else [leaf]
-        for number in numbers:
-            if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                found.append((number.node.expr, number))
-    return found
-
-
-def _symbols_of(nodes: Sequence[Node]) -> dict[str, Any]:
-    """The symbols that nodes need, by name, as PyTorch's symbolic numbers."""
-    found: dict[str, Any] = {}
-    for node in nodes:
-        others = [n.meta.get("val") for n in node.all_input_nodes]
-        plain = [
-            leaf for leaf in tree_leaves((node.args, node.kwargs)) if not isinstance(leaf, Node)
-        ]
-        for expression, number in _expressions((node.meta.get("val"), others, plain)):
-            for symbol in expression.free_symbols:
-                if str(symbol) not in found:
-                    found[str(symbol)] = _symbolic(symbol, number)
-    return found
-
-
-def _symbolic(symbol: sympy.Symbol, like: Any) -> Any:
-    env = like.node.shape_env
-    hints = getattr(env, "backed_var_to_val", None)
-    if hints is None:  # PyTorch 2.11
-        hints = env.var_to_val
-    value = hints.get(symbol)
-    if symbol.is_integer:
-        return env.create_symintnode(symbol, hint=None if value is None else int(value))
-    return env.create_symfloatnode(symbol, hint=None if value is None else float(value))
-
-
 def _getter(path: Any) -> Callable[[Any], Any]:
     def get(result: Any) -> Any:
         for key in path:
@@ -566,23 +531,3 @@ def _leaf_getter(leaf: int) -> Callable[[Any], Any]:
 
 def _size_getter(leaf: int, dim: int) -> Callable[[Any], int]:
     return lambda result: int(tree_leaves(result)[leaf].shape[dim])
-
-
-def _readers(placeholders: Sequence[Node]) -> dict[str, Callable[[Sequence[Any]], Any]]:
-    """How each symbol is read from a call's arguments."""
-    found: dict[str, Callable[[Sequence[Any]], Any]] = {}
-
-    def add(number: Any, read: Callable[[Sequence[Any]], Any]) -> None:
-        if isinstance(number, (torch.SymInt, torch.SymFloat)) and number.node.expr.is_Symbol:
-            found.setdefault(str(number.node.expr), read)
-
-    for position, node in enumerate(placeholders):
-        value = node.meta.get("val")
-        if isinstance(value, Tensor):
-            for dim, size in enumerate(value.shape):
-                add(size, lambda a, p=position, d=dim: int(a[p].shape[d]))  # type: ignore[misc]
-            for dim, stride in enumerate(value.stride()):
-                add(stride, lambda a, p=position, d=dim: int(a[p].stride(d)))  # type: ignore[misc]
-        else:
-            add(value, lambda a, p=position: a[p])  # type: ignore[misc]
-    return found

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,17 +23,19 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...captured import CapturedGraph, Phase
+from ...errors import UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
 from ..complex_numbers.separation import separate_graph
 from ..control_flow.divided import DividedGraph, Place
 from ..control_flow.inline import inline_operators
-from ..control_flow.parts import Call, Part, divide, is_divided
+from ..control_flow.numbers import WithNumbers, take_numbers
+from ..control_flow.parts import Call, HostNumbers, Part, divide, is_divided
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..tracing import take_seeds
 from . import double_backward, dynamo, patterns, recompute
 from .argument_views import take_views, with_views
-from .unstorable import Reason, reason_against, uncompiled
+from .unstorable import Reason, Uncompiled, reason_against, reason_of, runnable
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -40,6 +43,7 @@ _numbers = itertools.count()
 
 
 _REFUSE = on_fallback("error")
+_NO_FLOATS: Mapping[str, tuple[int, int]] = MappingProxyType({})
 _IN_GRAPH = (MutationType.NOT_MUTATED, MutationType.MUTATED_IN_GRAPH)
 
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
@@ -53,6 +57,7 @@ def capture(
     on_host: OnFallback = _REFUSE,
     on_whole: Callable[[BoxedFunction], None] = lambda compiled: None,
     gpu: Callable[[], Place | None] = lambda: None,
+    host_numbers: HostNumbers = lambda module: (),
 ) -> Callable[..., Any]:
     """Traces a Dynamo graph and compiles each resulting graph with ``compile_graph``.
 
@@ -65,11 +70,14 @@ def capture(
         on_whole: told of a compiled graph that is all there is to Dynamo's graph.
         gpu: gives the place where a graph of CPU tensors works that has to be divided; None where
             its tensors are.
+        host_numbers: finds the integers in a graph that no plan computes of its arguments.
 
     Raises:
-        UnsupportedOp: an operator can run neither on the GPU nor between its plans.
+        UnsupportedOp: an operator can run neither on the GPU nor between its plans, and ``on_host``
+            raises, or PyTorch could not run it either.
     """
     results = _results_of(module)
+    misdescribed = dynamo.misdescribed(module)
     written = double_backward.unchanged(module) if torch.is_grad_enabled() else None
     patterns.rewrite_calls(module)
     number = next(_numbers)
@@ -90,20 +98,20 @@ def capture(
         nonlocal direct, parts
         reason = report(reason_against(graph))
         if reason is not None:
-            return uncompiled(graph, reason)
+            return Uncompiled(graph, reason)
         inline_operators(graph, table, operators)
         is_plain = _is_plain(graph, example_inputs, results) and not is_divided(graph.graph)
         # Who calls it without AOTAutograd has nobody to count changes: the graph does.
         counted = frozenset() if is_plain else _counted()
         compiled = compile_phase(graph, "inference", _static_inputs(), counted=counted)
-        if is_plain:
+        if is_plain and not isinstance(compiled, Uncompiled):
             direct, parts = compiled, _parts_of(example_inputs)
         return compiled
 
     def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         nonlocal static, twice
         if refused is not None:
-            return uncompiled(graph, refused)
+            return Uncompiled(graph, refused)
         static = _static_inputs()
         # Saved tensors are given back when they are read for the last time, if nobody keeps them:
         # unlike one with "donated" buffers, a graph that was run may be run again.
@@ -114,7 +122,7 @@ def capture(
 
     def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         if refused is not None:
-            return uncompiled(graph, refused)
+            return Uncompiled(graph, refused)
         return compile_phase(graph, "backward", _static_in_backward(graph, static))
 
     def compile_phase(
@@ -124,14 +132,16 @@ def capture(
         saved: frozenset[int] = frozenset(),
         counted: frozenset[int] = frozenset(),
     ) -> BoxedFunction:
-        views = () if name == "backward" else take_views(graph, _metadata())
+        divided = is_divided(graph.graph)
+        metadata = None if name == "backward" else _metadata()
+        taken = take_views(graph, metadata, decides=divided)
         title = f"graph{number}_{name}"
-        if is_divided(graph.graph):
+        if divided:
             compiled: BoxedFunction = compile_divided(graph, title, static_inputs, counted, gpu())
         else:
             compiled = compile_whole(graph, title, name, static_inputs, saved, counted)
-        if views:
-            compiled = with_views(compiled, views)
+        if taken.views:
+            compiled = with_views(compiled, taken)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 
@@ -142,11 +152,20 @@ def capture(
         static_inputs: frozenset[int] = frozenset(),
         saved: frozenset[int] = frozenset(),
         counted: frozenset[int] = frozenset(),
-        floats: Sequence[str] = (),
+        floats: Mapping[str, tuple[int, int]] = _NO_FLOATS,
+        device: torch.device | None = None,
     ) -> BoxedFunction:
-        """``floats``: symbolic numbers whose values are the graph's last argument."""
-        position = len(graph.graph.find_nodes(op="placeholder")) - 1
-        numbers = {symbol: (position, k) for k, symbol in enumerate(floats)}
+        """A graph that a plan may hold; PyTorch runs one that none can.
+
+        Args:
+            floats: `CapturedGraph.numbers`.
+            device: where a part of a divided graph works, if that is not where the graph's
+                tensors are.
+        """
+        unchanged = runnable(graph)
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        computed = host_numbers(graph)
+        take_numbers(graph, computed)
         forwarded = _take_forwarded(graph)
         saved -= {output for output, _ in forwarded}
         seed_count = take_seeds(graph)
@@ -154,9 +173,17 @@ def capture(
         phase = Phase(
             *(name, saved, forwarded, counted, seed_count, real.inputs, real.outputs), _lazy(graph)
         )
-        return compile_graph(
-            CapturedGraph(title, real.module, static_inputs, numbers=numbers), phase
-        )
+        captured = CapturedGraph(title, real.module, static_inputs, numbers=floats)
+        try:
+            compiled = compile_graph(captured, phase)
+            return WithNumbers(compiled, placeholders, computed) if computed else compiled
+        except UnsupportedOp as error:
+            reason = reason_of(error, unchanged)
+            try:
+                report(reason)
+            except UnsupportedOp:
+                raise error from None
+            return Uncompiled(unchanged, reason, device)
 
     def compile_divided(
         graph: torch.fx.GraphModule,
@@ -167,7 +194,7 @@ def capture(
         stays: bool = False,
     ) -> DividedGraph:
         device = None if place is None else place.device
-        divided = divide(graph, static_inputs, device)
+        divided = divide(graph, static_inputs, device, host_numbers)
         if stays:
             divided = replace(divided, devices=(None,) * len(divided.devices))
         parts: list[BoxedFunction] = []
@@ -176,9 +203,13 @@ def capture(
         for k, step in enumerate(divided.steps):
             inner = f"{title}_{k}"
             if isinstance(step, Part):
-                floats = step.floats
                 parts.append(
-                    compile_whole(step.module, inner, static_inputs=step.static, floats=floats)
+                    compile_whole(
+                        *(step.module, inner),
+                        static_inputs=step.static,
+                        floats=step.float_places,
+                        device=device,
+                    )
                 )
             elif isinstance(step, Call):
                 for slot, function in step.functions.items():
@@ -212,13 +243,13 @@ def capture(
     )
     with dynamo.compiling():
         traced: Callable[..., Any] = trace(module, example_inputs)
-    if direct is None:
-        if twice and not is_random and written is not None:
-            return double_backward.differentiable_twice(traced, written)
-        return traced
-    if parts is None:
-        on_whole(direct)
-    return unwrapped(direct, parts)
+    if direct is not None:
+        if parts is None and not misdescribed and not isinstance(direct, WithNumbers):
+            on_whole(direct)
+        traced = unwrapped(direct, parts)
+    elif twice and not is_random and written is not None:
+        traced = double_backward.differentiable_twice(traced, written)
+    return dynamo.converting(traced, misdescribed)
 
 
 def unwrapped(compiled: BoxedFunction, parts: _Parts | None = None) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ select other elements. These outputs are taken out of the graph, which then need
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,8 @@ class ArgumentView:
 
     Attributes:
         output, argument: positions.
-        layout: of a call's arguments, the view's sizes, strides and offset in elements from the
-            argument's first one, as one list.
+        layout: of a call's arguments, followed by the numbers that the graph returns for it, the
+            view's sizes, strides and offset in elements from the argument's first one, as one list.
         of_parts: whether the view is of a complex argument's real and imaginary parts.
     """
 
@@ -42,7 +42,7 @@ class ArgumentView:
     of_parts: bool
 
     def of(self, arguments: Sequence[Any]) -> torch.Tensor:
-        """The view as a tensor, made of the argument that it is a view of."""
+        """The view as a tensor; ``arguments`` as `layout` takes them."""
         tensor: torch.Tensor = arguments[self.argument]
         if self.of_parts:
             tensor = torch.view_as_real(tensor)
@@ -52,23 +52,42 @@ class ArgumentView:
         return torch.as_strided(tensor, values[:rank], values[rank:], start)
 
 
-def take_views(graph: torch.fx.GraphModule, metadata: Any) -> tuple[ArgumentView, ...]:
+@dataclass(frozen=True)
+class ArgumentViews:
+    """Outputs that were taken out of a graph.
+
+    Attributes:
+        views: how each is made.
+        numbers: how many integers the graph returns for that after its other outputs: sizes that
+            data decides within it.
+    """
+
+    views: tuple[ArgumentView, ...] = ()
+    numbers: int = 0
+
+
+def take_views(
+    graph: torch.fx.GraphModule, metadata: Any, *, decides: bool = False
+) -> ArgumentViews:
     """Replaces views of arguments with symbolic layouts among a graph's outputs by None.
 
     Args:
         metadata: AOTAutograd's ``ViewAndMutationMeta`` of a forward or inference graph, or None.
+        decides: whether the graph has sizes that data decides, and may return them.
 
     Raises:
         UnsupportedOp: a size in a layout does not follow from the arguments.
     """
     if metadata is None:
-        return ()
+        return ArgumentViews()
     output = graph.graph.find_nodes(op="output")[0]
     placeholders = graph.graph.find_nodes(op="placeholder")
     first = metadata.num_mutated_inp_runtime_indices
     (returned,) = output.args
     results = list(returned)
     bases = _bases(placeholders)
+    readers = _readers(placeholders)
+    numbers: list[torch.SymInt] = []
     views = []
     for position, info in enumerate(metadata.output_info, first):
         node = results[position] if position < len(results) else None
@@ -84,28 +103,52 @@ def take_views(graph: torch.fx.GraphModule, metadata: Any) -> tuple[ArgumentView
             continue
         if (value.is_conj(), value.is_neg()) != (base.is_conj(), base.is_neg()):
             continue
-        layout = _layout(value, base, placeholders)
+        if decides:
+            for number in _unread(value, readers):
+                readers[str(number)] = _integer_reader(len(placeholders) + len(numbers))
+                numbers.append(number)
+        layout = _layout(value, base, readers)
         views.append(ArgumentView(position, argument, layout, of_parts))
         results[position] = None
     if views:
-        output.args = (tuple(results),)
+        output.args = ((*results, *numbers),)
         graph.recompile()
-    return tuple(views)
+    return ArgumentViews(tuple(views), len(numbers))
 
 
 def with_views(
-    run: Callable[[list[Any]], Sequence[Any]], views: Sequence[ArgumentView]
+    run: Callable[[list[Any]], Sequence[Any]], taken: ArgumentViews
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """``run``, which empties its list of arguments, with the views among its results."""
 
     def call(arguments: list[Any]) -> Sequence[Any]:
-        made = [(view.output, view.of(arguments)) for view in views]
+        made = [(view.output, view.of(arguments)) for view in taken.views]
         results = list(run(arguments))
         for position, tensor in made:
             results[position] = tensor
         return results
 
-    return call
+    def call_with_numbers(arguments: list[Any]) -> Sequence[Any]:
+        given = arguments[:]
+        results = list(run(arguments))
+        given += results[-taken.numbers :]
+        del results[-taken.numbers :]
+        for view in taken.views:
+            results[view.output] = view.of(given)
+        return results
+
+    return call_with_numbers if taken.numbers else call
+
+
+def _unread(value: torch.Tensor, readers: Mapping[str, _Read]) -> list[torch.SymInt]:
+    """The symbols of a layout that no argument gives."""
+    found: dict[str, torch.SymInt] = {}
+    for number in _numbers(value):
+        if isinstance(number, torch.SymInt):
+            for symbol in number.node.expr.free_symbols:
+                if str(symbol) not in readers:
+                    found[str(symbol)] = number.node.shape_env.create_symintnode(symbol, hint=None)
+    return list(found.values())
 
 
 def _storage(value: Any) -> int | None:
@@ -134,13 +177,12 @@ def _expression(value: Any) -> sympy.Expr:
 
 
 def _layout(
-    value: torch.Tensor, base: torch.Tensor, placeholders: Sequence[Node]
+    value: torch.Tensor, base: torch.Tensor, readers: Mapping[str, _Read]
 ) -> Callable[[Sequence[Any]], list[int]]:
     """The layout as a function of the arguments; see `ArgumentView`."""
     expressions = [_expression(number) for number in _numbers(value)]
     scale = base.element_size() // value.element_size()  # 2 for parts of complex numbers
     expressions[-1] -= scale * _expression(base.storage_offset())
-    readers = _readers(placeholders)
     names = sorted({str(symbol) for e in expressions for symbol in e.free_symbols})
     unknown = [name for name in names if name not in readers]
     if unknown:

@@ -6,14 +6,17 @@ They change defaults only: a value that the user has set wins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from threading import Event, Thread
+from typing import Any
 
 import torch
 from torch._dynamo import config
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.source import RandomValueSource
+from torch.fx import GraphModule
 
 # Dynamo stops at RNN, GRU and LSTM modules by default. They trace well on the supported versions
 # (export allows them by default, too), and other backends get the same traced graph.
@@ -51,6 +54,35 @@ def on_first_compile(function: Callable[[], None]) -> None:
             Thread(target=run, name="torch-webgpu-first-compile").start()
 
     callback_handler.register_start_callback(start)
+
+
+def misdescribed(module: GraphModule) -> dict[int, torch.dtype]:
+    """By position, what Dynamo's graph says of arguments that calls may give in another dtype.
+
+    A number of Python's ``random`` is a float32 tensor in the graph, as ``torch.tensor`` makes it,
+    and a float64 tensor in the call (``torch._as_tensor_fullprec``).
+    """
+    return {
+        position: node.meta["example_value"].dtype
+        for position, node in enumerate(module.graph.find_nodes(op="placeholder"))
+        if isinstance(getattr(node.meta.get("grapharg"), "source", None), RandomValueSource)
+    }
+
+
+def converting(
+    compiled: Callable[..., Any], dtypes: Mapping[int, torch.dtype]
+) -> Callable[..., Any]:
+    """``compiled``, called with the arguments at these positions in these dtypes."""
+    if not dtypes:
+        return compiled
+
+    def call(*arguments: Any) -> Any:
+        given = list(arguments)
+        for position, dtype in dtypes.items():
+            given[position] = given[position].to(dtype)
+        return compiled(*given)
+
+    return call
 
 
 @contextmanager

@@ -1,22 +1,28 @@
-"""Graphs with tensors that no buffer of a GPU can hold, which PyTorch runs as they are.
+"""Graphs that PyTorch runs as they are.
 
-Sparse tensors (the gradient of ``nn.Embedding(sparse=True)``) and dtypes without a row in the dtype
-table (``torch.uint64``). A graph that is divided into forward and backward is looked at before.
+Those with tensors that no buffer of a GPU can hold: sparse tensors (the gradient of
+``nn.Embedding(sparse=True)``) and dtypes without a row in the dtype table (``torch.uint64``). A
+graph that is divided into forward and backward is looked at before. And those with an operator that
+can be neither a kernel nor a call on the host: ``as_strided`` of a view, a result whose size is a
+rounded float.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
-from torch.utils._pytree import tree_leaves
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ...captured import user_source
 from ...counters import counters
 from ...dtypes import DTYPES
+from ...errors import UnsupportedOp
+from ..control_flow.numbers import Number, number_of
 
 _DTYPES = frozenset(
     getattr(torch, name)
@@ -27,7 +33,7 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True)
 class Reason:
-    """The first operator of a graph with a tensor that cannot be stored.
+    """The operator because of which a graph is not compiled.
 
     Attributes:
         op, dtype, source, cause: what `fallbacks.on_fallback` is told.
@@ -57,6 +63,19 @@ def reason_against(graph: GraphModule) -> Reason | None:
     return None
 
 
+def reason_of(error: UnsupportedOp, graph: GraphModule) -> Reason:
+    """What was raised when a captured graph was compiled."""
+    values = [leaf for node in graph.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return Reason(
+        error.op,
+        "",
+        error.source,
+        f"has no WebGPU kernel ({error.cause}) and leaves its graph to PyTorch",
+        all(tensor.device.type == "cpu" for tensor in tensors),
+    )
+
+
 def _unstorable(value: Any) -> torch.dtype | torch.layout | None:
     """The layout or dtype because of which a tensor cannot be stored; None if it can."""
     if not isinstance(value, torch.Tensor):
@@ -66,19 +85,59 @@ def _unstorable(value: Any) -> torch.dtype | torch.layout | None:
     return None if value.dtype in _DTYPES else value.dtype
 
 
-def uncompiled(graph: GraphModule, reason: Reason) -> Callable[[list[Any]], Sequence[Any]]:
+def runnable(graph: GraphModule) -> GraphModule:
+    """A copy of a graph that PyTorch can run: numbers in it are computed of its arguments.
+
+    A part of a divided graph has symbolic integers themselves among its nodes' arguments.
+    """
+    copy = Graph()
+    copies: dict[Node, Node] = {}
+    numbers: dict[str, Node] = {}
+
+    def number(value: Any) -> Any:
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value
+        made = number_of(value)
+        if isinstance(made, Number) and all(name in numbers for name in made.names):
+            return copy.call_function(made.compute, tuple(numbers[name] for name in made.names))
+        return value  # of a float: such a graph does not run
+
+    for node in graph.graph.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
+        if node.op == "call_function":
+            args, kwargs = tree_map(number, (args, kwargs))
+        made = copies[node] = copy.create_node(node.op, node.target, (), {}, node.name)
+        made.args, made.kwargs, made.meta = args, kwargs, dict(node.meta)
+        if node.op == "placeholder" and isinstance(value := node.meta.get("val"), torch.SymInt):
+            numbers[str(value.node.expr)] = made
+    return GraphModule(graph, copy)
+
+
+class Uncompiled:
     """A graph run by PyTorch, as a function of a list of arguments, which it empties.
 
     Calls count as fallbacks of ``reason.op`` where they run on the CPU.
+
+    Args:
+        graph: with real tensors as its constants.
+        device: where its arguments are, if that is not where the constants are.
     """
 
-    def call(arguments: list[Any]) -> Sequence[Any]:
+    _boxed_call = True  # AOTAutograd's protocol
+
+    def __init__(
+        self, graph: GraphModule, reason: Reason, device: torch.device | None = None
+    ) -> None:
+        self._graph = graph
+        self._reason = reason
+        if device is not None:
+            for name, constant in list(graph.named_buffers(recurse=False)):
+                setattr(graph, name, constant.to(device))
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         given = tuple(arguments)
         arguments.clear()
-        results: Sequence[Any] = graph(*given)
-        if reason.on_cpu:  # the device counts for itself
-            counters.add_fallback(reason.op)
+        results: Sequence[Any] = self._graph(*given)
+        if self._reason.on_cpu:  # the device counts for itself
+            counters.add_fallback(self._reason.op)
         return results
-
-    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
-    return call
