@@ -86,14 +86,16 @@ class _Section:
 
     Attributes:
         positions: of the launcher's buffers among the call's; None: it takes these.
-        places: (nbytes, positions) of the memory that every call gets anew, before the launch.
+        nbytes: of the memory that every call gets anew, before the launch.
+        places: positions of each of these.
         released: positions of the buffers that are not needed after it.
         arguments: positions of the arguments that are not.
     """
 
     launch: Launcher
     positions: tuple[int, ...] | None
-    places: tuple[tuple[int, tuple[int, ...]], ...]
+    nbytes: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
     released: tuple[int, ...]
     arguments: tuple[int, ...]
 
@@ -165,14 +167,12 @@ def _resolve(executor: Executor, variant: Variant, phase: Phase) -> _ResolvedCal
 
     def resolved(launch: Launcher, section: Section) -> _Section:
         released = [name for name in section.released if name not in lasting]
+        new = [place for place in section.plan.places if not _is_kept(place)]
         return _Section(
             launch,
             tuple(position[name] for name in launch.names) if len(sections) > 1 else None,
-            tuple(
-                (place.nbytes, tuple(position[name] for name in place.names))
-                for place in section.plan.places
-                if not _is_kept(place)
-            ),
+            tuple(place.nbytes for place in new),
+            tuple(tuple(position[name] for name in place.names) for place in new),
             tuple(position[name] for name in released),
             tuple(arguments[name] for name in released if name in arguments),
         )
@@ -319,10 +319,9 @@ class DeviceGraph(CompiledGraph):
         Positions of what it has in other memory than the argument.
         """
         moved: Collection[int] = ()
-        allocate = self.device.allocate
+        allocate = self.device.allocate_many
         for section in resolved.sections:
-            for nbytes, positions in section.places:
-                buffer = allocate(nbytes)
+            for positions, buffer in zip(section.places, allocate(section.nbytes), strict=True):
                 for position in positions:
                     buffers[position] = buffer
             if section.positions is not None:
