@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ class _StorageReference(weakref.ref[torch.UntypedStorage]):
 
 
 _references: dict[int, _StorageReference] = {}
+_forget: Any = _references.pop  # as a method of a slot it takes the reference for the default
 
 
 def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> torch.UntypedStorage:
@@ -72,7 +73,7 @@ def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> tor
     while slot in _references:
         slot = next(_slots)
     storage: Any = _construct_storage(slot << _SLOT_BITS, devices.torch_device(index), nbytes)
-    reference = _StorageReference(storage, partial(_references.pop, slot))
+    reference = _StorageReference(storage, MethodType(_forget, slot))
     reference.buffer = buffer
     reference.nbytes = None
     _references[slot] = reference
