@@ -60,7 +60,7 @@ class _Many:
         inputs: their recipes, with their positions among the buffers.
     """
 
-    __slots__ = ("_given", "_offsets_nbytes", "_places", "_strides")
+    __slots__ = ("_given", "_known", "_offsets_nbytes", "_places", "_strides")
 
     def __init__(self, inputs: Sequence[tuple[UploadRecipe, int]]) -> None:
         recipes = [recipe for recipe, _ in inputs]
@@ -68,13 +68,17 @@ class _Many:
         self._places = [place for _, place in inputs]
         self._strides = [recipe.strides for recipe in recipes]
         self._offsets_nbytes = [recipe.offset_nbytes for recipe in recipes]
+        self._known: storages.Likeness | None = None  # of the tensors of the first call
 
     def find(self, values: Sequence[Any], device: torch.device, buffers: list[Any]) -> bool:
         """Fills in the buffers of all, and returns whether all are where they are expected."""
         tensors = [values[k] for k in self._given]
-        found = storages.find_buffers(tensors, device, self._strides, self._offsets_nbytes)
+        known = self._known
+        found = storages.find_buffers(tensors, device, self._strides, self._offsets_nbytes, known)
         if found is None:
             return False
+        if known is None:
+            self._known = storages.Likeness(tensors)
         for place, buffer in zip(self._places, found, strict=True):
             buffers[place] = buffer
         return True
