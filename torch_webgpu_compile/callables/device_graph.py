@@ -60,7 +60,7 @@ class _Many:
         inputs: their recipes, with their positions among the buffers.
     """
 
-    __slots__ = ("_given", "_offsets_nbytes", "_places", "_strides")
+    __slots__ = ("_given", "_known", "_offsets_nbytes", "_places", "_strides")
 
     def __init__(self, inputs: Sequence[tuple[UploadRecipe, int]]) -> None:
         recipes = [recipe for recipe, _ in inputs]
@@ -68,13 +68,17 @@ class _Many:
         self._places = [place for _, place in inputs]
         self._strides = [recipe.strides for recipe in recipes]
         self._offsets_nbytes = [recipe.offset_nbytes for recipe in recipes]
+        self._known: storages.Likeness | None = None  # of the tensors of the first call
 
     def find(self, values: Sequence[Any], device: torch.device, buffers: list[Any]) -> bool:
         """Fills in the buffers of all, and returns whether all are where they are expected."""
         tensors = [values[k] for k in self._given]
-        found = storages.find_buffers(tensors, device, self._strides, self._offsets_nbytes)
+        known = self._known
+        found = storages.find_buffers(tensors, device, self._strides, self._offsets_nbytes, known)
         if found is None:
             return False
+        if known is None:
+            self._known = storages.Likeness(tensors)
         for place, buffer in zip(self._places, found, strict=True):
             buffers[place] = buffer
         return True
@@ -86,14 +90,16 @@ class _Section:
 
     Attributes:
         positions: of the launcher's buffers among the call's; None: it takes these.
-        places: (nbytes, positions) of the memory that every call gets anew, before the launch.
+        nbytes: of the memory that every call gets anew, before the launch.
+        places: positions of each of these.
         released: positions of the buffers that are not needed after it.
         arguments: positions of the arguments that are not.
     """
 
     launch: Launcher
     positions: tuple[int, ...] | None
-    places: tuple[tuple[int, tuple[int, ...]], ...]
+    nbytes: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
     released: tuple[int, ...]
     arguments: tuple[int, ...]
 
@@ -165,14 +171,12 @@ def _resolve(executor: Executor, variant: Variant, phase: Phase) -> _ResolvedCal
 
     def resolved(launch: Launcher, section: Section) -> _Section:
         released = [name for name in section.released if name not in lasting]
+        new = [place for place in section.plan.places if not _is_kept(place)]
         return _Section(
             launch,
             tuple(position[name] for name in launch.names) if len(sections) > 1 else None,
-            tuple(
-                (place.nbytes, tuple(position[name] for name in place.names))
-                for place in section.plan.places
-                if not _is_kept(place)
-            ),
+            tuple(place.nbytes for place in new),
+            tuple(tuple(position[name] for name in place.names) for place in new),
             tuple(position[name] for name in released),
             tuple(arguments[name] for name in released if name in arguments),
         )
@@ -319,10 +323,9 @@ class DeviceGraph(CompiledGraph):
         Positions of what it has in other memory than the argument.
         """
         moved: Collection[int] = ()
-        allocate = self.device.allocate
+        allocate = self.device.allocate_many
         for section in resolved.sections:
-            for nbytes, positions in section.places:
-                buffer = allocate(nbytes)
+            for positions, buffer in zip(section.places, allocate(section.nbytes), strict=True):
                 for position in positions:
                     buffers[position] = buffer
             if section.positions is not None:

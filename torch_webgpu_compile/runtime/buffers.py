@@ -11,7 +11,7 @@ import math
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -299,6 +299,7 @@ class BufferPool:
         self._make_room = make_room
         self._lock = threading.Lock()
         self.returned: deque[weakref.ref[GpuBuffer]] = deque()
+        self._on_drop = self.returned.append
         # By usage and capacity: heaps by serial, see `allocate`.
         self._free: defaultdict[tuple[int, int], list[_Free]] = defaultdict(list)
         self._lent: dict[weakref.ref[GpuBuffer], Allocation] = {}
@@ -333,7 +334,7 @@ class BufferPool:
                 f"({self._max_nbytes:,} bytes); split the tensor"
             )
         buffer = GpuBuffer(self, nbytes)
-        loan = weakref.ref(buffer, self.returned.append)
+        loan = weakref.ref(buffer, self._on_drop)
         with self._lock:
             if self.returned:
                 self._sort_in()
@@ -352,6 +353,28 @@ class BufferPool:
             with self._lock:
                 self._lend(buffer, loan, new)
         return buffer
+
+    def allocate_many(self, sizes: Sequence[int]) -> list[GpuBuffer]:
+        """`allocate` of a storage buffer for each number of bytes, as calls of graphs need them.
+
+        Raises:
+            OutOfMemoryError: as `allocate`. Nothing is lent then.
+        """
+        made: list[GpuBuffer] = []
+        with self._lock:
+            if self.returned:
+                self._sort_in()
+            for nbytes in sizes:
+                capacity = bucket_nbytes(nbytes)
+                key = (STORAGE_USAGE, capacity)
+                free = self._free.get(key) or self._larger(*key)
+                if not free:
+                    break
+                buffer = GpuBuffer(self, nbytes)
+                self._lend(buffer, weakref.ref(buffer, self._on_drop), free[0][1], free)
+                made.append(buffer)
+        made += map(self.allocate, sizes[len(made) :])  # from the first that the pool has not
+        return made
 
     def _larger(self, usage: int, capacity: int) -> list[_Free] | None:
         """What is free of the least larger bucket that is near enough."""

@@ -93,6 +93,10 @@ class Device:
         """A storage buffer with undefined contents. Raises OutOfMemoryError."""
         return self._pool.allocate(nbytes)
 
+    def allocate_many(self, sizes: Sequence[int]) -> list[GpuBuffer]:
+        """A storage buffer for each number of bytes. Raises OutOfMemoryError."""
+        return self._pool.allocate_many(sizes)
+
     def memory_stats(self) -> dict[str, int]:
         """Bytes: ``allocated``, ``reserved`` (allocated and kept for reuse), ``peak_allocated``."""
         return self._pool.stats()

@@ -92,6 +92,32 @@ def test_what_is_done_in_between_counts():
         compare(f)
 
 
+def test_lists_that_are_like_earlier_ones_until_they_change():
+    """Long lists are compared at once with those that were met first."""
+
+    def f(device):
+        xs, ys = (tensors(device, value, [(4, 4)] * 9) for value in (1.0, 2.0))
+        for tensor in (xs[2], ys[2]):
+            tensor.add_(torch.arange(16.0).reshape(4, 4).to(device))
+        for turn in range(8):
+            torch._foreach_mul_(xs, 0.5)
+            torch._foreach_add_(xs, ys)
+            if turn == 3:
+                ys[3].data = torch.full((4, 4), 7.0, device=device)
+            if turn == 4:
+                ys[4].requires_grad_()
+            if turn == 5:
+                xs[5] = torch.ones(4, 8, device=device)[:, ::2]
+            torch._foreach_add_(ys, xs)
+            if turn in (2, 6):
+                xs[2].data = xs[2].t()  # other strides, the same memory
+            xs[0].sum().item()  # all that was gathered has run
+        return xs, ys
+
+    with torch.no_grad():
+        compare(f)
+
+
 def test_shared_memory():
     def f(device):
         x = torch.arange(8.0, device=device)

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
-from operator import invert
+from operator import attrgetter, invert
 from typing import Any
 
 import torch
@@ -115,10 +115,11 @@ class _Node:
         results: what the last call gives: (dtype, sizes, strides) of each tensor; None if nothing.
         spare: such tensors of an earlier sequence that nobody has any more.
         children: the sequences with one call more.
+        described: of the next call's lists that were met first, by operator, place and length.
         programs: what was compiled, by the positions of the made tensors that are needed later.
     """
 
-    __slots__ = ("calls", "children", "programs", "results", "spare")
+    __slots__ = ("calls", "children", "described", "programs", "results", "spare")
 
     def __init__(
         self,
@@ -129,6 +130,7 @@ class _Node:
         self.results = results
         self.spare: list[list[Tensor]] = []
         self.children: dict[tuple[Any, ...], _Node] = {}
+        self.described: dict[tuple[Any, ...], tuple[storages.Likeness, _Description]] = {}
         self.programs: dict[tuple[int, ...], list[_Program]] = {}
 
 
@@ -157,6 +159,7 @@ class _Program:
 
 _current: _Sequence | None = None
 _roots: dict[tuple[int, torch.dtype], _Node] = {}
+_descriptions: dict[tuple[Any, ...], _Description] = {}
 _nodes = 0
 
 
@@ -286,6 +289,31 @@ class _Sequence:
             key.append(places)
             tensors = [t for t, place in zip(tensors, places, strict=True) if place is None]
             identities, addresses = tuple(map(id, tensors)), list(map(data_ptr, tensors))
+        starts = storages.starts_of(addresses)
+        count = len(self._starts) + len(starts)
+        self._starts.update(starts)
+        if len(self._starts) < count:
+            raise _DifferentError
+        likeness, description = self._description(key, tensors)
+        self._layouts.add(description, addresses, likeness)
+        key += description, tuple([a % BINDING_ALIGNMENT for a in addresses])
+        first = len(self._tensors) + len(new)
+        self._places.update(zip(identities, range(first, first + len(tensors)), strict=True))
+        self._addresses.update(zip(identities, addresses, strict=True))
+        new += tensors
+
+    def _description(
+        self, key: Sequence[Any], tensors: Sequence[Tensor]
+    ) -> tuple[storages.Likeness | None, _Description]:
+        """What matters of tensors, with what tells it of others; ``key``: all that comes before.
+
+        Raises:
+            _DifferentError: they cannot be a part of this sequence.
+        """
+        place = (key[0], len(key), len(tensors))
+        known = self._node.described.get(place)
+        if known is not None and known[0].holds(tensors):
+            return known
         dtypes = tuple(map(_dtype, tensors))
         if not _COMPUTED.issuperset(dtypes):
             raise _DifferentError
@@ -293,24 +321,18 @@ class _Sequence:
             raise _DifferentError
         if {*map(Tensor.get_device, tensors)} - {self._index} or any(map(Tensor.is_neg, tensors)):
             raise _DifferentError
-        starts = storages.starts_of(addresses)
-        count = len(self._starts) + len(starts)
-        self._starts.update(starts)
-        if len(self._starts) < count:
-            raise _DifferentError
-        shapes, strides = tuple(map(_shape, tensors)), tuple(map(_stride, tensors))
-        self._layouts.add(dtypes, addresses, shapes, strides)
-        key += dtypes, shapes, strides, tuple([a % BINDING_ALIGNMENT for a in addresses])
-        first = len(self._tensors) + len(new)
-        self._places.update(zip(identities, range(first, first + len(tensors)), strict=True))
-        self._addresses.update(zip(identities, addresses, strict=True))
-        new += tensors
+        content = dtypes, tuple(map(_shape, tensors)), tuple(map(_stride, tensors))
+        description = _descriptions.setdefault(content, _Description(*content))
+        if known is None and len(tensors) >= storages.FEWEST_OF_MANY:
+            self._node.described[place] = storages.Likeness(tensors), description
+        return None, description
 
     def _grown(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Node:
         """The node of a call that no sequence has had here."""
         global _nodes
         if _nodes >= _MOST_NODES:
             _roots.clear()
+            _descriptions.clear()
             _nodes = 0
         _nodes += 1
         results = _results(op, args, kwargs)
@@ -427,6 +449,32 @@ class _Sequence:
                 _give(next(later), result)
 
 
+class _Description:
+    """What matters to the compiler of tensors, but for their alignment.
+
+    Equal ones are one object: in the key of a call it stands for hundreds.
+    """
+
+    __slots__ = ("dtypes", "shapes", "strides")
+
+    def __init__(
+        self,
+        dtypes: tuple[torch.dtype, ...],
+        shapes: tuple[torch.Size, ...],
+        strides: tuple[tuple[int, ...], ...],
+    ) -> None:
+        self.dtypes = dtypes
+        self.shapes = shapes
+        self.strides = strides
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether tensors of these dtypes lie so."""
+        return (
+            tuple(map(_shape, tensors)) == self.shapes
+            and tuple(map(_stride, tensors)) == self.strides
+        )
+
+
 class _Layouts:
     """Where tensors were, and how they lay there, when a sequence met them.
 
@@ -434,43 +482,50 @@ class _Layouts:
     """
 
     def __init__(self) -> None:
-        self._dtypes: list[torch.dtype] = []
         self._addresses: list[int] = []
-        self._shapes: list[torch.Size] = []
-        self._strides: list[tuple[int, ...]] = []
         self._memory: list[storages.Memory] = []
+        self._parts: list[tuple[_Description, storages.Likeness | None]] = []
 
     def add(
         self,
-        dtypes: Sequence[torch.dtype],
+        description: _Description,
         addresses: Sequence[int],
-        shapes: Sequence[torch.Size],
-        strides: Sequence[tuple[int, ...]],
+        likeness: storages.Likeness | None,
     ) -> None:
-        """Remembers tensors."""
-        self._dtypes += dtypes
+        """Remembers tensors; ``likeness`` holds for tensors of this description."""
         self._addresses += addresses
-        self._shapes += shapes
-        self._strides += strides
         self._memory += storages.memory_at(addresses)
+        self._parts.append((description, likeness))
 
     def restored(self, tensors: list[Tensor], index: int) -> list[Tensor]:
         """Those tensors as they were, on a device."""
-        count = len(tensors)
-        same = (
-            list(map(data_ptr, tensors)) == self._addresses[:count]
-            and list(map(_shape, tensors)) == self._shapes[:count]
-            and list(map(_stride, tensors)) == self._strides[:count]
-        )
-        if same:
+        if list(map(data_ptr, tensors)) == self._addresses[: len(tensors)] and self._lie(tensors):
             return tensors
+        # The last tensors may be missing: a call that was refused had added them.
+        descriptions = [description for description, _ in self._parts]
+        dtypes, shapes, strides = (
+            list(chain.from_iterable(map(attrgetter(name), descriptions)))
+            for name in ("dtypes", "shapes", "strides")
+        )
         made = []
         for k, tensor in enumerate(tensors):
-            layout = self._addresses[k], self._shapes[k], self._strides[k]
+            layout = self._addresses[k], shapes[k], strides[k]
             if layout != (data_ptr(tensor), tensor.shape, tensor.stride()):
-                tensor = storages.tensor_at(self._memory[k], self._dtypes[k], *layout, index)
+                tensor = storages.tensor_at(self._memory[k], dtypes[k], *layout, index)
             made.append(tensor)
         return made
+
+    def _lie(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether tensors have their shapes and strides still."""
+        start = 0
+        for description, likeness in self._parts:
+            if start >= len(tensors):  # what follows is of a call that was refused
+                break
+            part = tensors[start : start + len(description.shapes)]
+            start += len(part)
+            if not (likeness is not None and likeness.holds(part)) and not description.holds(part):
+                return False
+        return True
 
 
 class _Number:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ class _StorageReference(weakref.ref[torch.UntypedStorage]):
 
 
 _references: dict[int, _StorageReference] = {}
+_forget: Any = _references.pop  # as a method of a slot it takes the reference for the default
 
 
 def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> torch.UntypedStorage:
@@ -72,7 +73,7 @@ def new_storage(nbytes: int, index: int, buffer: GpuBuffer | None = None) -> tor
     while slot in _references:
         slot = next(_slots)
     storage: Any = _construct_storage(slot << _SLOT_BITS, devices.torch_device(index), nbytes)
-    reference = _StorageReference(storage, partial(_references.pop, slot))
+    reference = _StorageReference(storage, MethodType(_forget, slot))
     reference.buffer = buffer
     reference.nbytes = None
     _references[slot] = reference
@@ -154,18 +155,51 @@ FEWEST_OF_MANY = 8
 """Tensors from which on it pays to look at all of them at once, one property after another."""
 
 
+class Likeness:
+    """What many tensors are like, but for their memory: all of it is compared in one call of C++.
+
+    That is their types, dtypes, devices, sizes, strides, keys of dispatch (so that none is lazily
+    conjugated or negated unless it was) and whether they require gradients.
+
+    Args:
+        tensors: the tensors; they are not kept.
+    """
+
+    __slots__ = ("_check",)
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        guards: Any = torch._C._dynamo.guards.TensorGuards
+        self._check: Callable[..., bool] = guards(
+            *tensors,
+            dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+        ).check
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether as many others are like these, each one; False if one of them comes twice."""
+        return self._check(*tensors)
+
+
 def find_buffers(
     tensors: Sequence[Tensor],
     device: torch.device,
     strides: Sequence[tuple[int, ...]],
     offsets_nbytes: Sequence[int],
+    known: Likeness | None = None,
 ) -> list[GpuBuffer] | None:
-    """`find_buffer` of many tensors in half of the time; None if it is None for one of them."""
+    """`find_buffer` of many tensors in a third of the time; None if it is None for one of them.
+
+    Args:
+        known: of tensors on ``device`` that had these strides.
+    """
     settle()
     addresses = list(map(data_ptr, tensors))
     if [address & _OFFSET_MASK for address in addresses] != offsets_nbytes:
         return None
-    if list(map(_stride, tensors)) != strides or {*map(_device, tensors)} != {device}:
+    is_known = known is not None and known.holds(tensors)
+    if not is_known and list(map(_stride, tensors)) != strides:
+        return None
+    if not is_known and {*map(_device, tensors)} != {device}:
         return None
     references = [_references.get(address >> _SLOT_BITS) for address in addresses]
     return [r.buffer for r in references if r is not None] if all(references) else None
