@@ -118,6 +118,29 @@ def test_lists_that_are_like_earlier_ones_until_they_change():
         compare(f)
 
 
+@pytest.mark.parametrize("count", [3, 12])
+def test_lists_that_lie_otherwise_between_two_calls(count):
+    """``tensor.data = view``: the same object and address, and nothing that settles."""
+
+    def f(device):
+        ys = tensors(device, 2.0, [(3, 3)] * count)
+        for y in ys:
+            y.add_(torch.arange(9.0).reshape(3, 3).to(device))
+        found = []
+        for _ in range(3):
+            xs = [y * 3 for y in ys]
+            views = [x.t() for x in xs]
+            torch._foreach_add_(xs, ys)
+            for x, view in zip(xs, views, strict=True):
+                x.data = view
+            torch._foreach_mul_(xs, ys)
+            found += [x.clone() for x in xs]
+        return found
+
+    with torch.no_grad():
+        compare(f)
+
+
 def test_shared_memory():
     def f(device):
         x = torch.arange(8.0, device=device)

@@ -119,7 +119,7 @@ class _Node:
         programs: what was compiled, by the positions of the made tensors that are needed later.
     """
 
-    __slots__ = ("calls", "children", "described", "programs", "results", "spare")
+    __slots__ = ("_made", "calls", "children", "described", "programs", "results", "spare")
 
     def __init__(
         self,
@@ -132,6 +132,15 @@ class _Node:
         self.children: dict[tuple[Any, ...], _Node] = {}
         self.described: dict[tuple[Any, ...], tuple[storages.Likeness, _Description]] = {}
         self.programs: dict[tuple[int, ...], list[_Program]] = {}
+        self._made: tuple[storages.Likeness | None, _Description] | None = None
+
+    def made_like(self, made: Sequence[Tensor]) -> tuple[storages.Likeness | None, _Description]:
+        """What the results of the last call are like, which are the same in all sequences."""
+        if self._made is None:
+            is_long = len(made) >= storages.FEWEST_OF_MANY
+            likeness = storages.Likeness(made) if is_long else None
+            self._made = likeness, _Description.of(made)
+        return self._made
 
 
 class _Program:
@@ -202,7 +211,7 @@ class _Sequence:
         self._made: list[tuple[_Node, list[Tensor]]] = []
         self._places: dict[int, int] = {}  # of tensors, by identity; ~place of made ones
         self._addresses: dict[int, int] = {}  # of the same
-        self._lists: dict[tuple[int, ...], int] = {}
+        self._lists: dict[tuple[int, ...], _KnownList] = {}
 
     def __len__(self) -> int:
         return len(self._node.calls)
@@ -241,7 +250,7 @@ class _Sequence:
             return None
         made = node.spare.pop() if node.spare else self._make(node.results)
         identities, first = tuple(map(id, made)), len(self._all_made())
-        self._lists[identities] = len(self._lists)
+        self._lists[identities] = _KnownList(len(self._lists), *node.made_like(made))
         self._addresses.update(zip(identities, map(data_ptr, made), strict=True))
         places = map(invert, range(first, first + len(made)))
         self._places.update(zip(identities, places, strict=True))
@@ -281,12 +290,15 @@ class _Sequence:
             raise _DifferentError  # ``tensor.data = other``
         known = self._lists.get(identities)
         if known is not None:
-            key.append(~known)  # a list of numbers has its length there
+            if not known.lies(tensors):
+                raise _DifferentError
+            key.append(~known.number)  # a list of numbers has its length there
             return
-        self._lists[identities] = len(self._lists)
+        everything, is_new = tensors, True
         if not self._places.keys().isdisjoint(identities):
             places = tuple(map(self._places.get, identities))
             key.append(places)
+            is_new = False
             tensors = [t for t, place in zip(tensors, places, strict=True) if place is None]
             identities, addresses = tuple(map(id, tensors)), list(map(data_ptr, tensors))
         starts = storages.starts_of(addresses)
@@ -295,6 +307,8 @@ class _Sequence:
         if len(self._starts) < count:
             raise _DifferentError
         likeness, description = self._description(key, tensors)
+        own = (likeness, description) if is_new else (None, _Description.of(everything))
+        self._lists[tuple(map(id, everything))] = _KnownList(len(self._lists), *own)
         self._layouts.add(description, addresses, likeness)
         key += description, tuple([a % BINDING_ALIGNMENT for a in addresses])
         first = len(self._tensors) + len(new)
@@ -321,8 +335,9 @@ class _Sequence:
             raise _DifferentError
         if {*map(Tensor.get_device, tensors)} - {self._index} or any(map(Tensor.is_neg, tensors)):
             raise _DifferentError
-        content = dtypes, tuple(map(_shape, tensors)), tuple(map(_stride, tensors))
-        description = _descriptions.setdefault(content, _Description(*content))
+        description = _Description.of(tensors)
+        content = description.dtypes, description.shapes, description.strides
+        description = _descriptions.setdefault(content, description)
         if known is None and len(tensors) >= storages.FEWEST_OF_MANY:
             self._node.described[place] = storages.Likeness(tensors), description
         return None, description
@@ -467,11 +482,41 @@ class _Description:
         self.shapes = shapes
         self.strides = strides
 
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> _Description:
+        """What tensors are now."""
+        of_each = (tuple(map(get, tensors)) for get in (_dtype, _shape, _stride))
+        return cls(*of_each)
+
     def holds(self, tensors: Sequence[Tensor]) -> bool:
         """Whether tensors of these dtypes lie so."""
         return (
             tuple(map(_shape, tensors)) == self.shapes
             and tuple(map(_stride, tensors)) == self.strides
+        )
+
+
+class _KnownList:
+    """A list of tensors that a sequence has met.
+
+    Attributes:
+        number: of the list in the sequence.
+    """
+
+    __slots__ = ("_description", "_likeness", "number")
+
+    def __init__(
+        self, number: int, likeness: storages.Likeness | None, description: _Description
+    ) -> None:
+        self.number = number
+        self._likeness = likeness
+        self._description = description
+
+    def lies(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the tensors have their shapes and strides still: ``tensor.data = view``."""
+        likeness = self._likeness
+        return (likeness is not None and likeness.holds(tensors)) or self._description.holds(
+            tensors
         )
 
 
