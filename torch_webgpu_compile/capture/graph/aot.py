@@ -30,7 +30,7 @@ from ..control_flow.parts import Call, Part, divide, is_divided
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..tracing import take_seeds
-from . import double_backward, dynamo, patterns, recompute
+from . import double_backward, dynamo, patterns, recompute, regions
 from .argument_views import take_views, with_views
 from .unstorable import Reason, reason_against, uncompiled
 
@@ -210,7 +210,7 @@ def capture(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with dynamo.compiling():
+    with dynamo.compiling(), regions.schemas_made_once():
         traced: Callable[..., Any] = trace(module, example_inputs)
     if direct is None:
         if twice and not is_random and written is not None:
