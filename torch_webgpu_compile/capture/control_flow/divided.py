@@ -11,6 +11,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from ...captured import saved_tensors_have_hooks
 from . import loops
 from .parts import Call, Check, Divided, Number, Part, Pick, Slot
 
@@ -31,6 +32,9 @@ class Place(Protocol):
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors there of equal contents, of arguments that often are the same again."""
 
+    def on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """CPU tensors of the contents and strides of tensors there."""
+
 
 class DividedGraph:
     """A function of a list of arguments, which it empties, to a list of results.
@@ -41,6 +45,8 @@ class DividedGraph:
         functions: what the functions of its `Call`s were compiled to, by slot.
         place: where the parts work, if that is not where the caller's tensors are.
         counted: positions of the changed arguments whose version counters somebody else increments.
+        saved: positions of the results that only the backward graph will see. They stay where the
+            parts work, unless hooks will read them.
     """
 
     _boxed_call = True
@@ -52,6 +58,7 @@ class DividedGraph:
         functions: Mapping[int, BoxedFunction],
         place: Place | None,
         counted: frozenset[int],
+        saved: frozenset[int] = frozenset(),
     ) -> None:
         self._divided = divided
         self._parts = list(parts)
@@ -59,6 +66,7 @@ class DividedGraph:
         self._place = place
         self._device = None if place is None else place.device
         self._counted = counted
+        self._saved = saved
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]
@@ -145,14 +153,21 @@ class DividedGraph:
         self, values: Mapping[int, Any], originals: Mapping[int, Any], symbols: Mapping[str, Any]
     ) -> list[Any]:
         results = []
-        for item, device in zip(self._divided.returns, self._divided.devices, strict=True):
+        away: list[int] = []  # positions of those that are wanted on the CPU
+        staying = self._saved if not saved_tensors_have_hooks() else ()
+        pairs = zip(self._divided.returns, self._divided.devices, strict=True)
+        for k, (item, device) in enumerate(pairs):
             if isinstance(item, Slot) and item.index in originals:
                 results.append(originals[item.index][1])
                 continue
             value = _value(item, values, symbols)
-            if isinstance(value, Tensor) and self._device is not None and device is not None:
-                value = value.to(device)
+            is_here = isinstance(value, Tensor) and value.device == self._device
+            if is_here and device is not None and k not in staying:
+                away.append(k)
             results.append(value)
+        if away and self._place is not None:
+            for k, value in zip(away, self._place.on_host([results[k] for k in away]), strict=True):
+                results[k] = value
         return results
 
 

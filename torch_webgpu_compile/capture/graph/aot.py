@@ -80,6 +80,7 @@ def capture(
     parts: _Parts | None = None
     refused: Reason | None = None
     is_random = twice = False
+    kept_at: Place | None = None  # where a forward graph in parts leaves what it saves
 
     def report(reason: Reason | None) -> Reason | None:
         if reason is not None:
@@ -101,7 +102,7 @@ def capture(
         return compiled
 
     def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        nonlocal static, twice
+        nonlocal static, twice, kept_at
         if refused is not None:
             return uncompiled(graph, refused)
         static = _static_inputs()
@@ -110,6 +111,7 @@ def capture(
         if (metadata := _metadata()) is not None:
             metadata.bw_donated_idxs = []
             twice = _may_run_again(metadata)
+        kept_at = gpu() if is_divided(graph.graph) else None
         return compile_phase(graph, "forward", static, _saved_outputs(graph), _counted())
 
     def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
@@ -126,8 +128,12 @@ def capture(
     ) -> BoxedFunction:
         views = () if name == "backward" else take_views(graph, _metadata())
         title = f"graph{number}_{name}"
-        if is_divided(graph.graph):
-            compiled: BoxedFunction = compile_divided(graph, title, static_inputs, counted, gpu())
+        # A backward graph that is given tensors of that place is one part at least.
+        if kept_at is not None or is_divided(graph.graph):
+            place = gpu() if kept_at is None else kept_at
+            compiled: BoxedFunction = compile_divided(
+                graph, title, static_inputs, counted, place, saved=saved
+            )
         else:
             compiled = compile_whole(graph, title, name, static_inputs, saved, counted)
         if views:
@@ -165,6 +171,7 @@ def capture(
         counted: frozenset[int] = frozenset(),
         place: Place | None = None,
         stays: bool = False,
+        saved: frozenset[int] = frozenset(),
     ) -> DividedGraph:
         device = None if place is None else place.device
         divided = divide(graph, static_inputs, device)
@@ -186,7 +193,7 @@ def capture(
                         name = f"{inner}_{len(known)}"
                         known[id(function)] = compile_function(function, name, place)
                     functions[slot] = known[id(function)]
-        return DividedGraph(divided, parts, functions, place, counted)
+        return DividedGraph(divided, parts, functions, place, counted, saved)
 
     def compile_function(
         function: torch.fx.GraphModule, title: str, place: Place | None
