@@ -390,6 +390,28 @@ def test_a_backward_graph_without_calls_takes_what_parts_saved() -> None:
     torch.testing.assert_close(mine.grad, other.grad)
 
 
+def test_a_backward_graph_in_parts_takes_what_a_graph_without_calls_saved() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            y = x.sin() * 2
+            ctx.save_for_backward(y)
+            return y.exp()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            (y,) = ctx.saved_tensors
+            start = torch.zeros((), dtype=torch.int64)
+            turn = lambda k, value: (k + 1, value * 2)  # noqa: E731
+            _, value = while_loop(lambda k, value: k < 3, turn, (start, y.clone()))
+            return gradient * value
+
+    x = R(64).requires_grad_()
+    compiled = torch.compile(lambda x: Doubled.apply(x).sum(), backend="webgpu", fullgraph=True)
+    compiled(x).backward()
+    torch.testing.assert_close(x.grad, x.detach().sin() * 16)
+
+
 def test_a_broken_promise_about_a_size_is_an_error() -> None:
     compiled = torch.compile(sized_by_data, backend="webgpu", fullgraph=True)
     compiled(R(5, 7).to("webgpu"), torch.tensor(3, device="webgpu"))

@@ -79,8 +79,8 @@ def capture(
     direct: BoxedFunction | None = None
     parts: _Parts | None = None
     refused: Reason | None = None
-    is_random = twice = False
-    kept_at: Place | None = None  # where a forward graph in parts leaves what it saves
+    is_random = twice = has_divided_backward = False
+    kept_at: Place | None = None  # where graphs in parts have what is saved for a backward graph
 
     def report(reason: Reason | None) -> Reason | None:
         if reason is not None:
@@ -111,7 +111,7 @@ def capture(
         if (metadata := _metadata()) is not None:
             metadata.bw_donated_idxs = []
             twice = _may_run_again(metadata)
-        kept_at = gpu() if is_divided(graph.graph) else None
+        kept_at = gpu() if has_divided_backward or is_divided(graph.graph) else None
         return compile_phase(graph, "forward", static, _saved_outputs(graph), _counted())
 
     def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
@@ -128,7 +128,7 @@ def capture(
     ) -> BoxedFunction:
         views = () if name == "backward" else take_views(graph, _metadata())
         title = f"graph{number}_{name}"
-        # A backward graph that is given tensors of that place is one part at least.
+        # Parts give and take tensors of that place: both graphs have some, or neither.
         if kept_at is not None or is_divided(graph.graph):
             place = gpu() if kept_at is None else kept_at
             compiled: BoxedFunction = compile_divided(
@@ -203,11 +203,13 @@ def capture(
         return compile_divided(function, title, place=place, stays=True)
 
     def partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
-        nonlocal refused, is_random
+        nonlocal refused, is_random, has_divided_backward
         refused = report(reason_against(graph))
         is_random = _is_random(graph.graph)
         inline_operators(graph, table, operators)
-        return _partition(graph, *arguments, **keywords)
+        forward, backward = _partition(graph, *arguments, **keywords)
+        has_divided_backward = is_divided(backward.graph)
+        return forward, backward
 
     trace = aot_autograd(
         fw_compiler=compile_forward,

@@ -6,7 +6,7 @@ graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +24,7 @@ def schemas_made_once() -> Iterator[None]:
     step of 24 equal blocks. The key is that by which PyTorch's functional rule keeps schemas.
     """
     operator = type(torch.ops.higher_order.invoke_subgraph)
-    original = operator.gen_schema
+    original: Callable[..., Any] = operator.gen_schema
     known: dict[tuple[object, ...], tuple[object, Any]] = {}
 
     def gen_schema(self: Any, subgraph: Any, identifier: Any, *operands: Any) -> Any:
