@@ -11,13 +11,14 @@
     python -m benchmarks.report FILE…           the table of the README, from the JSON of runs
     python -m benchmarks.tilings gpt2 bert      tilings of products, measured inside their models
     python -m benchmarks.generate               tokens per second of a language model
+    python -m benchmarks.regional_compilation   compiling a block of 24, and all of them
 
 ``cases``, ``kernel_cases`` and ``convolution_cases`` say what is measured, ``suites`` what it must
 reach, and ``goals`` whether it does. ``webgpu``, ``pytorch``, ``onnxruntime_webgpu`` and
-``tinygrad_webgpu`` measure one system each, ``compile_time`` first calls; ``limits`` measures what
-the machine can do at best. ``runner`` gives cases to a ``worker``: a process that imports
-everything once, and is replaced when it crashes, hangs or loses its GPU. ``report`` prints and
-writes the results.
+``tinygrad_webgpu`` measure one system each, ``compile_time`` first calls, and
+``regional_compilation`` those of repeated blocks; ``limits`` measures what the machine can do at
+best. ``runner`` gives cases to a ``worker``: a process that imports everything once, and is
+replaced when it crashes, hangs or loses its GPU. ``report`` prints and writes the results.
 
 Times are of a steady stream of calls, and of the GPU alone: by timestamps here, by replays of a
 CUDA graph there. f32 is f32: no TF32. Inputs and outputs stay on the GPU.

@@ -66,6 +66,12 @@ class Phase:
     lazy: frozenset[int] = frozenset()
 
 
+def saved_tensors_have_hooks() -> bool:
+    """Whether hooks (checkpointing, offloading) will read the tensors that autograd saves."""
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return hooks is None or hooks(True) is not None
+
+
 def user_source(node: torch.fx.Node) -> str:
     """Where a node of an FX graph comes from, for a person.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -344,6 +345,71 @@ def test_parameters_of_a_divided_graph_travel_once() -> None:
             before = counters.bytes_uploaded
             torch.testing.assert_close(compiled(x), model(x))
             assert counters.bytes_uploaded - before <= x.nbytes + nbytes + 64
+
+
+@pytest.mark.parametrize("has_hooks", [False, True])
+def test_what_is_saved_between_parts_stays_on_the_gpu(has_hooks: bool) -> None:
+    """And what comes back is waited for once a graph."""
+
+    @torch.compiler.nested_compile_region
+    def block(x: Tensor, weight: Tensor) -> Tensor:
+        return x + (x @ weight).tanh()
+
+    def network(x: Tensor, *weights: Tensor) -> Tensor:
+        for weight in weights:
+            x = block(x, weight)
+        return x
+
+    compiled = torch.compile(network, backend="webgpu", fullgraph=True)
+    mine = [R(64, 8).requires_grad_(), *(R(8, 8).requires_grad_() for _ in range(4))]
+    other = [tensor.detach().clone().requires_grad_() for tensor in mine]
+    hooks = torch.autograd.graph.save_on_cpu() if has_hooks else nullcontext()
+    before = counters.bytes_downloaded
+    with hooks:
+        result = compiled(*mine)
+    result.square().mean().backward()
+    moved = counters.bytes_downloaded - before
+    wanted = network(*other)
+    wanted.square().mean().backward()
+    torch.testing.assert_close(result, wanted)
+    for got, known in zip(mine, other, strict=True):
+        torch.testing.assert_close(got.grad, known.grad)
+    gradients = sum(tensor.nbytes for tensor in mine)
+    assert moved > result.nbytes + gradients if has_hooks else moved == result.nbytes + gradients
+
+
+def test_a_backward_graph_without_calls_takes_what_parts_saved() -> None:
+    def selected(x: Tensor) -> Tensor:
+        y = x.tanh()
+        return y[(y > 0).nonzero().squeeze(1)].sin().sum()
+
+    mine, other = R(40).requires_grad_(), R(40).requires_grad_()
+    other.data.copy_(mine.data)
+    torch.compile(selected, backend="webgpu", fullgraph=True)(mine).backward()
+    selected(other).backward()
+    torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_a_backward_graph_in_parts_takes_what_a_graph_without_calls_saved() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            y = x.sin() * 2
+            ctx.save_for_backward(y)
+            return y.exp()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            (y,) = ctx.saved_tensors
+            start = torch.zeros((), dtype=torch.int64)
+            turn = lambda k, value: (k + 1, value * 2)  # noqa: E731
+            _, value = while_loop(lambda k, value: k < 3, turn, (start, y.clone()))
+            return gradient * value
+
+    x = R(64).requires_grad_()
+    compiled = torch.compile(lambda x: Doubled.apply(x).sum(), backend="webgpu", fullgraph=True)
+    compiled(x).backward()
+    torch.testing.assert_close(x.grad, x.detach().sin() * 16)
 
 
 def test_a_broken_promise_about_a_size_is_an_error() -> None:

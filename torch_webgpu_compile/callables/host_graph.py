@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..captured import saved_tensors_have_hooks
 from ..counters import counters
 from ..errors import DeviceLostError
 from ..runtime.buffers import AnyBuffer
@@ -171,7 +172,7 @@ class HostGraph(CompiledGraph):
         if known is not None and known[0] is variant and not variant.rebinds:
             return known[1], _NOTHING_FRESH, None
         fresh: dict[str, GpuBuffer] = {}
-        if variant.saved and not _has_saved_tensor_hooks():
+        if variant.saved and not saved_tensors_have_hooks():
             for name, nbytes in variant.saved_buffers:
                 fresh[name] = self.device.allocate(nbytes)
         for name, nbytes in variant.updated_buffers:
@@ -364,9 +365,3 @@ def _getter(positions: Sequence[int]) -> Any:
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda values: tuple([values[position] for position in positions])
-
-
-def _has_saved_tensor_hooks() -> bool:
-    """Whether hooks (checkpointing, offloading) will read the tensors that autograd saves."""
-    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return hooks is None or hooks(True) is not None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..device import devices
-from ..device.tensors import storages
+from ..device.tensors import copying, storages
 from ..runtime.device import Device, GpuBuffer
 from ..symbolic.sizes import storage_span
 from .static_copies import StaticCopies, data_ptr, static_buffers, watch_optimizers
@@ -76,6 +76,14 @@ class StaticTensors:
             for k, tensor in zip(kept, made, strict=True):
                 found[k] = tensor
         return [tensor.to(self.device) for tensor in found]
+
+    def on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """CPU tensors of the contents and strides of tensors of the device, with one wait.
+
+        Raises:
+            DeviceError: pending commands were refused, or the device is lost.
+        """
+        return copying.all_to_host(tensors)
 
     def _copied(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._gpu is not (device := devices.get_device(self._index)):  # opened again

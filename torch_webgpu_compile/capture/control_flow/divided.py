@@ -12,6 +12,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from ...captured import saved_tensors_have_hooks
 from . import loops
 from .numbers import Number
 from .parts import Call, Check, Divided, Part, Pick, Slot
@@ -33,6 +34,9 @@ class Place(Protocol):
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors there of equal contents, of arguments that often are the same again."""
 
+    def on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """CPU tensors of the contents and strides of tensors there."""
+
 
 class DividedGraph:
     """A function of a list of arguments, which it empties, to a list of results.
@@ -43,6 +47,8 @@ class DividedGraph:
         functions: what the functions of its `Call`s were compiled to, by slot.
         place: where the parts work, if that is not where the caller's tensors are.
         counted: positions of the changed arguments whose version counters somebody else increments.
+        saved: positions of the results that only the backward graph will see. They stay where the
+            parts work, unless hooks will read them.
     """
 
     _boxed_call = True
@@ -54,6 +60,7 @@ class DividedGraph:
         functions: Mapping[int, BoxedFunction],
         place: Place | None,
         counted: frozenset[int],
+        saved: frozenset[int] = frozenset(),
     ) -> None:
         self._divided = divided
         self._parts = list(parts)
@@ -61,6 +68,7 @@ class DividedGraph:
         self._place = place
         self._device = None if place is None else place.device
         self._counted = counted
+        self._saved = saved
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]
@@ -148,36 +156,47 @@ class DividedGraph:
         self, values: Mapping[int, Any], originals: Mapping[int, Any], symbols: Mapping[str, Any]
     ) -> list[Any]:
         results: list[Any] = []
-        moved: dict[int, Tensor] = {}  # positions of tensors that go to another device
-        for item, device in zip(self._divided.returns, self._divided.devices, strict=True):
+        away: dict[int, Tensor] = {}  # by position, those that are wanted on the CPU
+        staying = self._saved if not saved_tensors_have_hooks() else ()
+        pairs = zip(self._divided.returns, self._divided.devices, strict=True)
+        for k, (item, device) in enumerate(pairs):
             if isinstance(item, Slot) and item.index in originals:
                 results.append(originals[item.index][1])
                 continue
             value = _value(item, values, symbols)
-            if isinstance(value, Tensor) and self._device is not None and device is not None:
-                moved[len(results)] = value
+            is_here = isinstance(value, Tensor) and value.device == self._device
+            if is_here and device is not None and k not in staying:
+                away[k] = value
             results.append(value)
-        for position, value in _on_cpu(moved).items():
-            results[position] = value
+        if away and self._place is not None:
+            for k, value in _moved(away, self._place.on_host).items():
+                results[k] = value
         return results
 
 
-def _on_cpu(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The tensors copied to the CPU; those that share memory do so there, too."""
-    places = {k: (t.untyped_storage().data_ptr(), t.dtype) for k, t in tensors.items()}
+def _moved(
+    tensors: Mapping[int, Tensor], move: Callable[[Sequence[Tensor]], list[Tensor]]
+) -> dict[int, Tensor]:
+    """Tensors that ``move`` takes elsewhere; those that share memory do so there, too."""
+    places = {
+        k: (t.untyped_storage().data_ptr(), t.dtype) if t.numel() else k for k, t in tensors.items()
+    }
     counts = Counter(places.values())
     memory: dict[Any, Tensor] = {}
-    copies = {}
     for k, tensor in tensors.items():
-        if counts[places[k]] == 1 or tensor.numel() == 0:
-            copies[k] = tensor.cpu()
-            continue
-        if places[k] not in memory:
+        if counts[places[k]] == 1:
+            memory[places[k]] = tensor
+        elif places[k] not in memory:
             size = tensor.untyped_storage().nbytes() // tensor.element_size()
-            memory[places[k]] = tensor.as_strided((size,), (1,), 0).cpu()
-        strides, offset = tensor.stride(), tensor.storage_offset()
-        copies[k] = memory[places[k]].as_strided(tensor.shape, strides, offset)
-    return copies
+            memory[places[k]] = tensor.as_strided((size,), (1,), 0)
+    copies = dict(zip(memory, move(list(memory.values())), strict=True))
+    found = {}
+    for k, tensor in tensors.items():
+        copy = copies[places[k]]
+        if counts[places[k]] > 1:
+            copy = copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        found[k] = copy
+    return found
 
 
 def _as_promised(result: Any, dtypes: Sequence[torch.dtype | None]) -> Any:

@@ -33,7 +33,7 @@ from ..control_flow.parts import Call, HostNumbers, Part, divide, is_divided
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..tracing import take_seeds
-from . import double_backward, dynamo, patterns, recompute
+from . import double_backward, dynamo, patterns, recompute, regions
 from .argument_views import take_views, with_views
 from .unstorable import Reason, Uncompiled, reason_against, reason_of, runnable
 
@@ -87,7 +87,8 @@ def capture(
     direct: BoxedFunction | None = None
     parts: _Parts | None = None
     refused: Reason | None = None
-    is_random = twice = False
+    is_random = twice = has_divided_backward = False
+    kept_at: Place | None = None  # where graphs in parts have what is saved for a backward graph
 
     def report(reason: Reason | None) -> Reason | None:
         if reason is not None:
@@ -109,7 +110,7 @@ def capture(
         return compiled
 
     def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        nonlocal static, twice
+        nonlocal static, twice, kept_at
         if refused is not None:
             return Uncompiled(graph, refused)
         static = _static_inputs()
@@ -118,6 +119,7 @@ def capture(
         if (metadata := _metadata()) is not None:
             metadata.bw_donated_idxs = []
             twice = _may_run_again(metadata)
+        kept_at = gpu() if has_divided_backward or is_divided(graph.graph) else None
         return compile_phase(graph, "forward", static, _saved_outputs(graph), _counted())
 
     def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
@@ -136,8 +138,12 @@ def capture(
         metadata = None if name == "backward" else _metadata()
         taken = take_views(graph, metadata, decides=divided)
         title = f"graph{number}_{name}"
-        if divided:
-            compiled: BoxedFunction = compile_divided(graph, title, static_inputs, counted, gpu())
+        # Parts give and take tensors of that place: both graphs have some, or neither.
+        if kept_at is not None or divided:
+            place = gpu() if kept_at is None else kept_at
+            compiled: BoxedFunction = compile_divided(
+                graph, title, static_inputs, counted, place, saved=saved
+            )
         else:
             compiled = compile_whole(graph, title, name, static_inputs, saved, counted)
         if taken.views:
@@ -192,6 +198,7 @@ def capture(
         counted: frozenset[int] = frozenset(),
         place: Place | None = None,
         stays: bool = False,
+        saved: frozenset[int] = frozenset(),
     ) -> DividedGraph:
         device = None if place is None else place.device
         divided = divide(graph, static_inputs, device, host_numbers)
@@ -217,7 +224,7 @@ def capture(
                         name = f"{inner}_{len(known)}"
                         known[id(function)] = compile_function(function, name, place)
                     functions[slot] = known[id(function)]
-        return DividedGraph(divided, parts, functions, place, counted)
+        return DividedGraph(divided, parts, functions, place, counted, saved)
 
     def compile_function(
         function: torch.fx.GraphModule, title: str, place: Place | None
@@ -227,11 +234,13 @@ def capture(
         return compile_divided(function, title, place=place, stays=True)
 
     def partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
-        nonlocal refused, is_random
+        nonlocal refused, is_random, has_divided_backward
         refused = report(reason_against(graph))
         is_random = _is_random(graph.graph)
         inline_operators(graph, table, operators)
-        return _partition(graph, *arguments, **keywords)
+        forward, backward = _partition(graph, *arguments, **keywords)
+        has_divided_backward = is_divided(backward.graph)
+        return forward, backward
 
     trace = aot_autograd(
         fw_compiler=compile_forward,
@@ -241,7 +250,7 @@ def capture(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with dynamo.compiling():
+    with dynamo.compiling(), regions.schemas_made_once():
         traced: Callable[..., Any] = trace(module, example_inputs)
     if direct is not None:
         if parts is None and not misdescribed and not isinstance(direct, WithNumbers):
