@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, assert_never
 
 import torch
@@ -24,6 +25,8 @@ CompileFunction = Callable[[GraphModule], BoxedFunction]
 class Place(Protocol):
     """Where the parts of a graph work whose tensors are elsewhere.
 
+    What it is asked about are parameters and buffers: often the same again, with the same contents.
+
     Attributes:
         device: that of its tensors.
     """
@@ -31,7 +34,16 @@ class Place(Protocol):
     device: torch.device
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors there of equal contents, of arguments that often are the same again."""
+        """Tensors there of equal contents, which are only read."""
+
+    def changing(
+        self, tensors: Sequence[Tensor], counted: Sequence[bool]
+    ) -> AbstractContextManager[list[Tensor]]:
+        """Tensors there of equal contents, to be written; when it ends without an error,
+        ``tensors`` have been given what these hold.
+
+        ``counted``: whether each one's version counter is incremented before each call.
+        """
 
 
 class DividedGraph:
@@ -66,18 +78,25 @@ class DividedGraph:
         values = arguments[:]
         arguments.clear()
         with torch.no_grad():
-            return self._run(values)
+            place, divided = self._place, self._divided
+            if place is None:
+                return self._run(values, {})
+            static = place.of([values[position] for position in divided.static])
+            copies = dict(zip(divided.static, static, strict=True))
+            if not divided.states:
+                return self._run(values, copies)
+            states = [values[position] for position in divided.states]
+            counted = [position in self._counted for position in divided.states]
+            with place.changing(states, counted) as found:
+                copies.update(zip(divided.states, found, strict=True))
+                return self._run(values, copies)
 
-    def _run(self, arguments: list[Any]) -> list[Any]:
+    def _run(self, arguments: list[Any], copies: Mapping[int, Tensor]) -> list[Any]:
+        """``copies``: of the arguments at these positions, where the parts work."""
         divided = self._divided
         symbols = {name: read(arguments) for name, read in divided.symbols.items()}
         values: dict[int, Any] = dict(self._functions)
         originals: dict[int, tuple[int, Tensor]] = {}  # those that are returned or written
-        if self._place is not None:
-            static = [arguments[position] for position in divided.static]
-            copies = dict(zip(divided.static, self._place.of(static), strict=True))
-        else:
-            copies = {}
         for position, slot in enumerate(divided.arguments):
             if slot is not None:
                 given = arguments[position]
