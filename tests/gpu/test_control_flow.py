@@ -399,6 +399,40 @@ def test_buffers_that_a_divided_graph_changes_travel_once(trains: bool) -> None:
                 torch.testing.assert_close(mine, theirs)
 
 
+def test_arguments_of_a_divided_graph_keep_their_layout() -> None:
+    """Elements that share memory do so on the GPU, whether they are a buffer's or an input's."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("row", R(1, 8).expand(4, 8))
+
+        def forward(self, x: Tensor) -> Any:
+            return (x * self.row)[x > 0] + x.sum()
+
+    model = Model()
+    compiled = torch.compile(model, backend="webgpu", fullgraph=True)
+    x = R(4, 1).expand(4, 8)
+    compiled(x)
+    before = counters.bytes_uploaded
+    torch.testing.assert_close(compiled(x), model(x))
+    assert counters.bytes_uploaded - before == 4 * 4
+
+
+def test_inference_tensors_that_a_divided_graph_changes() -> None:
+    """They have no version counters."""
+    with torch.inference_mode():
+        other = Normed()
+        model = copy.deepcopy(other)
+        compiled = torch.compile(model, backend="webgpu", fullgraph=True)
+        for k in range(3):
+            x = R(4, 8) + k
+            x[0, 0] = -1
+            torch.testing.assert_close(compiled(x), other(x))
+            for mine, theirs in zip(model.buffers(), other.buffers(), strict=True):
+                torch.testing.assert_close(mine, theirs)
+
+
 def test_a_broken_promise_about_a_size_is_an_error() -> None:
     compiled = torch.compile(sized_by_data, backend="webgpu", fullgraph=True)
     compiled(R(5, 7).to("webgpu"), torch.tensor(3, device="webgpu"))

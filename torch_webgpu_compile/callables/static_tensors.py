@@ -72,24 +72,25 @@ class StaticTensors:
         """Drops the references to GPU copies; the next call looks them up again."""
         self._taken = OrderedDict()
 
-    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def of(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
         """Tensors of equal contents and strides, for a graph that only reads them.
 
-        They are the same ones again, with another version after a change of what they hold.
+        They are the same ones again, with another version after a change of what they hold. None
+        for a tensor whose memory has gaps, or that is lazily conjugated or negated.
 
         Raises:
             DeviceError: the device refused, or a tensor's memory was freed by a resize.
             OutOfMemoryError: the copies do not fit.
         """
-        kept = [tensor for tensor in tensors if _may_be_kept(tensor)]
-        taken = self._copied(kept, [False] * len(kept))
-        return self._among(tensors, kept, taken)
+        kept = [k for k, tensor in enumerate(tensors) if _may_be_kept(tensor)]
+        taken = self._copied([tensors[k] for k in kept], [False] * len(kept))
+        return _at(kept, taken.tensors, len(tensors))
 
     @contextmanager
     def changing(
         self, tensors: Sequence[Tensor], counted: Sequence[bool]
-    ) -> Iterator[list[Tensor]]:
-        """Tensors of equal contents and strides, for a graph that writes them.
+    ) -> Iterator[list[Tensor | None]]:
+        """As `of`, for a graph that writes the tensors.
 
         When it ends without an error, ``tensors`` have been given what these hold, and the next
         call need not copy them; after an error it does. Such calls take turns.
@@ -101,29 +102,18 @@ class StaticTensors:
         Raises:
             DeviceError, OutOfMemoryError: as `of` does.
         """
-        pairs = [pair for pair in zip(tensors, counted, strict=True) if _may_be_kept(pair[0])]
-        kept = [tensor for tensor, _ in pairs]
+        kept = [k for k, tensor in enumerate(tensors) if _may_be_kept(tensor)]
+        originals = [tensors[k] for k in kept]
         with self._turn:
-            taken = self._copied(kept, [is_counted for _, is_counted in pairs])
+            taken = self._copied(originals, [counted[k] for k in kept])
             try:
-                yield self._among(tensors, kept, taken)
+                yield _at(kept, taken.tensors, len(tensors))
                 with self._lock:
-                    buffers = list(map(storages.buffer_of, taken.tensors))
-                    taken.copies.replace(kept, buffers)
+                    taken.copies.replace(originals, list(map(storages.buffer_of, taken.tensors)))
                     taken.contents = taken.copies.contents
             except BaseException:
-                self._static.invalidate(kept)
+                self._static.invalidate(originals)
                 raise
-
-    def _among(
-        self, tensors: Sequence[Tensor], kept: Sequence[Tensor], taken: _Taken
-    ) -> list[Tensor]:
-        """The copies of ``tensors``, of some of which, ``kept``, there are lasting ones."""
-        lasting = dict(zip(map(id, kept), taken.tensors, strict=True))
-        return [
-            tensor.to(self.device) if (copy := lasting.get(id(tensor))) is None else copy
-            for tensor in tensors
-        ]
 
     def _copied(self, tensors: Sequence[Tensor], counted: Sequence[bool]) -> _Taken:
         """Lasting copies that are up to date."""
@@ -169,6 +159,14 @@ class StaticTensors:
         return storages.new_tensor(storage, tensor.dtype, sizes, strides, index=self._index)
 
 
+def _at(positions: Sequence[int], tensors: Sequence[Tensor], count: int) -> list[Tensor | None]:
+    """A list of ``count`` items with these tensors at these positions."""
+    found: list[Tensor | None] = [None] * count
+    for position, tensor in zip(positions, tensors, strict=True):
+        found[position] = tensor
+    return found
+
+
 def _may_be_kept(tensor: Tensor) -> bool:
     """Whether a copy of its memory is a tensor like it."""
     return (
@@ -177,5 +175,5 @@ def _may_be_kept(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and tensor.numel() > 0
         and not (tensor.is_conj() or tensor.is_neg())
-        and storages.is_dense(tensor)
+        and storage_span(tensor.shape, tensor.stride()) <= tensor.numel()
     )

@@ -13,6 +13,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from ...symbolic.sizes import may_overlap, storage_span
 from . import loops
 from .numbers import Number
 from .parts import Call, Check, Divided, Part, Pick, Slot
@@ -33,14 +34,14 @@ class Place(Protocol):
 
     device: torch.device
 
-    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors there of equal contents, which are only read."""
+    def of(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+        """Tensors there of equal contents, which are only read; None for what it does not keep."""
 
     def changing(
         self, tensors: Sequence[Tensor], counted: Sequence[bool]
-    ) -> AbstractContextManager[list[Tensor]]:
-        """Tensors there of equal contents, to be written; when it ends without an error,
-        ``tensors`` have been given what these hold.
+    ) -> AbstractContextManager[list[Tensor | None]]:
+        """The same, to be written; when it ends without an error, ``tensors`` have been given what
+        these hold.
 
         ``counted``: whether each one's version counter is incremented before each call.
         """
@@ -91,7 +92,7 @@ class DividedGraph:
                 copies.update(zip(divided.states, found, strict=True))
                 return self._run(values, copies)
 
-    def _run(self, arguments: list[Any], copies: Mapping[int, Tensor]) -> list[Any]:
+    def _run(self, arguments: list[Any], copies: Mapping[int, Tensor | None]) -> list[Any]:
         """``copies``: of the arguments at these positions, where the parts work."""
         divided = self._divided
         symbols = {name: read(arguments) for name, read in divided.symbols.items()}
@@ -127,6 +128,10 @@ class DividedGraph:
     def _moved(self, value: Any) -> Any:
         if self._device is None or not isinstance(value, Tensor):
             return value
+        sizes, strides = value.shape, value.stride()
+        if may_overlap(sizes, strides):  # the parts expect it as it is, and `to` would expand it
+            values = value.as_strided((storage_span(sizes, strides),), (1,))
+            return values.to(self._device).as_strided(sizes, strides)
         return value.to(self._device)
 
     def _run_part(
@@ -157,7 +162,7 @@ class DividedGraph:
             copy = values[slot]
             if copy is original:
                 continue
-            if position in self._counted:
+            if position in self._counted and not original.is_inference():
                 with _unsafe_preserve_version_counter(original):
                     original.copy_(copy)
             else:
