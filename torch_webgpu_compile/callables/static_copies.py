@@ -222,7 +222,7 @@ class StaticBuffers:
                 user.forget()
 
     def upload(self, tensor: Tensor, strides: tuple[int, ...], buffer: GpuBuffer) -> None:
-        """StaticCopies a CPU tensor, laid out in ``strides``, to ``buffer``."""
+        """Copies a CPU tensor, laid out in ``strides``, to ``buffer``."""
         source = with_layout(tensor, strides)
         nbytes = storage_span(source.shape, source.stride()) * source.element_size()
         address = data_ptr(source)
@@ -325,7 +325,7 @@ class StaticCopies:
         return True
 
     def update(self, tensors: Sequence[Tensor]) -> None:
-        """StaticCopies what has changed.
+        """Copies what has changed.
 
         Raises:
             DeviceError: the device refused, or a tensor's memory was freed by a resize.

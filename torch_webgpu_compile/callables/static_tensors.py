@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +17,7 @@ from ..runtime.device import Device, GpuBuffer
 from ..symbolic.sizes import storage_span
 from .static_copies import StaticCopies, data_ptr, static_buffers, watch_optimizers
 
-_MOST_TAKEN = 8  # sets of tensors of one graph: a block that several layers share has one of each
+_MOST_TAKEN = 64  # sets of tensors of one graph: a block that several layers share has one of each
 
 
 @dataclass(frozen=True)
@@ -24,18 +25,29 @@ class _Layout:
     """See `static_copies.Layout`."""
 
     strides: tuple[int, ...]
-    counted: int = 0
+    counted: int
 
 
 @dataclass
 class _Taken:
+    """What a graph has taken of tensors of the same addresses.
+
+    Attributes:
+        tensors: on the GPU, over the memory of the copies.
+        contents: `StaticCopies.contents` when the tensors were last made to follow the copies.
+        follows: whether they do; not if a call was interrupted before.
+    """
+
     copies: StaticCopies
-    found: list[tuple[GpuBuffer, int]] = field(default_factory=list)  # buffers and contents
     tensors: list[Tensor] = field(default_factory=list)
+    contents: list[int] = field(default_factory=list)
+    follows: bool = False
 
 
 class StaticTensors:
     """Where a graph of CPU tensors works whose parts are graphs of ``webgpu`` tensors.
+
+    It may be used from several threads.
 
     Attributes:
         device: that of its tensors.
@@ -45,6 +57,7 @@ class StaticTensors:
         self.device = torch.device(devices.NAME, index)
         self._index = index
         self._lock = threading.Lock()
+        self._turn = threading.RLock()
         self._taken: OrderedDict[tuple[object, ...], _Taken] = OrderedDict()
         self._open(devices.get_device(index))
         watch_optimizers()
@@ -59,23 +72,19 @@ class StaticTensors:
         """Drops the references to GPU copies; the next call looks them up again."""
         self._taken = OrderedDict()
 
-    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def of(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
         """Tensors of equal contents and strides, for a graph that only reads them.
 
-        They are the same ones again, with another version after a change of what they hold.
+        They are the same ones again, with another version after a change of what they hold. None
+        for a tensor whose memory has gaps, or that is lazily conjugated or negated.
 
         Raises:
             DeviceError: the device refused, or a tensor's memory was freed by a resize.
             OutOfMemoryError: the copies do not fit.
         """
-        found = list(tensors)
         kept = [k for k, tensor in enumerate(tensors) if _may_be_kept(tensor)]
-        if kept:
-            with self._lock:
-                made = self._copied([tensors[k] for k in kept])
-            for k, tensor in zip(kept, made, strict=True):
-                found[k] = tensor
-        return [tensor.to(self.device) for tensor in found]
+        taken = self._copied([tensors[k] for k in kept], [False] * len(kept))
+        return _at(kept, taken.tensors, len(tensors))
 
     def on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """CPU tensors of the contents and strides of tensors of the device, with one wait.
@@ -85,42 +94,85 @@ class StaticTensors:
         """
         return copying.all_to_host(tensors)
 
-    def _copied(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        if self._gpu is not (device := devices.get_device(self._index)):  # opened again
-            self._open(device)
-        layouts = [_Layout(tensor.stride()) for tensor in tensors]
-        key = tuple((data_ptr(t), t.shape, t.stride(), t.dtype) for t in tensors)
-        all_taken = self._taken
-        taken = all_taken.get(key)
-        if taken is None:
-            taken = all_taken[key] = _Taken(StaticCopies(self._static, tensors, layouts))
-            if len(all_taken) > _MOST_TAKEN:
-                all_taken.popitem(last=False)
-        all_taken.move_to_end(key)
-        if not taken.copies.are_current(tensors):
-            taken.copies.update(tensors)
-            self._follow(taken, tensors)
-        return list(taken.tensors)
+    @contextmanager
+    def changing(
+        self, tensors: Sequence[Tensor], counted: Sequence[bool]
+    ) -> Iterator[list[Tensor | None]]:
+        """As `of`, for a graph that writes the tensors.
+
+        When it ends without an error, ``tensors`` have been given what these hold, and the next
+        call need not copy them; after an error it does. Such calls take turns.
+
+        Args:
+            counted: whether each tensor's version counter is incremented before each call for what
+                the call changes.
+
+        Raises:
+            DeviceError, OutOfMemoryError: as `of` does.
+        """
+        kept = [k for k, tensor in enumerate(tensors) if _may_be_kept(tensor)]
+        originals = [tensors[k] for k in kept]
+        with self._turn:
+            taken = self._copied(originals, [counted[k] for k in kept])
+            try:
+                yield _at(kept, taken.tensors, len(tensors))
+                with self._lock:
+                    taken.copies.replace(originals, list(map(storages.buffer_of, taken.tensors)))
+                    taken.contents = taken.copies.contents
+            except BaseException:
+                self._static.invalidate(originals)
+                raise
+
+    def _copied(self, tensors: Sequence[Tensor], counted: Sequence[bool]) -> _Taken:
+        """Lasting copies that are up to date."""
+        with self._lock:
+            if self._gpu is not (device := devices.get_device(self._index)):  # opened again
+                self._open(device)
+            key = tuple(
+                (data_ptr(tensor), tensor.shape, tensor.stride(), tensor.dtype, is_counted)
+                for tensor, is_counted in zip(tensors, counted, strict=True)
+            )
+            all_taken = self._taken
+            taken = all_taken.get(key)
+            if taken is None:
+                layouts = [_Layout(entry[2], int(entry[4])) for entry in key]
+                taken = all_taken[key] = _Taken(StaticCopies(self._static, tensors, layouts))
+                if len(all_taken) > _MOST_TAKEN:
+                    all_taken.popitem(last=False)
+            all_taken.move_to_end(key)
+            if not (taken.follows and taken.copies.are_current(tensors)):
+                taken.follows = False
+                taken.copies.update(tensors)
+                self._follow(taken, tensors)
+            return taken
 
     def _follow(self, taken: _Taken, tensors: Sequence[Tensor]) -> None:
         """Makes tensors of the copies, or says which of them have changed."""
-        found = list(zip(taken.copies.buffers, taken.copies.contents, strict=True))
-        made: list[Tensor] = []
-        for k, (tensor, (buffer, contents)) in enumerate(zip(tensors, found, strict=True)):
-            known = taken.found[k] if taken.found else None
-            if known is None or known[0] is not buffer:
-                made.append(self._tensor(tensor, buffer))
-                continue
-            if known[1] != contents:
+        contents = taken.copies.contents
+        for k, (tensor, buffer) in enumerate(zip(tensors, taken.copies.buffers, strict=True)):
+            if k == len(taken.contents):
+                taken.tensors.append(self._tensor(tensor, buffer))
+                taken.contents.append(contents[k])
+            elif storages.buffer_of(taken.tensors[k]) is not buffer:
+                taken.tensors[k] = self._tensor(tensor, buffer)
+            elif taken.contents[k] != contents[k]:
                 torch.autograd.graph.increment_version(taken.tensors[k])
-            made.append(taken.tensors[k])
-        taken.tensors, taken.found = made, found
+        taken.contents = contents
+        taken.follows = True
 
     def _tensor(self, tensor: Tensor, buffer: GpuBuffer) -> Tensor:
         sizes, strides = tensor.shape, tensor.stride()
         nbytes = storage_span(sizes, strides) * tensor.element_size()
         storage = storages.new_storage(nbytes, self._index, buffer)
         return storages.new_tensor(storage, tensor.dtype, sizes, strides, index=self._index)
+
+
+def _at(positions: Sequence[int], tensors: Sequence[Tensor], count: int) -> list[Tensor | None]:
+    """A list of ``count`` items with these tensors at these positions."""
+    found: list[Tensor | None] = [None] * count
+    for position, tensor in zip(positions, tensors, strict=True):
+        found[position] = tensor
+    return found
 
 
 def _may_be_kept(tensor: Tensor) -> bool:
@@ -131,5 +183,5 @@ def _may_be_kept(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and tensor.numel() > 0
         and not (tensor.is_conj() or tensor.is_neg())
-        and storages.is_dense(tensor)
+        and storage_span(tensor.shape, tensor.stride()) <= tensor.numel()
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, assert_never
 
 import torch
@@ -13,6 +14,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from ...captured import saved_tensors_have_hooks
+from ...symbolic.sizes import may_overlap, storage_span
 from . import loops
 from .numbers import Number
 from .parts import Call, Check, Divided, Part, Pick, Slot
@@ -25,14 +27,25 @@ CompileFunction = Callable[[GraphModule], BoxedFunction]
 class Place(Protocol):
     """Where the parts of a graph work whose tensors are elsewhere.
 
+    What it is asked about are parameters and buffers: often the same again, with the same contents.
+
     Attributes:
         device: that of its tensors.
     """
 
     device: torch.device
 
-    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors there of equal contents, of arguments that often are the same again."""
+    def of(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+        """Tensors there of equal contents, which are only read; None for what it does not keep."""
+
+    def changing(
+        self, tensors: Sequence[Tensor], counted: Sequence[bool]
+    ) -> AbstractContextManager[list[Tensor | None]]:
+        """The same, to be written; when it ends without an error, ``tensors`` have been given what
+        these hold.
+
+        ``counted``: whether each one's version counter is incremented before each call.
+        """
 
     def on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """CPU tensors of the contents and strides of tensors there."""
@@ -74,18 +87,25 @@ class DividedGraph:
         values = arguments[:]
         arguments.clear()
         with torch.no_grad():
-            return self._run(values)
+            place, divided = self._place, self._divided
+            if place is None:
+                return self._run(values, {})
+            static = place.of([values[position] for position in divided.static])
+            copies = dict(zip(divided.static, static, strict=True))
+            if not divided.states:
+                return self._run(values, copies)
+            states = [values[position] for position in divided.states]
+            counted = [position in self._counted for position in divided.states]
+            with place.changing(states, counted) as found:
+                copies.update(zip(divided.states, found, strict=True))
+                return self._run(values, copies)
 
-    def _run(self, arguments: list[Any]) -> list[Any]:
+    def _run(self, arguments: list[Any], copies: Mapping[int, Tensor | None]) -> list[Any]:
+        """``copies``: of the arguments at these positions, where the parts work."""
         divided = self._divided
         symbols = {name: read(arguments) for name, read in divided.symbols.items()}
         values: dict[int, Any] = dict(self._functions)
         originals: dict[int, tuple[int, Tensor]] = {}  # those that are returned or written
-        if self._place is not None:
-            static = [arguments[position] for position in divided.static]
-            copies = dict(zip(divided.static, self._place.of(static), strict=True))
-        else:
-            copies = {}
         for position, slot in enumerate(divided.arguments):
             if slot is not None:
                 given = arguments[position]
@@ -116,6 +136,10 @@ class DividedGraph:
     def _moved(self, value: Any) -> Any:
         if self._device is None or not isinstance(value, Tensor):
             return value
+        sizes, strides = value.shape, value.stride()
+        if may_overlap(sizes, strides):  # the parts expect it as it is, and `to` would expand it
+            values = value.as_strided((storage_span(sizes, strides),), (1,))
+            return values.to(self._device).as_strided(sizes, strides)
         return value.to(self._device)
 
     def _run_part(
@@ -146,7 +170,7 @@ class DividedGraph:
             copy = values[slot]
             if copy is original:
                 continue
-            if position in self._counted:
+            if position in self._counted and not original.is_inference():
                 with _unsafe_preserve_version_counter(original):
                     original.copy_(copy)
             else:

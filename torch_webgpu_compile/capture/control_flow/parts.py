@@ -128,6 +128,7 @@ class Divided:
         written: slots of the arguments that some part writes.
         kept: slots of the arguments that are written or returned.
         static: positions of the arguments that are parameters or buffers and are only read.
+        states: of those that some part writes.
         devices: of the tensors among the results, in order; None for the others, and for those that
             may stay where the parts work.
     """
@@ -140,6 +141,7 @@ class Divided:
     written: frozenset[int]
     kept: frozenset[int]
     static: tuple[int, ...]
+    states: tuple[int, ...]
     devices: tuple[torch.device | None, ...]
 
 
@@ -264,6 +266,11 @@ class _Division:
         )
         written = frozenset(self._written())
         returned_slots = {leaf.index for leaf in tree_leaves(returns) if isinstance(leaf, Slot)}
+        static = [
+            position
+            for position, node in enumerate(self._placeholders)
+            if node in self._static and arguments[position] is not None
+        ]
         return Divided(
             tuple(self._steps),
             tuple(arguments),
@@ -272,11 +279,8 @@ class _Division:
             self._last_uses(written | returned_slots),
             written,
             written | (returned_slots & set(arguments)),
-            tuple(
-                k
-                for k, (node, slot) in enumerate(zip(self._placeholders, arguments, strict=True))
-                if node in self._static and slot is not None and slot not in written
-            ),
+            tuple(position for position in static if arguments[position] not in written),
+            tuple(position for position in static if arguments[position] in written),
             devices,
         )
 
