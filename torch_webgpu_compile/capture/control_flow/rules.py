@@ -210,7 +210,7 @@ def _associative_scan(
 
 
 # Elements that a lane combines one after the other, and lanes that are enough for a GPU.
-_BLOCK, _MANY_LANES = 64, 1 << 14
+_BLOCK, _MANY_LANES = 64, 1 << 13
 
 
 def _combined(
