@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops.triton_kernel_wrap import (
+    triton_kernel_wrapper_functional,
+    triton_kernel_wrapper_mutation,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
-from torch_webgpu_compile.capture.control_flow.parts import divide, is_divided
+from torch_webgpu_compile.capture.control_flow.parts import calls_between, divide
 from torch_webgpu_compile.errors import UnsupportedOp
-
-higher_order = torch.ops.higher_order
 
 
 def graph_with(operator: Any) -> GraphModule:
@@ -42,17 +44,15 @@ def graph_with(operator: Any) -> GraphModule:
 
 @pytest.mark.parametrize(
     "operator",
-    [
-        higher_order.triton_kernel_wrapper_mutation,
-        higher_order.triton_kernel_wrapper_functional,
-    ],
+    [triton_kernel_wrapper_mutation, triton_kernel_wrapper_functional],
     ids=str,
 )
 def test_a_triton_kernel_is_refused(operator: Any) -> None:
     module = graph_with(operator)
-    assert is_divided(module.graph)
+    calls = calls_between(module.graph)
+    assert [node.target for node in calls] == [operator]
     with pytest.raises(UnsupportedOp) as info:
-        divide(module, frozenset(), None, lambda graph: ())
+        divide(module, calls, frozenset(), None, lambda graph: ())
     assert info.value.op == "a Triton kernel"
     assert "no WebGPU backend" in info.value.cause
     assert info.value.source == "model.py:7: kernel[(1,)](x, out)"

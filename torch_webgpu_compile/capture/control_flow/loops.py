@@ -46,12 +46,12 @@ def _while_loop_stacked(
 ) -> tuple[Any, ...]:
     """The same with the results of all turns; source: PyTorch's ``while_loop_stack_output``."""
     state = tuple(_copied(carried))
-    if not _holds(condition, state, others):
-        return tuple(v.unsqueeze(0) if isinstance(v, Tensor) else v for v in state)
     turns: list[tuple[Any, ...]] = []
     while _holds(condition, state, others):
         state = body(*state, *others)
         turns.append(state)
+    if not turns:
+        return tuple(v.unsqueeze(0) if isinstance(v, Tensor) else v for v in state)
     return tuple(torch.stack(column) for column in map(list, zip(*turns, strict=True)))
 
 

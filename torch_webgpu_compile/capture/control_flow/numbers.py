@@ -39,11 +39,20 @@ def number_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     expression = value.node.expr
     if isinstance(value, torch.SymInt) and expression.is_Integer:
         return int(expression)
-    names = sorted(map(str, expression.free_symbols))
-    text = PythonPrinter().doprint(expression)
-    compute = eval(f"lambda {', '.join(names)}: {text}", {"math": math, "torch": torch})
+    names, compute = function_of([expression])
     kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
-    return Number(tuple(names), lambda *values: kind(compute(*values)))
+    return Number(names, lambda *values: kind(compute(*values)[0]))
+
+
+def function_of(
+    expressions: Sequence[sympy.Expr],
+) -> tuple[tuple[str, ...], Callable[..., Sequence[Any]]]:
+    """The names of the symbols in expressions, and of their values the expressions' values."""
+    names = sorted({str(symbol) for e in expressions for symbol in e.free_symbols})
+    printer = PythonPrinter()
+    text = ", ".join(printer.doprint(expression) for expression in expressions)
+    compute = eval(f"lambda {', '.join(names)}: [{text}]", {"math": math, "torch": torch})
+    return tuple(names), compute
 
 
 def expressions_in(value: Any) -> list[tuple[sympy.Expr, Any]]:
@@ -86,24 +95,37 @@ def _symbolic(symbol: sympy.Symbol, like: Any) -> Any:
     return env.create_symfloatnode(symbol, hint=None if value is None else float(value))
 
 
-def readers_of(placeholders: Sequence[Node]) -> dict[str, Callable[[Sequence[Any]], Any]]:
-    """How each symbol is read from a call's arguments."""
-    found: dict[str, Callable[[Sequence[Any]], Any]] = {}
+Read = Callable[[Sequence[Any]], Any]
+"""Gives a number of a call's arguments."""
 
-    def add(number: Any, read: Callable[[Sequence[Any]], Any]) -> None:
+
+def readers_of(placeholders: Sequence[Node]) -> dict[str, Read]:
+    """How each symbol is read from a call's arguments."""
+    found: dict[str, Read] = {}
+
+    def add(number: Any, read: Read) -> None:
         if isinstance(number, (torch.SymInt, torch.SymFloat)) and number.node.expr.is_Symbol:
             found.setdefault(str(number.node.expr), read)
 
+    tensors: list[tuple[int, Tensor]] = []
     for position, node in enumerate(placeholders):
         value = node.meta.get("val")
-        if isinstance(value, Tensor):
-            for dim, size in enumerate(value.shape):
-                add(size, lambda a, p=position, d=dim: int(a[p].shape[d]))  # type: ignore[misc]
-            for dim, stride in enumerate(value.stride()):
-                add(stride, lambda a, p=position, d=dim: int(a[p].stride(d)))  # type: ignore[misc]
-        else:
-            add(value, lambda a, p=position: a[p])  # type: ignore[misc]
+        if not isinstance(value, Tensor):
+            add(value, argument_at(position))
+            continue
+        tensors.append((position, value))
+        for dim, size in enumerate(value.shape):
+            add(size, lambda a, p=position, d=dim: int(a[p].shape[d]))  # type: ignore[misc]
+        for dim, stride in enumerate(value.stride()):
+            add(stride, lambda a, p=position, d=dim: int(a[p].stride(d)))  # type: ignore[misc]
+    for position, value in tensors:  # last: see `expressions_in`
+        add(value.storage_offset(), lambda a, p=position: int(a[p].storage_offset()))  # type: ignore[misc]
     return found
+
+
+def argument_at(position: int) -> Read:
+    """Gives the argument at a position."""
+    return lambda arguments: arguments[position]
 
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]

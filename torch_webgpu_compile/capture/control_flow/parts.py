@@ -145,16 +145,15 @@ class Divided:
     devices: tuple[torch.device | None, ...]
 
 
-def is_divided(graph: Graph) -> bool:
-    """Whether a graph has something that no plan can hold."""
-    return bool(_calls(graph))
-
-
 Getter = Callable[[Any], Any]
 
+Calls = Mapping[Node, Mapping[str, Getter]]
+"""The nodes of a graph that cannot be steps of a plan; how the symbols that each decides are read
+from its result."""
 
-def _calls(graph: Graph) -> dict[Node, dict[str, Getter]]:
-    """The nodes that cannot be steps of a plan; how the symbols that each decides are read."""
+
+def calls_between(graph: Graph) -> Calls:
+    """What divides a graph. Nothing does if one plan may hold it."""
     known: set[str] = set()
     found: dict[Node, dict[str, Getter]] = {}
     for node in graph.nodes:
@@ -210,6 +209,7 @@ HostNumbers = Callable[[GraphModule], Sequence[torch.SymInt]]
 
 def divide(
     module: GraphModule,
+    calls: Calls,
     static: frozenset[int],
     device: torch.device | None,
     host_numbers: HostNumbers,
@@ -218,17 +218,19 @@ def divide(
 
     Args:
         module: a functional ATen graph with fake tensors.
+        calls: what divides it.
         static: positions of the arguments that are parameters or buffers.
         device: where the parts work, if it is not where the graph's tensors are.
         host_numbers: finds the integers that parts are given.
     """
-    return _Division(module, static, device, host_numbers).run()
+    return _Division(module, calls, static, device, host_numbers).run()
 
 
 class _Division:
     def __init__(
         self,
         module: GraphModule,
+        calls: Calls,
         static: frozenset[int],
         device: torch.device | None,
         host_numbers: HostNumbers,
@@ -240,7 +242,7 @@ class _Division:
         placeholders = module.graph.find_nodes(op="placeholder")
         self._static = {node for k, node in enumerate(placeholders) if k in static}
         self._placeholders = placeholders
-        self._calls = _calls(module.graph)
+        self._calls = calls
         self._steps: list[Step] = []
         self._pending: list[Node] = []
         values = [leaf for n in module.graph.nodes for leaf in tree_leaves(n.meta.get("val"))]

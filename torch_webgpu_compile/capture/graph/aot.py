@@ -29,7 +29,7 @@ from ..complex_numbers.separation import separate_graph
 from ..control_flow.divided import DividedGraph, Place
 from ..control_flow.inline import inline_operators
 from ..control_flow.numbers import WithNumbers, take_numbers
-from ..control_flow.parts import Call, HostNumbers, Part, divide, is_divided
+from ..control_flow.parts import Call, Calls, HostNumbers, Part, calls_between, divide
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..tracing import take_seeds
@@ -101,10 +101,11 @@ def capture(
         if reason is not None:
             return Uncompiled(graph, reason)
         inline_operators(graph, table, operators)
-        is_plain = _is_plain(graph, example_inputs, results) and not is_divided(graph.graph)
+        calls = calls_between(graph.graph)
+        is_plain = not calls and _is_plain(graph, example_inputs, results)
         # Who calls it without AOTAutograd has nobody to count changes: the graph does.
         counted = frozenset() if is_plain else _counted()
-        compiled = compile_phase(graph, "inference", _static_inputs(), counted=counted)
+        compiled = compile_phase(graph, calls, "inference", _static_inputs(), counted=counted)
         if is_plain and not isinstance(compiled, Uncompiled):
             direct, parts = compiled, _parts_of(example_inputs)
         return compiled
@@ -119,30 +120,33 @@ def capture(
         if (metadata := _metadata()) is not None:
             metadata.bw_donated_idxs = []
             twice = _may_run_again(metadata)
-        kept_at = gpu() if has_divided_backward or is_divided(graph.graph) else None
-        return compile_phase(graph, "forward", static, _saved_outputs(graph), _counted())
+        calls = calls_between(graph.graph)
+        kept_at = gpu() if has_divided_backward or calls else None
+        return compile_phase(graph, calls, "forward", static, _saved_outputs(graph), _counted())
 
     def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         if refused is not None:
             return Uncompiled(graph, refused)
-        return compile_phase(graph, "backward", _static_in_backward(graph, static))
+        calls = calls_between(graph.graph)
+        return compile_phase(graph, calls, "backward", _static_in_backward(graph, static))
 
     def compile_phase(
         graph: torch.fx.GraphModule,
+        calls: Calls,
         name: str,
         static_inputs: frozenset[int],
         saved: frozenset[int] = frozenset(),
         counted: frozenset[int] = frozenset(),
     ) -> BoxedFunction:
-        divided = is_divided(graph.graph)
         metadata = None if name == "backward" else _metadata()
-        taken = take_views(graph, metadata, decides=divided)
+        taken = take_views(graph, metadata, decides=bool(calls))
         title = f"graph{number}_{name}"
+        compiled: BoxedFunction
         # Parts give and take tensors of that place: both graphs have some, or neither.
-        if kept_at is not None or divided:
+        if kept_at is not None or calls:
             place = gpu() if kept_at is None else kept_at
-            compiled: BoxedFunction = compile_divided(
-                graph, title, static_inputs, counted, place, saved=saved
+            compiled = compile_divided(
+                graph, calls, title, static_inputs, counted, place, saved=saved
             )
         else:
             compiled = compile_whole(graph, title, name, static_inputs, saved, counted)
@@ -193,6 +197,7 @@ def capture(
 
     def compile_divided(
         graph: torch.fx.GraphModule,
+        calls: Calls,
         title: str,
         static_inputs: frozenset[int] = frozenset(),
         counted: frozenset[int] = frozenset(),
@@ -201,7 +206,7 @@ def capture(
         saved: frozenset[int] = frozenset(),
     ) -> DividedGraph:
         device = None if place is None else place.device
-        divided = divide(graph, static_inputs, device, host_numbers)
+        divided = divide(graph, calls, static_inputs, device, host_numbers)
         if stays:
             divided = replace(divided, devices=(None,) * len(divided.devices))
         parts: list[BoxedFunction] = []
@@ -231,7 +236,8 @@ def capture(
     ) -> BoxedFunction:
         """A function that a loop or a branch calls, whose results stay where it works."""
         inline_operators(function, table, operators)
-        return compile_divided(function, title, place=place, stays=True)
+        calls = calls_between(function.graph)
+        return compile_divided(function, calls, title, place=place, stays=True)
 
     def partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
         nonlocal refused, is_random, has_divided_backward
@@ -239,7 +245,7 @@ def capture(
         is_random = _is_random(graph.graph)
         inline_operators(graph, table, operators)
         forward, backward = _partition(graph, *arguments, **keywords)
-        has_divided_backward = is_divided(backward.graph)
+        has_divided_backward = bool(calls_between(backward.graph))
         return forward, backward
 
     trace = aot_autograd(

@@ -8,7 +8,6 @@ select other elements. These outputs are taken out of the graph, which then need
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,10 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch.fx import Node
-from torch.utils._sympy.printers import PythonPrinter
 
 from ...errors import UnsupportedOp
+from ..control_flow.numbers import Read, argument_at, function_of, readers_of
 
-_Read = Callable[[Sequence[Any]], int]
 _ALIASES = (OutputType.alias_of_input, OutputType.is_input)
 
 
@@ -86,7 +84,7 @@ def take_views(
     (returned,) = output.args
     results = list(returned)
     bases = _bases(placeholders)
-    readers = _readers(placeholders)
+    readers = readers_of(placeholders)
     numbers: list[torch.SymInt] = []
     views = []
     for position, info in enumerate(metadata.output_info, first):
@@ -105,7 +103,7 @@ def take_views(
             continue
         if decides:
             for number in _unread(value, readers):
-                readers[str(number)] = _integer_reader(len(placeholders) + len(numbers))
+                readers[str(number)] = argument_at(len(placeholders) + len(numbers))
                 numbers.append(number)
         layout = _layout(value, base, readers)
         views.append(ArgumentView(position, argument, layout, of_parts))
@@ -140,7 +138,7 @@ def with_views(
     return call_with_numbers if taken.numbers else call
 
 
-def _unread(value: torch.Tensor, readers: Mapping[str, _Read]) -> list[torch.SymInt]:
+def _unread(value: torch.Tensor, readers: Mapping[str, Read]) -> list[torch.SymInt]:
     """The symbols of a layout that no argument gives."""
     found: dict[str, torch.SymInt] = {}
     for number in _numbers(value):
@@ -177,13 +175,13 @@ def _expression(value: Any) -> sympy.Expr:
 
 
 def _layout(
-    value: torch.Tensor, base: torch.Tensor, readers: Mapping[str, _Read]
+    value: torch.Tensor, base: torch.Tensor, readers: Mapping[str, Read]
 ) -> Callable[[Sequence[Any]], list[int]]:
     """The layout as a function of the arguments; see `ArgumentView`."""
     expressions = [_expression(number) for number in _numbers(value)]
     scale = base.element_size() // value.element_size()  # 2 for parts of complex numbers
     expressions[-1] -= scale * _expression(base.storage_offset())
-    names = sorted({str(symbol) for e in expressions for symbol in e.free_symbols})
+    names, compute = function_of(expressions)
     unknown = [name for name in names if name not in readers]
     if unknown:
         raise UnsupportedOp(
@@ -191,29 +189,5 @@ def _layout(
             f"its size {unknown[0]} does not follow from the arguments",
             "return a copy of it (.clone()), or compile with dynamic=False",
         )
-    printer = PythonPrinter()
-    text = ", ".join(printer.doprint(e) for e in expressions)
-    compute = eval(f"lambda {', '.join(names)}: [{text}]", {"math": math, "torch": torch})
     chosen = [readers[name] for name in names]
     return lambda arguments: list(map(int, compute(*[read(arguments) for read in chosen])))
-
-
-def _readers(placeholders: Sequence[Node]) -> dict[str, _Read]:
-    """How each symbol is read from a call's arguments."""
-    found: dict[str, _Read] = {}
-    for position, node in enumerate(placeholders):
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            for k, number in enumerate(_numbers(value)):
-                found.setdefault(str(_expression(number)), _reader(position, k))
-        elif isinstance(value, torch.SymInt):
-            found[str(_expression(value))] = _integer_reader(position)
-    return found
-
-
-def _integer_reader(position: int) -> _Read:
-    return lambda arguments: int(arguments[position])
-
-
-def _reader(position: int, number: int) -> _Read:
-    return lambda arguments: int(_numbers(arguments[position])[number])
