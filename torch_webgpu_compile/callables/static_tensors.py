@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -17,6 +18,12 @@ from ..runtime.device import Device, GpuBuffer
 from ..symbolic.sizes import storage_span
 from .static_copies import StaticCopies, data_ptr, static_buffers, watch_optimizers
 
+_Tensor = torch._C.TensorBase
+# What a copy depends on but for the contents: calls ask all tensors for one after the other.
+_PROPERTIES: tuple[Callable[[Tensor], object], ...] = (
+    *(data_ptr, type, attrgetter("shape"), _Tensor.stride, attrgetter("dtype")),
+    *(_Tensor.is_conj, _Tensor.is_neg),
+)
 _MOST_TAKEN = 64  # sets of tensors of one graph: a block that several layers share has one of each
 
 
@@ -33,15 +40,24 @@ class _Taken:
     """What a graph has taken of tensors of the same addresses.
 
     Attributes:
+        kept: positions of the tensors that have copies.
         tensors: on the GPU, over the memory of the copies.
         contents: `StaticCopies.contents` when the tensors were last made to follow the copies.
         follows: whether they do; not if a call was interrupted before.
     """
 
     copies: StaticCopies
+    kept: list[int]
     tensors: list[Tensor] = field(default_factory=list)
     contents: list[int] = field(default_factory=list)
     follows: bool = False
+
+    def among(self, count: int) -> list[Tensor | None]:
+        """The tensors, at their positions among ``count``."""
+        found: list[Tensor | None] = [None] * count
+        for position, tensor in zip(self.kept, self.tensors, strict=True):
+            found[position] = tensor
+        return found
 
 
 class StaticTensors:
@@ -82,9 +98,8 @@ class StaticTensors:
             DeviceError: the device refused, or a tensor's memory was freed by a resize.
             OutOfMemoryError: the copies do not fit.
         """
-        kept = [k for k, tensor in enumerate(tensors) if _may_be_kept(tensor)]
-        taken = self._copied([tensors[k] for k in kept], [False] * len(kept))
-        return _at(kept, taken.tensors, len(tensors))
+        taken, _ = self._copied(tensors, (False,) * len(tensors))
+        return taken.among(len(tensors))
 
     def on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """CPU tensors of the contents and strides of tensors of the device, with one wait.
@@ -110,52 +125,53 @@ class StaticTensors:
         Raises:
             DeviceError, OutOfMemoryError: as `of` does.
         """
-        kept = [k for k, tensor in enumerate(tensors) if _may_be_kept(tensor)]
-        originals = [tensors[k] for k in kept]
         with self._turn:
-            taken = self._copied(originals, [counted[k] for k in kept])
+            taken, kept = self._copied(tensors, tuple(counted))
             try:
-                yield _at(kept, taken.tensors, len(tensors))
+                yield taken.among(len(tensors))
                 with self._lock:
-                    taken.copies.replace(originals, list(map(storages.buffer_of, taken.tensors)))
+                    taken.copies.replace(kept, list(map(storages.buffer_of, taken.tensors)))
                     taken.contents = taken.copies.contents
             except BaseException:
-                self._static.invalidate(originals)
+                self._static.invalidate(kept)
                 raise
 
-    def _copied(self, tensors: Sequence[Tensor], counted: Sequence[bool]) -> _Taken:
-        """Lasting copies that are up to date."""
+    def _copied(
+        self, tensors: Sequence[Tensor], counted: tuple[bool, ...]
+    ) -> tuple[_Taken, list[Tensor]]:
+        """Lasting copies that are up to date, and the tensors that have one."""
         with self._lock:
             if self._gpu is not (device := devices.get_device(self._index)):  # opened again
                 self._open(device)
-            key = tuple(
-                (data_ptr(tensor), tensor.shape, tensor.stride(), tensor.dtype, is_counted)
-                for tensor, is_counted in zip(tensors, counted, strict=True)
-            )
             all_taken = self._taken
+            key = counted, *(tuple(map(get, tensors)) for get in _PROPERTIES)
             taken = all_taken.get(key)
             if taken is None:
-                layouts = [_Layout(entry[2], int(entry[4])) for entry in key]
-                taken = all_taken[key] = _Taken(StaticCopies(self._static, tensors, layouts))
+                taken = all_taken[key] = self._take(tensors, counted)
                 if len(all_taken) > _MOST_TAKEN:
                     all_taken.popitem(last=False)
             all_taken.move_to_end(key)
-            if not (taken.follows and taken.copies.are_current(tensors)):
+            kept = [tensors[k] for k in taken.kept]
+            if not (taken.follows and taken.copies.are_current(kept)):
                 taken.follows = False
-                taken.copies.update(tensors)
-                self._follow(taken, tensors)
-            return taken
+                taken.copies.update(kept)
+                self._follow(taken, kept)
+            return taken, kept
+
+    def _take(self, tensors: Sequence[Tensor], counted: Sequence[bool]) -> _Taken:
+        kept = [k for k, tensor in enumerate(tensors) if _may_be_kept(tensor)]
+        layouts = [_Layout(tensors[k].stride(), int(counted[k])) for k in kept]
+        return _Taken(StaticCopies(self._static, [tensors[k] for k in kept], layouts), kept)
 
     def _follow(self, taken: _Taken, tensors: Sequence[Tensor]) -> None:
         """Makes tensors of the copies, or says which of them have changed."""
         contents = taken.copies.contents
         for k, (tensor, buffer) in enumerate(zip(tensors, taken.copies.buffers, strict=True)):
-            if k == len(taken.contents):
+            if k == len(taken.tensors):
                 taken.tensors.append(self._tensor(tensor, buffer))
-                taken.contents.append(contents[k])
             elif storages.buffer_of(taken.tensors[k]) is not buffer:
                 taken.tensors[k] = self._tensor(tensor, buffer)
-            elif taken.contents[k] != contents[k]:
+            elif taken.contents[k : k + 1] != contents[k : k + 1]:
                 torch.autograd.graph.increment_version(taken.tensors[k])
         taken.contents = contents
         taken.follows = True
@@ -165,14 +181,6 @@ class StaticTensors:
         nbytes = storage_span(sizes, strides) * tensor.element_size()
         storage = storages.new_storage(nbytes, self._index, buffer)
         return storages.new_tensor(storage, tensor.dtype, sizes, strides, index=self._index)
-
-
-def _at(positions: Sequence[int], tensors: Sequence[Tensor], count: int) -> list[Tensor | None]:
-    """A list of ``count`` items with these tensors at these positions."""
-    found: list[Tensor | None] = [None] * count
-    for position, tensor in zip(positions, tensors, strict=True):
-        found[position] = tensor
-    return found
 
 
 def _may_be_kept(tensor: Tensor) -> bool:
