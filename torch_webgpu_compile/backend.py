@@ -11,7 +11,7 @@ from torch import is_tensor
 from torch.utils._pytree import tree_leaves
 
 from . import fallbacks
-from .callables import artifact
+from .callables import artifact, residents
 from .callables.compiled_graph import CompiledGraph
 from .callables.device_graph import DeviceGraph
 from .callables.host_graph import HostGraph
@@ -131,11 +131,13 @@ def compile_module(
             artifact.keep(name, compiled, options)
 
     with showing("a graph"):
-        on_host = fallbacks.on_fallback(options.fallback)
-        operators = native_operators()
         return aot.capture(
-            *(module, example_inputs, compile_captured, operators),
-            *(on_host, keep, gpu, host_numbers),
+            *(module, example_inputs, compile_captured, native_operators()),
+            on_host=fallbacks.on_fallback(options.fallback),
+            on_whole=keep,
+            gpu=gpu,
+            host_numbers=host_numbers,
+            fill=residents.fill,
         )
 
 

@@ -383,6 +383,35 @@ def test_a_graph_that_no_plan_can_hold_is_left_to_pytorch(device: str) -> None:
         refused(given)
 
 
+@pytest.mark.filterwarnings("ignore::torch_webgpu_compile.fallbacks.FallbackWarning")
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_a_backward_graph_left_to_pytorch_has_what_was_saved(device: str) -> None:
+    """The forward graph is compiled, and would have kept it on the GPU for a compiled one."""
+
+    class Windows(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            y = x.sin().exp()
+            ctx.save_for_backward(y)
+            return y.sum(0)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (y,) = ctx.saved_tensors
+            return gradient * y + torch.as_strided(y[:2], (3, 4), (4, 1), 0)
+
+    def gradient(function: Function, place: str) -> Tensor:
+        x, w = on(place, R(3, 5)), on(place, R(5, 4)).requires_grad_()
+        function(x, w).sum().backward()
+        return on("cpu", w.grad)  # type: ignore[no-any-return]
+
+    def network(x: Tensor, w: Tensor) -> Any:
+        return Windows.apply(x @ w)  # type: ignore[no-untyped-call]
+
+    got = gradient(torch.compile(network, backend="webgpu", fullgraph=True), device)
+    torch.testing.assert_close(got, gradient(network, "cpu"))
+
+
 def test_a_lowering_that_needs_a_constant_goes_to_the_host() -> None:
     def grouped(x: Tensor, w: Tensor) -> Any:
         return F.conv2d(x, w, groups=w.shape[0])

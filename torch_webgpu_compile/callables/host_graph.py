@@ -1,8 +1,7 @@
 """`HostGraph`: a compiled graph on CPU tensors.
 
 They are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_copies`),
-and so do the values that a forward graph saves for its backward graph: AOTAutograd gets tensors of
-the right shape whose contents are never written; `Resident` on such a tensor is the value.
+and so do the values that a forward graph saves for its backward graph (`residents`).
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from ..runtime.buffers import AnyBuffer
 from ..runtime.device import Device, GpuBuffer, reopened
 from ..runtime.executor import BoundPlan
 from ..runtime.status import Reports
-from ..symbolic.sizes import storage_span
+from . import residents
 from .compiled_graph import CompiledGraph, PlanAt
+from .residents import Resident
 from .signature import MutationRecipe, Signature, StaticRecipe, Variant
 from .static_copies import (
     StaticCopies,
@@ -36,8 +36,6 @@ from .static_copies import (
     with_layout,
 )
 
-_RESIDENT = "_webgpu_resident"
-
 
 def _slow_empty_strided(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(sizes, strides, dtype=dtype)
@@ -46,15 +44,6 @@ def _slow_empty_strided(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
 # What Inductor's wrappers call: past the dispatcher, a few microseconds faster.
 _empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", _slow_empty_strided)
 _NOTHING_FRESH: dict[str, GpuBuffer] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """The contents, on a GPU, of a tensor that AOTAutograd keeps from forward to backward."""
-
-    device: Device
-    buffer: GpuBuffer
-    strides: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -242,31 +231,20 @@ class HostGraph(CompiledGraph):
     def _residents(self, values: list[Any], variant: Variant) -> dict[str, GpuBuffer]:
         found: dict[str, GpuBuffer] = {}
         for recipe in variant.uploads:
-            resident = getattr(values[recipe.position], _RESIDENT, None)
+            resident = residents.of(values[recipe.position])
             if resident is None:
                 continue
             if resident.device is self.device and resident.strides == recipe.strides:
                 found[recipe.buffer] = resident.buffer
             else:
-                self._materialize(values[recipe.position], resident)
+                residents.fill([values[recipe.position]])
         return found
-
-    def _materialize(self, tensor: Tensor, resident: Resident) -> None:
-        """Gives a kept tensor its contents on the CPU after all."""
-        if resident.device.is_lost:
-            raise resident.device.lost_error(
-                "what the forward pass kept for its backward pass was on the GPU; run the forward "
-                "pass again"
-            )
-        nbytes = storage_span(tensor.shape, tensor.stride()) * tensor.element_size()
-        resident.device.download_many([(resident.buffer, 0, nbytes, tensor.data_ptr())])
-        delattr(tensor, _RESIDENT)
 
     def _upload(self, values: list[Any], variant: Variant, bound: BoundPlan) -> int:
         device, total = self.device, 0
         for recipe in variant.uploads:
             tensor = values[recipe.position]
-            if variant.may_be_resident and hasattr(tensor, _RESIDENT):
+            if variant.may_be_resident and residents.of(tensor) is not None:
                 continue
             if tensor.stride() != recipe.strides:
                 tensor = with_layout(tensor, recipe.strides)
@@ -298,7 +276,7 @@ class HostGraph(CompiledGraph):
             tensor = _empty_strided(recipe.sizes, recipe.strides, recipe.dtype)
             kept = fresh.get(recipe.buffer)
             if kept is not None:
-                setattr(tensor, _RESIDENT, Resident(self.device, kept, recipe.strides))
+                residents.keep(tensor, Resident(self.device, kept, recipe.strides))
             elif recipe.nbytes:
                 addresses.append(tensor.data_ptr())
             for position, view in recipe.results:

@@ -58,6 +58,7 @@ def capture(
     on_whole: Callable[[BoxedFunction], None] = lambda compiled: None,
     gpu: Callable[[], Place | None] = lambda: None,
     host_numbers: HostNumbers = lambda module: (),
+    fill: Callable[[Iterable[Any]], None] = lambda values: None,
 ) -> Callable[..., Any]:
     """Traces a Dynamo graph and compiles each resulting graph with ``compile_graph``.
 
@@ -71,6 +72,8 @@ def capture(
         gpu: gives the place where a graph of CPU tensors works that has to be divided; None where
             its tensors are.
         host_numbers: finds the integers in a graph that no plan computes of its arguments.
+        fill: gives tensors the contents that ``compile_graph`` kept elsewhere for a backward graph,
+            before something else reads them.
 
     Raises:
         UnsupportedOp: an operator can run neither on the GPU nor between its plans, and ``on_host``
@@ -152,6 +155,8 @@ def capture(
             compiled = compile_whole(graph, title, name, static_inputs, saved, counted)
         if taken.views:
             compiled = with_views(compiled, taken)
+        if name == "backward" and isinstance(compiled, (Uncompiled, DividedGraph)):
+            compiled = _filling(compiled, fill)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 
@@ -265,6 +270,16 @@ def capture(
     elif twice and not is_random and written is not None:
         traced = double_backward.differentiable_twice(traced, written)
     return dynamo.converting(traced, misdescribed)
+
+
+def _filling(run: BoxedFunction, fill: Callable[[Iterable[Any]], None]) -> BoxedFunction:
+    """``run``, whose arguments are given their contents before."""
+
+    def call(arguments: list[Any]) -> Sequence[Any]:
+        fill(arguments)
+        return run(arguments)
+
+    return call
 
 
 def unwrapped(compiled: BoxedFunction, parts: _Parts | None = None) -> Callable[..., Any]:
