@@ -434,3 +434,15 @@ def test_a_part_that_no_plan_can_hold_is_left_to_pytorch(device: str) -> None:
         )
 
     called(windows, VECTORS[:2], device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+@pytest.mark.filterwarnings("ignore:.*leaves its graph to PyTorch")
+def test_a_part_left_to_pytorch_has_floats_that_data_decides(device: str) -> None:
+    def run(x: Tensor) -> Any:
+        peak = x.max().item()
+        return x * round(peak * 2.0, 1), x + peak
+
+    compiled = torch.compile(run, backend="webgpu", fullgraph=True)
+    for x in (torch.tensor([1.0, 3.25]), torch.tensor([2.5, -1.0])):
+        torch.testing.assert_close([y.cpu() for y in compiled(x.to(device))], list(run(x)))

@@ -177,7 +177,7 @@ def capture(
             device: where a part of a divided graph works, if that is not where the graph's
                 tensors are.
         """
-        unchanged = runnable(graph)
+        unchanged = runnable(graph, floats)
         placeholders = graph.graph.find_nodes(op="placeholder")
         computed = host_numbers(graph)
         take_numbers(graph, computed)

@@ -9,7 +9,8 @@ rounded float.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,10 +86,13 @@ def _unstorable(value: Any) -> torch.dtype | torch.layout | None:
     return None if value.dtype in _DTYPES else value.dtype
 
 
-def runnable(graph: GraphModule) -> GraphModule:
+def runnable(graph: GraphModule, floats: Mapping[str, tuple[int, int]]) -> GraphModule:
     """A copy of a graph that PyTorch can run: numbers in it are computed of its arguments.
 
-    A part of a divided graph has symbolic integers themselves among its nodes' arguments.
+    A part of a divided graph has symbolic numbers themselves among its nodes' arguments.
+
+    Args:
+        floats: `CapturedGraph.numbers`.
     """
     copy = Graph()
     copies: dict[Node, Node] = {}
@@ -100,7 +104,7 @@ def runnable(graph: GraphModule) -> GraphModule:
         made = number_of(value)
         if isinstance(made, Number) and all(name in numbers for name in made.names):
             return copy.call_function(made.compute, tuple(numbers[name] for name in made.names))
-        return value  # of a float: such a graph does not run
+        return value
 
     for node in graph.graph.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
@@ -110,6 +114,12 @@ def runnable(graph: GraphModule) -> GraphModule:
         made.args, made.kwargs, made.meta = args, kwargs, dict(node.meta)
         if node.op == "placeholder" and isinstance(value := node.meta.get("val"), torch.SymInt):
             numbers[str(value.node.expr)] = made
+        if node.op == "placeholder":
+            position = len(copies) - 1
+            for name, (argument, k) in floats.items():
+                if argument == position:
+                    element = copy.call_function(operator.getitem, (made, k))
+                    numbers[name] = copy.call_method("item", (element,))
     return GraphModule(graph, copy)
 
 
