@@ -133,11 +133,10 @@ class Uncompiled:
         device: where its arguments are, if that is not where the constants are.
     """
 
-    _boxed_call = True  # AOTAutograd's protocol
-
     def __init__(
         self, graph: GraphModule, reason: Reason, device: torch.device | None = None
     ) -> None:
+        self._boxed_call = True  # AOTAutograd's protocol; it copies what instances have
         self._graph = graph
         self._reason = reason
         if device is not None:
