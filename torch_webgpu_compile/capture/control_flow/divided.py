@@ -164,17 +164,17 @@ class DividedGraph:
             symbols[name] = get(result)
 
     def _write_back(self, values: Mapping[int, Any], originals: Mapping[int, Any]) -> None:
-        """Gives arguments on another device what was written to their copies."""
-        for slot in self._divided.written:
-            position, original = originals[slot]
-            copy = values[slot]
-            if copy is original:
-                continue
+        """Gives arguments on another device what was written to their copies, with one wait."""
+        if self._place is None:
+            return
+        written = [(*originals[slot], values[slot]) for slot in self._divided.written]
+        made = self._place.on_host([copy for _, _, copy in written])
+        for (position, original, _), value in zip(written, made, strict=True):
             if position in self._counted and not original.is_inference():
                 with _unsafe_preserve_version_counter(original):
-                    original.copy_(copy)
+                    original.copy_(value)
             else:
-                original.copy_(copy)
+                original.copy_(value)
 
     def _results(
         self, values: Mapping[int, Any], originals: Mapping[int, Any], symbols: Mapping[str, Any]
