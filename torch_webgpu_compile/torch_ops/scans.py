@@ -149,8 +149,9 @@ def _results(
     lanes, device = init[0].shape, init[0].device
     operands = [name_of(operand.dtype) for operand in (*xs, *constants)]
     dtypes = function.row_dtypes([name_of(carry.dtype) for carry in init], operands)
+    sizes = (*lanes[:outer], length, *lanes[outer:])
     rows = [
-        torch.empty((length, *lanes), dtype=getattr(torch, dtype), device=device)
+        torch.empty(sizes, dtype=getattr(torch, dtype), device=device).movedim(outer, 0)
         for dtype in dtypes
     ]
     return [*(torch.empty(lanes, dtype=c.dtype, device=device) for c in init), *rows]
