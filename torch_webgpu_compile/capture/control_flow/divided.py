@@ -10,7 +10,6 @@ from typing import Any, Protocol, assert_never
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from ...captured import saved_tensors_have_hooks
@@ -20,8 +19,6 @@ from .numbers import Number
 from .parts import Call, Check, Divided, Part, Pick, Slot
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
-
-CompileFunction = Callable[[GraphModule], BoxedFunction]
 
 
 class Place(Protocol):

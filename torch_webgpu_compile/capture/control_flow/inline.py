@@ -17,9 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ...errors import UnsupportedOp
-from ..tracing import Recorder, Traced, clean_dispatch, trace
-from .rules import RULES, Function, NotInlined
+from ..tracing import Recorder, Traced, clean_dispatch
+from .rules import RULES, Function, NotInlined, traced_alone
 
 aten = torch.ops.aten
 
@@ -156,26 +155,14 @@ class Inlining:
         Raises:
             NotInlined: as `evaluate`, or it cannot be traced by itself.
         """
-        with clean_dispatch(symbolic=self._mode.shape_env is not None):
-            with self._mode:
-                inputs = [
-                    torch.empty(a.shape, dtype=a.dtype, device=a.device)
-                    if isinstance(a, Tensor)
-                    else a
-                    for a in arguments
-                ]
-            try:
-                return trace(
-                    lambda *given: tuple(self.evaluate(function, given)),
-                    inputs,
-                    self._mode,
-                    self._decompositions,
-                    self._native,
-                    mutates=False,
-                    lift=lambda value: value,
-                )
-            except (RuntimeError, TypeError, UnsupportedOp) as error:
-                raise NotInlined(str(error)) from error
+        return traced_alone(
+            lambda *given: tuple(self.evaluate(function, given)),
+            arguments,
+            self._mode,
+            self._decompositions,
+            self._native,
+            lambda value: value,
+        )
 
     def nodes(self, function: Function, arguments: Sequence[Any]) -> list[Node]:
         """The calls in a function of the graph."""

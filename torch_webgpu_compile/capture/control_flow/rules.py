@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
+from ...errors import UnsupportedOp
 from ...torch_ops.elementwise import NotElementwise
-from ..tracing import Traced
+from ..tracing import Traced, clean_dispatch, trace
 from .scans import elementwise_scan
 
 aten = torch.ops.aten
@@ -69,6 +71,31 @@ class Functions(Protocol):
 
     def nodes(self, function: Function, arguments: Sequence[Any]) -> Sequence[Node]:
         """The calls in a function."""
+
+
+def traced_alone(
+    function: Function,
+    arguments: Sequence[Any],
+    mode: FakeTensorMode,
+    decompositions: Mapping[OpOverload, Callable[..., Any]],
+    native: frozenset[OpOverload],
+    lift: Callable[[Tensor], Tensor],
+) -> Traced:
+    """`Functions.traced` of a function whose results are a tuple; the others as for `trace`.
+
+    Raises:
+        NotInlined: it cannot be traced by itself.
+    """
+    with clean_dispatch(symbolic=mode.shape_env is not None):
+        with mode:
+            inputs = [
+                torch.empty(a.shape, dtype=a.dtype, device=a.device) if isinstance(a, Tensor) else a
+                for a in arguments
+            ]
+        try:
+            return trace(function, inputs, mode, decompositions, native, mutates=False, lift=lift)
+        except (RuntimeError, TypeError, UnsupportedOp) as error:
+            raise NotInlined(str(error)) from error
 
 
 def _cond(
@@ -154,9 +181,11 @@ def _scan(
     if not _is_positive(length):
         raise NotInlined("it has no steps")
     first = (*init, *(x.select(0, 0) for x in xs), *arguments)
-    nodes = len(functions.nodes(step, first))
-    if type(length) is not int or length * max(nodes, 1) > _MOST_IN_SCAN:
-        return _in_kernel(functions, step, init, xs, arguments, length)
+    if (
+        type(length) is not int
+        or length * max(len(functions.nodes(step, first)), 1) > _MOST_IN_SCAN
+    ):
+        return _looped(functions.traced(step, first), init, xs, arguments, length)
     carry: list[Any] = list(init)
     rows: list[list[Any]] = []
     for k in range(length):
@@ -168,18 +197,6 @@ def _scan(
         for column in map(list, zip(*rows, strict=True))
     ]
     return [*carry, *stacked]
-
-
-def _in_kernel(
-    functions: Functions,
-    step: Function,
-    init: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    arguments: Sequence[Any],
-    length: int | torch.SymInt,
-) -> list[Any]:
-    traced = functions.traced(step, (*init, *(x.select(0, 0) for x in xs), *arguments))
-    return _looped(traced, init, xs, arguments, length)
 
 
 def _looped(

@@ -83,9 +83,7 @@ class _Scan:
         outer: int,
     ) -> None:
         self._outer = outer
-        self._traced = traced
         self._init = init
-        self._xs = xs
         self._length = length
         self._on_rows = on_rows
         graph = traced.module.graph

@@ -5,37 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ...errors import UnsupportedOp
-from ..control_flow.rules import Function, NotInlined
-from ..tracing import Recorder, Traced, clean_dispatch, trace
+from ..control_flow.rules import Function, traced_alone
+from ..tracing import Traced
 
 
 class PythonFunctions:
     """See `rules.Functions`.
 
     Args:
-        recorder: of the call.
-        mode: of its tensors.
+        mode: of the call's tensors.
         lift: gives the fake tensor that stands for a real one.
         decompositions, native: as for `tracing.trace`.
     """
 
     def __init__(
         self,
-        recorder: Recorder,
         mode: FakeTensorMode,
         lift: Callable[[Tensor], Tensor],
         decompositions: Mapping[OpOverload, Callable[..., Any]],
         native: frozenset[OpOverload],
     ) -> None:
-        self._recorder = recorder
         self._mode = mode
         self._lift = lift
         self._decompositions = decompositions
@@ -48,26 +43,14 @@ class PythonFunctions:
 
     def traced(self, function: Function, arguments: Sequence[Any]) -> Traced:
         """A function's own graph; tensors that it has from elsewhere are inputs."""
-        with clean_dispatch(symbolic=True):
-            with self._mode:
-                inputs = [
-                    torch.empty(a.shape, dtype=a.dtype, device=a.device)
-                    if isinstance(a, Tensor)
-                    else a
-                    for a in arguments
-                ]
-            try:
-                return trace(
-                    lambda *given: tuple(self._flat(function(*given))),
-                    inputs,
-                    self._mode,
-                    self._decompositions,
-                    self._native,
-                    mutates=False,
-                    lift=self._lift,
-                )
-            except (RuntimeError, TypeError, UnsupportedOp) as error:
-                raise NotInlined(str(error)) from error
+        return traced_alone(
+            lambda *given: tuple(self._flat(function(*given))),
+            arguments,
+            self._mode,
+            self._decompositions,
+            self._native,
+            self._lift,
+        )
 
     def nested(self, results: Sequence[Any]) -> Any:
         """Results as the function that was called last has them."""

@@ -91,7 +91,7 @@ class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
         self.supports_higher_order_operators = True
         self.states: dict[str, Tensor] = {}
         self._mode = mode
-        self._functions = PythonFunctions(self, mode, self.stand_in, decompositions, native)
+        self._functions = PythonFunctions(mode, self.stand_in, decompositions, native)
         self._stand_ins: dict[Key, FakeTensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -120,7 +121,7 @@ def runnable(graph: GraphModule, floats: Mapping[str, tuple[int, int]]) -> Graph
                 if argument == position:
                     element = copy.call_function(operator.getitem, (made, k))
                     numbers[name] = copy.call_method("item", (element,))
-    return GraphModule(graph, copy)
+    return _LazyGraphModule(graph, copy)  # few of them will be called
 
 
 class Uncompiled:
