@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
-from operator import attrgetter, invert
+from operator import invert
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from ..tensors.deferred import defer, settle
 from ..tensors.storages import data_ptr
 from . import dispatch, outputs
 from .compiled_op import CompiledOp, compile_sequence, specs_of
+from .list_layouts import Description, KnownList, Layouts
 
 _MOST_CALLS = 64
 _MOST_NODES = 1 << 12
@@ -130,16 +131,16 @@ class _Node:
         self.results = results
         self.spare: list[list[Tensor]] = []
         self.children: dict[tuple[Any, ...], _Node] = {}
-        self.described: dict[tuple[Any, ...], tuple[storages.Likeness, _Description]] = {}
+        self.described: dict[tuple[Any, ...], tuple[storages.Likeness, Description]] = {}
         self.programs: dict[tuple[int, ...], list[_Program]] = {}
-        self._made: tuple[storages.Likeness | None, _Description] | None = None
+        self._made: tuple[storages.Likeness | None, Description] | None = None
 
-    def made_like(self, made: Sequence[Tensor]) -> tuple[storages.Likeness | None, _Description]:
+    def made_like(self, made: Sequence[Tensor]) -> tuple[storages.Likeness | None, Description]:
         """What the results of the last call are like, which are the same in all sequences."""
         if self._made is None:
             is_long = len(made) >= storages.FEWEST_OF_MANY
             likeness = storages.Likeness(made) if is_long else None
-            self._made = likeness, _Description.of(made)
+            self._made = likeness, Description.of(made)
         return self._made
 
 
@@ -168,7 +169,7 @@ class _Program:
 
 _current: _Sequence | None = None
 _roots: dict[tuple[int, torch.dtype], _Node] = {}
-_descriptions: dict[tuple[Any, ...], _Description] = {}
+_descriptions: dict[tuple[Any, ...], Description] = {}
 _nodes = 0
 
 
@@ -205,13 +206,13 @@ class _Sequence:
         self.has_begun = False
         self._node = root
         self._tensors: list[Tensor] = []  # each argument once
-        self._layouts = _Layouts()  # of these
+        self._layouts = Layouts()  # of these
         self._starts: set[int] = set()  # of their storages: they share none
         self._numbers: list[float] = []
         self._made: list[tuple[_Node, list[Tensor]]] = []
         self._places: dict[int, int] = {}  # of tensors, by identity; ~place of made ones
         self._addresses: dict[int, int] = {}  # of the same
-        self._lists: dict[tuple[int, ...], _KnownList] = {}
+        self._lists: dict[tuple[int, ...], KnownList] = {}
 
     def __len__(self) -> int:
         return len(self._node.calls)
@@ -250,7 +251,7 @@ class _Sequence:
             return None
         made = node.spare.pop() if node.spare else self._make(node.results)
         identities, first = tuple(map(id, made)), len(self._all_made())
-        self._lists[identities] = _KnownList(len(self._lists), *node.made_like(made))
+        self._lists[identities] = KnownList(len(self._lists), *node.made_like(made))
         self._addresses.update(zip(identities, map(data_ptr, made), strict=True))
         places = map(invert, range(first, first + len(made)))
         self._places.update(zip(identities, places, strict=True))
@@ -307,8 +308,8 @@ class _Sequence:
         if len(self._starts) < count:
             raise _DifferentError
         likeness, description = self._description(key, tensors)
-        own = (likeness, description) if is_new else (None, _Description.of(everything))
-        self._lists[tuple(map(id, everything))] = _KnownList(len(self._lists), *own)
+        own = (likeness, description) if is_new else (None, Description.of(everything))
+        self._lists[tuple(map(id, everything))] = KnownList(len(self._lists), *own)
         self._layouts.add(description, addresses, likeness)
         key += description, tuple([a % BINDING_ALIGNMENT for a in addresses])
         first = len(self._tensors) + len(new)
@@ -318,7 +319,7 @@ class _Sequence:
 
     def _description(
         self, key: Sequence[Any], tensors: Sequence[Tensor]
-    ) -> tuple[storages.Likeness | None, _Description]:
+    ) -> tuple[storages.Likeness | None, Description]:
         """What matters of tensors, with what tells it of others; ``key``: all that comes before.
 
         Raises:
@@ -335,7 +336,7 @@ class _Sequence:
             raise _DifferentError
         if {*map(Tensor.get_device, tensors)} - {self._index} or any(map(Tensor.is_neg, tensors)):
             raise _DifferentError
-        description = _Description.of(tensors)
+        description = Description.of(tensors)
         content = description.dtypes, description.shapes, description.strides
         description = _descriptions.setdefault(content, description)
         if known is None and len(tensors) >= storages.FEWEST_OF_MANY:
@@ -464,115 +465,6 @@ class _Sequence:
                 _give(next(later), result)
 
 
-class _Description:
-    """What matters to the compiler of tensors, but for their alignment.
-
-    Equal ones are one object: in the key of a call it stands for hundreds.
-    """
-
-    __slots__ = ("dtypes", "shapes", "strides")
-
-    def __init__(
-        self,
-        dtypes: tuple[torch.dtype, ...],
-        shapes: tuple[torch.Size, ...],
-        strides: tuple[tuple[int, ...], ...],
-    ) -> None:
-        self.dtypes = dtypes
-        self.shapes = shapes
-        self.strides = strides
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> _Description:
-        """What tensors are now."""
-        of_each = (tuple(map(get, tensors)) for get in (_dtype, _shape, _stride))
-        return cls(*of_each)
-
-    def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether tensors of these dtypes lie so."""
-        return (
-            tuple(map(_shape, tensors)) == self.shapes
-            and tuple(map(_stride, tensors)) == self.strides
-        )
-
-
-class _KnownList:
-    """A list of tensors that a sequence has met.
-
-    Attributes:
-        number: of the list in the sequence.
-    """
-
-    __slots__ = ("_description", "_likeness", "number")
-
-    def __init__(
-        self, number: int, likeness: storages.Likeness | None, description: _Description
-    ) -> None:
-        self.number = number
-        self._likeness = likeness
-        self._description = description
-
-    def lies(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the tensors have their shapes and strides still: ``tensor.data = view``."""
-        likeness = self._likeness
-        return (likeness is not None and likeness.holds(tensors)) or self._description.holds(
-            tensors
-        )
-
-
-class _Layouts:
-    """Where tensors were, and how they lay there, when a sequence met them.
-
-    By the time that it runs, ``tensor.data = other`` or ``tensor.t_()`` may have changed that.
-    """
-
-    def __init__(self) -> None:
-        self._addresses: list[int] = []
-        self._memory: list[storages.Memory] = []
-        self._parts: list[tuple[_Description, storages.Likeness | None]] = []
-
-    def add(
-        self,
-        description: _Description,
-        addresses: Sequence[int],
-        likeness: storages.Likeness | None,
-    ) -> None:
-        """Remembers tensors; ``likeness`` holds for tensors of this description."""
-        self._addresses += addresses
-        self._memory += storages.memory_at(addresses)
-        self._parts.append((description, likeness))
-
-    def restored(self, tensors: list[Tensor], index: int) -> list[Tensor]:
-        """Those tensors as they were, on a device."""
-        if list(map(data_ptr, tensors)) == self._addresses[: len(tensors)] and self._lie(tensors):
-            return tensors
-        # The last tensors may be missing: a call that was refused had added them.
-        descriptions = [description for description, _ in self._parts]
-        dtypes, shapes, strides = (
-            list(chain.from_iterable(map(attrgetter(name), descriptions)))
-            for name in ("dtypes", "shapes", "strides")
-        )
-        made = []
-        for k, tensor in enumerate(tensors):
-            layout = self._addresses[k], shapes[k], strides[k]
-            if layout != (data_ptr(tensor), tensor.shape, tensor.stride()):
-                tensor = storages.tensor_at(self._memory[k], dtypes[k], *layout, index)
-            made.append(tensor)
-        return made
-
-    def _lie(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether tensors have their shapes and strides still."""
-        start = 0
-        for description, likeness in self._parts:
-            if start >= len(tensors):  # what follows is of a call that was refused
-                break
-            part = tensors[start : start + len(description.shapes)]
-            start += len(part)
-            if not (likeness is not None and likeness.holds(part)) and not description.holds(part):
-                return False
-        return True
-
-
 class _Number:
     """Number ``position`` of a sequence, whose tensors may become more."""
 
@@ -586,8 +478,6 @@ class _Number:
 _COMPUTED = {torch.float32, torch.float64, torch.bool, torch.uint8, torch.int32, torch.int64}
 
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
-_shape = Tensor.shape.__get__  # type: ignore[attr-defined]
-_stride = torch._C.TensorBase.stride
 
 
 def _are_needed(tensors: Sequence[Tensor]) -> list[bool]:
