@@ -84,6 +84,25 @@ class Step:
         return call(*arguments, **dict(self.keywords))
 
 
+def run_steps(
+    steps: Sequence[Step], given: Callable[[Reference], Any]
+) -> Callable[[Argument], Any]:
+    """Runs the steps of a function on tensors that broadcast; gives the values of arguments.
+
+    ``given``: the values of references other than to steps.
+    """
+    results: list[Any] = []
+
+    def value(argument: Argument) -> Any:
+        if isinstance(argument, Reference):
+            return results[argument.number] if argument.source == "step" else given(argument)
+        return argument
+
+    for step in steps:
+        results.append(step.of(value))
+    return value
+
+
 def written(step: Step) -> list[Any]:
     """A step as JSON has it."""
     return [step.op, step.dtype, dict(step.keywords), *map(written_argument, step.arguments)]

@@ -17,6 +17,7 @@ from .elementwise import (
     name_of,
     read,
     read_argument,
+    run_steps,
     written,
     written_argument,
 )
@@ -60,20 +61,8 @@ class ScanFunction:
         self, carries: Sequence[Tensor], operands: Sequence[Tensor]
     ) -> tuple[list[Any], list[Any]]:
         """The next carries, and the rows, for tensors that broadcast."""
-        results: list[Any] = []
-
-        def value(argument: Argument) -> Any:
-            match argument:
-                case Reference("step", number):
-                    return results[number]
-                case Reference("carry", number):
-                    return carries[number]
-                case Reference("operand", number):
-                    return operands[number]
-            return argument
-
-        for step in self.steps:
-            results.append(step.of(value))
+        sources = {"carry": carries, "operand": operands}
+        value = run_steps(self.steps, lambda found: sources[found.source][found.number])
         return list(map(value, self.carried)), list(map(value, self.rows))
 
 

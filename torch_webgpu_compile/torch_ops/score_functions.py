@@ -26,6 +26,7 @@ from .elementwise import (
     core_decompositions,
     is_elementwise,
     read,
+    run_steps,
     step_of,
     written,
 )
@@ -54,21 +55,12 @@ class ScoreFunction:
 
     def of(self, given: Mapping[str, Tensor], operands: Sequence[Tensor]) -> Tensor:
         """The result for tensors that broadcast; ``given``: score, and gradient where it is one."""
-        results: list[Tensor] = []
 
-        def value(argument: Argument) -> Any:
-            match argument:
-                case Reference("step", number):
-                    return results[number]
-                case Reference("operand", number):
-                    return operands[number]
-                case Reference(source, _):
-                    return given[source]
-            return argument
+        def value(found: Reference) -> Tensor:
+            return operands[found.number] if found.source == "operand" else given[found.source]
 
-        for step in self.steps:
-            results.append(step.of(value))
-        return results[-1]
+        result: Tensor = run_steps(self.steps, value)(Reference("step", len(self.steps) - 1))
+        return result
 
     def gradient(self) -> ScoreFunction:
         """The gradient by the score, of a ``gradient`` by the result.
