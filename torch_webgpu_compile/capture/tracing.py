@@ -399,6 +399,14 @@ def _decompose(func: OpOverload, args: Any, kwargs: Any) -> Any:
     return func._op_dk(_COMPOSITE, *args, **kwargs)
 
 
+def is_random(node: Node) -> bool:
+    """Whether a node draws random numbers, or a seed of some."""
+    tags = getattr(node.target, "tags", ())
+    return node.target is torch.ops.webgpu.seed.default or (
+        torch.Tag.nondeterministic_seeded in tags
+    )
+
+
 def take_seeds(graph: GraphModule) -> int:
     """Turns a graph's seeds into one more argument, int32 (number of seeds, 2); the number."""
     nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.webgpu.seed.default)

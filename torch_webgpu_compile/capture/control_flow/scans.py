@@ -28,7 +28,7 @@ from ...torch_ops.elementwise import (
     step_of,
 )
 from ...torch_ops.scans import ScanFunction
-from ..tracing import Traced
+from ..tracing import Traced, is_random
 
 aten = torch.ops.aten
 
@@ -98,7 +98,7 @@ class _Scan:
         self._results = [_source(result) for result in traced.results[count:]]
         self._copies: dict[Node, list[Tensor]] = {}  # rows that nothing else is returned as
         self._calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-        if any(map(_is_random, self._calls)):
+        if any(map(is_random, self._calls)):
             raise NotElementwise("random numbers, others in each step")
 
     def run(self) -> list[Any]:
@@ -323,13 +323,6 @@ def _needed(results: Sequence[Any]) -> set[Node]:
             found.add(node)
             waiting += node.all_input_nodes
     return found
-
-
-def _is_random(node: Node) -> bool:
-    target = node.target
-    return isinstance(target, OpOverload) and (
-        target is torch.ops.webgpu.seed.default or torch.Tag.nondeterministic_seeded in target.tags
-    )
 
 
 def _source(value: Any) -> Any:

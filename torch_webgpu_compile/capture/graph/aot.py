@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
+from .. import tracing
 from ..complex_numbers.separation import separate_graph
 from ..control_flow.divided import DividedGraph, Place
 from ..control_flow.inline import inline_operators
@@ -32,7 +33,6 @@ from ..control_flow.numbers import WithNumbers, take_numbers
 from ..control_flow.parts import Call, Calls, HostNumbers, Part, calls_between, divide
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
-from ..tracing import take_seeds
 from . import double_backward, dynamo, patterns, recompute, regions
 from .argument_views import take_views, with_views
 from .unstorable import Reason, Uncompiled, reason_against, reason_of, runnable
@@ -183,7 +183,7 @@ def capture(
         take_numbers(graph, computed)
         forwarded = _take_forwarded(graph)
         saved -= {output for output, _ in forwarded}
-        seed_count = take_seeds(graph)
+        seed_count = tracing.take_seeds(graph)
         real = separate_graph(graph, table, operators)
         phase = Phase(
             *(name, saved, forwarded, counted, seed_count, real.inputs, real.outputs), _lazy(graph)
@@ -247,7 +247,7 @@ def capture(
     def partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
         nonlocal refused, is_random, has_divided_backward
         refused = report(reason_against(graph))
-        is_random = _is_random(graph.graph)
+        is_random = any(map(tracing.is_random, graph.graph.nodes))
         inline_operators(graph, table, operators)
         forward, backward = _partition(graph, *arguments, **keywords)
         has_divided_backward = bool(calls_between(backward.graph))
@@ -440,12 +440,6 @@ def _may_run_again(metadata: Any) -> bool:
     """
     changes = metadata.num_mutated_inp_runtime_indices + metadata.num_mutated_graph_handled_indices
     return not (changes or metadata.num_intermediate_bases or metadata.tokens)
-
-
-def _is_random(graph: torch.fx.Graph) -> bool:
-    seeds = graph.find_nodes(op="call_function", target=torch.ops.webgpu.seed.default)
-    tag = torch.Tag.nondeterministic_seeded
-    return bool(seeds) or any(tag in getattr(node.target, "tags", ()) for node in graph.nodes)
 
 
 def _lazy(graph: torch.fx.GraphModule) -> frozenset[int]:
