@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -37,6 +39,14 @@ def fresh() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     counters.reset()
+
+
+@pytest.fixture
+def captured(fresh: None) -> Iterator[None]:
+    """Dynamo puts into a graph what depends on data, as far as it can."""
+    config = torch._dynamo.config
+    with config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,11 @@ else runs on the host, or as its implementation for the device says. Triton kern
 Triton has no WebGPU backend."""
 
 
+def R(*sizes: int) -> Tensor:
+    """Normally distributed numbers: the same for the same sizes."""
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes)))
+
+
 def on(device: str, values: Any) -> Any:
     """The same tensors on a device, as leaves."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,24 +16,13 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.testing._internal.hop_db import hop_db
 
-from tests.higher_order import agree, calls, on, refusal
+from tests.higher_order import R, agree, calls, on, refusal
 from torch_webgpu_compile import counters, explain
 from torch_webgpu_compile.fallbacks import FallbackWarning, reset_warnings
 
 Function = Callable[..., Any]
 
-
-@pytest.fixture(autouse=True)
-def captured(fresh: None) -> Iterator[None]:
-    """Dynamo puts into a graph what depends on data, as far as it can."""
-    config = torch._dynamo.config
-    with config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
-        yield
-
-
-def R(*sizes: int) -> Tensor:
-    """Normally distributed numbers: the same for the same sizes."""
-    return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes)))
+pytestmark = pytest.mark.usefixtures("captured")
 
 
 # ---- PyTorch's own samples

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,24 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.higher_order import on, tensors_in
+from tests.higher_order import R, on, tensors_in
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.fallbacks import FallbackWarning, reset_warnings
 
 Function = Callable[..., Any]
 
+pytestmark = pytest.mark.usefixtures("captured")
 
-@pytest.fixture(autouse=True)
-def captured(fresh: None) -> Iterator[None]:
-    """Dynamo puts into a graph what depends on data, as far as it can."""
-    config = torch._dynamo.config
-    with config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
-        yield
-
-
-def R(*sizes: int) -> Tensor:
-    """Normally distributed numbers: the same for the same sizes."""
-    return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes)))
+# Sums of products are added up in another order than PyTorch's.
+SUMS = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def some(count: int, size: int = 9) -> Tensor:
@@ -212,7 +204,7 @@ def called(function: Function, calls: list[Any], device: str, **options: Any) ->
     run = torch.compile(function, backend=backend, fullgraph=True, **options)
     for arguments in calls:
         wanted, got = function(*arguments), run(*on(device, arguments))
-        torch.testing.assert_close(on("cpu", got), on("cpu", wanted), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(on("cpu", got), on("cpu", wanted), **SUMS)
         assert backend.frame_count == 1
 
 
@@ -238,7 +230,7 @@ def test_a_measured_tiling_of_unbacked_rows() -> None:
     run = torch.compile(multiplied, backend="webgpu", fullgraph=True, mode="max-autotune")
     for arguments in VECTORS[:2]:
         got, wanted = run(*on("webgpu", arguments)), multiplied(*arguments)
-        torch.testing.assert_close(on("cpu", got), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(on("cpu", got), wanted, **SUMS)
 
 
 def test_unbacked_arguments() -> None:
@@ -421,7 +413,7 @@ def test_a_lowering_that_needs_a_constant_goes_to_the_host() -> None:
     with pytest.warns(FallbackWarning, match="symbolic, a constant is needed"):
         got = run(R(2, 3, 6, 6).to("webgpu"), R(3, 1, 3, 3).to("webgpu"))
     wanted = grouped(R(2, 3, 6, 6), R(3, 1, 3, 3))
-    torch.testing.assert_close(got.cpu(), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got.cpu(), wanted, **SUMS)
 
 
 @pytest.mark.filterwarnings("ignore::torch_webgpu_compile.fallbacks.FallbackWarning")
