@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import torch_webgpu_compile
 from torch_webgpu_compile.device import autoload
@@ -75,7 +75,31 @@ def added(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
     return cache.sum(1)
 
 
+def augmented(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
+    cache[0] += new[1]
+    cache[:, 0::2] *= 2
+    cache[..., 0] -= 1
+    return cache.sum(1)
+
+
+def added_then_augmented(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
+    cache.index_add_(1, at, new)
+    cache[1] += 1
+    cache[-1] = cache[0] * 2
+    return cache.sum(1)
+
+
+def shifted(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
+    cache.index_copy_(1, at, new)
+    cache[:, 1:] = cache[:, :-1].clone()
+    cache[:, 0] = new[:, 0]
+    return cache.sum(1)
+
+
 FUNCTIONS = [
+    augmented,
+    added_then_augmented,
+    shifted,
     update,
     old_value_after,
     twice,
@@ -116,14 +140,20 @@ def test_updates(function: Function, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bool, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bool, torch.int64, torch.complex64])
 def test_dtypes(dtype: torch.dtype, device: str) -> None:
+    def function(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
+        cache[:, 9] = 1
+        cache.index_copy_(1, at, new)
+        cache[1, 1:] *= cache[1, 1:]
+        return cache
+
     cache = torch.zeros(2, 16, 5, dtype=dtype)  # an odd number of elements per row
     own = cache.clone().to(device)
-    compiled = torch.compile(returned, backend="webgpu", fullgraph=True)
+    compiled = torch.compile(function, backend="webgpu", fullgraph=True)
     for position in (3, 4):
         at, new = torch.tensor([position]), torch.ones(2, 1, 5, dtype=dtype)
-        returned(cache, at, new)
+        function(cache, at, new)
         assert compiled(own, at.to(device), new.to(device)) is own
         torch.testing.assert_close(own.cpu(), cache)
 
@@ -173,6 +203,27 @@ def test_arguments_that_share_memory(device: str) -> None:
             expected = both(*pair(base), at, new)
             assert_same(compiled(*pair(own), at.to(device), new.to(device)), expected)
             torch.testing.assert_close(own.cpu(), base)
+
+
+class History(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows[0] += x
+        self.rows[1:] = self.rows[:-1].clone()
+        return self.rows.sum(0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_slice_of_a_buffer(device: str) -> None:
+    theirs, ours = History(), History().to(device)
+    compiled = torch.compile(ours, backend="webgpu", fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(8)
+        assert_same(compiled(x.to(device)), theirs(x))
+        torch.testing.assert_close(ours.rows.cpu(), theirs.rows)
 
 
 def test_no_memory_is_allocated_for_the_cache() -> None:

@@ -51,6 +51,23 @@ def test_a_chain_of_updates_is_one_memory():
     assert written(function) == ([64, 64, 64, 64], True)
 
 
+def test_a_part_that_is_increased_is_written_alone():
+    def function(cache, at, new):
+        cache[0] += new[1]
+        cache[:, 0::2] *= 2
+
+    assert written(function) == ([512, 512], True)
+
+
+def test_a_chain_with_an_update_that_is_copied_is_not_in_place():
+    def function(cache, at, new):
+        cache.index_copy_(1, at, new)
+        cache[:, 1:] = cache[:, :-1].clone()
+
+    # Contents and update of each; the argument then takes a copy of the buffer.
+    assert written(function) == ([1024, 64, 1024, 960], False)
+
+
 @pytest.mark.parametrize(
     "update",
     [

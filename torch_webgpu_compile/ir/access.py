@@ -11,6 +11,7 @@ from ..symbolic.sizes import (
     Expr,
     Symbol,
     as_expr,
+    atom_expr,
     delinearize,
     evaluate,
     linearize,
@@ -39,6 +40,26 @@ def load_index(load: Load) -> tuple[Expr, ...] | None:
     """The index expressions of a load, or None when it gathers."""
     exprs = tuple(i.expr for i in load.index if isinstance(i, Index))
     return exprs if len(exprs) == len(load.index) else None
+
+
+def is_injective(index: Sequence[Scalar], symbols: Sequence[Symbol]) -> bool:
+    """Whether different values of iteration symbols certainly give different indices.
+
+    So it is where each symbol that takes several values has an entry that is a multiple of it, but
+    for a constant.
+    """
+    exprs = [entry.expr for entry in index if isinstance(entry, Index)]
+    return all(
+        symbol.extent is ONE or any(_is_multiple_of_symbol(expr, symbol) for expr in exprs)
+        for symbol in symbols
+    )
+
+
+def _is_multiple_of_symbol(expr: Expr, symbol: Symbol) -> bool:
+    first = substitute(expr, {symbol: ZERO})
+    step = substitute(expr, {symbol: ONE}) - first
+    is_linear = step.is_constant and expr - first is step * atom_expr(symbol)
+    return is_linear and step is not ZERO and all(s.extent is None for s in symbols_of(first))
 
 
 def address_of(load: Load, strides: Sequence[Expr]) -> Expr:

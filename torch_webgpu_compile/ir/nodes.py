@@ -17,6 +17,7 @@ from ..dtypes import Kind
 from ..symbolic.nested import HostBuffer, HostView, buffers_in, leaves
 from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides
 from ..user_wgsl.modules import WgslKernel
+from .access import is_injective
 from .buffers import Buffer
 from .scalar import Scalar, checks_of, loads_of
 from .spaces import (
@@ -28,6 +29,7 @@ from .spaces import (
     dtype_rule,
     index_rules,
     named_bodies,
+    numbered,
     shape_rule,
 )
 
@@ -282,6 +284,21 @@ class Scatter(Node):
     def spaces(self) -> dict[str, Space]:
         points: Space = (("i", self.ranges),)
         return {"index": points, "body": points}
+
+    @property
+    def reads_own_elements(self) -> bool:
+        """Whether each point reads of ``initial`` at most the element that it alone writes.
+
+        Then the update may be made in the memory of ``initial``: no other point sees it.
+        """
+        if any(load.buffer == self.initial for entry in self.index for load in loads_of(entry)):
+            return False
+        own = [load for load in loads_of(self.body) if load.buffer == self.initial]
+        return not own or (
+            not self.accumulate
+            and all(load.index == self.index for load in own)
+            and is_injective(self.index, numbered("i", self.ranges))
+        )
 
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
         output, initial = buffers[self.output], buffers[self.initial]

@@ -30,7 +30,7 @@ from .graph import (
     SingleGroup,
     buffers_of,
 )
-from .nodes import Contraction, Scatter, bodies_of
+from .nodes import Contraction, Scatter
 from .rows import choose_row_strategy, joint_nbytes
 from .scalar import loads_of
 from .transposition import find_transposition
@@ -160,10 +160,9 @@ def _verify_scatter_in_place(
     require(root.origin is not BufferOrigin.CONSTANT, title, "memory that may change")
     if root.origin is BufferOrigin.INPUT:
         require(_is_assigned(root.name, graph), title, f"a result assigned to {root.name}")
-    own_loads = {load.buffer for body in bodies_of(node) for load in loads_of(body)}
     others = [k for k in readers.get(node.initial, ()) if k >= number]
-    unread = len(others) <= 1 and node.initial not in own_loads | graph.returned
-    require(unread, title, f"no other reader of {node.initial} then")
+    unread = len(others) <= 1 and node.initial not in graph.returned
+    require(unread and node.reads_own_elements, title, f"no other reader of {node.initial} then")
 
 
 def _verify_map_in_place(

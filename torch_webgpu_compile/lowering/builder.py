@@ -236,10 +236,13 @@ class Builder:
         """
         if initial.is_empty or has_no_elements(ranges):
             return initial
-        start = self.materialize(initial, name=f"{self.hint}_initial")
-        buffer = self.new_buffer(initial.dtype, initial.sizes)
         where = tuple(Index(i) if isinstance(i, Expr) else self.finished(i) for i in index)
         origins, element = (self.origin,), self.finished(body)
+        is_known = not accumulate and all(isinstance(i, Index) for i in where)
+        if is_known and element is self.finished(initial.at(where)):
+            return initial  # Python assigns what ``x[0] += 1`` gives to ``x[0]``, which is it
+        start = self.materialize(initial, name=f"{self.hint}_initial")
+        buffer = self.new_buffer(initial.dtype, initial.sizes)
         self.nodes.append(
             Scatter(buffer.name, start.name, tuple(ranges), where, element, accumulate, origins)
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from ...ir.access import load_index
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.graph import LoopGraph, Member
-from ...ir.nodes import Scatter, bodies_of, inputs_of
+from ...ir.nodes import Scatter, inputs_of
 from ...ir.scalar import loads_of
 from ...symbolic.sizes import ZERO, Expr, linearize
 from .fusion import Group, Grouping, depends
@@ -33,11 +34,18 @@ def share_memory(grouping: Grouping) -> Grouping:
         the memory of the initial contents and their layout.
     """
     graph = grouping.graph
-    groups = [replace(group, needs=set(group.needs)) for group in grouping.groups]
-    sharing = _Sharing(graph, groups)
-    for at, group in enumerate(groups):
-        if isinstance(group.anchor, Scatter):
-            sharing.visit(group.anchor, at)
+    copied: set[str] = set()
+    while True:
+        sharing = _Sharing(grouping, copied)
+        groups = sharing.groups
+        for at, group in enumerate(groups):
+            if isinstance(group.anchor, Scatter):
+                sharing.visit(group.anchor, at)
+        # An input may be overwritten before such a scatter only if that is in place, too.
+        found = sharing.copied_in_chains()
+        if not found:
+            break
+        copied |= found
     if sum(output.mutates is not None for output in graph.outputs) > 1:
         for at, group in enumerate(groups):
             if group.kind == "map":
@@ -46,17 +54,21 @@ def share_memory(grouping: Grouping) -> Grouping:
 
 
 class _Sharing:
-    """The state of one `share_memory` call."""
+    """The state of one `share_memory` call.
 
-    def __init__(self, graph: LoopGraph, groups: list[Group]) -> None:
-        self.graph = graph
-        self.groups = groups
+    Args:
+        copied: results of scatters that are known not to be in place.
+    """
+
+    def __init__(self, grouping: Grouping, copied: Collection[str]) -> None:
+        self.graph = graph = grouping.graph
+        self.groups = [replace(group, needs=set(group.needs)) for group in grouping.groups]
         self.buffers: dict[str, Buffer] = dict(graph.buffers)
         self.roots: dict[str, str] = {}
-        self.assigned = _assigned_inputs(graph, groups)
+        self.assigned = _assigned_inputs(graph, self.groups, copied)
         self.results = {o.buffer: o for o in graph.outputs if o.mutates is not None}
         self.readers: dict[str, list[int]] = {}
-        for k, group in enumerate(groups):
+        for k, group in enumerate(self.groups):
             read = set(group.reads)
             if group.kind == "single" and group.anchor is not None:
                 read |= set(inputs_of(group.anchor))
@@ -80,6 +92,15 @@ class _Sharing:
             offset=layout.offset,
             shares=node.initial,
         )
+
+    def copied_in_chains(self) -> set[str]:
+        """Results of scatters that are not in place, although one before them relies on it."""
+        nodes = [group.anchor for group in self.groups if isinstance(group.anchor, Scatter)]
+        return {
+            node.output
+            for node in nodes
+            if node.output not in self.roots and node.initial in self.assigned
+        }
 
     def visit_map(self, group: Group, at: int) -> None:
         """Lets members of a map group be written to the memory of the inputs that they update.
@@ -113,9 +134,7 @@ class _Sharing:
 
     def _is_legal(self, node: Scatter, root: str) -> bool:
         """Whether the root's memory may hold the result, apart from who reads what it held."""
-        if any(load.buffer == node.initial for body in bodies_of(node) for load in loads_of(body)):
-            return False  # an invocation would read what another one has written
-        if node.initial in self.graph.returned:
+        if not node.reads_own_elements or node.initial in self.graph.returned:
             return False
         match self.buffers[root].origin:
             case BufferOrigin.INPUT:
@@ -129,8 +148,14 @@ class _Sharing:
                 return False
 
 
-def _assigned_inputs(graph: LoopGraph, groups: list[Group]) -> dict[str, str]:
-    """The input that a scatter's result, or that of a scatter which follows it, is assigned to."""
+def _assigned_inputs(
+    graph: LoopGraph, groups: list[Group], copied: Collection[str]
+) -> dict[str, str]:
+    """The input that a scatter's result is assigned to, or that of scatters in place after it.
+
+    Args:
+        copied: results of scatters that are not in place.
+    """
     shown = [output.buffer for output in graph.outputs]
     found: dict[str, str] = {}
     for output in graph.outputs:
@@ -139,8 +164,9 @@ def _assigned_inputs(graph: LoopGraph, groups: list[Group]) -> dict[str, str]:
             if name is not None:
                 found[output.buffer] = name
     for group in reversed(groups):
-        if isinstance(group.anchor, Scatter) and group.anchor.output in found:
-            found.setdefault(group.anchor.initial, found[group.anchor.output])
+        node = group.anchor
+        if isinstance(node, Scatter) and node.output in found and node.output not in copied:
+            found.setdefault(node.initial, found[node.output])
     return found
 
 

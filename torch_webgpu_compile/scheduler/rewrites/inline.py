@@ -280,10 +280,14 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
         # An index that itself reads the producer has been rewritten by now.
         return body_at(producer, node.index) if found is None else found
 
-    if not {producer.output, *inputs_of(producer)}.isdisjoint(taken_whole(user)):
-        return None  # a scatter that reads its initial contents cannot be done in place
+    whole = taken_whole(user)
+    reads_whole = not set(whole).isdisjoint(inputs_of(producer))
+    if producer.output in whole or (reads_whole and not isinstance(user, Scatter)):
+        return None
     origins = tuple(dict.fromkeys(producer.origins + user.origins))
     made = map_bodies(user, lambda body: rewrite(body, change))
+    if reads_whole and isinstance(made, Scatter) and not made.reads_own_elements:
+        return None  # it could not be done in place
     return replace(made, origins=origins)  # type: ignore[call-arg]  # a field of every kind
 
 
