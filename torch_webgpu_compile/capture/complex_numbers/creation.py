@@ -116,12 +116,12 @@ def _converted(call: Call, value: Any) -> Any:
 
 @rule(aten.copy.default)
 def _copy(call: Call, self: Any, src: Any, non_blocking: bool = False) -> Any:
-    sizes = call.result.shape
+    sizes, device = call.result.shape, call.result.device
     if not call.result.is_complex():
         found: Tensor = _converted(call, src)
-        return found.expand(sizes)
+        return found.to(device).expand(sizes)
     pair = as_pair(src, COMPONENTS[call.result.dtype])
-    return pair.map(lambda part: part.expand(sizes))
+    return pair.map(lambda part: part.to(device).expand(sizes))
 
 
 @rule(aten.view.dtype)
