@@ -21,7 +21,7 @@ from .captured import CapturedGraph, Phase
 from .codegen import generate
 from .codegen.hardening import harden
 from .counters import counters
-from .errors import VerificationError, too_large
+from .errors import VerificationError, WebGPUCompileError, too_large
 from .inspection import debug
 from .ir.at_sizes import at_sizes, has_symbols
 from .ir.graph import LoopGraph, Program, Schedule
@@ -167,6 +167,7 @@ class Pass:
         takes, gives: its argument and its result. A pass that changes nothing gives its argument.
         run: makes the result; what it needs besides is in the compilation's state.
         fusion: run only where ``options.fusion`` is this; None: always.
+        needed: whether no plan can be made without it, though it gives what it takes.
     """
 
     name: str
@@ -174,6 +175,12 @@ class Pass:
     gives: Form
     run: Callable[[Any, Compilation], Any]
     fusion: bool | None = None
+    needed: bool = False
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether a plan that is right, if slower, is made without it."""
+        return self.takes is self.gives and not self.needed
 
 
 def _lower(captured: CapturedGraph, state: Compilation) -> LoopGraph:
@@ -292,7 +299,9 @@ def _each(run: PassFunction) -> PassFunction:
 PASSES: tuple[Pass, ...] = (
     # What is computed: loops over index expressions.
     Pass("ir", CAPTURED, GRAPH, _lower),
-    Pass("store_float16_in_words", GRAPH, GRAPH, _on_target(store_float16_in_words)),
+    Pass(
+        *("store_float16_in_words", GRAPH, GRAPH, _on_target(store_float16_in_words)), needed=True
+    ),
     Pass("split_attention", GRAPH, GRAPH, _on_target(split_attention)),
     Pass("drop_unit_symbols", GRAPH, GRAPH, _alone(drop_unit_symbols)),
     Pass("share_equal_nodes", GRAPH, GRAPH, _alone(share_equal_nodes)),
@@ -360,17 +369,48 @@ def compile_graph(
         UnsupportedOp: an operator can run neither on the GPU nor on the host, or not at all under
             ``fallback="error"``.
         OutOfMemoryError: no buffer of the GPU can hold a result.
-        VerificationError: a pass gave an inconsistent result.
+        VerificationError: a pass gave an inconsistent result, without optional passes too, or
+            under ``fallback="error"``.
     """
     target = machines.measured_target(target, options)
     state = Compilation(captured, phase, target, options, tune)
     show = debug.Shower(captured.name, options)
     show("fx", lambda: debug.fx_text(captured))
-    _run(passes(options), state, show, use_cache)
+    return _run(passes(options), state, show, use_cache)
+
+
+def _run(
+    steps: Sequence[Pass], state: Compilation, show: debug.Shower, use_cache: bool
+) -> Compilation:
+    """Runs passes. Where they break a graph, the passes that are needed are run alone.
+
+    Returns:
+        The state with a plan, which is a new one where passes were left out.
+    """
+    try:
+        _run_passes(steps, state, show, use_cache)
+    except Exception as error:
+        is_told = isinstance(error, WebGPUCompileError) and not isinstance(error, VerificationError)
+        if is_told or state.options.fallback == "error" or "ir" not in state.results:
+            raise
+        simple = replace(state.options, fusion=False)
+        again = replace(state, options=simple, tune=None, results={}, seconds={}, fallbacks=[])
+        needed = [step for step in passes(simple) if not step.is_optional]
+        _run_passes([steps[0], *needed[1:]], again, show, use_cache=False)
+        if state.options.fallback == "warn":
+            fallbacks.warn_once(
+                "a graph",
+                "is compiled without optional passes, right but slower, because of a fault in this "
+                f"package: please report this ({state.captured.name}, {type(error).__name__}: "
+                f"{error})",
+            )
+        return again
     return state
 
 
-def _run(steps: Sequence[Pass], state: Compilation, show: debug.Shower, use_cache: bool) -> None:
+def _run_passes(
+    steps: Sequence[Pass], state: Compilation, show: debug.Shower, use_cache: bool
+) -> None:
     key = ""
     value: Any = state.captured
     last_schedule = _last_schedule(state.options)
@@ -444,8 +484,7 @@ class Loops:
 
         first, *others = passes(self.options)
         show = debug.Shower(name, self.options)
-        _run([replace(first, run=sized), *others], state, show, use_cache=True)
-        return state.plan
+        return _run([replace(first, run=sized), *others], state, show, use_cache=True).plan
 
 
 def loops_of(state: Compilation) -> Loops | None:

@@ -35,7 +35,14 @@ from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from . import double_backward, dynamo, patterns, recompute, regions
 from .argument_views import take_views, with_views
-from .unstorable import Reason, Uncompiled, reason_against, reason_of, runnable
+from .unstorable import (
+    Reason,
+    Uncompiled,
+    leaves_to_pytorch,
+    reason_against,
+    reason_of,
+    runnable,
+)
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -192,7 +199,9 @@ def capture(
         try:
             compiled = compile_graph(captured, phase)
             return WithNumbers(compiled, placeholders, computed) if computed else compiled
-        except UnsupportedOp as error:
+        except Exception as error:
+            if not leaves_to_pytorch(error):
+                raise
             reason = reason_of(error, unchanged)
             try:
                 report(reason)

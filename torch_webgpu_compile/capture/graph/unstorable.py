@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...captured import user_source
 from ...counters import counters
 from ...dtypes import DTYPES
-from ...errors import UnsupportedOp
+from ...errors import ShaderError, UnsupportedOp, VerificationError, WebGPUCompileError
 from ..control_flow.numbers import Number, number_of
 
 _DTYPES = frozenset(
@@ -65,17 +65,33 @@ def reason_against(graph: GraphModule) -> Reason | None:
     return None
 
 
-def reason_of(error: UnsupportedOp, graph: GraphModule) -> Reason:
-    """What was raised when a captured graph was compiled."""
+def reason_of(error: Exception, graph: GraphModule) -> Reason:
+    """What was raised when a captured graph was compiled.
+
+    An error that names no operator is a fault of the compiler, or PyTorch's refusal of an argument,
+    which it repeats when it runs the graph.
+    """
     values = [leaf for node in graph.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    op, source, cause = "a graph", "", f"{type(error).__name__}: {error}; please report this"
+    if isinstance(error, UnsupportedOp):
+        op, source, cause = error.op, error.source, error.cause
     return Reason(
-        error.op,
+        op,
         "",
-        error.source,
-        f"has no WebGPU kernel ({error.cause}) and leaves its graph to PyTorch",
+        source,
+        f"has no WebGPU kernel ({cause}) and leaves its graph to PyTorch",
         all(tensor.device.type == "cpu" for tensor in tensors),
     )
+
+
+def leaves_to_pytorch(error: Exception) -> bool:
+    """Whether a graph is PyTorch's to run because of what was raised when it was compiled.
+
+    Not because of what the user has to know of: options, their WGSL, the state of the GPU.
+    """
+    ours = (UnsupportedOp, VerificationError, ShaderError)
+    return isinstance(error, ours) or not isinstance(error, WebGPUCompileError)
 
 
 def _unstorable(value: Any) -> torch.dtype | torch.layout | None:
