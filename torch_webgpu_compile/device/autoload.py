@@ -91,7 +91,6 @@ def _register() -> None:
         grad_scaler,
         guard,
         lightning,
-        moving,
         nested_attention,
         pinning,
         precompiling,
@@ -116,7 +115,7 @@ def _register() -> None:
     )
     new_library("_").fallback(untraced(run), "PrivateUse1")
     for patch in (
-        *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
+        *(pinning, guard, accelerator, storage_methods, sending, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
         *(lightning, random_states, generator_class, precompiling, device_mesh),
