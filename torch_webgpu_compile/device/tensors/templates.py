@@ -1,10 +1,11 @@
-"""What new tensors on the device are made of, and why PyTorch exchanges their data with the CPU's.
+"""What new tensors on the device are made of, and why they can exchange data with the CPU's.
 
-``parameter.data = tensor`` and ``module.to(device)`` give a tensor other data, and leave it the same
-object. PyTorch's C++ code allows that between tensors of one kind, and between all dense ones of its
-own devices, which it knows by a bit in a tensor's dispatch keys; that of PrivateUse1 is not among
-them. So tensors on the device have the CPU's bit as well as their own. It decides nothing else: of
-several devices' bits the dispatcher follows PrivateUse1's, as where an operator has tensors of both.
+``parameter.data = tensor`` and ``module.to(device)`` give a tensor other data, and leave it the
+same object. PyTorch's C++ code allows that between tensors of one kind, and between dense tensors
+of its own devices, which it knows by a bit in their dispatch keys; PrivateUse1's is not one of
+these. So tensors on the device have the CPU's bit beside their own. It decides nothing else: of
+several devices' bits the dispatcher follows PrivateUse1's, as where an operator has tensors of
+both.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ class Templates(dict[tuple[torch.dtype, int, bool], Tensor]):
         if index:
             devices.prepare_several()
         make: Any = Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
-        modes = torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch()
-        with torch.inference_mode(inference), modes[0], modes[1]:
-            place = devices.torch_device(index)
+        place = devices.torch_device(index)
+        with (
+            torch._C.DisableTorchFunction(),
+            torch._C._DisableTorchDispatch(),
+            torch.inference_mode(inference),
+        ):
             wrapper = make(_Wrapper, (0,), dtype=dtype, device=place, _extra_dispatch_keys=_CPU)
             template = torch.empty((0,), dtype=dtype, device="cpu")
             template.data = wrapper
