@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ...capture.attention import operators
 from . import lists
-from .dispatch import run
 
 aten = torch.ops.aten
 
@@ -90,17 +89,6 @@ def batch_norm_gather_stats_with_counts(
         unbiased = variance * (total / (total - 1))
         running_var.lerp_(unbiased.to(running_var.dtype), momentum)
     return overall, torch.rsqrt(variance + eps)
-
-
-def uniform_(
-    tensor: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None
-) -> Any:
-    """``aten::uniform_``, with the check that kernels cannot make: numbers are data to them."""
-    if low > high:
-        raise RuntimeError(
-            f"uniform_ expects to return a [from, to) range, but found from={low:g} > to={high:g}"
-        )
-    return run(aten.uniform_.default, tensor, low, high, generator=generator)
 
 
 def no_quantized_tensors(*_: Any, **__: Any) -> NoReturn:
