@@ -131,5 +131,6 @@ def run(op: Any, *arguments: Any, **keywords: Any) -> Any:
         from .eager import kernels  # the compiler, which takes a second
 
         _run = kernels.register()
-        return op(*arguments, **keywords)  # it may have one now
+        if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "PrivateUse1"):
+            return op(*arguments, **keywords)
     return _run(op, *arguments, **keywords)

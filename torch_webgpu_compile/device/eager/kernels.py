@@ -21,6 +21,7 @@ from . import (
     lists,
     outputs,
     random_checks,
+    ranges,
     sparse,
     transformer_encoder,
 )
@@ -85,6 +86,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "unique_dim_consecutive": data_dependent.unique_dim_consecutive,
     "index.Tensor": data_dependent.index,
     "_index_put_impl_": data_dependent.index_put_impl_,
+    **ranges.kernels(),
     **random_checks.KERNELS,
     **transformer_encoder.KERNELS,
 }
