@@ -128,9 +128,11 @@ def run(op: Any, *arguments: Any, **keywords: Any) -> Any:
     """Runs an operator that has no kernel of its own; registers those that have one before."""
     global _run
     if _run is None:
+        from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
+
         from .eager import kernels  # the compiler, which takes a second
 
         _run = kernels.register()
-        if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "PrivateUse1"):
+        if has_kernel(op.name(), "PrivateUse1"):
             return op(*arguments, **keywords)
     return _run(op, *arguments, **keywords)
