@@ -91,7 +91,6 @@ def _register() -> None:
         grad_scaler,
         guard,
         lightning,
-        moving,
         nested_attention,
         pinning,
         precompiling,
@@ -116,7 +115,7 @@ def _register() -> None:
     )
     new_library("_").fallback(untraced(run), "PrivateUse1")
     for patch in (
-        *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
+        *(pinning, guard, accelerator, storage_methods, sending, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
         *(lightning, random_states, generator_class, precompiling, device_mesh),
@@ -129,8 +128,11 @@ def run(op: Any, *arguments: Any, **keywords: Any) -> Any:
     """Runs an operator that has no kernel of its own; registers those that have one before."""
     global _run
     if _run is None:
+        from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
+
         from .eager import kernels  # the compiler, which takes a second
 
         _run = kernels.register()
-        return op(*arguments, **keywords)  # it may have one now
+        if has_kernel(op.name(), "PrivateUse1"):
+            return op(*arguments, **keywords)
     return _run(op, *arguments, **keywords)

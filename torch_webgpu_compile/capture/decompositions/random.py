@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import wraps
 from typing import Any
 
@@ -150,7 +151,7 @@ def uniform(self: Tensor, low: float = 0.0, high: float = 1.0) -> Any:
     """Uniform numbers of [low, high) like ``self``, a float or complex tensor."""
     if self.is_complex():
         return _by_parts(self, uniform, low, high)
-    if self.dtype not in _BITS:
+    if self.dtype not in _BITS or _is_beyond(self.dtype, low, high, high - low):
         return NotImplemented
     return _uniform(self.shape, self.device, self.dtype) * (high - low) + low
 
@@ -236,10 +237,44 @@ def randint_low(
     return _integers(size, device, low, high, dtype or torch.int64)
 
 
-def _integers(
-    size: Size, device: OptionalDevice, low: int, high: int, dtype: torch.dtype
-) -> Tensor:
-    """Whole numbers in [low, high)."""
+def _is_beyond(dtype: torch.dtype, *numbers: Any) -> bool:
+    """Whether ``dtype`` cannot hold one of the numbers; symbols are not asked."""
+    if dtype == torch.bool:
+        least, largest = 0.0, 1.0
+    else:
+        limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+        least, largest = limits.min, limits.max
+    return any(not least <= x <= largest for x in numbers if isinstance(x, (int, float)))
+
+
+def _nearest(number: int, bits: int) -> int:
+    """A whole number rounded to so many significant bits, to even."""
+    unit = 1 << max(0, abs(number).bit_length() - bits)
+    return round(Fraction(number, unit)) * unit
+
+
+def _within(low: int, high: int, bits: int) -> tuple[int, int]:
+    """Bounds within [low, high) of numbers that stay there when rounded to so many bits.
+
+    Source: ``update_from`` and ``update_to`` of ATen (``native/DistributionTemplates.h``).
+    """
+    nearest = _nearest(low + 1, bits)
+    if nearest < low:
+        low = nearest + (1 << (abs(low + 1).bit_length() - bits))
+    nearest = _nearest(high - 1, bits)
+    if nearest >= high:
+        high = nearest - (1 << (abs(high - 1).bit_length() - bits))
+    return low, high
+
+
+def _integers(size: Size, device: OptionalDevice, low: int, high: int, dtype: torch.dtype) -> Any:
+    """Whole numbers in [low, high); NotImplemented where ``dtype`` cannot hold them."""
+    if _is_beyond(dtype, low, high - 1):
+        return NotImplemented
+    if dtype in _BITS:
+        low, high = _within(low, high, _BITS[dtype])
+    if low >= high:
+        return NotImplemented
     if high - low <= _MAX_RANGE:
         numbers = (_uniform(size, device) * float(high - low)).to(torch.int32)
         return (numbers.to(dtype if abs(low) <= _largest(dtype) else torch.int64) + low).to(dtype)

@@ -30,6 +30,7 @@ from ...target import BINDING_ALIGNMENT
 from .. import devices
 from ..determinism import is_on, switched
 from ..generators import draw_seeds
+from ..tensors.aliasing import check_resized
 from ..tensors.storages import data_ptr
 from . import outputs
 
@@ -168,6 +169,7 @@ class CompiledOp:
             sizes, strides = ([evaluate(e, {}) for e in x] for x in (output.sizes, output.strides))
             if position in self._call.phase.complex_inputs:  # the plan has its real view
                 sizes, strides = sizes[:-1], [stride // 2 for stride in strides[:-1]]
+            check_resized(leaves[leaf], sizes, leaves[:leaf] + leaves[leaf + 1 :])
             outputs.resize(leaves[leaf], sizes, strides)
         return bool(self._call.resized)
 

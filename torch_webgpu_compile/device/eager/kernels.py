@@ -14,7 +14,17 @@ from ...compiler import native_operators
 from ..patches import distributed, printing
 from ..registration import new_library, untraced
 from ..tensors import factories
-from . import composed, copies, data_dependent, lists, outputs, sparse, transformer_encoder
+from . import (
+    composed,
+    copies,
+    data_dependent,
+    lists,
+    outputs,
+    random_checks,
+    ranges,
+    sparse,
+    transformer_encoder,
+)
 from .dispatch import run
 
 _lock = threading.Lock()
@@ -54,7 +64,6 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_to_copy": copies.to_copy,
     "_local_scalar_dense": copies.local_scalar_dense,
     "equal": data_dependent.equal,
-    "uniform_": composed.uniform_,
     "quantize_per_tensor": composed.no_quantized_tensors,
     "quantize_per_tensor.tensor_qparams": composed.no_quantized_tensors,
     "quantize_per_tensor.tensors": composed.no_quantized_tensors,
@@ -77,6 +86,8 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "unique_dim_consecutive": data_dependent.unique_dim_consecutive,
     "index.Tensor": data_dependent.index,
     "_index_put_impl_": data_dependent.index_put_impl_,
+    **ranges.kernels(),
+    **random_checks.KERNELS,
     **transformer_encoder.KERNELS,
 }
 

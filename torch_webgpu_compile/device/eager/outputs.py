@@ -14,7 +14,8 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...capture.decompositions.table import OWN
-from ..tensors.aliasing import check_apart
+from ...capture.eager.arguments import with_tensors
+from ..tensors.aliasing import by_schema, check_apart, check_resized
 from ..tensors.factories import contiguous_strides
 
 _RESIZED = (
@@ -47,8 +48,11 @@ def cause_for_host(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[st
             return f"its result, {result.dtype}, cannot be cast to {tensor.dtype}"
         if result.dtype != tensor.dtype:
             _check_dtypes(op, arguments, keywords)
-        if not _has_outs(op) and result.shape != tensor.shape:
-            return f"its result has other sizes than its argument: {list(result.shape)}"
+        if result.shape != tensor.shape:
+            if not _has_outs(op):
+                return f"its result has other sizes than its argument: {list(result.shape)}"
+            pointwise = torch.Tag.pointwise in op.tags
+            check_resized(tensor, result.shape, _read(op, arguments, keywords), pointwise=pointwise)
     return ""
 
 
@@ -89,7 +93,7 @@ def from_result(
 
 def _check_dtypes(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     """Has PyTorch check the dtypes of ``out=``: some operators cast their results, some do not."""
-    described, named = tree_map(to_meta, (arguments, keywords))
+    described, named = tree_map(to_meta, (with_tensors(op, arguments), keywords))
     with warnings.catch_warnings(), suppress(NotImplementedError):
         warnings.simplefilter("ignore")  # about sizes, which are another matter
         op(*described, **named)
@@ -109,6 +113,12 @@ def _written(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any])
     if functional_of(op) is None or not arguments or not isinstance(arguments[0], Tensor):
         return []
     return [arguments[0]]
+
+
+def _read(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]) -> list[Any]:
+    """All that the operator does not write."""
+    values = by_schema(op, arguments, keywords)
+    return tree_leaves([value for value, is_written in values if not is_written])
 
 
 @cache
@@ -152,7 +162,7 @@ def _results(
 ) -> list[Tensor]:
     outs = {argument.name for argument in op._schema.arguments if argument.is_out}
     rest = {name: value for name, value in keywords.items() if name not in outs}
-    described, named = tree_map(to_meta, (arguments, rest))
+    described, named = tree_map(to_meta, (with_tensors(op, arguments), rest))
     try:
         found = functional(*described, **named)
     except NotImplementedError:  # PyTorch does not know the results; our decomposition may

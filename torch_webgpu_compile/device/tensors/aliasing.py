@@ -93,6 +93,30 @@ def check_apart(written: Tensor, read: Tensor) -> None:
         raise RuntimeError(_PARTIAL)
 
 
+def check_resized(
+    written: Tensor, sizes: Sequence[int], others: Iterable[Any], *, pointwise: bool = False
+) -> None:
+    """Raises RuntimeError if an ``out=`` that is to get other sizes is also an argument.
+
+    What is read would change with it. PyTorch refuses that where it looks; what its other
+    operators compute is not defined.
+
+    Args:
+        others: the other arguments, among which may be other things than tensors.
+        pointwise: the operator is one of single elements.
+    """
+    for other in others:
+        if not isinstance(other, Tensor) or other.get_device() < 0:
+            continue
+        if other is written and pointwise:
+            raise RuntimeError(
+                f"output with shape {list(written.shape)} doesn't match the broadcast shape "
+                f"{list(sizes)}"
+            )
+        if _ranges_meet(written, other):
+            raise RuntimeError(_PARTIAL)
+
+
 def check_overlap(written: Tensor, read: Tensor) -> None:
     """Raises RuntimeError if two tensors share some elements but are not the same ones.
 

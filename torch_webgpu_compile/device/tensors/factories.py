@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...runtime.buffers import round_up
 from ...symbolic.sizes import storage_span
 from .. import determinism, devices
 from .deferred import settle
@@ -136,6 +137,7 @@ def resize_(
     _check(None, size)
     if list(tensor.shape) == list(size) and memory_format is None:
         return tensor
+    settle()  # what waits knows the tensor as it was
     storage = tensor.untyped_storage()
     written = storage.nbytes() // tensor.element_size()
     offset = int(tensor.storage_offset())
@@ -152,15 +154,35 @@ def resize_(
 
 
 def _grown(tensor: Tensor, nbytes: int) -> torch.UntypedStorage:
-    """A larger storage with the old one's contents."""
+    """A larger storage with the old one's contents.
+
+    Raises:
+        RuntimeError: the old one has other tensors, which could not follow.
+    """
     index = tensor.get_device()
     old = tensor.untyped_storage()
+    if old.nbytes() and _users(old) > _USERS:
+        raise RuntimeError(
+            f"a webgpu storage of {old.nbytes()} bytes cannot grow to {nbytes} while other tensors "
+            "are views of it: they would see nothing of what is written; clone() the tensor before "
+            "it is resized, or give an operator an out= of the right size"
+        )
     storage = new_storage(nbytes, index)
     if old.nbytes():
         device = devices.get_device(index)
         target = new_tensor(storage, torch.uint8, [nbytes], [1], 0, index)
-        device.copy(buffer_of(tensor), 0, buffer_of(target), 0, old.nbytes())
+        # Copies are of whole words, and so is memory.
+        device.copy(buffer_of(tensor), 0, buffer_of(target), 0, round_up(old.nbytes(), 4))
     return storage
+
+
+def _users(storage: torch.UntypedStorage) -> int:
+    """How many refer to a storage."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count
+
+
+_USERS = 2  # its tensor, and the object that Python has of it
 
 
 def view_kernels() -> dict[str, Callable[..., Any]]:

@@ -22,7 +22,7 @@ from ...runtime.buffers import EmptiedBuffer, LostBuffer
 from ...runtime.device import Device, GpuBuffer
 from .. import devices
 from .deferred import settle
-from .dlpack import empty_tensor
+from .templates import Templates
 
 # The largest buffer that any provider allows is 2^40 bytes. 2^22 tensors fit below the sign bit.
 _SLOT_BITS = 41
@@ -30,11 +30,12 @@ _OFFSET_MASK = (1 << _SLOT_BITS) - 1
 
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _construct_storage = torch._C._construct_storage_from_data_pointer
-_create_empty = torch._C._acc.create_empty_tensor
 _StorageBase: Any = torch._C.StorageBase
 _whole_nbytes: Callable[[torch.UntypedStorage], int] = _StorageBase.nbytes
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
-_alias = torch.ops.aten.alias.default._handle.redispatch_boxed
+_is_inference = torch.is_inference_mode_enabled
+_data = torch._C.TensorBase.data.__get__
+_templates = Templates()
 data_ptr = torch._C.TensorBase.data_ptr
 _stride, _device = torch._C.TensorBase.stride, torch._C.TensorBase.device.__get__
 
@@ -89,21 +90,9 @@ def new_tensor(
     index: int = 0,
 ) -> Tensor:
     """A tensor on ``webgpu:index`` over a storage there; ``offset`` in elements."""
-    tensor = _create_empty((0,), dtype) if index == 0 else _empty_elsewhere(dtype, index)
-    result: Tensor = _set(CPU_KEYS, tensor, storage, offset, sizes, strides)
+    template = _templates[dtype, index, _is_inference()]
+    result: Tensor = _set(CPU_KEYS, _data(template), storage, offset, sizes, strides)
     return result
-
-
-_templates: dict[tuple[torch.dtype, int], Tensor] = {}
-
-
-def _empty_elsewhere(dtype: torch.dtype, index: int) -> Tensor:
-    """An empty tensor on a device other than the first, which PyTorch makes only from DLPack."""
-    template = _templates.get((dtype, index))
-    if template is None:
-        template = _templates[dtype, index] = empty_tensor(dtype, index)
-    tensor: Tensor = _alias(CPU_KEYS, template)
-    return tensor
 
 
 def buffer_of(tensor: Tensor) -> GpuBuffer:

@@ -1,0 +1,97 @@
+"""Random operators with the checks of their numbers, which are data to a kernel.
+
+PyTorch's kernels for the CPU check them before they look at a tensor: an empty one there is enough
+to be told what is wrong, or to be warned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from .dispatch import run
+
+aten = torch.ops.aten
+
+
+@lru_cache(maxsize=1024)
+def _check(op: OpOverload, *arguments: Any, **keywords: Any) -> None:
+    """Has PyTorch check a call, with a dtype in place of each tensor, if there is one.
+
+    Raises:
+        Exception: what PyTorch raises about the numbers.
+    """
+    values = [
+        torch.empty(0, dtype=value, device="cpu") if isinstance(value, torch.dtype) else value
+        for value in arguments
+    ]
+    op(*values, **keywords)
+
+
+@cache
+def _largest(dtype: torch.dtype) -> float:
+    """The largest number that a dtype holds; NaN unless it is a float type."""
+    return torch.finfo(dtype).max if dtype.is_floating_point else float("nan")
+
+
+def _is_range(dtype: torch.dtype, low: float = 0.0, high: float = 1.0) -> bool:
+    largest = _largest(dtype)
+    return -largest <= low <= high <= largest and high - low <= largest
+
+
+def _is_probability(_: torch.dtype, p: float = 0.5) -> bool:
+    return 0.0 <= p <= 1.0
+
+
+def _is_deviation(_: torch.dtype, std: float = 1.0) -> bool:
+    return std >= 0.0
+
+
+def _with_floats(
+    op: OpOverload, is_valid: Callable[..., bool], tensor: Tensor, *numbers: float, **keywords: Any
+) -> Any:
+    if not is_valid(tensor.dtype, *numbers):
+        _check(op, tensor.dtype, *numbers)
+    return run(op, tensor, *numbers, **keywords)
+
+
+def _with_integers(op: OpOverload, tensor: Tensor, *bounds: int, **keywords: Any) -> Any:
+    _check(op, tensor.dtype, *bounds)
+    return run(op, tensor, *bounds, **keywords)
+
+
+def _in_sizes(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
+    """``randint``: (low,) high, sizes."""
+    dtype = keywords.get("dtype") or torch.int64
+    _check(_random, dtype, *(0, *arguments[:-1])[-2:])
+    return run(op, *arguments, **keywords)
+
+
+def _like(op: OpOverload, tensor: Tensor, *bounds: int, **keywords: Any) -> Any:
+    """``randint_like``: (low,) high."""
+    _check(_random, keywords.get("dtype") or tensor.dtype, *(0, *bounds)[-2:])
+    return run(op, tensor, *bounds, **keywords)
+
+
+_random: OpOverload = getattr(aten.random_, "from")
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "uniform_": partial(_with_floats, aten.uniform_.default, _is_range),
+    "bernoulli_.float": partial(_with_floats, aten.bernoulli_.float, _is_probability),
+    "normal.Tensor_float": partial(_with_floats, aten.normal.Tensor_float, _is_deviation),
+    "random_.from": partial(_with_integers, _random),
+    "random_.to": partial(_with_integers, aten.random_.to),
+    **{
+        f"{name}.{overload}".removesuffix(".default"): partial(kernel, getattr(packet, overload))
+        for name, packet, kernel, overloads in (
+            ("randint", aten.randint, _in_sizes, ("default", "low", "generator", "low_generator")),
+            ("randint_like", aten.randint_like, _like, ("default", "low_dtype")),
+        )
+        for overload in overloads
+    },
+}

@@ -1,0 +1,65 @@
+"""``arange`` and its kin, which fill an ``out=`` of as many elements in whatever shape it has.
+
+Source: ATen ``native/RangeFactories.cpp``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from .dispatch import run
+
+aten = torch.ops.aten
+
+_OTHER_NUMBER = (
+    "The number of elements in the out tensor of shape {} is {} which does not match the computed "
+    "number of elements {}. Note that this may occur as a result of rounding error. The out tensor "
+    "will be resized to a tensor of shape ({},)."
+)
+
+
+def _filled(make: OpOverload, warns: bool, *arguments: Any, out: Tensor) -> Tensor:
+    """The kernel with ``out=`` of an operator ``make``.
+
+    Args:
+        warns: of another number of elements, which may depend on rounding.
+    """
+    values: Tensor = run(make, *arguments, dtype=out.dtype, device=out.device)
+    found, wanted = out.numel(), values.numel()
+    if found != wanted:
+        if warns and found:
+            text = _OTHER_NUMBER.format(list(out.shape), found, wanted, wanted)
+            warnings.warn(text, stacklevel=2)
+        out.resize_(values.shape)
+    return out.copy_(values.view(out.shape))
+
+
+def _overloads() -> Iterator[tuple[str, OpOverload]]:
+    """Those with ``out=``, by name, and those without."""
+    yield "arange.start_out", aten.arange.start_step
+    yield "range.out", aten.range.step
+    for packet in (aten.linspace, aten.logspace):
+        for overload in packet.overloads():
+            if overload.endswith("out"):
+                without = overload.removesuffix("out").removesuffix("_") or "default"
+                yield f"{packet.__name__}.{overload}", getattr(packet, without)
+
+
+def kernels() -> dict[str, Callable[..., Any]]:
+    """Kernels by name.
+
+    Those without ``out=``, too: PyTorch would make an ``out`` for them.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    for name, make in _overloads():
+        warns = make in (aten.arange.start_step, aten.range.step)
+        found[name] = partial(_filled, make, warns)
+        found[make.name().removeprefix("aten::")] = partial(run, make)
+    return found
