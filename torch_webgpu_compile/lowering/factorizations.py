@@ -1,7 +1,7 @@
-"""Triangular systems, and parts of matrix factorisations.
+"""Factorisations of matrices into triangular ones, and systems of these.
 
-Source: ATen ``linalg_solve_triangular``, ``triangular_solve``, ``cholesky_solve``,
-``cholesky_inverse``, ``linalg_lu_solve``, ``lu_unpack``.
+Source: ATen ``linalg_lu_factor_ex``, ``linalg_cholesky_ex``, ``linalg_solve_triangular``,
+``triangular_solve``, ``cholesky_solve``, ``cholesky_inverse``, ``linalg_lu_solve``, ``lu_unpack``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from .. import dtypes
-from ..ir.nodes import TriangularSolve
-from ..ir.scalar import Index, Scalar, apply, cast, const, where
-from ..symbolic.sizes import Expr, as_expr
+from ..ir.nodes import Factorization, Scan, TriangularSolve, carry_name
+from ..ir.scalar import Index, Local, Scalar, apply, cast, const, where
+from ..symbolic.sizes import ZERO, Expr, minimum
 from .builder import Builder, masked
 from .registry import NotLowered, lowers
 from .value import Value, broadcast_index, expand, has_no_elements, permute, positions, zeros
@@ -21,35 +21,88 @@ from .value import Value, broadcast_index, expand, has_no_elements, permute, pos
 aten = torch.ops.aten
 I32 = dtypes.int32
 
-# Exchanges of rows that one kernel follows; each is two comparisons.
-_EXCHANGES = 32
+# Rows and columns of the largest matrix that one workgroup factors.
+_LARGEST = 256
 # Squares of rows per iteration of what solves them: 16 invocations or more share those below each.
 _ROWS_SQUARED = 24
 
 
-def _places(builder: Builder, pivots: Value, rows: Value, *, back: bool = False) -> Value:
-    """Where each row is after rows 0, 1, … are exchanged in order with rows ``pivots`` (from 1).
+@lowers(aten.linalg_lu_factor_ex.default)
+def lower_lu_factor(
+    builder: Builder, A: Value, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[Value, Value, Value]:
+    """(L and U in one matrix, pivots from 1, info) with P · L · U = A; int32 pivots and info.
 
-    With ``back``: where the row that is there after the exchanges was before. Raises NotLowered:
-    for a symbolic number of pivots.
+    Raises NotLowered: without pivots, and for a large matrix or one of symbolic sizes.
+    """
+    if not pivot:
+        raise NotLowered("LU without pivoting")
+    return _factored(builder, A, pivots=True)
+
+
+@lowers(aten.linalg_cholesky_ex.default)
+def lower_cholesky(
+    builder: Builder, self: Value, *, upper: bool = False, check_errors: bool = False
+) -> tuple[Value, Value]:
+    """(L, info) with L · Lᵀ = self, of which the lower triangle is read; its mirror if ``upper``.
+
+    Raises NotLowered: for a large matrix or one of symbolic sizes.
+    """
+    factor, _, info = _factored(builder, _transposed(self) if upper else self, pivots=False)
+    return _transposed(factor) if upper else factor, info
+
+
+def _factored(builder: Builder, matrix: Value, *, pivots: bool) -> tuple[Value, Value, Value]:
+    """The results of a `Factorization`; without ``pivots`` they are empty."""
+    *batch, rows, columns = matrix.sizes
+    steps = minimum(rows, columns)
+    exchanges = (*batch, steps) if pivots else (ZERO,)
+    if has_no_elements(matrix.sizes):
+        return (zeros(matrix.sizes, matrix.dtype), zeros(exchanges, I32), zeros(batch, I32))
+    for size in (rows, columns):
+        if not size.is_constant or size.constant > _LARGEST:
+            raise NotLowered(f"matrices of {rows} x {columns} elements")
+    output = builder.new_buffer(matrix.dtype, matrix.sizes)
+    info = builder.new_buffer(I32, batch, f"{builder.hint}_info")
+    exchanged = builder.new_buffer(I32, exchanges, f"{builder.hint}_pivots") if pivots else None
+    outer = positions(batch, "b")
+    (m,), (n,) = positions((rows,), "m"), positions((columns,), "n")
+    body = builder.finished(matrix.at([*outer, m, n]))
+    names = output.name, info.name, exchanged and exchanged.name
+    node = Factorization(*names, tuple(batch), (rows, columns), body, (builder.origin,))
+    builder.nodes.append(node)
+    found = zeros(exchanges, I32) if exchanged is None else builder.load(exchanged)
+    return builder.load(output), found, builder.load(info)
+
+
+def _places(builder: Builder, pivots: Value, sizes: Sequence[Expr], *, back: bool) -> Value:
+    """int32 ``sizes`` (…, rows): where each row is after rows 0, 1, … are exchanged in order with
+    rows ``pivots`` (from 1).
+
+    With ``back``: where the row that is there after the exchanges was before.
     """
     count = pivots.sizes[-1]
-    *index, _ = positions(rows.sizes)
-    if not count.is_constant:
-        raise NotLowered(f"{count} pivots")
-    steps = list(range(count.constant))
-    if back:
-        steps.reverse()
-    for start in range(0, len(steps), _EXCHANGES):
-        place: Scalar = rows.body
-        for k in steps[start : start + _EXCHANGES]:
-            pivot = pivots.at(broadcast_index(pivots, [*index, as_expr(k)]))
-            other = pivot - 1
-            here = const(k, I32)
-            left = where(apply("eq", place, other), here, place)
-            place = where(apply("eq", place, here), other, left)
-        rows = builder.pointwise(place, rows.sizes, name="places")
-    return rows
+    *outer, row = positions(sizes)
+    (time,) = positions((count,), "t")
+    step = count - 1 - time if back else time
+    other = pivots.at(broadcast_index(pivots, [*outer, step])) - 1
+    here, place = cast(Index(step), I32), Local(carry_name(0), I32)
+    moved = where(apply("eq", place, other), here, place)
+    moved = where(apply("eq", place, here), other, moved)
+    buffer = builder.new_buffer(I32, sizes, "places")
+    node = Scan(
+        carried=(buffer.name,),
+        rows=(),
+        ranges=tuple(sizes),
+        length=count,
+        finals=(0,),
+        init=(cast(Index(row), I32),),
+        step=(builder.finished(moved),),
+        row=(),
+        origins=(builder.origin,),
+    )
+    builder.nodes.append(node)
+    return builder.load(buffer)
 
 
 @lowers(aten.lu_unpack.default)
@@ -60,16 +113,11 @@ def lower_lu_unpack(
     unpack_data: bool = True,
     unpack_pivots: bool = True,
 ) -> tuple[Value, Value, Value]:
-    """(P, L, U) with P · L · U the matrix; those that are not asked for are empty.
-
-    Raises NotLowered: for P of a symbolic number of pivots.
-    """
+    """(P, L, U) with P · L · U the matrix; those that are not asked for are empty."""
     permutation, lower, upper = map(builder.zeros, range(3))
     if unpack_pivots and not permutation.is_empty:
         *index, row, column = positions(permutation.sizes)
-        numbers = positions(permutation.sizes[:-1])[-1]
-        start = Value(I32, permutation.sizes[:-1], cast(Index(numbers), I32))
-        places = _places(builder, LU_pivots, start)
+        places = _places(builder, LU_pivots, permutation.sizes[:-1], back=False)
         hit = apply("eq", places.at([*index, row]), cast(Index(column), I32))
         body = cast(hit, permutation.dtype)
         permutation = builder.pointwise(body, permutation.sizes, name="P")
@@ -217,8 +265,7 @@ def lower_lu_solve(
 ) -> Value:
     """X with A · X = B for A = P · L · U, with Aᵀ · X = B (``adjoint``), or from the right.
 
-    Raises NotLowered: for a symbolic number of pivots, and where the driver bounds loops below what
-    that many rows take.
+    Raises NotLowered: where the driver bounds loops below what that many rows take.
     """
     sizes = builder.out.sizes
     if has_no_elements(sizes):
@@ -246,7 +293,6 @@ def _exchanged(builder: Builder, value: Value, pivots: Value, *, back: bool) -> 
     """P · value, or with ``back`` Pᵀ · value, for the permutation P of the pivots."""
     sizes = value.sizes
     *index, row, column = positions(sizes)
-    start = Value(I32, sizes[:-1], cast(Index(row), I32))
-    place = _places(builder, pivots, start, back=back).at([*index, row])
+    place = _places(builder, pivots, sizes[:-1], back=back).at([*index, row])
     body = value.at([*index, cast(place, dtypes.int64), column])
     return builder.pointwise(body, sizes, name="exchanged")

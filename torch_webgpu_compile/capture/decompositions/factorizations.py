@@ -1,0 +1,112 @@
+"""Determinants, inverses and solutions of systems, by LU factors.
+
+Source: ATen ``BatchLinearAlgebra.cpp``. Autograd's formulas go on with the factors, so they are of
+the same matrix here: the transpose of one that is contiguous.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def _is_for_kernels(A: Tensor) -> bool:
+    """Whether these are matrices that kernels factor; PyTorch says what is wrong with others."""
+    is_real = A.dtype in (torch.float32, torch.float64)
+    return is_real and A.dim() >= 2 and bool(A.shape[-2] == A.shape[-1])
+
+
+def _factors(A: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """(LU, pivots, info) of A or of its transpose, and whether it is that."""
+    turned = A.is_contiguous()
+    return *aten.linalg_lu_factor_ex.default(A.mT if turned else A), turned
+
+
+def _parity(pivots: Tensor) -> Tensor:
+    """1 or -1: the determinant of the exchanges of rows."""
+    here = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype, device=pivots.device)
+    return 1 - 2 * (pivots != here).sum(-1).remainder(2)
+
+
+def det(A: Tensor) -> Any:
+    """``_linalg_det``: (determinant, LU, pivots)."""
+    if not _is_for_kernels(A):
+        return NotImplemented
+    LU, pivots, _, _ = _factors(A)
+    return _parity(pivots) * LU.diagonal(0, -2, -1).prod(-1), LU, pivots
+
+
+def slogdet(A: Tensor) -> Any:
+    """``_linalg_slogdet``: (sign, logarithm of the absolute determinant, LU, pivots)."""
+    if not _is_for_kernels(A):
+        return NotImplemented
+    LU, pivots, _, _ = _factors(A)
+    diagonal = LU.diagonal(0, -2, -1)
+    return diagonal.sgn().prod(-1) * _parity(pivots), diagonal.abs().log().sum(-1), LU, pivots
+
+
+def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
+    """``_linalg_solve_ex``: (X with A · X = B, or X · A = B, LU, pivots, info)."""
+    if not _is_for_kernels(A) or B.dtype is not A.dtype or B.dim() < 1:
+        return NotImplemented
+    vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
+    if (vector and not left) or B.shape[-2 if left and not vector else -1] != A.shape[-1]:
+        return NotImplemented
+    LU, pivots, info, turned = _factors(A)
+    if check_errors:
+        aten._linalg_check_errors(info, "torch.linalg.solve_ex", is_matrix=A.dim() == 2)
+    rhs = B.unsqueeze(-1) if vector else B
+    solution = aten.linalg_lu_solve.default(LU, pivots, rhs, left=left, adjoint=turned)
+    return solution.squeeze(-1) if vector else solution, LU, pivots, info
+
+
+def inv_ex(A: Tensor, *, check_errors: bool = False) -> Any:
+    """``linalg_inv_ex``: (inverse, info)."""
+    if not _is_for_kernels(A):
+        return NotImplemented
+    LU, pivots, info, turned = _factors(A)
+    if check_errors:
+        aten._linalg_check_errors(info, "linalg.inv_ex", is_matrix=A.dim() == 2)
+    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return aten.linalg_lu_solve.default(LU, pivots, one, adjoint=turned), info
+
+
+def lu(A: Tensor, *, pivot: bool = True) -> Any:
+    """``linalg_lu``: (P, L, U)."""
+    if not pivot or A.dim() < 2 or A.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    LU, pivots, _ = aten.linalg_lu_factor_ex.default(A)
+    return aten.lu_unpack.default(LU, pivots)
+
+
+def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
+    """``linalg_lu_factor_ex`` with its check as an operator of its own."""
+    if not check_errors:
+        return NotImplemented
+    found = aten.linalg_lu_factor_ex.default(A, pivot=pivot)
+    aten._linalg_check_errors(found[2], "torch.linalg.lu_factor_ex", is_matrix=A.dim() == 2)
+    return found
+
+
+def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
+    """``linalg_cholesky_ex`` with its check as an operator of its own."""
+    if not check_errors:
+        return NotImplemented
+    found = aten.linalg_cholesky_ex.default(A, upper=upper)
+    aten._linalg_check_errors(found[1], "linalg.cholesky_ex", is_matrix=A.dim() == 2)
+    return found
+
+
+DECOMPOSITIONS = {
+    aten._linalg_det.default: det,
+    aten._linalg_slogdet.default: slogdet,
+    aten._linalg_solve_ex.default: solve_ex,
+    aten.linalg_inv_ex.default: inv_ex,
+    aten.linalg_lu.default: lu,
+    aten.linalg_lu_factor_ex.default: lu_factor_ex,
+    aten.linalg_cholesky_ex.default: cholesky_ex,
+}
