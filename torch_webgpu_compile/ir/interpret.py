@@ -278,8 +278,7 @@ def _factorization(run: Run, node: Factorization) -> None:
             a[...] = np.tril(a) + np.tril(a, -1).T
         for k in range(steps):
             if node.pivots is not None:
-                magnitudes = np.abs(a[k:, k])
-                other = k + int(np.argmax(np.where(np.isnan(magnitudes), -1, magnitudes)))
+                other = k + int(np.argmax(np.abs(a[k:, k])))
                 a[[k, other]] = a[[other, k]]
                 pivots[(*at, k)] = other + 1
             if a[k, k] == 0 if node.pivots is not None else not a[k, k] > 0:

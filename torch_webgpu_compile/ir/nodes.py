@@ -188,7 +188,7 @@ class Factorization(Node):
 
     With ``pivots``: U, and below its diagonal L without its ones; P · L · U is the matrix, where P
     exchanges row k with row pivots[b…, k] - 1, one after the other: the first row from k on in
-    which column k is largest then, where NaN is smallest. info[b…] is the first k, from 1, with
+    which column k is largest then, where NaN is largest. info[b…] is the first k, from 1, with
     U[k, k] = 0, or 0.
 
     Without: L, and zeros above its diagonal; L · Lᵀ is the matrix, of which n0 ≤ m0 is read. If it

@@ -61,7 +61,11 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
         aten._linalg_check_errors(info, "torch.linalg.solve_ex", is_matrix=A.dim() == 2)
     rhs = B.unsqueeze(-1) if vector else B
     solution = aten.linalg_lu_solve.default(LU, pivots, rhs, left=left, adjoint=turned)
-    return solution.squeeze(-1) if vector else solution, LU, pivots, info
+    if vector:
+        solution = solution.squeeze(-1)
+        if B.dim() > 1:  # column-major, too
+            solution = solution.mT.clone(memory_format=torch.contiguous_format).mT
+    return solution, LU, pivots, info
 
 
 def inv_ex(A: Tensor, *, check_errors: bool = False) -> Any:
@@ -101,7 +105,15 @@ def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -
     return found
 
 
+def cholesky(self: Tensor, upper: bool = False) -> Tensor:
+    """``cholesky``, which linalg.cholesky has replaced."""
+    factor, info = aten.linalg_cholesky_ex.default(self, upper=upper)
+    aten._linalg_check_errors(info, "cholesky", is_matrix=self.dim() == 2)
+    return factor
+
+
 DECOMPOSITIONS = {
+    aten.cholesky.default: cholesky,
     aten._linalg_det.default: det,
     aten._linalg_slogdet.default: slogdet,
     aten._linalg_solve_ex.default: solve_ex,

@@ -28,6 +28,12 @@ _SHARE = 4  # elements of an invocation, for which it waits for the others once 
 _WIDEST = 16  # invocations that share a row
 _SEARCHERS = 32  # at most; each searches a part of a column, and all invocations what they found
 
+# By bytes of an element: the type of its bits, and the mask of all but the sign.
+_BITS = {
+    4: {"type": "u32", "magnitude": "0x7fffffffu"},
+    8: {"type": "u64", "magnitude": "0x7ffffffffffffffflu"},
+}
+
 
 @dataclass(frozen=True, slots=True)
 class FactorizationTiling:
@@ -94,8 +100,9 @@ def generate_factorization(
         address = builder.index(linearize(index, buffer.strides) + buffer.offset)
         return f"{builder.bindings.function(name, 'store')}({address}, {value});"
 
+    bits = _BITS[dtype.itemsize]
     arrays = {
-        "found_size": WorkgroupArray(dtype.compute, tiling.searchers, dtype.itemsize),
+        "found_size": WorkgroupArray(bits["type"], tiling.searchers, dtype.itemsize),
         "found_row": WorkgroupArray("i32", tiling.searchers, 4),
     }
     if tiling.is_kept:
@@ -118,6 +125,7 @@ def generate_factorization(
             "first": builder.index(first),
             "strides": [builder.index(stride) for stride in output.strides[-2:]],
             "type": dtype.compute,
+            "bits": bits,
             "element": {"lines": scope.lines, "value": element},
             "pivots": node.pivots and stored(node.pivots, [*lead, step], "other + 1"),
             "info": stored(node.info, lead, "info"),
