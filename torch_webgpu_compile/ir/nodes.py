@@ -201,6 +201,8 @@ class Factorization(Node):
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "info", "pivots")
     OPERANDS: ClassVar[tuple[str, ...]] = ("batch", "sizes", "matrix")
+    LARGEST: ClassVar[int] = 256
+    """Rows and columns that are left to one workgroup, which factors a matrix by itself."""
 
     output: str
     info: str

@@ -6,23 +6,36 @@ Source: ATen ``linalg_lu_factor_ex``, ``linalg_cholesky_ex``, ``linalg_solve_tri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import dtypes
 from ..ir.nodes import Factorization, Scan, TriangularSolve, carry_name
 from ..ir.scalar import Index, Local, Scalar, apply, cast, const, where
-from ..symbolic.sizes import ZERO, Expr, minimum
+from ..symbolic.sizes import ZERO, Expr, as_expr, minimum
 from .builder import Builder, masked
+from .joining import concatenated
+from .matmul import matmul
 from .registry import NotLowered, lowers
-from .value import Value, broadcast_index, expand, has_no_elements, permute, positions, zeros
+from .value import (
+    Value,
+    broadcast_index,
+    expand,
+    has_no_elements,
+    permute,
+    positions,
+    slice_dim,
+    zeros,
+)
 
 aten = torch.ops.aten
 I32 = dtypes.int32
 
-# Rows and columns of the largest matrix that one workgroup factors.
-_LARGEST = 256
+# Multiply-adds of the largest matrix that one workgroup factors by itself. Larger ones are divided,
+# up to so many rows and columns: each part has kernels of its own.
+_ALONE, _LARGEST = Factorization.LARGEST**3, 2048
 # Squares of rows per iteration of what solves them: 16 invocations or more share those below each.
 _ROWS_SQUARED = 24
 
@@ -33,7 +46,8 @@ def lower_lu_factor(
 ) -> tuple[Value, Value, Value]:
     """(L and U in one matrix, pivots from 1, info) with P · L · U = A; int32 pivots and info.
 
-    Raises NotLowered: without pivots, and for a large matrix or one of symbolic sizes.
+    Raises NotLowered: without pivots, and for matrices of more than 2048 rows or columns, or of
+    symbolic ones that may be more than 256.
     """
     if not pivot:
         raise NotLowered("LU without pivoting")
@@ -46,24 +60,104 @@ def lower_cholesky(
 ) -> tuple[Value, Value]:
     """(L, info) with L · Lᵀ = self, of which the lower triangle is read; its mirror if ``upper``.
 
-    Raises NotLowered: for a large matrix or one of symbolic sizes.
+    Raises NotLowered: for matrices of more than 2048 rows, or of symbolic ones that may be more
+    than 256.
     """
     factor, _, info = _factored(builder, _transposed(self) if upper else self, pivots=False)
     return _transposed(factor) if upper else factor, info
 
 
 def _factored(builder: Builder, matrix: Value, *, pivots: bool) -> tuple[Value, Value, Value]:
-    """The results of a `Factorization`; without ``pivots`` they are empty."""
+    """(factors, pivots, info) as `Factorization` says; ``pivots`` are empty if there are none."""
     *batch, rows, columns = matrix.sizes
-    steps = minimum(rows, columns)
-    exchanges = (*batch, steps) if pivots else (ZERO,)
     if has_no_elements(matrix.sizes):
-        return (zeros(matrix.sizes, matrix.dtype), zeros(exchanges, I32), zeros(batch, I32))
-    for size in (rows, columns):
-        if not size.is_constant or size.constant > _LARGEST:
-            raise NotLowered(f"matrices of {rows} x {columns} elements")
+        exchanges = zeros((*batch, minimum(rows, columns)), I32)
+        return zeros(matrix.sizes, matrix.dtype), exchanges, zeros(batch, I32)
+    if _is_left_to_one(builder, rows, columns):
+        return _factored_by_one(builder, matrix, pivots)
+    sizes = rows, columns
+    if any(not size.is_constant or size.constant > _LARGEST for size in sizes):
+        raise NotLowered(f"matrices of {rows} x {columns} elements")
+    half = as_expr(min(size.constant for size in sizes) // 2)
+    return (_lu_by_halves if pivots else _cholesky_by_halves)(builder, matrix, half)
+
+
+def _lu_by_halves(builder: Builder, matrix: Value, half: Expr) -> tuple[Value, Value, Value]:
+    """The first columns, then what they leave of the rows below in the others.
+
+    Source: Toledo, Locality of reference in LU decomposition with partial pivoting, 1997.
+    """
+    first, exchanges, info = _factored(builder, _columns(matrix, to=half), pivots=True)
+    others = _exchanged(builder, _columns(matrix, half), exchanges, back=True)
+    beside = _rows(others, to=half)
+    beside = _solved(builder, first, beside, beside.sizes, upper=False, unit=True)
+    below = _rows(first, half)
+    rest = _less_product(builder, _rows(others, half), below, beside)
+    second, later, later_info = _factored(builder, rest, pivots=True)
+    below = _exchanged(builder, below, later, back=True)
+    later = _mapped(builder, lambda k: k + const(half.constant, I32), later)
+    factors = _in_quarters(builder, _rows(first, to=half), beside, below, second)
+    info = _first_info(builder, info, later_info, half)
+    return factors, _joined(builder, exchanges, later, -1), info
+
+
+def _cholesky_by_halves(builder: Builder, matrix: Value, half: Expr) -> tuple[Value, Value, Value]:
+    """The first rows and columns, then what they leave of the others."""
+    upper, lower = _rows(matrix, to=half), _rows(matrix, half)
+    first, none, info = _factored(builder, _columns(upper, to=half), pivots=False)
+    above = _transposed(_columns(lower, to=half))
+    above = _solved(builder, first, above, above.sizes, upper=False, unit=False)
+    below = _transposed(above)
+    rest = _less_product(builder, _columns(lower, half), below, above)
+    second, _, later = _factored(builder, rest, pivots=False)
+    factors = _in_quarters(builder, first, zeros(above.sizes, matrix.dtype), below, second)
+    return factors, none, _first_info(builder, info, later, half)
+
+
+def _less_product(builder: Builder, value: Value, lhs: Value, rhs: Value) -> Value:
+    product = matmul(builder, lhs, rhs, value.dtype)
+    return _mapped(builder, lambda a, b: a - b, value, product)
+
+
+def _mapped(builder: Builder, function: Callable[..., Scalar], *values: Value) -> Value:
+    """A function of the elements of values of equal sizes."""
+    sizes = values[0].sizes
+    return builder.pointwise(function(*(v.at(positions(sizes)) for v in values)), sizes)
+
+
+def _first_info(builder: Builder, info: Value, later: Value, before: Expr) -> Value:
+    """What is found first, where ``later`` was counted after so many rows."""
+
+    def first(info: Scalar, later: Scalar) -> Scalar:
+        moved = where(apply("eq", later, 0), 0, later + const(before.constant, I32))
+        return where(apply("eq", info, 0), moved, info)
+
+    return _mapped(builder, first, info, later)
+
+
+def _in_quarters(builder: Builder, a: Value, b: Value, c: Value, d: Value) -> Value:
+    """a beside b, above c beside d."""
+    return _joined(builder, _joined(builder, a, b, -1), _joined(builder, c, d, -1), -2)
+
+
+def _joined(builder: Builder, first: Value, second: Value, dim: int) -> Value:
+    return concatenated(builder, [first, second], dim % first.rank, first.sizes, first.dtype)
+
+
+def _rows(value: Value, start: Expr = ZERO, to: Expr | None = None) -> Value:
+    return slice_dim(value, -2, start, (value.sizes[-2] if to is None else to) - start)
+
+
+def _columns(value: Value, start: Expr = ZERO, to: Expr | None = None) -> Value:
+    return slice_dim(value, -1, start, (value.sizes[-1] if to is None else to) - start)
+
+
+def _factored_by_one(builder: Builder, matrix: Value, pivots: bool) -> tuple[Value, Value, Value]:
+    """The results of a `Factorization`."""
+    *batch, rows, columns = matrix.sizes
     output = builder.new_buffer(matrix.dtype, matrix.sizes)
     info = builder.new_buffer(I32, batch, f"{builder.hint}_info")
+    exchanges = (*batch, minimum(rows, columns))
     exchanged = builder.new_buffer(I32, exchanges, f"{builder.hint}_pivots") if pivots else None
     outer = positions(batch, "b")
     (m,), (n,) = positions((rows,), "m"), positions((columns,), "n")
@@ -71,8 +165,17 @@ def _factored(builder: Builder, matrix: Value, *, pivots: bool) -> tuple[Value, 
     names = output.name, info.name, exchanged and exchanged.name
     node = Factorization(*names, tuple(batch), (rows, columns), body, (builder.origin,))
     builder.nodes.append(node)
-    found = zeros(exchanges, I32) if exchanged is None else builder.load(exchanged)
+    found = zeros((ZERO,), I32) if exchanged is None else builder.load(exchanged)
     return builder.load(output), found, builder.load(info)
+
+
+def _is_left_to_one(builder: Builder, rows: Expr, columns: Expr) -> bool:
+    """Whether one workgroup factors matrices of these sizes."""
+    if rows.is_constant and columns.is_constant:
+        small, large = sorted((rows.constant, columns.constant))
+        return small * small * large <= _ALONE
+    sizes = builder.arguments[0].shape[-2:]
+    return all(statically_known_true(size <= Factorization.LARGEST) for size in sizes)
 
 
 def _places(builder: Builder, pivots: Value, sizes: Sequence[Expr], *, back: bool) -> Value:

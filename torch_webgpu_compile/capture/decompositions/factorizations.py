@@ -1,7 +1,7 @@
 """Determinants, inverses and solutions of systems, by LU factors.
 
-Source: ATen ``BatchLinearAlgebra.cpp``. Autograd's formulas go on with the factors, so they are of
-the same matrix here: the transpose of one that is contiguous.
+Source: ATen ``BatchLinearAlgebra.cpp``. Autograd's formulas go on with the factors, so they are
+those of the same matrix here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from ...ir.nodes import Factorization
 
 aten = torch.ops.aten
 
@@ -20,10 +22,18 @@ def _is_for_kernels(A: Tensor) -> bool:
     return is_real and A.dim() >= 2 and bool(A.shape[-2] == A.shape[-1])
 
 
-def _factors(A: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """(LU, pivots, info) of A or of its transpose, and whether it is that."""
-    turned = A.is_contiguous()
-    return *aten.linalg_lu_factor_ex.default(A.mT if turned else A), turned
+def _within_bounds(A: Tensor) -> Any:
+    """NotImplemented. A guard says whether symbolic sizes are left to one workgroup."""
+    for size in A.shape[-2:]:
+        if not isinstance(size, int):
+            bool(size <= Factorization.LARGEST)
+    return NotImplemented
+
+
+def _factors(A: Tensor) -> tuple[Tensor, Tensor]:
+    """(LU, pivots) of a matrix with A's determinant: its transpose, if A is contiguous."""
+    LU, pivots, _ = aten.linalg_lu_factor_ex.default(A.mT if A.is_contiguous() else A)
+    return LU, pivots
 
 
 def _parity(pivots: Tensor) -> Tensor:
@@ -36,7 +46,7 @@ def det(A: Tensor) -> Any:
     """``_linalg_det``: (determinant, LU, pivots)."""
     if not _is_for_kernels(A):
         return NotImplemented
-    LU, pivots, _, _ = _factors(A)
+    LU, pivots = _factors(A)
     return _parity(pivots) * LU.diagonal(0, -2, -1).prod(-1), LU, pivots
 
 
@@ -44,7 +54,7 @@ def slogdet(A: Tensor) -> Any:
     """``_linalg_slogdet``: (sign, logarithm of the absolute determinant, LU, pivots)."""
     if not _is_for_kernels(A):
         return NotImplemented
-    LU, pivots, _, _ = _factors(A)
+    LU, pivots = _factors(A)
     diagonal = LU.diagonal(0, -2, -1)
     return diagonal.sgn().prod(-1) * _parity(pivots), diagonal.abs().log().sum(-1), LU, pivots
 
@@ -56,11 +66,11 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
     vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
     if (vector and not left) or B.shape[-2 if left and not vector else -1] != A.shape[-1]:
         return NotImplemented
-    LU, pivots, info, turned = _factors(A)
+    LU, pivots, info = aten.linalg_lu_factor_ex.default(A)
     if check_errors:
         aten._linalg_check_errors(info, "torch.linalg.solve_ex", is_matrix=A.dim() == 2)
     rhs = B.unsqueeze(-1) if vector else B
-    solution = aten.linalg_lu_solve.default(LU, pivots, rhs, left=left, adjoint=turned)
+    solution = aten.linalg_lu_solve.default(LU, pivots, rhs, left=left)
     if vector:
         solution = solution.squeeze(-1)
         if B.dim() > 1:  # column-major, too
@@ -72,11 +82,11 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> Any:
     """``linalg_inv_ex``: (inverse, info)."""
     if not _is_for_kernels(A):
         return NotImplemented
-    LU, pivots, info, turned = _factors(A)
+    LU, pivots, info = aten.linalg_lu_factor_ex.default(A)
     if check_errors:
         aten._linalg_check_errors(info, "linalg.inv_ex", is_matrix=A.dim() == 2)
     one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    return aten.linalg_lu_solve.default(LU, pivots, one, adjoint=turned), info
+    return aten.linalg_lu_solve.default(LU, pivots, one), info
 
 
 def lu(A: Tensor, *, pivot: bool = True) -> Any:
@@ -90,7 +100,7 @@ def lu(A: Tensor, *, pivot: bool = True) -> Any:
 def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
     """``linalg_lu_factor_ex`` with its check as an operator of its own."""
     if not check_errors:
-        return NotImplemented
+        return _within_bounds(A)
     found = aten.linalg_lu_factor_ex.default(A, pivot=pivot)
     aten._linalg_check_errors(found[2], "torch.linalg.lu_factor_ex", is_matrix=A.dim() == 2)
     return found
@@ -99,7 +109,7 @@ def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -
 def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
     """``linalg_cholesky_ex`` with its check as an operator of its own."""
     if not check_errors:
-        return NotImplemented
+        return _within_bounds(A)
     found = aten.linalg_cholesky_ex.default(A, upper=upper)
     aten._linalg_check_errors(found[1], "linalg.cholesky_ex", is_matrix=A.dim() == 2)
     return found

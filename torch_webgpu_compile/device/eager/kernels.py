@@ -69,6 +69,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "masked_select": data_dependent.masked_select,
     "masked_select.out": outputs.from_result(data_dependent.masked_select, apart=True),
     "cholesky": factorizations.cholesky,
+    "cholesky.out": outputs.from_result(factorizations.cholesky),
     "bincount": data_dependent.bincount,
     "repeat_interleave.Tensor": data_dependent.repeat_interleave,
     "_unique": data_dependent.unique_without_counts,
