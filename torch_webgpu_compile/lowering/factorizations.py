@@ -35,7 +35,8 @@ I32 = dtypes.int32
 
 # Multiply-adds of the largest matrix that one workgroup factors by itself. Larger ones are divided,
 # up to so many rows and columns: each part has kernels of its own.
-_ALONE, _LARGEST = Factorization.LARGEST**3, 2048
+_ALONE, _LARGEST = Factorization.LARGEST**3, 1024
+_CHECKS = "no kernel raises errors"
 # Squares of rows per iteration of what solves them: 16 invocations or more share those below each.
 _ROWS_SQUARED = 24
 
@@ -46,11 +47,11 @@ def lower_lu_factor(
 ) -> tuple[Value, Value, Value]:
     """(L and U in one matrix, pivots from 1, info) with P · L · U = A; int32 pivots and info.
 
-    Raises NotLowered: without pivots, and for matrices of more than 2048 rows or columns, or of
-    symbolic ones that may be more than 256.
+    Raises NotLowered: without pivots, to check errors, and for large matrices: more than 1024 rows
+    or columns, on a CPU or of a symbolic number more than 256.
     """
-    if not pivot:
-        raise NotLowered("LU without pivoting")
+    if check_errors or not pivot:
+        raise NotLowered("LU without pivoting" if not pivot else _CHECKS)
     return _factored(builder, A, pivots=True)
 
 
@@ -60,9 +61,10 @@ def lower_cholesky(
 ) -> tuple[Value, Value]:
     """(L, info) with L · Lᵀ = self, of which the lower triangle is read; its mirror if ``upper``.
 
-    Raises NotLowered: for matrices of more than 2048 rows, or of symbolic ones that may be more
-    than 256.
+    Raises NotLowered: to check errors, and for matrices that are too large for LU factors.
     """
+    if check_errors:
+        raise NotLowered(_CHECKS)
     factor, _, info = _factored(builder, _transposed(self) if upper else self, pivots=False)
     return _transposed(factor) if upper else factor, info
 
@@ -76,7 +78,9 @@ def _factored(builder: Builder, matrix: Value, *, pivots: bool) -> tuple[Value, 
     if _is_left_to_one(builder, rows, columns):
         return _factored_by_one(builder, matrix, pivots)
     sizes = rows, columns
-    if any(not size.is_constant or size.constant > _LARGEST for size in sizes):
+    # A CPU does not get faster by more kernels, which it compiles besides.
+    largest = 0 if builder.target.software else _LARGEST
+    if any(not size.is_constant or size.constant > largest for size in sizes):
         raise NotLowered(f"matrices of {rows} x {columns} elements")
     half = as_expr(min(size.constant for size in sizes) // 2)
     return (_lu_by_halves if pivots else _cholesky_by_halves)(builder, matrix, half)

@@ -1,7 +1,7 @@
 """Determinants, inverses and solutions of systems, by LU factors.
 
 Source: ATen ``BatchLinearAlgebra.cpp``. Autograd's formulas go on with the factors, so they are
-those of the same matrix here.
+those of the same matrix here. A call that raises errors itself (``check_errors``) is the host's.
 """
 
 from __future__ import annotations
@@ -20,14 +20,6 @@ def _is_for_kernels(A: Tensor) -> bool:
     """Whether these are matrices that kernels factor; PyTorch says what is wrong with others."""
     is_real = A.dtype in (torch.float32, torch.float64)
     return is_real and A.dim() >= 2 and bool(A.shape[-2] == A.shape[-1])
-
-
-def _within_bounds(A: Tensor) -> Any:
-    """NotImplemented. A guard says whether symbolic sizes are left to one workgroup."""
-    for size in A.shape[-2:]:
-        if not isinstance(size, int):
-            bool(size <= Factorization.LARGEST)
-    return NotImplemented
 
 
 def _factors(A: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,30 +53,26 @@ def slogdet(A: Tensor) -> Any:
 
 def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
     """``_linalg_solve_ex``: (X with A · X = B, or X · A = B, LU, pivots, info)."""
-    if not _is_for_kernels(A) or B.dtype is not A.dtype or B.dim() < 1:
+    if check_errors or not _is_for_kernels(A) or B.dtype is not A.dtype or B.dim() < 1:
         return NotImplemented
     vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
     if (vector and not left) or B.shape[-2 if left and not vector else -1] != A.shape[-1]:
         return NotImplemented
     LU, pivots, info = aten.linalg_lu_factor_ex.default(A)
-    if check_errors:
-        aten._linalg_check_errors(info, "torch.linalg.solve_ex", is_matrix=A.dim() == 2)
     rhs = B.unsqueeze(-1) if vector else B
     solution = aten.linalg_lu_solve.default(LU, pivots, rhs, left=left)
     if vector:
         solution = solution.squeeze(-1)
-        if B.dim() > 1:  # column-major, too
+        if solution.dim() > 1:  # column-major, too
             solution = solution.mT.clone(memory_format=torch.contiguous_format).mT
     return solution, LU, pivots, info
 
 
 def inv_ex(A: Tensor, *, check_errors: bool = False) -> Any:
     """``linalg_inv_ex``: (inverse, info)."""
-    if not _is_for_kernels(A):
+    if check_errors or not _is_for_kernels(A):
         return NotImplemented
     LU, pivots, info = aten.linalg_lu_factor_ex.default(A)
-    if check_errors:
-        aten._linalg_check_errors(info, "linalg.inv_ex", is_matrix=A.dim() == 2)
     one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     return aten.linalg_lu_solve.default(LU, pivots, one), info
 
@@ -97,38 +85,27 @@ def lu(A: Tensor, *, pivot: bool = True) -> Any:
     return aten.lu_unpack.default(LU, pivots)
 
 
-def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
-    """``linalg_lu_factor_ex`` with its check as an operator of its own."""
-    if not check_errors:
-        return _within_bounds(A)
-    found = aten.linalg_lu_factor_ex.default(A, pivot=pivot)
-    aten._linalg_check_errors(found[2], "torch.linalg.lu_factor_ex", is_matrix=A.dim() == 2)
-    return found
-
-
-def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
-    """``linalg_cholesky_ex`` with its check as an operator of its own."""
-    if not check_errors:
-        return _within_bounds(A)
-    found = aten.linalg_cholesky_ex.default(A, upper=upper)
-    aten._linalg_check_errors(found[1], "linalg.cholesky_ex", is_matrix=A.dim() == 2)
-    return found
+def within_bounds(A: Tensor, **options: bool) -> Any:
+    """Leaves the factors to lowering, which knows by a guard how large symbolic sizes may be."""
+    for size in A.shape[-2:]:
+        if not isinstance(size, int):
+            bool(size <= Factorization.LARGEST)
+    return NotImplemented
 
 
 def cholesky(self: Tensor, upper: bool = False) -> Tensor:
-    """``cholesky``, which linalg.cholesky has replaced."""
+    """``cholesky``, which linalg.cholesky has replaced: as an eager operator, which may wait."""
     factor, info = aten.linalg_cholesky_ex.default(self, upper=upper)
     aten._linalg_check_errors(info, "cholesky", is_matrix=self.dim() == 2)
     return factor
 
 
 DECOMPOSITIONS = {
-    aten.cholesky.default: cholesky,
     aten._linalg_det.default: det,
     aten._linalg_slogdet.default: slogdet,
     aten._linalg_solve_ex.default: solve_ex,
     aten.linalg_inv_ex.default: inv_ex,
     aten.linalg_lu.default: lu,
-    aten.linalg_lu_factor_ex.default: lu_factor_ex,
-    aten.linalg_cholesky_ex.default: cholesky_ex,
+    aten.linalg_lu_factor_ex.default: within_bounds,
+    aten.linalg_cholesky_ex.default: within_bounds,
 }
