@@ -17,11 +17,15 @@ class Recompiled(Exception):
 
 FACTORS = (1, 2, 3)
 
+_SINGULAR = "a matrix of repeated rows is singular"
 NOT_REPEATED = {
     "bucketize": "boundaries have to be in order",
     "histogram": "edges have to be in order",
     "histogramdd": "edges have to be in order",
-    "logdet": "a matrix of repeated rows is singular",
+    "linalg.cholesky_ex": _SINGULAR,
+    "linalg.inv_ex": _SINGULAR,
+    "logdet": _SINGULAR,
+    "lu": _SINGULAR,
     "nn.functional.embedding_bag": "offsets have to be in order",
     "searchsorted": "the sequence has to be in order",
 }

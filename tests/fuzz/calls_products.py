@@ -78,7 +78,7 @@ def product(d: Drawing) -> object:
 
 
 def triangular(d: Drawing) -> object:
-    """Solves with a triangle whose diagonal dominates."""
+    """Solves with a matrix whose diagonal dominates, or one of its triangles."""
     size = d.choose((4, 1, 7, 17))
     matrix = _matrix(d, size, size, torch.float32)
     right = _matrix(d, size, d.choose((2, 1, 5)), torch.float32)
@@ -91,6 +91,10 @@ def triangular(d: Drawing) -> object:
         f"torch.linalg.solve_triangular({a}, {b}.t(), left=False, {options})",
         f"torch.cholesky_solve({b}, {a}, upper={upper})",
         f"torch.linalg.solve_triangular({a}.expand(2, {size}, {size}), {b}, {options})",
+        f"torch.linalg.solve_ex({a}, {b})[0]",
+        f"torch.linalg.inv_ex({a}.mT)[0] @ {b}",
+        f"torch.linalg.det({a})",
+        f"torch.linalg.cholesky_ex({a} @ {a}.mT, upper={upper})[0]",
     )
     return d.step(d.choose(codes), matrix, right)
 

@@ -202,6 +202,11 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
         ],
         False,
     ),
+    "factors": (
+        lambda x: (torch.linalg.lu_factor_ex(x * 2), torch.linalg.cholesky_ex(x)),
+        [randn(3, 5, 5)],
+        False,
+    ),
     "windowed_fourier_transform": (
         lambda x, window: torch.ops.webgpu.rfft(x * window, [1], 1.0),
         [randn(5, 20), randn(20)],

@@ -20,7 +20,7 @@ from ..ir.graph import (
     SingleGroup,
     dispatch_count,
 )
-from ..ir.nodes import Fourier, HostCall, Scan, Scatter, TriangularSolve, UserKernel
+from ..ir.nodes import Factorization, Fourier, HostCall, Scan, Scatter, TriangularSolve, UserKernel
 from ..ir.renaming import form_of
 from ..ir.transposition import find_transposition
 from ..plan.model import KernelCall
@@ -30,6 +30,7 @@ from .kernels.attention_gradient import generate_attention_gradient
 from .kernels.attention_parts import generate_attention_parts
 from .kernels.contraction import Tilings, generate_contraction, has_shifts
 from .kernels.depthwise import generate_depthwise, generate_depthwise_weight_gradient
+from .kernels.factorization import generate_factorization
 from .kernels.foreach import generate_foreach
 from .kernels.fourier import generate_fourier
 from .kernels.joint import generate_joint
@@ -118,6 +119,8 @@ def _generate_kernel(
             return generate_attention_gradient(node, buffers, target)
         case SingleGroup(node=TriangularSolve() as node):
             return generate_triangular_solve(node, buffers, target)
+        case SingleGroup(node=Factorization() as node):
+            return generate_factorization(node, buffers, target)
         case SingleGroup(node=Scan() as node):
             return generate_scan(node, buffers, target)
         case SingleGroup(node=Fourier() as node):

@@ -25,6 +25,7 @@ from .depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
 from .graph import GraphOutput, LoopGraph, is_effect
 from .nodes import (
     Contraction,
+    Factorization,
     Fourier,
     HostCall,
     Pointwise,
@@ -263,6 +264,38 @@ def _triangular_solve(run: Run, node: TriangularSolve) -> None:
         if not node.unit:
             solution[..., m, :] /= matrix[..., m, m, None]
     run.store(node.output, solution)
+
+
+@interprets(Factorization)
+def _factorization(run: Run, node: Factorization) -> None:
+    matrix = run.computed(node)["matrix"].copy()
+    *batch, rows, columns = matrix.shape
+    steps = min(rows, columns)
+    pivots, info = np.zeros((*batch, steps), np.int32), np.zeros(batch, np.int32)
+    for at in np.ndindex(*batch):
+        a = matrix[at]
+        if node.pivots is None:
+            a[...] = np.tril(a) + np.tril(a, -1).T
+        for k in range(steps):
+            if node.pivots is not None:
+                other = k + int(np.argmax(np.abs(a[k:, k])))
+                a[[k, other]] = a[[other, k]]
+                pivots[(*at, k)] = other + 1
+            if a[k, k] == 0 if node.pivots is not None else not a[k, k] > 0:
+                info[at] = info[at] or k + 1
+                if node.pivots is None:
+                    break
+                continue
+            below = a[k + 1 :, k] / a[k, k]
+            a[k + 1 :, k + 1 :] -= np.outer(below, a[k, k + 1 :])
+            if node.pivots is None:
+                a[k:, k] /= np.sqrt(a[k, k])
+            else:
+                a[k + 1 :, k] = below
+    run.store(node.output, matrix if node.pivots is not None else np.tril(matrix))
+    run.store(node.info, info)
+    if node.pivots is not None:
+        run.store(node.pivots, pivots)
 
 
 @interprets(Scan)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from .. import dtypes
 from ..dtypes import Kind
 from ..symbolic.nested import HostBuffer, HostView, buffers_in, leaves
-from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides
+from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, minimum
 from ..user_wgsl.modules import WgslKernel
 from .access import is_injective
 from .buffers import Buffer
@@ -182,6 +182,58 @@ class TriangularSolve(Node):
         yield dtype_rule(self.rhs, buffer)
         yield shape_rule(buffer, (*self.batch, *self.sizes))
         yield self.rhs.dtype.is_float, "floats"
+
+
+@dataclass(frozen=True, slots=True)
+class Factorization(Node):
+    """output[b…, m, n]: the triangular factors of matrix(b…, m0, n0), in one matrix.
+
+    With ``pivots``: U, and below its diagonal L without its ones; P · L · U is the matrix, where P
+    exchanges row k with row pivots[b…, k] - 1, one after the other: the first row from k on in
+    which column k is largest then, where NaN is largest. info[b…] is the first k, from 1, with
+    U[k, k] = 0, or 0.
+
+    Without: L, and zeros above its diagonal; L · Lᵀ is the matrix, of which n0 ≤ m0 is read. If it
+    is not positive definite, info[b…] is the order of the first leading minor that is not, and only
+    what is left of that column is defined.
+
+    ``sizes`` is (rows, columns). All but ``info`` and ``pivots``, which are int32, is float32, or
+    all is float64.
+    """
+
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "info", "pivots")
+    OPERANDS: ClassVar[tuple[str, ...]] = ("batch", "sizes", "matrix")
+    LARGEST: ClassVar[int] = 256
+    """Rows and columns that are left to one workgroup, which factors a matrix by itself."""
+
+    output: str
+    info: str
+    pivots: str | None
+    batch: tuple[Expr, ...]
+    sizes: tuple[Expr, Expr]
+    matrix: Scalar
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def spaces(self) -> dict[str, Space]:
+        rows, columns = self.sizes
+        return {"matrix": (("b", self.batch), ("m", (rows,)), ("n", (columns,)))}
+
+    @property
+    def extents(self) -> tuple[Expr, ...]:
+        return (*self.batch, *self.sizes, minimum(*self.sizes))
+
+    def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
+        yield dtype_rule(self.matrix, buffers[self.output])
+        yield self.matrix.dtype.is_float, "floats"
+        yield shape_rule(buffers[self.output], (*self.batch, *self.sizes))
+        yield shape_rule(buffers[self.info], self.batch)
+        if self.pivots is None:
+            yield self.sizes[0] is self.sizes[1], "a square matrix"
+        else:
+            yield shape_rule(buffers[self.pivots], (*self.batch, minimum(*self.sizes)))
+        for name in (self.info, self.pivots):
+            yield name is None or buffers[name].dtype is dtypes.int32, f"int32 {name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,55 +1,215 @@
-"""Triangular systems, and parts of matrix factorisations.
+"""Factorisations of matrices into triangular ones, and systems of these.
 
-Source: ATen ``linalg_solve_triangular``, ``triangular_solve``, ``cholesky_solve``,
-``cholesky_inverse``, ``linalg_lu_solve``, ``lu_unpack``.
+Source: ATen ``linalg_lu_factor_ex``, ``linalg_cholesky_ex``, ``linalg_solve_triangular``,
+``triangular_solve``, ``cholesky_solve``, ``cholesky_inverse``, ``linalg_lu_solve``, ``lu_unpack``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import dtypes
-from ..ir.nodes import TriangularSolve
-from ..ir.scalar import Index, Scalar, apply, cast, const, where
-from ..symbolic.sizes import Expr, as_expr
+from ..ir.nodes import Factorization, Scan, TriangularSolve, carry_name
+from ..ir.scalar import Index, Local, Scalar, apply, cast, const, where
+from ..symbolic.sizes import ZERO, Expr, as_expr, minimum
 from .builder import Builder, masked
+from .joining import concatenated
+from .matmul import matmul
 from .registry import NotLowered, lowers
-from .value import Value, broadcast_index, expand, has_no_elements, permute, positions, zeros
+from .value import (
+    Value,
+    broadcast_index,
+    expand,
+    has_no_elements,
+    permute,
+    positions,
+    slice_dim,
+    zeros,
+)
 
 aten = torch.ops.aten
 I32 = dtypes.int32
 
-# Exchanges of rows that one kernel follows; each is two comparisons.
-_EXCHANGES = 32
+# Multiply-adds of the largest matrix that one workgroup factors by itself. Larger ones are divided,
+# up to so many rows and columns: each part has kernels of its own.
+_ALONE, _LARGEST = Factorization.LARGEST**3, 1024
+_CHECKS = "no kernel raises errors"
 # Squares of rows per iteration of what solves them: 16 invocations or more share those below each.
 _ROWS_SQUARED = 24
 
 
-def _places(builder: Builder, pivots: Value, rows: Value, *, back: bool = False) -> Value:
-    """Where each row is after rows 0, 1, … are exchanged in order with rows ``pivots`` (from 1).
+@lowers(aten.linalg_lu_factor_ex.default)
+def lower_lu_factor(
+    builder: Builder, A: Value, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[Value, Value, Value]:
+    """(L and U in one matrix, pivots from 1, info) with P · L · U = A; int32 pivots and info.
 
-    With ``back``: where the row that is there after the exchanges was before. Raises NotLowered:
-    for a symbolic number of pivots.
+    Raises NotLowered: without pivots, to check errors, and for large matrices: more than 1024 rows
+    or columns, on a CPU or of a symbolic number more than 256.
+    """
+    if check_errors or not pivot:
+        raise NotLowered("LU without pivoting" if not pivot else _CHECKS)
+    return _factored(builder, A, pivots=True)
+
+
+@lowers(aten.linalg_cholesky_ex.default)
+def lower_cholesky(
+    builder: Builder, self: Value, *, upper: bool = False, check_errors: bool = False
+) -> tuple[Value, Value]:
+    """(L, info) with L · Lᵀ = self, of which the lower triangle is read; its mirror if ``upper``.
+
+    Raises NotLowered: to check errors, and for matrices that are too large for LU factors.
+    """
+    if check_errors:
+        raise NotLowered(_CHECKS)
+    factor, _, info = _factored(builder, _transposed(self) if upper else self, pivots=False)
+    return _transposed(factor) if upper else factor, info
+
+
+def _factored(builder: Builder, matrix: Value, *, pivots: bool) -> tuple[Value, Value, Value]:
+    """(factors, pivots, info) as `Factorization` says; ``pivots`` are empty if there are none."""
+    *batch, rows, columns = matrix.sizes
+    if has_no_elements(matrix.sizes):
+        exchanges = zeros((*batch, minimum(rows, columns)), I32)
+        return zeros(matrix.sizes, matrix.dtype), exchanges, zeros(batch, I32)
+    if _is_left_to_one(builder, rows, columns):
+        return _factored_by_one(builder, matrix, pivots)
+    sizes = rows, columns
+    # A CPU does not get faster by more kernels, which it compiles besides.
+    largest = 0 if builder.target.software else _LARGEST
+    if any(not size.is_constant or size.constant > largest for size in sizes):
+        raise NotLowered(f"matrices of {rows} x {columns} elements")
+    half = as_expr(min(size.constant for size in sizes) // 2)
+    return (_lu_by_halves if pivots else _cholesky_by_halves)(builder, matrix, half)
+
+
+def _lu_by_halves(builder: Builder, matrix: Value, half: Expr) -> tuple[Value, Value, Value]:
+    """The first columns, then what they leave of the rows below in the others.
+
+    Source: Toledo, Locality of reference in LU decomposition with partial pivoting, 1997.
+    """
+    first, exchanges, info = _factored(builder, _columns(matrix, to=half), pivots=True)
+    others = _exchanged(builder, _columns(matrix, half), exchanges, back=True)
+    beside = _rows(others, to=half)
+    beside = _solved(builder, first, beside, beside.sizes, upper=False, unit=True)
+    below = _rows(first, half)
+    rest = _less_product(builder, _rows(others, half), below, beside)
+    second, later, later_info = _factored(builder, rest, pivots=True)
+    below = _exchanged(builder, below, later, back=True)
+    later = _mapped(builder, lambda k: k + const(half.constant, I32), later)
+    factors = _in_quarters(builder, _rows(first, to=half), beside, below, second)
+    info = _first_info(builder, info, later_info, half)
+    return factors, _joined(builder, exchanges, later, -1), info
+
+
+def _cholesky_by_halves(builder: Builder, matrix: Value, half: Expr) -> tuple[Value, Value, Value]:
+    """The first rows and columns, then what they leave of the others."""
+    upper, lower = _rows(matrix, to=half), _rows(matrix, half)
+    first, none, info = _factored(builder, _columns(upper, to=half), pivots=False)
+    above = _transposed(_columns(lower, to=half))
+    above = _solved(builder, first, above, above.sizes, upper=False, unit=False)
+    below = _transposed(above)
+    rest = _less_product(builder, _columns(lower, half), below, above)
+    second, _, later = _factored(builder, rest, pivots=False)
+    factors = _in_quarters(builder, first, zeros(above.sizes, matrix.dtype), below, second)
+    return factors, none, _first_info(builder, info, later, half)
+
+
+def _less_product(builder: Builder, value: Value, lhs: Value, rhs: Value) -> Value:
+    product = matmul(builder, lhs, rhs, value.dtype)
+    return _mapped(builder, lambda a, b: a - b, value, product)
+
+
+def _mapped(builder: Builder, function: Callable[..., Scalar], *values: Value) -> Value:
+    """A function of the elements of values of equal sizes."""
+    sizes = values[0].sizes
+    return builder.pointwise(function(*(v.at(positions(sizes)) for v in values)), sizes)
+
+
+def _first_info(builder: Builder, info: Value, later: Value, before: Expr) -> Value:
+    """What is found first, where ``later`` was counted after so many rows."""
+
+    def first(info: Scalar, later: Scalar) -> Scalar:
+        moved = where(apply("eq", later, 0), 0, later + const(before.constant, I32))
+        return where(apply("eq", info, 0), moved, info)
+
+    return _mapped(builder, first, info, later)
+
+
+def _in_quarters(builder: Builder, a: Value, b: Value, c: Value, d: Value) -> Value:
+    """a beside b, above c beside d."""
+    return _joined(builder, _joined(builder, a, b, -1), _joined(builder, c, d, -1), -2)
+
+
+def _joined(builder: Builder, first: Value, second: Value, dim: int) -> Value:
+    return concatenated(builder, [first, second], dim % first.rank, first.sizes, first.dtype)
+
+
+def _rows(value: Value, start: Expr = ZERO, to: Expr | None = None) -> Value:
+    return slice_dim(value, -2, start, (value.sizes[-2] if to is None else to) - start)
+
+
+def _columns(value: Value, start: Expr = ZERO, to: Expr | None = None) -> Value:
+    return slice_dim(value, -1, start, (value.sizes[-1] if to is None else to) - start)
+
+
+def _factored_by_one(builder: Builder, matrix: Value, pivots: bool) -> tuple[Value, Value, Value]:
+    """The results of a `Factorization`."""
+    *batch, rows, columns = matrix.sizes
+    output = builder.new_buffer(matrix.dtype, matrix.sizes)
+    info = builder.new_buffer(I32, batch, f"{builder.hint}_info")
+    exchanges = (*batch, minimum(rows, columns))
+    exchanged = builder.new_buffer(I32, exchanges, f"{builder.hint}_pivots") if pivots else None
+    outer = positions(batch, "b")
+    (m,), (n,) = positions((rows,), "m"), positions((columns,), "n")
+    body = builder.finished(matrix.at([*outer, m, n]))
+    names = output.name, info.name, exchanged and exchanged.name
+    node = Factorization(*names, tuple(batch), (rows, columns), body, (builder.origin,))
+    builder.nodes.append(node)
+    found = zeros((ZERO,), I32) if exchanged is None else builder.load(exchanged)
+    return builder.load(output), found, builder.load(info)
+
+
+def _is_left_to_one(builder: Builder, rows: Expr, columns: Expr) -> bool:
+    """Whether one workgroup factors matrices of these sizes."""
+    if rows.is_constant and columns.is_constant:
+        small, large = sorted((rows.constant, columns.constant))
+        return small * small * large <= _ALONE
+    sizes = builder.arguments[0].shape[-2:]
+    return all(statically_known_true(size <= Factorization.LARGEST) for size in sizes)
+
+
+def _places(builder: Builder, pivots: Value, sizes: Sequence[Expr], *, back: bool) -> Value:
+    """int32 ``sizes`` (…, rows): where each row is after rows 0, 1, … are exchanged in order with
+    rows ``pivots`` (from 1).
+
+    With ``back``: where the row that is there after the exchanges was before.
     """
     count = pivots.sizes[-1]
-    *index, _ = positions(rows.sizes)
-    if not count.is_constant:
-        raise NotLowered(f"{count} pivots")
-    steps = list(range(count.constant))
-    if back:
-        steps.reverse()
-    for start in range(0, len(steps), _EXCHANGES):
-        place: Scalar = rows.body
-        for k in steps[start : start + _EXCHANGES]:
-            pivot = pivots.at(broadcast_index(pivots, [*index, as_expr(k)]))
-            other = pivot - 1
-            here = const(k, I32)
-            left = where(apply("eq", place, other), here, place)
-            place = where(apply("eq", place, here), other, left)
-        rows = builder.pointwise(place, rows.sizes, name="places")
-    return rows
+    *outer, row = positions(sizes)
+    (time,) = positions((count,), "t")
+    step = count - 1 - time if back else time
+    other = pivots.at(broadcast_index(pivots, [*outer, step])) - 1
+    here, place = cast(Index(step), I32), Local(carry_name(0), I32)
+    moved = where(apply("eq", place, other), here, place)
+    moved = where(apply("eq", place, here), other, moved)
+    buffer = builder.new_buffer(I32, sizes, "places")
+    node = Scan(
+        carried=(buffer.name,),
+        rows=(),
+        ranges=tuple(sizes),
+        length=count,
+        finals=(0,),
+        init=(cast(Index(row), I32),),
+        step=(builder.finished(moved),),
+        row=(),
+        origins=(builder.origin,),
+    )
+    builder.nodes.append(node)
+    return builder.load(buffer)
 
 
 @lowers(aten.lu_unpack.default)
@@ -60,16 +220,11 @@ def lower_lu_unpack(
     unpack_data: bool = True,
     unpack_pivots: bool = True,
 ) -> tuple[Value, Value, Value]:
-    """(P, L, U) with P · L · U the matrix; those that are not asked for are empty.
-
-    Raises NotLowered: for P of a symbolic number of pivots.
-    """
+    """(P, L, U) with P · L · U the matrix; those that are not asked for are empty."""
     permutation, lower, upper = map(builder.zeros, range(3))
     if unpack_pivots and not permutation.is_empty:
         *index, row, column = positions(permutation.sizes)
-        numbers = positions(permutation.sizes[:-1])[-1]
-        start = Value(I32, permutation.sizes[:-1], cast(Index(numbers), I32))
-        places = _places(builder, LU_pivots, start)
+        places = _places(builder, LU_pivots, permutation.sizes[:-1], back=False)
         hit = apply("eq", places.at([*index, row]), cast(Index(column), I32))
         body = cast(hit, permutation.dtype)
         permutation = builder.pointwise(body, permutation.sizes, name="P")
@@ -217,8 +372,7 @@ def lower_lu_solve(
 ) -> Value:
     """X with A · X = B for A = P · L · U, with Aᵀ · X = B (``adjoint``), or from the right.
 
-    Raises NotLowered: for a symbolic number of pivots, and where the driver bounds loops below what
-    that many rows take.
+    Raises NotLowered: where the driver bounds loops below what that many rows take.
     """
     sizes = builder.out.sizes
     if has_no_elements(sizes):
@@ -246,7 +400,6 @@ def _exchanged(builder: Builder, value: Value, pivots: Value, *, back: bool) -> 
     """P · value, or with ``back`` Pᵀ · value, for the permutation P of the pivots."""
     sizes = value.sizes
     *index, row, column = positions(sizes)
-    start = Value(I32, sizes[:-1], cast(Index(row), I32))
-    place = _places(builder, pivots, start, back=back).at([*index, row])
+    place = _places(builder, pivots, sizes[:-1], back=back).at([*index, row])
     body = value.at([*index, cast(place, dtypes.int64), column])
     return builder.pointwise(body, sizes, name="exchanged")

@@ -14,7 +14,9 @@ from torch.fx import Node as FxNode
 
 aten = torch.ops.aten
 
-_EFFECTS = (aten.copy_.default, aten._assert_async.msg, torch.ops.higher_order.with_effects)
+# The host makes these: no kernel can raise their messages.
+ASSERTIONS = (aten._assert_async.msg, aten._linalg_check_errors.default)
+_EFFECTS = (aten.copy_.default, *ASSERTIONS, torch.ops.higher_order.with_effects)
 
 
 def needed_nodes(graph: torch.fx.Graph) -> set[FxNode]:

@@ -38,6 +38,7 @@ from .custom_calls import (
 )
 from .fallback import host_call
 from .fx_nodes import (
+    ASSERTIONS,
     argument_updates,
     bytes_of,
     flatten,
@@ -212,7 +213,7 @@ class _GraphLowering:
             self.values[node] = None
         elif target is with_effects:
             self._effect(node)
-        elif target is aten._assert_async.msg:
+        elif target in ASSERTIONS:
             self._results(node, target, node.args, [None])
         elif is_custom(target):
             call = custom_call(node, self._argument, self.builder)
@@ -396,8 +397,7 @@ class _GraphLowering:
         dtype: DType | None,
     ) -> tuple[Value | None, ...]:
         """The current operator on the host, because of ``cause``, where ``dtype`` is one."""
-        # The host makes assertions: no kernel can raise their messages.
-        if overload is not aten._assert_async.msg:
+        if overload not in ASSERTIONS:
             self._report(overload, cause, dtype)
         return host_call(self.builder, overload, arguments, keywords)
 

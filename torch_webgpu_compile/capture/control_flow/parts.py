@@ -508,7 +508,8 @@ def _is_number(value: Any) -> bool:
 
 def _acts(node: Node) -> bool:
     """Whether a node does more than give results."""
-    return node.target in (aten._assert_async.msg, with_effects)
+    assertions = aten._assert_async.msg, aten._linalg_check_errors.default
+    return node.target in (*assertions, with_effects)
 
 
 def _needed(ends: Iterable[Node], inside: set[Node]) -> set[Node]:

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from . import (
     counting,
+    factorizations,
     fused_optimizers,
     grouped,
     jagged,
@@ -56,8 +57,8 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
 FAMILIES = (
-    *(counting, fused_optimizers, grouped, jagged, losses, packed_weights, quantization),
-    *(sampling, synchronized_norm),
+    *(counting, factorizations, fused_optimizers, grouped, jagged, losses, packed_weights),
+    *(quantization, sampling, synchronized_norm),
 )
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...capture.decompositions import synchronized_norm
+from ...capture.decompositions import factorizations, synchronized_norm
 from ...compiler import native_operators
 from ..patches import distributed, printing
 from ..registration import new_library, untraced
@@ -77,6 +77,8 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_logcumsumexp.out": outputs.from_result(torch.ops.aten.logcumsumexp.default),
     "masked_select": data_dependent.masked_select,
     "masked_select.out": outputs.from_result(data_dependent.masked_select, apart=True),
+    "cholesky": factorizations.cholesky,
+    "cholesky.out": outputs.from_result(factorizations.cholesky),
     "bincount": data_dependent.bincount,
     "repeat_interleave.Tensor": data_dependent.repeat_interleave,
     "_unique": data_dependent.unique_without_counts,
