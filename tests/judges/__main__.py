@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path(tempfile.gettempdir()) / "judges-run")
     parser.add_argument("--again", action="store_true", help="what failed here alone, once more")
     parser.add_argument("--report", action="store_true", help="only write the page")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if not given.report:
         if given.folder is None:
             parser.error("the folder with the suite's tests is missing")

@@ -83,9 +83,10 @@ SUITES = {
     "kornia": Suite(
         "kornia's tests",
         ("tests",),
-        Side(arguments=("--device=cpu", "--dtype=float32")),
-        Side(arguments=("--device=webgpu", "--dtype=float32")),
+        Side({"JUDGE_DEVICE": "cpu"}, ("--device=cpu", "--dtype=float32")),
+        Side({"JUDGE_DEVICE": "webgpu"}, ("--device=webgpu", "--dtype=float32")),
         match="DEV",
+        plugins=("named_device",),
         conftest=True,
     ),
     "diffusers": Suite(
@@ -100,7 +101,7 @@ SUITES = {
         ("tests/unittests",),
         Side({"JUDGE_DEVICE": "cpu"}),
         Side({"JUDGE_DEVICE": "webgpu"}),
-        plugins=("default_device",),
+        plugins=("named_device",),
         conftest=True,
     ),
 }

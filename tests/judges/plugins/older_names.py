@@ -39,8 +39,8 @@ _METHODS = "common_methods_invocations"
 # For each name: the module, what it is there, and the tests that import it. Some of the modules
 # take seconds to import, so only the tests that need them do.
 _NAMES = {
-    "tf32_is_not_fp32": ("common_cuda", lambda: _no, ("test_torch", "test_nn", "test_conv")),
-    "bf32_on_and_off": ("common_mkldnn", lambda: _unchanged, ("test_nn", "test_conv", "linalg")),
+    "tf32_is_not_fp32": ("common_cuda", lambda: _no, ("test",)),
+    "bf32_on_and_off": ("common_mkldnn", lambda: _unchanged, ("test",)),
     "binary_ufuncs_and_refs": (_METHODS, _binary, ("test_binary_ufuncs",)),
     "skip": (_METHODS, lambda: _mark, ("test_ops", "test_decomp", "test_vmap", "test_aot")),
     "xfail": (_METHODS, lambda: _mark, ("test_ops", "test_decomp", "test_vmap", "test_aot")),
