@@ -61,3 +61,23 @@ _fx: Any = (
 )
 if _fx is not torch and not hasattr(_fx, "complex_memory_overlap"):
     _fx.complex_memory_overlap = None
+
+
+_devices: Any = importlib.import_module("torch.testing._internal.common_device_type")
+_instantiate = _devices.instantiate_device_type_tests
+
+
+def _instantiate_older(generic: type, *arguments: Any, **keywords: Any) -> None:
+    """Older versions took the methods out of the generic class.
+
+    ``super(self.__class__, self)`` does not end now. The two classes that say so set what is about
+    CUDA.
+    """
+    for name in ("setUp", "tearDown"):
+        method: Any = vars(generic).get(name)
+        if method is not None and "__class__" in method.__code__.co_names:
+            delattr(generic, name)
+    _instantiate(generic, *arguments, **keywords)
+
+
+_devices.instantiate_device_type_tests = _instantiate_older
