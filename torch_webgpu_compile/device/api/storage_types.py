@@ -1,4 +1,4 @@
-"""``torch.webgpu.FloatStorage`` and the like: storages of one dtype, as older programs name them."""
+"""``torch.webgpu.FloatStorage`` and the like: storages of one dtype, in older programs."""
 
 from __future__ import annotations
 
