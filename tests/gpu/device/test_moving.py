@@ -117,6 +117,17 @@ def test_kinds_of_modules(make: Any) -> None:
         assert all(w.device.type == "webgpu" for w in model._flat_weights)
 
 
+@pytest.mark.parametrize(
+    "move", [nn.Module.half, nn.Module.cpu, lambda model: model.to("webgpu", torch.float16)]
+)
+def test_a_module_without_sizes_changes_dtype_and_device(move):
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()).to("webgpu")
+    expected, device = next(move(model).parameters()).data.dtype, model[0].weight.device
+    assert model[1].running_mean.dtype is expected
+    result = model.float()(torch.ones(2, 5, device=device))
+    assert result.device == device
+
+
 @pytest.mark.parametrize("device", ["webgpu", "webgpu:1"])
 def test_lazy_modules(device: str) -> None:
     model: Any = nn.LazyLinear(3).to(device)

@@ -160,3 +160,17 @@ def test_other_devices_are_left_alone() -> None:
     assert storage.new().device.type == "cpu"
     assert Storage(4, device="meta").device.type == "meta"
     assert Storage(4).share_memory_().is_shared()
+
+
+def test_types_of_storages_are_named_by_device_and_dtype(tensor):
+    kind = tensor.storage_type()
+    assert kind is torch.webgpu.FloatStorage
+    assert tensor.storage().type() == "torch.webgpu.FloatStorage"
+    assert isinstance(tensor.storage(), kind)
+    assert not isinstance(tensor.cpu().storage(), kind)
+    assert not isinstance(tensor.storage(), torch.webgpu.LongStorage)
+    made = kind([1, 2])
+    assert made.device.type == "webgpu"
+    assert made.tolist() == [1, 2]
+    with pytest.raises(AttributeError, match="NoStorage"):
+        _ = torch.webgpu.NoStorage

@@ -112,3 +112,15 @@ def test_strides_in_place():
         return x, y
 
     compare(f)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ({"dtype": torch.float32, "device": "webgpu"}, "scalar type Long but got"),
+        ({"dtype": torch.int64, "device": "cpu"}, "to be on the same device"),
+    ],
+)
+def test_positions_need_integers_on_the_device(out, message):
+    with pytest.raises(RuntimeError, match=message):
+        torch.nonzero(torch.ones(3, device="webgpu"), out=torch.empty(0, **out))

@@ -42,6 +42,7 @@ from .properties import (
     get_device_properties,
     is_bf16_supported,
 )
+from .storage_types import storage_type
 from .streams import (
     Event,
     Stream,
@@ -229,6 +230,8 @@ _keep_dynamo_out()
 def __getattr__(name: str) -> Any:
     if name == "_initialized":  # torch.utils.checkpoint asks before it saves generators' states
         return is_initialized()
+    if name.endswith("Storage") and (found := storage_type(name)) is not None:
+        return found
     raise AttributeError(f"module 'torch.webgpu' has no attribute {name!r}")
 
 

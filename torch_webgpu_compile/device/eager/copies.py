@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin
 
 from ..tensors.aliasing import check_copy
 from ..tensors.copying import copy_between_devices, copy_bytes, is_here, to_host
@@ -32,6 +33,8 @@ _MOVED_AS = {
 
 def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """``aten::copy_``: converts and broadcasts; within a device without passing the host."""
+    if not source.numel() and isinstance(source, UninitializedTensorMixin):
+        return target  # of a lazy module: nothing is in it, and asking for its shape raises
     if is_here(target) and target.is_conj():
         copy_(target.conj(), source.conj())
     elif is_here(target) and target.is_neg():

@@ -79,9 +79,15 @@ def from_result(
             for argument in _tensors(arguments):
                 check_apart(out, argument)
         result = function(*arguments, **keywords)
-        if out.dtype is not result.dtype:
+        if out.device != result.device:
             raise RuntimeError(
-                f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype}"
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{result.device} and {out.device}!"
+            )
+        if out.dtype is not result.dtype:
+            wanted, given = _scalar_type(result), _scalar_type(out)
+            raise RuntimeError(
+                f"Expected out tensor to have scalar type {wanted} but got scalar type {given}"
             )
         if out.shape != result.shape:
             strides = result.stride() if keep_strides else contiguous_strides(result.shape)
@@ -89,6 +95,11 @@ def from_result(
         return out.copy_(result)
 
     return kernel
+
+
+def _scalar_type(tensor: Tensor) -> str:
+    """As PyTorch's messages name a dtype: ``Long``."""
+    return tensor.type().rpartition(".")[2].removesuffix("Tensor")
 
 
 def _check_dtypes(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
