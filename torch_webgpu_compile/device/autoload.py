@@ -91,6 +91,7 @@ def _register() -> None:
         grad_scaler,
         guard,
         lightning,
+        lstm_cells,
         moving,
         nested_attention,
         pinning,
@@ -121,6 +122,7 @@ def _register() -> None:
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
         *(lightning, random_states, generator_class, precompiling, device_mesh),
         *(compiled_optimizers, flex_attention, grad_scaler, nested_attention, associative_scan),
+        lstm_cells,
     ):
         patch.install()
 

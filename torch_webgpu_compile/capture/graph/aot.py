@@ -32,7 +32,7 @@ from ..control_flow.inline import inline_operators
 from ..control_flow.numbers import WithNumbers, take_numbers
 from ..control_flow.parts import Call, Calls, HostNumbers, Part, calls_between, divide
 from ..decompositions import symbolic_numbers
-from ..decompositions.table import decompositions
+from ..decompositions.table import decompositions, own_rules_first
 from . import double_backward, dynamo, patterns, recompute, regions
 from .argument_views import take_views, token_count, with_views
 from .unstorable import Reason, Uncompiled, reason_against, reason_of, runnable
@@ -262,7 +262,7 @@ def capture(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with dynamo.compiling(), regions.schemas_made_once():
+    with dynamo.compiling(), regions.schemas_made_once(), own_rules_first():
         traced: Callable[..., Any] = trace(module, example_inputs)
     if direct is not None:
         if parts is None and not misdescribed and not isinstance(direct, WithNumbers):
