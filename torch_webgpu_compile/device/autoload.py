@@ -91,6 +91,7 @@ def _register() -> None:
         grad_scaler,
         guard,
         lightning,
+        lstm_cells,
         nested_attention,
         pinning,
         precompiling,
@@ -120,6 +121,7 @@ def _register() -> None:
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
         *(lightning, random_states, generator_class, precompiling, device_mesh),
         *(compiled_optimizers, flex_attention, grad_scaler, nested_attention, associative_scan),
+        lstm_cells,
     ):
         patch.install()
 

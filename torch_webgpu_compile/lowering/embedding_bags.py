@@ -26,14 +26,17 @@ aten = torch.ops.aten
 SUM, MEAN, MAX = range(3)
 
 
-def _bags(builder: Builder, offsets: Value, count: Expr) -> Value:
-    """The bag of each of ``count`` samples: the last one that starts at or before it."""
+def _bags(builder: Builder, offsets: Value, count: Expr, bags: Expr | None = None) -> Value:
+    """The bag of each of ``count`` samples: the last of ``bags`` that starts at or before it.
+
+    With ``bags`` None, samples at or behind an end of the last bag are in a bag that is none.
+    """
+    bags = offsets.sizes[0] if bags is None else bags
     (at,) = positions((count,))
 
     def starts(position: Scalar) -> Scalar:
         return cast(offsets.at([position]), dtypes.int64) <= Index(at)
 
-    bags = offsets.sizes[0]
     body = binary_search(starts, Index(bags), bags) - 1
     return builder.pointwise(body, (count,), name="bags")
 
@@ -80,17 +83,18 @@ def lower_embedding_bag(
     out, offset2bag, bag_size, max_indices = (builder.zeros(k) for k in range(4))
     if indices.is_empty or out.is_empty:
         return out, offset2bag, bag_size, max_indices
-    bags = _bags(builder, offsets, indices.sizes[0])
+    # As PyTorch's kernels for the CPU have it: these are in the last bag, but for the fast kernel.
+    is_fast = mode == SUM and isinstance(padding_idx, int) and padding_idx < 0
+    bags = _bags(builder, offsets, indices.sizes[0], None if is_fast else out.sizes[0])
     if not offset2bag.is_empty:
         offset2bag = bags.cast(offset2bag.dtype)
-    sizes = _bag_sizes(builder, indices, bags, Value(bag_size.dtype, out.sizes[:1], bag_size.body),
-                       padding_idx)  # fmt: skip
+    # Elsewhere than on the CPU, PyTorch's sizes have one of the last offset's bag, which is empty.
+    sizes = _bag_sizes(builder, indices, bags, bag_size, padding_idx)
     if mode == MAX:
         if per_sample_weights is not None:
             raise NotLowered("the maximum of weighted embeddings")
         result, maxima = _maximum(builder, weight, indices, bags, out, padding_idx)
-        if max_indices.sizes == maxima.sizes:
-            max_indices = maxima.cast(max_indices.dtype)
+        max_indices = maxima.cast(max_indices.dtype)
     else:
         result = _sum(builder, weight, indices, bags, out, per_sample_weights, padding_idx)
         if mode == MEAN:
@@ -99,7 +103,7 @@ def lower_embedding_bag(
             mean = result.at([bag, column]) / cast(size, result.dtype)
             result = Value(result.dtype, out.sizes, mean)
         result = builder.pointwise(cast(result.body, out.dtype), out.sizes)
-    return result, offset2bag, sizes if bag_size.sizes == sizes.sizes else bag_size, max_indices
+    return result, offset2bag, sizes, max_indices
 
 
 def _sum(
@@ -218,7 +222,8 @@ def lower_dense_backward(
     if mode == MEAN:
         size = apply("maximum", bag_size.at([own]), 1)
         body /= cast(size, body.dtype)
-    body = masked(_is_kept(row, padding_idx), body, 0)
+    kept = _is_kept(row, padding_idx) & (own < Index(grad.sizes[0]))
+    body = masked(kept, body, 0)
     return scatter(
         builder, initial, sizes, [row, column], cast(body, initial.dtype), accumulate=True
     )
@@ -248,6 +253,7 @@ def lower_per_sample_weights_backward(
     row = data_index(builder, indices.at([sample]), weight.sizes[0], 0)
     own = cast(bags.at([sample]), dtypes.int64)
     body = cast(weight.at([row, column]), dtype) * cast(grad.at([own, column]), dtype)
-    body = masked(_is_kept(row, padding_idx), body, 0)
+    kept = _is_kept(row, padding_idx) & (own < Index(grad.sizes[0]))
+    body = masked(kept, body, 0)
     total = builder.reduce("sum", body, out.sizes, (weight.sizes[1],), name="sum")
     return builder.pointwise(cast(total.body, out.dtype), out.sizes)

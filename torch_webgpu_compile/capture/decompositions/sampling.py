@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 aten = torch.ops.aten
 
@@ -258,6 +259,13 @@ def _both(
     return rows, columns
 
 
+def _laid_out_like(source: Tensor, result: Tensor) -> Tensor:
+    """``result``, which is contiguous, in the memory format of ``source``."""
+    memory_format = suggest_memory_format(source)
+    is_same = memory_format is torch.contiguous_format
+    return result if is_same else result.clone(memory_format=memory_format)
+
+
 def _rules(kind: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def forward(
         self: Tensor,
@@ -270,7 +278,8 @@ def _rules(kind: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
             return NotImplemented
         scales = scales_h, scales_w
         rows, columns = _both(kind, self.shape[2:], output_size, align_corners, scales, self)
-        return (rows @ (self.to(rows.dtype) @ columns.mT)).to(self.dtype)
+        result = (rows @ (self.to(rows.dtype) @ columns.mT)).to(self.dtype)
+        return _laid_out_like(self, result)
 
     def backward(
         grad_output: Tensor,
@@ -284,7 +293,9 @@ def _rules(kind: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
             return NotImplemented
         scales = scales_h, scales_w
         rows, columns = _both(kind, input_size[2:], output_size, align_corners, scales, grad_output)
-        return (rows.mT @ (grad_output.to(rows.dtype) @ columns)).to(grad_output.dtype)
+        result = (rows.mT @ (grad_output.to(rows.dtype) @ columns)).to(grad_output.dtype)
+        # As ATen's kernels for the CPU have it.
+        return result if kind == "bicubic" else _laid_out_like(grad_output, result)
 
     return forward, backward
 

@@ -7,7 +7,8 @@ decomposition if there is a good one, so lowering an operator is enough to stop 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from . import (
     packed_weights,
     quantization,
     random,
+    recurrent,
     sampling,
     synchronized_norm,
 )
@@ -58,7 +60,7 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
 FAMILIES = (
     *(counting, factorizations, fused_optimizers, grouped, jagged, losses, packed_weights),
-    *(quantization, sampling, synchronized_norm),
+    *(quantization, recurrent, sampling, synchronized_norm),
 )
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {
@@ -136,6 +138,24 @@ def decompositions(native: Collection[OpOverload]) -> dict[Any, Decomposition]:
     chosen.update(grouped.of_transformers())
     chosen[torch.ops.higher_order.out_dtype] = quantization.with_out_dtype
     return chosen | random.DECOMPOSITIONS
+
+
+@contextmanager
+def own_rules_first() -> Iterator[None]:
+    """No rule of `OWN` is preceded by one that PyTorch applies before autograd, as long as this.
+
+    PyTorch's of ``multilabel_margin_loss_forward`` adds margins of class 0 for every missing label.
+    """
+    key = torch._C.DispatchKey.Autograd
+    taken = {op: op.py_kernels.pop(key) for op in OWN if key in op.py_kernels}
+    try:
+        for op in taken:
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, kernel in taken.items():
+            op.py_kernels[key] = kernel
+            op._dispatch_cache.clear()
 
 
 def _zeros_and_scatter(

@@ -32,9 +32,9 @@ from ..control_flow.inline import inline_operators
 from ..control_flow.numbers import WithNumbers, take_numbers
 from ..control_flow.parts import Call, Calls, HostNumbers, Part, calls_between, divide
 from ..decompositions import symbolic_numbers
-from ..decompositions.table import decompositions
+from ..decompositions.table import decompositions, own_rules_first
 from . import double_backward, dynamo, patterns, recompute, regions
-from .argument_views import take_views, with_views
+from .argument_views import take_views, token_count, with_views
 from .unstorable import (
     Reason,
     Uncompiled,
@@ -124,7 +124,8 @@ def capture(
         nonlocal static, twice, kept_at
         if refused is not None:
             return Uncompiled(graph, refused)
-        static = _static_inputs()
+        # AOTAutograd shifts these behind the tokens of effects for inference graphs only.
+        static = _behind_tokens(_static_inputs())
         # Saved tensors are given back when they are read for the last time, if nobody keeps them:
         # unlike one with "donated" buffers, a graph that was run may be run again.
         if (metadata := _metadata()) is not None:
@@ -270,7 +271,7 @@ def capture(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with dynamo.compiling(), regions.schemas_made_once():
+    with dynamo.compiling(), regions.schemas_made_once(), own_rules_first():
         traced: Callable[..., Any] = trace(module, example_inputs)
     if direct is not None:
         if parts is None and not misdescribed and not isinstance(direct, WithNumbers):
@@ -396,7 +397,13 @@ def _static_inputs() -> frozenset[int]:
 
 def _counted() -> frozenset[int]:
     name = "mutated_graph_handled_indices_seen_by_autograd"
-    return frozenset(getattr(_metadata(), name, None) or ())
+    return _behind_tokens(getattr(_metadata(), name, None) or ())
+
+
+def _behind_tokens(positions: Iterable[int]) -> frozenset[int]:
+    """Positions in a graph, whose first arguments and outputs are the tokens of its effects."""
+    count = token_count(_metadata())
+    return frozenset(position + count for position in positions)
 
 
 def _static_in_backward(graph: torch.fx.GraphModule, static: frozenset[int]) -> frozenset[int]:
@@ -411,9 +418,10 @@ def _static_in_backward(graph: torch.fx.GraphModule, static: frozenset[int]) -> 
 
 def _saved_outputs(graph: torch.fx.GraphModule) -> frozenset[int]:
     """Positions of the outputs that follow everything that the user gets to see."""
-    visible = getattr(_metadata(), "num_forward", None)
-    if visible is None:
+    metadata = _metadata()
+    if metadata is None:
         return frozenset()
+    visible = metadata.num_forward + token_count(metadata)
     (returned,) = graph.graph.find_nodes(op="output")[0].args
     return frozenset(
         position

@@ -80,7 +80,7 @@ def take_views(
         return ArgumentViews()
     output = graph.graph.find_nodes(op="output")[0]
     placeholders = graph.graph.find_nodes(op="placeholder")
-    first = metadata.num_mutated_inp_runtime_indices
+    first = metadata.num_mutated_inp_runtime_indices + token_count(metadata)
     (returned,) = output.args
     results = list(returned)
     bases = _bases(placeholders)
@@ -112,6 +112,11 @@ def take_views(
         output.args = ((*results, *numbers),)
         graph.recompile()
     return ArgumentViews(tuple(views), len(numbers))
+
+
+def token_count(metadata: Any) -> int:
+    """How many tokens of effects a graph has before its other arguments, and its other outputs."""
+    return 0 if metadata is None else len(metadata.tokens)
 
 
 def with_views(

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_structure
 
+from ...capture.decompositions.table import is_composite
 from ...errors import AdapterError, DeviceError, ShaderError, UnsupportedOp
 from ...target import BINDING_ALIGNMENT
 from ...torch_ops.foreign import NO_IMPLEMENTATION, is_foreign
@@ -71,7 +72,16 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     """
     leaves: list[Any] = []
     key: list[Any] = [op, torch.get_default_dtype()]
-    _describe(arguments, leaves, key)
+    try:
+        _describe(arguments, leaves, key)
+    except RuntimeError:
+        if not is_composite(op):
+            raise
+        # Tensors without memory: zeros_like, where a tracer makes arguments to run a real operator
+        # whose results nothing else describes. PyTorch's composite kernel reads sizes only, and
+        # comes back here with the tensor that it made.
+        composite = torch._C.DispatchKey.CompositeExplicitAutograd
+        return op._op_dk(composite, *arguments, **keywords)
     if keywords:
         key.extend(keywords)
         _describe(tuple(keywords.values()), leaves, key)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ...capture.decompositions import factorizations, synchronized_norm
+from ...capture.decompositions import factorizations
+from ...capture.decompositions.table import OWN
 from ...compiler import native_operators
 from ..patches import distributed, printing
 from ..registration import new_library, untraced
@@ -121,9 +122,10 @@ def register() -> Callable[..., Any]:
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             for name in ("scaled_dot_product_attention", "batch_norm_gather_stats_with_counts"):
                 library.impl(name, untraced(getattr(composed, name)), key)
-        for op, rule in synchronized_norm.DECOMPOSITIONS.items():
+        for op, rule in OWN.items():
             # Nothing else tells what the results are like, when Dynamo traces a module.
-            library.impl(op.name(), untraced(rule), "Meta")
+            if not any(_has_kernel(op.name(), key) for key in ("Meta", *_COMPOSITES)):
+                library.impl(op.name(), untraced(rule), "Meta")
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         transformer_encoder.register_nested(library)
@@ -141,9 +143,16 @@ def _overload(name: str) -> torch._ops.OpOverload:
     return found
 
 
+_COMPOSITES = (
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
+_has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
 def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
     """Operators that PyTorch would break up into several, and that one kernel can run whole."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     native = {
         str(overload).removeprefix("aten.").removesuffix(".default")
         for overload in native_operators()
@@ -153,8 +162,8 @@ def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
         namespace, _, short = name.partition("::")
         if namespace != "aten" or short in kernels or short.split(".")[0] in _COMPOSITE:
             continue
-        structured = has_kernel(name, "CompositeExplicitAutogradNonFunctional")
-        composite = has_kernel(name, "CompositeExplicitAutograd")
+        structured = _has_kernel(name, "CompositeExplicitAutogradNonFunctional")
+        composite = _has_kernel(name, "CompositeExplicitAutograd")
         wanted = structured or (composite and (short in native or short.startswith("_foreach_")))
         if wanted and not _returns_view(_overload(short)):
             found.append(short)
