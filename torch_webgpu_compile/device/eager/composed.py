@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...capture.attention import operators
+from ...capture.refusals import refusal
 from . import lists
-from .dispatch import run
 
 aten = torch.ops.aten
 
@@ -38,6 +38,11 @@ def scaled_dot_product_attention(
     supported = query.dim() == 4 and operators.is_supported(query, key, value, enable_gqa)
     wanted = torch._C._get_overrideable_sdp_enabled()
     if not (supported and wanted) or (is_causal and attn_mask is not None):
+        if not query.dtype is key.dtype is value.dtype:  # the operators below would convert them
+            attend = torch.nn.functional.scaled_dot_product_attention
+            error = refusal(attend, (query, key, value, attn_mask, dropout_p, is_causal), {})
+            if error is not None:
+                raise error
         rest = attn_mask, dropout_p, is_causal, None
         plain: Tensor = aten._scaled_dot_product_attention_math.default(
             query, key, value, *rest, scale=scale, enable_gqa=enable_gqa
@@ -90,17 +95,6 @@ def batch_norm_gather_stats_with_counts(
         unbiased = variance * (total / (total - 1))
         running_var.lerp_(unbiased.to(running_var.dtype), momentum)
     return overall, torch.rsqrt(variance + eps)
-
-
-def uniform_(
-    tensor: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None
-) -> Any:
-    """``aten::uniform_``, with the check that kernels cannot make: numbers are data to them."""
-    if low > high:
-        raise RuntimeError(
-            f"uniform_ expects to return a [from, to) range, but found from={low:g} > to={high:g}"
-        )
-    return run(aten.uniform_.default, tensor, low, high, generator=generator)
 
 
 def no_quantized_tensors(*_: Any, **__: Any) -> NoReturn:

@@ -54,7 +54,6 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_to_copy": copies.to_copy,
     "_local_scalar_dense": copies.local_scalar_dense,
     "equal": data_dependent.equal,
-    "uniform_": composed.uniform_,
     "quantize_per_tensor": composed.no_quantized_tensors,
     "quantize_per_tensor.tensor_qparams": composed.no_quantized_tensors,
     "quantize_per_tensor.tensors": composed.no_quantized_tensors,
