@@ -38,9 +38,17 @@ def draw_seeds(index: int, count: int, generator: torch.Generator | None = None)
     """Seeds for ``count`` random operators on ``webgpu:index``: int32 (count, 2), on the CPU.
 
     Args:
-        generator: a CPU generator to draw them from, in the place of the device's own.
+        generator: one for the device, to draw them from in the place of the device's own.
+
+    Raises:
+        RuntimeError: the generator is for another device.
     """
     if generator is not None:
+        if generator.device.type != devices.NAME:
+            raise RuntimeError(
+                f"Expected a '{devices.NAME}' device type for generator but found "
+                f"'{generator.device.type}'"
+            )
         numbers = torch.empty((count, 2), dtype=torch.int32, device="cpu")
         return numbers.random_(generator=generator)
     with _lock:

@@ -35,6 +35,7 @@ from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions, own_rules_first
 from . import double_backward, dynamo, patterns, recompute, regions
 from .argument_views import take_views, token_count, with_views
+from .refused import check_calls
 from .unstorable import (
     Reason,
     Uncompiled,
@@ -83,9 +84,11 @@ def capture(
             before something else reads them.
 
     Raises:
+        Exception: what PyTorch's kernels raise about a call in the graph.
         UnsupportedOp: an operator can run neither on the GPU nor between its plans, and ``on_host``
             raises, or PyTorch could not run it either.
     """
+    check_calls(module)
     results = _results_of(module)
     misdescribed = dynamo.misdescribed(module)
     written = double_backward.unchanged(module) if torch.is_grad_enabled() else None

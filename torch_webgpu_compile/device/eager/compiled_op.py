@@ -50,6 +50,7 @@ _TAKES_HOST_TENSORS = frozenset(
         "aten::_foreach_copy_",
     }
 )
+_INDEXES = frozenset(name for name in _TAKES_HOST_TENSORS if "index" in name)
 # Operators on all parameters. Their numbers change at every step; their sizes do not, and only maps
 # of known sizes share a kernel.
 _OF_MANY = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
@@ -81,6 +82,9 @@ class Placement:
             RuntimeError: the tensors are on different devices.
         """
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if op._schema.name in _INDEXES:
+            for index in tensors[1:]:
+                check_index_device(tensors[0], index)
         places = {tensor.device for tensor in tensors if _has_place(op, tensor)}
         asked = {x for x in leaves if isinstance(x, torch.device) and x.type == devices.NAME}
         if len(places) > 1:
@@ -94,6 +98,14 @@ class Placement:
         index = devices.index_of(place)
         kind = (op, torch.get_default_dtype(), index, spec, *map(_kind, specs))
         return Placement(index, specs, spec, kind, _cause_for_host(tensors))
+
+
+def check_index_device(tensor: Tensor, index: Tensor) -> None:
+    """Raises RuntimeError: a tensor on the host is indexed with one that is not."""
+    if tensor.device.type == "cpu" and index.device.type != "cpu":
+        raise RuntimeError(
+            "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+        )
 
 
 def _has_place(op: OpOverload, tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...capture.attention import operators
+from ...capture.refusals import refusal
 from . import lists
 
 aten = torch.ops.aten
@@ -37,6 +38,11 @@ def scaled_dot_product_attention(
     supported = query.dim() == 4 and operators.is_supported(query, key, value, enable_gqa)
     wanted = torch._C._get_overrideable_sdp_enabled()
     if not (supported and wanted) or (is_causal and attn_mask is not None):
+        if not query.dtype is key.dtype is value.dtype:  # the operators below would convert them
+            attend = torch.nn.functional.scaled_dot_product_attention
+            error = refusal(attend, (query, key, value, attn_mask, dropout_p, is_causal), {})
+            if error is not None:
+                raise error
         rest = attn_mask, dropout_p, is_causal, None
         plain: Tensor = aten._scaled_dot_product_attention_math.default(
             query, key, value, *rest, scale=scale, enable_gqa=enable_gqa

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .compiled_op import check_index_device
 from .dispatch import run
 from .host import run_on_host
 
@@ -181,6 +182,7 @@ def _as_bool(mask: Tensor) -> Tensor:
 
 
 def _check_mask(tensor: Tensor, mask: Tensor, position: int, dim: int) -> None:
+    check_index_device(tensor, mask)
     for k, size in enumerate(mask.shape):
         if dim + k >= tensor.dim():
             raise IndexError(

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_structure
+from torch.utils._pytree import tree_flatten, tree_structure, tree_unflatten
 
 from ...capture.decompositions.table import is_composite
+from ...capture.refusals import INSTEAD, refusal
 from ...errors import AdapterError, DeviceError, ShaderError, UnsupportedOp
 from ...target import BINDING_ALIGNMENT
 from ...torch_ops.foreign import NO_IMPLEMENTATION, is_foreign
@@ -60,6 +61,7 @@ _by_signature: dict[tuple[Any, ...], Any] = {}
 _remembered = 0  # what there is of both kinds
 _by_kind: dict[tuple[Any, ...], list[CompiledOp]] = {}
 _mutable: dict[OpOverload, bool] = {}
+_numbers_checked: dict[OpOverload, bool] = {}
 
 
 def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
@@ -193,6 +195,8 @@ def _first_time(call: _Call) -> Any:
         refused = outputs.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
         if refused:
             return _refused(call, refused)
+        if not cause:
+            _check(call)
         compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
     except Exception as error:
         if isinstance(error, DeviceError) and not isinstance(error, ShaderError):
@@ -212,6 +216,32 @@ def _first_time(call: _Call) -> Any:
         return _not_at_these_sizes(call, error)
 
 
+def _check(call: _Call) -> None:
+    """Raises what PyTorch's kernels raise about a call: tracing alone finds less."""
+    if call.op in INSTEAD or (call.op.namespace == "aten" and _runs_on_cpu(call.op)):
+        error = refusal(call.op, call.arguments, call.keywords)
+        if error is not None:
+            raise error
+
+
+def _checks_numbers(call: _Call) -> bool:
+    """Whether PyTorch refuses some numbers: standard deviations and probabilities, for instance."""
+    known = _numbers_checked.get(call.op)
+    if known is None:
+        known = _numbers_checked[call.op] = any(
+            refusal(call.op, *changed) is not None for changed in _with_unlikely_numbers(call)
+        )
+    return known
+
+
+def _with_unlikely_numbers(call: _Call) -> Iterator[Any]:
+    """The arguments and keywords of a call with another number in the place of one."""
+    leaves, spec = tree_flatten((call.arguments, call.keywords))
+    for k, leaf in enumerate(leaves):
+        for number in (-1.0, 2.0) if type(leaf) is float else ():
+            yield tree_unflatten([*leaves[:k], number, *leaves[k + 1 :]], spec)
+
+
 def _not_at_these_sizes(call: _Call, error: UnsupportedOp | AdapterError) -> Any:
     """A call that has kernels, but none for tensors as large as these."""
     if not _runs_on_cpu(call.op):
@@ -224,7 +254,7 @@ def _not_at_these_sizes(call: _Call, error: UnsupportedOp | AdapterError) -> Any
 
 def _runs_on_cpu(op: OpOverload) -> bool:
     """Whether there is a kernel for the CPU; some operators are for other devices."""
-    if op in WITHOUT_HOST:
+    if op in WITHOUT_HOST or op in INSTEAD:
         return False
     schema = op._schema
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
@@ -272,7 +302,8 @@ def _remember(call: _Call, compiled: CompiledOp | None) -> None:
         _remembered = 0
     _remembered += 1
     numbers = _numbers(call.leaves)
-    if not numbers or (compiled is not None and compiled.takes_any_number(call.leaves)):
+    takes_any = compiled is not None and compiled.takes_any_number(call.leaves)
+    if not numbers or (takes_any and not _checks_numbers(call)):
         _by_signature[call.signature] = compiled
         return
     by_number = _by_signature.get(call.signature)

@@ -1,0 +1,343 @@
+"""Whether PyTorch refuses a call: its own CPU kernels are asked, on stand-ins.
+
+Tracing tells what a call computes, but on tensors without contents, and through decompositions,
+PyTorch checks less than its kernels do: dtypes that differ, dimensions that do not exist, sizes
+that do not fit. So a call that is new is made once on the CPU, where it costs less than a
+thousandth of what compiling does, and the types and messages of errors are PyTorch's.
+
+The stand-ins have the arguments' dtypes and ranks. Where the arguments are large, so are sizes that
+a smaller number stands for: equal ones for equal sizes, in the same order. What such a call is
+refused for says nothing if its sizes alone do not fit any more, which tensors without contents
+tell, too.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..symbolic.sizes import storage_span
+from .tracing import clean_dispatch
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Tensor:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    grouped = query.shape[-3] != key.shape[-3]
+    return attend(query, key, value, bias, dropout, is_causal, scale=scale, enable_gqa=grouped)
+
+
+_SMALL = 4  # sizes up to this one stand for themselves
+_MOST_ELEMENTS = 1 << 10  # of calls whose sizes stand for themselves, of all arguments
+_MOST_WORK = 1 << 18  # the same times all numbers: what a kernel may do with so many
+# Of floats and whole numbers: 1 is a probability and a divisor, 0 an index. A call is refused if it
+# is with each.
+_CONTENTS = ((1, 0), (1, 1))
+# Operators that compare sizes with what tensors contain, or read what is beside them in memory.
+_BY_CONTENTS = frozenset({"segment_reduce", "repeat_interleave", "as_strided", "as_strided_"})
+# What the CPU has in the place of an operator for other devices.
+INSTEAD: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default: _attention,
+}
+# What the CPU alone has no kernel for: a type of floats. Others have no meaning there.
+_NO_KERNEL = "not implemented for '"
+_INTEGERS = frozenset({"Bool", "Byte", "Char", "Short", "Int", "Long"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """What stands for a tensor: its dtype, sizes and strides, and where it is in which storage."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage: int
+    offset: int
+
+    @property
+    def span(self) -> int:
+        return storage_span(self.sizes, self.strides)
+
+    def content(self, real: int, whole: int) -> int:
+        return real if self.dtype.is_floating_point or self.dtype.is_complex else whole
+
+
+class _UnknownError(Exception):
+    """Nothing can stand for an argument."""
+
+
+def refusal(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    sizes_fit: bool = False,
+) -> Exception | None:
+    """What PyTorch raises about a call on the CPU, whatever its tensors contain; None if nothing.
+
+    Args:
+        function: of torch, or an operator of ATen.
+        args, kwargs: nested; tensors may be fake, on any device, and sizes symbols. They are not
+            changed.
+        sizes_fit: the call has been made on tensors without contents.
+    """
+    if getattr(function, "__name__", "").partition(".")[0] in _BY_CONTENTS:
+        return None
+    try:
+        call = _Call.of(INSTEAD.get(function, function), args, kwargs)
+    except _UnknownError:
+        return None
+    if call in _accepted:
+        return None
+    with clean_dispatch(symbolic=False), warnings.catch_warnings(), _same_numbers():
+        warnings.simplefilter("ignore")
+        error = call.refused() if call.is_small else _refused_by_size(call, sizes_fit)
+    if error is None:
+        _accept(call)
+    return error
+
+
+def _refused_by_size(call: _Call, sizes_fit: bool) -> Exception | None:
+    if not sizes_fit and (error := call.refused_without_contents()) is not None:
+        return error
+    smaller = call.shrunk()
+    if smaller in _accepted:
+        return None
+    if smaller.refused() is None or smaller.refused_without_contents() is not None:
+        _accept(smaller)
+        return None
+    return call.refused(lazily=True)  # its sizes may fit where smaller ones do not
+
+
+_accepted: set[_Call] = set()
+_MOST_ACCEPTED = 1 << 14
+
+
+def _accept(call: _Call) -> None:
+    if len(_accepted) >= _MOST_ACCEPTED:
+        _accepted.clear()
+    _accepted.add(call)
+
+
+@contextmanager
+def _same_numbers() -> Iterator[None]:
+    """Leaves PyTorch's random numbers as they are."""
+    before = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        if not torch.equal(torch.get_rng_state(), before):
+            torch.set_rng_state(before)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call with a `_Like` in the place of each tensor.
+
+    Equal calls are refused alike: ``kinds`` are the types of numbers and the default dtype.
+    """
+
+    function: Callable[..., Any]
+    leaves: tuple[Any, ...]
+    spec: Any
+    kinds: tuple[Any, ...]
+
+    @staticmethod
+    def of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Call:
+        """Raises _UnknownError: nothing can stand for an argument."""
+        leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
+        storages: dict[int, int] = {}
+        found = tuple(_stand_in(leaf, storages) for leaf in leaves)
+        return _Call(function, found, spec, (torch.get_default_dtype(), *map(type, found)))
+
+    @property
+    def likes(self) -> list[_Like]:
+        return [leaf for leaf in self.leaves if type(leaf) is _Like]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the call may be made as it is."""
+        likes = self.likes
+        elements = sum(max(math.prod(like.sizes), like.span) for like in likes)
+        numbers = math.prod(abs(k) or 1 for k in self.leaves if type(k) is int)
+        return elements <= _MOST_ELEMENTS and max(1, elements) * numbers <= _MOST_WORK
+
+    def shrunk(self) -> _Call:
+        """The call with small sizes, and small numbers where they are sizes."""
+        large = {n for like in self.likes for n in like.sizes if n > _SMALL}
+        smaller = {n: _SMALL + 1 + k for k, n in enumerate(sorted(large))}
+        storages = {like: k for k, like in enumerate(dict.fromkeys(self.likes))}
+        leaves = tuple(_shrunk(leaf, smaller, storages) for leaf in self.leaves)
+        return replace(self, leaves=leaves)
+
+    def refused_without_contents(self) -> Exception | None:
+        """What PyTorch raises about tensors on "meta"; not that it cannot make the call there."""
+        made = {
+            like: torch.empty_strided(like.sizes, like.strides, dtype=like.dtype, device="meta")
+            for like in self.likes
+        }
+        try:
+            self._run(made, "meta")
+        except NotImplementedError:
+            return None
+        except Exception as error:
+            return None if "meta tensor" in str(error) else error
+        return None
+
+    def refused(self, *, lazily: bool = False) -> Exception | None:
+        """What the CPU raises.
+
+        Args:
+            lazily: tensors are large, and have no memory as long as nothing reads them.
+        """
+        found: Exception | None = None
+        for real, whole in _CONTENTS:
+            try:
+                made = _zeros(self.likes) if lazily else _filled(self.likes, real, whole)
+            except Exception:  # a dtype that holds no numbers, or too much memory
+                return None
+            try:
+                self._run(made, "cpu")
+            except torch.linalg.LinAlgError:
+                return None
+            except Exception as error:
+                if not _counts(error):
+                    return None
+                found = found or error
+            else:
+                return None
+        return found
+
+    def _run(self, made: Mapping[_Like, Tensor], place: str) -> None:
+        values = []
+        for leaf in self.leaves:
+            if type(leaf) is _Like:
+                leaf = made[leaf]
+            elif isinstance(leaf, torch.device) or (type(leaf) is str and _is_place(leaf)):
+                leaf = torch.device(place)
+            elif type(leaf) is _Slice:
+                leaf = slice(*leaf)
+            elif leaf is _GENERATOR:
+                leaf = torch._C.Generator()
+            values.append(leaf)
+        args, kwargs = tree_unflatten(values, self.spec)
+        self.function(*args, **kwargs)
+
+
+def _filled(likes: Sequence[_Like], real: int, whole: int) -> dict[_Like, Tensor]:
+    """Tensors with the same contents everywhere, which share memory as the arguments do."""
+    made: dict[_Like, Tensor] = {}
+    for like in dict.fromkeys(likes):
+        content = like.content(real, whole)
+        near = [k for k in likes if (k.storage, k.dtype) == (like.storage, like.dtype)]
+        first = min(k.offset for k in near)
+        last = max(k.offset + k.span for k in near)
+        if like is near[0] or last - first > _MOST_ELEMENTS:
+            memory = torch.full((max(last - first, 1),), content, dtype=like.dtype)
+        else:
+            memory = made[near[0]]
+        made[like] = torch.as_strided(memory, like.sizes, like.strides, like.offset - first)
+    return made
+
+
+def _zeros(likes: Sequence[_Like]) -> dict[_Like, Tensor]:
+    """Zeros that have no memory before they are read, on most systems."""
+    made: dict[_Like, Tensor] = {}
+    for like in likes:
+        memory = torch.from_numpy(np.zeros(max(like.span, 1) * like.dtype.itemsize, np.uint8))
+        made[like] = memory.view(like.dtype).as_strided(like.sizes, like.strides)
+    return made
+
+
+def _counts(error: Exception) -> bool:
+    """Whether an error is about the call, rather than about what the CPU has kernels for."""
+    _, found, rest = str(error).partition(_NO_KERNEL)
+    if found:
+        return rest.partition("'")[0] in _INTEGERS
+    return not isinstance(error, NotImplementedError)
+
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format)
+_GENERATOR = object()
+
+
+class _Slice(NamedTuple):
+    """A slice, which has no hash before Python 3.12."""
+
+    start: int | None
+    stop: int | None
+    step: int | None
+
+
+def _stand_in(leaf: Any, storages: dict[int, int]) -> Any:
+    if isinstance(leaf, Tensor):
+        return _like(leaf, storages)
+    if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return _number(leaf)
+    if isinstance(leaf, torch._C.Generator):
+        return _GENERATOR
+    if isinstance(leaf, slice):
+        return _Slice(*map(_number, (leaf.start, leaf.stop, leaf.step)))
+    if leaf is None or leaf is Ellipsis or isinstance(leaf, (torch.device, *_PLAIN)):
+        return leaf
+    raise _UnknownError
+
+
+def _like(tensor: Tensor, storages: dict[int, int]) -> _Like:
+    functorch: Any = torch._C._functorch
+    if tensor.layout is not torch.strided or functorch.is_functorch_wrapped_tensor(tensor):
+        raise _UnknownError
+    storage = storages.setdefault(tensor.untyped_storage()._cdata, len(storages))
+    offset = _number(tensor.storage_offset())
+    sizes, strides = (tuple(map(_number, x)) for x in (tensor.shape, tensor.stride()))
+    return _Like(tensor.dtype, sizes, strides, storage, offset)
+
+
+def _number(value: Any) -> Any:
+    """A number, or what a symbol is in this call."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        value = getattr(value.node, "hint", None)
+        if not isinstance(value, (bool, int, float)):
+            raise _UnknownError
+    return value
+
+
+def _shrunk(leaf: Any, smaller: Mapping[int, int], storages: Mapping[_Like, int]) -> Any:
+    """A leaf with smaller sizes; one tensor shares memory with another only if it is the same."""
+    if type(leaf) is int:
+        return smaller.get(leaf, leaf)
+    if type(leaf) is not _Like:
+        return leaf
+    sizes = tuple(smaller.get(n, n) for n in leaf.sizes)
+    strides = [0] * len(sizes)
+    stride = 1
+    for dim in sorted(range(len(sizes)), key=lambda k: (leaf.strides[k], -k)):
+        if leaf.strides[dim] or sizes[dim] == 1:
+            strides[dim] = stride
+            stride *= max(sizes[dim], 1)
+    return _Like(leaf.dtype, sizes, tuple(strides), storages[leaf], 0)
+
+
+@cache
+def _is_place(text: str) -> bool:
+    """Whether a string names the device."""
+    return text.partition(":")[0] == torch._C._get_privateuse1_backend_name()
