@@ -243,13 +243,19 @@ def _integers(
     if high - low <= _MAX_RANGE:
         numbers = (_uniform(size, device) * float(high - low)).to(torch.int32)
         return (numbers.to(dtype if abs(low) <= _largest(dtype) else torch.int64) + low).to(dtype)
+    bits = _bits(size, device)
+    if high - low < 1 << 63:
+        bits = bits % (high - low)
+    return (bits + low).to(dtype)
+
+
+def _bits(size: Size, device: OptionalDevice) -> Tensor:
+    """Whole numbers of 63 random bits, int64."""
     bits = torch.zeros((), dtype=torch.int64, device=device)
     for _ in range(3):
         chunk = (_uniform(size, device) * float(1 << _CHUNK)).to(torch.int64)
         bits = bits * (1 << _CHUNK) + chunk
-    if high - low < 1 << 63:
-        bits = bits % (high - low)
-    return (bits + low).to(dtype)
+    return bits
 
 
 def _largest(dtype: torch.dtype) -> int:
@@ -359,6 +365,20 @@ def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> An
     return race.topk(num_samples).indices
 
 
+@_seeded
+def randperm(
+    n: int, *, dtype: torch.dtype | None = None, device: OptionalDevice = None, **_: Any
+) -> Any:
+    """0, …, n - 1 in random order, in ``dtype`` (int64 if None): the order of random keys.
+
+    Keys have 63 bits: of a million elements, any two are equal once in ten million permutations.
+    """
+    dtype = dtype or torch.int64
+    if n < 0 or dtype.is_complex or dtype == torch.bool or n > _largest(dtype) + 1:
+        return NotImplemented  # PyTorch says what is wrong
+    return _bits([n], device).argsort().to(dtype)
+
+
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.rand.default: rand,
     aten.rand.generator: rand,
@@ -394,4 +414,6 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten._fused_dropout.default: fused_dropout,
     aten.rrelu_with_noise_functional.default: rrelu_with_noise,
     aten.multinomial.default: multinomial,
+    aten.randperm.default: randperm,
+    aten.randperm.generator: randperm,
 }

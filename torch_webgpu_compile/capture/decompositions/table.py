@@ -26,6 +26,8 @@ from . import (
     random,
     sampling,
     synchronized_norm,
+    weight_norm,
+    windows,
 )
 
 aten = torch.ops.aten
@@ -57,7 +59,7 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
 FAMILIES = (
     *(counting, fused_optimizers, grouped, jagged, losses, packed_weights, quantization),
-    *(sampling, synchronized_norm),
+    *(sampling, synchronized_norm, weight_norm, windows),
 )
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {

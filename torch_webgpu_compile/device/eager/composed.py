@@ -103,6 +103,13 @@ def uniform_(
     return run(aten.uniform_.default, tensor, low, high, generator=generator)
 
 
+def randperm_out(n: int, *, generator: torch.Generator | None, out: Tensor) -> Any:
+    """``aten::randperm.generator_out``, which resizes its result without a word."""
+    if n >= 0 and out.shape != (n,):
+        out.resize_(n)
+    return run(aten.randperm.generator_out, n, generator=generator, out=out)
+
+
 def no_quantized_tensors(*_: Any, **__: Any) -> NoReturn:
     """``aten::quantize_per_tensor`` and its kin: their tensors need an allocator in C++."""
     raise NotImplementedError(

@@ -40,6 +40,9 @@ _COMPOSITE = frozenset(
 _REFUSING = (
     "conj_physical_",
     "mode.values",
+    "kaiser_window",
+    "kaiser_window.periodic",
+    "kaiser_window.beta",
     "_scaled_dot_product_fused_attention_overrideable",
     "_scaled_dot_product_fused_attention_overrideable_backward",
 )
@@ -55,6 +58,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_local_scalar_dense": copies.local_scalar_dense,
     "equal": data_dependent.equal,
     "uniform_": composed.uniform_,
+    "randperm.generator_out": composed.randperm_out,
     "quantize_per_tensor": composed.no_quantized_tensors,
     "quantize_per_tensor.tensor_qparams": composed.no_quantized_tensors,
     "quantize_per_tensor.tensors": composed.no_quantized_tensors,
