@@ -65,7 +65,7 @@ def _normal(size: Size, device: OptionalDevice, dtype: torch.dtype) -> Tensor:
     return radius * torch.cos(_uniform(size, device, wide) * (2.0 * math.pi))
 
 
-def _exponential(size: Size, device: OptionalDevice, dtype: torch.dtype) -> Tensor:
+def exponential_numbers(size: Size, device: OptionalDevice, dtype: torch.dtype) -> Tensor:
     """Exponentially distributed numbers of mean 1, to be rounded to ``dtype``."""
     return -torch.log1p(-_uniform(size, device, _wide(dtype)))
 
@@ -198,7 +198,7 @@ def bernoulli_p(self: Tensor, p: float = 0.5) -> Any:
 @_of_floats
 def exponential(self: Tensor, lambd: float = 1.0) -> Any:
     """Exponentially distributed numbers of mean 1 / lambd, like the float tensor ``self``."""
-    return (_exponential(self.shape, self.device, self.dtype) * (1.0 / lambd)).to(self.dtype)
+    return (exponential_numbers(self.shape, self.device, self.dtype) * (1.0 / lambd)).to(self.dtype)
 
 
 def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
@@ -291,7 +291,7 @@ def geometric(self: Tensor, p: float) -> Any:
     """The number of trials up to the first success, of probability ``p``; at least 1."""
     if not 0 < p < 1:
         return NotImplemented
-    trials = _exponential(self.shape, self.device, self.dtype) * (-1.0 / math.log1p(-p))
+    trials = exponential_numbers(self.shape, self.device, self.dtype) * (-1.0 / math.log1p(-p))
     return trials.ceil().clamp(min=1).to(self.dtype)
 
 
@@ -359,7 +359,7 @@ def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> An
             _uniform((*self.shape[:-1], num_samples), self.device, weights.dtype) * total[..., -1:]
         )
         return torch.searchsorted(total, chosen, right=True).clamp(max=self.shape[-1] - 1)
-    race = weights / _exponential(self.shape, self.device, weights.dtype).clamp_min(1e-30)
+    race = weights / exponential_numbers(self.shape, self.device, weights.dtype).clamp_min(1e-30)
     if num_samples == 1:
         return race.argmax(-1, keepdim=True)
     return race.topk(num_samples).indices

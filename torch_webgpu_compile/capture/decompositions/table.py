@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from . import (
     counting,
+    distributions,
     fused_optimizers,
     grouped,
     jagged,
@@ -58,7 +59,16 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
 FAMILIES = (
-    *(counting, fused_optimizers, grouped, jagged, losses, packed_weights, quantization),
+    *(
+        counting,
+        distributions,
+        fused_optimizers,
+        grouped,
+        jagged,
+        losses,
+        packed_weights,
+        quantization,
+    ),
     *(sampling, synchronized_norm, weight_norm, windows),
 )
 # Of all families.
