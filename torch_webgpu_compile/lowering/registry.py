@@ -48,7 +48,7 @@ FAMILIES = (
     *("normalization", "matmul", "attention", "flash_attention", "convolution", "pooling"),
     *("factorizations", "joining", "indexing", "embedding_bags", "scans", "sorting"),
     *("resampling", "scatter_reductions", "special", "bessel", "fourier", "random"),
-    *("samplers", "collectives", "loops"),
+    *("samplers", "ctc", "collectives", "loops"),
 )
 
 

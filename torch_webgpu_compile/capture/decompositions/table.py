@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from . import (
     counting,
+    ctc,
     distributions,
     fused_optimizers,
     grouped,
@@ -59,17 +60,8 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
 FAMILIES = (
-    *(
-        counting,
-        distributions,
-        fused_optimizers,
-        grouped,
-        jagged,
-        losses,
-        packed_weights,
-        quantization,
-    ),
-    *(sampling, synchronized_norm, weight_norm, windows),
+    *(counting, ctc, distributions, fused_optimizers, grouped, jagged, losses, packed_weights),
+    *(quantization, sampling, synchronized_norm, weight_norm, windows),
 )
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {
