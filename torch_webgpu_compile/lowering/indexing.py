@@ -357,12 +357,10 @@ def lower_embedding_backward(
 ) -> Value:
     """[num_weights, columns]: each row of the gradient added to the row that its index read.
 
-    Rows of ``padding_idx`` stay 0. Raises NotLowered: for ``scale_grad_by_freq``, and where
-    `scatter` does.
+    Rows of ``padding_idx`` stay 0; ``scale_grad_by_freq`` has a decomposition. Raises NotLowered:
+    where `scatter` does.
     """
     out = builder.out
-    if scale_grad_by_freq:
-        raise NotLowered("scale_grad_by_freq")
     initial = zeros(out.sizes, out.dtype)
     if grad_output.is_empty:
         return initial

@@ -40,11 +40,12 @@ def random_bits(seed: Value, number: Expr) -> Scalar:
     A hash of the number and of the seed's two integers.
     """
     first, second = (cast(seed.at([as_expr(k)]), U32) for k in (0, 1))
-    x = _hash(_hash(cast(Index(number), U32) * custom_ops.WEYL + first) ^ second)
+    x = hashed(hashed(cast(Index(number), U32) * custom_ops.WEYL + first) ^ second)
     return x >> 32 - BITS
 
 
-def _hash(x: Scalar) -> Scalar:
+def hashed(x: Scalar) -> Scalar:
+    """Bits as far as can be from those of other numbers; see ``custom_ops.uniform``."""
     for shift, factor in custom_ops.ROUNDS:
         x = _fold(x, shift) * factor
     return _fold(x, 16)

@@ -44,11 +44,11 @@ class NotLowered(Exception):
 
 
 FAMILIES = (
-    *("views", "creation", "pointwise", "activations", "reductions"),
+    *("views", "reinterpretation", "creation", "pointwise", "activations", "reductions"),
     *("normalization", "matmul", "attention", "flash_attention", "convolution", "pooling"),
     *("factorizations", "joining", "indexing", "embedding_bags", "scans", "sorting"),
     *("resampling", "scatter_reductions", "special", "bessel", "fourier", "random"),
-    *("collectives", "loops"),
+    *("samplers", "ctc", "collectives", "loops"),
 )
 
 

@@ -12,14 +12,12 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..dtypes import Kind
 from ..errors import UnsupportedOp
-from ..ir.scalar import apply
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, from_start, linearize, maximum
 from .builder import Builder, as_value
 from .promotion import Operand
 from .reductions import converted
-from .registry import NotLowered, lowers
+from .registry import lowers
 from .value import (
     IndexLike,
     Value,
@@ -72,16 +70,10 @@ def lower_reshape(builder: Builder, self: Value, *sizes: Any) -> Value:
     return reshape(self, builder.out.sizes)
 
 
-@lowers(aten.view.dtype)
-def lower_view_dtype(builder: Builder, self: Value, dtype: torch.dtype) -> Value:
-    """The bits of each element as another dtype of the same itemsize.
-
-    Raises NotLowered: for an itemsize that differs, and to or from bool.
-    """
-    out = builder.out.dtype
-    if out.itemsize != self.dtype.itemsize or Kind.BOOL in (out.kind, self.dtype.kind):
-        raise NotLowered("reinterpreting elements of another size needs the bytes")
-    return Value(out, self.sizes, apply("bitcast", self.body, dtype=out))
+@lowers(aten._neg_view.default, aten._neg_view_copy.default)
+def lower_neg_view(builder: Builder, self: Value) -> Value:
+    """-x: in a graph, a lazy negation is one."""
+    return Value(self.dtype, self.sizes, -self.body)
 
 
 @lowers(aten.expand.default, aten.expand_copy.default)

@@ -1,4 +1,7 @@
-"""Histograms, segments, repetitions, ranges. Source: ATen ``SummaryOps``, ``RangeFactories``, …."""
+"""Histograms, segments, repetitions, ranges, shares of rows.
+
+Source: ATen ``SummaryOps``, ``RangeFactories``, ``Embedding``, ….
+"""
 
 from __future__ import annotations
 
@@ -304,7 +307,25 @@ def embedding_renorm(self: Tensor, indices: Tensor, max_norm: float, norm_type: 
     return self * scale.unsqueeze(1)
 
 
+def embedding_dense_backward(
+    grad_output: Tensor,
+    indices: Tensor,
+    num_weights: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> Any:
+    """With ``scale_grad_by_freq``, each row's gradient over how often it was read."""
+    if not scale_grad_by_freq or grad_output.numel() == 0:
+        return NotImplemented
+    rows = indices.reshape(-1)
+    counts = torch.zeros(num_weights, dtype=torch.int32, device=rows.device)
+    counts = counts.index_add(0, rows, torch.ones_like(rows, dtype=torch.int32))
+    share = grad_output / counts.index_select(0, rows).reshape(indices.shape).unsqueeze(-1)
+    return aten.embedding_dense_backward.default(share, indices, num_weights, padding_idx, False)
+
+
 DECOMPOSITIONS: dict[Any, Any] = {
+    aten.embedding_dense_backward.default: embedding_dense_backward,
     aten.embedding_renorm.default: embedding_renorm,
     aten.histc.default: histc,
     aten.histogram.bin_ct: histogram,

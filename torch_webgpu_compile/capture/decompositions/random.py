@@ -66,7 +66,7 @@ def _normal(size: Size, device: OptionalDevice, dtype: torch.dtype) -> Tensor:
     return radius * torch.cos(_uniform(size, device, wide) * (2.0 * math.pi))
 
 
-def _exponential(size: Size, device: OptionalDevice, dtype: torch.dtype) -> Tensor:
+def exponential_numbers(size: Size, device: OptionalDevice, dtype: torch.dtype) -> Tensor:
     """Exponentially distributed numbers of mean 1, to be rounded to ``dtype``."""
     return -torch.log1p(-_uniform(size, device, _wide(dtype)))
 
@@ -199,7 +199,7 @@ def bernoulli_p(self: Tensor, p: float = 0.5) -> Any:
 @_of_floats
 def exponential(self: Tensor, lambd: float = 1.0) -> Any:
     """Exponentially distributed numbers of mean 1 / lambd, like the float tensor ``self``."""
-    return (_exponential(self.shape, self.device, self.dtype) * (1.0 / lambd)).to(self.dtype)
+    return (exponential_numbers(self.shape, self.device, self.dtype) * (1.0 / lambd)).to(self.dtype)
 
 
 def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
@@ -278,13 +278,19 @@ def _integers(size: Size, device: OptionalDevice, low: int, high: int, dtype: to
     if high - low <= _MAX_RANGE:
         numbers = (_uniform(size, device) * float(high - low)).to(torch.int32)
         return (numbers.to(dtype if abs(low) <= _largest(dtype) else torch.int64) + low).to(dtype)
+    bits = _bits(size, device)
+    if high - low < 1 << 63:
+        bits = bits % (high - low)
+    return (bits + low).to(dtype)
+
+
+def _bits(size: Size, device: OptionalDevice) -> Tensor:
+    """Whole numbers of 63 random bits, int64."""
     bits = torch.zeros((), dtype=torch.int64, device=device)
     for _ in range(3):
         chunk = (_uniform(size, device) * float(1 << _CHUNK)).to(torch.int64)
         bits = bits * (1 << _CHUNK) + chunk
-    if high - low < 1 << 63:
-        bits = bits % (high - low)
-    return (bits + low).to(dtype)
+    return bits
 
 
 def _largest(dtype: torch.dtype) -> int:
@@ -320,7 +326,7 @@ def geometric(self: Tensor, p: float) -> Any:
     """The number of trials up to the first success, of probability ``p``; at least 1."""
     if not 0 < p < 1:
         return NotImplemented
-    trials = _exponential(self.shape, self.device, self.dtype) * (-1.0 / math.log1p(-p))
+    trials = exponential_numbers(self.shape, self.device, self.dtype) * (-1.0 / math.log1p(-p))
     return trials.ceil().clamp(min=1).to(self.dtype)
 
 
@@ -388,10 +394,24 @@ def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> An
             _uniform((*self.shape[:-1], num_samples), self.device, weights.dtype) * total[..., -1:]
         )
         return torch.searchsorted(total, chosen, right=True).clamp(max=self.shape[-1] - 1)
-    race = weights / _exponential(self.shape, self.device, weights.dtype).clamp_min(1e-30)
+    race = weights / exponential_numbers(self.shape, self.device, weights.dtype).clamp_min(1e-30)
     if num_samples == 1:
         return race.argmax(-1, keepdim=True)
     return race.topk(num_samples).indices
+
+
+@_seeded
+def randperm(
+    n: int, *, dtype: torch.dtype | None = None, device: OptionalDevice = None, **_: Any
+) -> Any:
+    """0, …, n - 1 in random order, in ``dtype`` (int64 if None): the order of random keys.
+
+    Keys have 63 bits: of a million elements, any two are equal once in ten million permutations.
+    """
+    dtype = dtype or torch.int64
+    if n < 0 or dtype.is_complex or dtype == torch.bool or n > _largest(dtype) + 1:
+        return NotImplemented  # PyTorch says what is wrong
+    return _bits([n], device).argsort().to(dtype)
 
 
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
@@ -429,4 +449,6 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten._fused_dropout.default: fused_dropout,
     aten.rrelu_with_noise_functional.default: rrelu_with_noise,
     aten.multinomial.default: multinomial,
+    aten.randperm.default: randperm,
+    aten.randperm.generator: randperm,
 }

@@ -18,6 +18,8 @@ from torch._ops import OpOverload
 
 from . import (
     counting,
+    ctc,
+    distributions,
     factorizations,
     fused_optimizers,
     grouped,
@@ -29,6 +31,8 @@ from . import (
     recurrent,
     sampling,
     synchronized_norm,
+    weight_norm,
+    windows,
 )
 
 aten = torch.ops.aten
@@ -59,8 +63,9 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
 FAMILIES = (
-    *(counting, factorizations, fused_optimizers, grouped, jagged, losses, packed_weights),
-    *(quantization, recurrent, sampling, synchronized_norm),
+    *(counting, ctc, distributions, factorizations, fused_optimizers, grouped, jagged, losses),
+    *(packed_weights, quantization, recurrent, sampling, synchronized_norm, weight_norm),
+    windows,
 )
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {

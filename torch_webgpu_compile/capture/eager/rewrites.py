@@ -73,6 +73,11 @@ def _contiguous_out(op: OpOverload) -> Callable[..., Tensor]:
     return call
 
 
+def randperm_out(n: int, *, generator: None, out: Tensor) -> Tensor:
+    """``randperm`` into a tensor of n elements; what all of its overloads call."""
+    return out.copy_(aten.randperm.default(n, dtype=out.dtype, device=out.device))
+
+
 def _scan_helper(op: OpOverload) -> Callable[..., None]:
     """``_cummax_helper`` or ``_cummin_helper``, which the operator without ``_helper`` calls."""
 
@@ -120,6 +125,7 @@ REWRITES: dict[OpOverload, Callable[..., Any]] = {
     aten._fft_c2c.out: _contiguous_out(aten._fft_c2c.default),
     aten._fft_c2r.out: _contiguous_out(aten._fft_c2r.default),
     aten._fft_r2c.out: _contiguous_out(aten._fft_r2c.default),
+    aten.randperm.generator_out: randperm_out,
     aten._cummax_helper.default: _scan_helper(aten.cummax.default),
     aten._cummin_helper.default: _scan_helper(aten.cummin.default),
     aten._amp_foreach_non_finite_check_and_unscale_.default: unscale,

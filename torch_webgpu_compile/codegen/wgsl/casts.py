@@ -58,7 +58,11 @@ def cast(value: Text, dtype: DType, let: Let) -> Text:
         # PyTorch converts through a signed integer, so that -1.0 wraps to 255.
         code = f"{vector.format('i32')}({code})"
     if dtype is dtypes.int64 and source.is_integer:
-        converted = let(int64_of(code, lanes), lanes, dtype)
+        wide = int64_of(code, lanes)
+        if source is dtypes.uint32:  # naga 29 writes OpSConvert, which takes bit 31 for a sign
+            mask = "4294967295li"
+            wide = f"({wide} & {mask if lanes == 1 else f'vec4<i64>({mask})'})"
+        converted = let(wide, lanes, dtype)
         return replace(converted, narrow=value.code) if source.compute == "i32" else converted
     return fitted(let(f"{target}({code})", lanes, dtype), let)
 

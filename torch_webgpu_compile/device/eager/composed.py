@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from ...capture.attention import operators
+from ...capture.decompositions.ctc import of_lists
 from ...capture.refusals import refusal
 from . import lists
+from .dispatch import run
 
 aten = torch.ops.aten
 
@@ -95,6 +97,28 @@ def batch_norm_gather_stats_with_counts(
         unbiased = variance * (total / (total - 1))
         running_var.lerp_(unbiased.to(running_var.dtype), momentum)
     return overall, torch.rsqrt(variance + eps)
+
+
+def randperm_out(n: int, *, generator: torch.Generator | None, out: Tensor) -> Any:
+    """``aten::randperm.generator_out``, which resizes its result without a word."""
+    if n >= 0 and out.shape != (n,):
+        out.resize_(n)
+    return run(aten.randperm.generator_out, n, generator=generator, out=out)
+
+
+def _ctc(name: str, first: int) -> Callable[..., Any]:
+    """CTC with lengths in lists, as the operator with tensors: kernels do not depend on them."""
+    packet = getattr(aten, name)
+    with_tensors = of_lists(partial(run, packet.Tensor), first)
+
+    def kernel(*arguments: Any, **keywords: Any) -> Any:
+        found = with_tensors(*arguments, **keywords)
+        return run(packet.default, *arguments, **keywords) if found is NotImplemented else found
+
+    return kernel
+
+
+ctc_loss, ctc_loss_backward = _ctc("_ctc_loss", 0), _ctc("_ctc_loss_backward", 1)
 
 
 def no_quantized_tensors(*_: Any, **__: Any) -> NoReturn:

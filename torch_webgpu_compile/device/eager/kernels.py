@@ -51,6 +51,9 @@ _COMPOSITE = frozenset(
 _REFUSING = (
     "conj_physical_",
     "mode.values",
+    "kaiser_window",
+    "kaiser_window.periodic",
+    "kaiser_window.beta",
     "_scaled_dot_product_fused_attention_overrideable",
     "_scaled_dot_product_fused_attention_overrideable_backward",
 )
@@ -65,6 +68,9 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_to_copy": copies.to_copy,
     "_local_scalar_dense": copies.local_scalar_dense,
     "equal": data_dependent.equal,
+    "randperm.generator_out": composed.randperm_out,
+    "_ctc_loss": composed.ctc_loss,
+    "_ctc_loss_backward": composed.ctc_loss_backward,
     "quantize_per_tensor": composed.no_quantized_tensors,
     "quantize_per_tensor.tensor_qparams": composed.no_quantized_tensors,
     "quantize_per_tensor.tensors": composed.no_quantized_tensors,
