@@ -88,8 +88,10 @@ def _register() -> None:
         flex_attention,
         generation,
         generator_class,
+        generic_streams,
         grad_scaler,
         guard,
+        legacy_profiler,
         lightning,
         moving,
         nested_attention,
@@ -119,7 +121,8 @@ def _register() -> None:
         *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
         *(data_parallel, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
-        *(lightning, random_states, generator_class, precompiling, device_mesh),
+        *(lightning, random_states, generator_class, generic_streams),
+        *(legacy_profiler, precompiling, device_mesh),
         *(compiled_optimizers, flex_attention, grad_scaler, nested_attention, associative_scan),
     ):
         patch.install()

@@ -198,9 +198,6 @@ def reset_device(device: _Device = None) -> None:
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """The dtypes of ``torch.autocast("webgpu")``."""
-    from . import autocast  # which most programs do not need
-
-    autocast.register()  # autocast asks before its first use
     return [torch.float16, torch.bfloat16]
 
 

@@ -11,6 +11,7 @@ import torch
 
 from ...capture.decompositions import synchronized_norm
 from ...compiler import native_operators
+from ..api import autocast
 from ..patches import distributed, printing
 from ..registration import new_library, untraced
 from ..tensors import factories
@@ -55,6 +56,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_local_scalar_dense": copies.local_scalar_dense,
     "equal": data_dependent.equal,
     "uniform_": composed.uniform_,
+    "record_stream": composed.record_stream,
     "quantize_per_tensor": composed.no_quantized_tensors,
     "quantize_per_tensor.tensor_qparams": composed.no_quantized_tensors,
     "quantize_per_tensor.tensors": composed.no_quantized_tensors,
@@ -115,6 +117,7 @@ def register() -> Callable[..., Any]:
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         transformer_encoder.register_nested(library)
         sparse.register(library)
+        autocast.register()
         printing.install()
         distributed.install()
         _registered = True
