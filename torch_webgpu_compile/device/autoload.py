@@ -82,6 +82,7 @@ def _register() -> None:
         accelerator,
         associative_scan,
         compiled_optimizers,
+        copies_between,
         data_parallel,
         default_backend,
         device_mesh,
@@ -119,7 +120,7 @@ def _register() -> None:
     new_library("_").fallback(untraced(run), "PrivateUse1")
     for patch in (
         *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
-        *(data_parallel, default_backend, several_devices, uninitialized_parameters),
+        *(data_parallel, copies_between, default_backend, several_devices, uninitialized_parameters),
         *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
         *(lightning, random_states, generator_class, generic_streams),
         *(legacy_profiler, precompiling, device_mesh),

@@ -1,6 +1,6 @@
 """``torch.autograd.profiler.profile(use_device="webgpu")``: the host's times, and a warning.
 
-Patched: ``torch.autograd.profiler.profile.__init__``.
+Patched: ``torch.autograd.profiler.profile._prepare_trace``.
 
 Why: it asks a PrivateUse1 device for events that only C++ can provide, and without them prints an
 exception for each operator and a table of random numbers. A trace of the device alone
@@ -23,20 +23,19 @@ from .. import devices
 def install() -> None:
     """Has PyTorch's profiler time the host alone, where it would ask the device for events."""
     profile: Any = torch.autograd.profiler.profile
-    original = profile.__init__
+    prepare = profile._prepare_trace
 
-    @functools.wraps(original)
-    def __init__(self: Any, enabled: bool = True, **keywords: Any) -> None:
-        if enabled and keywords.get("use_device") == devices.NAME:
-            is_legacy = not keywords.get("use_kineto")
-            if is_legacy or not keywords.get("use_cpu", True):
-                warnings.warn(
-                    "PyTorch's profiler cannot time webgpu kernels, but only what the host does: "
-                    "torch_webgpu_compile.profile() times them",
-                    stacklevel=2,
-                )
-            if is_legacy:
-                keywords["use_device"] = None
-        original(self, enabled, **keywords)
+    @functools.wraps(prepare)
+    def _prepare_trace(self: Any) -> None:
+        is_legacy = self.profiler_kind == torch.autograd.ProfilerState.KINETO_PRIVATEUSE1_FALLBACK
+        if self.use_device == devices.NAME and (is_legacy or not self.use_cpu):
+            warnings.warn(
+                "PyTorch's profiler cannot time webgpu kernels, but only what the host does: "
+                "torch_webgpu_compile.profile() times them",
+                stacklevel=3,
+            )
+        if self.use_device == devices.NAME and is_legacy:
+            self.profiler_kind, self.use_device = torch.autograd.ProfilerState.KINETO, None
+        prepare(self)
 
-    profile.__init__ = __init__
+    profile._prepare_trace = _prepare_trace
