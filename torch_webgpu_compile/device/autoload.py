@@ -92,6 +92,7 @@ def _register() -> None:
         generic_streams,
         grad_scaler,
         guard,
+        inductor,
         legacy_profiler,
         lightning,
         moving,
@@ -119,12 +120,12 @@ def _register() -> None:
     )
     new_library("_").fallback(untraced(run), "PrivateUse1")
     for patch in (
-        *(pinning, guard, accelerator, storage_methods, sending, moving, process_groups),
-        *(data_parallel, copies_between, default_backend, several_devices, uninitialized_parameters),
-        *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
-        *(lightning, random_states, generator_class, generic_streams),
-        *(legacy_profiler, precompiling, device_mesh),
-        *(compiled_optimizers, flex_attention, grad_scaler, nested_attention, associative_scan),
+        *(pinning, guard, accelerator, generic_streams, storage_methods, sending, moving),
+        *(process_groups, data_parallel, copies_between, default_backend, several_devices),
+        *(uninitialized_parameters, safetensors, accelerate, transformers, transformers_models),
+        *(generation, torchao, lightning, random_states, generator_class, precompiling),
+        *(device_mesh, compiled_optimizers, flex_attention, grad_scaler, nested_attention),
+        *(associative_scan, legacy_profiler, inductor),
     ):
         patch.install()
 

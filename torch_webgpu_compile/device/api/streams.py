@@ -16,7 +16,7 @@ import torch
 from .. import devices
 from ..tensors.deferred import settle
 
-DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1.value)
+_DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1.value)
 
 
 def synchronize(device: torch.device | str | int | None = None) -> None:
@@ -47,7 +47,7 @@ class Stream(torch.Stream):
     ) -> Stream:
         index = devices.check_index(devices.resolve_index(device))
         stream: Stream = super().__new__(
-            cls, stream_id=0, device_index=index, device_type=DEVICE_TYPE
+            cls, stream_id=0, device_index=index, device_type=_DEVICE_TYPE
         )
         stream._entered = []
         return stream

@@ -11,7 +11,6 @@ import torch
 
 from ...capture.decompositions import synchronized_norm
 from ...compiler import native_operators
-from ..api import autocast
 from ..patches import distributed, printing
 from ..registration import new_library, untraced
 from ..tensors import factories
@@ -117,7 +116,6 @@ def register() -> Callable[..., Any]:
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         transformer_encoder.register_nested(library)
         sparse.register(library)
-        autocast.register()
         printing.install()
         distributed.install()
         _registered = True

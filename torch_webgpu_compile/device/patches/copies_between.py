@@ -34,7 +34,7 @@ def _scatter_out(tensor: Tensor, out: Sequence[Tensor], dim: int, _: Any = None)
 
 
 def _gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Tensor:
-    """Tensors of several devices one after another, on one (None: the current), or the host (-1)."""
+    """Tensors of several devices, joined on one (None: the current) or on the host (-1)."""
     place = torch.device("cpu") if destination == -1 else _place(destination)
     return torch.cat([tensor.to(place) for tensor in tensors], dim)
 

@@ -1,6 +1,6 @@
 """``torch.autograd.profiler.profile(use_device="webgpu")``: the host's times, and a warning.
 
-Patched: ``torch.autograd.profiler.profile._prepare_trace``.
+Patched: the method ``_prepare_trace`` of ``torch.autograd.profiler.profile``.
 
 Why: it asks a PrivateUse1 device for events that only C++ can provide, and without them prints an
 exception for each operator and a table of random numbers. A trace of the device alone
