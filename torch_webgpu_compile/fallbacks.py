@@ -13,6 +13,7 @@ from .errors import UnsupportedOp
 
 _PACKAGE = __name__.partition(".")[0]
 _REASON = "has no WebGPU kernel"
+_GRAPH, _BACKWARD = "torch.autograd.graph", "_engine_run_backward"  # in which threads wait for it
 _PLACE = re.compile(r"(.+?):(\d+)(?:: |$)")
 
 _warned: set[str] = set()
@@ -72,10 +73,26 @@ def _place(source: str) -> tuple[str, int]:
     found = _PLACE.match(source)
     if found is not None:
         return found[1], int(found[2])
-    frame = sys._getframe()
-    while frame.f_back is not None and _is_ours(frame):
-        frame = frame.f_back
+    frame = _of_user(sys._getframe()) or _that_waits() or sys._getframe()
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def _of_user(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of a stack that is a user's."""
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _that_waits() -> FrameType | None:
+    """The user's frame that runs a backward pass, for one of autograd's threads."""
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code.co_name == _BACKWARD and frame.f_globals.get("__name__") == _GRAPH:
+                return _of_user(frame)
+            frame = frame.f_back
+    return None
 
 
 def _is_ours(frame: FrameType) -> bool:

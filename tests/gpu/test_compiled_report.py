@@ -8,12 +8,14 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import torch_webgpu_compile
 from tests.providers import has_provider
-from torch_webgpu_compile import counters
+from torch_webgpu_compile import counters, fallbacks
 from torch_webgpu_compile.__main__ import main
+from torch_webgpu_compile.device.eager import dispatch
 from torch_webgpu_compile.options import DEBUG_STAGES, resolve
 from torch_webgpu_compile.runtime.device import device_for
 from torch_webgpu_compile.target import Machine
@@ -122,6 +124,33 @@ def test_explain_lists_graph_breaks_and_fallbacks():
     assert len(report.graph_breaks) == 1
     assert any("eigh" in op for op in report.fallbacks)
     assert "eigh" in str(report)
+
+
+def test_the_users_line_under_a_default_device():
+    def function(x):
+        return F.gelu(x @ x)
+
+    with torch.device("webgpu"):
+        report = torch_webgpu_compile.explain(function, torch.ones(4, 4))
+    assert "test_compiled_report.py" in str(report)
+    assert "_device.py" not in str(report)
+
+
+@pytest.mark.parametrize("anomalies", [False, True])
+def test_the_users_line_in_a_backward_pass(anomalies):
+    fallbacks.reset_warnings()
+    dispatch.forget()
+    matrix = torch.eye(3, device="webgpu", requires_grad=True)
+    with (
+        pytest.warns(torch_webgpu_compile.FallbackWarning) as seen,
+        torch.autograd.set_detect_anomaly(anomalies, check_nan=False),
+    ):
+        forward = sys._getframe().f_lineno + 1
+        solution = torch.linalg.lstsq(matrix, torch.ones(3, 1, device="webgpu")).solution
+        solution.sum().backward()  # by a decomposition that the host computes
+    places = {str(each.message).split(".")[1]: (each.filename, each.lineno) for each in seen}
+    assert places["linalg_lstsq"] == (__file__, forward)
+    assert places["linalg_pinv"] == (__file__, forward + (not anomalies))
 
 
 def test_explain_with_dynamic_sizes():

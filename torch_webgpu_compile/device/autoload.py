@@ -82,14 +82,18 @@ def _register() -> None:
         accelerator,
         associative_scan,
         compiled_optimizers,
+        copies_between,
         data_parallel,
         default_backend,
         device_mesh,
         flex_attention,
         generation,
         generator_class,
+        generic_streams,
         grad_scaler,
         guard,
+        inductor,
+        legacy_profiler,
         lightning,
         lstm_cells,
         nested_attention,
@@ -116,12 +120,12 @@ def _register() -> None:
     )
     new_library("_").fallback(untraced(run), "PrivateUse1")
     for patch in (
-        *(pinning, guard, accelerator, storage_methods, sending, process_groups),
-        *(data_parallel, default_backend, several_devices, uninitialized_parameters),
-        *(safetensors, accelerate, transformers, transformers_models, generation, torchao),
-        *(lightning, random_states, generator_class, precompiling, device_mesh),
-        *(compiled_optimizers, flex_attention, grad_scaler, nested_attention, associative_scan),
-        lstm_cells,
+        *(pinning, guard, accelerator, generic_streams, storage_methods, sending),
+        *(process_groups, data_parallel, copies_between, default_backend, several_devices),
+        *(uninitialized_parameters, safetensors, accelerate, transformers, transformers_models),
+        *(generation, torchao, lightning, random_states, generator_class, precompiling),
+        *(device_mesh, compiled_optimizers, flex_attention, grad_scaler, nested_attention),
+        *(associative_scan, legacy_profiler, inductor, lstm_cells),
     ):
         patch.install()
 

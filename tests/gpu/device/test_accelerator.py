@@ -54,15 +54,34 @@ def test_capability() -> None:
         assert torch.float32 in acc.get_device_capability()["supported_dtypes"]
 
 
-def test_generic_streams_and_events_do_not_wait() -> None:
-    """C++ objects that Python cannot reach: use those of ``torch.webgpu`` to wait or to time."""
-    stream, event = torch.Stream(device="webgpu"), torch.Event("webgpu", enable_timing=True)
-    stream.synchronize()
-    event.record()
-    with pytest.raises(RuntimeError, match="doesn't support synchronizing events"):
+def test_generic_streams_and_events_are_the_devices() -> None:
+    for stream in (torch.Stream(device="webgpu:1"), torch.Stream(1), torch.Stream("webgpu:1")):
+        assert isinstance(stream, torch.Stream)
+        assert stream == torch.webgpu.current_stream(1)  # type: ignore[attr-defined]
+        stream.synchronize()
+    start, end = (torch.Event(device, enable_timing=True) for device in (None, "webgpu"))
+    start.record()
+    torch.ones(8, device="webgpu").sum()
+    end.record()
+    end.synchronize()
+    assert end.query()
+    assert start.elapsed_time(end) > 0
+    assert isinstance(end, torch.Event)
+    assert not isinstance(end, torch.Stream)
+    assert type(torch.Event("cpu")) is torch.Event
+
+
+def test_a_compiled_function_makes_generic_ones(fresh: None) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        stream, event = torch.Stream("webgpu"), torch.Event("webgpu")
+        with stream:
+            y = x + 1
+        event.record()
         event.synchronize()
-    with pytest.raises(RuntimeError, match="doesn't support elapsedTime"):
-        event.elapsed_time(event)
+        return y
+
+    compiled = torch.compile(function, backend="eager")
+    assert compiled(torch.ones(1, device="webgpu")).item() == 2
 
 
 def test_other_accelerators_come_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.gpu.device.processes import run
 from torch_webgpu_compile.device.api import autocast as kernels
 from torch_webgpu_compile.device.api import autocast_rules as rules
 
@@ -199,6 +200,13 @@ def test_contexts_nest_and_decorate() -> None:
     assert (x @ x).dtype is F32
     with pytest.warns(UserWarning, match="only supports"), torch.autocast("webgpu", dtype=F64):
         assert (x @ x).dtype is F32
+
+
+def test_a_device_with_an_index() -> None:
+    run(  # a process in which nothing else has asked for autocast
+        "import torch; x = torch.ones(2, 2, device='webgpu')\n"
+        "with torch.autocast('webgpu:0', torch.bfloat16): assert (x @ x).dtype == torch.bfloat16"
+    )
 
 
 def test_threads_have_their_own_state() -> None:

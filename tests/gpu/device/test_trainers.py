@@ -172,7 +172,7 @@ def test_a_device_map(device_map, tmp_path):
     torch.testing.assert_close(got, host(ids).logits.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_pipeline_without_a_device():
+def test_the_device_of_a_pipeline():
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, pipeline
 
@@ -182,7 +182,9 @@ def test_a_pipeline_without_a_device():
     config = GPT2Config(vocab_size=3, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     made = [
         pipeline("text-generation", GPT2LMHeadModel(config), tokenizer=tokenizer, **where)
-        for where in ({}, {"device": "webgpu"}, {"device": "cpu"})
+        for where in ({}, *({"device": given} for given in ("webgpu", 0, 1, "cpu", -1)))
     ]
-    assert [each.device.type for each in made] == ["webgpu", "webgpu", "cpu"]
+    here = torch.device("webgpu", 0)
+    assert [each.device for each in made[2:4]] == [here, torch.device("webgpu", 1)]
+    assert [each.device.type for each in made] == ["webgpu"] * 4 + ["cpu"] * 2
     assert made[0]("a b", max_new_tokens=2, do_sample=False)[0]["generated_text"].startswith("a b")

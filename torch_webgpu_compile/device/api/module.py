@@ -199,9 +199,9 @@ def reset_device(device: _Device = None) -> None:
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """The dtypes of ``torch.autocast("webgpu")``."""
-    from . import autocast  # which most programs do not need
+    from . import autocast
 
-    autocast.register()  # autocast asks before its first use
+    autocast.register()  # autocast asks before its first use, which may be without a device
     return [torch.float16, torch.bfloat16]
 
 
@@ -213,8 +213,10 @@ def _lazy_init() -> None:
     """PyTorch calls it when a device is first named."""
     devices.check_fork()
     from ..eager import kernels  # the compiler, which takes a second
+    from . import autocast
 
     kernels.register()
+    autocast.register()  # ``torch.autocast("webgpu:0")`` does not ask for it
 
 
 def _keep_dynamo_out() -> None:

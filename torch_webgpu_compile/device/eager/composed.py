@@ -17,6 +17,8 @@ from .dispatch import run
 
 aten = torch.ops.aten
 
+_MATH = int(torch._C._SDPBackend.MATH)
+
 
 def scaled_dot_product_attention(
     query: Tensor,
@@ -35,11 +37,21 @@ def scaled_dot_product_attention(
     attention up into products and a softmax of all scores. So the choice is made here.
 
     The fused operator has no second derivative. Who needs one asks for PyTorch's plain attention,
-    as with every fused attention: ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
+    as with every fused attention: ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``. Any of the
+    fused backends is the device's one.
+
+    Raises:
+        RuntimeError: only fused backends are allowed, and there is no kernel for these tensors.
     """
     supported = query.dim() == 4 and operators.is_supported(query, key, value, enable_gqa)
-    wanted = torch._C._get_overrideable_sdp_enabled()
-    if not (supported and wanted) or (is_causal and attn_mask is not None):
+    if not (supported and _is_fused_wanted()) or (is_causal and attn_mask is not None):
+        if not torch._C._get_math_sdp_enabled():
+            raise RuntimeError(
+                "No available kernel. Aborting execution. The fused attention of webgpu tensors "
+                "takes query, key and value of four dimensions and one dtype of at most 32 bits, "
+                f"with heads of at most {operators.MAX_HEAD_SIZE}, and not is_causal with "
+                "attn_mask: allow PyTorch's own by adding SDPBackend.MATH to sdpa_kernel's list"
+            )
         if not query.dtype is key.dtype is value.dtype:  # the operators below would convert them
             attend = torch.nn.functional.scaled_dot_product_attention
             error = refusal(attend, (query, key, value, attn_mask, dropout_p, is_causal), {})
@@ -55,6 +67,21 @@ def scaled_dot_product_attention(
         query, key, value, bias, dropout_p, is_causal, False, scale=scale
     )[0]
     return fused
+
+
+def _is_fused_wanted() -> bool:
+    """Whether one of the fused backends is allowed, and PyTorch's plain attention not put first."""
+    torch_c = torch._C
+    allowed = (
+        torch_c._get_overrideable_sdp_enabled()
+        or torch_c._get_flash_sdp_enabled()
+        or torch_c._get_mem_efficient_sdp_enabled()
+        or torch_c._get_cudnn_sdp_enabled()
+    )
+    if not allowed:
+        return False
+    is_first = torch_c._get_sdp_priority_order()[0] == _MATH and torch_c._get_math_sdp_enabled()
+    return not is_first
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -119,6 +146,10 @@ def _ctc(name: str, first: int) -> Callable[..., Any]:
 
 
 ctc_loss, ctc_loss_backward = _ctc("_ctc_loss", 0), _ctc("_ctc_loss_backward", 1)
+
+
+def record_stream(tensor: Tensor, stream: torch.Stream) -> None:
+    """``Tensor.record_stream``: nothing, as memory is used again in the order of the one queue."""
 
 
 def no_quantized_tensors(*_: Any, **__: Any) -> NoReturn:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ... import fallbacks
+from ...captured import line_of_user
 from ...counters import counters
 from ...errors import too_large
 from ...options import resolve
@@ -27,7 +28,13 @@ def report(op: torch._ops.OpOverload, cause: str, arguments: Sequence[Any]) -> N
     """Warns, or raises UnsupportedOp, as ``TORCH_WEBGPU_FALLBACK`` says."""
     tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor)]
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "this dtype"
-    fallbacks.on_fallback(resolve().fallback)(str(op), dtype, "", cause)
+    fallbacks.on_fallback(resolve().fallback)(str(op), dtype, _line_of_forward(), cause)
+
+
+def _line_of_forward() -> str:
+    """In a backward pass, under anomaly detection, the user's line in the forward; else ""."""
+    node: Any = torch._C._current_autograd_node() if torch.is_anomaly_enabled() else None
+    return line_of_user("".join(node.metadata.get("traceback_", ()))) if node is not None else ""
 
 
 def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, Any]) -> Any:

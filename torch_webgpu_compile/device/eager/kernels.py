@@ -71,6 +71,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "randperm.generator_out": composed.randperm_out,
     "_ctc_loss": composed.ctc_loss,
     "_ctc_loss_backward": composed.ctc_loss_backward,
+    "record_stream": composed.record_stream,
     "quantize_per_tensor": composed.no_quantized_tensors,
     "quantize_per_tensor.tensor_qparams": composed.no_quantized_tensors,
     "quantize_per_tensor.tensors": composed.no_quantized_tensors,

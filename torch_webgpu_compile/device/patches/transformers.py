@@ -82,7 +82,7 @@ def _place_models(module: Any) -> None:
 
 
 def _choose_in_pipelines(module: Any) -> None:
-    """``pipeline(...)`` without a device takes the first accelerator of its list."""
+    """``pipeline(...)`` without a device takes the first accelerator; numbers are its devices'."""
     pipeline: Any = getattr(module, "Pipeline", None)
     if pipeline is None:
         return
@@ -93,6 +93,8 @@ def _choose_in_pipelines(module: Any) -> None:
         is_placed = getattr(model, "hf_device_map", None) is not None
         if device is None and not is_placed and is_wanted():
             device = torch.device(devices.NAME)
+        elif type(device) is int and device >= 0 and is_wanted():
+            device = torch.device(devices.NAME, device)
         construct(self, model, *rest, device=device, **keywords)
 
     pipeline.__init__ = __init__
