@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from .changes import attempt, describe, warn
+
 
 class _Finder(MetaPathFinder):
     """Finds nothing but the modules that somebody waits for, each once."""
@@ -31,7 +33,7 @@ class _Finder(MetaPathFinder):
             def exec_module(module: ModuleType) -> None:
                 loader.exec_module = execute
                 execute(module)
-                function(module)
+                _change(function, module)
 
             loader.exec_module = exec_module
         return spec
@@ -47,7 +49,7 @@ class _Ending(ModuleSpec):
             function = vars(self).pop("_function")
             module = sys.modules.get(self.name)
             if module is not None:  # else the import failed
-                function(module)
+                _change(function, module)
 
 
 _finder = _Finder()
@@ -60,10 +62,15 @@ def _both(
         return later
 
     def call(module: Any) -> None:
-        earlier(module)
-        later(module)
+        _change(earlier, module)
+        _change(later, module)
 
     return call
+
+
+def _change(function: Callable[[Any], None], module: Any) -> None:
+    """Calls the function. If it fails, whoever imports the module gets a warning, and no error."""
+    warn(describe([attempt(function.__module__, lambda: function(module))]))
 
 
 def after_import(name: str, function: Callable[[Any], None]) -> None:
@@ -79,7 +86,7 @@ def after_import(name: str, function: Callable[[Any], None]) -> None:
             spec.__class__ = _Ending
             spec._function = _both(earlier, function)
         else:
-            function(module)
+            _change(function, module)
         return
     _finder.waiting[name] = _both(_finder.waiting.get(name), function)
     if _finder not in sys.meta_path:
