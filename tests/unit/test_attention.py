@@ -135,7 +135,6 @@ def test_dropout_keeps_the_expectation():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # PyTorch 2.14's
 def test_operator_is_consistent_with_its_fake():
     q, k, v = inputs((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
     bias = torch.randn(1, 4, 5, 7, requires_grad=True)

@@ -28,7 +28,7 @@ PATCHES = (
     *("default_backend", "several_devices", "uninitialized_parameters", "safetensors"),
     *("accelerate", "transformers", "transformers_models", "generation", "torchao", "lightning"),
     *("random_states", "generator_class", "precompiling", "device_mesh", "compiled_optimizers"),
-    *("flex_attention", "grad_scaler", "nested_attention", "associative_scan"),
+    *("flex_attention", "grad_scaler", "nested_attention", "associative_scan", "collect_env"),
 )
 
 _registered = False
@@ -141,6 +141,7 @@ def _register() -> list[str]:
     backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_packed_sequence=False, for_storage=True
     )
+    module.add_submodules()
     new_library("_").fallback(untraced(run), "PrivateUse1")
     return [changes.attempt(_full(patch), partial(_install, patch)) for patch in PATCHES]
 

@@ -36,7 +36,29 @@ class _Finder(MetaPathFinder):
                 _change(function, module)
 
             loader.exec_module = exec_module
+            _run_changed(name, loader, lambda: self.waiting.update({name: function}))
         return spec
+
+
+def _run_changed(name: str, loader: Any, before: Callable[[], object]) -> None:
+    """Has ``python -m``, which asks a loader for code to run as ``__main__``, run what was changed.
+
+    Args:
+        before: called before that imports the module.
+    """
+
+    original = getattr(loader, "get_code", None)
+    if original is None or not hasattr(loader, "get_source"):
+        return
+
+    def get_code(module: str) -> Any:
+        is_run = sys._getframe(1).f_globals.get("__name__") == "runpy"
+        if not is_run or "\ndef main(" not in (loader.get_source(module) or ""):
+            return original(module)
+        before()
+        return compile(f"from {name} import main\nraise SystemExit(main())", name, "exec")
+
+    loader.get_code = get_code
 
 
 class _Ending(ModuleSpec):
@@ -87,6 +109,7 @@ def after_import(name: str, function: Callable[[Any], None]) -> None:
             spec._function = _both(earlier, function)
         else:
             _change(function, module)
+            _run_changed(name, getattr(spec, "loader", None), lambda: None)
         return
     _finder.waiting[name] = _both(_finder.waiting.get(name), function)
     if _finder not in sys.meta_path:
