@@ -55,14 +55,13 @@ def draw_seeds(index: int, count: int, generator: torch.Generator | None = None)
         generator: a CPU generator to draw them from, or one of `default_generators`, in the place
             of the device's own.
     """
-    if generator is not None:
-        index = _defaults.get(generator._cdata, -1)
-    if generator is not None and index < 0:
+    default = _defaults.get(generator._cdata) if generator is not None else index  # type: ignore[attr-defined]
+    if default is None:
         numbers = torch.empty((count, 2), dtype=torch.int32, device="cpu")
         return numbers.random_(generator=generator)
     with _lock:
-        seed, offset = _state_of(index)
-        _states[index] = seed, offset + count
+        seed, offset = _state_of(default)
+        _states[default] = seed, offset + count
     data = bytearray(seed_bytes(seed, offset, count))
     return torch.frombuffer(data, dtype=torch.int32).view(count, 2)
 
