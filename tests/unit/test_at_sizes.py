@@ -39,7 +39,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "sort": lambda x: x.sort(1),
     "cat": lambda x: torch.cat([x, x[1:]]),
     "triangle": lambda x: x.tril(),
-    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], scale=0.5),
     "sizes": lambda x: (x.shape[0] * 3, x + 1),
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -63,3 +65,67 @@ def test_the_environment_decides(registered, monkeypatch, asked):
 
 def test_the_public_name(monkeypatch):
     assert torch_webgpu_compile.register_device is autoload.register
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.14.1+cu130"])
+def test_a_version_that_is_known(version):
+    assert autoload.version_note(version) == ""
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.15.0", "3.0.0a0+git1234567"])
+def test_a_version_that_is_unknown(version):
+    note = autoload.version_note(version)
+    assert f"tried with PyTorch 2.11 to 2.14, and this is {version}" in note
+
+
+# What `import torch` does, but later: PyTorch has changed meanwhile.
+_CHANGED = """
+import sys, torch
+sys.modules["torch.amp.grad_scaler"] = None
+del torch.nn.Module._apply
+torch.__version__ = "2.99.0"
+from torch_webgpu_compile.device import autoload, import_hooks
+autoload.load()
+assert torch.get_device_module("webgpu") is torch.webgpu
+assert type(torch.Generator).__name__ == "_Kind"  # a patch after those that fail
+import_hooks.after_import("colorsys", lambda module: module.is_not_there)
+import colorsys
+"""
+
+
+def test_a_patch_that_fails_is_left_out():
+    """Also where warnings are errors: neither PyTorch's import fails nor a library's."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", _CHANGED],
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TORCH_WEBGPU_DEVICE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    said = run.stderr
+    assert said.count("RuntimeWarning") == 2
+    assert "tried with PyTorch 2.11 to 2.14, and this is 2.99.0" in said
+    assert "- moving (AttributeError: " in said
+    assert "- grad_scaler (ModuleNotFoundError: " in said
+    assert said.count("\n- ") == 3
+    assert "Why: it computes" in said
+    assert "'colorsys' has no attribute 'is_not_there'" in said
+
+
+@pytest.mark.parametrize("name", autoload.ESSENTIAL)
+def test_without_what_is_essential_there_is_no_device(name):
+    code = f"""
+import sys, torch
+sys.modules["torch_webgpu_compile.device.patches.{name}"] = None
+from torch_webgpu_compile.device import autoload
+autoload.load()
+assert not hasattr(torch, "webgpu")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TORCH_WEBGPU_DEVICE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "the device 'webgpu' is not available" in run.stderr

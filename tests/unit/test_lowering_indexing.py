@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.harness import capture, check, lower_checked
+from tests.harness import TARGET, capture, check, lower_checked
 from torch_webgpu_compile.lowering import sorting
 
 F = torch.nn.functional
@@ -134,8 +135,10 @@ def test_scatters(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", SCANS)
 def test_scans_and_sorts(name: str) -> None:
-    check(SCANS[name], sample())
-    check(SCANS[name], torch.randn(5, 200), atol=1e-4, rtol=1e-4)
+    # From PyTorch 2.14 on the positions of a quantile are float64.
+    target = replace(TARGET, features=TARGET.features | {"shader-f64"})
+    check(SCANS[name], sample(), target=target)
+    check(SCANS[name], torch.randn(5, 200), target=target, atol=1e-4, rtol=1e-4)
 
 
 def test_scan_of_integers_and_long_rows() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
@@ -29,13 +28,10 @@ def test_every_patch_is_installed():
     package = FOLDER.parent
     others = [path for path in package.rglob("*.py") if path.parent != FOLDER]
     sources = "\n".join(path.read_text() for path in others)
-    at_import = re.search(
-        r"from \.patches import \((.*?)\)", Path(autoload.__file__).read_text(), re.S
-    )
-    assert at_import is not None
-    imported = set(re.findall(r"\w+", at_import[1]))
+    at_import = {*autoload.ESSENTIAL, *autoload.PATCHES}
     for path in FILES:
-        assert path.stem in imported or f"{path.stem}.install(" in sources, path.stem
+        assert path.stem in at_import or f"{path.stem}.install" in sources, path.stem
+    assert at_import <= {path.stem for path in FILES}
 
 
 def test_nothing_of_pytorch_is_replaced_elsewhere():

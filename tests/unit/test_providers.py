@@ -55,6 +55,33 @@ def test_matrix_units_with_kernels_decide(found: dict[str, list[AdapterInfo]]) -
     assert choose_provider("auto", "", useful) == "wgpu"  # not installed
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="others have no Mesa")
+def test_triton_is_loaded_before_any_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After Mesa's OpenGL driver, loading it ends the process."""
+    (tmp_path / "triton.py").write_text("raise ImportError('broken, which is nobody's concern')")
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    order = []
+    original = adapters.import_module
+
+    def import_module(name: str) -> object:
+        order.append(name)
+        return original(name)
+
+    def list_adapters() -> list[object]:
+        order.append("drivers")
+        return []
+
+    monkeypatch.setattr(adapters, "_found", {})
+    monkeypatch.setattr(adapters, "import_module", import_module)
+    monkeypatch.setattr(adapters._LIBRARIES["wgpu"], "list_adapters", list_adapters)
+    assert adapters.list_adapters("wgpu") == []
+    assert order == ["wgpu", "triton", "drivers"]
+
+
 def test_a_missing_provider_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wgpudawn", None)
     monkeypatch.setattr(adapters, "_found", {})

@@ -8,8 +8,29 @@ may touch it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any
+
+from . import changes
+
+OLDEST, NEWEST = (2, 11), (2, 14)
+"""The versions of PyTorch that this package is tried with."""
+
+ESSENTIAL = ("guard", "storage_methods")
+"""The changes to PyTorch without which the device would end the process."""
+
+# Changes to PyTorch and other libraries that the device can do without, in this order.
+PATCHES = (
+    *("pinning", "accelerator", "generic_streams", "sending", "process_groups", "data_parallel"),
+    *("copies_between", "default_backend", "several_devices", "uninitialized_parameters"),
+    *("safetensors", "accelerate", "transformers", "transformers_models", "generation", "torchao"),
+    *("lightning", "random_states", "generator_class", "precompiling", "device_mesh"),
+    *("compiled_optimizers", "flex_attention", "grad_scaler", "nested_attention"),
+    *("associative_scan", "collect_env", "legacy_profiler", "inductor", "lstm_cells"),
+)
 
 _registered = False
 _run: Callable[..., Any] | None = None
@@ -22,8 +43,13 @@ def load() -> None:
     autograd then refuses every backward on CUDA or XPU tensors (pytorch/pytorch#161129). Who wants
     the device all the same calls `register` or sets ``TORCH_WEBGPU_DEVICE=1``; 0 never registers.
     """
-    asked = os.environ.get("TORCH_WEBGPU_DEVICE", "")
-    if asked == "1" or (asked != "0" and not _has_streams_of_its_own()):
+    try:
+        asked = os.environ.get("TORCH_WEBGPU_DEVICE", "")
+        is_wanted = asked == "1" or (asked != "0" and not _has_streams_of_its_own())
+    except Exception as error:
+        _warn_unavailable(error)
+        return
+    if is_wanted:
         register()
 
 
@@ -56,20 +82,48 @@ def register() -> None:
     if _registered:
         return
     try:
-        _register()
+        failures = _register()
         _registered = True
     except Exception as error:
-        import warnings
-
-        warnings.warn(
-            f"the device 'webgpu' is not available: {error}; uninstall torch-webgpu-compile or "
-            "report this with the versions of both packages",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        _warn_unavailable(error)
+        return
+    _warn(changes.describe(failures))
 
 
-def _register() -> None:
+def _warn_unavailable(error: Exception) -> None:
+    _warn(
+        f"the device 'webgpu' is not available: {error}; uninstall torch-webgpu-compile or "
+        "report this with the versions of both packages"
+    )
+
+
+def _warn(message: str) -> None:
+    """One warning of this, and of a version of PyTorch that is unknown."""
+    import torch
+
+    changes.warn("\n".join(filter(None, [version_note(str(torch.__version__)), message])))
+
+
+def version_note(version: str) -> str:
+    """What to say of a version of PyTorch that this package was not tried with; "" of others."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if OLDEST <= numbers <= NEWEST:
+        return ""
+    oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
+    return (
+        f"torch-webgpu-compile was tried with PyTorch {oldest} to {newest}, and this is {version}: "
+        "what needs PyTorch's insides may fail, and is left out where that is noticed. Update "
+        f"torch-webgpu-compile, install PyTorch {newest}, or set TORCH_WEBGPU_DEVICE=0 to use "
+        "PyTorch without the device"
+    )
+
+
+def _register() -> list[str]:
+    """Registers the device; what `changes.attempt` says of each patch.
+
+    Raises:
+        Exception: the device cannot be had, or not without a crash.
+    """
     import torch
     from torch.utils import backend_registration
 
@@ -77,57 +131,28 @@ def _register() -> None:
     if name != "privateuseone":
         raise RuntimeError(f"PyTorch's place for a device is taken by {name!r}")
     from .api import module
-    from .patches import (
-        accelerate,
-        accelerator,
-        associative_scan,
-        compiled_optimizers,
-        copies_between,
-        data_parallel,
-        default_backend,
-        device_mesh,
-        flex_attention,
-        generation,
-        generator_class,
-        generic_streams,
-        grad_scaler,
-        guard,
-        inductor,
-        legacy_profiler,
-        lightning,
-        lstm_cells,
-        nested_attention,
-        pinning,
-        precompiling,
-        process_groups,
-        random_states,
-        safetensors,
-        sending,
-        several_devices,
-        storage_methods,
-        torchao,
-        transformers,
-        transformers_models,
-        uninitialized_parameters,
-    )
+    from .patches.guard import DeviceGuard
     from .registration import new_library, untraced
 
+    for patch in ESSENTIAL:
+        _install(patch)
     backend_registration._setup_privateuseone_for_python_backend(
-        "webgpu", backend_module=module, device_guard=guard.DeviceGuard()
+        "webgpu", backend_module=module, device_guard=DeviceGuard()
     )
     backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_packed_sequence=False, for_storage=True
     )
+    module.add_submodules()
     new_library("_").fallback(untraced(run), "PrivateUse1")
-    for patch in (
-        *(pinning, guard, accelerator, generic_streams, storage_methods, sending),
-        *(process_groups, data_parallel, copies_between, default_backend, several_devices),
-        *(uninitialized_parameters, safetensors, accelerate, transformers, transformers_models),
-        *(generation, torchao, lightning, random_states, generator_class, precompiling),
-        *(device_mesh, compiled_optimizers, flex_attention, grad_scaler, nested_attention),
-        *(associative_scan, legacy_profiler, inductor, lstm_cells),
-    ):
-        patch.install()
+    return [changes.attempt(_full(patch), partial(_install, patch)) for patch in PATCHES]
+
+
+def _full(patch: str) -> str:
+    return f"{__package__}.patches.{patch}"
+
+
+def _install(patch: str) -> None:
+    import_module(_full(patch)).install()
 
 
 def run(op: Any, *arguments: Any, **keywords: Any) -> Any:

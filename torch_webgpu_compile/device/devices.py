@@ -46,6 +46,7 @@ _ordinals: list[_Ordinal] | None = None
 _provider = ""  # of the adapters that they name
 _forked = False
 _when_several: list[Callable[[], None]] = []
+_settings: dict[str, Callable[[int, Device], None]] = {}
 
 
 def _find() -> list[_Ordinal]:
@@ -234,6 +235,18 @@ def index_with(device: Device) -> int:
     )
 
 
+def set_up(purpose: str, function: Callable[[int, Device], None]) -> None:
+    """Calls ``function(index, device)`` for each device that is open, and each that will be.
+
+    Args:
+        purpose: names it. Another function for the same purpose takes its place.
+    """
+    with _lock:
+        _settings[purpose] = function
+        for index, device in _open.items():
+            function(index, device)
+
+
 def take_lost(index: int) -> Device | None:
     """The device ``webgpu:index`` if it is lost; the next use of it opens a new one."""
     with _lock:
@@ -253,6 +266,8 @@ def _open_device(index: int) -> Device:
         options = resolve(None, None)
         adapter, instance = _find()[index]
         device = open_device(_provider, adapter.index, options.checked, instance)
+        for function in _settings.values():
+            function(index, device)
         _open[index] = device
         return device
 

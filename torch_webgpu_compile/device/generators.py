@@ -7,16 +7,31 @@ seeds give equal numbers in any process; they are not those of the CPU.
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 import threading
 from collections.abc import Iterable
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from ..plan.seeds import WORD, seed_bytes
 from . import devices
+
+__all__ = [
+    "get_rng_state",
+    "get_rng_state_all",
+    "initial_seed",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
+]
 
 _STATE = struct.Struct("<Qq")  # seed, offset: the layout of a CUDA generator's state
 
@@ -38,30 +53,35 @@ def draw_seeds(index: int, count: int, generator: torch.Generator | None = None)
     """Seeds for ``count`` random operators on ``webgpu:index``: int32 (count, 2), on the CPU.
 
     Args:
-        generator: one for the device, to draw them from in the place of the device's own.
+        generator: one for the device, or one of `default_generators`, to draw them from in the
+            place of the device's own.
 
     Raises:
         RuntimeError: the generator is for another device.
     """
-    if generator is not None:
-        if generator.device.type != devices.NAME:
+    default = _defaults.get(generator._cdata) if generator is not None else index  # type: ignore[attr-defined]
+    if default is None:
+        if generator._cdata not in _of_devices:  # type: ignore[union-attr]
             raise RuntimeError(
-                f"Expected a '{devices.NAME}' device type for generator but found "
-                f"'{generator.device.type}'"
+                f"Expected a '{devices.NAME}' device type for generator but found 'cpu'"
             )
         numbers = torch.empty((count, 2), dtype=torch.int32, device="cpu")
         return numbers.random_(generator=generator)
     with _lock:
-        seed, offset = _state_of(index)
-        _states[index] = seed, offset + count
+        seed, offset = _state_of(default)
+        _states[default] = seed, offset + count
     data = bytearray(seed_bytes(seed, offset, count))
     return torch.frombuffer(data, dtype=torch.int32).view(count, 2)
 
 
 def manual_seed(seed: int) -> None:
     """Seeds the current device."""
+    _seed(devices.current_index(), seed)
+
+
+def _seed(index: int, seed: int) -> None:
     with _lock:
-        _states[devices.current_index()] = int(seed) & WORD, 0
+        _states[index] = int(seed) & WORD, 0
 
 
 def manual_seed_all(seed: int) -> None:
@@ -125,3 +145,80 @@ def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
     """Sets the states of all devices' generators."""
     for index, state in enumerate(new_states):
         set_rng_state(state, index)
+
+
+_Generator: Any = torch._C.Generator
+# PyTorch hands kernels another object for the same C++ generator: `draw_seeds` looks for addresses.
+_defaults: dict[int, int] = {}  # devices by the addresses of their default generators
+_of_devices: WeakValueDictionary[int, torch.Generator] = WeakValueDictionary()
+
+
+def mark_for_device(generator: torch.Generator) -> None:
+    """Says of a new generator on the host that its numbers are for a device."""
+    _of_devices[generator._cdata] = generator  # type: ignore[attr-defined]
+
+
+class _DefaultGenerator(_Generator):  # type: ignore[misc]
+    """The generator of a device as an object: its state is that of the functions above."""
+
+    _index: int
+
+    def __new__(cls, index: int) -> _DefaultGenerator:
+        made: _DefaultGenerator = super().__new__(cls)
+        made._index = index
+        _defaults[made._cdata] = index
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        return devices.torch_device(self._index)
+
+    def get_state(self) -> Tensor:
+        return get_rng_state(self._index)
+
+    def set_state(self, new_state: Tensor) -> _DefaultGenerator:
+        set_rng_state(new_state, self._index)
+        return self
+
+    def manual_seed(self, seed: int) -> _DefaultGenerator:
+        _seed(self._index, seed)
+        return self
+
+    def seed(self) -> int:
+        seed = _random_seed()
+        _seed(self._index, seed)
+        return seed
+
+    def initial_seed(self) -> int:
+        with _lock:
+            return _state_of(self._index)[0]
+
+    def get_offset(self) -> int:
+        with _lock:
+            return _state_of(self._index)[1]
+
+    def set_offset(self, offset: int) -> None:
+        with _lock:
+            _states[self._index] = _state_of(self._index)[0], int(offset)
+
+    def clone_state(self) -> torch.Generator:
+        raise NotImplementedError(
+            "the state of a webgpu device's own generator has no second one: use get_state() and "
+            "torch.Generator('webgpu').manual_seed(seed)"
+        )
+
+    def graphsafe_get_state(self) -> torch.Generator:
+        return self.clone_state()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _default_generator, (self._index,)
+
+
+@functools.cache
+def _default_generator(index: int) -> _DefaultGenerator:
+    return _DefaultGenerator(index)
+
+
+def default_generators() -> tuple[torch.Generator, ...]:
+    """The generators of all devices, each with the state that `get_rng_state` gives."""
+    return tuple(map(_default_generator, range(devices.device_count())))

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from .changes import attempt, describe, warn
+
 
 class _Finder(MetaPathFinder):
     """Finds nothing but the modules that somebody waits for, each once."""
@@ -31,10 +33,32 @@ class _Finder(MetaPathFinder):
             def exec_module(module: ModuleType) -> None:
                 loader.exec_module = execute
                 execute(module)
-                function(module)
+                _change(function, module)
 
             loader.exec_module = exec_module
+            _run_changed(name, loader, lambda: self.waiting.update({name: function}))
         return spec
+
+
+def _run_changed(name: str, loader: Any, before: Callable[[], object]) -> None:
+    """Has ``python -m``, which asks a loader for code to run as ``__main__``, run what was changed.
+
+    Args:
+        before: called before that imports the module.
+    """
+
+    original = getattr(loader, "get_code", None)
+    if original is None or not hasattr(loader, "get_source"):
+        return
+
+    def get_code(module: str) -> Any:
+        is_run = sys._getframe(1).f_globals.get("__name__") == "runpy"
+        if not is_run or "\ndef main(" not in (loader.get_source(module) or ""):
+            return original(module)
+        before()
+        return compile(f"from {name} import main\nraise SystemExit(main())", name, "exec")
+
+    loader.get_code = get_code
 
 
 class _Ending(ModuleSpec):
@@ -47,7 +71,7 @@ class _Ending(ModuleSpec):
             function = vars(self).pop("_function")
             module = sys.modules.get(self.name)
             if module is not None:  # else the import failed
-                function(module)
+                _change(function, module)
 
 
 _finder = _Finder()
@@ -60,10 +84,15 @@ def _both(
         return later
 
     def call(module: Any) -> None:
-        earlier(module)
-        later(module)
+        _change(earlier, module)
+        _change(later, module)
 
     return call
+
+
+def _change(function: Callable[[Any], None], module: Any) -> None:
+    """Calls the function. If it fails, whoever imports the module gets a warning, and no error."""
+    warn(describe([attempt(function.__module__, lambda: function(module))]))
 
 
 def after_import(name: str, function: Callable[[Any], None]) -> None:
@@ -79,7 +108,8 @@ def after_import(name: str, function: Callable[[Any], None]) -> None:
             spec.__class__ = _Ending
             spec._function = _both(earlier, function)
         else:
-            function(module)
+            _change(function, module)
+            _run_changed(name, getattr(spec, "loader", None), lambda: None)
         return
     _finder.waiting[name] = _both(_finder.waiting.get(name), function)
     if _finder not in sys.meta_path:

@@ -239,6 +239,7 @@ def _adapters(provider: str) -> list[tuple[AdapterInfo, Any]]:
     with _lock:
         if provider not in _found:
             provider_module(provider)
+            _load_triton()
             with _quiet_display():
                 objects = _LIBRARIES[provider].list_adapters()
             described = sorted(
@@ -250,6 +251,18 @@ def _adapters(provider: str) -> list[tuple[AdapterInfo, Any]]:
                 return []  # look again next time: a driver may be installed meanwhile
             _found[provider] = listed
         return _found[provider]
+
+
+def _load_triton() -> None:
+    """Loads Triton's compiler before any driver, where there is PyTorch, which may load it later.
+
+    Mesa 22's OpenGL driver, which a provider loads while it looks for adapters, makes the symbols
+    of its LLVM global. Triton's library (3.7) exports those of its own LLVM: loaded later, it binds
+    to Mesa's, and the process ends with a segmentation fault. The other order is harmless.
+    """
+    if "torch" in sys.modules and sys.platform.startswith("linux") and find_spec("triton"):
+        with contextlib.suppress(Exception):  # one that is broken is not this package's concern
+            import_module("triton")
 
 
 def _rank(info: AdapterInfo) -> tuple[int, int]:

@@ -490,8 +490,7 @@ class BufferPool:
                 freed += [entry for _, entry in free if entry.batch < sent - _IDLE_BATCHES]
             nbytes = sum([allocation.capacity for allocation in freed])
             self._free, self._reserved = kept, self._reserved - nbytes
-        for allocation in freed:
-            self._backend.release_buffer(allocation.handle)
+        self._release(freed)
 
     def empty(self) -> None:
         """Frees all memory that is not lent, after submitting the commands that may use it."""
@@ -503,8 +502,11 @@ class BufferPool:
         try:
             self._queue.flush()
         finally:
-            for allocation in freed:
-                self._backend.release_buffer(allocation.handle)
+            self._release(freed)
+
+    def _release(self, allocations: Sequence[Allocation]) -> None:
+        for allocation in allocations:
+            self._backend.release_buffer(allocation.handle)
 
     def abandon(self) -> None:
         """`empty` of a lost device: nothing is submitted."""
@@ -520,6 +522,18 @@ class BufferPool:
                 "reserved": self._reserved,
                 "peak_allocated": self._peak,
             }
+
+    def blocks(self) -> list[tuple[int, int, int | None]]:
+        """(serial, bytes, bytes that were asked for) of all memory; None of what is not lent."""
+        with self._lock:
+            self._sort_in()
+            lent = [(loan(), allocation) for loan, allocation in self._lent.items()]
+            free = [entry for entries in self._free.values() for _, entry in entries]
+        found: list[tuple[int, int, int | None]] = [
+            (allocation.serial, allocation.capacity, 0 if buffer is None else buffer.nbytes)
+            for buffer, allocation in lent
+        ]
+        return sorted(found + [(entry.serial, entry.capacity, None) for entry in free])
 
     def reset_peak(self) -> None:
         """Starts ``peak_allocated`` again from what is allocated now."""

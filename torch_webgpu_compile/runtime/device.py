@@ -9,7 +9,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..errors import AdapterError, DeviceError, DeviceLostError, human_bytes
@@ -17,6 +17,7 @@ from ..options import CompileOptions
 from ..plan.model import Kernel
 from ..target import Target
 from .adapters import AdapterInfo, choose_provider, find_adapter, list_adapters, open_library
+from .allocation_history import History, history_of, record
 from .buffers import (
     SMALL_NBYTES,
     SMALL_USAGE,
@@ -62,7 +63,10 @@ class Device:
         queue: the order of all commands.
         status: what kernels report.
         opened_as: the arguments of `open_device`.
+        on_wait: called before the host waits for what it reads of the GPU's memory.
     """
+
+    on_wait: Callable[[], None] | None = None
 
     def __init__(self, info: AdapterInfo, backend: Backend, checked: bool) -> None:
         self.info = info
@@ -104,6 +108,22 @@ class Device:
     def limit_memory(self, nbytes: int | None) -> None:
         """Allocations fail beyond so many bytes, as on a smaller GPU; None: no limit."""
         self._pool.limit_nbytes = nbytes
+
+    def memory_blocks(self) -> list[tuple[int, int, int | None]]:
+        """(serial, bytes, bytes that were asked for) of all memory; None of what is not lent."""
+        return self._pool.blocks()
+
+    def record_memory(self, history: History | None) -> None:
+        """Records allocations into a history, until it is called with None."""
+        record(self._pool, history)
+
+    def memory_history(self) -> History | None:
+        """What is being recorded."""
+        return history_of(self._pool)
+
+    def staging_memory(self) -> tuple[int, int]:
+        """How many buffers for transfers are kept in the host's memory, and their bytes."""
+        return self._transfers.staging()
 
     def memory_holders(self) -> dict[str, int]:
         """Bytes in use by what holds them, the most first."""
@@ -222,10 +242,14 @@ class Device:
         Raises:
             IndexOutOfRangeError: a kernel before found an index from data out of range.
         """
+        if self.on_wait is not None:
+            self.on_wait()
         self._transfers.download(buffer, destination, offset)
 
     def download_many(self, ranges: Sequence[BufferRange]) -> None:
         """`download` of (buffer, offset, nbytes, address) ranges with one submit and one wait."""
+        if self.on_wait is not None:
+            self.on_wait()
         self._transfers.download_many(ranges)
 
     def start_download(self, ranges: Sequence[tuple[AnyBuffer, int, int]]) -> Download:

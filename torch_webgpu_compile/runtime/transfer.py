@@ -263,6 +263,13 @@ class Transfers:
             self._staging.setdefault(current.nbytes, []).append(current.staging)
         return error
 
+    def staging(self) -> tuple[int, int]:
+        """How many buffers for transfers are kept in the host's memory, and their bytes."""
+        with self._lock:
+            sizes = [nbytes for nbytes, kept in self._staging.items() for _ in kept]
+            sizes += [_CHUNK] * len(self._uploads)
+        return len(sizes), sum(sizes)
+
     def empty(self) -> None:
         """Frees the staging buffers that are not in use."""
         with self._lock:

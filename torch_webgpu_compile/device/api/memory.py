@@ -3,15 +3,50 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import human_bytes
 from .. import devices
 from ..tensors.deferred import settle
+from . import refused
+from .properties import get_device_properties
+from .snapshots import _dump_snapshot, _record_memory_history, _snapshot, memory_snapshot
+
+if TYPE_CHECKING:
+    from ...runtime.device import Device
+
+__all__ = [
+    "current_allocated_memory",
+    "driver_allocated_memory",
+    "empty_cache",
+    "get_per_process_memory_fraction",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "recommended_max_memory",
+    "reset_accumulated_host_memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_host_memory_stats",
+    "reset_peak_memory_stats",
+    "set_memory_limit",
+    "set_per_process_memory_fraction",
+]
+__all__ += ["_dump_snapshot", "_record_memory_history", "_snapshot"]  # as in torch.cuda.memory
+globals().update(refused.functions("memory."))
 
 _Device = torch.device | str | int | None
+
+_limits: dict[int, int] = {}
 
 
 def _stats(device: _Device) -> dict[str, int]:
@@ -58,6 +93,41 @@ def memory_stats(device: _Device = None) -> OrderedDict[str, Any]:
     )
 
 
+def memory_stats_as_nested_dict(device: _Device = None) -> dict[str, Any]:
+    """`memory_stats`, with a dictionary for each part of a name."""
+    return _nested(memory_stats(device))
+
+
+def _nested(stats: OrderedDict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in stats.items():
+        *parts, last = name.split(".")
+        inside = found
+        for part in parts:
+            inside = inside.setdefault(part, {})
+        inside[last] = value
+    return found
+
+
+def host_memory_stats() -> OrderedDict[str, Any]:
+    """Buffers in the host's memory that are kept for transfers, of all devices, and their bytes.
+
+    The names are those of ``torch.cuda.host_memory_stats``, as far as they are kept.
+    """
+    kept = [device.staging_memory() for device in devices.opened()]
+    return OrderedDict(
+        [
+            ("allocated_bytes.current", sum([nbytes for _, nbytes in kept])),
+            ("allocations.current", sum([count for count, _ in kept])),
+        ]
+    )
+
+
+def host_memory_stats_as_nested_dict() -> dict[str, Any]:
+    """`host_memory_stats`, with a dictionary for each part of a name."""
+    return _nested(host_memory_stats())
+
+
 def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
     """`memory_stats` as a table for people."""
     index = devices.resolve_index(device)
@@ -81,6 +151,87 @@ def reset_peak_memory_stats(device: _Device = None) -> None:
 
 def reset_accumulated_memory_stats(device: _Device = None) -> None:
     """Does nothing: no sums are kept."""
+
+
+def reset_accumulated_host_memory_stats() -> None:
+    """Does nothing: no sums are kept."""
+
+
+def reset_peak_host_memory_stats() -> None:
+    """Does nothing: no peaks are kept."""
+
+
+def current_allocated_memory() -> int:
+    """`memory_allocated` of the current device, under the name of ``torch.mps``."""
+    return memory_allocated()
+
+
+def driver_allocated_memory() -> int:
+    """`memory_reserved` of the current device, under the name of ``torch.mps``."""
+    return memory_reserved()
+
+
+def recommended_max_memory(device: _Device = None) -> int:
+    """Bytes of memory that a device has.
+
+    Raises:
+        NotImplementedError: WebGPU does not tell, which is so of all but software adapters.
+    """
+    properties = get_device_properties(device)
+    if not properties.total_memory_is_known:
+        raise NotImplementedError(
+            f"WebGPU does not tell how much memory {properties.name} has; give a number of bytes "
+            "to torch.webgpu.set_memory_limit(), where a limit is wanted"
+        )
+    return properties.total_memory
+
+
+def set_memory_limit(nbytes: int | None, device: _Device = None) -> None:
+    """Makes allocations fail beyond so many bytes of a device's memory; None: no limit.
+
+    What is kept for reuse counts, but is given back before an allocation fails.
+
+    Raises:
+        ValueError: a negative number.
+    """
+    if nbytes is not None and nbytes < 0:
+        raise ValueError(f"a limit of {nbytes} bytes: it cannot be negative")
+    index = devices.resolve_index(device)
+    devices.check_index(index)
+    if nbytes is None:
+        _limits.pop(index, None)
+    else:
+        _limits[index] = nbytes
+    devices.set_up("memory limit", _limit)
+
+
+def _limit(index: int, device: Device) -> None:
+    device.limit_memory(_limits.get(index))
+
+
+def set_per_process_memory_fraction(fraction: float, device: _Device = None) -> None:
+    """`set_memory_limit` to a fraction of a device's memory, up to 1, which is no limit.
+
+    Raises:
+        NotImplementedError: as `recommended_max_memory`, for a fraction below 1.
+        TypeError, ValueError: as ``torch.cuda``'s.
+    """
+    if not isinstance(fraction, float):
+        raise TypeError("Invalid type for fraction argument, must be `float`")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    limit = None if fraction == 1 else int(fraction * recommended_max_memory(device))
+    set_memory_limit(limit, device)
+
+
+def get_per_process_memory_fraction(device: _Device = None) -> float:
+    """The limit as a fraction of the device's memory: 1 without one.
+
+    Raises:
+        NotImplementedError: as `recommended_max_memory`, where there is a limit.
+    """
+    limit = _limits.get(devices.resolve_index(device))
+    return 1.0 if limit is None else limit / recommended_max_memory(device)
 
 
 def empty_cache() -> None:

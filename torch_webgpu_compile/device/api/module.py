@@ -5,12 +5,17 @@ Importing it is a part of ``import torch``: it opens nothing and imports no WebG
 
 from __future__ import annotations
 
-from types import FunctionType, TracebackType
+import sys
+from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
 import torch
 
 from .. import devices
+from .. import generators as random
+from ..generators import (
+    default_generators as _default_generators,
+)
 from ..generators import (
     get_rng_state,
     get_rng_state_all,
@@ -23,17 +28,30 @@ from ..generators import (
     set_rng_state_all,
 )
 from ..registration import untraced
+from . import amp, backend_module, memory, refused, streams
 from .memory import (
+    current_allocated_memory,
+    driver_allocated_memory,
     empty_cache,
+    get_per_process_memory_fraction,
+    host_memory_stats,
+    host_memory_stats_as_nested_dict,
     max_memory_allocated,
     max_memory_reserved,
     mem_get_info,
     memory_allocated,
     memory_reserved,
+    memory_snapshot,
     memory_stats,
+    memory_stats_as_nested_dict,
     memory_summary,
+    recommended_max_memory,
+    reset_accumulated_host_memory_stats,
     reset_accumulated_memory_stats,
+    reset_peak_host_memory_stats,
     reset_peak_memory_stats,
+    set_memory_limit,
+    set_per_process_memory_fraction,
 )
 from .properties import (
     DeviceProperties,
@@ -53,51 +71,85 @@ from .streams import (
     stream,
     synchronize,
 )
+from .waits import get_sync_debug_mode, set_sync_debug_mode
+
+OutOfMemoryError = torch.OutOfMemoryError  # a base of this package's
+
+profiler: Any = ModuleType("torch.webgpu.profiler", "Tracing tools of GPUs, which WebGPU has not.")
+vars(profiler).update(refused.functions("profiler."))
 
 __all__ = [
     "DeviceProperties",
     "Event",
+    "OutOfMemoryError",
     "Stream",
     "StreamContext",
+    "amp",
+    "can_device_access_peer",
+    "current_allocated_memory",
     "current_device",
     "current_stream",
     "default_stream",
     "device",
     "device_count",
     "device_of",
+    "driver_allocated_memory",
     "empty_cache",
     "get_amp_supported_dtype",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_per_process_memory_fraction",
     "get_rng_state",
     "get_rng_state_all",
+    "get_sync_debug_mode",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
     "init",
     "initial_seed",
+    "ipc_collect",
     "is_available",
     "is_bf16_supported",
+    "is_current_stream_capturing",
     "is_initialized",
+    "is_tf32_supported",
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
     "max_memory_reserved",
     "mem_get_info",
+    "memory",
     "memory_allocated",
     "memory_reserved",
+    "memory_snapshot",
     "memory_stats",
+    "memory_stats_as_nested_dict",
     "memory_summary",
+    "profiler",
+    "random",
+    "recommended_max_memory",
+    "reset_accumulated_host_memory_stats",
     "reset_accumulated_memory_stats",
     "reset_device",
+    "reset_peak_host_memory_stats",
     "reset_peak_memory_stats",
     "seed",
     "seed_all",
     "set_device",
+    "set_memory_limit",
+    "set_per_process_memory_fraction",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
+    "set_sync_debug_mode",
     "stream",
+    "streams",
     "synchronize",
 ]
+
+_REFUSED = refused.functions() | refused.functions("memory.")
+globals().update(_REFUSED)
+__all__ += ["default_generators", *_REFUSED]  # noqa: F822 by `__getattr__`
 
 _Device = torch.device | str | int | None
 
@@ -197,6 +249,31 @@ def reset_device(device: _Device = None) -> None:
     lost.abandon()
 
 
+def can_device_access_peer(device: _Device, peer_device: _Device) -> bool:
+    """False: WebGPU devices share no memory.
+
+    Raises:
+        AdapterError: there is no such device.
+    """
+    for place in (device, peer_device):
+        devices.check_index(devices.resolve_index(place))
+    return False
+
+
+def ipc_collect() -> None:
+    """Does nothing: WebGPU shares no memory with other processes that could be given back."""
+
+
+def is_current_stream_capturing() -> bool:
+    """False: WebGPU cannot capture commands."""
+    return False
+
+
+def is_tf32_supported() -> bool:
+    """False: WGSL computes with float32 as it is."""
+    return False
+
+
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """The dtypes of ``torch.autocast("webgpu")``."""
     from . import autocast
@@ -222,7 +299,7 @@ def _lazy_init() -> None:
 def _keep_dynamo_out() -> None:
     """Dynamo calls some of these while it traces: to keep the state of random numbers, for one."""
     for name in __all__:
-        if isinstance(found := globals()[name], FunctionType):
+        if isinstance(found := globals().get(name), FunctionType):
             untraced(found)
 
 
@@ -234,7 +311,26 @@ def __getattr__(name: str) -> Any:
         return is_initialized()
     if name.endswith("Storage") and (found := storage_type(name)) is not None:
         return found
+    if name == "default_generators":
+        return _default_generators()
     raise AttributeError(f"module 'torch.webgpu' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names: tab completion need not offer what they are made of."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+
+
+def add_submodules() -> None:
+    """Lets ``import torch.webgpu.amp`` and the like find them, and adds ``torch.backends.webgpu``.
+
+    PyTorch adds ``torch.webgpu``, but no modules in it.
+    """
+    for name in __all__:
+        if isinstance(found := globals().get(name), ModuleType):
+            sys.modules[f"torch.{devices.NAME}.{name}"] = found
+    vars(torch.backends)[devices.NAME] = backend_module
+    sys.modules[f"torch.backends.{devices.NAME}"] = backend_module
 
 
 class _utils:

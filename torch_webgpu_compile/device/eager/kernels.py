@@ -12,6 +12,7 @@ import torch
 from ...capture.decompositions import factorizations
 from ...capture.decompositions.table import OWN
 from ...compiler import native_operators
+from .. import changes
 from ..patches import distributed, printing
 from ..registration import new_library, untraced
 from ..tensors import factories
@@ -137,8 +138,11 @@ def register() -> Callable[..., Any]:
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         transformer_encoder.register_nested(library)
         sparse.register(library)
-        printing.install()
-        distributed.install()
+        failures = [
+            changes.attempt(printing.__name__, printing.install),
+            changes.attempt(distributed.__name__, distributed.install),
+        ]
+        changes.warn(changes.describe(failures))
         _registered = True
         return untraced(run)
 
