@@ -62,7 +62,11 @@ def path_of(results: Path, suite: str, file: str, side: str) -> Path:
 
 
 def load(path: Path) -> Results:
-    """What a run has written; the last row of a test counts."""
+    """What a run has written; the last row of a test counts.
+
+    A test that was begun before its process ended is a crash; where the runner itself was stopped,
+    it is as if it had not been begun.
+    """
     last: dict[str, Any] = {}
     total = 0
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -70,10 +74,14 @@ def load(path: Path) -> Results:
         total = row.get("total", total)
         if "name" in row:
             last[row["name"]] = row
-    ends = {}
-    for name, row in last.items():
-        outcome = "crash" if row["outcome"] == "begun" else row["outcome"]
-        ends[name] = End(outcome, row.get("message", ""), row.get("s", 0.0))
+        elif "ended" in row:
+            for begun in last.values():
+                begun["outcome"] = begun["outcome"].replace("begun", "crash")
+    ends = {
+        name: End(row["outcome"], row.get("message", ""), row.get("s", 0.0))
+        for name, row in last.items()
+        if row["outcome"] != "begun"
+    }
     return Results(ends, total)
 
 
@@ -111,8 +119,9 @@ def _run_side(
         return
     end = time.monotonic() + share.seconds
     while (seconds := end - time.monotonic()) > 0:
-        known = len(load(results).ends)
+        known = list(load(results).ends)
         task = {
+            "known": known,
             "results": str(results.absolute()),
             "chosen": chosen,
             "count": share.count,
@@ -125,13 +134,9 @@ def _run_side(
             "seconds": seconds,
         }
         _start(folder, suite, side, file, task, results)
-        rows = [json.loads(line) for line in _lines(results)]
-        if (rows and rows[-1].get("left") == 0) or len(load(results).ends) == known:
+        ended = [json.loads(line) for line in results.read_text().splitlines()[-2:]]
+        if ended[0].get("left") == 0 or len(load(results).ends) == len(known):
             return
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def _start(
@@ -169,4 +174,6 @@ def _start(
         finally:  # also what tests have left running
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            code = process.wait()
+    with results.open("a") as file:
+        file.write(json.dumps({"ended": code}) + "\n")

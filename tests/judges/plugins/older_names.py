@@ -1,4 +1,4 @@
-"""A pytest plugin: names that the tests of older versions of PyTorch import and newer have no more.
+"""A pytest plugin: what the tests of older versions of PyTorch expect and newer have no more.
 
 The tests themselves are not changed. What a name did is of no importance here: float32 products at
 another precision on NVIDIA's or Intel's units, marks that say which tests fail there.
@@ -67,17 +67,21 @@ _devices: Any = importlib.import_module("torch.testing._internal.common_device_t
 _instantiate = _devices.instantiate_device_type_tests
 
 
-def _instantiate_older(generic: type, *arguments: Any, **keywords: Any) -> None:
-    """Older versions took the methods out of the generic class.
+def _instantiate_here(
+    generic: type, scope: dict[str, Any], except_for: Any = None, only_for: Any = None, **more: Any
+) -> None:
+    """As the original, but what is for CPUs and CUDA is for this device, too.
 
-    ``super(self.__class__, self)`` does not end now. The two classes that say so set what is about
-    CUDA.
+    Older versions took the methods out of the generic class: ``super(self.__class__, self)`` does
+    not end now. The classes that say so only set what is about CUDA.
     """
     for name in ("setUp", "tearDown"):
         method: Any = vars(generic).get(name)
         if method is not None and "__class__" in method.__code__.co_names:
             delattr(generic, name)
-    _instantiate(generic, *arguments, **keywords)
+    if only_for is not None and {"cpu", "cuda"} <= {*only_for}:
+        only_for = None
+    _instantiate(generic, scope, except_for=except_for, only_for=only_for, **more)
 
 
-_devices.instantiate_device_type_tests = _instantiate_older
+_devices.instantiate_device_type_tests = _instantiate_here

@@ -2,8 +2,8 @@
 
 `tests.judges.running` starts pytest with it; ``JUDGE`` names a JSON file that says what to do:
 ``results``, the JSON lines to write; ``chosen``, which names are run, or ``count`` of them by
-``seed``; ``match``, what pytest's names and ``neutral``, what those without the device must match;
-``limit_s``, of one test; ``seconds``, of all.
+``seed``; ``known``, those that have been; ``match``, what pytest's names and ``neutral``, what
+those without the device must match; ``limit_s``, of one test; ``seconds``, of all.
 
 The folder of this file is on the path, not the project: other suites have a package ``tests``, too.
 """
@@ -54,13 +54,6 @@ def _write(**row: Any) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def _known() -> set[str]:
-    if not _RESULTS.exists():
-        return set()
-    rows = map(json.loads, _RESULTS.read_text().splitlines())
-    return {row["name"] for row in rows if "name" in row}
-
-
 class _State:
     left = 0
     outcome = ("none", "")
@@ -79,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         chosen = sorted(named, key=_order)[: _TASK["count"]]
     else:
         chosen = [name for name in _TASK["chosen"] if name in named]
-    known = _known()
+    known = set(_TASK["known"])
     items[:] = [named[name] for name in chosen if name not in known]
     _State.left = len(items)
 
