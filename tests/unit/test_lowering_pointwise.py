@@ -196,6 +196,23 @@ def test_float_to_integer_truncates() -> None:
     check(lambda x: x.to(torch.bool), SPECIAL)
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint32]
+)
+def test_float_to_integer_beyond_it(dtype: torch.dtype) -> None:
+    """ATen's answers on x86: the least integer of 32 or 64 bits, and the last bits of it."""
+    inf = float("inf")
+    x = torch.tensor([inf, -inf, float("nan"), 1e20, -1e20, 2.0**31, 3e9, 70000.5, -3.7])
+    if dtype == torch.uint32:
+        # With 8 elements and more, ATen's answers are others.
+        x = torch.tensor([inf, 2.0**31, 3e9, 70000.5, -3.7])
+    check(lambda x: x.to(dtype), x)
+    check(lambda x: torch.zeros(len(x), dtype=dtype).copy_(x), x)
+    check(lambda x: x.clamp(-100, 100).round().to(dtype), x[3:])
+    check(lambda x: x.to(dtype), x.to(torch.bfloat16))
+    check(lambda x: x + torch.stack([torch.full((), inf).to(dtype)] * len(x)), torch.zeros_like(x))
+
+
 def test_integers_wrap() -> None:
     check(lambda x: x + x, torch.tensor([127, -128, 100], dtype=torch.int8))
     check(lambda x: x * x, torch.tensor([2**31 - 1, -(2**31)], dtype=torch.int32))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,9 @@ import torch._C._dynamo.eval_frame as eval_frame
 F = TypeVar("F", bound=Callable[..., Any])
 
 _frames: Any = eval_frame
-_SKIP = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
+_action: Any = _frames._FrameAction
+_SKIP = _frames._FrameExecStrategy(_action.SKIP, _action.SKIP)
+_SKIP_ALONE = _frames._FrameExecStrategy(_action.SKIP, _action.DEFAULT)
 
 
 def untraced(function: F) -> F:
@@ -34,6 +37,11 @@ def untraced(function: F) -> F:
     if hasattr(inner, "__code__"):
         _frames.set_code_exec_strategy(inner.__code__, _SKIP)
     return function
+
+
+def skip_frame(code: CodeType) -> None:
+    """Has Dynamo leave frames of ``code`` alone, but not what they call."""
+    _frames.set_code_exec_strategy(code, _SKIP_ALONE)
 
 
 _libraries: list[Any] = []

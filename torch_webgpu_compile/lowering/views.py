@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, from_start, linearize, maximum
 from .builder import Builder, as_value
+from .float_to_integer import to_dtype
 from .promotion import Operand
-from .reductions import converted
 from .registry import lowers
 from .value import (
     IndexLike,
@@ -324,13 +325,19 @@ def lower_to_copy(builder: Builder, self: Operand, *dtype: torch.dtype, **option
     """
     if not isinstance(self, Value):
         return as_value(self, builder.out.sizes, builder.out.dtype)
-    return converted(builder, self)
+    return _to_dtype(builder, self, builder.out.dtype)
 
 
 @lowers(aten.copy.default)
 def lower_copy(builder: Builder, self: Value, src: Value, non_blocking: bool = False) -> Value:
     """``src`` with the sizes and dtype of ``self``."""
-    return converted(builder, expand(src, self.sizes), self.dtype)
+    return _to_dtype(builder, expand(src, self.sizes), self.dtype)
+
+
+def _to_dtype(builder: Builder, value: Value, dtype: DType) -> Value:
+    if value.dtype is dtype:
+        return value
+    return builder.pointwise(to_dtype(value.body, dtype), value.sizes)
 
 
 if hasattr(torch.ops.prims, "copy_strided"):  # from torch 2.13 on

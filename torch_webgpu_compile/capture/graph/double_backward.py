@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._C._dynamo.eval_frame as eval_frame
 from torch import Tensor
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import tree_leaves
@@ -19,6 +20,8 @@ from torch.utils._pytree import tree_leaves
 from ...fallbacks import warn_once
 
 _NODE = "CompiledFunctionBackward"  # of AOTAutograd's autograd function
+_frames: Any = eval_frame
+_SKIP = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
 
 
 def unchanged(module: GraphModule) -> GraphModule:
@@ -120,3 +123,8 @@ class _Hook:
             torch.autograd.grad(outputs, wanted, weights, create_graph=True, allow_unused=True)
         )
         return tuple(next(made) if tensor.requires_grad else None for tensor in tensors)
+
+
+# Where a compiled function asks for gradients, Dynamo looks at every frame that starts meanwhile.
+# What it would compile of the hook has hooks of its own, and so on.
+_frames.set_code_exec_strategy(_Hook.__call__.__code__, _SKIP)

@@ -126,7 +126,7 @@ def register() -> Callable[..., Any]:
         for name in (*_taken_from_composites(kernels), *_REFUSING, *_READING, *_FUSED):
             on_lists = name.startswith("_foreach_") or name in _FUSED
             kernel = partial(lists.run if on_lists else run, _overload(name))
-            library.impl(name, kernel, "PrivateUse1")
+            library.impl(name, untraced(kernel), "PrivateUse1")
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             for name in ("scaled_dot_product_attention", "batch_norm_gather_stats_with_counts"):
                 library.impl(name, untraced(getattr(composed, name)), key)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..registration import untraced
+from ..registration import skip_frame, untraced
 
 _DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1
 _pending: list[BaseException] = []
@@ -63,5 +63,7 @@ def install() -> None:
             _pending.clear()
         raise cause
 
+    # Dynamo looks at it where compiled functions ask for gradients; hooks are traced as ever.
+    skip_frame(run_backward.__code__)
     torch.autograd.graph._engine_run_backward = run_backward
     torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
