@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...capture.decompositions.table import OWN
 from ...capture.eager.arguments import with_tensors
-from ..tensors.aliasing import by_schema, check_apart, check_resized
+from ..tensors.aliasing import by_schema, check_apart, check_overlap, check_resized
 from ..tensors.factories import contiguous_strides
 
 _RESIZED = (
@@ -70,15 +70,18 @@ def from_result(
 
     For those that do not know the sizes of their result before they have it, or that PyTorch
     traces as writing into what ``out=`` was. With ``keep_strides`` a resized ``out=`` gets those of
-    the result, otherwise it becomes contiguous. If ``apart``, it may not share memory with an
-    argument.
+    the result, otherwise it becomes contiguous. If ``apart``, it may not be an argument.
     """
 
     def kernel(*arguments: Any, out: Tensor, **keywords: Any) -> Tensor:
-        if apart:
-            for argument in _tensors(arguments):
-                check_apart(out, argument)
+        check = check_apart if apart else check_overlap
+        for argument in _tensors(arguments):
+            check(out, argument)
         result = function(*arguments, **keywords)
+        if out.device != result.device:
+            raise RuntimeError(
+                f"Expected out tensor to have device {result.device}, but got {out.device} instead"
+            )
         if out.dtype is not result.dtype:
             raise RuntimeError(
                 f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype}"

@@ -157,6 +157,12 @@ def by_schema(
         yield value, schema.alias_info is not None and schema.alias_info.is_write
 
 
+def written_by(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]) -> list[Tensor]:
+    """The tensors that a call changes."""
+    values = [value for value, written in by_schema(op, arguments, keywords) if written]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
 def _on_device(value: Any) -> Iterable[Tensor]:
     tensors = [x for x in tree_leaves(value) if isinstance(x, Tensor)]
     return [x for x in tensors if x.numel() and x.get_device() >= 0]
