@@ -89,7 +89,7 @@ def check_copy(source: Tensor, target: Tensor) -> None:
 
 def check_apart(written: Tensor, read: Tensor) -> None:
     """Raises RuntimeError if two tensors share memory, as ATen's ``assert_no_overlap`` does."""
-    if read.get_device() >= 0 and _ranges_meet(written, read):
+    if meet(written, read):
         raise RuntimeError(_PARTIAL)
 
 
@@ -106,15 +106,18 @@ def check_resized(
         pointwise: the operator is one of single elements.
     """
     for other in others:
-        if not isinstance(other, Tensor) or other.get_device() < 0:
-            continue
         if other is written and pointwise:
             raise RuntimeError(
                 f"output with shape {list(written.shape)} doesn't match the broadcast shape "
                 f"{list(sizes)}"
             )
-        if _ranges_meet(written, other):
+        if meet(written, other):
             raise RuntimeError(_PARTIAL)
+
+
+def meet(tensor: Tensor, other: Any) -> bool:
+    """Whether something else is a tensor of the device in the same memory."""
+    return isinstance(other, Tensor) and other.get_device() >= 0 and _ranges_meet(tensor, other)
 
 
 def check_overlap(written: Tensor, read: Tensor) -> None:
