@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -302,6 +303,79 @@ def run_out(info: Any, sample: Any) -> None:
             same(info, _open(info, on_cpu(memory)), _open(info, cpu_memory))
 
 
+def run_odd_out(info: Any, sample: Any) -> None:
+    """``out=`` that is too small, repeats its elements, is on the host, or is an argument."""
+    values = _of(sample)
+    expected = _expected(info.op, copied(values))
+    wanted = expected.value
+    tensors = tree_leaves(wanted)
+    if expected.error is not None or not all(isinstance(t, Tensor) for t in tensors):
+        raise Skip("no results to write")
+    if expected.is_random or not tensors or not _on_cpu_only(sample):
+        raise Skip("random, or no tensors to say where")
+    near = _near(info, info.op, values)
+    form = _form(wanted)
+    for make in (_too_small, _expanded, *_arguments_like(tensors[0], values)):
+        rest = [torch.ones_like(t) for t in tensors[1:]]
+        memory, first, cpu_values = make(tensors[0].detach(), copied(values))
+        moved_memory, moved_first, moved_values = make(
+            tensors[0].detach().to("webgpu"), on_device(values)
+        )
+        outs, moved = [first, *rest], [moved_first, *on_device(rest)]
+        error = _expected(_with_out(info.op, form(outs)), cpu_values, watch=False).error
+        if error is not None:
+            _fails_alike(_with_out(info.op, form(moved)), moved_values, error)
+        elif make is not _expanded and _is_defined(outs, tensors):
+            _call(_with_out(info.op, form(moved)), moved_values)
+            same(info, _open(info, on_cpu(moved)), _open(info, outs), near)
+            if not _is_narrow(outs):
+                same(info, _open(info, on_cpu(moved_memory)), _open(info, memory), near)
+    here = form([torch.ones_like(t) for t in tensors])
+    with pytest.raises(RuntimeError, match=r"[Dd]evice"):
+        _call(_with_out(info.op, here), on_device(values))
+
+
+def _on_cpu_only(sample: Any) -> bool:
+    """Whether a sample has tensors, and says in no other way where the results are to be."""
+    leaves = tree_leaves(_of(sample))
+    has_place = any(isinstance(x, (torch.device, str)) for x in leaves)
+    return not has_place and any(isinstance(x, Tensor) and x.dim() for x in leaves)
+
+
+def _too_small(result: Tensor, values: Any) -> Any:
+    """One element within memory that has room for the result."""
+    memory = torch.full((result.numel() + 5,), 1, dtype=result.dtype, device=result.device)
+    return memory, memory[1:2], values
+
+
+def _expanded(result: Tensor, values: Any) -> Any:
+    memory = torch.ones((), dtype=result.dtype, device=result.device)
+    return memory, memory.expand(result.shape), values
+
+
+def _arguments_like(result: Tensor, values: Any) -> list[Callable[[Tensor, Any], Any]]:
+    """For each argument with the sizes of the result what makes it the ``out=``."""
+    given = [x for x in tree_leaves(values) if isinstance(x, Tensor)]
+    found = []
+    for k, tensor in enumerate(given):
+        if tensor.shape == result.shape and tensor.dtype is result.dtype and tensor.numel():
+
+            def make(_: Tensor, values: Any, k: int = k) -> Any:
+                argument = [x for x in tree_leaves(values) if isinstance(x, Tensor)][k]
+                return argument, argument, values
+
+            found.append(make)
+    return found
+
+
+def _is_defined(outs: list[Tensor], wanted: list[Tensor]) -> bool:
+    """Whether PyTorch computed the same into ``outs``, which are perhaps what it read."""
+    return all(
+        torch.allclose(*(wide(x) for x in pair), equal_nan=True, rtol=1e-3, atol=1e-3)
+        for pair in zip(outs, wanted, strict=True)
+    )
+
+
 def _form(wanted: Any) -> Callable[[list[Tensor]], Any]:
     return (lambda outs: outs[0]) if isinstance(wanted, Tensor) else tuple
 
@@ -345,5 +419,6 @@ RUN = {
     "dynamic": run_dynamic,
     "inplace": run_inplace,
     "out": run_out,
+    "odd out": run_odd_out,
     "errors": run_error,
 }

@@ -65,7 +65,7 @@ def _applies(info: Any, kind: str, dtype: torch.dtype) -> bool:
             return bool(info.supports_autograd) and dtype in info.supported_backward_dtypes("cpu")
         case "inplace":
             return info.get_inplace() is not None
-        case "out":
+        case "out" | "odd out":
             return bool(info.supports_out) and info.name not in OUT_OF_CPU
         case "compiled":
             return name_of(info) not in NOT_COMPILED

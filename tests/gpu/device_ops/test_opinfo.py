@@ -32,6 +32,7 @@ ALWAYS = [
 IN_TURN = [
     ("compiled", torch.float32, 1),
     ("inplace", torch.float32, 1),
+    ("odd out", torch.float32, 1),
     ("errors", torch.float32, 2),
     ("dynamic", torch.float32, 1),
     ("forward", torch.int64, 1),

@@ -75,8 +75,16 @@ class Placement:
     cause_for_host: str
 
     @staticmethod
-    def of(op: OpOverload, leaves: Sequence[Any], spec: pytree.TreeSpec) -> Placement:
+    def of(
+        op: OpOverload,
+        leaves: Sequence[Any],
+        spec: pytree.TreeSpec,
+        written: Sequence[Tensor] = (),
+    ) -> Placement:
         """The placement of a call.
+
+        Args:
+            written: the leaves that it changes, which may not be on the host.
 
         Raises:
             RuntimeError: the tensors are on different devices.
@@ -86,6 +94,7 @@ class Placement:
             for index in tensors[1:]:
                 check_index_device(tensors[0], index)
         places = {tensor.device for tensor in tensors if _has_place(op, tensor)}
+        places |= {tensor.device for tensor in written}
         asked = {x for x in leaves if isinstance(x, torch.device) and x.type == devices.NAME}
         if len(places) > 1:
             first, second, *_ = sorted(map(str, places), reverse=True)

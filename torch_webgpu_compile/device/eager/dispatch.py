@@ -188,7 +188,9 @@ def _first_time(call: _Call) -> Any:
         cause = aliasing.cause_for_host(op, arguments, keywords)
         if is_foreign(op):
             cause = NO_IMPLEMENTATION  # only its kernels know what it does to its arguments
-    placement = Placement.of(op, leaves, tree_structure((arguments, keywords)))
+        outputs.check_sizes(op, arguments, keywords)
+    written = aliasing.written_by(op, arguments, keywords)
+    placement = Placement.of(op, leaves, tree_structure((arguments, keywords)), written)
     if _reduces_nothing(op, arguments, keywords):
         return call.on_host()  # an error, or NaN
     try:

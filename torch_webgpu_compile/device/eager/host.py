@@ -165,7 +165,8 @@ class _Moved:
             whole = torch.empty(0, dtype=copy.dtype).set_(copy.untyped_storage())
             tensor.resize_(whole.shape)
             from_host(whole, tensor)
-            tensor.as_strided_(copy.shape, copy.stride(), copy.storage_offset())
+            offset = int(tensor.storage_offset()) + copy.storage_offset()
+            tensor.as_strided_(copy.shape, copy.stride(), offset)
             return
         _write(copy, tensor)
 

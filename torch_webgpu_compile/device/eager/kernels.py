@@ -107,6 +107,8 @@ _FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 
 # Composite operators that read a tensor on the host, where a decomposition of ours does not.
 _READING = ("_grouped_mm",)
+# Composite operators that read their `out=`, or copy to it wherever it is.
+_WRITING = ("mv.out", "addr.out")
 
 
 def register() -> Callable[..., Any]:
@@ -123,7 +125,7 @@ def register() -> Callable[..., Any]:
         kernels = {**_KERNELS, **factories.view_kernels(), **composed.foreach_kernels()}
         for name, kernel in kernels.items():
             library.impl(name, untraced(kernel), "PrivateUse1")
-        for name in (*_taken_from_composites(kernels), *_REFUSING, *_READING, *_FUSED):
+        for name in (*_taken_from_composites(kernels), *_REFUSING, *_READING, *_WRITING, *_FUSED):
             on_lists = name.startswith("_foreach_") or name in _FUSED
             kernel = partial(lists.run if on_lists else run, _overload(name))
             library.impl(name, untraced(kernel), "PrivateUse1")

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...capture.decompositions.table import OWN
 from ...capture.eager.arguments import with_tensors
-from ..tensors.aliasing import by_schema, check_apart, check_resized
+from ..tensors import aliasing
 from ..tensors.factories import contiguous_strides
 
 _RESIZED = (
@@ -48,12 +48,31 @@ def cause_for_host(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[st
             return f"its result, {result.dtype}, cannot be cast to {tensor.dtype}"
         if result.dtype != tensor.dtype:
             _check_dtypes(op, arguments, keywords)
-        if result.shape != tensor.shape:
-            if not _has_outs(op):
-                return f"its result has other sizes than its argument: {list(result.shape)}"
-            pointwise = torch.Tag.pointwise in op.tags
-            check_resized(tensor, result.shape, _read(op, arguments, keywords), pointwise=pointwise)
+        if not _has_outs(op) and result.shape != tensor.shape:
+            return f"its result has other sizes than its argument: {list(result.shape)}"
     return ""
+
+
+def check_sizes(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """Raises RuntimeError where an ``out=`` of other sizes than the result is also an argument.
+
+    PyTorch's kernels are not asked: of some the process ends.
+    """
+    functional = functional_of(op)
+    if functional is None or not _has_outs(op):
+        return
+    read = _read(op, arguments, keywords)
+    written = _written(op, arguments, keywords)
+    if not any(aliasing.meet(tensor, other) for tensor in written for other in read):
+        return
+    try:
+        results = _results(op, functional, arguments, keywords)
+    except Exception:
+        return  # whoever compiles the call raises it
+    pointwise = torch.Tag.pointwise in op.tags
+    for tensor, result in zip(written, results, strict=False):
+        if result.shape != tensor.shape:
+            aliasing.check_resized(tensor, result.shape, read, pointwise=pointwise)
 
 
 def resize(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> None:
@@ -70,14 +89,13 @@ def from_result(
 
     For those that do not know the sizes of their result before they have it, or that PyTorch
     traces as writing into what ``out=`` was. With ``keep_strides`` a resized ``out=`` gets those of
-    the result, otherwise it becomes contiguous. If ``apart``, it may not share memory with an
-    argument.
+    the result, otherwise it becomes contiguous. If ``apart``, it may not be an argument.
     """
 
     def kernel(*arguments: Any, out: Tensor, **keywords: Any) -> Tensor:
-        if apart:
-            for argument in _tensors(arguments):
-                check_apart(out, argument)
+        check = aliasing.check_apart if apart else aliasing.check_overlap
+        for argument in _tensors(arguments):
+            check(out, argument)
         result = function(*arguments, **keywords)
         if out.device != result.device:
             raise RuntimeError(
@@ -128,7 +146,7 @@ def _written(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any])
 
 def _read(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]) -> list[Any]:
     """All that the operator does not write."""
-    values = by_schema(op, arguments, keywords)
+    values = aliasing.by_schema(op, arguments, keywords)
     return tree_leaves([value for value, is_written in values if not is_written])
 
 

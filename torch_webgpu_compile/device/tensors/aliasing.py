@@ -24,6 +24,14 @@ _REPEATS_WITH_WARNING = frozenset(
     {"aten::masked_fill_", "aten::index_put_", "aten::_index_put_impl_"}
 )
 
+# Operators that read after they have written: their arguments may not be in memory that they write
+# (ATen: ``assert_no_overlap``), but for ``self`` of those that change a part of it.
+_JOINING = ("cat", "gather", "index_select", "take", "linalg_cross", "kthvalue")
+_CHANGING = ("index_add", "index_copy", "index_reduce", "scatter", "scatter_add", "scatter_reduce")
+_APART = {f"aten::{name}": "" for name in _JOINING}
+_APART |= {f"aten::{name}": "self" for name in _CHANGING}
+_APART |= {f"aten::{name}_": "self" for name in _CHANGING}
+
 _INTERNAL = (
     "unsupported operation: more than one element of the written-to tensor refers to a single "
     "memory location. Please clone() the tensor before performing the operation."
@@ -70,8 +78,12 @@ def cause_for_host(op: OpOverload, arguments: Sequence[Any], keywords: dict[str,
             repeats = True
         if tensor.is_conj() or tensor.is_neg():
             return "a changed argument is lazily conjugated or negated"
-    for tensor, other in pairs:
-        check_overlap(tensor, other)
+    but_for = _APART.get(name)
+    for tensor, other, argument in pairs:
+        if but_for is None or argument == but_for:
+            check_overlap(tensor, other)
+        else:
+            check_apart(tensor, other)
     if repeats:
         return "a changed argument overlaps itself"
     for position, tensor in enumerate(written):
@@ -89,7 +101,7 @@ def check_copy(source: Tensor, target: Tensor) -> None:
 
 def check_apart(written: Tensor, read: Tensor) -> None:
     """Raises RuntimeError if two tensors share memory, as ATen's ``assert_no_overlap`` does."""
-    if read.get_device() >= 0 and _ranges_meet(written, read):
+    if meet(written, read):
         raise RuntimeError(_PARTIAL)
 
 
@@ -106,15 +118,18 @@ def check_resized(
         pointwise: the operator is one of single elements.
     """
     for other in others:
-        if not isinstance(other, Tensor) or other.get_device() < 0:
-            continue
         if other is written and pointwise:
             raise RuntimeError(
                 f"output with shape {list(written.shape)} doesn't match the broadcast shape "
                 f"{list(sizes)}"
             )
-        if _ranges_meet(written, other):
+        if meet(written, other):
             raise RuntimeError(_PARTIAL)
+
+
+def meet(tensor: Tensor, other: Any) -> bool:
+    """Whether something else is a tensor of the device in the same memory."""
+    return isinstance(other, Tensor) and other.get_device() >= 0 and _ranges_meet(tensor, other)
 
 
 def check_overlap(written: Tensor, read: Tensor) -> None:
@@ -135,16 +150,23 @@ def check_overlap(written: Tensor, read: Tensor) -> None:
 
 def _split(
     op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]
-) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """The tensors that change, and the pairs of one with another that must not overlap in part."""
+) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, str]]]:
+    """The tensors that change, and the pairs of one with another that must not overlap in part.
+
+    With the name of the argument that the other one is in.
+    """
     written: list[Tensor] = []
-    read: list[Tensor] = []
+    read: list[tuple[Tensor, str]] = []
     lists = False
-    for value, is_written in by_schema(op, arguments, keywords):
+    values = by_schema(op, arguments, keywords)
+    for (value, is_written), schema in zip(values, op._schema.arguments, strict=True):
         lists |= is_written and isinstance(value, (list, tuple))
-        (written if is_written else read).extend(_on_device(value))
+        if is_written:
+            written += _on_device(value)
+        else:
+            read += [(tensor, schema.name) for tensor in _on_device(value)]
     # Operators on lists work on one entry after the other.
-    return written, [] if lists else [(a, b) for a in written for b in read]
+    return written, [] if lists else [(a, *b) for a in written for b in read]
 
 
 def by_schema(
@@ -155,6 +177,12 @@ def by_schema(
         given = position < len(arguments) and not schema.kwarg_only
         value = arguments[position] if given else keywords.get(schema.name)
         yield value, schema.alias_info is not None and schema.alias_info.is_write
+
+
+def written_by(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]) -> list[Tensor]:
+    """The tensors that a call changes."""
+    values = [value for value, written in by_schema(op, arguments, keywords) if written]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _on_device(value: Any) -> Iterable[Tensor]:
