@@ -453,7 +453,8 @@ def _refuse_large_results(graph: LoopGraph, target: Target) -> None:
             if known > target.max_buffer_nbytes:
                 # What only lays out a result is of no operator.
                 named = (origin.op for origin in node.origins if origin.op != "output")
-                raise too_large(next(named, graph.name), known, target.max_buffer_nbytes)
+                source = next((origin.source for origin in node.origins if origin.source), "")
+                raise too_large(next(named, ""), known, target.max_buffer_nbytes, source)
 
 
 @dataclass(frozen=True)

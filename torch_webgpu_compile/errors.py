@@ -113,6 +113,11 @@ class ShaderError(DeviceError):
 class OutOfMemoryError(DeviceError):
     """The GPU could not allocate a buffer. A ``torch.OutOfMemoryError``, too."""
 
+    def add_op(self, op: str) -> None:
+        """Says what it was for, unless the message does."""
+        if op not in str(self):
+            self.args = (f"{op}: {self}",)
+
 
 def join_pytorch(out_of_memory: type[RuntimeError]) -> None:
     """Makes `OutOfMemoryError` a subclass of PyTorch's, which this module does not import."""
@@ -188,11 +193,17 @@ class DeviceLostError(DeviceError):
         super().__init__(message)
 
 
-def too_large(op: str, nbytes: int, largest_nbytes: int) -> OutOfMemoryError:
-    """The error for a result that no buffer of the GPU can hold, whatever is free."""
+def too_large(op: str, nbytes: int, largest_nbytes: int, source: str = "") -> OutOfMemoryError:
+    """The error for a result that no buffer of the GPU can hold, whatever is free.
+
+    Args:
+        op: what the result is of; "" where its caller says so.
+        source: the user's line of code, if known.
+    """
     return OutOfMemoryError(
-        f"{op}: a result of {nbytes:,} bytes is larger than this GPU allows ({largest_nbytes:,} "
-        "bytes in a buffer); split the tensor"
+        f"{op}{': ' if op else ''}a result of {nbytes:,} bytes is larger than this GPU allows "
+        f"({largest_nbytes:,} bytes in a buffer); split the tensor"
+        + (f"\n  at {source}" if source else "")
     )
 
 

@@ -141,13 +141,15 @@ def test_the_users_line_in_a_backward_pass(anomalies):
     fallbacks.reset_warnings()
     dispatch.forget()
     matrix = torch.eye(3, device="webgpu", requires_grad=True)
-    with (
-        pytest.warns(torch_webgpu_compile.FallbackWarning) as seen,
-        torch.autograd.set_detect_anomaly(anomalies, check_nan=False),
-    ):
-        forward = sys._getframe().f_lineno + 1
+
+    def train():
         solution = torch.linalg.lstsq(matrix, torch.ones(3, 1, device="webgpu")).solution
         solution.sum().backward()  # by a decomposition that the host computes
+
+    forward = train.__code__.co_firstlineno + 1
+    detect = torch.autograd.set_detect_anomaly(anomalies, check_nan=False)
+    with detect, pytest.warns(torch_webgpu_compile.FallbackWarning) as seen:
+        train()
     places = {str(each.message).split(".")[1]: (each.filename, each.lineno) for each in seen}
     assert places["linalg_lstsq"] == (__file__, forward)
     assert places["linalg_pinv"] == (__file__, forward + (not anomalies))

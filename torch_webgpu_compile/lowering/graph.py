@@ -463,19 +463,20 @@ class _GraphLowering:
 
     def _outputs(self, node: FxNode) -> tuple[GraphOutput, ...]:
         layouts = OutputLayouts(self.builder)
-        self.builder.origin = Origin("output")
         returned: list[GraphOutput] = []
         done: dict[FxNode, GraphOutput] = {}
         (items,) = node.args
         for item in items if isinstance(items, (tuple, list)) else (items,):
             if isinstance(item, FxNode):
                 if item not in done:
+                    self.builder.origin = Origin("output", user_source(item))
                     done[item] = self._output(item, layouts)
                 returned.append(done[item])
             elif isinstance(item, torch.SymInt):
                 returned.append(GraphOutput(size=self.builder.reader.size(item)))
             else:
                 returned.append(GraphOutput(constant=item))
+        self.builder.origin = Origin("output")
         for placeholder, value in self.mutations.items():
             position = self.positions[placeholder]
             buffer = self.builder.buffers[self.inputs[position].buffer or ""]

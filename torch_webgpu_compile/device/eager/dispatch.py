@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_structure, tree_unflatten
 
 from ...capture.decompositions.table import is_composite
 from ...capture.refusals import INSTEAD, refusal
-from ...errors import AdapterError, DeviceError, ShaderError, UnsupportedOp
+from ...errors import AdapterError, DeviceError, OutOfMemoryError, ShaderError, UnsupportedOp
 from ...target import BINDING_ALIGNMENT
 from ...torch_ops.foreign import NO_IMPLEMENTATION, is_foreign
 from ...torch_ops.written import WITHOUT_HOST
@@ -102,6 +102,9 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
         return compiled.run(leaves)
     except (UnsupportedOp, AdapterError) as error:
         return _not_at_these_sizes(_Call(op, arguments, keywords, leaves, signature), error)
+    except OutOfMemoryError as error:
+        error.add_op(str(op))
+        raise
 
 
 def _numbers(leaves: Sequence[Any]) -> tuple[str, ...]:
@@ -201,6 +204,8 @@ def _first_time(call: _Call) -> Any:
             _check(call)
         compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
     except Exception as error:
+        if isinstance(error, OutOfMemoryError):
+            error.add_op(str(op))
         if isinstance(error, DeviceError) and not isinstance(error, ShaderError):
             raise
         if not _runs_on_cpu(op):  # nothing there says what is wrong
@@ -216,6 +221,9 @@ def _first_time(call: _Call) -> Any:
         return compiled.run(leaves)
     except (UnsupportedOp, AdapterError) as error:
         return _not_at_these_sizes(call, error)
+    except OutOfMemoryError as error:
+        error.add_op(str(op))
+        raise
 
 
 def _check(call: _Call) -> None:
