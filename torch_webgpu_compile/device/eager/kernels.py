@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...capture.decompositions import synchronized_norm
+from ...capture.decompositions import distributions, synchronized_norm
 from ...compiler import native_operators
 from ..patches import distributed, printing
 from ..registration import new_library, untraced
@@ -114,7 +114,7 @@ def register() -> Callable[..., Any]:
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             for name in ("scaled_dot_product_attention", "batch_norm_gather_stats_with_counts"):
                 library.impl(name, untraced(getattr(composed, name)), key)
-        for op, rule in synchronized_norm.DECOMPOSITIONS.items():
+        for op, rule in {**synchronized_norm.DECOMPOSITIONS, **distributions.META}.items():
             # Nothing else tells what the results are like, when Dynamo traces a module.
             library.impl(op.name(), untraced(rule), "Meta")
         for key in ("Conjugate", "Negative"):
