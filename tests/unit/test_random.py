@@ -164,7 +164,7 @@ def test_gradients_of_gamma_and_beta_numbers(low, high, dtype):
 
 def test_permutations_are_uniform():
     torch.manual_seed(0)
-    drawn = torch.stack([random.randperm(3, dtype=torch.int32) for _ in range(1200)])
+    drawn = torch.stack([random.randperm(3, dtype=torch.int32) for call in range(1200)])
     assert drawn.dtype == torch.int32
     counts = drawn.mul(torch.tensor([9, 3, 1])).sum(1).unique(return_counts=True)[1]
     assert len(counts) == 6

@@ -42,11 +42,13 @@ def probability_of_counts(numbers, law):
     return stats.chisquare(counted, wanted * N / wanted.sum()).pvalue
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("rate", [0.01, 3, 9.99, 10, 45, 1e4, 1e6])
 def test_poisson(rate):
     assert probability_of_counts(torch.poisson(*full(rate)), stats.poisson(rate)) > LEAST
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     ("count", "p"), [(1, 0.5), (10, 0.97), (30, 0.4), (1000, 0.001), (1000, 0.9), (1e6, 0.3)]
 )
@@ -55,6 +57,7 @@ def test_binomial(count, p):
     assert probability_of_counts(torch.binomial(*full(count, p)), law) > LEAST
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("shape", [0.2, 1, 2.5, 30, 1e6])
 def test_gamma(shape):
     drawn = torch._standard_gamma(*full(shape)).cpu().numpy()
