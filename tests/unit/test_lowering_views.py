@@ -39,6 +39,12 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "movedim": lambda x: x.movedim(0, -1),
     "pixel_shuffle": lambda x: F.pixel_shuffle(x.reshape(4, 2, 3), 2),
     "view dtype": lambda x: x.view(torch.int32),
+    "view smaller dtype": lambda x: x.view(torch.int16),
+    "view bytes": lambda x: x.view(torch.uint8)[..., 1:],
+    "view larger dtype": lambda x: x.view(torch.int64),
+    "view words as halves": lambda x: x.view(torch.int64).view(torch.bfloat16),
+    "view bytes as floats": lambda x: x.view(torch.int8).view(torch.float16),
+    "negative view": lambda x: torch._neg_view(x),
 }
 JOINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cat": lambda x: torch.cat([x, x + 1, x[:, :1]], 1),

@@ -9,7 +9,7 @@ import torch
 
 from tests.harness import check
 from torch_webgpu_compile.callables.host_graph import HostGraph
-from torch_webgpu_compile.capture.decompositions import random
+from torch_webgpu_compile.capture.decompositions import distributions, random
 from torch_webgpu_compile.device import generators
 from torch_webgpu_compile.lowering import random as _  # noqa: F401
 from torch_webgpu_compile.torch_ops import custom_ops
@@ -85,6 +85,9 @@ N = 200_000
         (lambda: random.geometric(torch.empty(N), 0.25), 4, math.sqrt(0.75) / 0.25),
         (lambda: random.log_normal(torch.empty(N), 0, 1).log(), 0, 1),
         (lambda: random.cauchy(torch.empty(N), 2, 3).sub(2).div(3).atan(), 0, math.pi / 12**0.5),
+        (lambda: distributions.standard_gamma(torch.full((N,), 0.3)), 0.3, 0.3**0.5),
+        (lambda: distributions.poisson(torch.full((N,), 7.0)), 7, 7**0.5),
+        (lambda: distributions.binomial(torch.full((N,), 9.0), torch.tensor(0.7)), 6.3, 1.89**0.5),
         (lambda: random.bernoulli_tensor(torch.empty(N), torch.tensor(0.3)), 0.3, 0.21**0.5),
         (
             lambda: random.rrelu_with_noise(-torch.ones(N), torch.ones(N), 0, 1, True)[0],
@@ -140,3 +143,30 @@ def test_what_is_left_to_the_host():
     assert random.random(torch.empty(3), generator=generator) is NotImplemented
     assert random.multinomial(torch.ones(2, 3, 4), 1) is NotImplemented
     assert random.multinomial(torch.ones(3), 0) is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("low", "high"), [(-3, 0), (0, 1), (1, 3), (3, 5)])
+def test_gradients_of_gamma_and_beta_numbers(low, high, dtype):
+    """As PyTorch has them in float64: float32 is off by what the expansions lose there."""
+    torch.manual_seed(0)
+    alpha, beta = (10 ** torch.empty(2, 2000).uniform_(low, high)).to(dtype)
+    x = torch._standard_gamma(alpha).clamp_min(1e-37)
+    share = torch._sample_dirichlet(torch.stack([alpha, beta], -1))[:, 0]
+    loose = {"rtol": 1e-3, "atol": 0} if dtype == torch.float32 else {"rtol": 1e-6, "atol": 0}
+    for rule, op, arguments in (
+        (distributions.standard_gamma_grad, torch._standard_gamma_grad, (alpha, x)),
+        (distributions.dirichlet_grad, torch._dirichlet_grad, (share, alpha, alpha + beta)),
+    ):
+        wanted = op(*(argument.double() for argument in arguments))
+        torch.testing.assert_close(rule(*arguments).double(), wanted, **loose)
+
+
+def test_permutations_are_uniform():
+    torch.manual_seed(0)
+    drawn = torch.stack([random.randperm(3, dtype=torch.int32) for call in range(1200)])
+    assert drawn.dtype == torch.int32
+    counts = drawn.mul(torch.tensor([9, 3, 1])).sum(1).unique(return_counts=True)[1]
+    assert len(counts) == 6
+    assert ((counts - 200.0) ** 2 / 200).sum() < 25  # χ² of 5 degrees of freedom
+    assert torch.equal(random.randperm(5000).sort().values, torch.arange(5000))

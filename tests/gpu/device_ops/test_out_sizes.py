@@ -116,5 +116,5 @@ def test_a_number_on_the_host_is_no_output() -> None:
     out = torch.tensor(0.0)
     with pytest.raises(RuntimeError, match="to be on the same device"):
         torch.mul(torch.tensor(2.0, device="webgpu"), 3, out=out)
-    with pytest.raises(RuntimeError, match="to have device webgpu:0"):
+    with pytest.raises(RuntimeError, match="to be on the same device"):
         torch.fft.fft(torch.ones(3, device="webgpu"), out=torch.ones(3, dtype=torch.complex64))

@@ -207,7 +207,5 @@ def of_lists(rule: Callable[..., Any], first: int) -> Callable[..., Any]:
 
 DECOMPOSITIONS: dict[Any, Any] = {
     aten._ctc_loss.Tensor: ctc_loss,
-    aten._ctc_loss.default: of_lists(ctc_loss, 0),
     aten._ctc_loss_backward.Tensor: ctc_loss_backward,
-    aten._ctc_loss_backward.default: of_lists(ctc_loss_backward, 1),
 }

@@ -88,6 +88,15 @@ def binomial(count: Tensor, prob: Tensor, generator: Any = None) -> Any:
     return torch.where((count <= _MOST) & ~prob.isnan(), found, math.nan)
 
 
+def _binomial_like(count: Tensor, prob: Tensor, generator: Any = None) -> Tensor:
+    sizes = torch.broadcast_shapes(count.shape, prob.shape)  # type: ignore[no-untyped-call]
+    return count.new_empty(sizes)
+
+
+META: dict[Any, Any] = {aten.binomial.default: _binomial_like}
+"""What results are like, where PyTorch does not say."""
+
+
 # -- gradients: how a sample moves with its parameter while its quantile stays ------------------
 
 # The tables are those of ATen ``Distributions.h``; the last index is the power of log(alpha), or of

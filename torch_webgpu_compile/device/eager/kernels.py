@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...capture.decompositions import factorizations
+from ...capture.decompositions import distributions, factorizations
 from ...capture.decompositions.table import OWN
 from ...compiler import native_operators
 from .. import changes
@@ -132,7 +132,7 @@ def register() -> Callable[..., Any]:
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             for name in ("scaled_dot_product_attention", "batch_norm_gather_stats_with_counts"):
                 library.impl(name, untraced(getattr(composed, name)), key)
-        for op, rule in OWN.items():
+        for op, rule in {**OWN, **distributions.META}.items():
             # Nothing else tells what the results are like, when Dynamo traces a module.
             if not any(_has_kernel(op.name(), key) for key in ("Meta", *_COMPOSITES)):
                 library.impl(op.name(), untraced(rule), "Meta")
