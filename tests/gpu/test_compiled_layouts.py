@@ -122,3 +122,29 @@ def test_no_images() -> None:
     model = stem(Block())
     with torch.no_grad():
         assert compiled(model)(torch.empty(0, 3, 16, 16)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialiased_images_keep_their_format(mode: str) -> None:
+    torch._dynamo.reset()
+
+    def resized(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(
+            torch.nn.functional.interpolate(x, size=size, mode=mode, antialias=True)
+            for size in ((3, 11), (1, 1))
+        )
+
+    x = torch.randn(2, 3, 6, 8).contiguous(memory_format=torch.channels_last)
+    expected = resized(x)
+    for found in (
+        resized(x.to("webgpu")),
+        torch.compile(resized, backend="webgpu")(x),
+        torch.compile(resized, backend="webgpu")(x.to("webgpu")),
+    ):
+        for mine, other in zip(found, expected, strict=True):
+            assert mine.stride() == other.stride()
+            torch.testing.assert_close(mine.cpu(), other, rtol=1e-4, atol=1e-5)
+    x = x.to("webgpu").requires_grad_()
+    small = resized(x)[0]
+    (gradient,) = torch.autograd.grad(small, x, torch.ones_like(small))
+    assert gradient.is_contiguous(memory_format=torch.channels_last) == (mode == "bilinear")

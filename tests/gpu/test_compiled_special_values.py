@@ -94,3 +94,17 @@ def test_of_equal_extremes_the_first_is_found(length):
     for dtype in (torch.float32, torch.int32):
         y = x.to(dtype)
         check_equal(lambda y: (y.argmax(1), y.argmin(1), y.argmax(0), (y * 0).argmax()), y)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
+def test_floats_that_integers_do_not_hold(dtype):
+    """The CPU's answers, of constants, compiled inputs and on the device."""
+    torch._dynamo.reset()
+    x = torch.tensor([*SPECIAL, 1e20, -1e20, 2.0**31, 300.7])
+
+    def both(x):
+        return x.to(dtype), torch.full((9,), math.inf, device=x.device).to(dtype)
+
+    expected = both(x)
+    for found in (torch.compile(both, backend="webgpu")(x), both(x.to("webgpu"))):
+        assert [value.tolist() for value in found] == [value.tolist() for value in expected]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters as dynamo_counters
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
@@ -518,6 +520,30 @@ def test_second_derivatives(device: str) -> None:
     torch.testing.assert_close(got.cpu(), wanted)
     for mine, other in zip(moved.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(on("cpu", mine.grad), other.grad)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo reads it
+def test_second_derivatives_within_a_compiled_function() -> None:
+    """A gradient penalty: Dynamo compiles what is before and after ``grad``, nothing else."""
+    torch._dynamo.reset()
+    graphs = dynamo_counters["stats"]["unique_graphs"]
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    moved = copy.deepcopy(model)
+
+    def penalty(network: Any, x: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
+        return (gradient.norm(dim=1) - 1).square().mean()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        loss = torch.compile(penalty, backend="webgpu")(moved, R(5, 4).requires_grad_())
+        loss.backward()
+    expected = penalty(model, R(5, 4).requires_grad_())
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    for mine, other in zip(moved.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+    assert dynamo_counters["stats"]["unique_graphs"] - graphs == 2
 
 
 def test_second_derivatives_of_random_graphs_are_refused() -> None:
