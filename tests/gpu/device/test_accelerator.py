@@ -54,6 +54,17 @@ def test_capability() -> None:
         assert torch.float32 in acc.get_device_capability()["supported_dtypes"]
 
 
+def test_random_numbers() -> None:
+    random = getattr(acc, "random", None)  # from PyTorch 2.14 on
+    if random is not None:
+        torch.manual_seed(5)
+        assert random.initial_seed(1) == 5
+        torch.rand(3, device="webgpu:1")
+        state = torch.webgpu.get_rng_state("webgpu:1")  # type: ignore[attr-defined]
+        assert torch.equal(random.get_rng_state(1), state)
+        assert len(random.get_rng_state_all()) == 2
+
+
 def test_generic_streams_and_events_are_the_devices() -> None:
     for stream in (torch.Stream(device="webgpu:1"), torch.Stream(1), torch.Stream("webgpu:1")):
         assert isinstance(stream, torch.Stream)

@@ -77,6 +77,16 @@ def _stats(index: int) -> OrderedDict[str, Any]:
     return stats
 
 
+def _default_generator(index: int) -> torch.Generator:
+    module = _module()
+    generators = getattr(module, "default_generators", None)
+    if generators is None:  # of "mps", which has one device
+        only: torch.Generator = module._get_default_mps_generator()
+        return only
+    found: torch.Generator = generators[index]
+    return found
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_get_accelerator": lambda *_: current(),
     "_accelerator_getAccelerator": current,
@@ -95,6 +105,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_accelerator_resetPeakStats": lambda index: _module().reset_peak_memory_stats(index),
     "_accelerator_resetAccumulatedStats": _reset_accumulated_stats,
     "_accelerator_getDeviceCapability": _capability,
+    "_accelerator_getDefaultGenerator": _default_generator,
 }
 
 
