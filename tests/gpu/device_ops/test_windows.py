@@ -72,9 +72,7 @@ def test_what_is_no_permutation(n, dtype):
 
 
 @pytest.mark.parametrize("padding_idx", [None, 2])
-@pytest.mark.parametrize(
-    "indices", [torch.tensor([[1, 2, 1], [3, 1, 9]]), torch.tensor(4)]
-)
+@pytest.mark.parametrize("indices", [torch.tensor([[1, 2, 1], [3, 1, 9]]), torch.tensor(4)])
 def test_embedding_scales_gradients_by_frequency(indices, padding_idx):
     def f(weight, factor, indices):
         read = F.embedding(indices, weight, padding_idx, scale_grad_by_freq=True)
