@@ -48,7 +48,10 @@ fn walk(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (s >= 1) {{ b = paths[before - one]; }}
         if (s >= 2 && labels[column] != labels[column - 2 * one]) {{ c = paths[before - 2 * one]; }}
         let most = max(a, max(b, c));
+        let all = a + b + c;
         sum = most + log(exp(a - most) + exp(b - most) + exp(c - most));
+        // Some drivers have another exponential of NaN.
+        if ((bitcast<u32>(all) & 0x7fffffffu) > 0x7f800000u) {{ sum = all; }}
       }}
       paths[place] = select(NEVER, sum + emissions[place], t < count && s <= last);
     }}

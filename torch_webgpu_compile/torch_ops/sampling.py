@@ -37,7 +37,8 @@ def draw(seed: Tensor, distribution: str, parameters: Sequence[Tensor]) -> Tenso
     """
     high, low = (number & 0xFFFFFFFF for number in seed.tolist())
     generator = torch.Generator().manual_seed(high << 32 | low)
-    given = [parameter.cpu() for parameter in torch.broadcast_tensors(*parameters)]
+    sizes = torch.broadcast_shapes(*(x.shape for x in parameters))  # type: ignore[no-untyped-call]
+    given = [parameter.cpu().expand(sizes) for parameter in parameters]
     found: Tensor = SAMPLERS[distribution](*given, generator)
     return found.to(parameters[0].device)
 

@@ -66,7 +66,10 @@ def _bartlett(place: Tensor, steps: int) -> Tensor:
 def _kaiser(place: Tensor, steps: int, beta: float = 12.0) -> Tensor:
     distance = place * (2.0 / steps) - 1
     inside = (1 - distance * distance).clamp_min(0).sqrt()
-    return torch.special.i0(inside * beta) / torch.special.i0(torch.full_like(place[:1], beta))
+    found: Tensor = torch.special.i0(inside * beta) / torch.special.i0(
+        torch.full_like(place[:1], beta)
+    )
+    return found
 
 
 def fftfreq(n: int, d: float = 1.0, **keywords: Any) -> Any:
@@ -97,6 +100,6 @@ for _packet, _rule in (
     (aten.bartlett_window, _bartlett),
     (aten.kaiser_window, _kaiser),
 ):
-    for _overload in _packet.overloads():
+    for _overload in _packet.overloads():  # type: ignore[no-untyped-call]
         if not _overload.endswith("out"):
             DECOMPOSITIONS[getattr(_packet, _overload)] = _window(_rule)
