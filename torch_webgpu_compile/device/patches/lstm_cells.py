@@ -22,7 +22,9 @@ def install() -> None:
 
 
 def _patch(module: Any) -> None:
-    original = module.rnn_cell_checkSizes
+    original = getattr(module, "rnn_cell_checkSizes", None)
+    if original is None:
+        return
 
     @wraps(original)
     def check(
