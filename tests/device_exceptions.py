@@ -72,6 +72,9 @@ OUT_OF_ANY_DTYPE = frozenset(
     {"all", "any", "bucketize", "isin", "isneginf", "isposinf", "searchsorted", "signbit"}
 )
 
+# Functions of Python that copy their results to out=, wherever it is.
+OUT_ANYWHERE = frozenset({"lu"})
+
 # Results that are determined up to a sign, a phase, or the order of equal elements.
 OPEN = frozenset({"svd", "linalg.svd", "linalg.eigh", "linalg.eig", "svd_lowrank", "pca_lowrank"})
 

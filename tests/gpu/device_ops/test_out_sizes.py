@@ -118,3 +118,13 @@ def test_a_number_on_the_host_is_no_output() -> None:
         torch.mul(torch.tensor(2.0, device="webgpu"), 3, out=out)
     with pytest.raises(RuntimeError, match="to be on the same device"):
         torch.fft.fft(torch.ones(3, device="webgpu"), out=torch.ones(3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("name", ["_foreach_addcmul", "_foreach_addcdiv_"])
+def test_numbers_of_lists_in_a_cpu_tensor(name: str) -> None:
+    def f(device: str, scalars: Tensor) -> Any:
+        lists = [[torch.full((3,), k + 1.0, device=device) for _ in range(2)] for k in range(3)]
+        return getattr(torch, name)(*lists, scalars), lists[0]
+
+    compare(lambda device: f(device, torch.tensor([2.0, 3.0])))
+    compare(lambda device: f(device, torch.ones(3)))

@@ -41,15 +41,15 @@ def _filled(make: OpOverload, warns: bool, *arguments: Any, out: Tensor) -> Tens
     return out.copy_(values.view(out.shape))
 
 
-def _overloads() -> Iterator[tuple[str, OpOverload]]:
-    """Those with ``out=``, by name, and those without."""
-    yield "arange.start_out", aten.arange.start_step
-    yield "range.out", aten.range.step
-    for packet in (aten.linspace, aten.logspace):
-        for overload in packet.overloads():
-            if overload.endswith("out"):
-                without = overload.removesuffix("out").removesuffix("_") or "default"
-                yield f"{packet.__name__}.{overload}", getattr(packet, without)
+def _overloads() -> Iterator[tuple[str, str, OpOverload]]:
+    """The names of those with ``out=``, and those without, with their names."""
+    yield "arange.start_out", "arange.start_step", aten.arange.start_step
+    yield "range.out", "range.step", aten.range.step
+    for name in ("linspace", "logspace"):
+        packet = getattr(aten, name)
+        yield f"{name}.out", name, packet.default
+        for kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
+            yield f"{name}.{kind}_out", f"{name}.{kind}", getattr(packet, kind)
 
 
 def kernels() -> dict[str, Callable[..., Any]]:
@@ -58,8 +58,8 @@ def kernels() -> dict[str, Callable[..., Any]]:
     Those without ``out=``, too: PyTorch would make an ``out`` for them.
     """
     found: dict[str, Callable[..., Any]] = {}
-    for name, make in _overloads():
+    for with_out, without, make in _overloads():
         warns = make in (aten.arange.start_step, aten.range.step)
-        found[name] = partial(_filled, make, warns)
-        found[make.name().removeprefix("aten::")] = partial(run, make)
+        found[with_out] = partial(_filled, make, warns)
+        found[without] = partial(run, make)
     return found

@@ -38,7 +38,7 @@ class Templates(dict[tuple[torch.dtype, int, bool], Tensor]):
         dtype, index, inference = key
         if index:
             devices.prepare_several()
-        make: Any = Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+        make: Any = Tensor._make_wrapper_subclass
         place = devices.torch_device(index)
         with (
             torch._C.DisableTorchFunction(),
