@@ -104,6 +104,14 @@ def test_compiled(device):
     def f(shape):
         return torch._standard_gamma(shape), torch.poisson(shape), torch.binomial(shape, shape / 99)
 
+    def shares(rows):
+        return torch.distributions.Dirichlet(rows, validate_args=False).rsample()
+
+    rows = torch.full((9, 3), 2.0, device=device, requires_grad=True)
+    native(shares)(rows)[:, 0].sum().backward()
+    gradient = rows.grad.cpu()
+    assert (gradient[:, 0] > 0).all()
+    assert (gradient[:, 1:] < 0).all()
     f = native(f)
     shape = torch.full((1000,), 20.0, device=device)
     torch.manual_seed(1)
