@@ -456,12 +456,12 @@ class HostCall(Node):
 
 @dataclass(frozen=True, slots=True)
 class UserKernel(Node):
-    """A kernel that a user has written, on whole buffers.
+    """A kernel that a user has written, or this package for an operator, on whole buffers.
 
     ``inputs`` and ``outputs`` are those of ``kernel``, in order: contiguous, from the start of
     their memory. ``numbers`` are its uniforms, scalars that are known before a call: constants,
     sizes, or float32 made of them on the host (`scalar.is_host_float`). ``grid`` are workgroups per
-    dimension.
+    dimension, ``iterations`` the most that all loops of an invocation make, 0 if nobody knows.
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
@@ -472,11 +472,12 @@ class UserKernel(Node):
     kernel: WgslKernel
     numbers: tuple[Scalar, ...]
     grid: tuple[Expr, Expr, Expr]
+    iterations: Expr = ZERO
     origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
-        return {"numbers": (), "grid": ()}
+        return {"numbers": (), "grid": (), "iterations": ()}
 
     @property
     def extents(self) -> tuple[Expr, ...]:

@@ -165,7 +165,7 @@ class Checked(_Arithmetic, metaclass=_InternedScalar):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Call(_Arithmetic, metaclass=_InternedScalar):
-    """A result of a function that a user has written in WGSL.
+    """A result of a function in WGSL that a user has written, or this package for an operator.
 
     Attributes:
         function: what is called.

@@ -289,6 +289,7 @@ class Builder:
         inputs: Sequence[Value],
         numbers: Sequence[Scalar],
         grid: tuple[Expr, Expr, Expr],
+        iterations: Expr = ZERO,
     ) -> tuple[Value, ...]:
         """Adds a `UserKernel`, which gives the current operator's results."""
         given = tuple(HostBuffer(self.plain(value).name) for value in inputs)
@@ -299,7 +300,9 @@ class Builder:
             made.append(self.new_buffer(result.dtype, result.sizes, name))
         names = tuple(buffer.name for buffer in made)
         finished = tuple(map(self.finished, numbers))
-        self.nodes.append(UserKernel(names, given, kernel, finished, grid, (self.origin,)))
+        self.nodes.append(
+            UserKernel(names, given, kernel, finished, grid, iterations, (self.origin,))
+        )
         return tuple(map(self.load, made))
 
     def plain(self, value: Value) -> Buffer:

@@ -107,3 +107,14 @@ def test_new_lengths_compile_nothing():
     counters.reset()
     f([3, 2, 7])
     assert counters.plans_compiled == 0
+
+
+def test_more_steps_and_labels_than_a_driver_has_iterations():
+    """llvmpipe ends all loops of an invocation after 65,535 iterations."""
+
+    def f(device):
+        x = numbers(2500, 1, 5, device=device, grad=False).log_softmax(-1)
+        targets = 1 + torch.arange(2000, device=device).view(1, -1) % 4
+        return F.ctc_loss(x, targets, [2500], [1100])
+
+    compare(f, rtol=1e-4, atol=1e-5)

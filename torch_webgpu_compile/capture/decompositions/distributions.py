@@ -88,12 +88,19 @@ def binomial(count: Tensor, prob: Tensor, generator: Any = None) -> Any:
     return torch.where((count <= _MOST) & ~prob.isnan(), found, math.nan)
 
 
-def _binomial_like(count: Tensor, prob: Tensor, generator: Any = None) -> Tensor:
-    sizes = torch.broadcast_shapes(count.shape, prob.shape)  # type: ignore[no-untyped-call]
-    return count.new_empty(sizes)
+def _like(*given: Tensor, generator: Any = None) -> Tensor:
+    tensors = [value for value in given if isinstance(value, Tensor)]  # a generator may be there
+    sizes = torch.broadcast_shapes(*(x.shape for x in tensors))  # type: ignore[no-untyped-call]
+    return tensors[0].new_empty(sizes)
 
 
-META: dict[Any, Any] = {aten.binomial.default: _binomial_like}
+META: dict[Any, Any] = dict.fromkeys(
+    (
+        *(aten.binomial.default, aten._standard_gamma_grad.default),
+        *(aten._sample_dirichlet.default, aten._dirichlet_grad.default),
+    ),
+    _like,
+)
 """What results are like, where PyTorch does not say."""
 
 

@@ -1,8 +1,7 @@
-"""Window functions and the frequencies of Fourier transforms. Source: ATen ``TensorFactories.cpp``,
-``SpectralOps.cpp``.
+"""Window functions and the frequencies of Fourier transforms.
 
-They are float numbers at the places 0, …, n - 1, computed as PyTorch's kernels do: in their dtype
-for those of 32 and 64 bits, in float32 for narrower ones.
+Numbers at the places 0, …, n - 1, computed in float32 or float64. Source: ATen
+``TensorFactories.cpp``, ``SpectralOps.cpp``.
 """
 
 from __future__ import annotations
@@ -32,12 +31,10 @@ def _window(rule: Callable[..., Tensor]) -> Callable[..., Any]:
 
     def call(window_length: int, periodic: bool = True, *numbers: float, **keywords: Any) -> Any:
         dtype = keywords.get("dtype") or torch.get_default_dtype()
-        if window_length < 2 or not dtype.is_floating_point:
-            return (
-                NotImplemented
-                if window_length < 0 or not dtype.is_floating_point
-                else (torch.ones(window_length, dtype=dtype, device=keywords.get("device")))
-            )
+        if window_length < 0 or not dtype.is_floating_point:
+            return NotImplemented  # PyTorch says what is wrong
+        if window_length < 2:
+            return torch.ones(window_length, dtype=dtype, device=keywords.get("device"))
         steps = window_length if periodic else window_length - 1
         return rule(_places(window_length, keywords), steps, *numbers).to(dtype)
 

@@ -52,6 +52,7 @@ def generate_user_kernel(
         sum((read for read, _ in traffic), ZERO),
         sum((stored for _, stored in traffic), ZERO),
         ZERO,
+        iterations=node.iterations if target.max_loop_iterations else ZERO,
         traffic=traffic,
     )
 
