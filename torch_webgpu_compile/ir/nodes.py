@@ -201,8 +201,10 @@ class Factorization(Node):
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "info", "pivots")
     OPERANDS: ClassVar[tuple[str, ...]] = ("batch", "sizes", "matrix")
-    LARGEST: ClassVar[int] = 256
-    """Rows and columns that are left to one workgroup, which factors a matrix by itself."""
+    LARGEST: ClassVar[int] = 240
+    """Rows and columns of which one workgroup factors a matrix by itself; where it has more to do,
+    llvmpipe ends its loops.
+    """
 
     output: str
     info: str
