@@ -219,10 +219,6 @@ class Factorization(Node):
         rows, columns = self.sizes
         return {"matrix": (("b", self.batch), ("m", (rows,)), ("n", (columns,)))}
 
-    @property
-    def extents(self) -> tuple[Expr, ...]:
-        return (*self.batch, *self.sizes, minimum(*self.sizes))
-
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
         yield dtype_rule(self.matrix, buffers[self.output])
         yield self.matrix.dtype.is_float, "floats"
