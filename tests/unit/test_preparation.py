@@ -71,6 +71,11 @@ def places(m: Model, x: Tensor) -> Tensor:
     return (x @ table).cos() @ table
 
 
+def solved(m: Model, x: Tensor) -> Tensor:
+    """Reads the pivots as places of rows, made of them alone."""
+    return torch.linalg.solve_ex(m.weight, x.mT)[0]
+
+
 # name: (function, prepared buffers)
 FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     "a weight": (mixed, 1),
@@ -83,6 +88,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     "a result's maxima and sums": (lambda m, x: (x + 1, F.softmax(m.weight, -1)), 2),
     "an argument": (lambda m, x: F.softmax(x, -1) @ m.weight, 0),
     "both": (lambda m, x: torch.softmax(m.weight * x.sum(), -1), 0),
+    "factors and pivots": (solved, 2),
+    "one of several results": (lambda m, x: x @ torch.linalg.lu_factor_ex(m.weight)[0], 1),
+    "returned pivots": (lambda m, x: (x + 1, *torch.linalg.lu_factor_ex(m.weight)[:2]), 0),
     "random numbers": (lambda m, x: x @ F.softmax(torch.rand(16, 16), -1), 0),
     "what is read as it is": (lambda m, x: x @ m.weight + m.table[0], 0),
 }

@@ -203,8 +203,10 @@ class Factorization(Node):
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "info", "pivots")
     OPERANDS: ClassVar[tuple[str, ...]] = ("batch", "sizes", "matrix")
-    LARGEST: ClassVar[int] = 256
-    """Rows and columns that are left to one workgroup, which factors a matrix by itself."""
+    LARGEST: ClassVar[int] = 240
+    """Rows and columns of which one workgroup factors a matrix by itself; where it has more to do,
+    llvmpipe ends its loops.
+    """
 
     output: str
     info: str
@@ -218,10 +220,6 @@ class Factorization(Node):
     def spaces(self) -> dict[str, Space]:
         rows, columns = self.sizes
         return {"matrix": (("b", self.batch), ("m", (rows,)), ("n", (columns,)))}
-
-    @property
-    def extents(self) -> tuple[Expr, ...]:
-        return (*self.batch, *self.sizes, minimum(*self.sizes))
 
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
         yield dtype_rule(self.matrix, buffers[self.output])

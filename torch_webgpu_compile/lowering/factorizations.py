@@ -33,8 +33,8 @@ from .value import (
 aten = torch.ops.aten
 I32 = dtypes.int32
 
-# Multiply-adds of the largest matrix that one workgroup factors by itself. Larger ones are divided,
-# up to so many rows and columns: each part has kernels of its own.
+# Multiply-adds of the largest matrix that one workgroup factors by itself, and the most rows or
+# columns. What is larger up to these is divided: each part has kernels of its own.
 _ALONE, _LARGEST = Factorization.LARGEST**3, 1024
 _CHECKS = "no kernel raises errors"
 # Squares of rows per iteration of what solves them: 16 invocations or more share those below each.
@@ -48,7 +48,7 @@ def lower_lu_factor(
     """(L and U in one matrix, pivots from 1, info) with P · L · U = A; int32 pivots and info.
 
     Raises NotLowered: without pivots, to check errors, and for large matrices: more than 1024 rows
-    or columns, on a CPU or of a symbolic number more than 256.
+    or columns, on a CPU or of a symbolic number more than 240.
     """
     if check_errors or not pivot:
         raise NotLowered("LU without pivoting" if not pivot else _CHECKS)
@@ -166,8 +166,15 @@ def _factored_by_one(builder: Builder, matrix: Value, pivots: bool) -> tuple[Val
     outer = positions(batch, "b")
     (m,), (n,) = positions((rows,), "m"), positions((columns,), "n")
     body = builder.finished(matrix.at([*outer, m, n]))
-    names = output.name, info.name, exchanged and exchanged.name
-    node = Factorization(*names, tuple(batch), (rows, columns), body, (builder.origin,))
+    node = Factorization(
+        output.name,
+        info.name,
+        None if exchanged is None else exchanged.name,
+        tuple(batch),
+        (rows, columns),
+        body,
+        (builder.origin,),
+    )
     builder.nodes.append(node)
     found = zeros((ZERO,), I32) if exchanged is None else builder.load(exchanged)
     return builder.load(output), found, builder.load(info)
@@ -177,7 +184,7 @@ def _is_left_to_one(builder: Builder, rows: Expr, columns: Expr) -> bool:
     """Whether one workgroup factors matrices of these sizes."""
     if rows.is_constant and columns.is_constant:
         small, large = sorted((rows.constant, columns.constant))
-        return small * small * large <= _ALONE
+        return small * small * large <= _ALONE and large <= _LARGEST
     sizes = builder.arguments[0].shape[-2:]
     return all(statically_known_true(size <= Factorization.LARGEST) for size in sizes)
 

@@ -153,22 +153,23 @@ def by_lu(a):
     )
 
 
-# 200 and, where workgroup memory is small, 64 rows do not fit in it.
-@pytest.mark.parametrize("sizes", [(1, 1), (5, 3, 3), (2, 3, 17, 17), (2, 64, 64), (200, 200)])
+# 100 and, where workgroup memory is small, 64 rows do not fit in it.
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 3, 3), (2, 3, 17, 17), (64, 64), (100, 100)])
 def test_what_lu_factors_give(sizes):
     compare_eager_and_compiled(by_lu, regular(*sizes), rtol=1e-3, atol=1e-3)
     compare(lambda device: by_lu(regular(*sizes).to(device).mT), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
-    "sizes", [(4, 7), (2, 7, 4), (70, 50), (0, 5), (5, 0), (0, 3, 3), (2, 0, 0)]
+    "sizes",
+    [(4, 7), (2, 7, 4), (70, 50), (1000, 117), (117, 1000), (0, 5), (5, 0), (0, 3, 3), (2, 0, 0)],
 )
 def test_factors_of_other_shapes(sizes):
     def f(a):
         rest = by_lu(a)[2:] if sizes[-1] == sizes[-2] else ()
         return torch.linalg.lu_factor_ex(a), torch.linalg.lu(a), *rest
 
-    compare_eager_and_compiled(f, numbers(*sizes), rtol=1e-4, atol=1e-4)
+    compare_eager_and_compiled(f, numbers(*sizes), rtol=1e-3, atol=1e-3)
 
 
 def test_right_hand_sides():
@@ -288,7 +289,7 @@ def test_normal_distributions_of_many_variables():
 
 def test_any_size_after_two():
     """No plan is made for a third size, up to what one workgroup factors."""
-    for size in (5, 9, 40, 256):
+    for size in (5, 9, 40, 240):
         a = regular(size, size)
         before = counters.kernels_compiled
         got = torch.linalg.inv_ex(a.to("webgpu"))[0].cpu()

@@ -95,6 +95,7 @@ def within_bounds(A: Tensor, **options: bool) -> Any:
 
 def cholesky(self: Tensor, upper: bool = False) -> Tensor:
     """``cholesky``, which linalg.cholesky has replaced: as an eager operator, which may wait."""
+    factor: Tensor
     factor, info = aten.linalg_cholesky_ex.default(self, upper=upper)
     aten._linalg_check_errors(info, "cholesky", is_matrix=self.dim() == 2)
     return factor

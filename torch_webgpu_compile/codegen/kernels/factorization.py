@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ir.buffers import Buffer
@@ -95,7 +96,7 @@ def generate_factorization(
     place = dict(zip(symbols, (*lead, row, column), strict=True))
     element = builder.renderer([place], scope).render(node.matrix).code
 
-    def stored(name: str, index: list[Expr], value: str) -> str:
+    def stored(name: str, index: Sequence[Expr], value: str) -> str:
         buffer = buffers[name]
         address = builder.index(linearize(index, buffer.strides) + buffer.offset)
         return f"{builder.bindings.function(name, 'store')}({address}, {value});"
@@ -145,6 +146,6 @@ def _iterations(tiling: FactorizationTiling, rows: Expr, columns: Expr, steps: E
     lines_of_rows, runs = ceildiv(rows, lines), ceildiv(columns, width)
     search = ceildiv(rows, tiling.searchers) + tiling.searchers if tiling.searchers else 0
     swap = ceildiv(columns, tiling.workgroup)
-    # What is left shrinks from the whole matrix to nothing: a third of all is updated.
-    update = ceildiv(lines_of_rows * runs, 3) + lines_of_rows + runs + 1
+    # Rows may all be left to the end; columns shrink from all to none. Ends of loops count, too.
+    update = ceildiv(lines_of_rows * (runs + 5), 2) + runs + 1
     return steps * (search + swap + update + 2) + 3 * (lines_of_rows * (runs + 1) + 1)

@@ -92,7 +92,7 @@ def _given(graph: LoopGraph) -> set[str]:
 
 
 def _static_nodes(graph: LoopGraph) -> dict[str, Node]:
-    """Nodes that compute the same as long as no static input changes, by their output.
+    """Nodes that compute the same as long as no static input changes, by each of their outputs.
 
     Not those of results: callers own these, and may change them. Not host calls: they may be
     random. Not buffers of one value, which are there to be changed: a kept one would be copied
@@ -103,16 +103,17 @@ def _static_nodes(graph: LoopGraph) -> dict[str, Node]:
     for node in graph.nodes:
         if isinstance(node, HostCall):
             continue
-        reads, output = inputs_of(node), outputs_of(node)[0]
-        if output in graph.returned or not same.issuperset(reads):
+        reads, outputs = inputs_of(node), outputs_of(node)
+        if not graph.returned.isdisjoint(outputs) or not same.issuperset(reads):
             continue
         if isinstance(node, Pointwise) and isinstance(node.body, Const):
             continue
-        if _is_dequantized(graph.buffers[output], [graph.buffers[name] for name in reads]):
+        read, written = ([graph.buffers[n] for n in names] for names in (reads, outputs))
+        if any(_is_dequantized(buffer, read) for buffer in written):
             continue
-        if _has_constant_sizes(node, [graph.buffers[n] for n in (*reads, output)]):
-            found[output] = node
-            same.add(output)
+        if _has_constant_sizes(node, (*read, *written)):
+            found.update(dict.fromkeys(outputs, node))
+            same.update(outputs)
     return found
 
 
@@ -174,7 +175,7 @@ def _without(chosen: Mapping[str, Node], name: str) -> dict[str, Node]:
     left: dict[str, Node] = {}
     gone = {name}
     for output, node in chosen.items():
-        if output in gone or not gone.isdisjoint(inputs_of(node)):
+        if not gone.isdisjoint((*outputs_of(node), *inputs_of(node))):
             gone.add(output)
         else:
             left[output] = node
@@ -192,8 +193,8 @@ def _needed(chosen: Mapping[str, Node], kept: Iterable[str]) -> dict[str, Node]:
 
 def _saved(node: Node, graph: LoopGraph, target: Target) -> float:
     """The time that a call does not spend in a node, as bytes of memory traffic."""
-    (output,) = outputs_of(node)
-    moved = sum(_nbytes_of(graph.buffers[name]) for name in (*inputs_of(node), output))
+    names = (*inputs_of(node), *outputs_of(node))
+    moved = sum(_nbytes_of(graph.buffers[name]) for name in names)
     work = sum(body_cost(body) for body in bodies_of(node)) + isinstance(node, Contraction)
     points = max(1, product(node.extents).constant)
     return cost.node_nbytes(moved, work * points, target)
