@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ def available_host_memory() -> int:
 
 def _available_by_psutil() -> int:
     try:
-        import psutil  # which nothing here depends on
+        psutil: Any = import_module("psutil")  # which nothing here depends on
     except ImportError:
         return 0
     return int(psutil.virtual_memory().available)
