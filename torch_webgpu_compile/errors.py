@@ -201,7 +201,9 @@ def too_large(op: str, nbytes: int, largest_nbytes: int, source: str = "") -> Ou
         source: the user's line of code, if known.
     """
     return OutOfMemoryError(
-        f"{op}{': ' if op else ''}a result of {nbytes:,} bytes is larger than this GPU allows "
+        # " out of memory." is what tools that try a smaller batch next look for.
+        f"{op}{': ' if op else ''}the GPU is out of memory. "
+        f"A result of {nbytes:,} bytes is larger than this GPU allows "
         f"({largest_nbytes:,} bytes in a buffer); split the tensor"
         + (f"\n  at {source}" if source else "")
     )

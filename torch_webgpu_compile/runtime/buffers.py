@@ -330,8 +330,8 @@ class BufferPool:
             capacity = round_up(max(nbytes, MIN_NBYTES), MIN_NBYTES)  # without the bucket's slack
         if capacity > self._max_nbytes:
             raise OutOfMemoryError(
-                f"a buffer of {nbytes:,} bytes is larger than this GPU allows "
-                f"({self._max_nbytes:,} bytes); split the tensor"
+                f"the GPU is out of memory. A buffer of {nbytes:,} bytes is larger than this GPU "
+                f"allows ({self._max_nbytes:,} bytes); split the tensor"
             )
         buffer = GpuBuffer(self, nbytes)
         loan = weakref.ref(buffer, self._on_drop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import threading
 from typing import Any
@@ -74,7 +75,7 @@ def test_properties() -> None:
     assert properties.name == webgpu.get_device_name() == info.name
     assert properties.backend == info.backend
     assert properties.total_memory > 0
-    assert properties.total_memory_is_known == (info.type == "cpu")
+    assert properties.total_memory_is_known == (info.type in ("cpu", "integrated"))
     assert properties.limits["max-buffer-size"] > 0
     assert properties.features == info.features
     assert torch.float32 in webgpu.get_device_capability()["native_dtypes"]
@@ -101,9 +102,18 @@ def test_memory() -> None:
     assert "allocated" in webgpu.memory_summary()
 
 
-def test_free_memory_is_unknown() -> None:
-    with pytest.raises(NotImplementedError, match="does not tell how much GPU memory is free"):
-        webgpu.mem_get_info()
+@pytest.mark.parametrize("kind", ["cpu", "integrated", "discrete"])
+def test_free_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = dataclasses.replace(devices.adapter_of(0), type=kind)
+    monkeypatch.setattr(devices, "adapter_of", lambda index: info)
+    if kind == "discrete":
+        with pytest.raises(NotImplementedError, match="does not tell how much"):
+            webgpu.mem_get_info()
+        return
+    free, total = webgpu.mem_get_info(1)
+    assert 0 < free < total == webgpu.get_device_properties().total_memory
+    if hasattr(torch.accelerator, "get_memory_info"):
+        assert torch.accelerator.get_memory_info("webgpu")[1] == total
 
 
 def test_events_time_what_lies_between_them() -> None:

@@ -188,3 +188,31 @@ def test_the_device_of_a_pipeline():
     assert [each.device for each in made[2:4]] == [here, torch.device("webgpu", 1)]
     assert [each.device.type for each in made] == ["webgpu"] * 4 + ["cpu"] * 2
     assert made[0]("a b", max_new_tokens=2, do_sample=False)[0]["generated_text"].startswith("a b")
+
+
+def test_device_maps_of_accelerate(tmp_path):
+    import accelerate
+    from accelerate.utils import get_max_memory
+
+    def made():
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+
+    assert {0, 1} <= set(get_max_memory())
+    divided = accelerate.infer_auto_device_map(made(), {0: "0.6KB", "cpu": "1GiB"})
+    assert list(divided.values()) == [0, "cpu", "cpu"]
+    with pytest.raises(RuntimeError, match="webgpu:7 does not exist"):
+        get_max_memory({7: "1GiB"})
+    x = torch.randn(2, 8)
+    expected = made()(x)
+    torch.save(made().state_dict(), tmp_path / "model.bin")
+    for device_map in ("sequential", divided, {"": 0}):
+        with accelerate.init_empty_weights():
+            model = made()
+        file = str(tmp_path / "model.bin")
+        model = accelerate.load_checkpoint_and_dispatch(model, file, device_map)
+        result = model(x.to("webgpu"))
+        assert result.device.type == "webgpu"
+        torch.testing.assert_close(result.cpu(), expected)
+    offloaded = accelerate.cpu_offload(made(), execution_device=0)
+    torch.testing.assert_close(offloaded(x), expected)

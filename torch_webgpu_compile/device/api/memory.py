@@ -11,7 +11,7 @@ from ...errors import human_bytes
 from .. import devices
 from ..tensors.deferred import settle
 from . import refused
-from .properties import get_device_properties
+from .properties import available_host_memory, get_device_properties
 from .snapshots import _dump_snapshot, _record_memory_history, _snapshot, memory_snapshot
 
 if TYPE_CHECKING:
@@ -242,12 +242,18 @@ def empty_cache() -> None:
 
 
 def mem_get_info(device: _Device = None) -> tuple[int, int]:
-    """Not possible: WebGPU does not tell how much memory of a GPU is free.
+    """Bytes of memory that are free, and that there are: the host's, for what shares it.
 
     Raises:
-        NotImplementedError: always.
+        AdapterError: there is no such device.
+        NotImplementedError: the GPU has memory of its own, of which WebGPU does not tell, or the
+            system does not tell of the host's.
     """
+    properties = get_device_properties(device)
+    free = available_host_memory() if properties.total_memory_is_known else 0
+    if free:
+        return free, properties.total_memory
     raise NotImplementedError(
-        "WebGPU does not tell how much GPU memory is free; torch.webgpu.memory_reserved() is what "
-        "this process has taken"
+        f"WebGPU does not tell how much memory of {properties.name} is free; "
+        "torch.webgpu.memory_reserved() is what this process has taken"
     )

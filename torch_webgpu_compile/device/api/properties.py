@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ class DeviceProperties:
     Attributes:
         name: the GPU's name.
         total_memory: bytes. WebGPU does not tell how much memory a GPU has: for software adapters
-            this is the host's memory, for others the largest buffer, which is a lower bound
+            and GPUs without memory of their own this is the host's, for others the largest buffer,
+            which is a lower bound
             (``total_memory_is_known`` is False).
         total_memory_is_known: whether ``total_memory`` is the memory of the device.
         vendor: lower-case vendor name, "" when unknown.
@@ -66,7 +68,7 @@ def get_device_properties(device: torch.device | str | int | None = None) -> Dev
         AdapterError: there is no such device.
     """
     info = devices.adapter_of(devices.resolve_index(device))
-    host = _host_memory() if info.type == "cpu" else 0
+    host = _host_memory() if info.type in ("cpu", "integrated") else 0
     return DeviceProperties(
         name=info.name,
         total_memory=host or info.limits["max-buffer-size"],
@@ -87,6 +89,24 @@ def _host_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 0
+
+
+def available_host_memory() -> int:
+    """Bytes of the host's memory that can be had without swapping; 0 when nothing tells."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(found.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return _available_by_psutil()
+
+
+def _available_by_psutil() -> int:
+    try:
+        psutil: Any = import_module("psutil")  # which nothing here depends on
+    except ImportError:
+        return 0
+    return int(psutil.virtual_memory().available)
 
 
 def get_device_name(device: torch.device | str | int | None = None) -> str:

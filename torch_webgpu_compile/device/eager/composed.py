@@ -17,7 +17,7 @@ from .dispatch import run
 
 aten = torch.ops.aten
 
-_MATH = int(torch._C._SDPBackend.MATH)
+_MATH = torch._C._SDPBackend.MATH.value
 
 
 def scaled_dot_product_attention(

@@ -2,11 +2,11 @@
 
 Patched: when they are imported, ``default_device``, ``_prepare_backend`` and ``set_device`` of
 ``accelerate.state.PartialState``, the list of devices with float16 and ``get_grad_scaler`` in
-``accelerate.accelerator``, ``clear_device_cache`` in ``accelerate.utils.memory``, the enumeration
-``DynamoBackend`` and the list of its names, and ``_validate_launch_command`` in
-``accelerate.commands.launch``. Tried with accelerate 1.15; where a version has no such thing,
-nothing is changed. ``TORCH_WEBGPU_TRAINERS=0`` leaves all as it is, which `is_wanted` asks at each
-choice.
+``accelerate.accelerator``, ``clear_device_cache`` in ``accelerate.utils.memory``,
+``get_max_memory`` in ``accelerate.utils.modeling``, the enumeration ``DynamoBackend`` and the list
+of its names, and ``_validate_launch_command`` in ``accelerate.commands.launch``. Tried with
+accelerate 1.15; where a version has no such thing, nothing is changed. ``TORCH_WEBGPU_TRAINERS=0``
+leaves all as it is, which `is_wanted` asks at each choice.
 
 Why: it has a fixed list of device types and ends it with the CPU. (Its variable
 ``ACCELERATE_TORCH_DEVICE`` is no way to say it for everybody: it also wins over ``cpu=True``.)
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ def install() -> None:
     after_import("accelerate.state", _join_processes)
     after_import("accelerate.accelerator", _allow_float16)
     after_import("accelerate.utils.memory", _empty_cache)
+    after_import("accelerate.utils.modeling", _count_memory)
     after_import("accelerate.utils.dataclasses", _add_backend)
     after_import("accelerate.commands.config.config_utils", _name_backend)
     after_import("accelerate.commands.launch", _launch_processes)
@@ -122,6 +124,46 @@ def _empty_cache(module: Any) -> None:
             torch.get_device_module(devices.NAME).empty_cache()
 
     module.clear_device_cache = clear_device_cache
+
+
+def _count_memory(module: Any) -> None:
+    """Device maps are made for the devices that there are, by what memory is known to be free.
+
+    Of a GPU with memory of its own, WebGPU tells nothing: everything is placed there. What does not
+    fit ends in an `OutOfMemoryError`, and ``max_memory={0: "8GiB", "cpu": "30GiB"}`` divides it.
+    One that shares the host's memory is not to have it twice, as `accelerate` says of others.
+    """
+    count = getattr(module, "get_max_memory", None)
+    convert = getattr(module, "convert_file_size_to_int", None)
+    if count is None or convert is None:
+        return
+
+    @functools.wraps(count)
+    def get_max_memory(max_memory: Any = None) -> Any:
+        if not is_wanted():
+            return count(max_memory)
+        if max_memory is None:
+            free = {index: _free_memory(index) for index in range(devices.device_count())}
+            unknown = all(nbytes == sys.maxsize for nbytes in free.values())
+            return {**free, **count()} if unknown else free
+        mine: dict[int, float] = {}
+        for index in sorted(place for place in max_memory if isinstance(place, int)):
+            given = max_memory[index]
+            mine[devices.check_index(index)] = convert(given) if isinstance(given, str) else given
+        max_memory.update(mine)  # as `accelerate` does
+        others = {place: max_memory[place] for place in max_memory if place not in mine}
+        return {**mine, **count(others)}
+
+    module.get_max_memory = get_max_memory
+
+
+def _free_memory(index: int) -> int:
+    """Bytes; `sys.maxsize` where nothing tells."""
+    try:
+        free: int = torch.get_device_module(devices.NAME).mem_get_info(index)[0]
+    except NotImplementedError:
+        return sys.maxsize
+    return free
 
 
 def _allow_float16(module: Any) -> None:

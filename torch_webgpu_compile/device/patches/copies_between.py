@@ -24,12 +24,14 @@ def _scatter(
     tensor: Tensor, indices: Sequence[int], sizes: Sequence[int] | None, dim: int, _: Any = None
 ) -> list[Tensor]:
     """Chunks of a tensor of the host or of a device, each on its device."""
-    chunks = tensor.chunk(len(indices), dim) if sizes is None else tensor.split(list(sizes), dim)
+    chunks = (
+        tensor.chunk(len(indices), dim) if sizes is None else torch.split(tensor, list(sizes), dim)
+    )
     return [chunk.to(_place(index)) for index, chunk in zip(indices, chunks, strict=False)]
 
 
 def _scatter_out(tensor: Tensor, out: Sequence[Tensor], dim: int, _: Any = None) -> list[Tensor]:
-    chunks = tensor.split([result.shape[dim] for result in out], dim)
+    chunks = torch.split(tensor, [result.shape[dim] for result in out], dim)
     return [result.copy_(chunk) for result, chunk in zip(out, chunks, strict=True)]
 
 

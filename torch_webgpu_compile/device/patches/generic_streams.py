@@ -29,12 +29,12 @@ class _Generic(type):
 
     def __instancecheck__(cls, instance: object) -> bool:
         if _stands_for_base(cls):
-            return isinstance(instance, cls.__base__)
+            return isinstance(instance, cls.__bases__)
         return super().__instancecheck__(instance)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         if _stands_for_base(cls):
-            return issubclass(subclass, cls.__base__)
+            return issubclass(subclass, cls.__bases__)
         return super().__subclasscheck__(subclass)
 
 

@@ -23,11 +23,12 @@ from .. import devices
 def install() -> None:
     """Has PyTorch's profiler time the host alone, where it would ask the device for events."""
     profile: Any = torch.autograd.profiler.profile
+    autograd: Any = torch.autograd
     prepare = profile._prepare_trace
 
     @functools.wraps(prepare)
     def _prepare_trace(self: Any) -> None:
-        is_legacy = self.profiler_kind == torch.autograd.ProfilerState.KINETO_PRIVATEUSE1_FALLBACK
+        is_legacy = self.profiler_kind == autograd.ProfilerState.KINETO_PRIVATEUSE1_FALLBACK
         if self.use_device == devices.NAME and (is_legacy or not self.use_cpu):
             warnings.warn(
                 "PyTorch's profiler cannot time webgpu kernels, but only what the host does: "
@@ -35,7 +36,7 @@ def install() -> None:
                 stacklevel=3,
             )
         if self.use_device == devices.NAME and is_legacy:
-            self.profiler_kind, self.use_device = torch.autograd.ProfilerState.KINETO, None
+            self.profiler_kind, self.use_device = autograd.ProfilerState.KINETO, None
         prepare(self)
 
     profile._prepare_trace = _prepare_trace

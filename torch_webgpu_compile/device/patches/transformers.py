@@ -1,12 +1,11 @@
-"""`transformers`: its ``Trainer``, ``device_map="auto"`` and pipelines take the device, and
-``generate`` compiles on it.
+"""`transformers`: its ``Trainer`` and pipelines take the device, and ``generate`` compiles on it.
 
 Patched: when they are imported, ``TrainingArguments._setup_devices`` and
-``is_torch_bf16_gpu_available`` in ``transformers.training_args``, ``_get_device_map`` in
-``transformers.integrations.accelerate``, ``Pipeline.__init__``, and
+``is_torch_bf16_gpu_available`` in ``transformers.training_args``, ``Pipeline.__init__``, and
 ``GenerationMixin._valid_auto_compile_criteria``. Tried with transformers 5.24, and ``generate``
 with 5.17; where a version has no such function, nothing is changed. ``TORCH_WEBGPU_TRAINERS=0``
-leaves all but ``generate`` as it is, which `is_wanted` asks at each choice.
+leaves all but ``generate`` as it is, which `is_wanted` asks at each choice. (Device maps are
+`accelerate`'s.)
 
 Why: each has a list of device types; those that choose a device end it with the CPU, also where
 `accelerate` has chosen the device, and ``generate`` with a static cache runs eagerly on all others.
@@ -30,7 +29,6 @@ from .accelerator import is_wanted
 def install() -> None:
     """Has ``transformers`` choose the device, once it is imported."""
     after_import("transformers.training_args", _choose_in_training)
-    after_import("transformers.integrations.accelerate", _place_models)
     after_import("transformers.pipelines.base", _choose_in_pipelines)
     after_import("transformers.generation.utils", _compile_in_generate)
 
@@ -56,29 +54,6 @@ def _choose_in_training(module: Any) -> None:
     replacement = functools.cached_property(_setup_devices)
     replacement.__set_name__(arguments, "_setup_devices")
     arguments._setup_devices = replacement
-
-
-def _place_models(module: Any) -> None:
-    """``from_pretrained(device_map="auto")``: what would be on the CPU as a whole is here.
-
-    WebGPU does not tell how much memory there is to divide a model by. One that does not fit ends
-    in an `OutOfMemoryError`; ``max_memory`` asks for another division, and gets PyTorch's.
-    """
-    choose = getattr(module, "_get_device_map", None)
-    if choose is None:
-        return
-
-    @functools.wraps(choose)
-    def _get_device_map(
-        model: Any, device_map: Any, max_memory: Any = None, *rest: Any, **keywords: Any
-    ) -> Any:
-        chosen = choose(model, device_map, max_memory, *rest, **keywords)
-        is_free = isinstance(device_map, str) and max_memory is None
-        if is_free and set(map(str, chosen.values())) == {"cpu"} and is_wanted():
-            return {"": devices.NAME}
-        return chosen
-
-    module._get_device_map = _get_device_map
 
 
 def _choose_in_pipelines(module: Any) -> None:
