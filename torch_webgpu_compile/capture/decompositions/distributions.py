@@ -237,16 +237,18 @@ def dirichlet_grad(x: Tensor, alpha: Tensor, total: Tensor) -> Any:
         _polynomial([_polynomial([_polynomial(f, b) for f in row], a) for row in table], u)
         for table in _BETA_TABLE
     )
-    rational = above / below * x * (torch.digamma(total) - torch.digamma(alpha)) / beta
+    psi_next, psi_total = torch.digamma(alpha + 1), torch.digamma(total)
+    factor = psi_total - psi_next + 1 / alpha  # ψ(total) - ψ(alpha)
+    rational = above / below * x * factor / beta
     found = torch.where((alpha > 6) & (beta > 6), _middle_beta(x, alpha, beta), rational)
     near_one = (x >= 0.5) & (boundary < 0.75)
-    found = torch.where(near_one, -_small_beta_by_beta(1 - x, beta, alpha), found)
-    return torch.where((x <= 0.5) & (boundary < 2.5), _small_beta(x, alpha, beta), found)
+    found = torch.where(near_one, -_small_beta_by_beta(1 - x, beta, alpha, factor), found)
+    near_zero = _small_beta(x, alpha, beta, psi_next - psi_total - u)
+    return torch.where((x <= 0.5) & (boundary < 2.5), near_zero, found)
 
 
-def _small_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """For x near 0; see `_small_gamma`."""
-    factor = torch.digamma(alpha + 1) - torch.digamma(alpha + beta) - x.log()
+def _small_beta(x: Tensor, alpha: Tensor, beta: Tensor, factor: Tensor) -> Tensor:
+    """For x near 0, with ψ(alpha + 1) - ψ(alpha + beta) - log(x); see `_small_gamma`."""
     numerator = torch.ones_like(x)
     series = factor / alpha
     for k in range(1, 11):
@@ -255,9 +257,8 @@ def _small_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     return _number(x * (1 - x) ** -beta * series)
 
 
-def _small_beta_by_beta(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """The derivative by beta for x near 0."""
-    factor = torch.digamma(alpha + beta) - torch.digamma(beta)
+def _small_beta_by_beta(x: Tensor, alpha: Tensor, beta: Tensor, factor: Tensor) -> Tensor:
+    """The derivative by beta for x near 0, with ψ(alpha + beta) - ψ(beta)."""
     numerator, betas, slope = torch.ones_like(x), torch.ones_like(x), torch.zeros_like(x)
     series = factor / alpha
     for k in range(1, 9):
