@@ -7,13 +7,23 @@ from ...ir.nodes import TriangularSolve
 from ...ir.scalar import Scalar
 from ...ir.spaces import numbered
 from ...plan.model import KernelCall
-from ...symbolic.sizes import Expr, Symbol, ceildiv, delinearize, iteration, linearize, product
+from ...symbolic.sizes import (
+    Expr,
+    Symbol,
+    ceildiv,
+    delinearize,
+    iteration,
+    linearize,
+    power_of_two_at_least,
+    product,
+)
 from ...target import Target
 from ..values import Scope
 from ..wgsl.storage import check_index_range
 from .builder import KernelBuilder, fold_grid
 
 _WIDEST = 16  # right-hand sides of a workgroup: invocations of a row that read 64 bytes together
+_FEWEST = 32  # invocations of a workgroup: GPUs run so many at a time, whatever they are for
 
 
 def generate_triangular_solve(
@@ -28,6 +38,9 @@ def generate_triangular_solve(
         while width >= 2 * columns.constant:
             width //= 2
     workgroup = target.workgroup_invocations
+    if rows.is_constant:  # of more, some would only wait
+        share = power_of_two_at_least(rows.constant) * width
+        workgroup = min(workgroup, max(share, _FEWEST))
     builder = KernelBuilder(target, buffers)
     tiles = ceildiv(columns, width)
     total = product(node.batch) * tiles
