@@ -28,10 +28,14 @@ def _group() -> Iterator[None]:
 def test_collectives_keep_their_order_whatever_is_fused():
     """``x + 1`` and ``y + b`` would share a kernel, which would make the second come first."""
 
+    # The first name is PyTorch 2.11's, and deprecated since.
+    old, new = "all_gather_tensor", "all_gather_single"
+    gather = getattr(functional, new if hasattr(functional, new) else old)
+
     def function(x, y):
         group = dist.group.WORLD
         a = functional.all_reduce(x + 1, "sum", group)
-        b = functional.all_gather_single(y, 0, group)
+        b = gather(y, 0, group)
         return a, x + 1 + b
 
     compilation = compile_function(function, torch.ones(16), torch.ones(16))
