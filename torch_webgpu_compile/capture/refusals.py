@@ -222,7 +222,7 @@ class _Call:
                 return None
             try:
                 self._run(made, "cpu")
-            except torch.linalg.LinAlgError:
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 return None
             except Exception as error:
                 if not _counts(error):

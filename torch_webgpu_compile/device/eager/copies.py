@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from ..tensors.aliasing import check_copy
 from ..tensors.copying import copy_between_devices, copy_bytes, is_here, to_host
