@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -39,9 +38,9 @@ def untraced(function: F) -> F:
     return function
 
 
-def skip_frame(code: CodeType) -> None:
-    """Has Dynamo leave frames of ``code`` alone, but not what they call."""
-    _frames.set_code_exec_strategy(code, _SKIP_ALONE)
+def skip_frame(function: Any) -> None:
+    """Has Dynamo leave a function's own frames alone, but not what it calls."""
+    _frames.set_code_exec_strategy(function.__code__, _SKIP_ALONE)
 
 
 _libraries: list[Any] = []

@@ -133,9 +133,10 @@ def register() -> Callable[..., Any]:
             for name in ("scaled_dot_product_attention", "batch_norm_gather_stats_with_counts"):
                 library.impl(name, untraced(getattr(composed, name)), key)
         for op, rule in {**OWN, **distributions.META}.items():
+            name = op.name()
             # Nothing else tells what the results are like, when Dynamo traces a module.
-            if not any(_has_kernel(op.name(), key) for key in ("Meta", *_COMPOSITES)):
-                library.impl(op.name(), untraced(rule), "Meta")
+            if not any(_has_kernel(name, key) for key in ("Meta", *_COMPOSITES)):
+                library.impl(name, untraced(rule), "Meta")
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         transformer_encoder.register_nested(library)

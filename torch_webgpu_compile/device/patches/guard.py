@@ -64,6 +64,6 @@ def install() -> None:
         raise cause
 
     # Dynamo looks at it where compiled functions ask for gradients; hooks are traced as ever.
-    skip_frame(run_backward.__code__)  # type: ignore[attr-defined]
+    skip_frame(run_backward)
     torch.autograd.graph._engine_run_backward = run_backward
     torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
