@@ -71,7 +71,7 @@ def load(path: Path) -> Results:
     total = 0
     for line in path.read_text().splitlines() if path.exists() else ():
         row = json.loads(line)
-        total = row.get("total", total)
+        total = max(total, row.get("total", 0))  # a match leaves fewer
         if "name" in row:
             last[row["name"]] = row
         elif "ended" in row:

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from ..tensors.aliasing import check_copy
 from ..tensors.copying import copy_between_devices, copy_bytes, is_here, to_host
 from ..tensors.storages import CPU_KEYS, new_tensor
 from .dispatch import run
 
+_parameters: Any = torch.nn.parameter
+_WITHOUT_SIZES: type = _parameters.UninitializedTensorMixin
 _copy = torch.ops.aten.copy_.default
 _to_copy = torch.ops.aten._to_copy.default
 
@@ -33,7 +34,7 @@ _MOVED_AS = {
 
 def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """``aten::copy_``: converts and broadcasts; within a device without passing the host."""
-    if not source.numel() and isinstance(source, UninitializedTensorMixin):
+    if not source.numel() and isinstance(source, _WITHOUT_SIZES):
         return target  # of a lazy module: nothing is in it, and asking for its shape raises
     if is_here(target) and target.is_conj():
         copy_(target.conj(), source.conj())
