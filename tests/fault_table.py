@@ -168,8 +168,8 @@ FAULTS = (
     Fault(
         "memory_of_a_returned_value_shared",
         "scheduler/grouping/in_place.py",
-        "        if node.initial in self.graph.returned:\n            return False\n",
-        "",
+        "if not node.reads_own_elements or node.initial in self.graph.returned:",
+        "if not node.reads_own_elements:",
         _tests("unit/test_in_place.py gpu/test_compiled_in_place.py"),
     ),
     Fault(
@@ -422,8 +422,8 @@ FAULTS = (
     Fault(
         "counter_of_seeds_advances_by_one",
         "device/generators.py",
-        "_states[index] = seed, offset + count",
-        "_states[index] = seed, offset + 1",
+        "_states[default] = seed, offset + count",
+        "_states[default] = seed, offset + 1",
         _tests("unit/test_random.py"),
     ),
     Fault(
